@@ -23,13 +23,13 @@ from benchmarks.measured import keep
 from fedcli.data.store.opening import open_data
 from fedcli.data.store.stream import TaskStream
 from fedmodels.methods import make
-from fedmodels.methods.bases.replay import GenerativeReplay
 from fedmodels.nets import SplitNet, make_net
 from fedmodels.nets.embedding import embeddings
 from fedmodels.numerics.frechet import fid
 from fedmodels.numerics.randomness import seeded
 from fedmodels.resolution import experiment_of
 from fedmodels.techniques.generators import Painter
+from fedmodels.techniques.replay_settings import Replay
 from fedmodels.tensors.archive import load
 from fedmodels.training.run import RunFacts
 
@@ -65,8 +65,9 @@ def _row(path: Path, count: int) -> dict[str, Any]:
         state = load(newest)[0]
         problem = open_data(path / "data", client).problem
         method = make(experiment.method.name, **experiment.method.hyper_parameters())
-        assert isinstance(method, GenerativeReplay), f"{path}: its clients replay nothing"
-        family = method.class_replay(RunFacts(experiment, problem)).family
+        replay = getattr(method, "replay", None)
+        assert isinstance(replay, Replay), f"{path}: its clients replay nothing"
+        family = replay.of(RunFacts(experiment, problem)).family
         for key, generator in state.generators.items():
             images = Painter(family, generator.tensors).inputs(count, seed=client)
             shown = x if key == "all" else x[y == int(key)]

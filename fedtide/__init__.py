@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from fedmodels.tensors.bundle_spec import BundleSpec, prototype_spec, scalar_spec
     from fedmodels.tensors.uploads import Reduction, Uploads
     from fedmodels.training.contexts import ClientContext, ServerContext, ServerState
-    from fedmodels.training.method import Batch, Method, Output, Phase
+    from fedmodels.training.method import Batch, Method, Output, Payload, Phase, Reduced, Scores
     from fedmodels.training.run import RunFacts
     from fedtide.models import TrainedModel
     from fedtide.runs import Run, open, run
@@ -52,7 +52,10 @@ _HOMES = {
     "FedAvg": "fedmodels.methods.fedavg",
     "FedtideError": "fedmodels.errors",
     "RunFacts": "fedmodels.training.run",
-    **dict.fromkeys(("Batch", "Method", "Output", "Phase"), "fedmodels.training.method"),
+    **dict.fromkeys(
+        ("Batch", "Method", "Output", "Payload", "Phase", "Reduced", "Scores"),
+        "fedmodels.training.method",
+    ),
     **dict.fromkeys(
         ("ClientContext", "ServerContext", "ServerState"), "fedmodels.training.contexts"
     ),
@@ -73,12 +76,15 @@ __all__ = [
     "Histogram",
     "Method",
     "Output",
+    "Payload",
     "Phase",
     "Problem",
     "Prototypes",
+    "Reduced",
     "Reduction",
     "Run",
     "RunFacts",
+    "Scores",
     "ServerContext",
     "ServerState",
     "TrainedModel",

@@ -97,7 +97,7 @@ class Worker:
         self.stream = TaskStream(
             self.data,
             self.device,
-            keep_history=self.method.keeps_history,
+            keep_history=self.method.trains_on == "history",
             accumulates=self.experiment.accumulates,
         )
         how = sibling.compression if sibling else Compression.of(self.method, self.run)
@@ -284,7 +284,7 @@ class Worker:
             ctx.view = view
             after = state
             if view == "global":
-                self.method.load_global(ctx, payload)
+                self.method.load(ctx, payload, Bundle())
             elif self.client == EVALUATOR:
                 continue
             elif view == "after_local":  # outside of the cohort: nothing of it is kept or sent
@@ -306,7 +306,7 @@ class Worker:
         state = self._state(order)
         if self.method.local_view == "global":
             ctx.view = "global"
-            self.method.load_global(ctx, payload)
+            self.method.load(ctx, payload, Bundle())
         else:
             ctx.view = "after_downlink"
             self.method.load(ctx, payload, state)

@@ -25,9 +25,9 @@ from fedmodels.tensors.heap import give_back_free_pages
 from fedmodels.training.compression import Compression
 from fedmodels.training.contexts import Metrics, ServerContext, ServerData, ServerState
 from fedmodels.training.fault import faults_told
-from fedmodels.training.hooks import broadcast, evaluation, init_server
+from fedmodels.training.hooks import broadcast, evaluation, init_server, received
 from fedmodels.training.run import RunFacts
-from fedmodels.training.stack import check_stacks
+from fedmodels.training.stack_trial import check_together
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.client_profile import untrained
 from fedsrv.engine.cohort import Answers, Cohort, StateLost, Trip, fewest, fewest_alive
@@ -121,10 +121,11 @@ class Engine:
             self.events.tell("note", line=line)
         self.run_facts = RunFacts(self.experiment, next(iter(self.profiles.values())).problem)
         if self.experiment.training.together > 1:
-            check_stacks(self.run_facts)
+            check_together(self.method, self.run_facts)
         self.tasks = self.roster.tasks(self.experiment.schedule.clients)
-        trainers, self.aside = self.method.trainers(self.run_facts), self.store.aside()
-        weights = self.roster.weights()
+        pooled = self.experiment.method.pools_data
+        trainers = [0] if pooled else range(self.experiment.schedule.clients)
+        weights, self.aside = self.roster.weights(), self.store.aside()
         self.steps = steps(self.experiment, trainers, self.tasks, weights, self.aside)
         check_reference(self.experiment, self.steps)
         how = Compression.of(self.method, self.run_facts)
@@ -269,7 +270,7 @@ class Engine:
     ) -> tuple[ServerState, Metrics, Mapping[str, Any]]:
         """Reduce the uploads to the next state; mark clients that spoil it as failed."""
         sent = {c: r.upload for c, r in results.by_client.items() if isinstance(c, int)}
-        uploads = self.method.received(sent, results.mean)
+        uploads = received(self.method, sent, results.mean)
         needed = self._needed(ctx.cohort, self.experiment.cohort_size)
         found = reduced(self.method, ctx, self.state, uploads, needed)
         self._set_aside(ctx, results, found.left_out)
@@ -373,8 +374,7 @@ class Engine:
 
     def _try_training(self, step: Step, ctx: ServerContext) -> Answers:
         """Let clients beside the cohort train for the score, before it: a commit has all scores."""
-        known = self.profiles.keys() & {*self.method.trainers(self.run_facts)}
-        others = tryers(self.experiment, known, self.tasks, step, ctx.cohort)
+        others = tryers(self.experiment, self.profiles, self.tasks, step, ctx.cohort)
         others = tuple(c for c in others if takes_part(c, step.interaction, self.aside))
         if not others or not self._scores_trained:
             return Answers({}, {})

@@ -104,8 +104,7 @@ class Terms:
         most = 0
         if order.kind == rpc.ORDER_KIND_TRAIN and isinstance(client, int):
             announced = self.announced(client, self.steps[order.interaction])
-            history, replay = self.method.keeps_history, self.method.replays
-            most = announced.most_examples(history=history, replay=replay)
+            most = announced.most_examples(self.method.trains_on)
         check_examples(report.num_examples, most, "the report's number of examples")
         if not 0 <= report.skipped_examples <= report.num_examples:
             raise PayloadError("the report leaves out more examples than it has")

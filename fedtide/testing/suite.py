@@ -12,16 +12,14 @@ import tomli_w
 import torch
 from torch import Tensor
 
-from fedmodels.methods import make, method_class, settings_of
-from fedmodels.methods.fedavg import FedAvg
+from fedmodels.methods import make, settings_of
 from fedmodels.nets.split import weights_of
 from fedmodels.tensors.archive import load, load_named, save, save_named
-from fedmodels.tensors.bundle import EVALUATOR, Bundle, Problem, Weights, check_finite, state_digest
+from fedmodels.tensors.bundle import Bundle, Problem, Weights, check_finite, state_digest
 from fedmodels.training.contexts import ClientContext
 from fedmodels.training.loop import train_locally
 from fedmodels.training.method import Batch, Method, Output
 from fedmodels.training.run import RunFacts
-from fedpb.codec import merged
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedtide.inprocess import run_in_process, transported
 from fedtide.testing.case import Case, bytes_of, newest_states, states_of
@@ -35,12 +33,12 @@ from fedtide.testing.mistakes import (
     the_classifier_is_the_net,
 )
 from fedtide.testing.spelling import its_functions_are_spelt_as_known
-from fedtide.testing.stacked import training_together_comes_to_the_same
 from fedtide.testing.trial import (
     TABLES,
     context_of,
     method_of,
     payload_of,
+    scored_by_the_evaluator,
     server_context,
 )
 
@@ -65,14 +63,6 @@ def hyper_parameters_survive_toml(case: Case) -> None:
     given = {k: v for k, v in settings_of(method).items() if v is not None}  # left out there
     text = tomli_w.dumps({"method": given})
     assert make(case.name, **tomllib.loads(text)["method"]) == method
-
-
-@check
-def it_says_where_it_comes_from(case: Case) -> None:
-    """A method inherits from FedAvg, directly or through a base, and cites its source."""
-    cls = method_class(case.name)
-    assert issubclass(cls, FedAvg) or cls.__bases__ == (Method,), "inherit from FedAvg"
-    assert getattr(cls, "citation", ""), "set citation: ClassVar[str]"
 
 
 @check
@@ -222,14 +212,14 @@ def _parameters(ctx: ClientContext) -> Weights:
 
 @check
 def the_exported_global_model_is_the_scored_one(case: Case) -> None:
-    """``global_weights`` names what ``load_global`` loads."""
+    """``global_weights`` names what ``load`` loads as everyone's model."""
     made, ctx = case.trained(), context_of(case.experiment(), case.data)
     if "global" not in made.method.views:
         return
     server = server_context(made.run, 0, (0, 1))
     state = made.after(server)
-    common, own = made.method.evaluation(server, state)
-    made.method.load_global(ctx, merged({"common": common, "personal": own.get(0, Bundle())}))
+    ctx, payload = scored_by_the_evaluator(made.method, ctx, server, state)
+    made.method.load(ctx, payload, Bundle())
     exported = made.method.global_weights(state.common)
     loaded = weights_of(ctx.net)
     for name in exported.keys() & loaded.keys():  # a net that lacks some is refused
@@ -292,10 +282,9 @@ def predictions_are_scores_of_classes(case: Case) -> None:
     _check_scores(method, ctx, payload, result.state, x)
     if "global" in method.views:
         server = server_context(ctx.run, 0, (0,))
-        common, own = method.evaluation(server, method.init_server(ctx.run))
-        ctx = replace(ctx, client=EVALUATOR, view="global")
-        payload = merged({"common": common, "personal": own.get(EVALUATOR, Bundle())})
-        method.load_global(ctx, payload)
+        start = method.init_server(ctx.run)
+        ctx, payload = scored_by_the_evaluator(method, ctx, server, start)
+        method.load(ctx, payload, Bundle())
         _check_scores(method, ctx, payload, Bundle(), x)
 
 
@@ -315,6 +304,5 @@ def _check_scores(
 check(its_functions_are_spelt_as_known)
 check(the_classifier_is_the_net)
 check(references_stay_while_the_net_trains)
-check(training_together_comes_to_the_same)
 check(clients_with_little_data_take_part)
 check(one_example_makes_no_batch_statistics)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,9 @@ from fedmodels.config.experiment import Experiment
 from fedmodels.methods import _CLASSES, make
 from fedmodels.own_code import renew
 from fedmodels.resolution import experiment_of
-from fedmodels.tensors.bundle import Bundle
-from fedmodels.training.contexts import ClientContext, ServerContext, ServerData
-from fedmodels.training.hooks import broadcast, init_client, init_server
+from fedmodels.tensors.bundle import EVALUATOR, Bundle
+from fedmodels.training.contexts import ClientContext, ServerContext, ServerData, ServerState
+from fedmodels.training.hooks import broadcast, evaluation, init_client, init_server
 from fedmodels.training.method import Method
 from fedmodels.training.position import START, Position
 from fedmodels.training.run import RunFacts
@@ -99,7 +100,7 @@ def context_of(
     """Return the context in which one client of a partition trains on a task."""
     data = ClientData(root / str(client))
     run = RunFacts(experiment, data.problem)
-    keeps = method_of(experiment).keeps_history
+    keeps = method_of(experiment).trains_on == "history"
     stream = TaskStream(data, keep_history=keeps, accumulates=experiment.accumulates)
     stream.open(task)
     return ClientContext(
@@ -120,6 +121,15 @@ def payload_of(experiment: Experiment, ctx: ClientContext) -> tuple[Bundle, Bund
     common, personal = broadcast(method, server, init_server(method, ctx.run))
     parts = {"common": common, "personal": personal.get(ctx.client, Bundle())}
     return merged(parts), init_client(method, ctx.run, ctx.client)
+
+
+def scored_by_the_evaluator(
+    method: Method, ctx: ClientContext, server: ServerContext, state: ServerState
+) -> tuple[ClientContext, Bundle]:
+    """Return the context in which everyone's model is scored, and its payload."""
+    common, own = evaluation(method, server, state)
+    payload = merged({"common": common, "personal": own.get(EVALUATOR, Bundle())})
+    return replace(ctx, client=EVALUATOR, view="global"), payload
 
 
 def few_in(root: Path, data: Path) -> Path:

@@ -117,15 +117,10 @@ def experiment_of(
                 f"[evaluate] views = {list(views)}: {method.name} has {list(method.views)} alone, "
                 "so no model would be scored"
             )
-        if experiment.accumulates and method.replaces_old_data:
+        if experiment.accumulates and method.trains_on in ("memory", "replay"):
             raise ConfigError(
                 '[scenario] training_data = "accumulated" keeps the data of old tasks, and method '
                 f"{method.name!r} is about their loss: leave it out"
-            )
-        if experiment.training.together > 1 and not method.may_train_together():
-            raise ConfigError(
-                f"[training] together = {experiment.training.together}: clients of method "
-                f"{method.name!r}, or with these switches, train in turn only; leave it out"
             )
     except ConfigError as error:
         raise ConfigError(f"{source}: {error}") from None

@@ -158,14 +158,13 @@ def checked_places(header: pb.BundleHeader, spec: BundleSpec) -> list[Place]:
         facts[key] = (torch.int64, ())
     spec.check(facts)
     for rows in header.prototypes:
-        sizes = [list(t.shape)[:1] for t in (rows.vectors, rows.labels, rows.counts)]
-        label_spec = spec.required.get(f"prototypes/{rows.level}/labels")
-        if label_spec is not None and label_spec.shape == (0,):
-            continue  # rows known by their position alone: the spec has fixed how many there are
-        count_spec = spec.required.get(f"prototypes/{rows.level}/counts")
-        has_counts = count_spec is None or count_spec.shape != (0,)
-        if sizes[0] != sizes[1] or (has_counts and sizes[0] != sizes[2]):
-            raise PayloadError(f"prototypes {rows.level!r} have unequal rows: {sizes}")
+        count, *told = (list(t.shape)[:1] for t in (rows.vectors, rows.labels, rows.counts))
+        for part, size in zip(("labels", "counts"), told, strict=True):
+            key = f"prototypes/{rows.level}/{part}"
+            if key in spec.required and spec.required[key].shape == (0,):
+                continue  # rows known by their position alone, or counts that are not told
+            if size != count and not (size == [0] and key in spec.optional):
+                raise PayloadError(f"prototypes {rows.level!r} have unequal rows: {[count, *told]}")
     return places
 
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import random
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 from rich.console import Console
@@ -19,7 +21,9 @@ from fedmodels.errors import ConfigError
 from fedmodels.methods import make, method_class
 from fedmodels.resolution import experiment_of
 from fedmodels.tensors.bundle import Problem
+from fedmodels.training.method import Method
 from fedmodels.training.run import RunFacts
+from fedmodels.training.stack_trial import check_together
 from fedsrv.engine.buffered_rounds import check_asynchronous
 from tests.faults.plans import Draw, Fault, Plan, Reached
 from tests.faults.playing import PATIENCE_S, Played, Player
@@ -155,10 +159,19 @@ def experiment(setting: Setting, follows: Path | None = None) -> Experiment:
 
 def may_be_asynchronous(name: str) -> bool:
     """Tell whether a method's rounds may be asynchronous."""
+    return _allows(check_asynchronous, name)
+
+
+@cache
+def may_train_together(name: str) -> bool:
+    """Tell whether a method's clients may train together."""
+    return _allows(check_together, name)
+
+
+def _allows(check: Callable[[Method, RunFacts], None], name: str) -> bool:
     made = experiment(Setting(name))
     try:
-        method = make(made.method.name, **made.method.hyper_parameters())
-        check_asynchronous(method, RunFacts(made, PROBLEM))
+        check(make(made.method.name, **made.method.hyper_parameters()), RunFacts(made, PROBLEM))
     except ConfigError:
         return False
     return True

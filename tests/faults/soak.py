@@ -21,9 +21,9 @@ from statistics import median
 from rich.console import Console
 
 from fedcli.data.store.commands import run_partition
-from fedmodels.methods import make, names
+from fedmodels.methods import names
 from tests.conftest import tiny_experiment, write_server_data
-from tests.faults.ground import Ground, Setting, may_be_asynchronous
+from tests.faults.ground import Ground, Setting, may_be_asynchronous, may_train_together
 from tests.faults.playing import Played
 from tests.faults.processes import Nursery
 from tests.faults.verdict import outcome, troubles, troubles_of_the_living
@@ -104,7 +104,7 @@ def settings(
             turn // len(orders) % 2 == 1
             and not asynchronous
             and not lenient
-            and make(methods[place]).trains_together
+            and may_train_together(methods[place])
         )
         yield number, Setting(methods[place], launched, asynchronous, relayed, together, lenient)
 

@@ -48,7 +48,7 @@ class Mine(FedAvg):
     def keeps_state(self, run):
         return self.where == "init_client"
 
-    def after_local(self, ctx, payload, state, refs):
+    def after_local(self, ctx, state, refs):
         return state
 
     def init_client(self, run, client):

@@ -276,7 +276,10 @@ def test_a_file_that_was_edited_runs_as_it_is_now(tmp_path: Path) -> None:
         ("import sys\nsys.exit(0)", r"\(line 2\): SystemExit: 0; what a script does goes unde"),
         ("import beside", "No module named 'beside'; a file is run by itself, without those besi"),
         ("raise ValueError('a\\nb')", r"\(line 1\): ValueError: a$"),
-        ("import fedtide\nclass Mine(fedtide.FedAvg): ...", "must be a frozen dataclass"),
+        (
+            "import fedtide\nclass Mine(fedtide.FedAvg):\n    held: list = []",
+            "makes no dataclass: mut",
+        ),
     ],
 )
 def test_a_file_that_holds_no_method(text: str, line: str, tmp_path: Path) -> None:
@@ -327,7 +330,8 @@ def test_the_example_of_a_private_head_begins_as_fedper(done: fedtide.Run, tmp_p
 
 def test_a_method_that_shares_a_part_is_told_of_its_views(tmp_path: Path) -> None:
     text = (EXTEND / "own_head.py").read_text()
-    (tmp_path / "mine.py").write_text(text.replace('return ("after_local"', 'return ("global"'))
+    shares = '    private = ("head/",)'
+    (tmp_path / "mine.py").write_text(text.replace(shares, f'    views = ("global",)\n{shares}'))
     changes = {"method.name": f"{tmp_path}/mine.py:OwnHead"}
     line = r"OwnHead has no global model: what travels lacks 'head/\w+' \(2 in all\); let views"
     with pytest.raises(FedtideError, match=line):

@@ -53,8 +53,7 @@ def gathered(parts, shape):
 
 
 def trained(
-    net, personal, real, replayed, *, epochs, lr, momentum, decay, lam,
-    each_by_its_own=False, probabilities=False,
+    net, personal, real, replayed, *, epochs, lr, momentum, decay, lam
 ):  # fmt: skip
     """Return C_i after eq. 6, with both sums over the number of all examples."""
     net, first = copy.deepcopy(net), len(real[1])
@@ -67,11 +66,8 @@ def trained(
         out = net(x)
         loss = cross_entropy(out, y, reduction="sum") / len(y)
         if len(target):
-            ours, theirs = out[first:], target
-            if probabilities:
-                ours, theirs = ours.softmax(1), theirs.softmax(1)
-            held = (ours - theirs).square().mean(1).sum()
-            loss = loss + lam * held / (len(target) if each_by_its_own else len(y))
+            held = (out[first:] - target).square().mean(1).sum()
+            loss = loss + lam * held / len(y)
         descent.step(loss)
     return net
 

@@ -10,7 +10,14 @@ from torch import nn
 from fedmodels.nets.split import SplitNet
 from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.training.contexts import ClientContext, ServerContext
-from fedmodels.training.hooks import broadcast, evaluation, init_client, init_server
+from fedmodels.training.hooks import (
+    broadcast,
+    evaluation,
+    init_client,
+    init_server,
+    received,
+    reduce,
+)
 from fedmodels.training.loop import train_locally
 from fedmodels.training.position import Position
 from fedmodels.training.run import RunFacts
@@ -80,8 +87,8 @@ class Rounds:
             result = train_locally(self.method, ctx, self.payload(server, i), self.private[i])
             self.private[i], self.uploads[i] = result.state, result.upload
             self.metrics[i] = ctx.metrics
-        uploads = self.method.received(self.uploads)
-        self.state, _ = self.method.reduce(server, self.state, uploads)
+        uploads = received(self.method, self.uploads)
+        self.state, _ = reduce(self.method, server, self.state, uploads)
         self.series, self.number = server.series, self.number + 1
 
     def scores(self, client, round, task, cohort, x):

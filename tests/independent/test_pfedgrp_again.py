@@ -25,11 +25,8 @@ CASES = [
     ({}, {}, {}),
     ({"replay_filter": False}, {}, {"filters": False}),
     ({"lam": 0.0, "init_from": "personal", "generator_update": "always"}, {"lam": 0.0}, {}),
-    ({"loss_norm": "separate"}, {"each_by_its_own": True}, {}),
-    ({"align": "probs"}, {"probabilities": True}, {}),
     ({"shortage": "fill_top", "w_init": "self"}, {}, {"fills": True}),
     ({"replay_attempts": 1, "th_g": 1.1, "cap": "generated"}, {}, {"attempts": 1}),
-    ({"aggregate_by": "fedavg"}, {}, {}),
 ]  # fmt: skip
 
 
@@ -53,7 +50,7 @@ def test_rounds(switches, plain, drawing):
     ]
     net = normalised_net(inputs=64)
     rounds = Rounds("pfedgrp", net, data, CLASSES, SGD, **SMALL, **switches)
-    family = rounds.method.class_replay(rounds.run).family
+    family = rounds.method.replay.of(rounds.run).family
     everyone, personal, held = net, [net] * 3, [{}, {}, {}]
     history = [np.zeros(CLASSES, dtype=int) for _ in data]
 
@@ -68,7 +65,7 @@ def test_rounds(switches, plain, drawing):
         }  # fmt: skip
 
     for t in range(3):
-        local, sizes = [], []
+        local = []
         for i, tasks in enumerate(data):
             now = np.bincount(tasks[t][1], minlength=CLASSES)
             history[i] = history[i] + now
@@ -77,7 +74,6 @@ def test_rounds(switches, plain, drawing):
             begin = personal[i] if "init_from" in switches else everyone
             options = {"lam": 0.3, **PLAIN, **plain}
             local.append(pfedgrp.trained(begin, personal[i], tasks[t], replayed, **options))
-            sizes.append(len(tasks[t][1]) + len(replayed[1]))
         rounds.interact(range(3), 0, t)
         for i, tasks in enumerate(data):
             same(rounds.uploads[i].weights, local[i])
@@ -90,8 +86,7 @@ def test_rounds(switches, plain, drawing):
                 < switches.get("th_g", 0.25)
             }
             assert rounds.metrics[i]["generators_trained"] == len(due)
-            if "aggregate_by" not in switches:
-                assert set(rounds.uploads[i].generators) == set(map(str, due))
+            assert set(rounds.uploads[i].generators) == set(map(str, due))
             held[i] = {int(k): g.tensors for k, g in rounds.private[i].generators.items()}
         for i in range(3):
             wanted = np.round(VOLUME * history[i] / history[i].max())
@@ -100,9 +95,7 @@ def test_rounds(switches, plain, drawing):
                 [0.9 if j == i else 0.05 for j in range(3)] if "w_init" in switches else [1 / 3] * 3
             )
             w = torch.full((3,), 1 / 3)
-            if "aggregate_by" in switches:
-                w = torch.tensor(sizes) / sum(sizes)
-            elif len(y):
+            if len(y):
                 w = pfedgrp.aggregation_weights(local, x, y, epochs=10, lr=0.05, first=first)
             found = torch.tensor(rounds.series["aggregation_weights"][i])
             torch.testing.assert_close(found, w.float(), rtol=1e-4, atol=1e-5)

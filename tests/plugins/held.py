@@ -67,14 +67,7 @@ class HeldWhole(FedAvg):
 class Held(HeldWhole):
     """FedAvg on the base with private heads, so that clients have a state to lose."""
 
-    trains_together: ClassVar[bool] = True
-
-    @property
-    def views(self) -> tuple[str, ...]:
-        return ("after_local", "after_downlink")
-
-    def shares(self, name: str) -> bool:
-        return name.startswith("base/")
+    private: ClassVar[tuple[str, ...]] = ("head/",)
 
 
 _save, _sync, _store_sync = StateDirectory.save, StateDirectory._sync, Store.sync

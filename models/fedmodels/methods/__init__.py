@@ -90,7 +90,8 @@ def method_class(name: str) -> type[Method]:
                     f"the entry point {name!r} of fedtide.methods, {found[0].value}, registers no "
                     "method of that name: give both the same name"
                 )
-            _check(name, _CLASSES[name])
+    if name not in _MODULES:
+        _prepare(name, _CLASSES[name])
     return _CLASSES[name]
 
 
@@ -101,18 +102,20 @@ def _own_class(name: str) -> type[Method]:
     found = own(name)
     if not (isinstance(found, type) and issubclass(found, Method)):
         raise ConfigError(f"{name} is no method: it must be a class that inherits from FedAvg")
-    if not dataclasses.is_dataclass(found) or "__dataclass_fields__" not in vars(found):
-        raise ConfigError(
-            f"{name} must be a frozen dataclass: @dataclass(frozen=True, kw_only=True)"
-        )
-    _check(name, found)
+    _prepare(name, found)
     found.name = vars(found).get("name", found.__name__.lower())
     return found
 
 
-def _check(name: str, cls: type[Method]) -> None:
+def _prepare(name: str, cls: type[Method]) -> None:
+    """Make a dataclass of a class that is none, and check what it declares."""
     from fedmodels.training.declaration import check_class  # the listing of names needs no torch
 
+    if "__dataclass_fields__" not in vars(cls):
+        try:
+            dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+        except (TypeError, ValueError) as error:  # such as a list as a default
+            raise ConfigError(f"{name} makes no dataclass: {error}") from None
     check_class(name, cls)
 
 

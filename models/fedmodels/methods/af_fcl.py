@@ -14,52 +14,50 @@ predecessor.
 
 Readings. The head is all that comes after h, so no layer is added between a ResNet-20's pool and
 its head. A task of these streams may last one round and recur: the predecessor is everyone's model
-when the client's new task begins, as released (``last = "local"``: the model that the client itself
-held at the end of its previous task). Any label counts as known that some client announced.
-Gaussians are fitted and evaluated in the flow's latent space; the released code evaluates them
-elsewhere than it fits them (``preset``). Deviations and more: docs/methods/af-fcl.md.
+when the client's new task begins, as released. Any label counts as known that some client
+announced. Gaussians are fitted and evaluated in the flow's latent space; the released code
+evaluates them elsewhere than it fits them (``preset``). More: docs/methods/af-fcl.md.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, kl_div, log_softmax, mse_loss
+from torch.nn.functional import cross_entropy, mse_loss
 
 from fedmodels.config.bounds import Count, NonNegative, PositiveCount
 from fedmodels.errors import PayloadError
 from fedmodels.methods import register
-from fedmodels.methods.bases.accompanied import Accompanied
+from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.generative.flow import Flow, check_orders, is_order
 from fedmodels.nets.split import SplitNet, load_weights, weights_of
 from fedmodels.numerics.randomness import derive_seed, seeded
 from fedmodels.techniques.continual import (
     ClassMasks,
+    beside_training,
     labels_from,
     mask_of,
     masks_spec,
     remembered,
 )
+from fedmodels.techniques.credibility import credibility, distillation
 from fedmodels.techniques.moments import load_moments, moments_of
+from fedmodels.tensors.announced import TrainsOn
 from fedmodels.tensors.bundle import Bundle, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec, scalar_spec
 from fedmodels.tensors.roles import part_of, tensors_of, under, without
 from fedmodels.tensors.uploads import Uploads
 from fedmodels.training.contexts import ClientContext, ServerContext, ServerState
 from fedmodels.training.loop import Course, begin_phase, optimizer_of
-from fedmodels.training.method import Batch, Output
+from fedmodels.training.method import Batch, Output, Payload
 from fedmodels.training.run import RunFacts
 
-TEMPERATURE = 2.0
 BEFORE = "before"
 """In the private state: which classes anybody had trained on when the client's task began."""
-LEAST_VARIANCE = 1e-2
-"""Of a class's Gaussian, in each coordinate; embeddings of few examples would have none."""
 
 
 @dataclass
@@ -87,44 +85,13 @@ class AfFclReferences:
     flow_steps: Count = 0
 
 
-def credibility(
-    z: Tensor, y: Tensor, drawn: Tensor, labels: Tensor, otherwise: Tensor, *, geometric: bool
-) -> Tensor:
-    """Return w (m,), the density per coordinate of drawn points under their classes' Gaussians.
-
-    Args:
-        z: the batch's real points (B, d).
-        y: their labels (B,).
-        drawn: points (m, d).
-        labels: their labels (m,).
-        otherwise: w of classes of which the batch has fewer than two.
-        geometric: which mean over the coordinates.
-    """
-    w = otherwise.expand(len(labels)).clone()
-    for label in torch.unique(labels).tolist():
-        own, rows = z[y == label], labels == label
-        if len(own) > 1:
-            variance = own.var(0, correction=0).clamp_min(LEAST_VARIANCE)
-            log_density = -0.5 * (
-                (drawn[rows] - own.mean(0)).square() / variance + (2 * math.pi * variance).log()
-            )
-            w[rows] = log_density.mean(1).exp() if geometric else log_density.exp().mean(1)
-    return w
-
-
-def distillation(teacher: Tensor, student: Tensor) -> Tensor:
-    """Return KL(teacher ‖ student) of logits (B, K) at temperature 2, not times its square."""
-    wanted, found = (log_softmax(logits / TEMPERATURE, 1) for logits in (teacher, student))
-    return kl_div(found, wanted, reduction="batchmean", log_target=True)
-
-
 @register("af-fcl")
 @dataclass(frozen=True, kw_only=True)
-class AFFCL(Accompanied):
+class AFFCL(FedAvg):
     """A flow of embeddings beside the classifier, and credible ones of old classes replayed."""
 
     citation: ClassVar[str] = "Wuerkaixi et al., ICLR 2024"
-    roles: ClassVar[tuple[str, ...]] = ("flow",)
+    trains_on: ClassVar[TrainsOn] = "memory"
 
     preset: Literal["paper", "released"] = "paper"
     """Where Gaussians judge drawn embeddings: both in latent space, or fitted there and evaluated
@@ -147,11 +114,6 @@ class AFFCL(Accompanied):
     """The flow trains in this many first batches of an interaction; 0 is all (pFedGRP: 100)."""
     flow_hidden: PositiveCount = 512
     """Width of the flow's conditioners."""
-    last: Literal["local", "global"] = "global"
-    """The predecessor: everyone's model at the beginning of the client's new task, as released, or
-    what this client itself trained last."""
-    density: Literal["arithmetic", "geometric"] = "arithmetic"
-    """Which mean over the coordinates of a Gaussian's densities."""
 
     def reported(self, run: RunFacts) -> frozenset[str]:
         return frozenset({"flow_loss", "flow_density", "credibility"})
@@ -185,13 +147,13 @@ class AFFCL(Accompanied):
         own = Bundle(weights=flow, histogram=remembered(ctx, state.own.histogram, uploads))
         return ServerState(Bundle(weights=without(weights, "flow")), own, state.clients)
 
+    def broadcast(self, ctx: ServerContext, state: ServerState) -> Payload:
+        return state.common, beside_training(ctx, state.own.weights, {}, state.own)
+
     # --- client half ---------------------------------------------------------------------------
 
-    def keeps_state(self, run: RunFacts) -> bool:
-        return True
-
-    def init_client(self, run: RunFacts, client: int) -> Bundle:
-        return Bundle()
+    def global_weights(self, common: Bundle) -> Weights:
+        return without(common.weights, "flow")
 
     def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> AfFclReferences:
         if payload.histogram is None or not part_of(payload.weights, "flow"):
@@ -213,10 +175,9 @@ class AFFCL(Accompanied):
         if state.scalars.get("task") == ctx.task:
             held = state.weights.items()
             return {k: t for k, t in held if k.startswith("last/") or k == BEFORE}
-        if "task" not in state.scalars and (ctx.task == 0 or self.last == "local"):
+        if "task" not in state.scalars and ctx.task == 0:
             return {}
-        found = payload.weights if self.last == "global" else part_of(state.weights, "now")
-        return {**under("last", found), BEFORE: before.cpu()}
+        return {**under("last", payload.weights), BEFORE: before.cpu()}
 
     def _filled(self, ctx: ClientContext, weights: Weights) -> Flow:
         flow = self._flow(ctx.run)
@@ -276,8 +237,7 @@ class AFFCL(Accompanied):
             z, log_det = refs.flow(h, y)
             p = refs.flow.log_density_of(z, log_det).div(refs.flow.width).exp().mean()
             drawn = noise if self.preset == "paper" else u
-            geometric = self.density == "geometric"
-            w = credibility(z, y, drawn, labels, p, geometric=geometric)
+            w = credibility(z, y, drawn, labels, p)
         ctx.metrics |= {"flow_density": float(p), "credibility": float(w.mean())}
         teacher = None if refs.last is None else refs.last.net.head(u)
         loss = self.drawn_loss(ctx.net.head(u), labels, w, p, teacher)
@@ -312,14 +272,8 @@ class AFFCL(Accompanied):
         held = held + self.kd_logits * distillation(logits, out.logits)
         return loss + self.k_kd * held
 
-    def after_local(
-        self, ctx: ClientContext, payload: Bundle, state: Bundle, refs: AfFclReferences
-    ) -> Bundle:
-        trained: Weights = {}
-        if self.last == "local":
-            flow = under("flow", tensors_of(refs.flow))
-            trained = under("now", {**weights_of(ctx.net), **flow})
-        weights = {**trained, **refs.kept, **moments_of(_adams(refs))}
+    def after_local(self, ctx: ClientContext, state: Bundle, refs: AfFclReferences) -> Bundle:
+        weights = {**refs.kept, **moments_of(_adams(refs))}
         return Bundle(weights=weights, scalars={"task": float(ctx.task)})
 
     def uplink(

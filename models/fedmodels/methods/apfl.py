@@ -30,7 +30,7 @@ from fedmodels.nets.split import load_weights, weights_of
 from fedmodels.techniques.twins import Twin, begin_twin, restored, stored
 from fedmodels.tensors.bundle import Bundle, Weights
 from fedmodels.training.contexts import ClientContext
-from fedmodels.training.method import Batch
+from fedmodels.training.method import Batch, Scores
 from fedmodels.training.run import RunFacts
 
 
@@ -84,20 +84,18 @@ class Apfl(FedAvg):
     def reported(self, run: RunFacts) -> frozenset[str]:
         return frozenset({"alpha"})
 
-    def keeps_state(self, run: RunFacts) -> bool:
-        return True
-
     def init_client(self, run: RunFacts, client: int) -> Bundle:
         return Bundle(weights=stored(run.initial_weights), scalars={"alpha": self.alpha})
 
     def load(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
-        v, alpha = restored(state.weights), state.scalars["alpha"]
-        weights = mixed(v, payload.weights, alpha) if self.mix == "params" else payload.weights
+        v, weights = restored(state.weights), payload.weights
+        if v and self.mix == "params":
+            weights = mixed(v, weights, state.scalars["alpha"])
         load_weights(ctx.net, weights)
 
     def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> ApflReferences:
         twin = begin_twin(ctx, restored(state.weights))
-        self.load_global(ctx, payload)  # the net trains as in FedAvg
+        load_weights(ctx.net, payload.weights)  # the net trains as in FedAvg
         return ApflReferences(twin, torch.tensor(state.scalars["alpha"], device=ctx.device))
 
     def mixture_loss(
@@ -128,9 +126,7 @@ class Apfl(FedAvg):
                 step = ctx.run.experiment.training.lr * alpha.grad
                 refs.alpha = (refs.alpha - step).clamp(0, 1)
 
-    def after_local(
-        self, ctx: ClientContext, payload: Bundle, state: Bundle, refs: ApflReferences
-    ) -> Bundle:
+    def after_local(self, ctx: ClientContext, state: Bundle, refs: ApflReferences) -> Bundle:
         refs.trained, v = weights_of(ctx.net), weights_of(refs.twin.net)
         alpha = float(refs.alpha)
         ctx.metrics["alpha"] = alpha
@@ -143,9 +139,7 @@ class Apfl(FedAvg):
     ) -> Bundle:
         return Bundle(weights=refs.trained, scalars={"num_examples": float(num_examples)})
 
-    def predict(
-        self, ctx: ClientContext, payload: Bundle, state: Bundle, x: Tensor
-    ) -> Mapping[str, Tensor]:
+    def predict(self, ctx: ClientContext, payload: Bundle, state: Bundle, x: Tensor) -> Scores:
         own = restored(state.weights)
         if self.mix == "params" or ctx.view == "global" or not own:
             return {self.rules[0]: ctx.net(x)}

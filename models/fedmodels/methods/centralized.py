@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
+from fedmodels.tensors.announced import TrainsOn
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.tensors.uploads import Uploads
@@ -30,20 +31,18 @@ class Centralized(FedAvg):
     """Upper bounds: training on the pooled data of all, or on all own data so far."""
 
     citation: ClassVar[str] = "upper bound"
-    keeps_history: ClassVar[bool] = True
+    trains_on: ClassVar[TrainsOn] = "history"
 
     data: Literal["pooled", "own"] = "pooled"
     """The union of all clients' data in one place, or each client's own history."""
 
     @property
+    def private(self) -> tuple[str, ...]:
+        return () if self.data == "pooled" else ("",)  # all weights
+
+    @property
     def views(self) -> tuple[str, ...]:
-        return ("global",) if self.data == "pooled" else ("after_local", "after_downlink")
-
-    def shares(self, name: str) -> bool:
-        return self.data == "pooled"
-
-    def trainers(self, run: RunFacts) -> list[int]:
-        return [0] if self.data == "pooled" else super().trainers(run)
+        return ("global",) if self.data == "pooled" else super().views
 
     def upload_spec(self, run: RunFacts) -> BundleSpec:
         return super().upload_spec(run) if self.data == "pooled" else BundleSpec()

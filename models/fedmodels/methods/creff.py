@@ -35,7 +35,8 @@ from fedmodels.numerics.randomness import derive_seed, generator, seeded
 from fedmodels.tensors.bundle import Bundle, Prototypes, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec, prototype_spec
 from fedmodels.tensors.uploads import Reduction, Uploads
-from fedmodels.training.contexts import ClientContext, Metrics, ServerContext, ServerState
+from fedmodels.training.contexts import ClientContext, ServerContext, ServerState
+from fedmodels.training.method import Reduced
 from fedmodels.training.run import RunFacts
 
 HEAD = ("head/weight", "head/bias")
@@ -72,7 +73,6 @@ class CReFF(FedAvg):
 
     citation: ClassVar[str] = "Shang et al., IJCAI 2022"
     reduction: ClassVar[Reduction] = "each"
-    trains_together: ClassVar[bool] = False  # references differ by a client's classes
 
     num_features: PositiveCount = 100
     """m, federated features of each class."""
@@ -116,18 +116,11 @@ class CReFF(FedAvg):
         width = weight.numel() + bias.numel()
         return super().upload_spec(run) | prototype_spec("gradient", width, len(bias))
 
-    def payload_spec(self, run: RunFacts) -> tuple[BundleSpec, BundleSpec]:
-        weights = run.forms
-        heads = {new: weights[old] for new, old in zip(RETRAINED, HEAD, strict=True)}
-        return BundleSpec.of(Bundle(weights={**weights, **heads})), BundleSpec()
-
     def aggregate(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> ServerState:
         mean = super().aggregate(ctx, state, uploads).common.weights
         return replace(state, common=Bundle(weights={**state.common.weights, **mean}))
 
-    def finish(
-        self, ctx: ServerContext, state: ServerState, uploads: Uploads
-    ) -> tuple[ServerState, Metrics]:
+    def finish(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> Reduced:
         weight, bias = (state.common.weights[key] for key in RETRAINED)
         wanted = self._mean_gradients(uploads, weight)
         features, known = state.own.weights["features"], state.own.weights["known"].clone()
@@ -197,7 +190,9 @@ class CReFF(FedAvg):
     # --- client half ---------------------------------------------------------------------------
 
     def load(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
-        load_weights(ctx.net, _net_weights(payload))
+        if ctx.view == "global":
+            return super().load(ctx, payload, state)
+        load_weights(ctx.net, _net_weights(payload))  # training goes on from the trained head
 
     def global_weights(self, common: Bundle) -> Weights:
         heads = {old: common.weights[new] for new, old in zip(RETRAINED, HEAD, strict=True)}

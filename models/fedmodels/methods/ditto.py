@@ -54,18 +54,15 @@ class Ditto(FedAvg):
     def views(self) -> tuple[str, ...]:
         return ("global", "after_local", "after_downlink")
 
-    def keeps_state(self, run: RunFacts) -> bool:
-        return True
-
     def init_client(self, run: RunFacts, client: int) -> Bundle:
         return Bundle(weights=stored(run.initial_weights))
 
     def load(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
-        load_weights(ctx.net, restored(state.weights))
+        load_weights(ctx.net, restored(state.weights) or payload.weights)
 
     def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> DittoReferences:
         twin = begin_twin(ctx, restored(state.weights))
-        self.load_global(ctx, payload)  # the net trains as in FedAvg
+        load_weights(ctx.net, payload.weights)  # the net trains as in FedAvg
         return DittoReferences(twin, [w.detach().clone() for w in ctx.net.parameters()])
 
     def after_step(self, ctx: ClientContext, batch: Batch, refs: DittoReferences) -> None:
@@ -78,9 +75,7 @@ class Ditto(FedAvg):
             loss.backward()  # type: ignore[no-untyped-call]
             twin.optimizer.step()
 
-    def after_local(
-        self, ctx: ClientContext, payload: Bundle, state: Bundle, refs: DittoReferences
-    ) -> Bundle:
+    def after_local(self, ctx: ClientContext, state: Bundle, refs: DittoReferences) -> Bundle:
         refs.trained, personal = weights_of(ctx.net), weights_of(refs.twin.net)
         load_weights(ctx.net, personal)  # what the client is scored with
         return Bundle(weights=stored(personal))

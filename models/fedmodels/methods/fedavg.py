@@ -5,7 +5,8 @@ Data, AISTATS 2017, Algorithm 1. https://arxiv.org/abs/1602.05629
     w_t     state.common.weights          n_k     scalars["num_examples"]
     w_k     weights_of(ctx.net)           E, B    training.local_epochs, training.batch_size
 
-Every function of a method is written out here; the other methods override whole functions of it.
+What a method does unless it says otherwise is in ``training/method.py``. Here is what FedAvg adds:
+weights travel and are averaged. Other methods override whole functions of the two.
 
 Deviations: buffers (batch-normalisation statistics) are averaged with the weights, integer
 counters by their maximum; the paper's nets have none.
@@ -13,23 +14,20 @@ counters by their maximum; the paper's nets have none.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from fedmodels.errors import ConfigError
 from fedmodels.methods import register
 from fedmodels.nets.split import load_weights, weights_of
-from fedmodels.tensors.announced import Announced, check_upload
-from fedmodels.tensors.bundle import Bundle, ClientId, Weights
+from fedmodels.tensors.bundle import Bundle, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec, scalar_spec
 from fedmodels.tensors.uploads import Reduction, Uploads
-from fedmodels.training.contexts import ClientContext, Metrics, ServerContext, ServerState
+from fedmodels.training.contexts import ClientContext, ServerContext, ServerState
 from fedmodels.training.loop import run_phases
-from fedmodels.training.method import Batch, Method, Output, Phase
+from fedmodels.training.method import Method
 from fedmodels.training.run import RunFacts
 
 
@@ -40,14 +38,22 @@ class FedAvg(Method):
 
     citation: ClassVar[str] = "McMahan et al., AISTATS 2017"
     reduction: ClassVar[Reduction] = "mean"
-    trains_together: ClassVar[bool] = True
 
     weighting: Literal["examples", "uniform"] = "examples"
     """Aggregation weights over the clients that answered: n_k / n, or 1 / their number."""
 
+    @property
+    def private(self) -> tuple[str, ...]:
+        """Return the prefixes of the weights that stay with their client, such as ``head/``."""
+        return ()
+
+    @property
+    def views(self) -> tuple[str, ...]:
+        return ("after_local", "after_downlink") if self.private else super().views
+
     def shares(self, name: str) -> bool:
         """Tell whether the weight of this role-prefixed name travels; other weights are private."""
-        return True
+        return not name.startswith(self.private)
 
     def shared(self, weights: Weights) -> Weights:
         """Return the part of a net's weights that travels."""
@@ -60,94 +66,47 @@ class FedAvg(Method):
     def init_server(self, run: RunFacts) -> ServerState:
         return ServerState(Bundle(weights=self.shared(run.initial_weights)))  # w_0
 
-    def trainers(self, run: RunFacts) -> list[int]:
-        return list(range(run.experiment.schedule.clients))
-
-    def broadcast(
-        self, ctx: ServerContext, state: ServerState
-    ) -> tuple[Bundle, Mapping[ClientId, Bundle]]:
-        return state.common, {}
-
-    def evaluation(
-        self, ctx: ServerContext, state: ServerState
-    ) -> tuple[Bundle, Mapping[ClientId, Bundle]]:
-        return self.broadcast(ctx, state)
-
     def upload_spec(self, run: RunFacts) -> BundleSpec:
         shared = Bundle(weights=self.shared(run.forms))
         return BundleSpec.of(shared) | scalar_spec("num_examples")
-
-    def check_upload(
-        self, ctx: ServerContext, state: ServerState, upload: Bundle, announced: Announced
-    ) -> None:
-        most = announced.most_examples(history=self.keeps_history, replay=self.replays)
-        check_upload(upload, announced, most)
-
-    def payload_spec(self, run: RunFacts) -> tuple[BundleSpec, BundleSpec]:
-        return BundleSpec.of(Bundle(weights=self.shared(run.forms))), BundleSpec()
-
-    def aggregate(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> ServerState:
-        mean = uploads.mean()  # w_{t+1} = sum_k n_k/n w_k
-        return state if mean is None else ServerState(Bundle(mean), state.own, state.clients)
 
     def count(self, upload: Bundle) -> float:
         """Return n_k; or 1, but 0 of a client that says it has no example."""
         n = upload.scalars.get("num_examples", 1.0)
         return n if self.weighting == "examples" else float(n > 0)
 
-    def finish(
-        self, ctx: ServerContext, state: ServerState, uploads: Uploads
-    ) -> tuple[ServerState, Metrics]:
-        return state, {}
+    def aggregate(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> ServerState:
+        mean = uploads.mean()  # w_{t+1} = sum_k n_k/n w_k
+        return state if mean is None else ServerState(Bundle(mean), state.own, state.clients)
 
     # --- client half ---------------------------------------------------------------------------
 
     def keeps_state(self, run: RunFacts) -> bool:
-        return not all(map(self.shares, run.forms))
+        """Tell whether clients keep a private state: private weights, or what a method adds."""
+        adds = type(self).after_local is not FedAvg.after_local
+        return adds or not all(map(self.shares, run.forms))
 
     def init_client(self, run: RunFacts, client: int) -> Bundle:
         private = [key for key in run.forms if not self.shares(key)]
         return Bundle(weights={key: run.initial_weights[key] for key in private})
 
     def load(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
-        received, own = self.global_weights(payload), state.weights
-        load_weights(ctx.net, {**received, **own} if own else received)
-
-    def load_global(self, ctx: ClientContext, payload: Bundle) -> None:
-        weights = self.global_weights(payload)
-        if missing := sorted(ctx.net.tensors().keys() - weights.keys()):
+        received = self.global_weights(payload)
+        private = {key: w for key, w in state.weights.items() if not self.shares(key)}
+        weights = {**received, **private} if private else received
+        if ctx.view == "global" and (missing := sorted(ctx.net.tensors().keys() - weights.keys())):
             raise ConfigError(
                 f"{type(self).__name__} has no global model: what travels lacks {missing[0]!r} "
-                f"({len(missing)} in all); let views leave out 'global', or override load_global"
+                f"({len(missing)} in all); let views leave out 'global', or override load"
             )
         load_weights(ctx.net, weights)
-
-    def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> Any:
-        return None
-
-    def training_data(self, ctx: ClientContext, refs: Any) -> tuple[Tensor, Tensor]:
-        return ctx.stream.train(ctx.task)
 
     def fit(self, ctx: ClientContext, x: Tensor, y: Tensor, refs: Any) -> float:
         return run_phases(self, ctx, x, y, refs)
 
-    def phases(self, ctx: ClientContext) -> Sequence[Phase]:
-        return [Phase(epochs=ctx.run.experiment.training.local_epochs)]
-
-    def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: Any) -> Tensor:
-        return cross_entropy(out.logits, batch.y)
-
-    def after_step(self, ctx: ClientContext, batch: Batch, refs: Any) -> None:
-        return None
-
-    def after_local(self, ctx: ClientContext, payload: Bundle, state: Bundle, refs: Any) -> Bundle:
+    def after_local(self, ctx: ClientContext, state: Bundle, refs: Any) -> Bundle:
         return Bundle(weights=weights_of(ctx.net, lambda key: not self.shares(key)))
 
     def uplink(self, ctx: ClientContext, state: Bundle, refs: Any, num_examples: int) -> Bundle:
         scalars = {"num_examples": float(num_examples)}
         return Bundle(weights=self.shared(weights_of(ctx.net)), scalars=scalars)
-
-    def predict(
-        self, ctx: ClientContext, payload: Bundle, state: Bundle, x: Tensor
-    ) -> Mapping[str, Tensor]:
-        return {"classifier": ctx.net(x)}

@@ -10,16 +10,50 @@ generators are trained again. Deviations: docs/methods/fedavg-replay.md.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import ClassVar
 
+from torch import Tensor
+
 from fedmodels.methods import register
-from fedmodels.methods.bases.replay import GenerativeReplay
+from fedmodels.methods.fedavg import FedAvg
+from fedmodels.techniques.class_replay import Rehearsal
+from fedmodels.techniques.replay_settings import Replay, nothing_met, reported_by_replay
+from fedmodels.tensors.announced import TrainsOn
+from fedmodels.tensors.bundle import Bundle
+from fedmodels.training.contexts import ClientContext
+from fedmodels.training.pictures import Picture
+from fedmodels.training.run import RunFacts
 
 
 @register("fedavg-replay")
 @dataclass(frozen=True, kw_only=True)
-class FedAvgReplay(GenerativeReplay):
+class FedAvgReplay(FedAvg):
     """FedAvg with class replay; no alignment, no personal model."""
 
     citation: ClassVar[str] = "Tan and Liu, arXiv 2410.01502v2, baseline"
+    trains_on: ClassVar[TrainsOn] = "replay"
+
+    replay: Replay = field(default_factory=Replay)
+    """How generated examples are made, chosen and used."""
+
+    def reported(self, run: RunFacts) -> frozenset[str]:
+        return reported_by_replay(run)
+
+    def init_client(self, run: RunFacts, client: int) -> Bundle:
+        return nothing_met(run)
+
+    def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> Rehearsal:
+        return self.replay.of(ctx.run).prepared(ctx, state)
+
+    def training_data(self, ctx: ClientContext, refs: Rehearsal) -> tuple[Tensor, Tensor]:
+        return refs.training_data()
+
+    def after_local(self, ctx: ClientContext, state: Bundle, refs: Rehearsal) -> Bundle:
+        return self.replay.of(ctx.run).kept(ctx, state, refs)
+
+    def pictures(
+        self, ctx: ClientContext, payload: Bundle, state: Bundle, x: Tensor, y: Tensor
+    ) -> Mapping[str, Picture]:
+        return self.replay.of(ctx.run).pictures(ctx, state)

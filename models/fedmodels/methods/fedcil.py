@@ -13,7 +13,7 @@ The task model is the ACGAN itself: [net] ``acgan`` is the paper's, and any net 
 
 Readings. The released code multiplies all three consistency terms by 0 (``preset = "released"``);
 the paper gives no weights for them. They refer to classes that somebody has trained on before, as
-the received generator knows no others (``consistency_on = "seen"``: all that were announced).
+the received generator knows no others.
 Classes of these streams recur: what is replayed is every class of the client's earlier tasks. The
 coordinator reads a client's last generator from its own copy of what that client uploaded last on
 its previous task. Deviations and more: docs/methods/fedcil.md.
@@ -33,7 +33,7 @@ from torch.nn.functional import cross_entropy, kl_div
 from fedmodels.config.bounds import Count, NonNegative, PositiveCount, Share
 from fedmodels.errors import PayloadError, TrainingFailed
 from fedmodels.methods import register
-from fedmodels.methods.bases.accompanied import Accompanied
+from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.generative import acgan
 from fedmodels.nets.generative.gan import Generator
 from fedmodels.nets.split import SplitNet, load_weights, weights_of
@@ -41,21 +41,26 @@ from fedmodels.numerics.randomness import derive_seed, seeded
 from fedmodels.techniques.acgan import Acgan, Maker, Pool
 from fedmodels.techniques.continual import (
     ClassMasks,
+    beside_training,
     labels_from,
     mask_of,
     masks_spec,
     remembered,
 )
 from fedmodels.techniques.moments import load_moments, moments_of
+from fedmodels.tensors.announced import TrainsOn
 from fedmodels.tensors.bundle import Bundle, GeneratorState, Histogram, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec
-from fedmodels.tensors.roles import part_of, tensors_of, under, without
+from fedmodels.tensors.roles import of_role, part_of, tensors_of, under, without
 from fedmodels.tensors.uploads import Reduction, Uploads
 from fedmodels.training.augmentation import augmented
 from fedmodels.training.contexts import ClientContext, Metrics, ServerContext, ServerState
 from fedmodels.training.loop import batches, mean_loss
+from fedmodels.training.method import Payload, Reduced
 from fedmodels.training.run import RunFacts
 
+ROLES = ("source", "generator")
+"""What goes beside the run's net: the critic's other head, and the generator."""
 NOW, LAST = "now", "last"
 """A client's generator after its last upload, and at the end of its previous task."""
 REPORTS = 10
@@ -70,8 +75,6 @@ class FedCilReferences:
     last: Maker | None
     """The client's generator at the end of its previous task."""
     received: Maker
-    teacher: SplitNet | None
-    """The received critic, where it is the teacher."""
     classes: Histogram
     """Of 0 and 1: classes of this task, and of the client's earlier ones."""
     known: Tensor  # (c,) labels the received generator is asked for
@@ -98,11 +101,11 @@ def consistency_loss(student: Tensor, teacher: Tensor) -> Tensor:
 
 @register("fedcil")
 @dataclass(frozen=True, kw_only=True)
-class FedCIL(Accompanied):
+class FedCIL(FedAvg):
     """An ACGAN on every client that replays its past, consolidated on the coordinator."""
 
     citation: ClassVar[str] = "Qi et al., ICLR 2023"
-    roles: ClassVar[tuple[str, ...]] = ("source", "generator")
+    trains_on: ClassVar[TrainsOn] = "memory"
     reduction: ClassVar[Reduction] = "each"
 
     preset: Literal["paper", "released"] = "paper"
@@ -115,10 +118,6 @@ class FedCIL(Accompanied):
     """Weight of the new task in the loss; replay has the rest to 1."""
     consistency: NonNegative = 1.0
     """Weight of each of the three consistency terms."""
-    consistency_on: Literal["before", "seen"] = "before"
-    """Classes of the consistency terms: those trained on before, or all announced ones."""
-    teacher: Literal["own", "received"] = "own"
-    """Critic that judges received images for the consistency terms."""
     lr: NonNegative = 1e-4
     """Adam's learning rate (CIFAR: 2e-4)."""
     beta1: Share = 0.5
@@ -193,15 +192,11 @@ class FedCIL(Accompanied):
         weights, clients = mean.common.weights, dict(state.clients)
         for client, upload in uploads.items():
             clients[client] = _cached(clients.get(client), upload, ctx)
-        extra = {
-            k: t for role in self.roles for k, t in under(role, part_of(weights, role)).items()
-        }
+        extra = {k: t for role in ROLES for k, t in of_role(weights, role).items()}
         own = Bundle(weights=extra, histogram=remembered(ctx, state.own.histogram, uploads))
-        return ServerState(Bundle(weights=without(weights, *self.roles)), own, clients)
+        return ServerState(Bundle(weights=without(weights, *ROLES)), own, clients)
 
-    def finish(
-        self, ctx: ServerContext, state: ServerState, uploads: Uploads
-    ) -> tuple[ServerState, Metrics]:
+    def finish(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> Reduced:
         if not self.md_iter:
             return state, {}
         on_gpu = self.device == "auto" and torch.cuda.is_available()
@@ -217,6 +212,9 @@ class FedCIL(Accompanied):
         common = Bundle(weights=weights_of(model.net))
         own = Bundle(weights=_extra(model.source, model.maker.net), histogram=state.own.histogram)
         return ServerState(common, own, state.clients), metrics
+
+    def broadcast(self, ctx: ServerContext, state: ServerState) -> Payload:
+        return state.common, beside_training(ctx, state.own.weights, {}, state.own)
 
     def _pool(
         self, ctx: ServerContext, cohort: Mapping[int, Bundle], name: str, device: torch.device
@@ -260,11 +258,8 @@ class FedCIL(Accompanied):
 
     # --- client half ---------------------------------------------------------------------------
 
-    def keeps_state(self, run: RunFacts) -> bool:
-        return True
-
-    def init_client(self, run: RunFacts, client: int) -> Bundle:
-        return Bundle()
+    def global_weights(self, common: Bundle) -> Weights:
+        return without(common.weights, *ROLES)
 
     def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> FedCilReferences:
         generator = part_of(payload.weights, "generator")
@@ -279,15 +274,12 @@ class FedCIL(Accompanied):
         model = self._model(ctx.net, source.to(ctx.device), maker)
         load_moments(model.adams, state.weights)
         last = part_of(kept, LAST)
-        teacher = ctx.net.copy().requires_grad_(False).eval() if self.teacher != "own" else None
-        known = masks.before if self.consistency_on == "before" else masks.seen
         return FedCilReferences(
             model,
             self._maker(run, last, limits, ctx.device).frozen() if last else None,
             self._maker(run, generator, limits, ctx.device).frozen(),
-            teacher,
             classes,
-            known.nonzero().flatten(),
+            masks.before.nonzero().flatten(),
             kept,
             ctx.generator("method"),
         )
@@ -340,15 +332,13 @@ class FedCIL(Accompanied):
             rows = torch.isin(y, refs.known)
             if int(rows.sum()) > 1:  # a batch of one cannot be normalised
                 received = refs.received(y[rows], refs.draw)
-                wanted = taught(net if refs.teacher is None else refs.teacher, received)
+                wanted = taught(net, received)
                 loss = loss + consistency_loss(net(x[rows]), wanted)
         labels = labels_from(refs.known, self.replay_batch, refs.draw)
         loss = loss + cross_entropy(net(refs.received(labels, refs.draw)), labels)
         return self.consistency * loss
 
-    def after_local(
-        self, ctx: ClientContext, payload: Bundle, state: Bundle, refs: FedCilReferences
-    ) -> Bundle:
+    def after_local(self, ctx: ClientContext, state: Bundle, refs: FedCilReferences) -> Bundle:
         trained = under(NOW, tensors_of(refs.model.maker.net))
         weights = {**trained, **refs.kept, **moments_of(refs.model.adams)}
         return Bundle(weights, histogram=refs.classes, scalars={"task": float(ctx.task)})

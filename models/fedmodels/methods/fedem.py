@@ -28,7 +28,7 @@ from fedmodels.tensors.bundle import Bundle, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec, scalar_spec
 from fedmodels.training.contexts import ClientContext, ServerState
 from fedmodels.training.loop import run_phases
-from fedmodels.training.method import Batch, Output
+from fedmodels.training.method import Batch, Output, Scores
 from fedmodels.training.run import RunFacts
 
 
@@ -90,9 +90,6 @@ class FedEM(FedAvg):
 
     # --- client half ---------------------------------------------------------------------------
 
-    def keeps_state(self, run: RunFacts) -> bool:
-        return True
-
     def init_client(self, run: RunFacts, client: int) -> Bundle:
         return Bundle(weights={"pi": torch.full((self.learners,), 1 / self.learners).double()})
 
@@ -135,9 +132,7 @@ class FedEM(FedAvg):
         q = refs.q[batch.index, refs.now]
         return (q * cross_entropy(out.logits, batch.y, reduction="none")).mean()
 
-    def after_local(
-        self, ctx: ClientContext, payload: Bundle, state: Bundle, refs: FedEmReferences
-    ) -> Bundle:
+    def after_local(self, ctx: ClientContext, state: Bundle, refs: FedEmReferences) -> Bundle:
         return Bundle(weights={"pi": refs.pi.clone()})
 
     def uplink(
@@ -148,9 +143,7 @@ class FedEM(FedAvg):
             weights |= _named(m, learner)
         return Bundle(weights=weights, scalars={"num_examples": float(num_examples)})
 
-    def predict(
-        self, ctx: ClientContext, payload: Bundle, state: Bundle, x: Tensor
-    ) -> Mapping[str, Tensor]:
+    def predict(self, ctx: ClientContext, payload: Bundle, state: Bundle, x: Tensor) -> Scores:
         pi = self._mixture(ctx, payload, state).tolist()
         parts = [_logits(ctx, w, x).softmax(1) for w in self._learners(payload)]
         mixture = torch.stack([p * part for p, part in zip(pi, parts, strict=True)]).sum(0)

@@ -36,7 +36,8 @@ from fedmodels.nets.split import SplitNet, load_weights, weights_of
 from fedmodels.numerics.randomness import derive_seed, seeded
 from fedmodels.tensors.bundle import Bundle, Weights
 from fedmodels.tensors.uploads import Reduction, Uploads
-from fedmodels.training.contexts import Metrics, ServerContext, ServerData, ServerState
+from fedmodels.training.contexts import ServerContext, ServerData, ServerState
+from fedmodels.training.method import Reduced
 from fedmodels.training.run import RunFacts
 
 BATCH = 256
@@ -125,9 +126,7 @@ class FEDIC(FedAvg):
         calibrator = uncalibrated(run.problem.num_classes, run.width)
         return replace(super().init_server(run), own=Bundle(weights=calibrator))
 
-    def finish(
-        self, ctx: ServerContext, state: ServerState, uploads: Uploads
-    ) -> tuple[ServerState, Metrics]:
+    def finish(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> Reduced:
         held = ctx.server_data
         if held is None:
             raise ConfigError("fedic needs data of the server's own, and the run has none")

@@ -18,7 +18,6 @@ minority examples. Other readings of the paper: variants/fedmlp.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
@@ -44,8 +43,8 @@ from fedmodels.tensors.bundle import Bundle, Prototypes, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.tensors.roles import without
 from fedmodels.tensors.uploads import Reduction, Uploads
-from fedmodels.training.contexts import ClientContext, Metrics, ServerContext, ServerState
-from fedmodels.training.method import Batch, Output
+from fedmodels.training.contexts import ClientContext, ServerContext, ServerState
+from fedmodels.training.method import Batch, Output, Reduced, Scores
 from fedmodels.training.run import RunFacts
 
 
@@ -66,6 +65,7 @@ class FedMLP(FedAvg):
 
     citation: ClassVar[str] = "Guo et al., Pattern Recognition 2024"
     reduction: ClassVar[Reduction] = "each"
+    private: ClassVar[tuple[str, ...]] = ("head/",)
 
     alpha: NonNegative = 1.0
     """Weight of L_S."""
@@ -89,15 +89,8 @@ class FedMLP(FedAvg):
     """What is let out of prototypes."""
 
     @property
-    def views(self) -> tuple[str, ...]:
-        return ("after_local", "after_downlink")
-
-    @property
     def rules(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys((self.inference, "classifier", "prototype")))
-
-    def shares(self, name: str) -> bool:
-        return not name.startswith("head/")
 
     def global_weights(self, common: Bundle) -> Weights:
         return without(common.weights, "levels")
@@ -109,10 +102,6 @@ class FedMLP(FedAvg):
         nothing = Prototypes.by_position(torch.zeros(0, run.width))
         weights = {**self.shared(run.initial_weights), **unknown}
         return ServerState(Bundle(weights, {"class": nothing, "semantic": nothing}))
-
-    def payload_spec(self, run: RunFacts) -> tuple[BundleSpec, BundleSpec]:
-        common, own = super().payload_spec(run)
-        return common | levels.levels_spec(run), own
 
     def upload_spec(self, run: RunFacts) -> BundleSpec:
         return super().upload_spec(run) | sent_up(run)
@@ -126,9 +115,7 @@ class FedMLP(FedAvg):
         common = Bundle({**state.common.weights, **mean}, prototypes)
         return ServerState(common, Bundle({**state.own.weights, **counts}), state.clients)
 
-    def finish(
-        self, ctx: ServerContext, state: ServerState, uploads: Uploads
-    ) -> tuple[ServerState, Metrics]:
+    def finish(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> Reduced:
         classes, g = ctx.run.problem.num_classes, state.common.prototypes["class"]
         size = self.v or math.ceil(math.sqrt(classes))
         p, a = levels.clustered(g.vectors, size, ctx.run)
@@ -139,22 +126,15 @@ class FedMLP(FedAvg):
 
     # --- client half ---------------------------------------------------------------------------
 
-    def keeps_state(self, run: RunFacts) -> bool:
-        return True
-
     def init_client(self, run: RunFacts, client: int) -> Bundle:
         memory = {"class": Prototypes.of({}, run.width)}
         return replace(super().init_client(run, client), prototypes=memory)
 
     def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> Levels:
-        memory = state.prototypes["class"]
-        size = self.u or math.ceil(math.sqrt(len(memory.labels)))
-        return Levels(
-            by_class(ctx, payload),
-            levels.semantic_by_class(ctx, payload),
-            by_class(ctx, state),
-            levels.clustered(memory.vectors, size, ctx.run)[0].to(ctx.device),
-        )
+        memory, p = state.prototypes["class"].vectors, levels.semantic_by_class(ctx, payload)
+        size = self.u or math.ceil(math.sqrt(len(memory)))
+        o = levels.clustered(memory, size, ctx.run)[0].to(ctx.device)
+        return Levels(by_class(ctx, payload), p, by_class(ctx, state), o)
 
     def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: Levels) -> Tensor:
         total = super().loss(ctx, batch, out, refs)  # eq. 10
@@ -190,9 +170,7 @@ class FedMLP(FedAvg):
         rows = distances.smooth_l1(z[rare], p[y[rare]])
         return rows.sum() / max(len(rows), 1)
 
-    def after_local(
-        self, ctx: ClientContext, payload: Bundle, state: Bundle, refs: Levels
-    ) -> Bundle:
+    def after_local(self, ctx: ClientContext, state: Bundle, refs: Levels) -> Bundle:
         found = class_means(ctx, *ctx.stream.train(ctx.task))  # eq. 1
         latest = moved(state.prototypes["class"], found, 0.0)
         return Bundle(weights_of(ctx.net, lambda key: not self.shares(key)), {"class": latest})
@@ -204,9 +182,6 @@ class FedMLP(FedAvg):
         found = self.limits.released(ctx, Prototypes.of(rows, ctx.net.width))
         return replace(upload, prototypes=found)  # eq. 2
 
-    def predict(
-        self, ctx: ClientContext, payload: Bundle, state: Bundle, x: Tensor
-    ) -> Mapping[str, Tensor]:
+    def predict(self, ctx: ClientContext, payload: Bundle, state: Bundle, x: Tensor) -> Scores:
         z, g = ctx.net.features(x), by_class(ctx, payload)
-        rules = {"classifier": ctx.net.head(z), "prototype": nearest_scores(z, g, g.known)}
-        return {rule: rules[rule] for rule in self.rules}
+        return {"classifier": ctx.net.head(z), "prototype": nearest_scores(z, g, g.known)}

@@ -14,11 +14,10 @@ class without a global prototype uses the client's own, where it stops (docs/met
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import mse_loss
@@ -27,29 +26,18 @@ from fedmodels.config.bounds import Count, NonNegative, Share
 from fedmodels.errors import PayloadError
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
-from fedmodels.nets.embedding import embeddings
-from fedmodels.nets.split import load_weights, weights_of
-from fedmodels.numerics.algebra import class_means, nnls_simplex, weighted_mean
+from fedmodels.nets.split import load_weights
+from fedmodels.numerics.algebra import weighted_mean
 from fedmodels.numerics.prototypes import mean_prototypes
+from fedmodels.techniques.head_mixtures import Statistics, mixtures, statistics_of
 from fedmodels.tensors.announced import Announced
-from fedmodels.tensors.bundle import Bundle, ClientId, Prototypes
+from fedmodels.tensors.bundle import Bundle, Prototypes
 from fedmodels.tensors.bundle_spec import BundleSpec, prototype_spec, scalar_spec
+from fedmodels.tensors.roles import of_role
 from fedmodels.tensors.uploads import Reduction, Uploads
-from fedmodels.training.contexts import ClientContext, Metrics, ServerContext, ServerState
-from fedmodels.training.method import Batch, Output, Phase
+from fedmodels.training.contexts import ClientContext, ServerContext, ServerState
+from fedmodels.training.method import Batch, Output, Payload, Phase, Reduced
 from fedmodels.training.run import RunFacts
-
-
-@dataclass(frozen=True)
-class Statistics:
-    """What a client's examples look like to one model."""
-
-    means: dict[int, tuple[Tensor, int]]
-    """Mean feature (d,) and number of examples of each class it has."""
-    h: Prototypes
-    """p_k mu_k of each class."""
-    variance: float
-    """V: variance of the mean of one-hot label times feature, over the examples."""
 
 
 @dataclass(frozen=True)
@@ -84,33 +72,22 @@ class FedPAC(FedAvg):
     def views(self) -> tuple[str, ...]:
         return ("after_local", "after_downlink")
 
-    def shares(self, name: str) -> bool:
-        return name.startswith("base/")
-
     # --- server half ---------------------------------------------------------------------------
 
     def init_server(self, run: RunFacts) -> ServerState:
         nothing = {"class": Prototypes.of({}, run.width)}
-        return ServerState(Bundle(self.shared(run.initial_weights), nothing))
+        return ServerState(Bundle(of_role(run.initial_weights, "base"), nothing))
 
-    def broadcast(
-        self, ctx: ServerContext, state: ServerState
-    ) -> tuple[Bundle, Mapping[ClientId, Bundle]]:
+    def broadcast(self, ctx: ServerContext, state: ServerState) -> Payload:
         return state.common, {c: state.clients[c] for c in ctx.cohort if c in state.clients}
 
-    def evaluation(
-        self, ctx: ServerContext, state: ServerState
-    ) -> tuple[Bundle, Mapping[ClientId, Bundle]]:
-        return state.common, {c: state.clients[c] for c in state.clients}
+    def payload_spec(self, run: RunFacts) -> tuple[BundleSpec, BundleSpec]:
+        return super().payload_spec(run)[0], BundleSpec.of(Bundle(of_role(run.forms, "head")))
 
     def upload_spec(self, run: RunFacts) -> BundleSpec:
-        classes = run.problem.num_classes
-        return (
-            BundleSpec.of(Bundle(run.forms))
-            | prototype_spec("class", run.width, classes)
-            | prototype_spec("statistics", run.width, classes)
-            | scalar_spec("num_examples", "variance")
-        )
+        width, classes = run.width, run.problem.num_classes
+        c, h = (prototype_spec(level, width, classes) for level in ("class", "statistics"))
+        return super().upload_spec(run) | c | h | scalar_spec("variance")
 
     def check_upload(
         self, ctx: ServerContext, state: ServerState, upload: Bundle, announced: Announced
@@ -119,75 +96,31 @@ class FedPAC(FedAvg):
         if upload.scalars["variance"] < 0:
             raise PayloadError("tensor 'scalars/variance' is below zero")
 
-    def payload_spec(self, run: RunFacts) -> tuple[BundleSpec, BundleSpec]:
-        weights, classes = run.forms, run.problem.num_classes
-        common = BundleSpec.of(Bundle(self.shared(weights)))
-        own = {name: t for name, t in weights.items() if not self.shares(name)}
-        return common | prototype_spec("class", run.width, classes), BundleSpec.of(Bundle(own))
-
     def aggregate(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> ServerState:
-        after = super().aggregate(ctx, state, uploads)  # theta <- sum_i n_i/n theta_i
-        if after is state:
+        mean = uploads.mean()
+        if mean is None:
             return state
-        own, classes = (
-            {c: u.prototypes["class"] for c, u in uploads.items()},
-            ctx.run.problem.num_classes,
-        )
-        prototypes = mean_prototypes(own, classes, ctx.run.width, uniform=False)  # c^k: n_ik / n_k
-        common = Bundle(self.shared(after.common.weights), {"class": prototypes})
-        return ServerState(common, state.own, state.clients)
+        theta = of_role(mean, "base")  # theta <- sum_i n_i/n theta_i
+        reported = {c: u.prototypes["class"] for c, u in uploads.items()}
+        classes, width = ctx.run.problem.num_classes, ctx.run.width
+        c = mean_prototypes(reported, classes, width, uniform=False)  # c^k: n_ik / n_k
+        return ServerState(Bundle(theta, {"class": c}), state.own, state.clients)
 
-    def finish(
-        self, ctx: ServerContext, state: ServerState, uploads: Uploads
-    ) -> tuple[ServerState, Metrics]:
+    def finish(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> Reduced:
         voters = {c: u for c, u in uploads.items() if u.scalars["num_examples"]}
         if not voters:
             return state, {}
-        mixtures = self._mixtures(voters, ctx.run)
-        heads = [
-            {name: t for name, t in u.weights.items() if not self.shares(name)}
-            for u in voters.values()
-        ]
+        alpha = mixtures(voters, ctx.run, min_weight=self.min_weight)  # eq. 13
+        heads = [of_role(u.weights, "head") for u in voters.values()]
         own = {
-            c: Bundle(weighted_mean(heads, mixture))  # phi_i = sum_j alpha_ij phi_j
-            for c, mixture in zip(voters, mixtures, strict=True)
+            c: Bundle(weighted_mean(heads, row))  # phi_i = sum_j alpha_ij phi_j
+            for c, row in zip(voters, alpha, strict=True)
         }
         if len(voters) == len(ctx.cohort):
-            ctx.series["aggregation_weights"] = mixtures
+            ctx.series["aggregation_weights"] = alpha
         return ServerState(state.common, state.own, {**state.clients, **own}), {}
 
-    def _mixtures(self, voters: Mapping[int, Bundle], run: RunFacts) -> list[list[float]]:
-        """Return alpha, a row on the simplex for each client (eq. 13).
-
-        min over alpha of alpha^T (diag(V) + H_i H_i^T) alpha, where row j of H_i is h_i - h_j. With
-        h^T = Q R, the columns of R are as far from each other as the rows of h are.
-        """
-        classes = run.problem.num_classes
-        h = np.zeros((len(voters), classes, run.width))
-        for row, (client, upload) in zip(h, voters.items(), strict=True):
-            for k, (vector, _) in upload.prototypes["statistics"].rows().items():
-                if not 0 <= k < classes:
-                    raise PayloadError(f"client {client} reports statistics of class {k}")
-                row[k] = vector.numpy()
-        corner = np.asarray(np.linalg.qr(h.reshape(len(voters), -1).T, mode="r"))
-        deviations = np.diag(np.sqrt([max(u.scalars["variance"], 0.0) for u in voters.values()]))
-        mixtures = []
-        for i in range(len(voters)):
-            apart = corner[:, i, None] - corner
-            apart[np.abs(apart) < 1e-12 * np.abs(corner).max()] = 0  # rounding of equal rows of h
-            alpha = nnls_simplex(np.vstack([deviations, apart]))
-            kept = np.where(alpha < self.min_weight, 0.0, alpha)
-            kept = kept if kept.any() else alpha  # many alike clients have small weights each
-            mixtures.append((kept / kept.sum()).tolist())
-        return mixtures
-
     # --- client half ---------------------------------------------------------------------------
-
-    def keeps_state(self, run: RunFacts) -> bool:
-        return False  # the head is the server's until it comes down
-
-    def init_client(self, run: RunFacts, client: int) -> Bundle:
-        return Bundle()
 
     def load(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
         load_weights(ctx.net, {**ctx.run.initial_weights, **payload.weights})
@@ -203,11 +136,8 @@ class FedPAC(FedAvg):
 
     def phases(self, ctx: ClientContext) -> Sequence[Phase]:
         training = ctx.run.experiment.training
-        lr = training.lr * self.head_lr_factor
-        return [
-            Phase(epochs=self.head_epochs, trains=("head/",), lr=lr),
-            Phase(epochs=training.local_epochs, trains=("base/",)),
-        ]
+        head = Phase(self.head_epochs, ("head/",), lr=training.lr * self.head_lr_factor)
+        return [head, Phase(training.local_epochs, ("base/",))]
 
     def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: References) -> Tensor:
         supervised = super().loss(ctx, batch, out, refs)
@@ -215,30 +145,12 @@ class FedPAC(FedAvg):
             return supervised
         return supervised + self.lam * mse_loss(out.features, refs.targets[batch.y])  # eq. 6
 
-    def after_local(self, ctx: ClientContext, payload: Bundle, state: Bundle, refs: Any) -> Bundle:
-        return Bundle()
-
     def uplink(
         self, ctx: ClientContext, state: Bundle, refs: References, num_examples: int
     ) -> Bundle:
         trained = statistics_of(ctx)
-        described = trained if self.statistics == "after" else refs.received
-        return Bundle(
-            weights_of(ctx.net),
-            {"class": Prototypes.of(trained.means, ctx.run.width), "statistics": described.h},
-            scalars={"num_examples": float(num_examples), "variance": described.variance},
-        )
-
-
-def statistics_of(ctx: ClientContext) -> Statistics:
-    """Describe a client's training data as the net in its present state sees them (eq. 11, 12)."""
-    x, y = ctx.stream.train(ctx.task)
-    classes, width, n = ctx.run.problem.num_classes, ctx.run.width, len(y)
-    if not n:
-        return Statistics({}, Prototypes.of({}, width), 0.0)
-    z = embeddings(ctx.net, x)  # (n, d)
-    means = class_means(z, y, classes)
-    h = {k: (mean.double() * (count / n), count) for k, (mean, count) in means.items()}
-    squares = sum(float(row.square().sum()) for row, _ in h.values())
-    variance = (float(z.double().square().sum(1).mean()) - squares) / n
-    return Statistics(means, Prototypes.of(h, width), max(variance, 0.0))
+        told = trained if self.statistics == "after" else refs.received
+        upload = super().uplink(ctx, state, refs, num_examples)
+        means = Prototypes.of(trained.means, ctx.run.width)
+        scalars = {**upload.scalars, "variance": told.variance}
+        return Bundle(upload.weights, {"class": means, "statistics": told.h}, scalars=scalars)

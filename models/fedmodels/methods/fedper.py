@@ -27,10 +27,3 @@ class FedPer(FedAvg):
 
     private: tuple[str, ...] = ("head/",)
     """Prefixes of the weights that stay with the client; none is FedAvg."""
-
-    @property
-    def views(self) -> tuple[str, ...]:
-        return ("after_local", "after_downlink") if self.private else super().views
-
-    def shares(self, name: str) -> bool:
-        return not name.startswith(self.private)

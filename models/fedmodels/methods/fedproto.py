@@ -15,7 +15,6 @@ their prototype. There is no global model.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -38,14 +37,13 @@ from fedmodels.techniques.class_prototypes import (
     by_class,
     mean_class_prototypes,
     no_prototypes,
-    sent_down,
     sent_up,
 )
 from fedmodels.tensors.bundle import Bundle, Prototypes
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.tensors.uploads import Uploads
 from fedmodels.training.contexts import ClientContext, ServerContext, ServerState
-from fedmodels.training.method import Batch, Output
+from fedmodels.training.method import Batch, Output, Scores
 from fedmodels.training.run import RunFacts
 
 
@@ -64,7 +62,7 @@ class FedProto(FedAvg):
     """Clients keep their own models, share class means, and pull embeddings to these means."""
 
     citation: ClassVar[str] = "Tan et al., AAAI 2022"
-    trains_together: ClassVar[bool] = True
+    private: ClassVar[tuple[str, ...]] = ("",)  # all weights
 
     lam: NonNegative = 1.0
     """Weight of the pull; 0 is Local-only."""
@@ -75,23 +73,13 @@ class FedProto(FedAvg):
     """What is let out of prototypes."""
 
     @property
-    def views(self) -> tuple[str, ...]:
-        return ("after_local", "after_downlink")
-
-    @property
     def rules(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys((self.inference, "nearest", "classifier")))
-
-    def shares(self, name: str) -> bool:
-        return False
 
     # --- server half ---------------------------------------------------------------------------
 
     def init_server(self, run: RunFacts) -> ServerState:
         return ServerState(Bundle(prototypes=no_prototypes(run)))
-
-    def payload_spec(self, run: RunFacts) -> tuple[BundleSpec, BundleSpec]:
-        return sent_down(run), BundleSpec()
 
     def upload_spec(self, run: RunFacts) -> BundleSpec:
         return sent_up(run)
@@ -113,9 +101,7 @@ class FedProto(FedAvg):
         pull = distance_per_example(out.features, batch.y, refs.everyone)
         return super().loss(ctx, batch, out, refs) + self.lam * pull  # eq. 7
 
-    def after_local(
-        self, ctx: ClientContext, payload: Bundle, state: Bundle, refs: FedProtoReferences
-    ) -> Bundle:
+    def after_local(self, ctx: ClientContext, state: Bundle, refs: FedProtoReferences) -> Bundle:
         x, y = self.training_data(ctx, refs)
         refs.fresh = class_prototypes(embeddings(ctx.net, x), y, ctx.run.problem.num_classes)
         own = moved(state.prototypes.get("class"), refs.fresh, beta=0.0)
@@ -126,10 +112,7 @@ class FedProto(FedAvg):
     ) -> Bundle:
         return Bundle(prototypes=self.limits.released(ctx, refs.fresh))
 
-    def predict(
-        self, ctx: ClientContext, payload: Bundle, state: Bundle, x: Tensor
-    ) -> Mapping[str, Tensor]:
+    def predict(self, ctx: ClientContext, payload: Bundle, state: Bundle, x: Tensor) -> Scores:
         z, met = ctx.net.features(x), by_class(ctx, state).known
-        rules = {"nearest": nearest_scores(z, by_class(ctx, payload), met)}
-        rules["classifier"] = ctx.net.head(z)
-        return {rule: rules[rule] for rule in self.rules}
+        nearest = nearest_scores(z, by_class(ctx, payload), met)
+        return {"nearest": nearest, "classifier": ctx.net.head(z)}

@@ -31,7 +31,6 @@ class FedProx(FedAvg):
     """FedAvg whose clients are held near the weights they were sent."""
 
     citation: ClassVar[str] = "Li et al., MLSys 2020"
-    trains_together: ClassVar[bool] = True
 
     mu: NonNegative = 0.01
     """Weight of the proximal term; 0 is FedAvg."""

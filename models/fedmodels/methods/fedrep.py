@@ -44,13 +44,6 @@ class FedRep(FedAvg):
     bn_of_frozen: Literal["train", "eval"] = "train"
     """Whether running statistics of the base move while the head trains; as released, they do."""
 
-    @property
-    def views(self) -> tuple[str, ...]:
-        return ("after_local", "after_downlink") if self.private else super().views
-
-    def shares(self, name: str) -> bool:
-        return not name.startswith(self.private)
-
     def epochs(self, local_epochs: int) -> tuple[int, int]:
         """Return the epochs of head and base."""
         head = min(max(round(local_epochs / 6), 1), local_epochs)

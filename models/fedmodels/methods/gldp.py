@@ -16,7 +16,7 @@ Deviations: docs/methods/gldp.md. Other readings of the paper: variants/gldp.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -35,20 +35,19 @@ from fedmodels.techniques.class_prototypes import (
     class_means,
     mean_class_prototypes,
     no_prototypes,
-    sent_down,
     sent_up,
 )
 from fedmodels.tensors.bundle import Bundle, Prototypes
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.tensors.uploads import Uploads
 from fedmodels.training.contexts import ClientContext, ServerContext, ServerState
-from fedmodels.training.method import Batch, Output, Phase
+from fedmodels.training.method import Batch, Output, Phase, Scores
 from fedmodels.training.run import RunFacts
 
 
 @dataclass
-class GldpReferences:
-    """References of the loss in one interaction."""
+class Tables:
+    """The prototypes that the loss refers to, by class, and those of the training that it ends."""
 
     own: ByClass  # C-hat_i, as it was before this interaction
     everyone: ByClass  # C-tilde
@@ -61,7 +60,7 @@ class Gldp(FedAvg):
     """Shared base, private heads, and prototypes of old and of rare classes as regularisers."""
 
     citation: ClassVar[str] = "Guo et al., 2025"
-    trains_together: ClassVar[bool] = True
+    private: ClassVar[tuple[str, ...]] = ("head/",)
     has_global_head: ClassVar[bool] = False
 
     lam: Share = 0.5
@@ -96,17 +95,10 @@ class Gldp(FedAvg):
         rules = (self.inference, "gldp_gp", "gldp_lp", "all_classes", "classifier")
         return tuple(dict.fromkeys(rules))  # everyone's model may have no head: it is last
 
-    def shares(self, name: str) -> bool:
-        return not name.startswith("head/")
-
     # --- server half: lines 1 to 8 -------------------------------------------------------------
 
     def init_server(self, run: RunFacts) -> ServerState:
         return ServerState(Bundle(self.shared(run.initial_weights), no_prototypes(run)))
-
-    def payload_spec(self, run: RunFacts) -> tuple[BundleSpec, BundleSpec]:
-        common, own = super().payload_spec(run)
-        return common | sent_down(run), own
 
     def upload_spec(self, run: RunFacts) -> BundleSpec:
         return BundleSpec.of(Bundle(self.shared(run.forms))) | sent_up(run)
@@ -124,19 +116,20 @@ class Gldp(FedAvg):
 
     # --- client half: lines 9 to 18 ------------------------------------------------------------
 
-    def load_global(self, ctx: ClientContext, payload: Bundle) -> None:
-        weights = self.global_weights(payload)
-        load_weights(ctx.net, weights, strict=False)  # prototypes predict without a head
+    def load(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
+        if ctx.view != "global" or self.has_global_head:
+            return super().load(ctx, payload, state)
+        load_weights(ctx.net, self.global_weights(payload), strict=False)  # prototypes predict
 
-    def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> GldpReferences:
-        return GldpReferences(by_class(ctx, state), by_class(ctx, payload))
+    def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> Tables:
+        return Tables(by_class(ctx, state), by_class(ctx, payload))
 
     def phases(self, ctx: ClientContext) -> Sequence[Phase]:
         base = Phase(self.t, ("base/",), bn_of_frozen="eval")  # line 12
         head = Phase(self.s, ("head/",), weight_decay={"head/": 0.0}, bn_of_frozen="eval")
         return [base, head]  # line 13
 
-    def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: GldpReferences) -> Tensor:
+    def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: Tables) -> Tensor:
         total = super().loss(ctx, batch, out, refs)  # eq. 2
         if self.use_lp:
             total = total + self.lam * self.local_loss(ctx, batch, out, refs.own)
@@ -163,27 +156,21 @@ class Gldp(FedAvg):
         squared = (means - everyone.vectors).square().mean(1)  # (K,)
         return (squared * everyone.known * counts).sum() / len(z)
 
-    def after_local(
-        self, ctx: ClientContext, payload: Bundle, state: Bundle, refs: GldpReferences
-    ) -> Bundle:
+    def after_local(self, ctx: ClientContext, state: Bundle, refs: Tables) -> Bundle:
         refs.fresh = self.fresh_prototypes(ctx, refs)
         kept = moved(state.prototypes.get("class"), refs.fresh, self.beta)  # eq. 9
         return Bundle(weights_of(ctx.net, lambda key: not self.shares(key)), {"class": kept})
 
-    def fresh_prototypes(self, ctx: ClientContext, refs: GldpReferences) -> Prototypes:
+    def fresh_prototypes(self, ctx: ClientContext, refs: Tables) -> Prototypes:
         """Return eq. 6: the class means of the task's training set."""
         return class_means(ctx, *self.training_data(ctx, refs))
 
-    def uplink(
-        self, ctx: ClientContext, state: Bundle, refs: GldpReferences, num_examples: int
-    ) -> Bundle:
+    def uplink(self, ctx: ClientContext, state: Bundle, refs: Tables, num_examples: int) -> Bundle:
         return Bundle(self.shared(weights_of(ctx.net)), self.limits.released(ctx, refs.fresh))
 
     # --- inference -----------------------------------------------------------------------------
 
-    def predict(
-        self, ctx: ClientContext, payload: Bundle, state: Bundle, x: Tensor
-    ) -> Mapping[str, Tensor]:
+    def predict(self, ctx: ClientContext, payload: Bundle, state: Bundle, x: Tensor) -> Scores:
         z, own, everyone = ctx.net.features(x), by_class(ctx, state), by_class(ctx, payload)
         local = own if bool(own.known.any()) else everyone
         rules = {
@@ -193,4 +180,4 @@ class Gldp(FedAvg):
         }
         if ctx.view != "global" or self.has_global_head:
             rules["classifier"] = ctx.net.head(z)
-        return {rule: rules[rule] for rule in self.rules if rule in rules}
+        return rules

@@ -20,13 +20,7 @@ class Local(FedAvg):
     """No aggregation: a client's model is its private state."""
 
     citation: ClassVar[str] = "baseline"
-
-    @property
-    def views(self) -> tuple[str, ...]:
-        return ("after_local", "after_downlink")
-
-    def shares(self, name: str) -> bool:
-        return False
+    private: ClassVar[tuple[str, ...]] = ("",)  # all weights
 
     def upload_spec(self, run: RunFacts) -> BundleSpec:
         return BundleSpec()

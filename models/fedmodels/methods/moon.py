@@ -9,13 +9,13 @@ https://arxiv.org/abs/2103.16257
 
 Deviations: z is the net's embedding, without a projection of its own, so that every method trains
 the same net (FedAli's published code does so too); the last batch of an epoch is kept; a client's
-first "previous" model is a switch, ``prev_init`` (docs/methods/moon.md).
+first "previous" model has the run's initial weights (docs/methods/moon.md).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -62,23 +62,13 @@ class Moon(FedAvg):
     """Weight of the contrastive term; 0 is FedAvg."""
     temperature: Positive = 0.5
     """tau of the contrastive term."""
-    prev_init: Literal["initial", "received", "none"] = "initial"
-    """A client's first previous model: the run's initial weights, what it received, or no term."""
 
     # --- client half ---------------------------------------------------------------------------
 
-    def keeps_state(self, run: RunFacts) -> bool:
-        return True
-
     def init_client(self, run: RunFacts, client: int) -> Bundle:
-        return _previous(run.initial_weights) if self.prev_init == "initial" else Bundle()
+        return _previous(run.initial_weights)
 
-    def load(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
-        load_weights(ctx.net, payload.weights)
-
-    def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> Teachers | None:
-        if not state.weights and self.prev_init == "none":
-            return None
+    def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> Teachers:
         last = {name.removeprefix(PREVIOUS): t for name, t in state.weights.items()}
         received, previous = _frozen(ctx.net), _frozen(ctx.net)
         load_weights(previous, last, strict=False)
@@ -88,10 +78,8 @@ class Moon(FedAvg):
             embedded = embeddings(received, x), embeddings(previous, x)
         return Teachers((received, previous), embedded)
 
-    def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: Teachers | None) -> Tensor:
+    def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: Teachers) -> Tensor:
         supervised = super().loss(ctx, batch, out, refs)
-        if refs is None:
-            return supervised
         z_glob, z_prev = refs.features(batch)
         z = out.features
         similarity = torch.stack([cosine_similarity(z, z_glob), cosine_similarity(z, z_prev)], 1)
@@ -99,7 +87,7 @@ class Moon(FedAvg):
         contrastive = cross_entropy(similarity / self.temperature, first)  # eq. 3
         return supervised + self.mu * contrastive  # eq. 4
 
-    def after_local(self, ctx: ClientContext, payload: Bundle, state: Bundle, refs: Any) -> Bundle:
+    def after_local(self, ctx: ClientContext, state: Bundle, refs: Any) -> Bundle:
         return _previous(weights_of(ctx.net))
 
 

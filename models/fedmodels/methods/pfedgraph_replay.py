@@ -11,48 +11,105 @@ generators are trained again. Deviations: docs/methods/pfedgraph.md.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 from torch import Tensor
 
 from fedmodels.methods import register
-from fedmodels.methods.bases.collaborating import Collaborating
-from fedmodels.methods.bases.replay import GenerativeReplay
+from fedmodels.methods.fedavg import FedAvg
+from fedmodels.nets.split import load_weights
 from fedmodels.techniques.class_replay import Rehearsal
-from fedmodels.techniques.collaboration import reference_in
+from fedmodels.techniques.collaboration import (
+    ROWS,
+    Graph,
+    graph_metrics,
+    model_spec,
+    own_model,
+    personal_models,
+    reference_in,
+)
+from fedmodels.techniques.replay_settings import Replay, nothing_met, reported_by_replay
+from fedmodels.tensors.announced import TrainsOn
 from fedmodels.tensors.bundle import Bundle, Weights
-from fedmodels.training.contexts import ClientContext
-from fedmodels.training.method import Batch, Output
+from fedmodels.tensors.bundle_spec import BundleSpec
+from fedmodels.tensors.uploads import Reduction, Uploads
+from fedmodels.training.contexts import ClientContext, ServerContext, ServerState
+from fedmodels.training.method import Batch, Output, Payload, Reduced
+from fedmodels.training.pictures import Picture
+from fedmodels.training.run import RunFacts
 
 
 @dataclass(frozen=True)
-class PFedGraphReplayReferences:
+class Replayed:
     """References of the loss in one interaction."""
 
     replay: Rehearsal
-    neighbours: Weights | None
-    """u_i."""
+    neighbours: Weights | None  # u_i
 
 
 @register("pfedgraph-replay")
 @dataclass(frozen=True, kw_only=True)
-class PFedGraphReplay(Collaborating, GenerativeReplay):
+class PFedGraphReplay(FedAvg):
     """pFedGraph with class replay; no alignment."""
 
     citation: ClassVar[str] = "Tan and Liu, arXiv 2410.01502v2, baseline"
+    reduction: ClassVar[Reduction] = "each"
+    trains_on: ClassVar[TrainsOn] = "replay"
 
-    def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> Any:
-        return PFedGraphReplayReferences(
-            super().prepare(ctx, payload, state), reference_in(payload.weights, ctx.device)
-        )
+    graph: Graph = field(default_factory=Graph)
+    """How clients are compared, and how much they learn from each other."""
+    replay: Replay = field(default_factory=Replay)
+    """How generated examples are made, chosen and used."""
 
-    def training_data(self, ctx: ClientContext, refs: Any) -> tuple[Tensor, Tensor]:
-        return super().training_data(ctx, refs.replay)
+    @property
+    def views(self) -> tuple[str, ...]:
+        return ("after_local", "after_downlink")
 
-    def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: Any) -> Tensor:
+    def reported(self, run: RunFacts) -> frozenset[str]:
+        return reported_by_replay(run)
+
+    # --- server half ---------------------------------------------------------------------------
+
+    def init_server(self, run: RunFacts) -> ServerState:
+        return ServerState(Bundle())
+
+    def broadcast(self, ctx: ServerContext, state: ServerState) -> Payload:
+        return state.common, personal_models(ctx.run, state, ctx.cohort)
+
+    def payload_spec(self, run: RunFacts) -> tuple[BundleSpec, BundleSpec]:
+        return BundleSpec(), model_spec(run)
+
+    def aggregate(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> ServerState:
+        return self.graph.collaborated(ctx, state, uploads, self.count)  # eq. 3 and 4
+
+    def finish(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> Reduced:
+        return state, graph_metrics(ctx, state.own.weights[ROWS], uploads) if uploads else {}
+
+    # --- client half ---------------------------------------------------------------------------
+
+    def load(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
+        load_weights(ctx.net, own_model(payload.weights))
+
+    def init_client(self, run: RunFacts, client: int) -> Bundle:
+        return nothing_met(run)
+
+    def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> Replayed:
+        replay = self.replay.of(ctx.run).prepared(ctx, state)
+        return Replayed(replay, reference_in(payload.weights, ctx.device))
+
+    def training_data(self, ctx: ClientContext, refs: Replayed) -> tuple[Tensor, Tensor]:
+        return refs.replay.training_data()
+
+    def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: Replayed) -> Tensor:
         plain = super().loss(ctx, batch, out, refs)
-        return self.attracted(ctx.net, plain, refs.neighbours)  # eq. 5
+        return self.graph.attracted(ctx.net, plain, refs.neighbours)  # eq. 5
 
-    def after_local(self, ctx: ClientContext, payload: Bundle, state: Bundle, refs: Any) -> Bundle:
-        return super().after_local(ctx, payload, state, refs.replay)
+    def after_local(self, ctx: ClientContext, state: Bundle, refs: Replayed) -> Bundle:
+        return self.replay.of(ctx.run).kept(ctx, state, refs.replay)
+
+    def pictures(
+        self, ctx: ClientContext, payload: Bundle, state: Bundle, x: Tensor, y: Tensor
+    ) -> Mapping[str, Picture]:
+        return self.replay.of(ctx.run).pictures(ctx, state)

@@ -16,12 +16,14 @@ precision.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedmodels.errors import ConfigError
+from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.optimal_transport import (
     COSINES,
     LEAST_UNBALANCED,
@@ -29,6 +31,7 @@ from fedmodels.numerics.optimal_transport import (
     pot_plan,
     sinkhorn_plan,
 )
+from fedmodels.tensors.bundle import Prototypes, Weights
 
 _CHOICES = {
     "sets": ("both", "local_only", "global_only"),
@@ -237,6 +240,52 @@ class ALP(nn.Module):
             if self.topk == "official"
             else math.ceil(tokens / prototypes)
         )
+
+
+LOCAL, GLOBAL = ".local_prototypes", ".global_prototypes"
+"""Endings of the names under which a net holds P_L and P_G."""
+INFLUENCE = ("prototype_share", "prototype_angle")
+"""What :meth:`ALP.influence` measures."""
+
+
+def is_prototypes(name: str) -> bool:
+    """Tell whether a weight of a net is a set of prototypes."""
+    return name.endswith((LOCAL, GLOBAL))
+
+
+def sets_of(weights: Weights, which: str = LOCAL) -> dict[str, Prototypes]:
+    """Return one set of prototypes of a net's weights by block, ``alp/0`` nearest to the input."""
+    found = [tensor for name, tensor in weights.items() if name.endswith(which)]
+    return {f"alp/{block}": Prototypes.by_position(rows) for block, rows in enumerate(found)}
+
+
+def put_prototypes(net: nn.Module, sets: Mapping[str, Prototypes]) -> None:
+    """Copy a set of each block into a net, as its local and as its global prototypes."""
+    for block, layer in enumerate(alp_layers(net)):
+        layer.global_prototypes.copy_(sets[f"alp/{block}"].vectors)
+        layer.local_prototypes.copy_(sets[f"alp/{block}"].vectors)
+
+
+@torch.no_grad()
+def influence_of(net: SplitNet, x: Tensor) -> dict[str, float]:
+    """Return how much prototypes change the tokens of inputs (n, …), by block; n may be 0."""
+    found = dict[str, float]()
+    if not len(x):
+        return found
+    net.eval()  # the prototypes stay as they are
+
+    def measure(block: int, layer: ALP, tokens: Tensor) -> None:
+        values = zip(INFLUENCE, layer.influence(tokens), strict=True)
+        found.update({f"{name}_{block}": value for name, value in values})
+
+    hooks = [
+        layer.register_forward_pre_hook(lambda layer, given, b=block: measure(b, layer, given[0]))
+        for block, layer in enumerate(alp_layers(net))
+    ]
+    net(x)
+    for hook in hooks:
+        hook.remove()
+    return found
 
 
 def alp_layers(net: nn.Module) -> list[ALP]:

@@ -72,7 +72,7 @@ def digits_cnn(num_classes: int, input_shape: tuple[int, ...], *, norm: str = "n
     ``norm`` is ``"none"``, ``"group"`` or ``"layer"``, see :func:`normalisation`.
     """
     base = _DigitsBase(*image_shape("digits-cnn", input_shape, 4), norm)
-    return SplitNet(base, nn.Linear(64, num_classes), 64, may_be_grouped=True)
+    return SplitNet(base, nn.Linear(64, num_classes), 64)
 
 
 class _Cnn5Base(nn.Module):
@@ -102,4 +102,4 @@ def cnn5(num_classes: int, input_shape: tuple[int, ...], *, norm: str = "none") 
     :func:`normalisation`.
     """
     base = _Cnn5Base(*image_shape("cnn5", input_shape, 16), norm)
-    return SplitNet(base, nn.Linear(128, num_classes), 128, may_be_grouped=True)
+    return SplitNet(base, nn.Linear(128, num_classes), 128)

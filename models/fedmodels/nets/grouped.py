@@ -17,14 +17,17 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from fedmodels.nets.split import SplitNet
+from fedmodels.numerics.randomness import seeded
+
 
 class Grouped(TorchFunctionMode):
     """A block in which a net's forward pass is that of several nets.
 
     Images are (B, N*c, H, W) in it, vectors (N, B, d). A net may be called so if its images meet
     nothing but convolutions, pools, group normalisation, ``flatten(1)`` and what works on each
-    number alone, and its vectors nothing but linear layers, layer normalisation and the like;
-    ``SplitNet.may_be_grouped`` says so.
+    number alone, and its vectors nothing but linear layers, layer normalisation and the like.
+    :func:`can_be_grouped` finds it out.
     """
 
     def __init__(self, nets: int) -> None:
@@ -81,6 +84,40 @@ class Grouped(TorchFunctionMode):
             return x
         rows: Tensor = _LikeImages.apply(x)
         return rows.reshape(len(x), self.nets, -1).transpose(0, 1)
+
+
+def can_be_grouped(net: SplitNet, input_shape: tuple[int, ...]) -> bool:
+    """Tell whether two nets like this one, of other weights, come to the same as one net of groups.
+
+    Args:
+        net: in training mode; a net that draws random numbers there cannot.
+        input_shape: of one example.
+    """
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 3, *input_shape, generator=draw)
+    rows = {key: torch.stack([_moved(t, draw) for _ in x]) for key, t in net.tensors().items()}
+    alone, nets = [], Grouped(len(x))
+    try:
+        with torch.no_grad(), seeded(0):
+            for number in range(len(x)):
+                with net.holding({key: row[number] for key, row in rows.items()}):
+                    alone.append(net.head(net.embedded(x[number])))
+            with net.holding(rows):
+                inputs = nets.inputs(x)
+                with nets:
+                    at_once = net.head(net.embedded(inputs))
+    except Exception:  # whatever a layer says of shapes it does not take
+        return False
+    expected = torch.stack(alone)
+    same = at_once.shape == expected.shape
+    return same and torch.allclose(at_once.float(), expected.float(), rtol=1e-3, atol=1e-4)
+
+
+def _moved(tensor: Tensor, draw: torch.Generator) -> Tensor:
+    held = tensor.detach()
+    if not held.is_floating_point():
+        return held
+    return held + 0.1 * torch.randn(held.shape, generator=draw)
 
 
 class _LikeImages(torch.autograd.Function):

@@ -28,6 +28,4 @@ def mlp(
     for width in hidden:
         layers += [nn.Linear(fan_in, width), nn.ReLU()]
         fan_in = width
-    return SplitNet(
-        nn.Sequential(*layers), nn.Linear(fan_in, num_classes), fan_in, may_be_grouped=True
-    )
+    return SplitNet(nn.Sequential(*layers), nn.Linear(fan_in, num_classes), fan_in)

@@ -36,7 +36,6 @@ class SplitNet(nn.Module):
             batch and keeps no statistics, it cannot; one example is then embedded beside a copy.
         mixed_precision: whether the base computes in bfloat16, as autocast has it; weights,
             embeddings and the head are float32 all the same.
-        may_be_grouped: whether several such nets can run as one (:mod:`fedmodels.nets.grouped`).
     """
 
     def __init__(
@@ -47,10 +46,8 @@ class SplitNet(nn.Module):
         *,
         mixes_examples: bool = False,
         takes_one: bool = True,
-        may_be_grouped: bool = False,
     ) -> None:
         super().__init__()
-        self.may_be_grouped = may_be_grouped
         self.mixes_examples, self.takes_one = mixes_examples, takes_one
         self.mixed_precision = False
         self.base, self.head, self.width = base, head, width

@@ -57,11 +57,6 @@ def sent_up(run: RunFacts) -> BundleSpec:
     return prototype_spec("class", run.width, run.problem.num_classes)
 
 
-def sent_down(run: RunFacts) -> BundleSpec:
-    """Return the spec of class prototypes without counts."""
-    return prototype_spec("class", run.width, run.problem.num_classes, counted=False)
-
-
 def by_class(ctx: ClientContext, bundle: Bundle) -> ByClass:
     """Return a bundle's class prototypes laid out by class, on the client's device."""
     found = bundle.prototypes.get("class")

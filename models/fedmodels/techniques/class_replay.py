@@ -102,6 +102,24 @@ class Rehearsal:
     trained: frozenset[str] = frozenset()
     """Keys of the generators that were trained after the local training."""
 
+    def renewed(self, *, teaches: bool) -> Callable[[int], tuple[Tensor, Tensor]] | None:
+        """Return what gives the examples of an epoch; None where all epochs have the same.
+
+        Args:
+            teaches: whether outputs on replayed examples are held to the judge's.
+        """
+        redraw = self.redraw
+        if redraw is None:
+            return None
+
+        def examples(epoch: int) -> tuple[Tensor, Tensor]:
+            if epoch:
+                self.replayed = redraw(epoch)
+                self.teacher = self.judge(self.replayed.x) if teaches else None
+            return self.training_data()
+
+        return examples
+
     def training_data(self) -> tuple[Tensor, Tensor]:
         """Return all inputs and labels, replayed ones last."""
         (x, y), extra = self.real, self.replayed

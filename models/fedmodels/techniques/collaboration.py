@@ -11,16 +11,21 @@ https://proceedings.mlr.press/v202/ye23b.html
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from fedmodels.config.bounds import NonNegative
+from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.algebra import simplex_projection, weighted_mean
 from fedmodels.techniques.mixing import entropy
 from fedmodels.tensors.bundle import Bundle, ClientId, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.training.contexts import Metrics, ServerContext, ServerState
 from fedmodels.training.run import RunFacts
+from fedmodels.training.settings import Part
 
 NEIGHBOURS = "neighbours/"
 """Prefix of u_i, the normed mean of a client's neighbours."""
@@ -133,36 +138,53 @@ def reference_in(weights: Mapping[str, Tensor], device: torch.device) -> Weights
     return {k.removeprefix(NEIGHBOURS): t.to(device) for k, t in found.items()} or None
 
 
-def collaborated(
-    ctx: ServerContext,
-    state: ServerState,
-    uploads: Mapping[int, Bundle],
-    alpha: float,
-    similarity: str,
-    count: Callable[[Bundle], float],
-) -> ServerState:
-    """Return the state in which each client of the cohort has its mixture; absent ones keep theirs.
+@dataclass(frozen=True, kw_only=True)
+class Graph(Part):
+    """How clients are compared, and how much they learn from each other."""
 
-    Args:
-        ctx: where in the run.
-        state: before.
-        uploads: models.
-        alpha: of the graph.
-        similarity: ``"all"`` parameters are compared, or those of the ``"head"``.
-        count: gives what an upload counts in p.
-    """
-    if not uploads:
-        return state
-    models, net = [u.weights for u in uploads.values()], ctx.run.make_net()
-    compared = parameter_keys(net, "head/" if similarity == "head" else "")
-    d = distances(models, ctx.run.initial_weights, compared)
-    shares = proportions([count(upload) for upload in uploads.values()])
-    graph = collaboration_graph(d, shares, alpha)
-    clients, every = dict(state.clients), parameter_keys(net)
-    for client, row in zip(uploads, graph, strict=True):
-        near = {NEIGHBOURS + k: t for k, t in neighbours(models, row, every).items()}
-        clients[client] = Bundle(weights={**mixed(models, row), **near})
-    return ServerState(state.common, Bundle(weights={ROWS: graph}), clients)
+    alpha: NonNegative = 0.8
+    """How much the data shares count against likeness; 0 is likeness alone."""
+    lam: NonNegative = 0.01
+    """Weight of the likeness to the neighbours in the local loss."""
+    similarity: Literal["all", "head"] = "all"
+    """Parameters that are compared."""
+    official_sign: bool = False
+    """Repel, as all official ports do by their sign, instead of attract, as the paper says."""
+
+    def collaborated(
+        self,
+        ctx: ServerContext,
+        state: ServerState,
+        uploads: Mapping[int, Bundle],
+        count: Callable[[Bundle], float],
+    ) -> ServerState:
+        """Return the state in which each client of the cohort has its mixture; others keep theirs.
+
+        Args:
+            ctx: where in the run.
+            state: before.
+            uploads: models.
+            count: gives what an upload counts in p.
+        """
+        if not uploads:
+            return state
+        models, net = [u.weights for u in uploads.values()], ctx.run.make_net()
+        compared = parameter_keys(net, "head/" if self.similarity == "head" else "")
+        d = distances(models, ctx.run.initial_weights, compared)
+        shares = proportions([count(upload) for upload in uploads.values()])
+        graph = collaboration_graph(d, shares, self.alpha)
+        clients, every = dict(state.clients), parameter_keys(net)
+        for client, row in zip(uploads, graph, strict=True):
+            near = {NEIGHBOURS + k: t for k, t in neighbours(models, row, every).items()}
+            clients[client] = Bundle(weights={**mixed(models, row), **near})
+        return ServerState(state.common, Bundle(weights={ROWS: graph}), clients)
+
+    def attracted(self, net: SplitNet, plain: Tensor, neighbours: Weights | None) -> Tensor:
+        """Return the plain loss with the likeness of the net to its neighbours u_i (eq. 5)."""
+        if neighbours is None or not self.lam:
+            return plain
+        sign = 1 if self.official_sign else -1
+        return plain + sign * self.lam * likeness(net, neighbours)
 
 
 def graph_metrics(ctx: ServerContext, rows: Tensor, clients: Iterable[int]) -> Metrics:

@@ -17,14 +17,14 @@ of clients, not of examples: ``round`` of this interaction, ``total`` of all up 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedmodels.tensors.bundle import Bundle, Histogram
+from fedmodels.tensors.bundle import Bundle, ClientId, GeneratorState, Histogram, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.training.contexts import ServerContext
 
@@ -57,6 +57,23 @@ def announced(ctx: ServerContext, before: Histogram | None) -> Histogram:
     """
     now = _clients_per_class(ctx, ctx.cohort)
     return Histogram(now, now if before is None else before.total + now)
+
+
+def beside_training(
+    ctx: ServerContext, weights: Weights, generators: Mapping[str, GeneratorState], own: Bundle
+) -> Mapping[ClientId, Bundle]:
+    """Return what orders to train bring to each client beside the common part; none for scores.
+
+    Args:
+        ctx: of the interaction.
+        weights: what else is sent, under roles of its own.
+        generators: likewise.
+        own: the server's own state, which remembers classes.
+    """
+    if ctx.scores:
+        return {}
+    sent = Bundle(weights, generators=dict(generators), histogram=announced(ctx, own.histogram))
+    return dict.fromkeys(ctx.cohort, sent)
 
 
 def remembered(ctx: ServerContext, before: Histogram | None, answered: Iterable[int]) -> Histogram:

@@ -6,7 +6,6 @@ The cluster of each global prototype and one bit a class for J travel among the 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -18,7 +17,6 @@ from fedmodels.numerics.algebra import cluster
 from fedmodels.numerics.metrics import minority_classes
 from fedmodels.numerics.prototypes import ByClass
 from fedmodels.tensors.bundle import Bundle, Weights
-from fedmodels.tensors.bundle_spec import BundleSpec, TensorSpec, prototype_spec
 from fedmodels.training.contexts import ClientContext, ServerContext
 from fedmodels.training.run import RunFacts
 
@@ -68,19 +66,6 @@ def semantic_by_class(ctx: ClientContext, payload: Bundle) -> ByClass:
     rare = minority_of(payload.weights, classes).to(ctx.device)
     found = ByClass.of(replace(g, vectors=p[a]), classes, ctx.net.width, ctx.device)
     return ByClass(found.vectors, found.known & rare)
-
-
-def levels_spec(run: RunFacts) -> BundleSpec:
-    """Return the specification of prototypes on both levels, and of what relates the two."""
-    classes, nothing = run.problem.num_classes, TensorSpec(torch.int32, (0,))
-    levels = {
-        f"weights/{CLUSTER}": TensorSpec(torch.int32, (None,), classes),
-        f"weights/{MINORITY}": TensorSpec(torch.uint8, (math.ceil(classes / 8),)),
-        "prototypes/semantic/vectors": TensorSpec(torch.float32, (None, run.width), classes),
-        "prototypes/semantic/labels": nothing,
-        "prototypes/semantic/counts": nothing,
-    }
-    return prototype_spec("class", run.width, classes, counted=False) | BundleSpec(levels)
 
 
 def class_counts(ctx: ServerContext, uploads: Mapping[int, Bundle]) -> Weights:

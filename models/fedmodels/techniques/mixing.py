@@ -24,7 +24,6 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fedmodels.nets.split import SplitNet
-from fedmodels.numerics.algebra import simplex_projection
 from fedmodels.numerics.randomness import generator
 from fedmodels.tensors.bundle import Weights
 
@@ -38,21 +37,13 @@ SELF = 0.9
 class Mixer:
     """A net whose parameters and buffers are a weighted sum of models."""
 
-    def __init__(
-        self,
-        net: SplitNet,
-        models: Sequence[Weights],
-        *,
-        bn: Literal["weighted", "batch"] = "weighted",
-    ) -> None:
+    def __init__(self, net: SplitNet, models: Sequence[Weights]) -> None:
         """Stack the models; the net's own tensors become views of the mixture.
 
         Args:
             net: on the device to compute on; not to be used for anything else afterwards.
             models: the weights of each, all of the net's keys.
-            bn: normalise by the mixed statistics, or by those of each batch.
         """
-        self.bn = bn
         device = next(net.parameters()).device
         floats = [k for k, b in net.named_buffers() if b.is_floating_point()]
         self.models = _stacked(models, [k for k, _ in net.named_parameters()], device)  # (n, P)
@@ -76,7 +67,7 @@ class Mixer:
             parameter.grad = _shaped(self._gradient[at], parameter)
         floats = [b for b in net.buffers() if b.is_floating_point()]
         self._live = [(b, self._statistics[at].view_as(b)) for b, at in _slices(floats)]
-        net.train(self.bn == "batch")
+        net.eval()  # batch normalisation by the mixed statistics
 
     def mix(self, w: Tensor) -> None:
         """Put ``sum_j w_j theta_j`` into the net."""
@@ -109,10 +100,7 @@ class Search:
 
     epochs: int = 20
     lr: float = 0.01
-    optimizer: Literal["adam", "sgd"] = "adam"
     batch_size: int = 64
-    param: Literal["softmax", "quad", "pgd", "affine"] = "softmax"
-    """Of the simplex: softmax(a), a²/sum a², projection after each step, or only sum w = 1."""
     init: Literal["uniform", "self"] = "uniform"
     entropy_floor: float = 0.0
     """Least entropy of w over log n; reached by going towards uniform weights."""
@@ -161,10 +149,8 @@ def find_weights(
     fixed = examples if not callable(examples) else examples(0)
     n, device = len(mixer.models), mixer.models.device
     uniform = torch.full((n,), 1 / n, dtype=torch.float64)
-    smallest = 2 if mixer.bn == "batch" and mixer.net.normalises_batches else 1
-    enough = len(fixed[1]) >= smallest
-    if n == 1 or not enough:
-        loss = mixer.loss(uniform.float().to(device), fixed) if enough else math.nan
+    if n == 1 or not len(fixed[1]):
+        loss = mixer.loss(uniform.float().to(device), fixed) if len(fixed[1]) else math.nan
         return Found(uniform, loss, loss)
 
     def judged(w: Tensor) -> tuple[float, Tensor]:
@@ -175,22 +161,19 @@ def find_weights(
     of_uniform = best[0]
     a = _start(uniform, own, search).requires_grad_()
     if search.init != "uniform":
-        best = min(best, judged(weights_from(a, search.param)), key=lambda found: found[0])
-    optimizer, order = _optimizer(a, search), generator(seed)
+        best = min(best, judged(a.softmax(0)), key=lambda found: found[0])
+    optimizer = torch.optim.Adam([a], lr=search.lr, betas=(0.5, 0.999))  # FedLAW's betas
+    order = generator(seed)
     for epoch in range(search.epochs):
         x, y = draw(epoch) if draw is not None else fixed
         for index in torch.split(torch.randperm(len(y), generator=order), search.batch_size):
-            if len(index) < smallest:
-                continue  # it cannot be normalised
             index = index.to(x.device)
-            w = weights_from(a, search.param)
+            w = a.softmax(0)
             _, slope = mixer.gradient(w.detach().float().to(device), x[index], y[index])
             optimizer.zero_grad(set_to_none=True)
             w.backward(slope.double().cpu())  # type: ignore[no-untyped-call]
             optimizer.step()
-            if search.param == "pgd":
-                a.data = simplex_projection(a.detach())
-        best = min(best, judged(weights_from(a, search.param)), key=lambda found: found[0])
+        best = min(best, judged(a.softmax(0)), key=lambda found: found[0])
     return Found(best[1], best[0], of_uniform)
 
 
@@ -199,10 +182,9 @@ def find_all(
 ) -> list[Found]:
     """Solve problems that share their models, as many at a time as there are threads.
 
-    What is found does not depend on the number of threads. Batch normalisation by batch statistics
-    is solved in one thread: layers in training mode may draw from torch's global generator.
+    What is found does not depend on the number of threads.
     """
-    threads = max(1, min(threads, len(problems))) if mixer.bn == "weighted" else 1
+    threads = max(1, min(threads, len(problems)))
     mixers = [mixer, *(mixer.another() for _ in range(threads - 1))]
     intra_op = torch.get_num_threads()
 
@@ -216,33 +198,13 @@ def find_all(
     return [shares[i % threads][i // threads] for i in range(len(problems))]
 
 
-def weights_from(a: Tensor, param: str) -> Tensor:
-    """Return the weights (n,) that parameters (n,) stand for."""
-    if param == "softmax":
-        return a.softmax(0)
-    if param == "quad":
-        return a.square() / a.square().sum()
-    # affine: may be negative; pgd: on the simplex after each step. Both take the slope along sum 1:
-    # Adam would step by its rate in every weight where all slopes have one sign, and go nowhere.
-    return a - (a.sum() - 1) / len(a)
-
-
-def _optimizer(a: Tensor, search: Search) -> torch.optim.Optimizer:
-    """Return the optimiser of the parameters; Adam has the betas of FedLAW."""
-    if search.optimizer == "adam":
-        return torch.optim.Adam([a], lr=search.lr, betas=(0.5, 0.999))
-    return torch.optim.SGD([a], lr=search.lr)
-
-
 def _start(uniform: Tensor, own: int, search: Search) -> Tensor:
-    """Return the parameters of the initial weights."""
+    """Return the parameters of the initial weights, whose softmax they are."""
     w = uniform.clone()
     if search.init == "self":
         w.fill_((1 - SELF) / (len(w) - 1))
         w[own] = SELF
-    if search.param == "softmax":
-        return w.log() - w.log().mean()  # zeros where w is uniform
-    return w.sqrt() if search.param == "quad" else w
+    return w.log() - w.log().mean()  # zeros where w is uniform
 
 
 def entropy(w: Tensor) -> float:

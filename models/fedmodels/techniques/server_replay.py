@@ -6,14 +6,16 @@ generators draw it, its own model filters it, and its label counts S give its vo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from threading import Lock
+
+import torch
 
 from fedmodels.errors import PayloadError
 from fedmodels.nets.split import load_weights
 from fedmodels.numerics.randomness import derive_seed
-from fedmodels.techniques.class_replay import ALL, ClassReplay, Judge, Replayed
+from fedmodels.techniques.class_replay import ALL, ClassReplay, Judge, Replayed, published
 from fedmodels.techniques.mixing import Examples, WeightSearch
 from fedmodels.tensors.announced import Announced, check_versions
 from fedmodels.tensors.bundle import Bundle, GeneratorState, Histogram, Weights
@@ -25,12 +27,22 @@ _DRAWING = Lock()
 """Held while examples are drawn: building a generator's net touches torch's global generator."""
 
 
-def generators_spec(replay: ClassReplay, num_classes: int) -> BundleSpec:
-    """Return the specification of the generators that an upload may bring."""
+def sent_spec(replay: ClassReplay, num_classes: int) -> BundleSpec:
+    """Return the spec of what an upload brings beside a model: S, and generators if any trained."""
+    counts = (torch.zeros(n, dtype=torch.int32) for n in (0, num_classes))
     shapes = replay.family.public_shapes()
     keys = map(str, range(num_classes)) if replay.decoupled else (ALL,)
     generators = {key: GeneratorState(0, shapes) for key in keys}
-    return BundleSpec(optional=BundleSpec.of(Bundle(generators=generators)).required)
+    optional = BundleSpec.of(Bundle(generators=generators)).required
+    return BundleSpec(BundleSpec.of(Bundle(histogram=Histogram(*counts))).required, optional)
+
+
+def sent(state: Bundle, trained: Collection[str]) -> Bundle:
+    """Return what goes up of a private state: S, and the generators of these keys."""
+    assert state.histogram is not None
+    counts = Histogram(torch.zeros(0, dtype=torch.int32), state.histogram.total)  # S, not Y
+    new = {key: each for key, each in state.generators.items() if key in trained}
+    return Bundle(generators=published(new), histogram=counts)
 
 
 def check_generators(

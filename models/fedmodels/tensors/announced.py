@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ MOST_SQUARE = 1e15
 """Limit of all other numbers: statistics and variances are squares."""
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 NOT_NEGATIVE = ("running_var", "num_batches_tracked")
+TrainsOn = Literal["task", "history", "memory", "replay"]
 _USUAL = frozenset({torch.float32, torch.int64})
 
 
@@ -37,17 +39,16 @@ class Announced:
     met: Tensor  # (K,) in all its tasks up to that one
     trained: Tensor  # (K,) in all orders to train up to this one: a task may come several times
 
-    def most_examples(self, *, history: bool = False, replay: bool = False) -> int:
+    def most_examples(self, trains_on: TrainsOn = "task") -> int:
         """Return the largest number of examples that the client can have trained on.
 
         Args:
-            history: whether the client keeps old tasks' examples and trains on them again.
-            replay: whether the client generates examples, of each class as many as it has of its
-                most frequent class.
+            trains_on: all tasks so far count for ``history``, the order's task otherwise; for
+                ``replay`` generated ones too, of each class as many as of the most frequent one.
         """
-        if history:
+        if trains_on == "history":
             return int(self.met.sum())
-        generated = len(self.now) * int(self.now.max()) if replay else 0
+        generated = len(self.now) * int(self.now.max()) if trains_on == "replay" else 0
         return self._examples + generated
 
     @cached_property

@@ -29,6 +29,10 @@ class TensorSpec:
         """Return the exact spec of ``tensor``."""
         return cls(tensor.dtype, tuple(tensor.shape))
 
+    def growing(self, rows: int) -> TensorSpec:
+        """Return the spec of tensors with up to so many rows of this shape."""
+        return TensorSpec(self.dtype, (None, *self.shape[1:]), rows)
+
     def admits(self, dtype: torch.dtype, shape: tuple[int, ...]) -> bool:
         """Tell whether a tensor of this dtype and shape fits."""
         if shape == self.shape:
@@ -65,6 +69,25 @@ class BundleSpec:
     def of(cls, bundle: Bundle) -> BundleSpec:
         """Return the spec that admits exactly bundles shaped like this one."""
         return cls({key: TensorSpec.of(tensor) for key, tensor in bundle.by_key().items()})
+
+    @classmethod
+    def growing(cls, bundle: Bundle, rows: int) -> BundleSpec:
+        """Return the spec of bundles like this one whose empty tensors may come to have rows.
+
+        A set of prototypes without a row may come to have labels and counts, of all rows or of
+        none: these are optional in a spec.
+        """
+        found = cls.of(bundle).required
+        empty = {k: each.growing(rows) for k, each in found.items() if 0 in each.shape[:1]}
+        optional = dict[str, TensorSpec]()
+        for level, held in bundle.prototypes.items():
+            for key in (f"prototypes/{level}/labels", f"prototypes/{level}/counts"):
+                if key in empty and len(held.vectors):
+                    del empty[key]  # rows by position: they get no labels
+                elif key in empty:
+                    optional[key] = empty.pop(key)
+        required = {key: spec for key, spec in {**found, **empty}.items() if key not in optional}
+        return cls(required, optional)
 
     def __or__(self, other: BundleSpec) -> BundleSpec:
         """Return the spec of a bundle with the keys of both specs."""

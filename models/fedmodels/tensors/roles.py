@@ -25,6 +25,11 @@ def part_of(weights: Mapping[str, Tensor], role: str) -> Weights:
     return {k.removeprefix(prefix): t for k, t in weights.items() if k.startswith(prefix)}
 
 
+def of_role(weights: Mapping[str, Tensor], role: str) -> Weights:
+    """Return the weights of one role under their names."""
+    return {name: tensor for name, tensor in weights.items() if name.startswith(f"{role}/")}
+
+
 def without(weights: Mapping[str, Tensor], *roles: str) -> Weights:
     """Return the weights of all other roles; the same object if these roles have no weights."""
     prefixes = tuple(f"{role}/" for role in roles)

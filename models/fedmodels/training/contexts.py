@@ -5,7 +5,7 @@ Shapes: n and m examples, C channels, K classes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Protocol
@@ -58,8 +58,8 @@ class ServerContext(Located):
 
     run: RunFacts
     at: Position
-    cohort: tuple[int, ...]
-    """The clients of this interaction, ascending."""
+    cohort: Sequence[int]
+    """The clients of this interaction, ascending; of a payload for scores alone, all clients."""
     series: dict[str, Any] = field(default_factory=dict)
     """Nested lists for the report, such as ``aggregation_weights`` (n, n); put in by ``finish``."""
     server_data: ServerData | None = None
@@ -68,6 +68,8 @@ class ServerContext(Located):
     """The classes each client of the cohort trains on now, by its announcement."""
     limits: tuple[Tensor, Tensor] | None = None
     """Black and white of each channel after normalisation, (C,) or (1,) each, as announced."""
+    scores: bool = False
+    """Whether a payload is for scores alone."""
     ends_task: bool = False
     """Whether the next interaction is on another task. False for the last interaction, so that no
     run ends with the training of a generator that nobody will use."""
@@ -90,7 +92,7 @@ class Stream(Protocol):
         ...
 
     def train_up_to(self, task: int) -> tuple[Tensor, Tensor]:
-        """Return the data of all tasks up to ``task``; needs ``keeps_history``."""
+        """Return the data of all tasks up to ``task``; needs ``trains_on = "history"``."""
         ...
 
     def limits(self) -> tuple[Tensor, Tensor]:

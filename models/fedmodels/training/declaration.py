@@ -14,6 +14,14 @@ from fedmodels.training.method import Method
 TAKEN = ("name", "code_sha256")
 """Keys of ``[method]`` that are no hyper-parameters."""
 PROPERTIES = ("views", "rules", "local_view")
+GONE = {
+    "evaluation": "broadcast with ctx.scores",
+    "load_global": 'load with ctx.view == "global"',
+    "keeps_history": 'trains_on = "history"',
+    "replays": 'trains_on = "replay"',
+    "replaces_old_data": 'trains_on = "memory"',
+}
+"""What methods had before, and nobody asks any more."""
 T = TypeVar("T")
 PLAIN = (bool, int, float, str, type(None))
 
@@ -37,6 +45,9 @@ def check_class(name: str, cls: type[Method]) -> None:
     for key in PROPERTIES:
         if inspect.isfunction(inspect.getattr_static(cls, key)):
             raise ConfigError(f"{name}: {key} must be a property: put @property above it")
+    for key, now in GONE.items():
+        if hasattr(cls, key):
+            raise ConfigError(f"{name}: {key} is not asked any more: {now} stands for it")
     hints_of(cls, name)
 
 

@@ -13,7 +13,7 @@ from fedmodels.errors import FedtideError, RunFailed
 from fedmodels.training.method import Method
 
 log = logging.getLogger(__name__)
-AROUND = ("reduce", "fit")
+AROUND = ("fit",)
 """Functions that call others of the method, which say more."""
 
 

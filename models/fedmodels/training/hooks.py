@@ -10,20 +10,20 @@ import logging
 import math
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import cache
 
 from fedmodels.errors import ConfigError
 from fedmodels.numerics.metric_names import is_written_by_runs
 from fedmodels.numerics.randomness import derive_seed, started
-from fedmodels.tensors.bundle import Bundle, ClientId
+from fedmodels.tensors.bundle import Bundle, Weights
 from fedmodels.tensors.uploads import Uploads
 from fedmodels.training.contexts import Metrics, ServerContext, ServerState
-from fedmodels.training.method import Method
+from fedmodels.training.method import Method, Payload
 from fedmodels.training.returned import check_finished, check_sent
 from fedmodels.training.run import RunFacts
 
 log = logging.getLogger(__name__)
-Sent = tuple[Bundle, Mapping[ClientId, Bundle]]
 
 
 def init_server(method: Method, run: RunFacts) -> ServerState:
@@ -32,7 +32,7 @@ def init_server(method: Method, run: RunFacts) -> ServerState:
         return method.init_server(run)
 
 
-def broadcast(method: Method, ctx: ServerContext, state: ServerState) -> Sent:
+def broadcast(method: Method, ctx: ServerContext, state: ServerState) -> Payload:
     """Return the payload of an interaction.
 
     Raises:
@@ -40,19 +40,20 @@ def broadcast(method: Method, ctx: ServerContext, state: ServerState) -> Sent:
     """
     with _drawing(ctx.run, "broadcast", ctx.interaction):
         common, personal = method.broadcast(ctx, state)
-    check_sent(method, ctx.run, common, personal, "broadcast")
+    check_sent(method, ctx.run, common, personal)
     return common, personal
 
 
-def evaluation(method: Method, ctx: ServerContext, state: ServerState) -> Sent:
+def evaluation(method: Method, ctx: ServerContext, state: ServerState) -> Payload:
     """Return what clients need to score their models.
 
     Raises:
         ConfigError: clients would refuse it.
     """
+    everybody = range(ctx.run.experiment.schedule.clients)
     with _drawing(ctx.run, "evaluation", ctx.interaction):
-        common, personal = method.evaluation(ctx, state)
-    check_sent(method, ctx.run, common, personal, "evaluation")
+        common, personal = method.broadcast(replace(ctx, cohort=everybody, scores=True), state)
+    check_sent(method, ctx.run, common, personal)
     return common, personal
 
 
@@ -64,8 +65,9 @@ def reduce(
     Raises:
         ConfigError: ``finish`` returns no state and metrics, or reports what the run writes itself.
     """
+    ctx = replace(ctx, before=state)
     with _drawing(ctx.run, "reduce", ctx.interaction):
-        found = method.reduce(ctx, state, uploads)
+        found = method.finish(ctx, method.aggregate(ctx, state, uploads), uploads)
     after, metrics = check_finished(method, found)
     for name, value in metrics.items():
         if is_written_by_runs(name):
@@ -79,6 +81,17 @@ def reduce(
                 "leave out what is not finite"
             )
     return after, metrics
+
+
+def received(method: Method, sent: Mapping[int, Bundle], folded: Weights | None = None) -> Uploads:
+    """Return uploads as ``aggregate`` and ``finish`` get them.
+
+    Args:
+        method: says what is read of their weights, and what an upload counts.
+        sent: the uploads by client.
+        folded: the mean of their weights, if it was taken as they came.
+    """
+    return Uploads(sent, method.count, method.reduction, folded)
 
 
 def init_client(method: Method, run: RunFacts, client: int) -> Bundle:

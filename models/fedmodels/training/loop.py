@@ -72,7 +72,7 @@ class ClientHalf:
         Raises:
             ConfigError: the method returns what nobody would keep or take.
         """
-        state = self.method.after_local(self.ctx, self.payload, self.state, self.refs)
+        state = self.method.after_local(self.ctx, self.state, self.refs)
         upload = self.method.uplink(self.ctx, state, self.refs, len(self.y))
         check_trained(self.method, self.ctx, state, upload)
         return LocalResult(upload, state, loss, len(self.y))
@@ -315,6 +315,7 @@ def score(
             for xs, ys in zip(ctx.net.split(x, size), ctx.net.split(y, size), strict=True):
                 found = method.predict(ctx, payload, state, xs)
                 check_scores(method, ctx, found, len(xs))
+                found = {rule: found[rule] for rule in method.rules if rule in found}
                 found = found if seen is None else masked(found, seen)
                 for place, (rule, scores) in enumerate(found.items()):
                     counts = ClassCounts.of(scores, ys, classes, confusion and place == 0)

@@ -1,24 +1,24 @@
-"""What a method is: the functions of its two halves.
+"""What a method is: the functions of its two halves, and what each does unless overridden.
 
 A method is a frozen dataclass whose fields are the paper's hyper-parameters. It holds no state:
 server state and client state go in and come out. ``training/contexts.py`` has what else its
-functions are given. ``methods/fedavg.py`` writes every function out; other methods override whole
-functions of it.
+functions are given. ``methods/fedavg.py`` has the functions without a default; other methods
+inherit from it and override whole functions.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from fedmodels.nets.embedding import embeddings
-from fedmodels.tensors.announced import Announced
+from fedmodels.nets.split import weights_of
+from fedmodels.tensors.announced import Announced, TrainsOn, check_upload
 from fedmodels.tensors.bundle import Bundle, ClientId, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.tensors.uploads import Reduction, Uploads
@@ -26,8 +26,12 @@ from fedmodels.training.contexts import ClientContext, Metrics, ServerContext, S
 from fedmodels.training.pictures import Picture, PrototypeMap
 from fedmodels.training.run import RunFacts
 
-TRAINING = ("fit", "loss", "after_step")
-"""The functions of a method that say how a client's steps go."""
+Payload = tuple[Bundle, Mapping[ClientId, Bundle]]
+"""What the server sends: a common part, and a part for each client that needs one."""
+Reduced = tuple[ServerState, Metrics]
+"""The server's next state, and numbers for the run's records."""
+Scores = Mapping[str, Tensor]
+"""Scores (B, K) by rule."""
 
 
 @dataclass(frozen=True)
@@ -74,33 +78,24 @@ class LocalResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Method(ABC):
-    """The functions of a method. Uploads come as a mapping in client-id order."""
+    """The functions of a method, server half first. Uploads come in client-id order."""
 
     name: ClassVar[str]
-    citation: ClassVar[str]
-    keeps_history: ClassVar[bool] = False
-    """Whether clients may look at the training data of earlier tasks."""
-    replays: ClassVar[bool] = False
-    """Whether clients train on generated examples too, of no class more than of the largest one."""
-    replaces_old_data: ClassVar[bool] = False
-    """Whether the method makes up for training data that are gone, and so must not see them."""
-    needs_server_data: ClassVar[bool] = False
-    """Whether the server half trains on examples of its own."""
+    citation: ClassVar[str] = ""
     reduction: ClassVar[Reduction] = "each"
     """What the server half reads of the uploads' weights: ``uploads.mean()`` alone, where each
     upload counts what ``count`` says, or the weights of ``each`` upload. Large uploads of which the
     mean is enough are added up as they come and leave memory."""
-    trains_together: ClassVar[bool] = False
-    """Whether ``loss`` may be mapped over clients (``fedmodels.training.stack``). The loss then
-    calculates with tensors only, of the batch, the net's output and parameters, and of references
-    laid out alike for all clients; it decides nothing by their values and keeps nothing. ``fit`` is
-    FedAvg's. A class with its own ``fit``, ``loss`` or ``after_step`` declares it anew."""
-    trains_alone_with: ClassVar[Mapping[str, object]] = {}
-    """Switches by name, such as ``reading.NAME``, each with the value with which clients train in
-    turn although ``trains_together`` is true."""
-
+    trains_on: ClassVar[TrainsOn] = "task"
+    """The examples that clients train on: those of the order's ``task``, or of the ``history`` of
+    all tasks so far. With ``memory`` something stands in for earlier tasks, whose data the method
+    must not see; with ``replay`` it is generated examples, which count as examples."""
+    needs_server_data: ClassVar[bool] = False
+    """Whether the server half trains on examples of its own."""
     chosen: ClassVar[Mapping[str, Any]] = {}
     """The value of each key that picks a variant (``fedmodels.methods.variants``)."""
+
+    # --- what there is to score ----------------------------------------------------------------
 
     @property
     def views(self) -> tuple[str, ...]:
@@ -109,15 +104,11 @@ class Method(ABC):
 
     @property
     def rules(self) -> tuple[str, ...]:
-        """Return the names of the rules that ``predict`` answers with, in its order.
+        """Return the names of the rules that ``predict`` answers with, the method's own first.
 
-        The first is the method's own: trained models predict by it. ``classifier`` is the net.
+        Trained models predict by the first one. ``classifier`` is the net.
         """
         return ("classifier",)
-
-    def reported(self, run: RunFacts) -> frozenset[str]:
-        """Return the names that clients may put into ``ctx.metrics``."""
-        return frozenset()
 
     @property
     def local_view(self) -> str:
@@ -128,16 +119,9 @@ class Method(ABC):
         """
         return "after_downlink" if "after_downlink" in self.views else "after_local"
 
-    def __init_subclass__(cls) -> None:
-        """Take back ``trains_together`` where a class trains in its own way and says no more."""
-        own = vars(cls)
-        if "trains_together" not in own and not own.keys().isdisjoint(TRAINING):
-            cls.trains_together = False
-
-    def may_train_together(self) -> bool:
-        """Tell whether clients may train together with these switches."""
-        held = self.trains_alone_with.items()
-        return self.trains_together and all(attrgetter(key)(self) != value for key, value in held)
+    def reported(self, run: RunFacts) -> frozenset[str]:
+        """Return the names that clients may put into ``ctx.metrics``."""
+        return frozenset()
 
     # --- server half ---------------------------------------------------------------------------
 
@@ -145,132 +129,108 @@ class Method(ABC):
     def init_server(self, run: RunFacts) -> ServerState:
         """Return the state before the first interaction."""
 
-    @abstractmethod
-    def trainers(self, run: RunFacts) -> list[int]:
-        """Return the clients that train; cohorts are drawn from them."""
+    def broadcast(self, ctx: ServerContext, state: ServerState) -> Payload:
+        """Return what the clients of ``ctx.cohort`` get; clients that get one object share it.
 
-    @abstractmethod
-    def broadcast(
-        self, ctx: ServerContext, state: ServerState
-    ) -> tuple[Bundle, Mapping[ClientId, Bundle]]:
-        """Return the payload: a common part, and a part for each client that needs one."""
-
-    @abstractmethod
-    def evaluation(
-        self, ctx: ServerContext, state: ServerState
-    ) -> tuple[Bundle, Mapping[ClientId, Bundle]]:
-        """Return what clients need to score their models; the common part as in ``broadcast``.
-
-        Tensors for evaluation alone (``eval/…``) go into the clients' parts. Clients that get the
-        same bundle object share its encoding.
+        ``ctx.scores`` says that the payload is for scores alone: the cohort is everybody then, and
+        tensors that nobody trains from (``eval/…``) may come in the clients' parts.
         """
+        return state.common, {}
+
+    def payload_spec(self, run: RunFacts) -> tuple[BundleSpec, BundleSpec]:
+        """Return what a payload's common part and its part for one client may hold.
+
+        Unless overridden the common part is as in ``init_server``; what has no row there may come
+        to have one for each class.
+        """
+        try:
+            common = self.init_server(run.beginning_with(run.forms)).common
+        except (RuntimeError, NotImplementedError):  # init_server calculates with the weights
+            common = self.init_server(run.beginning_with(weights_of(run.make_net()))).common
+        return BundleSpec.growing(common, run.problem.num_classes), BundleSpec()
 
     @abstractmethod
     def upload_spec(self, run: RunFacts) -> BundleSpec:
         """Return what an upload must hold."""
 
-    @abstractmethod
     def check_upload(
         self, ctx: ServerContext, state: ServerState, upload: Bundle, announced: Announced
     ) -> None:
         """Check the values of an upload whose shapes are right; raise PayloadError for a lie."""
-
-    @abstractmethod
-    def payload_spec(self, run: RunFacts) -> tuple[BundleSpec, BundleSpec]:
-        """Return what a broadcast's common part and its part for one client may hold."""
-
-    @abstractmethod
-    def aggregate(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> ServerState:
-        """Reduce the uploads to the next state; a pure function of its arguments."""
+        check_upload(upload, announced, announced.most_examples(self.trains_on))
 
     def count(self, upload: Bundle) -> float:
         """Return what an upload's weights count in ``uploads.mean()``."""
         return 1.0
 
-    def received(self, sent: Mapping[int, Bundle], folded: Weights | None = None) -> Uploads:
-        """Return uploads as ``aggregate`` and ``finish`` get them.
-
-        Args:
-            sent: the uploads by client.
-            folded: the mean of their weights, if it was taken as they came.
-        """
-        return Uploads(sent, self.count, self.reduction, folded)
-
     @abstractmethod
-    def finish(
-        self, ctx: ServerContext, state: ServerState, uploads: Uploads
-    ) -> tuple[ServerState, Metrics]:
+    def aggregate(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> ServerState:
+        """Reduce the uploads to the next state; a pure function of its arguments."""
+
+    def finish(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> Reduced:
         """Optimise on the server after ``aggregate``; return the state to commit, and metrics.
 
         ``ctx.before`` is the state that ``aggregate`` was given.
         """
+        return state, {}
 
-    def reduce(
-        self, ctx: ServerContext, state: ServerState, uploads: Uploads
-    ) -> tuple[ServerState, Metrics]:
-        """Aggregate and finish."""
-        ctx = dataclasses.replace(ctx, before=state)
-        return self.finish(ctx, self.aggregate(ctx, state, uploads), uploads)
+    def global_weights(self, common: Bundle) -> Weights:
+        """Return the global model's weights, of the common part of a payload or of the state."""
+        return common.weights
 
     # --- client half ---------------------------------------------------------------------------
 
-    @abstractmethod
     def keeps_state(self, run: RunFacts) -> bool:
         """Tell whether clients keep a private state from one interaction to the next."""
+        return type(self).after_local is not Method.after_local
 
-    @abstractmethod
     def init_client(self, run: RunFacts, client: int) -> Bundle:
         """Return the private state of a client before its first order: private parts only."""
+        return Bundle()
 
     @abstractmethod
     def load(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
-        """Load the client's model after a downlink into ``ctx.net``."""
+        """Load a model into ``ctx.net``: the one to train from, or the one that is scored.
 
-    @abstractmethod
-    def load_global(self, ctx: ClientContext, payload: Bundle) -> None:
-        """Load the global model into ``ctx.net``, also at the evaluator."""
+        ``ctx.view`` names the model that is scored. ``global`` is everyone's, also at the
+        evaluator; the private state is empty then.
+        """
 
-    def global_weights(self, common: Bundle) -> Weights:
-        """Return the global model's weights, taken from the common part of the server's state."""
-        return common.weights
-
-    @abstractmethod
     def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> Any:
         """Return the references of the loss: the broadcast, teachers, prototypes, replay."""
+        return None
 
-    @abstractmethod
     def training_data(self, ctx: ClientContext, refs: Any) -> tuple[Tensor, Tensor]:
         """Return inputs and labels to train on, replayed ones last."""
+        return ctx.stream.train(ctx.task)
 
     @abstractmethod
     def fit(self, ctx: ClientContext, x: Tensor, y: Tensor, refs: Any) -> float:
         """Train ``ctx.net`` (FedAvg's runs the phases); return the last epoch's mean loss."""
 
-    @abstractmethod
     def phases(self, ctx: ClientContext) -> Sequence[Phase]:
         """Return the phases of local training, in order."""
+        return [Phase(epochs=ctx.run.experiment.training.local_epochs)]
 
-    @abstractmethod
     def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: Any) -> Tensor:
         """Return the scalar loss of a mini-batch: a mean over its examples."""
+        return cross_entropy(out.logits, batch.y)
 
-    @abstractmethod
     def after_step(self, ctx: ClientContext, batch: Batch, refs: Any) -> None:
         """Act after an optimiser step."""
+        return None
 
-    @abstractmethod
-    def after_local(self, ctx: ClientContext, payload: Bundle, state: Bundle, refs: Any) -> Bundle:
+    def after_local(self, ctx: ClientContext, state: Bundle, refs: Any) -> Bundle:
         """Return the private state after local training."""
+        return Bundle()
 
     @abstractmethod
     def uplink(self, ctx: ClientContext, state: Bundle, refs: Any, num_examples: int) -> Bundle:
         """Return the upload. Beside it only loss, scores and ``ctx.metrics`` leave the client."""
 
-    @abstractmethod
-    def predict(
-        self, ctx: ClientContext, payload: Bundle, state: Bundle, x: Tensor
-    ) -> Mapping[str, Tensor]:
-        """Return scores (B, K) by rule, the method's own first; the evaluator's state is empty."""
+    def predict(self, ctx: ClientContext, payload: Bundle, state: Bundle, x: Tensor) -> Scores:
+        """Return scores (B, K) by rule; the evaluator's state is empty."""
+        return {"classifier": ctx.net(x)}
 
     def pictures(
         self, ctx: ClientContext, payload: Bundle, state: Bundle, x: Tensor, y: Tensor

@@ -100,7 +100,7 @@ def check_finished(method: Method, found: object) -> tuple[ServerState, Metrics]
 
 
 def check_sent(
-    method: Method, run: RunFacts, common: Bundle, personal: Mapping[ClientId, Bundle], hook: str
+    method: Method, run: RunFacts, common: Bundle, personal: Mapping[ClientId, Bundle]
 ) -> None:
     """Check that what the server sends is what clients expect.
 
@@ -109,15 +109,14 @@ def check_sent(
         run: the run's facts.
         common: the part for all clients.
         personal: the part of each client.
-        hook: the function, ``broadcast`` or ``evaluation``.
 
     Raises:
         ConfigError: names the first tensor that clients would refuse.
     """
     for_all, for_one = method.payload_spec(run)
-    _check_spec(method, hook, "payload_spec", common, for_all)
+    _check_spec(method, "broadcast", "payload_spec", common, for_all)
     for part in {id(part): part for part in personal.values()}.values():
-        _check_spec(method, hook, "payload_spec", part, for_one)
+        _check_spec(method, "broadcast", "payload_spec", part, for_one)
 
 
 def check_scores(method: Method, ctx: ClientContext, found: object, examples: int) -> None:
@@ -132,6 +131,11 @@ def check_scores(method: Method, ctx: ClientContext, found: object, examples: in
         raise _wrong(method, "predict", f"a {type(found).__name__}", wanted)
     shape = (examples, ctx.run.problem.num_classes)
     for rule, scores in found.items():
+        if rule not in method.rules:
+            raise ConfigError(
+                f"predict of {type(method).__name__} answers with the rule {rule!r}, which its "
+                f"property rules does not name: {', '.join(method.rules)}"
+            )
         if not isinstance(scores, Tensor) or scores.shape != shape:
             is_tensor = isinstance(scores, Tensor)
             what = f"scores of shape {list(scores.shape)}" if is_tensor else type(scores).__name__

@@ -10,6 +10,7 @@ from torch import nn
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ConfigError
 from fedmodels.nets import make_net
+from fedmodels.nets.grouped import can_be_grouped
 from fedmodels.nets.split import SplitNet, weights_of
 from fedmodels.numerics.randomness import derive_seed, seeded
 from fedmodels.tensors.bundle import Problem, Weights
@@ -71,11 +72,22 @@ class RunFacts:
         """
         return {key: t.detach().to("meta") for key, t in self.make_net().tensors().items()}
 
+    def beginning_with(self, weights: Weights) -> RunFacts:
+        """Return the same facts with other initial weights; a file of weights is not read."""
+        facts = RunFacts(self.experiment, self.problem)
+        facts.__dict__.update(initial_weights=weights, forms=self.forms, width=self.width)
+        return facts
+
     @cached_property
     def parameters(self) -> tuple[str, ...]:
         """Return the names of the weights that are parameters; the others are buffers."""
         tensors = self.make_net().tensors().items()
         return tuple(key for key, tensor in tensors if isinstance(tensor, nn.Parameter))
+
+    @cached_property
+    def nets_group(self) -> bool:
+        """Return whether several of the run's nets can run as one net of groups."""
+        return can_be_grouped(self.make_net().train(), self.problem.input_shape)
 
     @cached_property
     def width(self) -> int:

@@ -1,7 +1,7 @@
 """Clients of one process trained together: one step of all of them through stacked parameters.
 
 ``torch.vmap`` maps the method's loss over the clients' parameters, buffers, batches and references,
-stacked along a first axis. Nets that may be grouped (:mod:`fedmodels.nets.grouped`) give embeddings
+stacked along a first axis. Nets that can be grouped (:mod:`fedmodels.nets.grouped`) give embeddings
 and logits for all clients before that; others run within the mapped loss. Stacking pays for small
 steps, whose calls cost more than their arithmetic: nets of the size of ``digits-cnn`` on a CPU, not
 ResNets (docs/results/speed.md).
@@ -107,9 +107,9 @@ def check_stacks(run: RunFacts) -> None:
     Raises:
         ConfigError: the net cannot, for instance because it draws random numbers in training.
     """
-    net = run.make_net().train()
-    if net.may_be_grouped:
+    if run.nets_group:
         return
+    net = run.make_net().train()
     rows = {key: torch.stack([tensor.detach()] * 2) for key, tensor in net.tensors().items()}
     x = torch.zeros(2, 2, *run.problem.input_shape)
 
@@ -254,7 +254,7 @@ class _Stack:
         features: Tensor | None,
     ) -> dict[str, Tensor]:
         """Return embeddings (C, B, d) and logits (C, B, K), as far as they come before the loss."""
-        if not self.net.may_be_grouped:
+        if not self.ctx.run.nets_group:
             return {} if features is None else {"features": features}
         nets = Grouped(len(x))
         with self.net.holding(parameters | buffers):

@@ -134,7 +134,7 @@ def test_a_hyper_parameter_among_the_readings_is_moved_with_a_note(caplog):
 def test_a_reading_that_is_gone_may_have_the_value_that_stayed():
     """Configs of earlier runs name every reading."""
     assert parse_experiment(GLDP, "a", ("method.reading.bn=average",)) == parse_experiment(GLDP)
-    with pytest.raises(ConfigError, match=r"method.reading.bn is gone: 'average' is the reading "):
+    with pytest.raises(ConfigError, match=r"the reading 'bn' is gone; 'average' stayed \("):
         parse_experiment(GLDP, "a", ("method.reading.bn=local",))
 
 

@@ -10,12 +10,14 @@ from torch.nn.functional import cross_entropy
 from fedmodels.errors import PayloadError
 from fedmodels.methods import af_fcl as module
 from fedmodels.methods import make
-from fedmodels.methods.af_fcl import AfFclReferences, Last, credibility, distillation
+from fedmodels.methods.af_fcl import AfFclReferences, Last
 from fedmodels.nets.generative.flow import Flow, is_order
 from fedmodels.nets.split import load_weights, weights_of
 from fedmodels.numerics.randomness import generator
+from fedmodels.techniques.credibility import credibility, distillation
 from fedmodels.tensors.bundle import Bundle, Histogram
 from fedmodels.tensors.roles import part_of, under, without
+from fedmodels.training.hooks import evaluation, received
 from fedmodels.training.loop import batches, train_locally
 from fedmodels.training.method import Batch, Output
 from fedpb.v1 import coordinator_pb2 as rpc
@@ -64,25 +66,23 @@ def trained(experiment, root, history=(0,), now=range(10), before=(), **places):
 # --- losses ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("geometric", [False, True])
-def test_credibility_in_numpy(geometric):
+def test_credibility_in_numpy():
     """Class 1 has one real point and class 2 none: their drawn points get the other number."""
     rng = np.random.default_rng(0)
     z, y = rng.normal(size=(5, 3)), np.array([0, 0, 0, 1, 3])
     drawn, labels = rng.normal(size=(6, 3)), np.array([0, 1, 2, 0, 0, 3])
     mean, var = z[:3].mean(0), z[:3].var(0)
     density = np.exp(-((drawn - mean) ** 2) / (2 * var)) / np.sqrt(2 * np.pi * var)
-    own = density.prod(1) ** (1 / 3) if geometric else density.mean(1)
-    expected = np.where(labels == 0, own, 0.07)
+    expected = np.where(labels == 0, density.mean(1), 0.07)
     given = map(torch.from_numpy, (z, y, drawn, labels))
-    found = credibility(*given, torch.tensor(0.07).double(), geometric=geometric)
+    found = credibility(*given, torch.tensor(0.07).double())
     np.testing.assert_allclose(found.numpy(), expected)
 
 
 def test_a_class_without_spread_has_a_finite_density():
     """Variance 0 counts as 0.01: at the mean, the density is 1 / sqrt(0.02 pi) = 3.989423."""
     z, y = torch.ones(4, 2), torch.zeros(4, dtype=torch.int64)
-    w = credibility(z, y, z[:1], y[:1], torch.tensor(0.0), geometric=False)
+    w = credibility(z, y, z[:1], y[:1], torch.tensor(0.0))
     assert w.item() == pytest.approx(3.989423, rel=1e-5)
 
 
@@ -144,7 +144,7 @@ def test_the_flow_rehearses_what_its_predecessor_draws(monkeypatch):
 def test_where_gaussians_are_evaluated(preset, where, digits, monkeypatch):
     seen = []
 
-    def spy(z, y, drawn, labels, otherwise, *, geometric):
+    def spy(z, y, drawn, labels, otherwise):
         seen.append(drawn)
         return torch.ones(len(labels))
 
@@ -199,41 +199,35 @@ def test_the_flow_trains_in_the_first_batches(digits, monkeypatch):
 
 
 def test_a_teacher_does_not_move(digits):
-    experiment = experiment_for(last="local")
-    first, second = trained(experiment, digits, (0, 1), before=range(10))
-    last = part_of(second[2].state.weights, "last")
-    now = part_of(first[2].state.weights, "now")
-    assert last.keys() == now.keys()
-    assert all(torch.equal(last[key], tensor) for key, tensor in now.items())
+    _, second = trained(experiment_for(), digits, (0, 1), before=range(10))
+    last, received = part_of(second[2].state.weights, "last"), second[1].weights
+    assert last.keys() == received.keys()
+    assert all(torch.equal(last[key], tensor) for key, tensor in received.items())
 
 
 # --- tasks ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("reading", ["local", "global"])
-def test_the_predecessor_changes_with_the_task(reading, digits):
-    """Tasks 0, 0, 1, 1: none, none, what was held when task 1 began, and the same again."""
-    experiment = experiment_for(last=reading)
-    done = trained(experiment, digits, (0, 0, 1, 1), before=(3,))
+def test_the_predecessor_changes_with_the_task(digits):
+    """Tasks 0, 0, 1, 1: none, none, what was received when task 1 began, and the same again."""
+    done = trained(experiment_for(), digits, (0, 0, 1, 1), before=(3,))
     states = [result.state.weights for _, _, result in done]
     assert not part_of(states[0], "last")
     assert not part_of(states[1], "last")
-    expected = part_of(states[1], "now") if reading == "local" else done[2][1].weights
+    expected = done[2][1].weights
     for state in states[2:]:
         last = part_of(state, "last")
         assert last.keys() == expected.keys()
         assert all(torch.equal(last[k], t) for k, t in expected.items())
         assert state["before"].nonzero().flatten().tolist() == [3]
-    assert bool(part_of(states[0], "now")) == (reading == "local")
 
 
-@pytest.mark.parametrize("reading", ["local", "global"])
-def test_who_first_trains_on_a_later_task_is_held_to_the_model_it_received(reading, digits):
+def test_who_first_trains_on_a_later_task_is_held_to_the_model_it_received(digits):
     """Rounds chose others on task 0. Within task 1 the predecessor stays; nobody has one on 0."""
-    done = trained(experiment_for(last=reading), digits, (1, 1), before=(3,))
+    done = trained(experiment_for(), digits, (1, 1), before=(3,))
     for _, _, result in done:
         last = part_of(result.state.weights, "last")
-        expected = done[0][1].weights if reading == "global" else {}
+        expected = done[0][1].weights
         assert last.keys() == expected.keys()
         assert all(torch.equal(last[k], t) for k, t in expected.items())
 
@@ -274,7 +268,7 @@ def test_labels_of_nobody_are_not_drawn(digits):
 
 def test_orders_are_the_servers(digits, tmp_path):
     """They come with every broadcast, never go up, and are the same for all after four rounds."""
-    experiment, out = experiment_for(last="local"), tmp_path / "out"
+    experiment, out = experiment_for(), tmp_path / "out"
     (ctx, payload, result), *_ = trained(experiment, digits)
     method = method_of(experiment)
     first = method.init_server(ctx.run)
@@ -282,11 +276,9 @@ def test_orders_are_the_servers(digits, tmp_path):
     assert len(orders) == 4
     assert all(torch.equal(payload.weights[k], t) for k, t in orders.items())
     assert not any(map(is_order, result.upload.weights))
-    held = part_of(result.state.weights, "now")
-    assert all(torch.equal(held[k], t) for k, t in orders.items())
     run_in_process(experiment, digits, out)
     served = method.aggregate(
-        server_context(ctx.run, 0, (0,)), first, method.received({0: result.upload})
+        server_context(ctx.run, 0, (0,)), first, received(method, {0: result.upload})
     )
     assert all(torch.equal(served.own.weights[k], t) for k, t in orders.items())
     assert served.own.weights.keys() == first.own.weights.keys()
@@ -309,7 +301,7 @@ def test_the_flow_is_not_sent_to_score(digits):
     server = server_context(ctx.run, 0, (0, 1))
     state = method.init_server(ctx.run)
     common, personal = method.broadcast(server, state)
-    scored, none = method.evaluation(server, state)
+    scored, none = evaluation(method, server, state)
     assert scored is common  # the same object: its encoding is shared
     assert not none
     assert personal[0] is personal[1]
@@ -331,7 +323,7 @@ def test_both_nets_are_averaged_by_examples(digits):
         )
         for c, value, n in [(0, 1.0, 3.0), (1, 5.0, 1.0)]
     }
-    after = method.aggregate(server_context(ctx.run, 0, (0, 1)), state, method.received(uploads))
+    after = method.aggregate(server_context(ctx.run, 0, (0, 1)), state, received(method, uploads))
     for key in both:
         held = after.own if key.startswith("flow/") else after.common
         assert torch.equal(held.weights[key], torch.full_like(both[key], 2.0))
@@ -379,7 +371,6 @@ def test_without_its_terms_adams_moments_are_all_that_is_kept(digits):
         {"kd_features": 0.0},
         {"kd_logits": 0.0},
         {"preset": "released"},
-        {"density": "geometric"},
     ],
     ids=str,
 )

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+import torch
 from torch import Tensor
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ConfigError
 from fedmodels.methods import _CLASSES, method_class, names
-from fedmodels.methods.bases.accompanied import Accompanied
-from fedmodels.methods.bases.collaborating import Collaborating
-from fedmodels.methods.bases.remembering import Remembering
-from fedmodels.methods.bases.replay import GenerativeReplay
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.tensors.announced import Announced
 from fedmodels.tensors.bundle import Bundle
@@ -26,9 +25,11 @@ from fedmodels.training.contexts import ClientContext, ServerContext, ServerStat
 from fedmodels.training.method import Batch, LocalResult, Method, Output
 from fedmodels.training.run import RunFacts
 from fedtide.testing import CHECKS, Case, check_method
-from fedtide.testing.trial import tiny_experiment
+from fedtide.testing.trial import context_of, tiny_experiment
 
 ALIGNED = {"name": "vit-tiny", "mlp_ratio": 1, "blocks": 2, "alp": True, "prototypes": [16, 8]}
+
+EXTEND = Path(__file__).parents[3] / "examples" / "extend"
 
 NEEDS: dict[str, dict[str, object]] = {"fedali": {"net": ALIGNED}}
 """Tables a method cannot do without, by name: ``{"fedali": {"net": {"name": "hart", …}}}``."""
@@ -64,7 +65,6 @@ VARIANTS = [
     ("gldp", {"heads": "round", "own_moves": "epoch"}),
     ("fedmlp", {"heads": "round"}),
     ("pfedgrp", {"generator_decouple": False, "replay_labels": "soft"}),
-    ("target", {"sends": "generator", "renew": "round"}),
     ("fedali", {"wire_prototypes": "both", "keep_personal_prototypes": True}),
 ]
 """Switches that change what travels or who trains."""
@@ -115,11 +115,12 @@ def test_conformance(case: tuple[str, dict[str, Any]], check: str, cases: dict[s
 
 
 @pytest.mark.parametrize("name", names())
-def test_only_fedavg_and_bases_are_inherited(name: str) -> None:
+def test_a_method_is_one_class_over_fedavg(name: str) -> None:
+    """What methods have in common are functions and settings."""
     cls = method_class(name)
-    alone = (FedAvg, Method, Collaborating, Accompanied, GenerativeReplay, Remembering)
-    assert cls.__bases__ in (*((base,) for base in alone), (Collaborating, GenerativeReplay))
+    assert cls.__bases__ == ((Method,) if cls is FedAvg else (FedAvg,))
     assert cls.name == name
+    assert cls.citation
 
 
 def test_the_suite_has_not_shrunk() -> None:
@@ -248,42 +249,6 @@ def test_the_class_that_is_given_is_checked() -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Numbered(FedAvg):
-    """A method whose loss weighs by the client, and cannot be calculated for several at once."""
-
-    citation: ClassVar[str] = "nobody"
-    trains_together: ClassVar[bool] = True
-
-    def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: Any) -> Tensor:
-        assert isinstance(ctx.client, int)
-        return super().loss(ctx, batch, out, refs) * (1 + ctx.client)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Keeping(FedAvg):
-    """A method whose loss keeps something, and is called less often for several clients."""
-
-    citation: ClassVar[str] = "nobody"
-    trains_together: ClassVar[bool] = True
-    calls: ClassVar[list[int]] = []
-
-    def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: Any) -> Tensor:
-        self.calls.append(1)
-        return super().loss(ctx, batch, out, refs) * len(self.calls)
-
-
-@pytest.mark.parametrize(
-    ("method", "line"),
-    [(Numbered, "it says trains_together, but .*ctx.client"), (Keeping, "differs from training")],
-)
-def test_a_method_that_cannot_train_together_is_found(method: type[FedAvg], line: str) -> None:
-    check = "training_together_comes_to_the_same"
-    with pytest.raises(AssertionError, match=f"fails '{check}': .*{line}"):
-        check_method(method, checks=[check])
-    check_method("fedprox", checks=[check])
-
-
-@dataclass(frozen=True, kw_only=True)
 class Failing(FedAvg):
     """A method with mistakes that a check meets."""
 
@@ -309,7 +274,7 @@ class Failing(FedAvg):
     def keeps_state(self, run: RunFacts) -> bool:
         return True
 
-    def after_local(self, ctx: ClientContext, payload: Bundle, state: Bundle, refs: Any) -> Bundle:
+    def after_local(self, ctx: ClientContext, state: Bundle, refs: Any) -> Bundle:
         return Bundle(scalars={"seen": 1.0})
 
 
@@ -332,9 +297,39 @@ def test_an_unknown_check_gets_a_line() -> None:
         check_method("fedavg", checks=["its_views"])
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["fedavgm.py:FedAvgM", "median.py:Median", "anchored.py:Anchored", "own_head.py:OwnHead"],
-)
+EXAMPLES = {
+    "smoothed": "Smoothed",
+    "tempered": "Tempered",
+    "fedavgm": "FedAvgM",
+    "median": "Median",
+    "anchored": "Anchored",
+    "own_head": "OwnHead",
+}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
 def test_the_examples_conform(name: str) -> None:
-    check_method(str(Path(__file__).parents[3] / "examples" / "extend" / name))
+    check_method(f"{EXTEND / name}.py:{EXAMPLES[name]}")
+
+
+def test_there_is_no_other_example() -> None:
+    assert {file.stem for file in EXTEND.glob("*.py")} == EXAMPLES.keys()
+
+
+@pytest.mark.parametrize("name", ["smoothed", "tempered"])
+def test_one_function_of_ones_own_is_a_short_file(name: str) -> None:
+    """A method that changes the loss or the aggregation alone needs one import."""
+    tree = ast.parse((EXTEND / f"{name}.py").read_text("utf-8"))
+    _, imported, cls = tree.body
+    assert ast.unparse(imported) == "from fedtide import FedAvg"
+    assert cls.end_lineno is not None
+    assert cls.end_lineno - cls.lineno < 13
+
+
+def test_label_smoothing_by_hand(digits: Path) -> None:
+    """Logits (0, ln 3) of label 1: p = (1/4, 3/4); .9 ln 4/3 + .1 (ln 4 + ln 4/3) / 2 = .342613."""
+    cls = method_class(f"{EXTEND / 'smoothed'}.py:Smoothed")
+    logits, y = torch.tensor([[0.0, math.log(3)]]), torch.tensor([1])
+    batch, out = Batch(logits, y, torch.arange(1)), Output(logits, logits)
+    ctx = context_of(tiny_experiment(), digits)
+    assert cls().loss(ctx, batch, out, None).item() == pytest.approx(0.342613, abs=1e-6)

@@ -16,6 +16,7 @@ from fedmodels.nets.split import SplitNet
 from fedmodels.tensors.archive import load_named
 from fedmodels.tensors.bundle import Bundle, Problem, Prototypes
 from fedmodels.training.contexts import ServerContext
+from fedmodels.training.hooks import received
 from fedmodels.training.loop import train_locally
 from fedmodels.training.position import Position
 from fedmodels.training.run import RunFacts
@@ -136,7 +137,7 @@ def test_features_of_classes_nobody_reports_stay(digits):
     state = method.init_server(ctx.run)
     uploads = {0: reporting({2: drawn(4 * 17)}, 68, ctx.run.initial_weights)}
     after, metrics = method.finish(
-        ctx, method.aggregate(ctx, state, method.received(uploads)), method.received(uploads)
+        ctx, method.aggregate(ctx, state, received(method, uploads)), received(method, uploads)
     )
     before, now = state.own.weights["features"], after.own.weights["features"]
     assert torch.equal(now[[0, 1, 3]], before[[0, 1, 3]])
@@ -203,7 +204,7 @@ def test_the_global_model_predicts_with_the_re_trained_head(digits):
     payload = Bundle(weights={**payload.weights, **head})
     method.load(ctx, payload, state)
     assert torch.equal(ctx.net.head.weight, payload.weights["head/weight"])
-    method.load_global(ctx, payload)
+    method.load(replace(ctx, view="global"), payload, Bundle())
     assert torch.equal(ctx.net.head.weight, head[RETRAINED[0]])
     assert torch.equal(ctx.net.head.bias, head[RETRAINED[1]])
 

@@ -6,6 +6,7 @@ The alignment layer itself is tested in ``tests/fedmodels/nets/test_alp.py``.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -15,8 +16,7 @@ from hypothesis import strategies as st
 
 from fedmodels.errors import ConfigError
 from fedmodels.methods import make
-from fedmodels.methods.fedali import prototypes_of
-from fedmodels.nets.alp import ALP, alp_layers
+from fedmodels.nets.alp import ALP, alp_layers, sets_of
 from fedmodels.nets.split import weights_of
 from fedmodels.numerics.neighbour_clustering import (
     _assign,
@@ -26,6 +26,7 @@ from fedmodels.numerics.neighbour_clustering import (
 )
 from fedmodels.tensors.bundle import Bundle, Problem, Prototypes
 from fedmodels.training.contexts import ServerContext, ServerState
+from fedmodels.training.hooks import received
 from fedmodels.training.loop import train_locally
 from fedmodels.training.position import START, Position
 from fedmodels.training.run import RunFacts
@@ -59,7 +60,7 @@ def clustered(method, *uploads):
     ctx = ServerContext(RunFacts(aligned(), HAR), START, tuple(range(len(uploads))))
     by_client = dict(enumerate(uploads))
     start = server_state(uploads[0].prototypes["alp/0"].vectors.tolist())
-    uploads = method.received(by_client)
+    uploads = received(method, by_client)
     reduced = method.aggregate(ctx, start, uploads)
     return method.finish(ctx, reduced, uploads)[0].common.prototypes["alp/0"].vectors
 
@@ -76,7 +77,7 @@ def test_clients_tell_how_much_prototypes_change_their_tokens(digits):
     for ctx in (first, later):
         result = train_locally(method, ctx, *payload_of(experiment, ctx))
         assert ctx.metrics.keys() == method.reported(ctx.run)
-        kept = prototypes_of(weights_of(ctx.net))
+        kept = sets_of(weights_of(ctx.net))
         for block, rows in result.upload.prototypes.items():
             assert torch.equal(rows.vectors, kept[block].vectors)
     assert [first.metrics[f"prototype_share_{block}"] for block in (0, 1)] == [0, 0]
@@ -162,15 +163,6 @@ def test_without_clusters_the_weighted_mean_stays():
 
 
 @SOLVERS
-def test_weighted_points(solver):
-    """Two clusters of two points each, 30 and 10: the means of the anchor's init."""
-    method = make("fedali", kmeans_weighted=True, kmeans_solver=solver)
-    close(clustered(method, *ANCHOR), [[0.0, 0.5], [4.5, 0.0]])
-    method = make("fedali", kmeans_weighted=True, weighting="uniform", kmeans_solver=solver)
-    close(clustered(method, *ANCHOR), [[0.0, 1.0], [5.0, 0.0]])
-
-
-@SOLVERS
 def test_an_empty_cluster_is_filled_again(solver):
     """fedali.md, anchor 5: both rows begin at (2.1, 0)."""
     uploads = upload_of([[0.0, 0], [4, 0]], 5), upload_of([[4.2, 0], [0.2, 0]], 5)
@@ -197,8 +189,8 @@ def test_a_client_without_examples_has_no_part():
     assert torch.equal(clustered(method, *ANCHOR, nobody), clustered(method, *ANCHOR))
     ctx, start = ServerContext(RunFacts(aligned(), HAR), START, (0,)), server_state([[1.0, 1]])
     nobody = {0: upload_of([[5.0, 5]], 0)}
-    assert method.aggregate(ctx, start, method.received(nobody)) is start
-    assert method.finish(ctx, start, method.received(nobody))[0] is start
+    assert method.aggregate(ctx, start, received(method, nobody)) is start
+    assert method.finish(ctx, start, received(method, nobody))[0] is start
 
 
 @SOLVERS
@@ -252,8 +244,7 @@ def fit_of(points, centres, labels):
 def test_with_all_neighbours_it_is_lloyds(spread, neighbours):
     points, start = scattered(spread=spread)
     near, _ = cluster_near(points, start, neighbours=neighbours)
-    method = make("fedali")
-    exact, _ = method._cluster(points, start, [0.2] * 5)
+    exact, _ = make("fedali").kmeans.fitted(points, start)
     torch.testing.assert_close(near, exact, rtol=1e-4, atol=1e-4)
 
 
@@ -310,7 +301,7 @@ def test_beta_of_the_first_round(digits, given, expected):
     payload, state = payload_of(experiment, ctx)
     train_locally(method, ctx, payload, state)
     assert betas(ctx.net) == [expected] * 2  # and so the client's own model is scored
-    method.load_global(ctx, payload)
+    method.load(replace(ctx, view="global"), payload, Bundle())
     assert betas(ctx.net) == [0.3] * 2
     ctx.at = Position(0, 1, 0)
     train_locally(method, ctx, payload, state)
@@ -380,7 +371,7 @@ def test_prototypes_that_are_kept(digits):
     for block, layer in enumerate(alp_layers(ctx.net)):
         assert torch.equal(layer.local_prototypes, kept[block])
         assert torch.equal(layer.global_prototypes, payload.prototypes[f"alp/{block}"].vectors)
-    method.load_global(ctx, payload)
+    method.load(replace(ctx, view="global"), payload, Bundle())
     assert torch.equal(alp_layers(ctx.net)[0].local_prototypes, payload.prototypes["alp/0"].vectors)
     assert "after_downlink" in method.views
 
@@ -389,7 +380,7 @@ def test_scoring_changes_no_prototype(digits):
     experiment = aligned()
     method, ctx = method_of(experiment), context_of(experiment, digits)
     payload, state = payload_of(experiment, ctx)
-    method.load_global(ctx, payload)
+    method.load(replace(ctx, view="global"), payload, Bundle())
     ctx.net.eval()
     before = weights_of(ctx.net)
     with torch.no_grad():

@@ -28,6 +28,7 @@ from fedmodels.methods.fedic import (
 from fedmodels.nets.split import load_weights, weights_of
 from fedmodels.tensors.archive import load_named
 from fedmodels.tensors.bundle import Bundle, Problem
+from fedmodels.training.hooks import received, reduce
 from fedmodels.training.run import RunFacts
 from fedsrv.engine.server_data import check_fits, read_server_data, server_data_for
 from fedtide.inprocess import run_in_process
@@ -61,7 +62,7 @@ def cohort(**more):
     return (
         method,
         ctx,
-        method.aggregate(ctx, method.init_server(run), method.received(uploads)),
+        method.aggregate(ctx, method.init_server(run), received(method, uploads)),
         uploads,
     )
 
@@ -151,7 +152,7 @@ def test_the_student_begins_as_the_mean_not_as_the_fine_tuned_copy():
     method, ctx, state, uploads = cohort(
         fine_tuning_steps=40, calibration_steps=1, distillation_steps=1, lr_server=0.01
     )
-    after, metrics = method.finish(ctx, state, method.received(uploads))
+    after, metrics = method.finish(ctx, state, received(method, uploads))
     for name, w in state.common.weights.items():
         assert (after.common.weights[name] - w).abs().max() <= 0.0101, name
     assert 0 <= metrics["teacher_accuracy"] <= 1
@@ -171,7 +172,7 @@ def test_the_copy_that_calibrates_learns_the_labels():
 
 def test_the_student_learns_the_labels():
     method, ctx, state, uploads = cohort(distillation_steps=60, ld=0.0, lr_server=0.01)
-    after, _ = method.finish(ctx, state, method.received(uploads))
+    after, _ = method.finish(ctx, state, received(method, uploads))
     loss = [
         float(cross_entropy(logits_of(ctx, s.common.weights, ctx.server_data.x), ctx.server_data.y))
         for s in (state, after)
@@ -187,7 +188,7 @@ def test_the_student_learns_the_teachers_answers():
     x, net = ctx.server_data.unlabelled, ctx.run.make_net()
     mean = logits_of(ctx, state.common.weights, x)
     teacher = calibrated(uncalibrated(10, 16), asked(net, uploads, x), mean)
-    after, _ = method.finish(ctx, state, method.received(uploads))
+    after, _ = method.finish(ctx, state, received(method, uploads))
     apart = [
         float(method._divergence(teacher, logits_of(ctx, s.common.weights, x)))
         for s in (state, after)
@@ -201,12 +202,12 @@ def logits_of(ctx, weights, x):
 
 def test_calibrator_lives_on():
     method, ctx, state, uploads = cohort(**FEW)
-    first, _ = method.finish(ctx, state, method.received(uploads))
+    first, _ = method.finish(ctx, state, received(method, uploads))
     fresh = uncalibrated(10, 16)
     assert first.own.weights.keys() == fresh.keys()
     assert all(not torch.equal(first.own.weights[k], t) for k, t in fresh.items())
     frozen = replace(method, calibration_steps=0)
-    second, _ = frozen.finish(ctx, first, frozen.received(uploads))
+    second, _ = frozen.finish(ctx, first, received(frozen, uploads))
     assert all(torch.equal(second.own.weights[k], t) for k, t in first.own.weights.items())
 
 
@@ -226,11 +227,11 @@ def test_a_client_without_examples_teaches_nothing():
     """
     method, ctx, state, uploads = cohort(**FEW)
     idle = replace(uploads[1], scalars={"num_examples": 0.0})
-    one, _ = method.reduce(ctx, state, method.received({0: uploads[0]}))
-    both, _ = method.reduce(ctx, state, method.received({0: uploads[0], 1: idle}))
+    one, _ = reduce(method, ctx, state, received(method, {0: uploads[0]}))
+    both, _ = reduce(method, ctx, state, received(method, {0: uploads[0], 1: idle}))
     assert all(torch.equal(both.common.weights[k], w) for k, w in one.common.weights.items())
     assert all(torch.equal(both.own.weights[k], w) for k, w in one.own.weights.items())
-    nobody, metrics = method.reduce(ctx, state, method.received({1: idle}))
+    nobody, metrics = reduce(method, ctx, state, received(method, {1: idle}))
     assert nobody is state
     assert not metrics
 
@@ -238,17 +239,17 @@ def test_a_client_without_examples_teaches_nothing():
 def test_nothing_unlabelled_is_no_error():
     method, ctx, state, uploads = cohort(**FEW)
     held = replace(ctx.server_data, unlabelled=ctx.server_data.unlabelled[:0])
-    after, _ = method.finish(replace(ctx, server_data=held), state, method.received(uploads))
+    after, _ = method.finish(replace(ctx, server_data=held), state, received(method, uploads))
     assert all(torch.isfinite(w).all() for w in after.common.weights.values())
 
 
 def test_server_draws_from_its_own_generators():
     method, ctx, state, uploads = cohort(**FEW)
     before = torch.random.get_rng_state()
-    one, _ = method.finish(ctx, state, method.received(uploads))
+    one, _ = method.finish(ctx, state, received(method, uploads))
     assert torch.equal(torch.random.get_rng_state(), before)
     torch.rand(3)
-    two, _ = method.finish(ctx, state, method.received(uploads))
+    two, _ = method.finish(ctx, state, received(method, uploads))
     assert all(torch.equal(two.common.weights[k], w) for k, w in one.common.weights.items())
 
 

@@ -27,6 +27,7 @@ from fedmodels.techniques.levels import CLUSTER, MINORITY
 from fedmodels.tensors.archive import load_named
 from fedmodels.tensors.bundle import Bundle, Problem, Prototypes
 from fedmodels.training.contexts import ServerContext
+from fedmodels.training.hooks import evaluation, received
 from fedmodels.training.loop import train_locally
 from fedmodels.training.position import START, Position
 from fedmodels.training.run import RunFacts
@@ -83,7 +84,7 @@ def interact(method, ctx, state, found):
     """Take one interaction's prototypes, {client: {class: (vector, count)}}, into the state."""
     uploads = {c: upload(ctx, rows) for c, rows in found.items()}
     return method.finish(
-        ctx, method.aggregate(ctx, state, method.received(uploads)), method.received(uploads)
+        ctx, method.aggregate(ctx, state, received(method, uploads)), received(method, uploads)
     )[0]
 
 
@@ -231,7 +232,7 @@ def test_global_prototype_is_the_unweighted_mean():
     }
     for order in itertools.permutations(range(3)):
         uploads = {c: upload(ctx, found[c]) for c in order}
-        state = method.aggregate(ctx, method.init_server(ctx.run), method.received(uploads))
+        state = method.aggregate(ctx, method.init_server(ctx.run), received(method, uploads))
         assert state.common.prototypes["class"].vectors.tolist() == [[3.0, 2.0]]
         assert state.common.prototypes["class"].labels.tolist() == [4]
 
@@ -375,13 +376,17 @@ def test_global_model_has_the_mean_of_the_heads(digits):
     at = ServerContext(ctx.run, START, (0, 1))
     state = method.finish(
         at,
-        method.aggregate(at, method.init_server(ctx.run), method.received(sent)),
-        method.received(sent),
+        method.aggregate(at, method.init_server(ctx.run), received(method, sent)),
+        received(method, sent),
     )[0]
-    common, personal = method.evaluation(at, state)
+    common, personal = evaluation(method, at, state)
     assert sorted(personal, key=str) == [0, 1, 2, "evaluator"]
     part = personal["evaluator"]
-    method.load_global(ctx, Bundle({**common.weights, **part.weights}, common.prototypes))
+    method.load(
+        replace(ctx, view="global"),
+        Bundle({**common.weights, **part.weights}, common.prototypes),
+        Bundle(),
+    )
     mean = (sent[0].weights["eval/head/weight"] + sent[1].weights["eval/head/weight"]) / 2
     torch.testing.assert_close(ctx.net.head.weight.detach(), mean)
     assert not [k for k in common.weights if k.startswith(("eval/", "head/"))]
@@ -471,7 +476,7 @@ def test_inference_by_prototype(digits):
     first = {}
     for rule in ("classifier", "prototype"):
         found = make("fedmlp", inference=rule).predict(ctx, payload, Bundle(), x)
-        first[rule] = next(iter(found))
+        first[rule] = make("fedmlp", inference=rule).rules[0]
         assert found["prototype"].argmax(1)[:2].tolist() == [3, 6]
         assert torch.equal(found["classifier"], ctx.net(x))
     assert first == {"classifier": "classifier", "prototype": "prototype"}

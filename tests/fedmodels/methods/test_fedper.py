@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -7,6 +8,7 @@ from fedmodels.methods import make
 from fedmodels.tensors.archive import load
 from fedmodels.tensors.bundle import EVALUATOR, Bundle
 from fedmodels.training.contexts import ServerContext
+from fedmodels.training.hooks import evaluation, received
 from fedmodels.training.loop import train_locally
 from fedmodels.training.position import START
 from fedtide.inprocess import run_in_process
@@ -103,8 +105,8 @@ def test_global_model_has_the_mean_head(digits):
     uploads = {c: result_of(experiment, digits, c)[3].upload for c in (0, 1)}
     method, ctx, _, result = result_of(experiment, digits)
     server = ServerContext(ctx.run, START, (0, 1))
-    state = method.aggregate(server, method.init_server(ctx.run), method.received(uploads))
-    common, parts = method.evaluation(server, state)
+    state = method.aggregate(server, method.init_server(ctx.run), received(method, uploads))
+    common, parts = evaluation(method, server, state)
     assert parts.keys() == {0, 1, 2, EVALUATOR}
     assert method.broadcast(server, state) == (common, {})
     assert not any(k.startswith("eval/") for k in common.weights)
@@ -114,7 +116,7 @@ def test_global_model_has_the_mean_head(digits):
     found = parts[0].weights["eval/head/weight"]
     torch.testing.assert_close(found, mean.float())
     merged = Bundle(common.weights | parts[0].weights)
-    method.load_global(ctx, merged)
+    method.load(replace(ctx, view="global"), merged, Bundle())
     assert torch.equal(ctx.net.head.weight, found)
     method.load(ctx, merged, result.state)
     assert torch.equal(ctx.net.head.weight, result.state.weights["head/weight"])

@@ -13,6 +13,7 @@ from fedmodels.errors import PayloadError
 from fedmodels.tensors.announced import Announced
 from fedmodels.tensors.bundle import Bundle, check_finite
 from fedmodels.tensors.uploads import Uploads
+from fedmodels.training.hooks import received
 from fedsrv.engine.reduction import reduced
 from tests.conftest import server_context
 from tests.fedmodels.methods.test_conformance import EVERY_CASE, trained
@@ -89,7 +90,7 @@ def test_a_generator_is_asked_for_and_newer_than_the_last(honest):
     unasked = replace(upload, generators={other: one})
     with pytest.raises(PayloadError, match=f"generator '{other}' is of a class that was not"):
         method.check_upload(ctx, state, unasked, told)
-    after = method.aggregate(ctx, state, method.received(uploads))
+    after = method.aggregate(ctx, state, received(method, uploads))
     again = replace(ctx, at=replace(ctx.at, interaction=1))
     for version in (0, 3):
         lying = {k: replace(g, version=version) for k, g in upload.generators.items()}
@@ -123,18 +124,6 @@ def test_rows_may_come_in_any_order(honest):
     method.check_upload(ctx, state, said(torch.arange(last, -1, -1)), told)
     with pytest.raises(PayloadError, match="twice"):
         method.check_upload(ctx, state, said(torch.zeros(2, dtype=torch.int64)), told)
-
-
-def test_a_share_of_the_labels_is_in_parts_per_million(honest):
-    method, ctx, state, uploads, labels = honest(("pfedgrp", {}))
-    told, counted = told_of(ctx, labels), uploads[1].histogram
-    parts = (1e6 * counted.total.double() / counted.total.sum()).round().int()
-    shares = replace(uploads[1], histogram=replace(counted, total=parts))
-    with pytest.raises(PayloadError, match="'histogram/total' counts"):
-        method.check_upload(ctx, state, shares, told)
-    replace(method, reading=replace(method.reading, label_dist="freq")).check_upload(
-        ctx, state, shares, told
-    )
 
 
 def at_the_edge(tensors, value):

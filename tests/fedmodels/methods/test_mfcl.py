@@ -10,16 +10,22 @@ from torch import nn
 
 from fedmodels.errors import ConfigError
 from fedmodels.methods import make
-from fedmodels.methods.bases.remembering import KNOWN, OLD, RememberingReferences
 from fedmodels.methods.fedavg import FedAvg
-from fedmodels.methods.mfcl import balance, confidence, smoothness, statistics_distance
 from fedmodels.nets.generative.upsampling import Upsampling
 from fedmodels.nets.split import SplitNet, load_weights, weights_of
 from fedmodels.numerics.randomness import seeded
 from fedmodels.techniques.continual import mask_of, masked_cross_entropy
 from fedmodels.techniques.datafree import LayerMoments, frozen, shuffled, watched
+from fedmodels.techniques.datafree_generator import (
+    balance,
+    confidence,
+    smoothness,
+    statistics_distance,
+)
+from fedmodels.techniques.server_memory import KNOWN, OLD, MemoryReferences
 from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.tensors.roles import part_of
+from fedmodels.training.hooks import evaluation
 from fedmodels.training.loop import run_phases
 from fedmodels.training.method import Batch, Output
 from fedmodels.training.run import RunFacts
@@ -138,7 +144,7 @@ def hand_made(w_ft, w_kd):
     old_base = nn.Sequential(nn.Flatten(), nn.Linear(2, 2, bias=False))
     nn.init.constant_(old_base[1].weight, 0.0)  # the old features are 0 everywhere
     old = SplitNet(old_base, old.head, 2).requires_grad_(False).eval()
-    refs = RememberingReferences(
+    refs = MemoryReferences(
         torch.tensor([True, False]), MASK, torch.tensor([False, True]), old, lambda: torch.empty(0)
     )
     x = torch.tensor([[1.0, 0.0], [0.0, 2.0]])
@@ -174,7 +180,7 @@ def test_distillation_leaves_the_heads_alone():
 def test_no_distance_from_equal_features():
     ctx = linear_context(mfcl(), [[1.0, 0.0]], [0])
     old = frozen_copy(ctx.net)
-    refs = RememberingReferences(MASK, MASK, MASK, old, lambda: torch.empty(0))
+    refs = MemoryReferences(MASK, MASK, MASK, old, lambda: torch.empty(0))
     features = torch.tensor([[1.0, 0.0]])
     batch = Batch(features, torch.tensor([0]), torch.tensor([0]))
     losses = [
@@ -295,31 +301,22 @@ def test_generated_labels_are_what_the_old_model_says_of_known_classes(digits):
 
 
 def test_masks_of_clients(digits):
-    """The slice is the client's own classes, or with ``current = "anybody"`` everybody's now."""
-    courses = [Course(mfcl(current=who), digits) for who in ("client", "anybody")]
-    for course in courses:
-        course.interact(0, ends_task=True)
+    """The slice is the client's own classes; a grown head would have everybody's."""
+    course = Course(mfcl(), digits)
+    course.interact(0, ends_task=True)
     labels = course.server(1, 1).labels
-    own, anybody = (c.refs(1, task=1) for c in courses)
+    own = course.refs(1, task=1)
     ids = lambda mask: set(mask.nonzero().flatten().tolist())  # noqa: E731
     assert ids(own.current) == set(labels[0])
-    assert ids(anybody.current) == set(labels[0]) | set(labels[1])
     assert ids(own.seen) == ids(own.known) | set(labels[0]) | set(labels[1])
     assert ids(own.known) == {c for each in course.server(0).labels.values() for c in each}
-
-
-def test_the_memory_can_follow_every_round(digits):
-    course = Course(mfcl(renew="round"), digits)
-    course.interact(0)
-    assert course.state.own.generators["any"].version == 1
-    assert not part_of(course.payload(course.server(1), 0).weights, OLD)
 
 
 def test_nothing_of_the_memory_goes_to_those_who_score(digits):
     course = Course(mfcl(), digits)
     course.interact(0, ends_task=True)
     server = course.server(1, 1)
-    common, personal = course.method.evaluation(server, course.state)
+    common, personal = evaluation(course.method, server, course.state)
     assert not personal
     assert common is course.method.broadcast(server, course.state)[0]
     parts = list(course.method.broadcast(server, course.state)[1].values())

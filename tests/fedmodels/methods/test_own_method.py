@@ -47,6 +47,10 @@ def own(folder: Path, body: str) -> str:
         ("mu: float", "key 'mu' is missing in [method]: "),
         ("name: str = 'x'", "no field may be called 'name'"),
         ("def views(self):\n    return ('global',)", "views must be a property: put @property"),
+        (
+            "def load_global(self, ctx, payload):\n    pass",
+            'load_global is not asked any more: load with ctx.view == "global" stands for it',
+        ),
         ("mu: Unknown = 1", "the type of a field cannot be read: name 'Unknown' is not defined"),
         ("mu: torch.Tensor = torch.zeros(2)", "the field 'mu' holds a Tensor, which no config"),
         ("mu: dict = field(default_factory=lambda: {'a': [object()]})", "'mu.a' holds a object"),

@@ -2,7 +2,7 @@
 
 import json
 import weakref
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,20 +10,22 @@ from rich.console import Console
 
 from fedcli.data.store.commands import run_partition
 from fedmodels.errors import PayloadError
-from fedmodels.methods import make
-from fedmodels.methods.bases.replay import GenerativeReplay
+from fedmodels.methods import make, method_class
 from fedmodels.methods.pfedgrp import PERSONAL
 from fedmodels.numerics.metric_names import metric
 from fedmodels.techniques import server_replay
 from fedmodels.techniques.class_replay import Judge, Rehearsal, Replayed
 from fedmodels.techniques.generators import public
-from fedmodels.techniques.mixing import find_all
+from fedmodels.techniques.mixing import Found, find_all
+from fedmodels.techniques.replay_settings import LearnedWeights
 from fedmodels.tensors.bundle import Bundle, GeneratorState, Histogram, Problem, tensor_bytes
 from fedmodels.training.contexts import ServerContext
+from fedmodels.training.hooks import evaluation, received
 from fedmodels.training.loop import train_locally
 from fedmodels.training.method import Batch, Output
 from fedmodels.training.position import START, Position
 from fedmodels.training.run import RunFacts
+from fedmodels.training.settings import keys_of
 from fedtide.inprocess import InProcessCohort, run_in_process, transported
 from tests.conftest import context_of, method_of, payload_of, tiny_experiment
 
@@ -34,9 +36,6 @@ SMALL = {
     "server_volume": 12,
     "w_epochs": 2,
 }
-
-
-REPLAY_SWITCHES = {f.name for f in fields(GenerativeReplay)}
 
 
 def experiment_of(*, training=None, scenario=None, schedule=None, net=None, seed=0, **switches):
@@ -80,7 +79,7 @@ def refs_of(teacher, replayed=1, soft=None):
 
 def on_gpu(method):
     """Return the method with its search for weights on a GPU, where there is one."""
-    return replace(method, reading=replace(method.reading, w_device="auto"))
+    return replace(method, learned=replace(method.learned, w_device="auto"))
 
 
 def loss_of(refs, logits=((2.0, 0.0), (0.0, 1.0)), labels=(0, 1), **switches):
@@ -89,13 +88,10 @@ def loss_of(refs, logits=((2.0, 0.0), (0.0, 1.0)), labels=(0, 1), **switches):
     return float(make("pfedgrp", **switches).loss(None, batch, Output(logits, logits), refs))
 
 
-@pytest.mark.parametrize(
-    ("norm", "expected"), [("joint", 0.520095), ("separate", 0.820095), ("sum", 1.040190)]
-)
-def test_card_loss(norm, expected):
+def test_card_loss():
     """CE .126928 and .313262; teacher (0, 3) -> (1/2)·4 = 2; lambda .3 (anchor 2)."""
     refs = refs_of(torch.tensor([[0.0, 3.0]]))
-    assert loss_of(refs, loss_norm=norm) == pytest.approx(expected, abs=1e-6)
+    assert loss_of(refs) == pytest.approx(0.520095, abs=1e-6)
 
 
 def test_loss_without_alignment_is_cross_entropy():
@@ -105,17 +101,11 @@ def test_loss_without_alignment_is_cross_entropy():
     )
 
 
-def test_loss_on_probabilities():
-    """softmax(0, 1) = (.268941, .731059), softmax(0, 3) = (.047426, .952574): MSE .049069."""
-    refs = refs_of(torch.tensor([[0.0, 3.0]]))
-    expected = 0.220095 + 0.3 * 0.049069 / 2
-    assert loss_of(refs, align="probs") == pytest.approx(expected, abs=1e-5)
-
-
 def test_loss_with_soft_labels():
     """CE of (0, 1) under (.5, .5) is 1.313262 / 2 + .313262 / 2 = .813262."""
     refs = refs_of(None, soft=torch.tensor([[0.5, 0.5]]))
-    assert loss_of(refs) == pytest.approx((0.126928 + 0.813262) / 2, abs=1e-6)
+    found = loss_of(refs, replay_labels="soft")
+    assert found == pytest.approx((0.126928 + 0.813262) / 2, abs=1e-6)
 
 
 def test_a_batch_without_replay_is_plain():
@@ -139,7 +129,7 @@ def test_first_round_without_history_is_fedavg(switches, digits):
     ctx = ServerContext(run, START, (0, 1, 2))
     means = [
         m.aggregate(
-            ctx, m.init_server(run), m.received({c: r.upload for c, r in found.items()})
+            ctx, m.init_server(run), received(m, {c: r.upload for c, r in found.items()})
         ).common
         for m, found in ((method, mine), (fedavg, theirs))
     ]
@@ -159,12 +149,6 @@ def test_what_goes_up(digits):
     assert upload.histogram.round.numel() == 0
     assert torch.equal(upload.histogram.total, state.histogram.total)
     assert upload.weights.keys() == run.initial_weights.keys()
-
-
-def test_frequencies_instead_of_counts(digits):
-    _, _, results = trained(digits, clients=(0,), label_dist="freq")
-    total, told = results[0].state.histogram.total, results[0].upload.histogram.total
-    torch.testing.assert_close(told / 1e6, total / total.sum(), atol=1e-6, rtol=0)
 
 
 def rounds_of(root, out, **switches):
@@ -197,7 +181,7 @@ def test_a_threshold_calibrated_by_the_fresh_generator(digits):
     state = results[0].state
     assert state.scalars.keys() == {f"fresh/{key}" for key in state.generators}
     assert all(0 <= share <= 1 for share in state.scalars.values())
-    relative, plain = (m.class_replay(run) for m in (method, make("pfedgrp", th_g=0.5)))
+    relative, plain = (m.replay.of(run) for m in (method, make("pfedgrp", th_g=0.5)))
     assert not relative.has_drifted(0.06, fresh=0.1)
     assert relative.has_drifted(0.04, fresh=0.1)
     assert plain.has_drifted(0.06, fresh=0.1)
@@ -223,13 +207,13 @@ def test_the_server_caches_what_the_client_holds(digits):
     method, run, first = trained(digits, th_g=0.0)
     ctx = ServerContext(run, START, (0, 1, 2))
     state = method.aggregate(
-        ctx, method.init_server(run), method.received({c: r.upload for c, r in first.items()})
+        ctx, method.init_server(run), received(method, {c: r.upload for c, r in first.items()})
     )
-    state, _ = method.finish(ctx, state, method.received({c: r.upload for c, r in first.items()}))
+    state, _ = method.finish(ctx, state, received(method, {c: r.upload for c, r in first.items()}))
     states = {c: r.state for c, r in first.items()}
     _, _, second = trained(digits, (0, 1, 2), 1, 1, states, th_g=0.0)
     uploads = {c: r.upload for c, r in second.items()}
-    later = method.aggregate(ctx, state, method.received(uploads))
+    later = method.aggregate(ctx, state, received(method, uploads))
     kept = 0
     for client, result in second.items():
         cached, held = later.clients[client].generators, result.state.generators
@@ -262,8 +246,8 @@ def test_an_incomplete_generator_is_refused(digits):
 
 def finished(method, run, uploads, ctx=None):
     ctx = ctx or ServerContext(run, START, tuple(uploads))
-    state = method.aggregate(ctx, method.init_server(run), method.received(uploads))
-    return (*method.finish(ctx, state, method.received(uploads)), ctx)
+    state = method.aggregate(ctx, method.init_server(run), received(method, uploads))
+    return (*method.finish(ctx, state, received(method, uploads)), ctx)
 
 
 def test_aggregation_weights(digits):
@@ -291,7 +275,7 @@ def test_the_server_draws_as_many_examples_as_it_is_told(digits, monkeypatch):
         drawn.extend(search.examples for search in searches)
         return find_all(mixer, searches, *settings)
 
-    monkeypatch.setattr("fedmodels.methods.pfedgrp.find_all", watched)
+    monkeypatch.setattr("fedmodels.techniques.replay_settings.find_all", watched)
     upload = results[0].upload
     finished(method, run, {0: upload})
     ((_, labels),) = drawn
@@ -307,9 +291,7 @@ def test_a_gpu_finds_the_weights_a_cpu_finds(digits):
     method, run, results = trained(digits, replay_filter=False, w_init="self")
     uploads = {c: r.upload for c, r in results.items()}
     _, _, at_cpu = finished(method, run, uploads)
-    _, _, at_gpu = finished(
-        replace(method, reading=replace(method.reading, w_device="auto")), run, uploads
-    )
+    _, _, at_gpu = finished(on_gpu(method), run, uploads)
     found = [torch.tensor(ctx.series["aggregation_weights"]) for ctx in (at_cpu, at_gpu)]
     torch.testing.assert_close(*found, atol=1e-3, rtol=0)
 
@@ -319,9 +301,7 @@ def test_without_a_gpu_weights_are_searched_on_the_cpu(digits, monkeypatch):
     method, run, results = trained(digits, replay_filter=False)
     uploads = {c: r.upload for c, r in results.items()}
     _, _, at_cpu = finished(method, run, uploads)
-    _, _, wherever = finished(
-        replace(method, reading=replace(method.reading, w_device="auto")), run, uploads
-    )
+    _, _, wherever = finished(on_gpu(method), run, uploads)
     assert wherever.series["aggregation_weights"] == at_cpu.series["aggregation_weights"]
 
 
@@ -344,9 +324,9 @@ def test_c_g_does_not_depend_on_the_order_of_clients(digits):
     method, run, results = trained(digits)
     uploads = {c: r.upload for c, r in results.items()}
     ctx = ServerContext(run, START, (0, 1, 2))
-    one = method.aggregate(ctx, method.init_server(run), method.received(uploads)).common.weights
+    one = method.aggregate(ctx, method.init_server(run), received(method, uploads)).common.weights
     turned = dict(zip((0, 1, 2), [uploads[2], uploads[0], uploads[1]], strict=True))
-    other = method.aggregate(ctx, method.init_server(run), method.received(turned)).common.weights
+    other = method.aggregate(ctx, method.init_server(run), received(method, turned)).common.weights
     for key, tensor in one.items():
         torch.testing.assert_close(other[key], tensor, rtol=1e-6, atol=1e-7)
 
@@ -356,25 +336,12 @@ def test_one_hot_weights_give_that_model(digits, monkeypatch):
     method, run, results = trained(digits)
     uploads = {c: r.upload for c, r in results.items()}
     rows = torch.eye(3, dtype=torch.float64)[[1, 2, 0]]
-    monkeypatch.setattr(type(method), "_rows", lambda *_: (rows, {}))
+    found = [Found(row, 0.0, 0.0) for row in rows]
+    monkeypatch.setattr(LearnedWeights, "found", lambda *_: found)
     state, _, _ = finished(method, run, uploads)
     for client, source in ((0, 1), (1, 2), (2, 0)):
         for key, tensor in uploads[source].weights.items():
             assert torch.equal(state.clients[client].weights[f"{PERSONAL}/{key}"], tensor)
-
-
-@pytest.mark.parametrize("rule", ["fedavg", "pfedgraph"])
-def test_other_aggregation_weights(rule, digits):
-    """Generators stay at home: nobody needs them."""
-    method, run, results = trained(digits, aggregate_by=rule)
-    uploads = {c: r.upload for c, r in results.items()}
-    assert not any(u.generators for u in uploads.values())
-    assert not any("generators" in key for key in method.upload_spec(run).optional)
-    _, _, ctx = finished(method, run, uploads)
-    rows = torch.tensor(ctx.series["aggregation_weights"])
-    if rule == "fedavg":
-        counts = torch.tensor([u.scalars["num_examples"] for u in uploads.values()])
-        torch.testing.assert_close(rows[1], counts / counts.sum(), atol=1e-5, rtol=0)
 
 
 def test_absent_clients_keep_what_the_server_holds(digits):
@@ -382,10 +349,10 @@ def test_absent_clients_keep_what_the_server_holds(digits):
     uploads = {c: r.upload for c, r in results.items()}
     state, _, _ = finished(method, run, uploads)
     ctx = ServerContext(run, Position(1, 1, 0), (1,))
-    later = method.aggregate(ctx, state, method.received({1: uploads[1]}))
-    later, _ = method.finish(ctx, later, method.received({1: uploads[1]}))
+    later = method.aggregate(ctx, state, received(method, {1: uploads[1]}))
+    later, _ = method.finish(ctx, later, received(method, {1: uploads[1]}))
     assert later.clients[0] is state.clients[0]
-    _, personal = method.evaluation(ctx, later)
+    _, personal = evaluation(method, ctx, later)
     assert set(personal) == {0, 1, 2}
     assert set(method.broadcast(ctx, later)[1]) == {1}
 
@@ -427,7 +394,7 @@ def test_one_generator_for_all_classes(digits):
     torch.testing.assert_close(before.soft.sum(1), torch.ones(len(before.y)))
     method.fit(ctx, *method.training_data(ctx, refs), refs)
     assert not torch.equal(refs.replayed.x, before.x)
-    after = method.after_local(ctx, payload, state, refs)
+    after = method.after_local(ctx, state, refs)
     assert after.generators["all"].version == 2
 
 
@@ -459,10 +426,10 @@ def test_images_serve_a_round_or_an_epoch(images, kinds, digits, monkeypatch):
     assert [len(x) for x in seen] == [len(refs.replayed.y)] * kinds
 
     server = ServerContext(ctx.run, Position(1, 1, 1), (0,))
-    upload = method.received({0: first[0].upload})
+    upload = received(method, {0: first[0].upload})
     after = method.aggregate(server, method.init_server(ctx.run), upload)
     (search,), _ = server_replay.searches(
-        server, method.class_replay(ctx.run), after, upload, 12, "cpu"
+        server, method.replay.of(ctx.run), after, upload, 12, "cpu"
     )
     epochs = [search.examples(e) if kinds > 1 else search.examples for e in range(3)]
     assert len({bytes(tensor_bytes(x)) for x, _ in epochs}) == kinds
@@ -472,11 +439,9 @@ def test_images_serve_a_round_or_an_epoch(images, kinds, digits, monkeypatch):
 SWITCHES = [
     {"images": "epoch", "shortage": "fill_top"},
     {"generator_decouple": False, "generator_width_mult": 2, "replay_labels": "soft"},
-    {"replay_labels": "soft", "shortage": "fill_top", "align": "probs", "cap": "generated"},
+    {"replay_labels": "soft", "shortage": "fill_top", "cap": "generated"},
     {"replay_filter": False, "generator_update": "always", "generator_moments": True},
-    {"aggregate_by": "pfedgraph", "loss_norm": "separate", "init_from": "personal"},
-    {"w_param": "pgd", "w_init": "self", "bn": "batch", "w_entropy_floor": 0.3},
-    {"w_param": "affine", "w_optimizer": "sgd", "label_dist": "freq", "loss_norm": "sum"},
+    {"w_init": "self", "w_entropy_floor": 0.3, "init_from": "personal"},
 ]
 
 
@@ -494,7 +459,7 @@ def test_every_switch_runs(switches, digits, tmp_path):
 def test_diffusion_computes_as_the_net_does(precision, mixed):
     experiment = tiny_experiment(training={"precision": precision})
     run = RunFacts(experiment, Problem((1, 8, 8), 10))
-    family = make("pfedgrp", generator_arch="ddpm").class_replay(run).family
+    family = make("pfedgrp", generator_arch="ddpm").replay.of(run).family
     assert family.net().mixed_precision is mixed
 
 
@@ -521,7 +486,8 @@ UNEQUAL = {"kind": "per_class_shards", "shards": 5, "tasks": [1, 3, 2]}
 @pytest.mark.parametrize("name", ["pfedgrp", "fedavg-replay", "pfedgraph-replay"])
 def test_clients_replay_as_many_tasks_as_they_have(name, tmp_path):
     """One has one task and nothing to replay; the others replay what they met, while they train."""
-    switches = {k: v for k, v in SMALL.items() if name == "pfedgrp" or k in REPLAY_SWITCHES}
+    known = keys_of(method_class(name))
+    switches = {k: v for k, v in SMALL.items() if k in known}
     experiment = tiny_experiment(
         method={"name": name, **switches, "replay_filter": False},
         scenario=UNEQUAL,

@@ -116,8 +116,9 @@ def test_a_mean_model_that_overflows_is_one_line(name, work, net, digits):
     line = (
         rf"^{work} diverged after round 1: its loss is not finite.* lower \[training\] lr \(it is"
     )
+    before = [Bundle()] if name == "mfcl" else []
     with pytest.raises(PayloadError, match=line):
-        course.method.remember(course.server(0), Bundle(), old, known)
+        course.method.remember(course.server(0), *before, old, known)
 
 
 def test_the_display_shows_the_servers_work():

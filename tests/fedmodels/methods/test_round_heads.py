@@ -30,7 +30,7 @@ def ready(name: str, digits: Path) -> tuple[Any, ClientContext, Bundle, Bundle]:
     with torch.no_grad():
         for parameter in ctx.net.head.parameters():
             parameter.add_(1.0)
-    return method, ctx, payload, method.after_local(ctx, payload, state, refs)
+    return method, ctx, payload, method.after_local(ctx, state, refs)
 
 
 @pytest.mark.parametrize("name", METHODS)

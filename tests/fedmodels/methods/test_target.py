@@ -9,19 +9,19 @@ from torch import nn
 
 from fedmodels.errors import PayloadError
 from fedmodels.methods import make
-from fedmodels.methods import target as target_module
-from fedmodels.methods.bases.remembering import KNOWN, RememberingReferences
-from fedmodels.methods.target import (
-    IMAGES,
+from fedmodels.methods.target import IMAGES
+from fedmodels.nets.split import weights_of
+from fedmodels.techniques import datafree
+from fedmodels.techniques import synthesis as synthesis_module
+from fedmodels.techniques.datafree import LayerMoments, Watch, as_inputs, frozen, quantised, watched
+from fedmodels.techniques.server_memory import KNOWN, MemoryReferences
+from fedmodels.techniques.synthesis import (
     Synthesis,
     disagreement,
     distillation,
     followed,
     statistics_distance,
 )
-from fedmodels.nets.split import weights_of
-from fedmodels.techniques import datafree
-from fedmodels.techniques.datafree import LayerMoments, Watch, as_inputs, frozen, quantised, watched
 from fedmodels.tensors.bundle import Bundle, tensor_bytes
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.training.method import Batch, Output
@@ -120,9 +120,10 @@ def test_synthesis_loss_by_hand(digits):
     y = torch.tensor([0, 1, 2, 0, 1, 2])
 
     def loss(adversarial=True, **weights):
-        method = replace(course.method, **{"bn": 0.0, "oh": 0.0, "adv": 0.0, **weights})
+        given = {"bn": 0.0, "oh": 0.0, "adv": 0.0, **weights}
+        settings = replace(course.method.synthesis, **given)
         with watched(old) as watch:
-            made = Synthesis(method, course.server(0), old, known, watch)
+            made = Synthesis(settings, course.server(0), old, known, watch)
             return float(made._loss(images, y, adversarial)), made, watch
 
     x = as_inputs(images, course.server(0).limits)
@@ -148,9 +149,8 @@ def synthesis(course, known=(1, 4), **switches):
     old = frozen(course.run, course.run.initial_weights, "cpu")
     mask = torch.zeros(10, dtype=torch.bool)
     mask[list(known)] = True
-    method = replace(course.method, **switches)
-    watch = Watch()
-    return Synthesis(method, course.server(0), old, mask, watch)
+    settings = replace(course.method.synthesis, **switches)
+    return Synthesis(settings, course.server(0), old, mask, Watch())
 
 
 def test_the_old_model_is_what_it_was_after_the_synthesis(digits):
@@ -158,7 +158,7 @@ def test_the_old_model_is_what_it_was_after_the_synthesis(digits):
     old = frozen(course.run, course.run.initial_weights, "cpu")
     before = dict(weights_of(old))
     mask = torch.ones(10, dtype=torch.bool)
-    course.method.remember(course.server(0), Bundle(), old, mask)
+    course.method.remember(course.server(0), old, mask)
     assert same(before, dict(weights_of(old)))
     assert not any(p.requires_grad or p.grad is not None for p in old.parameters())
     assert not old._forward_pre_hooks
@@ -186,7 +186,7 @@ def test_the_generator_follows_its_copy(digits, monkeypatch):
         datafree.follow(net, adapted, gradients, optimizer)
         copies.append(adapted)
 
-    monkeypatch.setattr(target_module, "follow", follow)
+    monkeypatch.setattr(synthesis_module, "follow", follow)
     made._batch(adversarial=False)
     for own, adapted in zip(made.generator.parameters(), copies[0].parameters(), strict=True):
         assert torch.allclose(own, adapted, atol=1e-6)
@@ -201,13 +201,13 @@ def test_the_generators_gradient_is_the_sum_of_its_copys(digits, monkeypatch):
         seen.append([p.grad.clone() for p in first["params"]])
         return value
 
-    monkeypatch.setattr(target_module, "descend", descend)
-    monkeypatch.setattr(target_module, "follow", lambda *found: given.extend(found[2]))
+    monkeypatch.setattr(synthesis_module, "descend", descend)
+    monkeypatch.setattr(synthesis_module, "follow", lambda *found: given.extend(found[2]))
     made._batch(adversarial=False)
     assert len(seen) == 3
     for total, *steps in zip(given, *seen, strict=True):
         torch.testing.assert_close(total, sum(steps))
-    assert made.adam.param_groups[0]["lr"] == pytest.approx(3 * made.method.lr_g)
+    assert made.adam.param_groups[0]["lr"] == pytest.approx(3 * made.settings.lr_g)
 
 
 def test_the_student_learns_what_the_old_model_says(digits):
@@ -231,7 +231,7 @@ def test_the_released_preset_never_asks_its_student(digits):
         after = made.student.state_dict()
         students[preset] = all(torch.equal(before[k], after[k]) for k in before)
     assert students == {"paper": False, "released": True}
-    assert make("target", preset="released").warm_up > make("target").batches
+    assert make("target", preset="released").synthesis.warm_up > make("target").synthesis.batches
 
 
 def test_the_same_synthesis_twice_is_the_same(digits):
@@ -286,7 +286,7 @@ def test_loss_by_hand():
     with torch.no_grad():
         ctx.net.head.weight.copy_(torch.eye(2))
     both = torch.tensor([True, True])
-    refs = RememberingReferences(
+    refs = MemoryReferences(
         torch.tensor([True, False]), both, both, old, lambda: torch.tensor([[2.0, 0.0]])
     )
     x = torch.tensor([[1.0, 0.0]])
@@ -312,12 +312,9 @@ def test_the_first_task_is_fedavg(digits):
     assert KNOWN not in own.state.own.weights
 
 
-@pytest.mark.parametrize("sends", ["images", "generator"])
-def test_clients_distil_on_what_was_sent(digits, sends):
-    course = Course(target(sends=sends), digits)
+def test_clients_distil_on_what_was_sent(digits):
+    course = Course(target(), digits)
     course.interact(0, ends_task=True)
-    assert (IMAGES in course.state.own.weights) == (sends == "images")
-    assert bool(course.state.own.generators) == (sends == "generator")
     refs = course.refs(1, task=1)
     found = [refs.draw() for _ in range(3)]
     assert all(x.shape == (16, 1, 8, 8) for x in found)
@@ -327,16 +324,9 @@ def test_clients_distil_on_what_was_sent(digits, sends):
     assert not torch.equal(found[0], found[1])
     ctx = context_of(course.experiment, digits, 0, 1, 1)
     payload = course.payload(course.server(1, 1), 0)
-    images = course.method._images(ctx, payload)
-    assert images.shape == (20, 1, 8, 8)
-    assert images.dtype == torch.uint8
-    if sends == "images":
-        cut = Bundle({k: t for k, t in payload.weights.items() if k != IMAGES})
-        with pytest.raises(PayloadError, match="the memory came without 'memory/images'"):
-            course.method._images(ctx, cut)
-    else:
-        with pytest.raises(PayloadError, match="the memory came without its generator 'any'"):
-            course.method._images(ctx, Bundle(payload.weights))
+    cut = Bundle({k: t for k, t in payload.weights.items() if k != IMAGES})
+    with pytest.raises(PayloadError, match="the memory came without 'memory/images'"):
+        course.method.recalled(ctx, cut)
 
 
 def test_distillation_changes_what_is_learnt(digits):

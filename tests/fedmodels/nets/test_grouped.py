@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedmodels.nets import SplitNet, make_net
-from fedmodels.nets.grouped import Grouped
+from fedmodels.nets.grouped import Grouped, can_be_grouped
 from fedmodels.numerics.randomness import seeded
 
 NETS = {
@@ -97,6 +97,39 @@ def test_the_number_of_nets_changes_rounding_alone(kind: str, batch: int) -> Non
                 torch.testing.assert_close(one[name], other[name], rtol=1e-3, atol=1e-4)
 
 
-def test_nets_that_mix_channels_in_other_ways_are_no_such_nets() -> None:
-    assert not make_net("resnet20", num_classes=3, input_shape=(1, 8, 8)).may_be_grouped
-    assert not make_net("hart", num_classes=3, input_shape=(128, 6)).may_be_grouped
+@pytest.mark.parametrize("kind", NETS)
+def test_such_nets_are_found_out(kind: str) -> None:
+    name, shape, options = NETS[kind]
+    net = make_net(name, num_classes=3, input_shape=shape, **options).train()
+    before = {key: tensor.clone() for key, tensor in net.tensors().items()}
+    assert can_be_grouped(net, shape)
+    assert all(torch.equal(tensor, before[key]) for key, tensor in net.tensors().items())
+
+
+class Halved(nn.Module):
+    """A base that mixes channels: the mean over them is taken away."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x - x.mean(1, keepdim=True)).flatten(1)
+
+
+@pytest.mark.parametrize(
+    ("net", "shape"),
+    [
+        ("resnet20", (1, 8, 8)),
+        ("hart", (128, 6)),
+        ("vit-tiny", (1, 8, 8)),
+        (nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten()), (1, 4, 4)),
+        (nn.Sequential(nn.Conv2d(1, 4, 3), nn.Dropout(0.1), nn.Flatten(1)), (1, 4, 4)),
+        (nn.Sequential(nn.Conv2d(1, 4, 3), Halved()), (1, 4, 4)),
+    ],
+    ids=["resnet20", "hart", "vit-tiny", "batch norm", "dropout", "mean of channels"],
+)
+def test_nets_that_mix_channels_in_other_ways_are_no_such_nets(
+    net: str | nn.Module, shape: tuple[int, ...]
+) -> None:
+    if isinstance(net, str):
+        made = make_net(net, num_classes=3, input_shape=shape)
+    else:
+        made = SplitNet(net, nn.Linear(16, 3), 16)
+    assert not can_be_grouped(made.train(), shape)

@@ -8,7 +8,7 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from fedmodels.methods.readings.pfedgrp import PFedGRPReading
+from fedmodels.methods import make
 from fedmodels.nets import make_net
 from fedmodels.nets.split import load_weights, weights_of
 from fedmodels.numerics.randomness import generator, seeded
@@ -19,7 +19,6 @@ from fedmodels.techniques.mixing import (
     entropy,
     find_all,
     find_weights,
-    weights_from,
     with_entropy,
 )
 
@@ -102,48 +101,26 @@ def test_card_example_of_two_scalar_models():
     """
     theta = torch.tensor([1.0, 3.0], dtype=torch.float64)
     a = torch.zeros(2, dtype=torch.float64, requires_grad=True)
-    w = weights_from(a, "softmax")
+    w = a.softmax(0)
     slope = 2 * (float(w.detach() @ theta) - 2.5) * theta
     w.backward(slope)
     assert a.grad.tolist() == pytest.approx([0.5, -0.5])
-    w = weights_from((a - a.grad).detach(), "softmax")
+    w = (a - a.grad).detach().softmax(0)
     assert w.tolist() == pytest.approx([0.268941, 0.731059], abs=1e-6)
     assert float((w @ theta - 2.5) ** 2) == pytest.approx(0.001435, abs=1e-6)
 
 
-@pytest.mark.parametrize("param", ["softmax", "quad", "pgd", "affine"])
 @pytest.mark.parametrize("init", ["uniform", "self"])
-def test_weights_are_on_the_simplex_and_never_worse_than_uniform(param, init):
+def test_weights_are_on_the_simplex_and_never_worse_than_uniform(init):
     mixer, data = Mixer(build(), models_of(4)), examples()
-    search = Search(epochs=5, lr=0.05, param=param, init=init, batch_size=16)
+    search = Search(epochs=5, lr=0.05, init=init, batch_size=16)
     found = find_weights(mixer, data, 2, search, seed=1)
     assert float(found.w.sum()) == pytest.approx(1, abs=1e-9)
-    assert param == "affine" or float(found.w.min()) >= 0
+    assert float(found.w.min()) >= 0
     assert found.loss <= found.uniform
     uniform = torch.full((4,), 0.25)
     assert found.uniform == pytest.approx(mixer.loss(uniform, data), rel=1e-6)
     assert found.loss == pytest.approx(mixer.loss(found.w.float(), data), rel=1e-6)
-
-
-@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
-def test_projected_weights_leave_the_middle_where_every_model_helps(optimizer):
-    """theta = (3, 1) times a model that is right about every example, so L falls in 3 w_1 + w_2.
-
-    Both slopes are negative, and on the simplex (1, 0) is best. Adam steps by its rate whatever the
-    slope: both weights up by .05, which the projection takes back. The slopes along the simplex,
-    less their mean, differ in sign: up and down by .05, (1, 0) after ten steps from (.5, .5).
-    """
-    right = torch.zeros(CLASSES, 64)
-    right[:, :CLASSES] = torch.eye(CLASSES)
-    net = make_net("mlp", num_classes=CLASSES, input_shape=SHAPE, hidden=[])
-    models = [{"head/weight": f * right, "head/bias": torch.zeros(CLASSES)} for f in (3.0, 1.0)]
-    y = torch.arange(CLASSES)
-    x = torch.eye(64)[y].view(-1, *SHAPE)
-    rate = 0.05 if optimizer == "adam" else 0.5
-    search = Search(epochs=12, lr=rate, param="pgd", optimizer=optimizer)
-    found = find_weights(Mixer(net, models), (x, y), 0, search, seed=1)
-    assert found.w.tolist() == pytest.approx([1, 0], abs=1e-9)
-    assert found.loss == pytest.approx(math.log(1 + 3 * math.exp(-3)), abs=1e-6)
 
 
 def test_problems_solved_side_by_side_are_those_solved_alone():
@@ -172,7 +149,7 @@ class Uphill(Mixer):
 
 def test_a_search_that_only_gets_worse_keeps_uniform_weights():
     mixer, data = Uphill(build(), models_of(3)), examples()
-    found = find_weights(mixer, data, 0, Search(optimizer="sgd", lr=5.0, epochs=3), seed=1)
+    found = find_weights(mixer, data, 0, Search(lr=5.0, epochs=3), seed=1)
     assert found.w.tolist() == pytest.approx([1 / 3] * 3)
     assert found.loss == found.uniform
 
@@ -233,15 +210,6 @@ def test_probabilities_can_stand_for_labels():
     torch.testing.assert_close(gradient, plain)
 
 
-def test_batch_statistics_change_the_loss():
-    models, data = models_of(3, "resnet20"), examples()
-    w = torch.full((3,), 1 / 3)
-    weighted = Mixer(build("resnet20"), models).loss(w, data)
-    batch = Mixer(build("resnet20"), models, bn="batch")
-    assert batch.loss(w, data) != pytest.approx(weighted, rel=1e-3)
-    assert batch.loss(w, data) == batch.loss(w, data)
-
-
 def test_entropy():
     assert entropy(torch.full((5,), 0.2)) == pytest.approx(1)
     assert entropy(torch.tensor([0.0, 1.0, 0.0])) == 0
@@ -267,17 +235,8 @@ def test_the_floor_holds_for_what_is_found():
 
 
 def test_what_pfedgrps_paper_leaves_open_reaches_the_search():
-    reading = PFedGRPReading(
-        w_epochs=7, w_lr=0.2, w_optimizer="sgd", w_batch=5, w_param="quad", w_init="self",
-        w_entropy_floor=0.3,
-    )  # fmt: skip
-    assert reading.search() == Search(
-        epochs=7,
-        lr=0.2,
-        optimizer="sgd",
-        batch_size=5,
-        param="quad",
-        init="self",
-        entropy_floor=0.3,
+    learned = make("pfedgrp", w_epochs=7, w_lr=0.2, w_batch=5, w_init="self", w_entropy_floor=0.3)
+    assert learned.learned.search() == Search(
+        epochs=7, lr=0.2, batch_size=5, init="self", entropy_floor=0.3
     )
-    assert PFedGRPReading().search() == Search()
+    assert make("pfedgrp").learned.search() == Search()

@@ -20,7 +20,6 @@ from fedtide import Bundle, FedAvg
 @dataclass(frozen=True, kw_only=True)
 class Mine(FedAvg):
     citation = "none"
-    trains_together = True
 
     def reported(self, run):
         return frozenset({"known"})
@@ -33,7 +32,7 @@ LOSSES = "torch.nn.functional.cross_entropy(out.logits, batch.y, reduction='none
 AGGREGATE = "aggregate(self, ctx, state, uploads)"
 FINISH = "finish(self, ctx, state, uploads)"
 UPLINK = "uplink(self, ctx, state, refs, num_examples)"
-AFTER_LOCAL = "after_local(self, ctx, payload, state, refs)"
+AFTER_LOCAL = "after_local(self, ctx, state, refs)"
 PREDICT = "predict(self, ctx, payload, state, x)"
 SENT = "up = super().uplink(ctx, state, refs, num_examples); return"
 SUMMED = "found = super().aggregate(ctx, state, uploads); return"

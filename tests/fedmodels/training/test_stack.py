@@ -10,24 +10,28 @@ import pytest
 import torch
 from torch import nn
 
+import fedmodels.training.loop
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ConfigError
-from fedmodels.methods import make, method_class, names
+from fedmodels.methods import make, names
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import SplitNet, weights_of
 from fedmodels.numerics.randomness import seeded
-from fedmodels.resolution import experiment_of
 from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.training.contexts import ClientContext
 from fedmodels.training.loop import ClientHalf, train_locally
 from fedmodels.training.method import Phase
 from fedmodels.training.position import START
 from fedmodels.training.run import RunFacts
-from fedmodels.training.stack import begin_apart, check_stacks, end_apart, fit_together
-from tests.conftest import TABLES, OneTask, context_of, method_of, payload_of, tiny_experiment
+from fedmodels.training.stack import begin_apart, end_apart, fit_together
+from fedmodels.training.stack_trial import check_together
+from tests.conftest import OneTask, context_of, method_of, payload_of, tiny_experiment
 from tests.fedmodels.methods.test_conformance import experiment_for
 
-TOGETHER = [name for name in names() if make(name).trains_together]
+TOGETHER = [
+    "centralized", "fedavg", "fedic", "fedper", "fedprox", "fedproto", "fedrep", "gldp", "local",
+    "pfedgraph",
+]  # fmt: skip
 SIZES = (21, 16, 9, 21, 0)
 """Examples of each client: batches of 8, a rest of 5, none or one; the last has none at all."""
 
@@ -78,7 +82,18 @@ def assert_as_in_turn(experiment: Experiment, root: Path) -> list[Any]:
     return at_once
 
 
-# --- every method that says it can ----------------------------------------------------------------
+def run_of(name: str, net: str = "mlp", **method: Any) -> RunFacts:
+    table = {"name": name, **method}
+    experiment = tiny_experiment(method=table, net={"name": net}, training={"together": 2})
+    return RunFacts(experiment, Problem((1, 8, 8), 10))
+
+
+def tried(name: str, net: str = "mlp", **method: Any) -> None:
+    run = run_of(name, net, **method)
+    check_together(method_of(run.experiment), run)
+
+
+# --- every method that can ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", TOGETHER)
@@ -86,6 +101,14 @@ def test_every_method_comes_to_what_training_in_turn_does(name, digits):
     experiment = experiment_for((name, {}), training={"local_epochs": 2, "momentum": 0.9})
     results = assert_as_in_turn(experiment, digits)
     assert all(result.num_examples for result in results)
+    tried(name)
+
+
+def test_there_are_no_others():
+    """What the list above leaves out is refused."""
+    for name in {*names()} - {*TOGETHER, "fedali"}:  # fedali needs another net
+        with pytest.raises(ConfigError, match="train in turn only; leave together out"):
+            tried(name)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "gldp"])
@@ -98,28 +121,100 @@ def test_in_bfloat16_too(name, digits):
         assert not all(torch.equal(t, weights[key]) for key, t in one.upload.weights.items())
 
 
-def test_what_can_train_together():
-    """Methods whose loss decides by values, or keeps something, cannot; switches may say so."""
-    assert {"fedavg", "fedprox", "fedper", "fedrep", "fedproto", "gldp", "local"} <= set(TOGETHER)
-    assert not {"fedmlp", "pfedgrp", "fedem", "moon", "ditto", "creff"} & set(TOGETHER)
-    assert make("gldp").may_train_together()
-    assert not make("gldp", proto_pass="running").may_train_together()
+@pytest.mark.parametrize(
+    ("name", "reading", "why"),
+    [
+        ("moon", {}, "cannot refer to SplitNet"),
+        ("ditto", {}, "cannot refer to SplitNet"),
+        ("fedmlp", {}, "boolean mask"),
+        ("fedpac", {}, "references differ"),
+        ("creff", {}, "references differ"),
+        ("fedem", {}, "its fit is its own"),
+        ("pfedgrp", {}, "what stands for earlier tasks"),
+        ("gldp", {"proto_pass": "running"}, "references differ"),
+        ("gldp", {"own_moves": "epoch"}, "references differ"),
+    ],
+)
+def test_what_cannot_is_refused_before_the_run_begins(name, reading, why):
+    """Methods whose loss decides by values, or keeps something; readings of one that can."""
+    line = rf"together = 2: clients of method {name!r} train in turn only; leave together out \(.*"
+    with pytest.raises(ConfigError, match=line + why):
+        tried(name, **({"reading": reading} if reading else {}))
 
 
-def test_a_method_with_a_loss_of_its_own_has_to_say_so():
-    @dataclass(frozen=True, kw_only=True)
-    class Other(FedAvg):
+@pytest.mark.parametrize("reading", ["kl_space", "gp_mode"])
+def test_readings_that_can(reading):
+    tried("gldp", reading={reading: {"kl_space": "head", "gp_mode": "per_sample"}[reading]})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Numbered(FedAvg):
+    """A method whose loss weighs by the client."""
+
+    def loss(self, ctx, batch, out, refs):
+        return super().loss(ctx, batch, out, refs) * (1 + ctx.client)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keeping(FedAvg):
+    """A method whose loss keeps something, and is called less often for several clients."""
+
+    calls: ClassVar[list[int]] = []
+
+    def loss(self, ctx, batch, out, refs):
+        self.calls.append(1)
+        return super().loss(ctx, batch, out, refs) * len(self.calls)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Later(FedAvg):
+    """A method that makes the mean of what clients learned a reference from then on."""
+
+    def prepare(self, ctx, payload, state):
+        return ctx.net.copy() if ctx.interaction else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Squared(FedAvg):
+    """A method of one's own that says nothing of training together."""
+
+    def loss(self, ctx, batch, out, refs):
+        return super().loss(ctx, batch, out, refs) + out.features.square().mean()
+
+
+@pytest.mark.parametrize(
+    ("method", "why"),
+    [(Numbered, r"ctx\.client"), (Keeping, "differs from training in turn"), (Later, "SplitNet")],
+)
+def test_a_method_of_ones_own_is_tried(method, why):
+    with pytest.raises(ConfigError, match=rf"train in turn only; leave together out \(.*{why}"):
+        check_together(method(), run_of("fedavg"))
+    check_together(Squared(), run_of("fedavg"))
+
+
+def test_a_method_that_fails_by_itself_is_told_so():
+    class Failing(FedAvg):
+        name = "failing"
+
         def loss(self, ctx, batch, out, refs):
-            return out.logits.square().mean()
+            raise KeyError("boom")
 
-    class Same(FedAvg):
-        pass
+    with pytest.raises(ConfigError, match=r"^method failing: loss failed \(.*KeyError: 'boom'"):
+        check_together(Failing(), run_of("fedavg"))
 
-    class Fits(Other):
-        trains_together: ClassVar[bool] = True
 
-    assert [c.trains_together for c in (Other, Same, Fits)] == [False, True, True]
-    assert "trains_together" in vars(method_class("fedprox"))
+def test_long_training_is_not_tried_in_full():
+    """An epoch of each phase: GLDP has 30."""
+    phases, plain = [], fedmodels.training.loop.begin_phase
+
+    def watched(nets, phase, training):
+        phases.append(phase.epochs)
+        return plain(nets, phase, training)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedmodels.training.loop.begin_phase", watched)
+        tried("gldp")
+    assert phases == [1] * len(phases) != []
 
 
 # --- what differs between clients -----------------------------------------------------------------
@@ -141,6 +236,13 @@ def tiny_net() -> SplitNet:
         return SplitNet(Tiny(), nn.Linear(5, 3), 5)
 
 
+class TinyRun(RunFacts):
+    """A run with the tiny net."""
+
+    def make_net(self, *_: Any) -> SplitNet:
+        return tiny_net()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Phased(FedAvg):
     """FedAvg that trains its head, then all of it, then its base beside a frozen head."""
@@ -150,7 +252,7 @@ class Phased(FedAvg):
 
 
 def half_of(client: int, method: FedAvg, **training: Any) -> ClientHalf:
-    run = RunFacts(tiny_experiment(training={"batch_size": 8, **training}), Problem((4,), 3))
+    run = TinyRun(tiny_experiment(training={"batch_size": 8, **training}), Problem((4,), 3))
     draw, net = torch.Generator().manual_seed(client), tiny_net()
     n = SIZES[client]
     x, y = torch.randn(n, 4, generator=draw), torch.randint(0, 3, (n,), generator=draw)
@@ -285,19 +387,12 @@ def test_every_step_is_told_to_its_own_client():
 def test_a_net_that_draws_random_numbers_is_refused():
     experiment = tiny_experiment(net={"name": "hart"}, training={"together": 2})
     with pytest.raises(ConfigError, match=r"together = 2: .* net 'hart' train in turn only"):
-        check_stacks(RunFacts(experiment, Problem((128, 6), 6)))
+        check_together(make("fedavg"), RunFacts(experiment, Problem((128, 6), 6)))
 
 
-@pytest.mark.parametrize("net", ["digits-cnn", "resnet20", "mlp", "vit-tiny"])
+@pytest.mark.parametrize("net", ["digits-cnn", "resnet20", "vit-tiny"])
 def test_nets_that_can(net):
-    experiment = tiny_experiment(net={"name": net}, training={"together": 2})
-    check_stacks(RunFacts(experiment, Problem((1, 8, 8), 10)))
-
-
-def test_a_method_that_cannot_is_refused_at_once():
-    tables = {**TABLES, "method": {"name": "moon"}, "training": {"together": 4}}
-    with pytest.raises(ConfigError, match=r"together = 4: clients of method 'moon'"):
-        experiment_of(tables)
+    tried("fedavg", net)
 
 
 def test_references_that_are_no_tensors_are_refused():
@@ -338,8 +433,6 @@ class Named(FedAvg):
 class Asking(FedAvg):
     """The loss counts by the client's number."""
 
-    trains_together: ClassVar[bool] = True
-
     def loss(self, ctx, batch, out, refs):
         return super().loss(ctx, batch, out, refs) * (1 + ctx.client)
 
@@ -347,8 +440,6 @@ class Asking(FedAvg):
 @dataclass(frozen=True, kw_only=True)
 class Counting(FedAvg):
     """The loss counts its calls."""
-
-    trains_together: ClassVar[bool] = True
 
     def loss(self, ctx, batch, out, refs):
         ctx.metrics["steps"] = ctx.metrics.get("steps", 0.0) + 1

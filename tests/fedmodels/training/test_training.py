@@ -401,9 +401,9 @@ def test_a_teacher_stays_as_it_was_and_in_eval_mode():
     kept = []
 
     class Watched(Taught):
-        def after_local(self, ctx, payload, state, refs):
+        def after_local(self, ctx, state, refs):
             kept.append(refs)
-            return super().after_local(ctx, payload, state, refs)
+            return super().after_local(ctx, state, refs)
 
     ctx = context(small_net(0.5), local_epochs=3)
     before = weights_of(ctx.net)
@@ -497,7 +497,7 @@ class Remembers(FedAvg):
     def keeps_state(self, run):
         return self.says_so
 
-    def after_local(self, ctx, payload, state, refs):
+    def after_local(self, ctx, state, refs):
         return Bundle(scalars={"n": 1.0})
 
 
@@ -514,6 +514,10 @@ def test_a_private_state_that_nobody_would_keep_is_refused():
 
 def test_scores_that_are_no_numbers_are_refused():
     class Unsure(FedAvg):
+        @property
+        def rules(self):
+            return ("classifier", "own")
+
         def predict(self, ctx, payload, state, x):
             scores = ctx.net(x)
             return {"classifier": scores, "own": torch.where(scores > 0, scores, torch.nan)}

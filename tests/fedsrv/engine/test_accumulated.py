@@ -60,12 +60,12 @@ def test_what_makes_up_for_old_data_refuses_them():
     for name in names():
         tables = {**TABLES, "method": {"name": name}}
         tables["scenario"] = {**tables["scenario"], **ACCUMULATED}
-        if method_class(name).replaces_old_data:
+        if method_class(name).trains_on in ("memory", "replay"):
             with pytest.raises(ConfigError, match="is about their loss"):
                 experiment_of(tables)
         else:
             assert experiment_of(tables).accumulates
-    replacing = {name for name in names() if method_class(name).replaces_old_data}
+    replacing = {n for n in names() if method_class(n).trains_on in ("memory", "replay")}
     assert replacing == {
         "af-fcl", "fedavg-replay", "fedcil", "mfcl", "pfedgraph-replay", "pfedgrp", "target",
     }  # fmt: skip

@@ -207,10 +207,10 @@ def test_a_commit_that_fails_ends_the_run(tmp_path, digits, monkeypatch):
 
 
 def test_a_net_that_cannot_be_stacked_ends_the_run_before_it_begins(digits, tmp_path, monkeypatch):
-    def refused(run):
+    def refused(method, run):
         raise ConfigError("it cannot")
 
-    monkeypatch.setattr("fedsrv.engine.rounds.check_stacks", refused)
+    monkeypatch.setattr("fedsrv.engine.rounds.check_together", refused)
     together = tiny_experiment(training={"together": 2})
     with pytest.raises(ConfigError, match="it cannot"):
         run_in_process(together, digits, tmp_path / "refused")

@@ -64,31 +64,6 @@ def test_who_trained_for_the_score_would_have_had_that_model_in_the_cohort(digit
         assert ours[client]["after_local"] == theirs[client]["after_local"], client
 
 
-ALONE = """
-from dataclasses import dataclass
-from fedtide import FedAvg
-
-
-@dataclass(frozen=True, kw_only=True)
-class Alone(FedAvg):
-    def trainers(self, run):
-        return [0]
-"""
-
-
-def test_clients_that_never_train_do_not_train_for_the_score(digits, tmp_path):
-    (tmp_path / "alone.py").write_text(ALONE)
-    experiment = tiny_experiment(
-        method=f"{tmp_path / 'alone.py'}:Alone", evaluate={"trained": "all"}
-    )
-    run_in_process(experiment, digits, tmp_path / "run")
-    scored = [
-        [c for c, views in views_of(record).items() if "after_local" in views]
-        for record in records_of(tmp_path / "run")
-    ]
-    assert scored == [[0]] * 4
-
-
 def test_rounds_without_a_cohort_refuse_it():
     with pytest.raises(ConfigError, match=r'trained = "all" needs rounds with a cohort'):
         tiny_experiment(

@@ -17,7 +17,15 @@ from fedmodels.errors import ConfigError, suggestion
 Choices = Mapping[Any, type[Any] | None]
 """The class behind each value of a key; the first value is the default, which has none."""
 
-_MODULES = {"gldp": "gldp", "fedmlp": "fedmlp", "fedper": "heads", "fedrep": "heads"}
+_MODULES = {
+    "gldp": "gldp",
+    "fedmlp": "fedmlp",
+    "pfedgrp": "pfedgrp",
+    "fedali": "fedali",
+    "fedper": "heads",
+    "fedrep": "heads",
+    **dict.fromkeys(("fedproto", "moon", "fedcil", "af-fcl", "mfcl", "target"), "gone"),
+}
 """Method -> the module of this package that says in ``OF`` which variants the method has."""
 
 
@@ -59,7 +67,7 @@ class Variants:
         Raises:
             ConfigError: a key is given twice, unknown or gone, or has an unknown value.
         """
-        if not self.choices and ("reading" in fields or "reading" not in table):
+        if self == Variants() and ("reading" in fields or "reading" not in table):
             return cls, dict(table)
         values = self._flat(fields, table, name)
         chosen = {key: values.pop(key, value) for key, value in self.defaults().items()}
@@ -93,8 +101,8 @@ class Variants:
         for key in self.gone.keys() & values.keys():
             if (given := values.pop(key)) != self.gone[key]:
                 raise ConfigError(
-                    f"method.reading.{key} is gone: {self.gone[key]!r} is the reading that stayed "
-                    f"(given: {given!r}); leave it out"
+                    f"{name}: the reading {key!r} is gone; {self.gone[key]!r} stayed (given: "
+                    f"{given!r}): leave it out"
                 )
         return values
 

@@ -13,12 +13,7 @@ from fedmodels.methods.variants.heads import HeadsOfARound, ScoredHeads
 class AllShared(FedMLP):
     """Heads travel as the extractor does: there is one model for all."""
 
-    @property
-    def views(self) -> tuple[str, ...]:
-        return ("global", "after_local")
-
-    def shares(self, name: str) -> bool:
-        return True
+    private = ()
 
 
 class OfNormalised(FedMLP):

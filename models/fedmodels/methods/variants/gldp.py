@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from fedmodels.methods.fedavg import FedAvg
-from fedmodels.methods.gldp import Gldp, GldpReferences
+from fedmodels.methods.gldp import Gldp, Tables
 from fedmodels.methods.variants import Variants
 from fedmodels.methods.variants.heads import HeadsOfARound, ScoredHeads
 from fedmodels.numerics.algebra import weighted_mean
@@ -17,11 +17,11 @@ from fedmodels.numerics.latest_embeddings import LatestEmbeddings
 from fedmodels.numerics.prototypes import ByClass, distance_per_example, moved, only
 from fedmodels.techniques import evaluation_heads
 from fedmodels.techniques.class_prototypes import by_class, check_prototypes
-from fedmodels.tensors.bundle import Bundle, ClientId, Prototypes, Weights
+from fedmodels.tensors.bundle import Bundle, Prototypes, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec, scalar_spec
 from fedmodels.tensors.uploads import Uploads
 from fedmodels.training.contexts import ClientContext, ServerContext, ServerState
-from fedmodels.training.method import Batch, Output, Phase
+from fedmodels.training.method import Batch, Output, Payload, Phase
 from fedmodels.training.run import RunFacts
 
 ROUND, COUNT = "round", "stages"
@@ -58,9 +58,7 @@ class EveryExample(Gldp):
 class AveragesUp(Gldp):
     """The client's moving averages go up in place of this task's class means."""
 
-    def uplink(
-        self, ctx: ClientContext, state: Bundle, refs: GldpReferences, num_examples: int
-    ) -> Bundle:
+    def uplink(self, ctx: ClientContext, state: Bundle, refs: Tables, num_examples: int) -> Bundle:
         averages = only(state.prototypes["class"], like=refs.fresh)
         return super().uplink(ctx, state, replace(refs, fresh=averages), num_examples)
 
@@ -69,8 +67,8 @@ class AveragesUp(Gldp):
 
 
 @dataclass
-class EmbeddedReferences(GldpReferences):
-    """References of the loss, and the embeddings that it saw."""
+class EmbeddedTables(Tables):
+    """The prototypes that the loss refers to, and the embeddings that it saw."""
 
     held: Prototypes | None = None  # C-hat_i as rows
     latest: LatestEmbeddings | None = None
@@ -79,16 +77,14 @@ class EmbeddedReferences(GldpReferences):
 class KeepsEmbeddings(Gldp):
     """Each example's embedding is kept as it was when the example was last trained on."""
 
-    trains_together = False
-
-    def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> EmbeddedReferences:
+    def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> EmbeddedTables:
         examples = len(ctx.stream.train(ctx.task)[1])
         latest = LatestEmbeddings.of(examples, ctx.net.width, ctx.device)
         held = state.prototypes.get("class")
         refs = super().prepare(ctx, payload, state)
-        return EmbeddedReferences(refs.own, refs.everyone, held=held, latest=latest)
+        return EmbeddedTables(refs.own, refs.everyone, held=held, latest=latest)
 
-    def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: GldpReferences) -> Tensor:
+    def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: Tables) -> Tensor:
         total = super().loss(ctx, batch, out, refs)
         head_is_last = self.phases(ctx)[-1].trains == ("head/",)
         if out.features.requires_grad or head_is_last:  # a head that is first comes too early
@@ -99,7 +95,7 @@ class KeepsEmbeddings(Gldp):
 class RunningMeans(KeepsEmbeddings):
     """Eq. 6 takes embeddings as they were in the last epoch; training mode included."""
 
-    def fresh_prototypes(self, ctx: ClientContext, refs: GldpReferences) -> Prototypes:
+    def fresh_prototypes(self, ctx: ClientContext, refs: Tables) -> Prototypes:
         _, y = self.training_data(ctx, refs)
         found = _latest(refs).means(y, ctx.run.problem.num_classes)
         check_prototypes(ctx, found)
@@ -112,26 +108,24 @@ class MovesEachEpoch(KeepsEmbeddings):
     Algorithm 1 has both equations within the epochs (line 15).
     """
 
-    def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: GldpReferences) -> Tensor:
+    def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: Tables) -> Tensor:
         latest = _latest(refs)
         if out.features.requires_grad and latest.comes_again(batch.index):  # another epoch begins
-            assert isinstance(refs, EmbeddedReferences)
+            assert isinstance(refs, EmbeddedTables)
             found = latest.means(ctx.stream.train(ctx.task)[1], ctx.run.problem.num_classes)
             refs.held = moved(refs.held, found, self.beta)  # eq. 9
             refs.own = by_class(ctx, Bundle(prototypes={"class": refs.held}))
             latest.forget_visits()
         return super().loss(ctx, batch, out, refs)
 
-    def after_local(
-        self, ctx: ClientContext, payload: Bundle, state: Bundle, refs: GldpReferences
-    ) -> Bundle:
-        assert isinstance(refs, EmbeddedReferences)
+    def after_local(self, ctx: ClientContext, state: Bundle, refs: Tables) -> Bundle:
+        assert isinstance(refs, EmbeddedTables)
         held = {} if refs.held is None else {"class": refs.held}
-        return super().after_local(ctx, payload, replace(state, prototypes=held), refs)
+        return super().after_local(ctx, replace(state, prototypes=held), refs)
 
 
-def _latest(refs: GldpReferences) -> LatestEmbeddings:
-    assert isinstance(refs, EmbeddedReferences)
+def _latest(refs: Tables) -> LatestEmbeddings:
+    assert isinstance(refs, EmbeddedTables)
     assert refs.latest is not None
     return refs.latest
 
@@ -148,9 +142,7 @@ class WeighedByExamples(Gldp):
     def count(self, upload: Bundle) -> float:
         return FedAvg.count(self, upload)
 
-    def uplink(
-        self, ctx: ClientContext, state: Bundle, refs: GldpReferences, num_examples: int
-    ) -> Bundle:
+    def uplink(self, ctx: ClientContext, state: Bundle, refs: Tables, num_examples: int) -> Bundle:
         upload = super().uplink(ctx, state, refs, num_examples)
         return replace(upload, scalars={"num_examples": float(num_examples)})
 
@@ -171,11 +163,11 @@ class ScoredMeanOfARound(Gldp):
         own = Bundle(weights, scalars={ROUND: float(ctx.round), COUNT: before + 1})
         return replace(after, own=own)
 
-    def evaluation(
-        self, ctx: ServerContext, state: ServerState
-    ) -> tuple[Bundle, Mapping[ClientId, Bundle]]:
-        common, own = super().evaluation(ctx, state)
-        return common, evaluation_heads.beside_own(ctx.run, own, state.own.weights)
+    def broadcast(self, ctx: ServerContext, state: ServerState) -> Payload:
+        common, own = super().broadcast(ctx, state)
+        if ctx.scores:
+            own = evaluation_heads.beside_own(ctx.run, own, state.own.weights)
+        return common, own
 
     def payload_spec(self, run: RunFacts) -> tuple[BundleSpec, BundleSpec]:
         common, own = super().payload_spec(run)

@@ -8,7 +8,6 @@ model with the mean of the heads.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -16,9 +15,10 @@ from fedmodels.methods.fedavg import FedAvg
 from fedmodels.methods.variants import Variants
 from fedmodels.nets.split import load_weights, weights_of
 from fedmodels.techniques import evaluation_heads
-from fedmodels.tensors.bundle import Bundle, ClientId, Weights
+from fedmodels.tensors.bundle import Bundle, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.training.contexts import ClientContext, ServerContext, ServerState
+from fedmodels.training.method import Payload
 from fedmodels.training.run import RunFacts
 
 ROUND = "round"
@@ -42,18 +42,14 @@ class HeadsOfARound(FedAvg):
     def shares(self, name: str) -> bool:
         return is_head(name) or super().shares(name)
 
-    def keeps_state(self, run: RunFacts) -> bool:
-        return True
-
     def load(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
-        heads = {name: w for name, w in state.weights.items() if is_head(name)}
-        others = {name: w for name, w in state.weights.items() if name not in heads}
-        super().load(ctx, payload, replace(state, weights=others))
+        super().load(ctx, payload, state)
         if state.scalars.get(ROUND) == ctx.round and not ctx.view:  # it goes on within the round
+            heads = {name: w for name, w in state.weights.items() if is_head(name)}
             load_weights(ctx.net, heads, strict=False)
 
-    def after_local(self, ctx: ClientContext, payload: Bundle, state: Bundle, refs: Any) -> Bundle:
-        kept = super().after_local(ctx, payload, state, refs)
+    def after_local(self, ctx: ClientContext, state: Bundle, refs: Any) -> Bundle:
+        kept = super().after_local(ctx, state, refs)
         weights = {**kept.weights, **weights_of(ctx.net, is_head)}
         return replace(kept, weights=weights, scalars={**kept.scalars, ROUND: float(ctx.round)})
 
@@ -74,18 +70,12 @@ class ScoredHeads(FedAvg):
         private = {name: w for name, w in weights.items() if not self.shares(name)}
         return {**super().shared(weights), **evaluation_heads.for_scores(private)}
 
-    def broadcast(
-        self, ctx: ServerContext, state: ServerState
-    ) -> tuple[Bundle, Mapping[ClientId, Bundle]]:
+    def broadcast(self, ctx: ServerContext, state: ServerState) -> Payload:
         common, own = super().broadcast(ctx, state)
+        if ctx.scores:
+            heads = evaluation_heads.evaluation_part(state.common).weights
+            own = evaluation_heads.beside_own(ctx.run, own, heads)
         return evaluation_heads.trained_part(common), own
-
-    def evaluation(
-        self, ctx: ServerContext, state: ServerState
-    ) -> tuple[Bundle, Mapping[ClientId, Bundle]]:
-        common, own = super().evaluation(ctx, state)
-        heads = evaluation_heads.evaluation_part(state.common).weights
-        return common, evaluation_heads.beside_own(ctx.run, own, heads)
 
     def payload_spec(self, run: RunFacts) -> tuple[BundleSpec, BundleSpec]:
         common, own = super().payload_spec(run)

@@ -1,0 +1,54 @@
+"""pFedGRP's ablations that change functions; docs/methods/pfedgrp.md lists all of them."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from fedmodels.methods.pfedgrp import PFedGRP
+from fedmodels.methods.variants import Variants
+from fedmodels.techniques.class_replay import Rehearsal
+from fedmodels.tensors.bundle import Bundle
+from fedmodels.training.contexts import ClientContext
+from fedmodels.training.method import Batch, Output
+
+
+class FromPersonal(PFedGRP):
+    """Local training starts from the personal model; with ``lam = 0`` it is ablation ASP."""
+
+    def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> Rehearsal:
+        refs = super().prepare(ctx, payload, state)
+        self.load(ctx, payload, state)  # C <- C_{g,i}
+        return refs
+
+
+class SoftLabels(PFedGRP):
+    """Replayed examples have the classifier's probabilities for labels (ablation AS3)."""
+
+    def supervised(self, batch: Batch, out: Output, refs: Rehearsal) -> Tensor:
+        first = len(refs.real[1])
+        replayed = batch.index >= first
+        assert refs.replayed.soft is not None
+        real = cross_entropy(out.logits[~replayed], batch.y[~replayed], reduction="sum")
+        soft = refs.replayed.soft[batch.index[replayed] - first]
+        return real + cross_entropy(out.logits[replayed], soft, reduction="sum")
+
+
+OF = {
+    "pfedgrp": Variants(
+        switches={
+            "init_from": {"global": None, "personal": FromPersonal},
+            "replay_labels": {"hard": None, "soft": SoftLabels},
+        },
+        gone={
+            "aggregate_by": "learned",
+            "graph_alpha": 0.8,
+            "loss_norm": "joint",
+            "align": "logits",
+            "label_dist": "counts",
+            "w_param": "softmax",
+            "w_optimizer": "adam",
+            "bn": "weighted",
+        },
+    )
+}

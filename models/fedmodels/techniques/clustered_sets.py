@@ -1,0 +1,57 @@
+"""Sets of rows of several clients: their mean, and the clusters of all their rows.
+
+Shapes: G rows of a set, d width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedmodels.config.bounds import PositiveCount
+from fedmodels.numerics.clustering import cluster
+from fedmodels.numerics.neighbour_clustering import cluster_near
+from fedmodels.tensors.bundle import Bundle, Prototypes
+from fedmodels.tensors.weighted_mean import weighted_mean
+from fedmodels.training.settings import Part
+
+
+@dataclass(frozen=True, kw_only=True)
+class KMeans(Part):
+    """How sets are clustered."""
+
+    kmeans_solver: Literal["lloyd", "neighbours", "torch"] = "lloyd"
+    """scikit-learn's; ``torch``: the same, on a GPU where there is one; ``neighbours``: points are
+    compared with the nearest centres only, for many prototypes."""
+    kmeans_neighbours: PositiveCount = 16
+    """Centres a point is compared with by ``neighbours``."""
+    kmeans_max_iter: PositiveCount = 300
+    """Most iterations of a clustering."""
+
+    def fitted(self, points: Sequence[Tensor], start: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the clusters' centres (G, d) of sets (G, d), and the cluster of each row.
+
+        Row g of ``start`` becomes row g.
+        """
+        if self.kmeans_solver == "lloyd":
+            return cluster(torch.cat(list(points)), start, max_iter=self.kmeans_max_iter)
+        return cluster_near(
+            points,
+            start,
+            neighbours=self.kmeans_neighbours if self.kmeans_solver == "neighbours" else None,
+            device="cuda" if torch.cuda.is_available() else "cpu",
+            max_iter=self.kmeans_max_iter,
+        )
+
+
+def mean_sets(
+    bundles: Sequence[Bundle], counts: Sequence[float], levels: Iterable[str]
+) -> dict[str, Prototypes]:
+    """Return the weighted mean of each level's sets over several bundles, row by row."""
+    sets = [{level: each.prototypes[level].vectors for level in levels} for each in bundles]
+    means = weighted_mean(sets, [n / sum(counts) for n in counts])
+    return {level: Prototypes.by_position(mean) for level, mean in means.items()}
