@@ -3,10 +3,8 @@
 fedsrv launch examples/quickstart.toml --out run --set method.name=examples/extend/anchored.py:Anchored
 """  # noqa: E501
 
-from __future__ import annotations
-
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any
 
 from torch import Tensor
 
@@ -27,11 +25,8 @@ from fedtide import (
 from fedtide.prototypes import ByClass, class_prototypes, embeddings, mean_prototypes
 
 
-@dataclass(frozen=True, kw_only=True)
 class Anchored(FedAvg):
     """FedAvg plus lam |z - c_y|^2, c_y the mean of the clients' mean embeddings of class y."""
-
-    citation: ClassVar[str] = "an example"
 
     lam: float = 0.1
     """Weight of the pull; 0 is FedAvg."""
@@ -44,10 +39,6 @@ class Anchored(FedAvg):
     def upload_spec(self, run: RunFacts) -> BundleSpec:
         sent = prototype_spec("class", run.width, run.problem.num_classes)
         return super().upload_spec(run) | sent
-
-    def payload_spec(self, run: RunFacts) -> tuple[BundleSpec, BundleSpec]:
-        common, personal = super().payload_spec(run)
-        return common | prototype_spec("class", run.width, run.problem.num_classes), personal
 
     def aggregate(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> ServerState:
         after = super().aggregate(ctx, state, uploads)

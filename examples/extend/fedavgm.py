@@ -6,35 +6,19 @@ https://arxiv.org/abs/1909.06335
     fedsrv launch examples/quickstart.toml --out run --set method.name=examples/extend/fedavgm.py:FedAvgM
 """  # noqa: E501
 
-from __future__ import annotations
-
-from dataclasses import dataclass, replace
-from typing import ClassVar
-
-from fedtide import (
-    Bundle,
-    FedAvg,
-    ServerContext,
-    ServerState,
-    Uploads,
-)
+from fedtide import Bundle, FedAvg, Reduced, ServerContext, ServerState, Uploads
 
 
-@dataclass(frozen=True, kw_only=True)
 class FedAvgM(FedAvg):
     """FedAvg with a velocity v on the server: v <- beta v + (w - mean), w <- w - v."""
-
-    citation: ClassVar[str] = "Hsu et al., 2019"
 
     beta: float = 0.9
     """Momentum; 0 is FedAvg."""
 
-    def finish(
-        self, ctx: ServerContext, state: ServerState, uploads: Uploads
-    ) -> tuple[ServerState, dict[str, float]]:
+    def finish(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> Reduced:
         before, mean, old = ctx.before.common.weights, state.common.weights, state.own.weights
         moved = ctx.run.parameters  # statistics of batch normalisation have no velocity
         pull = {key: self.beta * old[key] if key in old else 0.0 * mean[key] for key in moved}
         velocity = {key: before[key] - mean[key] + pull[key] for key in moved}
         weights = {**mean, **{key: mean[key] - pull[key] for key in moved}}  # before - velocity
-        return replace(state, common=Bundle(weights), own=Bundle(velocity)), {}
+        return ServerState(Bundle(weights), Bundle(velocity)), {}

@@ -3,42 +3,29 @@
 fedsrv launch examples/quickstart.toml --out run --set method.name=examples/extend/own_head.py:OwnHead
 """  # noqa: E501
 
-from __future__ import annotations
-
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any
 
 from fedtide import Bundle, ClientContext, FedAvg, RunFacts
 
 
-@dataclass(frozen=True, kw_only=True)
 class OwnHead(FedAvg):
     """FedAvg on the base; a head h of the client's own: h <- s h + (1 - s) (h as just trained)."""
 
-    citation: ClassVar[str] = "an example"
+    private = ("head/",)  # uploads and payloads hold the rest alone
 
     smoothing: float = 0.5
     """s, the part of the old head; 0 keeps the one just trained."""
 
-    @property
-    def views(self) -> tuple[str, ...]:
-        return ("after_local", "after_downlink")  # nobody has a global model
-
     def reported(self, run: RunFacts) -> frozenset[str]:
         return frozenset({"rounds_trained"})
 
-    def shares(self, name: str) -> bool:
-        return not name.startswith("head/")  # uploads and payloads hold the rest alone
-
-    def keeps_state(self, run: RunFacts) -> bool:
-        return True
-
     def init_client(self, run: RunFacts, client: int) -> Bundle:
-        heads = super().init_client(run, client)  # the weights that `shares` leaves out
+        heads = super().init_client(run, client)  # the private weights
         return replace(heads, scalars={"rounds": 0.0})
 
-    def after_local(self, ctx: ClientContext, payload: Bundle, state: Bundle, refs: Any) -> Bundle:
-        trained = super().after_local(ctx, payload, state, refs).weights
+    def after_local(self, ctx: ClientContext, state: Bundle, refs: Any) -> Bundle:
+        trained = super().after_local(ctx, state, refs).weights
         rounds = state.scalars["rounds"] + 1
         s = self.smoothing if rounds > 1 else 0.0  # the initial head is nobody's
         head = {key: s * state.weights[key] + (1 - s) * new for key, new in trained.items()}

@@ -1,0 +1,17 @@
+"""A loss of one's own: label smoothing.
+
+fedsrv launch examples/quickstart.toml --out run --set method.name=examples/extend/smoothed.py:Smoothed
+"""  # noqa: E501
+
+from fedtide import FedAvg
+
+
+class Smoothed(FedAvg):
+    """FedAvg whose examples belong to all classes a little."""
+
+    eps: float = 0.1
+    """Share of an example that is spread over the classes; 0 is FedAvg."""
+
+    def loss(self, ctx, batch, out, refs):
+        log_p = out.logits.log_softmax(1)
+        return (1 - self.eps) * super().loss(ctx, batch, out, refs) - self.eps * log_p.mean()

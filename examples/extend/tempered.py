@@ -1,0 +1,16 @@
+"""An aggregation of one's own: what an upload counts in the mean.
+
+fedsrv launch examples/quickstart.toml --out run --set method.name=examples/extend/tempered.py:Tempered
+"""  # noqa: E501
+
+from fedtide import FedAvg
+
+
+class Tempered(FedAvg):
+    """FedAvg in which clients with many examples count less than their number."""
+
+    power: float = 0.5
+    """An upload of n examples counts n to this power; 1 is FedAvg."""
+
+    def count(self, upload):
+        return super().count(upload) ** self.power
