@@ -8,12 +8,12 @@ import re
 import sys
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer.core import TyperGroup
 
-from fedmodels.commands import bare_flags, end_on_sigterm, run_command
+from fedmodels.commands import Commands, end_on_sigterm, run_command
 from fedmodels.errors import ArchiveError, ConfigError, DataError
 from fedmodels.files import why_file_is_no_good
 from fedmodels.log_lines import LogLevel, set_up_logging
@@ -25,19 +25,8 @@ if TYPE_CHECKING:
     from fedmodels.tensors.bundle import ClientId
 
 
-class Group(TyperGroup):
-    """Commands whose help shows a flag as a flag."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        """Return the options before a command."""
-        return bare_flags(super().get_params(ctx))
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a command; None where there is none of that name."""
-        found = super().get_command(ctx, cmd_name)
-        if found is not None:
-            bare_flags(found.get_params(ctx))
-        return found
+class Group(Commands, TyperGroup):
+    """The commands of ``fedcli``."""
 
 
 app = typer.Typer(
@@ -117,7 +106,7 @@ def of_all(
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command; a user's mistake is one line, never a traceback."""
-    run_command(app, arguments)
+    run_command(app, arguments, "FEDCLI")
 
 
 @app.command()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedmodels.commands import run_command
+from fedmodels.commands import forget_options, run_command
 from fedmodels.errors import FedtideError, Interrupted
 from fedmodels.log_lines import LogLevel
 from fedsrv.commands.catalogue import methods, metrics
@@ -88,9 +88,9 @@ def of_all(
     """The coordinator of a federated run, and the launcher of local ones."""
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Run the command; a user's mistake is one line, never a traceback."""
-    run_command(app)
+    run_command(app, arguments, "FEDSRV")
 
 
 @app.command()
@@ -284,6 +284,7 @@ def launch(
 ) -> None:
     """Run coordinator and clients as processes, with live progress and a final table."""
     level = set_up(quiet, log_level, as_json)
+    forget_options()
     aside = check_without(without, resume)
     os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that are forked: before torch comes in
     from fedmodels.resolution import read_experiment

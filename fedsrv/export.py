@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from fedmodels.errors import ConfigError, RunFailed, reason_of
+from fedmodels.errors import ConfigError, RunFailed, pip_line, reason_of
 from fedmodels.files import replacing
 from fedmodels.nets.trained import TrainedModel
 
@@ -70,7 +70,7 @@ def _to_onnx(model: TrainedModel, out: Path) -> None:
     """Write the graph with the description in its metadata."""
     for needed in ("onnx", "onnxscript"):
         if importlib.util.find_spec(needed) is None:
-            raise ConfigError("--to onnx needs an extra: pip install 'fedtide[onnx]'")
+            raise ConfigError(f"--to onnx needs packages more: {pip_line('onnx')}")
     from torch.onnx.errors import OnnxExporterError
 
     try:

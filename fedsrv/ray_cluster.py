@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmodels.config.places import check_address
-from fedmodels.errors import ConfigError, RunFailed, reason_of
+from fedmodels.errors import ConfigError, RunFailed, pip_line, reason_of
 from fedmodels.processes import Box, Child, Popen, started
 
 RAY = "ray"
@@ -109,7 +109,7 @@ class RayCluster:
         """
         address = address_in(place)
         if importlib.util.find_spec("ray") is None:
-            raise ConfigError("--on ray needs a package more: pip install 'fedtide[ray]'")
+            raise ConfigError(f"--on ray needs a package more: {pip_line('ray')}")
         self._who = f"the Ray cluster at {address or 'this machine'}"
         if address is not None:
             self._reach(address)

@@ -65,6 +65,8 @@ _HOMES = {
 }
 """Where each public name lives: a module, and the name there if it is another one."""
 
+_MODULES = ("metrics", "nets", "numerics", "partition", "prototypes", "testing")
+
 __all__ = [
     "Batch",
     "Bundle",
@@ -101,7 +103,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used."""
+    """Import a public name, or a module of this package, when it is first used."""
+    if name in _MODULES:
+        return importlib.import_module(f"fedtide.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'fedtide' has no attribute {name!r}")
     module, _, there = _HOMES[name].partition(":")
@@ -110,4 +114,4 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """Return the public names."""
-    return sorted(__all__)
+    return sorted([*__all__, *_MODULES])

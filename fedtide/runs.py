@@ -267,7 +267,7 @@ import signal, sys
 from fedmodels.processes import end_with_parent
 end_with_parent(signal.SIGTERM, int(sys.argv.pop(1)))
 from fedsrv.cli import main
-main()
+main(sys.argv[1:])
 """
 """``fedsrv``, which is stopped like by SIGTERM when the process that began it ends in any way."""
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from typer.core import TyperGroup
 
-from fedmodels.commands import bare_flags
+from fedmodels.commands import Commands
 from fedmodels.log_lines import LogLevel, set_up_logging
 
 
@@ -99,19 +99,8 @@ Without = Annotated[
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")]
 
 
-class Group(TyperGroup):
-    """Commands whose help shows a flag as a flag."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        """Return the options before a command."""
-        return bare_flags(super().get_params(ctx))
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a command; None where there is none of that name."""
-        found = super().get_command(ctx, cmd_name)
-        if found is not None:
-            bare_flags(found.get_params(ctx))
-        return found
+class Group(Commands, TyperGroup):
+    """The commands of ``fedsrv``, or those below one of its words."""
 
 
 def check_without(without: list[int] | None, resume: bool) -> list[int]:

@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from fedmodels.commands import forget_options
+
 sweep_app = typer.Typer()
 
 
@@ -42,6 +44,7 @@ def sweep(
 ) -> None:
     """Run methods × seeds × settings and tabulate them; finished runs are kept."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    forget_options()
     from rich.console import Console
 
     from fedmodels.log_lines import outlive_readers

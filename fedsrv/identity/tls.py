@@ -62,7 +62,10 @@ def silence_of(channel: grpc.Channel, address: str, *, over_tls: bool) -> str:
     """Return why a channel that never got ready did not, as far as that can be told."""
     details = _failure(channel)
     why = why_unreachable(details, address, over_tls=over_tls)
-    if not meaning_of_failure(details, over_tls, "--tls"):
+    meaning = meaning_of_failure(details, over_tls, "--tls")
+    if meaning and over_tls and "--tls-cert" in meaning:
+        why += "; a monitor's certificate is made by fedsrv certs issue monitor"
+    if not meaning:
         why = f"is the address right, and the run still going on? {why}"
     return distrust(details, address) or f"no coordinator answers at {address}: {why}"
 

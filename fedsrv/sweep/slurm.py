@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedmodels.errors import ConfigError, RunFailed
+from fedmodels.errors import ConfigError, RunFailed, pip_line
 from fedsrv.sweep.execution import Call, Each, Resources, Say
 from fedsrv.sweep.plan import PlannedRun
 
@@ -96,7 +96,7 @@ def _executor(folder: Path, jobs: int | None, resources: Resources) -> Any:
     try:
         submitit: Any = importlib.import_module("submitit")
     except ImportError:
-        raise ConfigError("--on slurm needs a package more: pip install 'fedtide[slurm]'") from None
+        raise ConfigError(f"--on slurm needs a package more: {pip_line('slurm')}") from None
     given: dict[str, Any] = {"name": "fedtide", "timeout_min": MINUTES}
     if jobs is not None:
         given["slurm_array_parallelism"] = jobs

@@ -5,12 +5,10 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from fedmodels.errors import ConfigError
+from fedmodels.errors import ConfigError, pip_line
 from fedsrv.events import Ending, Event, EventLog
 from fedsrv.monitor.page_server import Answer, PageServer
 from fedsrv.run_status import Pace
-
-MISSING = "--metrics-port needs prometheus-client: pip install 'fedtide[prometheus]'"
 
 
 class Exporter:
@@ -85,7 +83,9 @@ def export(events: EventLog, host: str, port: int) -> Ending:
     try:
         prometheus: Any = importlib.import_module("prometheus_client")
     except ImportError:
-        raise ConfigError(MISSING) from None
+        raise ConfigError(
+            f"--metrics-port needs a package more: {pip_line('prometheus')}"
+        ) from None
     exporter = Exporter(prometheus)
 
     def answer(accept: str) -> Answer:

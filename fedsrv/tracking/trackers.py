@@ -16,7 +16,7 @@ from textwrap import shorten
 from typing import Any, Protocol
 
 from fedmodels.config.experiment import Experiment
-from fedmodels.errors import ConfigError
+from fedmodels.errors import ConfigError, pip_line
 from fedpb.zstd import check_installed
 from fedsrv.events import Ending, EventLog
 from fedsrv.tracking.results import results_of
@@ -168,7 +168,7 @@ def check_extras(experiment: Experiment) -> None:
 
 
 def _missing(name: str) -> str:
-    return f"[tracking] {name} = true needs a package more: pip install 'fedtide[{name}]'"
+    return f"[tracking] {name} = true needs a package more: {pip_line(name)}"
 
 
 def track(events: EventLog, experiment: Experiment, out: Path, run_id: str) -> Ending:

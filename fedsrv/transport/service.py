@@ -371,7 +371,11 @@ class Service:
         """Stream the run's events; over mutual TLS this takes the certificate of a monitor."""
         identity = peer_identity(context)
         if self.requires_identity and identity != MONITOR_URI:
-            self.refuse(context, NotYours(f"{identity or 'nobody'} may not watch this run"))
+            line = (
+                f"{identity or 'nobody'} may not watch this run: show the certificate of a monitor "
+                "(fedsrv certs issue monitor)"
+            )
+            self.refuse(context, NotYours(line))
         if not self._watchers.acquire(blocking=False):
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many monitors watch this run")
         try:

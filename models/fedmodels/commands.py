@@ -18,19 +18,29 @@ MOST_LETTERS = 10_000
 """Of the line that a command ends with."""
 
 
-def run_command(app: Callable[..., object], arguments: Sequence[str] | None = None) -> None:
+FIRST = ("init", "launch", "report")
+"""The commands that a new user needs; help lists them before the others."""
+PREFIXES = ("FEDSRV", "FEDCLI")
+"""How the environment variables begin that stand for options, ``FEDSRV_LAUNCH_OUT`` for one."""
+
+
+def run_command(
+    app: Callable[..., object], arguments: Sequence[str] | None = None, prefix: str = ""
+) -> None:
     """Run a command line's app; where it fails, say why in one line and end the process.
 
     Args:
         app: a Typer app.
-        arguments: those of the process unless given.
+        arguments: those of the process unless given; with these no variable counts.
+        prefix: of the environment variables that may give its options, one of ``PREFIXES``.
     """
+    given = {"auto_envvar_prefix": prefix} if prefix and arguments is None else {}
     if not _has_directory():  # relative paths have no meaning, and torch ends the process
         _end("error: the current directory is gone: change to one that is there", 2)
     _print_what_it_can()
     try:
         with exits_told():
-            app(arguments)
+            app(arguments, **given)
     except RunStopped as stopped:
         _end(str(stopped), stopped.exit_code)
     except FedtideError as error:
@@ -47,11 +57,41 @@ def run_command(app: Callable[..., object], arguments: Sequence[str] | None = No
         raise
 
 
-def bare_flags(options: list[Any]) -> list[Any]:
-    """Have help show a flag as ``--quiet``, without Typer's type, and return the options."""
+def forget_options() -> None:
+    """Take the variables that stand for options away from processes that this one starts."""
+    for name in [*os.environ]:
+        if name.startswith(tuple(f"{prefix}_" for prefix in PREFIXES)):
+            del os.environ[name]
+
+
+class Commands:
+    """For a group of Typer: short help, and options that may come from environment variables."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of the commands, those for a new user first."""
+        found = super().list_commands(ctx)  # type: ignore[misc]
+        return sorted(found, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the options before a command."""
+        return _plain(super().get_params(ctx))  # type: ignore[misc]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command; None where there is none of that name."""
+        found = super().get_command(ctx, cmd_name)  # type: ignore[misc]
+        for option in _plain(found.get_params(ctx)) if found is not None else ():
+            if ctx.auto_envvar_prefix and option.param_type_name == "option":
+                words = (ctx.auto_envvar_prefix, cmd_name, max(option.opts, key=len).strip("-"))
+                option.envvar = "_".join(words).replace("-", "_").upper()
+        return found
+
+
+def _plain(options: list[Any]) -> list[Any]:
+    """Have help show a flag as ``--quiet``, without Typer's type, and no variables."""
     for option in options:
         if getattr(option, "is_flag", False) and option.metavar is None:
             option.metavar = ""
+        option.show_envvar = False
     return options
 
 

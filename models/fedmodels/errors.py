@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from importlib.metadata import requires
 
 MOST_LETTERS = 200
 """Of a word that may be meant for a known one."""
@@ -109,3 +110,22 @@ def suggestion(word: str, known: Iterable[str]) -> str:
         return ""  # to compare it would take minutes
     near = difflib.get_close_matches(word, list(known), n=1)
     return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def pip_line(extra: str) -> str:
+    """Return the command that installs the packages of an extra.
+
+    It names the packages themselves, so it works wherever fedtide came from: a wheel, a clone or a
+    package index.
+
+    Raises:
+        ConfigError: fedtide has no such extra.
+    """
+    lines = [line.partition(";") for line in requires("fedtide") or ()]
+    needed = [
+        f"'{package.strip()}'" for package, _, marker in lines
+        if marker.replace('"', "'").replace(" ", "") == f"extra=='{extra}'"
+    ]  # fmt: skip
+    if not needed:
+        raise ConfigError(f"fedtide has no extra {extra!r}")
+    return f"pip install {' '.join(needed)}"

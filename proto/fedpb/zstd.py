@@ -10,7 +10,7 @@ import importlib
 import importlib.util
 from typing import Any
 
-from fedmodels.errors import ConfigError, PayloadError
+from fedmodels.errors import ConfigError, PayloadError, pip_line
 
 LEVEL = 1
 """On differences of float16 and int8, level 3 saves at most 0.02 more, and takes up to ten times
@@ -28,9 +28,7 @@ def check_installed() -> None:
         ConfigError: says how to install it.
     """
     if importlib.util.find_spec("zstandard") is None:
-        raise ConfigError(
-            "[compression] zstd = true needs a package more: pip install 'fedtide[zstd]'"
-        )
+        raise ConfigError(f"[compression] zstd = true needs a package more: {pip_line('zstd')}")
 
 
 def _zstandard() -> Any:

@@ -47,6 +47,9 @@ def test_every_public_name_is_there() -> None:
     assert sorted(fedtide.__all__) == list(fedtide.__all__)
     assert all(getattr(fedtide, name) is not None for name in fedtide.__all__)
     assert set(fedtide._HOMES) == set(fedtide.__all__)
+    assert [getattr(fedtide, name).__name__ for name in fedtide._MODULES] == [
+        f"fedtide.{name}" for name in fedtide._MODULES
+    ]
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = fedtide.nothing
 

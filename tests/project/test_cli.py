@@ -1,7 +1,9 @@
+import os
 import re
 import signal
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from typer.testing import CliRunner
 
 import fedcli.cli
 import fedsrv.cli
-from fedmodels.errors import ConfigError, LinkError
+from fedmodels.errors import ConfigError, LinkError, pip_line
 from fedmodels.resolution import read_experiment
 
 ROOT = Path(__file__).parents[2]
@@ -109,6 +111,41 @@ def test_the_help_of_a_sweep_says_where_its_file_is_described():
     assert f"{place}#{section}" in found
     titles = re.findall("^## (.*)$", (ROOT / place).read_text(), re.MULTILINE)
     assert section in [title.lower().replace(" ", "-") for title in titles]
+
+
+def test_help_begins_with_what_a_new_user_needs():
+    found = typer.main.get_command(fedsrv.cli.app)
+    assert found.list_commands(None)[:3] == ["init", "launch", "report"]
+
+
+def test_options_come_from_the_environment(monkeypatch, capsys, tmp_path, config):
+    monkeypatch.setenv("FEDSRV_INIT_OUT", str(tmp_path / "mine.toml"))
+    assert run(monkeypatch, capsys, fedsrv.cli, "init", "quickstart")[0] == 0
+    assert (tmp_path / "mine.toml").is_file()
+    monkeypatch.setenv("FEDSRV_LAUNCH_SET", "seed=1 method.nme=1")
+    assert "'nme'" in run(monkeypatch, capsys, fedsrv.cli, "launch", str(config))[1]
+    assert "FEDSRV_LAUNCH_SET" not in os.environ, "launch keeps it from its processes"
+    monkeypatch.setenv("FEDCLI_EXPORT_PARTITION_CLIENT_ID", "many")
+    words = "export-partition", str(tmp_path), "--out", str(tmp_path / "x")
+    assert "'many'" in run(monkeypatch, capsys, fedcli.cli, *words)[1]
+    with pytest.raises(SystemExit):  # words of a program come with no variable
+        fedcli.cli.main([*words, "--client-id", "none"])
+    assert "'none'" in capsys.readouterr().err
+
+
+def test_every_package_that_is_recommended_is_of_an_extra():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = {
+        name
+        for part in ("fedcli", "fedsrv", "fedtide", "models", "proto")
+        for path in (ROOT / part).rglob("*.py")
+        for name in re.findall(r"pip_line\(['\"](\w+)", path.read_text())
+    }
+    assert named >= {"onnx", "zstd", "tables"}
+    assert named <= project["optional-dependencies"].keys()
+    assert pip_line("zstd").startswith("pip install 'zstandard>=")
+    with pytest.raises(ConfigError, match="no extra 'nothing'"):
+        pip_line("nothing")
 
 
 # --- what is wrong --------------------------------------------------------------------------------
@@ -258,7 +295,7 @@ def test_a_name_that_is_too_long_is_one_line(
 )
 @pytest.mark.parametrize("module", [fedsrv.cli, fedcli.cli], ids=["fedsrv", "fedcli"])
 def test_exit_status(monkeypatch, capsys, module, error, status):
-    def fails(*_):
+    def fails(*_, **__):
         raise error
 
     monkeypatch.setattr(module, "app", fails)

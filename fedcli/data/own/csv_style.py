@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedmodels.config.columns import Columns
-from fedmodels.errors import DataError
+from fedmodels.errors import DataError, pip_line
 from fedmodels.files import open_regular
 
 SAMPLE = 1 << 20
@@ -31,7 +31,6 @@ FOREIGN = 0.5
 _FRACTION = re.compile(r"\s*[+-]?(\d*),(\d+)([eE][+-]?\d+)?\s*")
 """A number with a decimal comma, or one with a comma between thousands."""
 _POINT = re.compile(r"\s*[+-]?\d*\.\d+([eE][+-]?\d+)?\s*")
-EXTRA = "install the extra: pip install 'fedtide[tables]'"
 
 
 @dataclass(frozen=True)
@@ -110,7 +109,10 @@ def _legacy_encoding(content: bytes, path: Path) -> str:
     try:
         library = importlib.import_module("charset_normalizer")
     except ImportError:
-        raise DataError(f"{path} is not in UTF-8, and to find its encoding {EXTRA}") from None
+        raise DataError(
+            f"{path} is not in UTF-8, and to find its encoding takes a package more: "
+            f"{pip_line('tables')}"
+        ) from None
     found = library.from_bytes(words).best()
     if found is None:
         raise DataError(

@@ -27,9 +27,7 @@ from fedcli.data.pictures import PLAIN, first_set, stated
 from fedcli.data.sets.dataset import Dataset, Examples, Source
 from fedmodels.config.data import Columns
 from fedmodels.config.transforms import ImageTransform
-from fedmodels.errors import ConfigError, DataError
-
-EXTRA = "install the extra: pip install 'fedtide[huggingface]'"
+from fedmodels.errors import ConfigError, DataError, pip_line
 
 
 def huggingface(source: Source) -> Dataset:
@@ -54,7 +52,7 @@ def _read(root: Path) -> dict[str, Any]:
     try:
         library = importlib.import_module("datasets")
     except ImportError:
-        raise DataError(f"{root} needs the library datasets; {EXTRA}") from None
+        raise DataError(f"{root} needs the library datasets: {pip_line('huggingface')}") from None
     try:
         found = library.load_from_disk(str(root))
     except (OSError, ValueError) as error:

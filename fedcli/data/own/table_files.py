@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcli.data.folders import files_below
-from fedcli.data.own.csv_style import EXTRA, Style, style_of
+from fedcli.data.own.csv_style import Style, style_of
 from fedmodels.config.data import Columns
-from fedmodels.errors import DataError, reason_of
+from fedmodels.errors import DataError, pip_line, reason_of
 from fedmodels.files import open_regular
 
 SUFFIXES = (".csv", ".tsv", ".parquet")
@@ -89,7 +89,7 @@ def read_table(path: Path, columns: Columns) -> Table:
         if is_parquet:
             importlib.import_module("pyarrow")
     except ImportError as error:
-        raise DataError(f"{path} needs {error.name}; {EXTRA}") from None
+        raise DataError(f"{path} needs {error.name}: {pip_line('tables')}") from None
     try:
         if is_parquet:
             with open_regular(path) as file:

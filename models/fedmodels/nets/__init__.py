@@ -133,7 +133,7 @@ def check_net(name: str, options: Iterable[str]) -> Callable[..., SplitNet]:
             has = ", ".join(known) or "no options"
             raise ConfigError(
                 f"unknown option {option!r} of net {name!r}, which has: {has}."
-                f"{suggestion(option, known)}"
+                f"{suggestion(option, [*known, 'name', 'weights'])}"
             )
     return build
 

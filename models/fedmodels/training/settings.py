@@ -67,7 +67,7 @@ def from_table(
             known = sorted({*own, *owners, *further})
             raise ConfigError(
                 f"unknown key {key!r} in [{where}]; {name} has: {', '.join(known) or 'none'}."
-                f"{suggestion(key, known)}"
+                f"{suggestion(key, [*known, *(['name'] if where == 'method' else [])])}"
             )
         elif not dataclasses.is_dataclass(hints[key]):
             values[key] = _value(hints[key], value, f"{where}.{key}")

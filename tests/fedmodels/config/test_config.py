@@ -183,6 +183,8 @@ def test_there_are_examples():
         (["sed=1"], " Did you mean 'seed'?"),
         (["method.mue=1"], "unknown key 'mue' in [method]; fedprox has: mu, weighting. Did you"),
         (["method.mue=1"], "Did you mean 'mu'?"),
+        (["method.nme=1"], "Did you mean 'name'?"),
+        (["net.nme=1"], "Did you mean 'name'?"),
         (["training.batchsize=1"], "unknown key 'batchsize' in [training]; known: augment, "),
         (["training.batchsize=1"], " Did you mean 'batch_size'?"),
         (["scenario.shard=3"], "unknown key 'shard' in [scenario]; known: "),

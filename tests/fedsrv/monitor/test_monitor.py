@@ -223,7 +223,10 @@ def test_only_a_monitor_may_watch_over_mutual_tls(
         assert (status, out[0]) == (0, "state: waiting")
         status, out, errors = asked("client-0")
         assert (status, out) == (1, [])
-        assert "fedtide:client:0 may not watch this run (PERMISSION_DENIED)" in errors[-1]
+        assert (
+            "fedtide:client:0 may not watch this run: show the certificate of a moni" in errors[-1]
+        )
+        assert "(fedsrv certs issue monitor) (PERMISSION_DENIED)" in errors[-1]
         with pytest.raises(LinkError, match="a server that wants TLS ends calls like this"):
             list(watched(f"127.0.0.1:{port}", connect_s=0.5))
         nameless = tls.caller_credentials(tmp_path / "ca.pem", None, None, "--tls")
@@ -238,6 +241,7 @@ def test_only_a_monitor_may_watch_over_mutual_tls(
                 "Socket closed (over TLS a server ends calls like this where it wants a "
                 "certificate, or does not accept the one it got: give --tls-cert and --tls-key "
                 "beside --tls-ca, from an authority that the server knows)"
+                "; a monitor's certificate is made by fedsrv certs issue monitor"
             )
     finally:
         events.close()

@@ -162,7 +162,7 @@ def test_what_a_finished_run_gives(digits, tmp_path, monkeypatch):
 def test_without_its_package_there_is_one_line(monkeypatch, tmp_path, name):
     module = "torch.utils.tensorboard" if name == "tensorboard" else name
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ConfigError, match=rf"pip install 'fedtide\[{name}\]'"):
+    with pytest.raises(ConfigError, match=f"pip install '{name}>="):
         track(EventLog(), tiny_experiment(tracking={name: True}), tmp_path, "")
 
 
@@ -285,5 +285,5 @@ def scraped_until(url, line):
 
 def test_without_prometheus_there_is_one_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    with pytest.raises(ConfigError, match=r"pip install 'fedtide\[prometheus\]'"):
+    with pytest.raises(ConfigError, match="pip install 'prometheus-client>="):
         export(EventLog(), "127.0.0.1", 0)
