@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import textwrap
 from collections.abc import Collection
 from typing import Any
 
+from pydantic import BaseModel
 from rich.markup import escape
 from rich.table import Column, Table
 
@@ -51,7 +53,7 @@ def method_table(name: str) -> Table:
     cls, variants = method_class(name), variants_of(name)
     table = Table("key", "default", "meaning", title=_title(name, cls))
     for key, (owner, field) in keys_of(cls).items():
-        table.add_row(key, _default(field), _meanings(owner).get(key, ""))
+        table.add_row(key, _default(field), meanings_of(owner).get(key, ""))
     for prefix, choices in (("", variants.switches), ("reading.", variants.readings)):
         table.add_section()
         for key, classes in choices.items():
@@ -136,13 +138,18 @@ def _first_line(cls: type[Any]) -> str:
     return (inspect.getdoc(cls) or "").partition("\n")[0]
 
 
-def _meanings(cls: type[Any]) -> dict[str, str]:
-    """Return the text under each field of a dataclass, or of the parent it was taken from."""
+def meanings_of(cls: type[Any]) -> dict[str, str]:
+    """Return the text under each field of a class, or of the parent it was taken from.
+
+    Args:
+        cls: a dataclass, or a table of a config.
+    """
     found: dict[str, str] = {}
     for part in reversed(cls.__mro__):
-        if not dataclasses.is_dataclass(part) or part is Method:
+        is_table = issubclass(part, BaseModel) and part is not BaseModel
+        if not (is_table or dataclasses.is_dataclass(part)) or part is Method:
             continue
-        body = ast.parse(inspect.getsource(part).lstrip()).body[0]
+        body = ast.parse(textwrap.dedent(inspect.getsource(part))).body[0]
         assert isinstance(body, ast.ClassDef)
         for node, after in zip(body.body, body.body[1:], strict=False):
             text = getattr(after.value, "value", None) if isinstance(after, ast.Expr) else None

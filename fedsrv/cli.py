@@ -18,7 +18,7 @@ import typer
 from fedmodels.commands import forget_options, run_command
 from fedmodels.errors import FedtideError, Interrupted
 from fedmodels.log_lines import LogLevel
-from fedsrv.commands.catalogue import methods, metrics
+from fedsrv.commands.catalogue import methods, metrics, nets, schema
 from fedsrv.commands.certs import certs_app
 from fedsrv.commands.monitor import monitor_app
 from fedsrv.commands.options import (
@@ -64,7 +64,9 @@ app = typer.Typer(
 )
 app.add_typer(certs_app, name="certs")
 app.command()(methods)
+app.command()(nets)
 app.command()(metrics)
+app.command()(schema)
 app.command()(relay)
 app.add_typer(monitor_app)
 app.add_typer(sweep_app)

@@ -15,6 +15,8 @@ def about(name: str) -> str:
     for line in preset_file(name).read_text("utf-8").splitlines():
         if not line.startswith("#"):
             break
+        if line.startswith("#:"):  # for editors
+            continue
         words += line.lstrip("# ").split()
     sentence, dot, _ = " ".join(words).partition(". ")
     return sentence + dot.rstrip()

@@ -81,7 +81,8 @@ ROOMS = {
         "presets", "events", "availability", "ray_cluster", "ray_driver", "identity", "state",
         "report",
         "trained_models", "run_status", "event_lines", "sweep", "engine", "transport", "monitor",
-        "tracking", "dashboard", "coordinator", "relay", "catalogue", "export", "commands",
+        "tracking", "dashboard", "coordinator", "relay", "catalogue",
+        "net_catalogue", "config_schema", "export", "commands",
         "launch", "cli", "__main__",
     ),
     "fedcli": (

@@ -5,9 +5,7 @@ python docs/site/configuration.py > docs/configuration.md
 
 from __future__ import annotations
 
-import ast
 import inspect
-import textwrap
 from typing import Any, get_args
 
 from pydantic import BaseModel
@@ -19,6 +17,7 @@ from fedmodels.config.data import Columns, Data
 from fedmodels.methods import names
 from fedmodels.methods.variants import variants_of
 from fedmodels.nets import net_names
+from fedsrv.catalogue import meanings_of
 
 HEAD = """# Configuration
 
@@ -29,6 +28,10 @@ overrides one. A key without default may be left out.
 Where `--set` names another method, net or kind of scenario than the file, the file's keys for the
 former one are left out: all hyper-parameters of the method, and what the new net or scenario does
 not know. A note names them.
+
+Editors that know schemas of TOML complete a config and mark what is wrong in it:
+`fedsrv schema > fedtide.schema.json` writes the schema beside it, and its first line is
+`#:schema fedtide.schema.json`. Every config that comes with fedtide has that line.
 
 At the top level stands `seed` (integer from 0, default `0`): everything random of a run follows
 from it.
@@ -55,7 +58,9 @@ def page() -> str:
         parts += [f"## `[{name}]`\n", _table(table)]
         if name == "net":
             nets = ", ".join(f"`{net}`" for net in net_names())
-            parts.append(f"Further keys are the net's own options. Nets: {nets}.\n")
+            parts.append(
+                f"Further keys are the net's own options: [nets](nets.md). Nets: {nets}.\n"
+            )
         if name == "method":
             parts.append(
                 "Further keys are the method's hyper-parameters: [methods](methods/README.md), or "
@@ -82,7 +87,7 @@ def _with_readings() -> list[str]:
 def _table(table: type[BaseModel], without: set[str] | frozenset[str] = frozenset()) -> str:
     """Return the keys of a table as rows."""
     properties = table.model_json_schema().get("properties", {})
-    about = _docs(table)
+    about = {key: text.replace("``", "`") for key, text in meanings_of(table).items()}
     rows = [
         f"| `{key}` | {_values(table, key, form)} | {_default(form)} | {about.get(key, '')} |"
         for key, form in properties.items()
@@ -91,21 +96,6 @@ def _table(table: type[BaseModel], without: set[str] | frozenset[str] = frozense
     if not rows:
         return ""
     return "\n".join(["| key | value | default | meaning |", "|---|---|---|---|", *rows]) + "\n"
-
-
-def _docs(table: type[BaseModel]) -> dict[str, str]:
-    """Return the docstring under each field, those of the classes above included."""
-    found: dict[str, str] = {}
-    for each in reversed(table.__mro__):
-        if not issubclass(each, BaseModel) or each is BaseModel:
-            continue
-        body = ast.parse(textwrap.dedent(inspect.getsource(each))).body[0]
-        assert isinstance(body, ast.ClassDef)
-        for field, below in zip(body.body, body.body[1:], strict=False):
-            if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
-                text = str(ast.literal_eval(below.value)) if below.value else ""
-                found[ast.unparse(field.target)] = " ".join(text.replace("``", "`").split())
-    return found
 
 
 def _values(table: type[BaseModel], key: str, form: dict[str, Any]) -> str:

@@ -69,7 +69,10 @@ class _DigitsBase(nn.Module):
 def digits_cnn(num_classes: int, input_shape: tuple[int, ...], *, norm: str = "none") -> SplitNet:
     """Build the net of the quick example: d = 64; 40,394 parameters for digits (1, 8, 8).
 
-    ``norm`` is ``"none"``, ``"group"`` or ``"layer"``, see :func:`normalisation`.
+    Args:
+        num_classes: K.
+        input_shape: (channels, height, width) of the images.
+        norm: ``"none"``, ``"group"`` or ``"layer"``; what follows each convolution.
     """
     base = _DigitsBase(*image_shape("digits-cnn", input_shape, 4), norm)
     return SplitNet(base, nn.Linear(64, num_classes), 64)
@@ -98,8 +101,12 @@ class _Cnn5Base(nn.Module):
 def cnn5(num_classes: int, input_shape: tuple[int, ...], *, norm: str = "none") -> SplitNet:
     """Build the five-layer CNN of FedMLP on MNIST and FEMNIST: d = 128, no batch normalisation.
 
-    The paper says no more than "5-layer CNN"; the widths are ours, and so is ``norm``, see
-    :func:`normalisation`.
+    The paper says no more than "5-layer CNN"; the widths are ours, and so is ``norm``.
+
+    Args:
+        num_classes: K.
+        input_shape: (channels, height, width) of the images.
+        norm: ``"none"``, ``"group"`` or ``"layer"``; what follows each convolution.
     """
     base = _Cnn5Base(*image_shape("cnn5", input_shape, 16), norm)
     return SplitNet(base, nn.Linear(128, num_classes), 128)

@@ -124,13 +124,14 @@ def hart(
     Args:
         num_classes: K.
         input_shape: (time steps, 6), the steps divisible by 16: accelerometer, then gyroscope.
-        lite_conv: ``"time"`` or ``"official_flat"``, see :class:`LiteConv`.
+        lite_conv: ``"time"`` convolves along time; ``"official_flat"`` along channels, as the
+            published code does.
         dropout: of attention weights and hidden units.
         drop_path: of the last block; it grows linearly from 0.
         blocks: how many of the six, from the input on; fewer make a quick net.
         alp: put an alignment layer in each block.
         prototypes: how many, per block.
-        alignment: switches of :class:`fedmodels.nets.alp.ALP`.
+        alignment: switches of the alignment layers, a table: ``fedmodels.nets.alp.ALP`` has them.
 
     Raises:
         ConfigError: the inputs are not such windows, or an option has no such value.

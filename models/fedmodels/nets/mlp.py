@@ -16,7 +16,11 @@ def mlp(
 ) -> SplitNet:
     """Build a multi-layer perceptron with ReLU; the last of the ``hidden`` widths is d.
 
-    Without any, it is softmax regression: the head sees the inputs, and there is no base.
+    Args:
+        num_classes: K.
+        input_shape: of one example.
+        hidden: widths of the hidden layers. Without any, it is softmax regression: the head sees
+            the inputs, and there is no base.
 
     Raises:
         ConfigError: ``hidden`` holds a width below 1.

@@ -97,7 +97,7 @@ def vit_tiny(
         blocks: how many; fewer make a quick net.
         alp: put an alignment layer in each block.
         prototypes: how many, per block.
-        alignment: switches of :class:`fedmodels.nets.alp.ALP`.
+        alignment: switches of the alignment layers, a table: ``fedmodels.nets.alp.ALP`` has them.
 
     Raises:
         ConfigError: the patches do not tile the image, or an option has no such value.

@@ -1,12 +1,18 @@
+import json
+import tomllib
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from fedmodels.config.presets import preset_file, presets
 from fedmodels.errors import ConfigError
 from fedmodels.methods import make, method_class, names, settings_of
+from fedmodels.nets import net_names
 from fedmodels.numerics.metric_names import METRICS
+from fedsrv import net_catalogue
 from fedsrv.catalogue import method_table, methods_table, metrics_markdown, metrics_table
+from fedsrv.config_schema import config_schema
 
 
 def text_of(table):
@@ -54,6 +60,42 @@ def test_the_page_of_metrics_is_the_table():
     """After a change: ``fedsrv metrics --markdown``."""
     page = Path(__file__).parents[3] / "docs" / "metrics.md"
     assert page.read_text().endswith("\n\n" + metrics_markdown())
+
+
+def test_the_page_of_nets_is_the_table():
+    """After a change: ``fedsrv nets --markdown``."""
+    assert net_catalogue.USUAL.keys() == set(net_names())
+    page = Path(__file__).parents[3] / "docs" / "nets.md"
+    assert page.read_text().endswith("\n\n" + net_catalogue.nets_markdown())
+    for name in net_catalogue.USUAL:
+        assert all(text for _, text in net_catalogue.options_of(name).values()), name
+
+
+def test_nets_in_the_terminal():
+    assert "1,445,918 (128×6, 6 classes)" in text_of(net_catalogue.nets_table())
+    assert "widths of the hidden layers" in text_of(net_catalogue.net_table("mlp"))
+    with pytest.raises(ConfigError, match=r"'mpl' is no net\. Did you mean 'mlp'\?"):
+        net_catalogue.net_table("mpl")
+
+
+def test_the_schema_knows_every_key_of_the_configs_that_come_along():
+    schema = json.loads(json.dumps(config_schema()))
+    tables = schema["$defs"]
+
+    def named(table, name):
+        forms = [form["properties"] for form in tables[table]["anyOf"]]
+        return next(keys for keys in forms if keys["name"].get("const") == name)
+
+    for file in presets():
+        text = preset_file(file).read_text()
+        assert text.startswith("#:schema fedtide.schema.json\n"), file
+        config = tomllib.loads(text)
+        assert config.keys() <= schema["properties"].keys()
+        for table, key in (("MethodTable", "method"), ("NetTable", "net")):
+            assert config[key].keys() <= named(table, config[key]["name"]).keys(), file
+    mu = named("MethodTable", "fedprox")["mu"]
+    assert (mu["type"], mu["minimum"], mu["description"][:6]) == ("number", 0, "Weight")
+    assert tables["Schedule"]["properties"]["clients"]["description"] == "Clients of the run."
 
 
 def test_metrics_in_the_terminal():
