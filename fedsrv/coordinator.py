@@ -30,7 +30,7 @@ from fedmodels.training.initial_weights import pinned
 from fedpb.channels import is_loopback
 from fedsrv.availability import with_digest
 from fedsrv.engine.admission import Admission
-from fedsrv.engine.buffered_rounds import check_schedule, engine_for
+from fedsrv.engine.buffered_rounds import check_schedule
 from fedsrv.engine.rounds import Engine
 from fedsrv.engine.server_data import server_data_for
 from fedsrv.events import HAS_FAILED, Ending, EventLog
@@ -181,7 +181,7 @@ def serve(
             begin_drain = partial(_drain, stop, service, out)
             threading.Thread(target=begin_drain, name="drain", daemon=True).start()
         on_ready(address, events)
-        engine = engine_for(experiment, cohort, store, events, held)
+        engine = Engine(experiment, cohort, store, events, held)
         return _run_to_the_end(engine, cohort, store, events)
 
 

@@ -29,8 +29,9 @@ from fedpb.codec import Receiver, encode, merged, read_chunk
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.availability import with_digest
 from fedsrv.coordinator import set_aside, write_facts
-from fedsrv.engine.buffered_rounds import check_schedule, engine_for
+from fedsrv.engine.buffered_rounds import check_schedule
 from fedsrv.engine.cohort import Answer, Answers, Flush, Trip, stamped
+from fedsrv.engine.rounds import Engine
 from fedsrv.engine.server_data import server_data_for
 from fedsrv.events import EventLog
 from fedsrv.state.run_directory import (
@@ -226,7 +227,7 @@ def run_in_process(
         if facts:
             write_facts(out, experiment, computes=store.ended() is None)
         cohort = InProcessCohort(experiment, data, out / "clients", **options)
-        engine = engine_for(experiment, cohort, store, EventLog(), held)
+        engine = Engine(experiment, cohort, store, EventLog(), held)
         with faults_told(engine.method), exits_told():
             return engine.run()
     finally:

@@ -24,7 +24,7 @@ from fedpb.descriptions import description_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.coordinator import set_aside
 from fedsrv.engine.admission import Admission
-from fedsrv.engine.buffered_rounds import engine_for
+from fedsrv.engine.rounds import Engine
 from fedsrv.events import EventLog
 from fedsrv.state.store import Store
 from fedsrv.transport.remote_cohort import RemoteCohort
@@ -98,7 +98,7 @@ class Stage:
             aside=aside,
         )  # fmt: skip
         self.service = Service(store.run_id, {}, self.cohort, events)
-        engine = engine_for(self.experiment, self.cohort, store, events)
+        engine = Engine(self.experiment, self.cohort, store, events)
         torch.set_num_threads(1)
         with ThreadPoolExecutor(1 + clients) as pool:
             ended: Future[dict[str, Any]] = pool.submit(engine.run)

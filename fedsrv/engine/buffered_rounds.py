@@ -14,6 +14,7 @@ same bits: a replay after a roll-back, or a run with ``schedule.arrivals``.
 from __future__ import annotations
 
 import json
+import time
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -26,18 +27,17 @@ from fedmodels.methods import make
 from fedmodels.tensors.bundle import Weights
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.tensors.staleness import discount, rebased
-from fedmodels.training.contexts import Metrics, ServerContext, ServerData, ServerState
+from fedmodels.training.contexts import ServerContext, ServerState
 from fedmodels.training.hooks import init_server
 from fedmodels.training.method import Method
 from fedmodels.training.run import RunFacts
 from fedsrv.availability import read_availability
-from fedsrv.engine.cohort import Answers, Cohort, Flush, Starved, Trip
+from fedsrv.engine.cohort import Answers, Flush, Starved, Trip
 from fedsrv.engine.odd_uploads import Norms, far_out, measured_in
-from fedsrv.engine.rounds import Engine
-from fedsrv.engine.schedule import Step, draw_cohort, scorers
-from fedsrv.events import EventLog
+from fedsrv.engine.reduction import Reduced
+from fedsrv.engine.round_parts import RoundParts
+from fedsrv.engine.schedule import Step, draw_cohort, takes_part
 from fedsrv.state.record import Record
-from fedsrv.state.store import Store
 
 
 def check_schedule(experiment: Experiment) -> None:
@@ -53,70 +53,111 @@ def check_schedule(experiment: Experiment) -> None:
         _check_reads_the_mean(make(experiment.method.name, **experiment.method.hyper_parameters()))
 
 
-def engine_for(
-    experiment: Experiment,
-    cohort: Cohort,
-    store: Store,
-    events: EventLog,
-    server_data: ServerData | None = None,
-) -> Engine:
-    """Return the engine for an experiment: asynchronous or not, as its schedule says."""
-    kind = BufferedEngine if experiment.schedule.is_asynchronous else Engine
-    return kind(experiment, cohort, store, events, server_data)
+class BufferedRounds:
+    """Rounds that end with the first uploads."""
 
+    def __init__(self, parts: RoundParts, interaction: int, state: ServerState) -> None:
+        """Give the orders again that were under way at a commit.
 
-class BufferedEngine(Engine):
-    """Runs an experiment whose schedule is asynchronous."""
-
-    _followed: Mapping[int, Record] = {}
-    """Records of the run whose arrivals ``schedule.arrivals`` follows, by interaction."""
-
-    def _meet_clients(self) -> None:
-        self._followed = recorded_arrivals(self.experiment)
-        super()._meet_clients()
-        check_asynchronous(self.method, self.run_facts)
-        if self._followed and len(self._followed) < len(self.steps):
-            raise ConfigError(
-                f"schedule.arrivals: {self.experiment.schedule.arrivals} records "
-                f"{len(self._followed)} interactions, this run has {len(self.steps)}"
-            )
-
-    def _begin_after(self, interaction: int) -> None:
-        """Load what the run needs; give the orders again that were under way at that commit."""
-        super()._begin_after(interaction)
-        last = self.store.record(interaction)
-        ordered = dict(last.get("under_way", ())) if last else {}
-        self.under_way: dict[int, int] = {
-            c: begun for c, begun in ordered.items() if self._takes_part(c, interaction)
-        }
+        Args:
+            parts: what rounds are made of.
+            interaction: the last one that is committed; -1 before the first.
+            state: after it.
+        """
+        self.parts, self.experiment, self.cohort = parts, parts.experiment, parts.cohort
+        self.followed = recorded_arrivals(self.experiment, len(parts.plan.steps))
+        """Records of the run whose arrivals ``schedule.arrivals`` follows, by interaction."""
+        check_asynchronous(parts.method, parts.plan.run)
+        aside, last = parts.plan.aside, parts.store.record(interaction)
+        ordered = last.get("under_way", ()) if last else ()
+        self.under_way = {c: n for c, n in ordered if takes_part(c, interaction + 1, aside)}
         """The clients with an order under way, and the interaction of that order."""
-        self._undone = self.store.undone()
+        self.undone = parts.store.undone()
         """Records that a roll-back undid, by interaction; the replay follows their arrivals."""
-        self._begun: dict[int, Weights] = {}
+        self.begun: dict[int, Weights] = {}
         """Everybody's weights at the start of each interaction that has an order under way."""
-        self._company = self._company_at(interaction)
+        self.company = self._company_at(interaction)
+        """The norms of the last uploads that count, as many as train at once."""
         self.cohort.recall()
-        if self.under_way and interaction + 1 < len(self.steps):
+        if self.under_way and interaction + 1 < len(parts.plan.steps):
             versions = sorted({*self.under_way.values()})
             self.cohort.send(*(self._trip_again(begun) for begun in versions))
 
     def _company_at(self, interaction: int) -> deque[Norms]:
-        """Return the norms of the last uploads that count up to a commit, as many as train at once.
-
-        A round may take one upload, which alone has no cohort.
-        """
+        """Return the norms of the last uploads up to a commit; a round alone may have one."""
         newest, size = list[Norms](), self.experiment.cohort_size
         for number in range(interaction, -1, -1):
-            record = self.store.record(number)
+            record = self.parts.store.record(number)
             if record is None or len(newest) >= size:
                 break
             newest += [measured_in(record["clients"][str(c)]).norms for c in record["cohort"][::-1]]
         return deque(newest[:size][::-1], maxlen=size)
 
+    # --- one interaction --------------------------------------------------------------------------
+
+    def interact(self, step: Step, state: ServerState) -> ServerState:
+        """Do one interaction, and return the state after it."""
+        parts = self.parts
+        # --- who may take part
+        ctx = parts.context(step, parts.present(step))
+        began = time.monotonic()
+
+        # --- idle clients begin to train; the first uploads are taken
+        results = self.train(ctx, state)
+        parts.check_failures(ctx, results)
+        done = time.monotonic()
+
+        # --- aggregate and finish, as if all had begun with the present weights
+        self._rebase(step, state, results)
+        found = Reduced(state, {}, {})
+        if results.by_client:  # else they were all left out, and the model stays
+            ctx = parts.context(step, tuple(sorted(results.arrivals)))
+            found = parts.reduce(ctx, state, results)
+            self.company += [one.norms for one in results.measured().values()]
+            counted = [c for c in ctx.cohort if c in results.by_client]
+            staleness = [step.interaction - results.arrivals[c] for c in counted]
+            mean = {"staleness": sum(staleness) / len(staleness)}
+            found = replace(found, metrics={**found.metrics, **mean})
+
+        # --- commit while clients go on, or score first
+        parts.commit(step, results, Answers({}, {}), found, began, done)
+        return found.state
+
+    def train(self, ctx: ServerContext, state: ServerState) -> Answers:
+        """Let idle clients begin, and take the first uploads that come."""
+        step = self.parts.plan.steps[ctx.interaction]
+        followed = self.undone.get(step.interaction) or self.followed.get(step.interaction)
+        free = self.experiment.cohort_size - len(self.under_way)
+        begin = _begun_in(followed) if followed else self._draw(step, ctx.cohort, free)
+        self._begin(step, state, begin)
+        found = self._take(ctx, step, state, self._flush(step, followed, ctx.cohort))
+        while not followed and (more := self._more(step, found)):
+            others = self._take(ctx, step, state, more)
+            found = others.beside(found)
+            if not others.by_client:
+                break
+        if followed and len(found.arrivals) < len(followed["arrivals"]):
+            self.undone = {}  # this went another way than before, so later records do not fit
+        if step.ends_run:
+            self.cohort.recall()
+        self.parts.leave_out(ctx, found, far_out(found.measured(), self.company))
+        return found
+
+    # --- orders -----------------------------------------------------------------------------------
+
+    def _begin(self, step: Step, state: ServerState, clients: Iterable[int]) -> None:
+        """Give orders to train from the present model."""
+        begin = tuple(clients)
+        if begin:
+            self.cohort.send(self._trip_of(step, state, begin))
+        self.under_way |= dict.fromkeys(begin, step.interaction)
+
     def _trip_again(self, begun: int) -> Trip:
         """Return the orders of an earlier interaction that are under way."""
         clients = [c for c, number in self.under_way.items() if number == begun]
-        return self._trip_of(self.steps[begun], self._state_after(begun - 1), clients)
+        return self._trip_of(
+            self.parts.plan.steps[begun], self.parts.state_after(begun - 1), clients
+        )
 
     def _trip_of(self, step: Step, state: ServerState, clients: Iterable[int]) -> Trip:
         """Return the orders of a step for these clients.
@@ -124,47 +165,29 @@ class BufferedEngine(Engine):
         Nobody knows yet which interaction will count an order, and whether that one is scored. So
         every client scores what it trained, unless only the last round is scored.
         """
-        ctx = self._context(step, tuple(sorted(clients)))
-        self._begun[step.interaction] = state.common.weights
-        trip = self._trip(ctx, state, self.experiment.evaluate.every > 0)
+        ctx = self.parts.context(step, tuple(sorted(clients)))
+        self.begun[step.interaction] = state.common.weights
+        trip = self.parts.training(ctx, state, self.experiment.evaluate.every > 0)
         return replace(trip, enough=None)  # flushes say how many results are enough
 
-    # --- one interaction --------------------------------------------------------------------------
+    def _draw(self, step: Step, present: Iterable[int], free: int) -> tuple[int, ...]:
+        """Draw some clients that have no order."""
+        idle = self._idle(present)
+        return draw_cohort(self.experiment.seed, step.round, idle, max(0, free))
 
-    def _train(self, ctx: ServerContext, due: bool) -> Answers:
-        """Let idle clients begin, and take the first uploads that come."""
-        step = self.steps[ctx.interaction]
-        followed = self._undone.get(step.interaction) or self._followed.get(step.interaction)
-        free = self.experiment.cohort_size - len(self.under_way)
-        self._begin(step, _begun_in(followed) if followed else self._draw(step, ctx.cohort, free))
-        found = self._take(step, ctx.cohort, self._flush(step, followed, ctx.cohort))
-        while not followed and (more := self._more(step, found)):
-            others = self._take(step, ctx.cohort, more)
-            found = others.beside(found)
-            if not others.by_client:
-                break
-        if followed and len(found.arrivals) < len(followed["arrivals"]):
-            self._undone = {}  # this went another way than before, so later records do not fit
-        if step.ends_run:
-            self.cohort.recall()
-        self._set_aside(ctx, found, far_out(found.measured(), self._company))
-        return found
+    def _idle(self, present: Iterable[int]) -> list[int]:
+        return [client for client in present if client not in self.under_way]
 
-    def _begin(self, step: Step, clients: Iterable[int]) -> None:
-        """Give orders to train from the present model."""
-        begin = tuple(clients)
-        if begin:
-            self.cohort.send(self._trip_of(step, self.state, begin))
-        self.under_way |= dict.fromkeys(begin, step.interaction)
+    # --- uploads ----------------------------------------------------------------------------------
 
-    def _take(self, step: Step, present: Iterable[int], flush: Flush) -> Answers:
+    def _take(self, ctx: ServerContext, step: Step, state: ServerState, flush: Flush) -> Answers:
         """Take the first uploads; let others train where those with orders failed or died."""
         while True:
             try:
                 found = self.cohort.take(flush)
             except Starved as starved:
-                self._begin(step, self._draw(step, starved.idle, starved.short))
-                flush = replace(flush, idle=self._idle(present))
+                self._begin(step, state, self._draw(step, starved.idle, starved.short))
+                flush = replace(flush, idle=self._idle(ctx.cohort))
             else:
                 self.under_way = found.under_way
                 return found
@@ -174,7 +197,7 @@ class BufferedEngine(Engine):
 
         Without them a client that lies and is quick would end round after round by itself.
         """
-        odd = far_out(found.measured(), self._company)
+        odd = far_out(found.measured(), self.company)
         lacking = min(len(odd), len(self.under_way))
         if not lacking or len(found.by_client) - len(odd) >= self._size():
             return None
@@ -184,14 +207,6 @@ class BufferedEngine(Engine):
         """Return how many uploads end a step."""
         assert self.experiment.schedule.buffer is not None, "the config says so"
         return self.experiment.schedule.buffer
-
-    def _draw(self, step: Step, present: Iterable[int], free: int) -> tuple[int, ...]:
-        """Draw some clients that have no order."""
-        idle = self._idle(present)
-        return draw_cohort(self.experiment.seed, step.round, idle, max(0, free))
-
-    def _idle(self, present: Iterable[int]) -> list[int]:
-        return [client for client in present if client not in self.under_way]
 
     def _flush(self, step: Step, followed: Record | None, present: Iterable[int]) -> Flush:
         """Return which uploads end a step.
@@ -207,38 +222,22 @@ class BufferedEngine(Engine):
                     f"client {client} has no order of interaction {begun + 1}"
                 )
         size = len(wanted) or min(self._size(), len(self.under_way))
-        needed = size if self._followed else min(self.experiment.min_clients, size)
+        needed = size if self.followed else min(self.experiment.min_clients, size)
         may_lack = self.experiment.server.min_clients is not None and not wanted
         idle = self._idle(present) if may_lack else ()
         return Flush(step.interaction, step.round, size, needed, wanted, idle)
 
-    def _reduce(
-        self, ctx: ServerContext, results: Answers
-    ) -> tuple[ServerState, Metrics, Mapping[str, Any]]:
-        """Reduce the uploads as if their clients had begun with the present weights."""
-        now, exponent = ctx.interaction, self.experiment.schedule.staleness_exponent
-        present, parameters = self.state.common.weights, frozenset(self.run_facts.parameters)
+    def _rebase(self, step: Step, state: ServerState, results: Answers) -> None:
+        """Change late uploads as if their clients had begun with the present weights."""
+        now, exponent = step.interaction, self.experiment.schedule.staleness_exponent
+        present, parameters = state.common.weights, frozenset(self.parts.plan.run.parameters)
         for client, begun in results.arrivals.items():
             answer = results.by_client.get(client)
             if answer is not None and begun < now:  # a fresh upload counts as it came
-                factor = discount(now - begun, exponent)
-                sent = answer.upload.weights
-                moved = rebased(sent, self._begun[begun], present, factor, parameters)
+                factor, sent = discount(now - begun, exponent), answer.upload.weights
+                moved = rebased(sent, self.begun[begun], present, factor, parameters)
                 answer.upload = replace(answer.upload, weights=moved)
-        self._begun = {n: w for n, w in self._begun.items() if n in self.under_way.values()}
-        if not results.by_client:  # they were all left out: the model stays
-            return self.state, {}, {}
-        ctx = self._context(self.steps[now], tuple(sorted(results.arrivals)))
-        state, metrics, series = super()._reduce(ctx, results)
-        self._company += [one.norms for one in results.measured().values()]
-        staleness = [now - results.arrivals[c] for c in ctx.cohort if c in results.by_client]
-        return state, {**metrics, "staleness": sum(staleness) / len(staleness)}, series
-
-    def _scorers(self, step: Step, record: Record) -> Iterable[int]:
-        """Return who scores after a step: whoever is idle; all clients at the end of the run."""
-        cohort = record["cohort"]
-        found = scorers(self.experiment, self.profiles, cohort) if step.ends_run else cohort
-        return [client for client in found if self._takes_part(client, step.interaction)]
+        self.begun = {n: w for n, w in self.begun.items() if n in self.under_way.values()}
 
 
 def _begun_in(record: Record) -> tuple[int, ...]:
@@ -280,8 +279,12 @@ def _not_asynchronous(name: str, reason: str) -> ConfigError:
     )
 
 
-def recorded_arrivals(experiment: Experiment) -> dict[int, Record]:
+def recorded_arrivals(experiment: Experiment, steps: int = 0) -> dict[int, Record]:
     """Return the records of the run that ``schedule.arrivals`` names, by interaction.
+
+    Args:
+        experiment: of the run that is to follow them.
+        steps: its interactions, as far as they are known.
 
     Raises:
         ConfigError: the named directory holds no asynchronous run, a record is damaged, or this
@@ -307,6 +310,10 @@ def recorded_arrivals(experiment: Experiment) -> dict[int, Record]:
         if fault := _fault_of(record, number, under_way, experiment):
             raise ConfigError(f"[schedule] arrivals: interaction {number + 1} of {run} {fault}")
         under_way = dict(record.get("under_way", ()))
+    if len(records) < steps:
+        raise ConfigError(
+            f"schedule.arrivals: {run} records {len(records)} interactions, this run has {steps}"
+        )
     return dict(enumerate(records))
 
 

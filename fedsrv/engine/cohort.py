@@ -74,15 +74,6 @@ class Trip:
         return next(iter(self.orders.values()))
 
 
-def fewest(experiment: Experiment, everyone: Collection[ClientId]) -> int | None:
-    """Return how many clients suffice for an evaluation or the end.
-
-    None stands for all of them and the evaluator.
-    """
-    most = experiment.server.min_clients
-    return None if most is None else min(most, sum(isinstance(c, int) for c in everyone))
-
-
 def fewest_alive(experiment: Experiment, asked: Collection[ClientId]) -> int | None:
     """Return how many clients suffice for an evaluation where all others that it asks are gone.
 

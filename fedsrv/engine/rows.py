@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.training.contexts import Metrics
 from fedsrv.engine import odd_uploads
-from fedsrv.engine.client_profile import Profile, clients_text
+from fedsrv.engine.client_profile import clients_text
 from fedsrv.engine.cohort import Answer, Answers
+from fedsrv.engine.plan import Plan
 from fedsrv.engine.schedule import Step
 from fedsrv.engine.scores import Scores, accuracy_over, client_rows, own_test, round_metrics
 from fedsrv.state.record import Record, Traffic
@@ -100,25 +101,16 @@ def left_out_of(record: Record) -> dict[str, str]:
     return found
 
 
-def put_scores(
-    record: Record,
-    scores: Scores,
-    local_view: str,
-    groups: Mapping[str, Sequence[int]],
-    profiles: Mapping[int, Profile],
-    tasks_seen: int,
-    *,
-    ends: bool,
-) -> None:
-    """Put scores into a record; arguments as in :func:`round_metrics`, ``ends``: a round ends."""
-    own = scores.of(local_view)
+def put_scores(record: Record, scores: Scores, plan: Plan, step: Step) -> None:
+    """Put the scores of a step into its record."""
+    own, seen = scores.of(plan.method.local_view), plan.tasks_seen(step)
     a_sel = accuracy_over(own_test(own[c]) for c in record["cohort"] if c in own)
     if a_sel is not None:
         record["metrics"]["a_sel"] = a_sel
-    if ends:
-        found = round_metrics(scores, local_view, groups, profiles, tasks_seen)
-        record["metrics"] |= found
-    for client, row in client_rows(scores, tasks_seen, groups.get("minority", ())).items():
+    if step.ends_round:
+        view = plan.method.local_view
+        record["metrics"] |= round_metrics(scores, view, plan.groups, plan.profiles, seen)
+    for client, row in client_rows(scores, seen, plan.groups.get("minority", ())).items():
         record["clients"].setdefault(client, {}).update(row)
     if scores.confusions:
         record["confusions"] = scores.confusions

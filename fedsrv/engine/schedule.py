@@ -164,35 +164,6 @@ def scorers(experiment: Experiment, known: Collection[int], cohort: Iterable[int
     return sorted({*drawn.tolist(), *cohort}.intersection(known))
 
 
-def tasks_seen(experiment: Experiment, tasks: Mapping[int, int], step: Step) -> int:
-    """Return how many tasks clients are scored on: with ``rounds_outer``, all after a round."""
-    all_seen = experiment.schedule.order == "rounds_outer" and step.ends_round
-    return max(tasks.values()) if all_seen else step.task + 1
-
-
-def tryers(
-    experiment: Experiment,
-    known: Collection[int],
-    tasks: Mapping[int, int],
-    step: Step,
-    cohort: Collection[int],
-) -> tuple[int, ...]:
-    """Return the clients beside the cohort that train for the score alone, ascending.
-
-    They are those that score and have the task, in the last interaction of a round.
-    """
-    if experiment.evaluate.trained != "all" or not step.ends_round:
-        return ()
-    found = scorers(experiment, known, cohort)
-    return tuple(c for c in found if c not in cohort and tasks[c] > step.task)
-
-
-def ends_task(steps: Sequence[Step], step: Step) -> bool:
-    """Tell whether the interaction after a step is on another task; false for the last one."""
-    following = steps[step.interaction + 1 : step.interaction + 2]
-    return any(other.task != step.task for other in following)
-
-
 def is_scored(steps: Sequence[Step], step: Step, every: int) -> bool:
     """Tell whether the round of a step is scored: each ``every``-th, and the last one."""
     is_last = step.round == steps[-1].round

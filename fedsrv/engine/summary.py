@@ -17,7 +17,6 @@ from fedmodels.errors import DataError
 from fedmodels.numerics.metric_names import is_written_by_runs
 from fedmodels.numerics.metrics import average_forgetting_measure, best_round, forgetting
 from fedmodels.own_code import short_name
-from fedmodels.tensors.bundle import ClientId
 from fedmodels.training.fault import line_of
 from fedsrv.engine.schedule import Step, is_scored
 from fedsrv.state.record import ClientRow, Record
@@ -95,24 +94,6 @@ def _figure(name: str, missing: dict[str, str]) -> Iterator[None]:
     except Exception as error:  # a net of somebody else, or a file that has gone
         log.debug("the summary goes without %s", name, exc_info=error)
         missing[name] = line_of(error)
-
-
-def left_out(
-    missing: Iterable[ClientId], started_over: Iterable[int], aside: Iterable[int]
-) -> dict[str, list[Any]]:
-    """Return the entries of a summary that name clients, where there are any.
-
-    Args:
-        missing: clients that were not there at the end.
-        started_over: clients that lost their private state and began anew.
-        aside: clients that were set aside.
-    """
-    found: dict[str, list[Any]] = {
-        "clients_missing": sorted(map(str, missing)),
-        "clients_started_over": sorted(started_over),
-        "clients_set_aside": sorted(aside),
-    }
-    return {key: clients for key, clients in found.items() if clients}
 
 
 def data_of(experiment: Experiment, datasets: Sequence[str]) -> str:

@@ -147,9 +147,12 @@ def _begin(role: str, out: Path) -> None:
 
 
 def _engine(module: ModuleType) -> None:
-    engine = module.Engine
-    for name in ("_interact", "_train", "_score", "_commit", "_finish"):
-        around(engine, name, name.strip("_"))
+    for rounds in (module.Rounds, module.BufferedRounds):
+        for name in ("interact", "train"):
+            around(rounds, name, name)
+    for name in ("score", "finish"):
+        around(module.RoundParts, name, name)
+    around(module.Commits, "_write", "commit")
     make = module.make
 
     @functools.wraps(make)

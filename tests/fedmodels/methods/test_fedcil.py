@@ -24,7 +24,7 @@ from fedmodels.tensors.roles import part_of, tensors_of, under, without
 from fedmodels.training.hooks import received
 from fedmodels.training.loop import batches, train_locally
 from fedmodels.training.position import Position
-from fedsrv.engine.rounds import Engine
+from fedsrv.engine.round_parts import RoundParts
 from fedtide.inprocess import run_in_process
 from tests.conftest import context_of, method_of, payload_of, server_context, tiny_experiment
 
@@ -336,17 +336,17 @@ def test_it_learns_from_generators_what_they_know(digits):
 def test_consolidation_survives_a_crash_in_its_middle(digits, tmp_path, monkeypatch):
     experiment = experiment_for()
     expected = run_in_process(experiment, digits, tmp_path / "whole")["state_sha256"]
-    plain = Engine._tell_work
+    plain = RoundParts.tell_work
 
-    def stop(engine, step, what, done, of, loss):
+    def stop(parts, step, what, done, of, loss):
         if (step.interaction, done) == (2, 2):
             raise KeyboardInterrupt
-        plain(engine, step, what, done, of, loss)
+        plain(parts, step, what, done, of, loss)
 
-    monkeypatch.setattr(Engine, "_tell_work", stop)
+    monkeypatch.setattr(RoundParts, "tell_work", stop)
     with pytest.raises(KeyboardInterrupt):
         run_in_process(experiment, digits, tmp_path / "broken")
-    monkeypatch.setattr(Engine, "_tell_work", plain)
+    monkeypatch.setattr(RoundParts, "tell_work", plain)
     resumed = run_in_process(experiment, digits, tmp_path / "broken", resume=True)
     assert resumed["state_sha256"] == expected
 

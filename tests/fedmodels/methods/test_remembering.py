@@ -12,7 +12,7 @@ from fedmodels.techniques.datafree import frozen
 from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.tensors.packed_weights import num_bytes
 from fedmodels.training.run import RunFacts
-from fedsrv.engine.rounds import Engine
+from fedsrv.engine.round_parts import RoundParts
 from fedsrv.events import Event
 from fedsrv.launch.progress import Display
 from fedtide.inprocess import run_in_process
@@ -79,12 +79,12 @@ def test_a_crash_in_the_servers_work_costs_nothing(name, streams, tmp_path, monk
     experiment, data = experiment_of_a_stream(name, kind), streams[kind] / "data"
     whole = run_in_process(experiment, data, tmp_path / "whole")
 
-    def die(engine, step, *_):
+    def die(parts, step, *_):
         if step.interaction == 1:
             raise Interrupted
 
     with monkeypatch.context() as patch:
-        patch.setattr(Engine, "_tell_work", die)
+        patch.setattr(RoundParts, "tell_work", die)
         with pytest.raises(Interrupted):
             run_in_process(experiment, data, tmp_path / "cut")
     again = run_in_process(experiment, data, tmp_path / "cut", resume=True)

@@ -2,6 +2,7 @@
 
 import json
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fedmodels.errors import PayloadError
+from fedmodels.methods.fedavg import FedAvg
 from fedmodels.techniques.continual import (
     ClassMasks,
     announced,
@@ -25,7 +27,8 @@ from fedmodels.training.contexts import ServerContext
 from fedmodels.training.position import START
 from fedmodels.training.run import RunFacts
 from fedsrv.engine.client_profile import Profile, common_limits
-from fedsrv.engine.rounds import Engine
+from fedsrv.engine.plan import Plan
+from fedsrv.engine.round_parts import RoundParts
 from fedsrv.events import EventLog
 from fedsrv.state.store import Store
 from fedtide.inprocess import InProcessCohort, transported
@@ -139,9 +142,10 @@ def test_the_engine_tells_the_server_half(digits, tmp_path):
     store, events = Store(tmp_path / "out", experiment, False), EventLog()
     try:
         cohort = InProcessCohort(experiment, digits, tmp_path / "out" / "clients")
-        engine = Engine(experiment, cohort, store, events)
-        engine._meet_clients()
-        contexts = [engine._context(step, step.cohort) for step in engine.steps]
+        plan = Plan.of(FedAvg(), store, cohort.gather())
+        commits = SimpleNamespace(cohort=cohort, store=store, events=events)
+        parts = RoundParts(plan, commits, None)
+        contexts = [parts.context(step, step.cohort) for step in plan.steps]
         assert [c.ends_task for c in contexts] == [False, True, False, False]
         for ctx in contexts:
             for client in ctx.cohort:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from fedmodels.errors import ConfigError, RunFailed
-from fedsrv.engine.buffered_rounds import BufferedEngine, check_schedule
+from fedsrv.engine.buffered_rounds import BufferedRounds, check_schedule
 from fedtide.inprocess import run_in_process
 from tests.conftest import tiny_experiment
 
@@ -104,7 +104,7 @@ def test_arrivals_that_the_schedule_does_not_allow_are_refused(schedule, why, di
 
 def test_arrivals_of_a_client_that_has_failed_here_cannot_be_followed():
     """Its order was taken back, and no upload answers it any more."""
-    engine = SimpleNamespace(under_way={0: 0})
+    rounds = SimpleNamespace(under_way={0: 0})
     step = SimpleNamespace(interaction=1)
     with pytest.raises(RunFailed, match="client 1 has no order of interaction 1"):
-        BufferedEngine._flush(engine, step, {"arrivals": [(1, 0)]}, ())
+        BufferedRounds._flush(rounds, step, {"arrivals": [(1, 0)]}, ())

@@ -9,7 +9,7 @@ import pytest
 from fedmodels.errors import RunFailed
 from fedsrv.engine.admission import Admission
 from fedsrv.engine.cohort import StateLost
-from fedsrv.engine.common_commit import go_to_common_commit
+from fedsrv.engine.commits import Commits
 from fedsrv.engine.rounds import Engine
 from fedsrv.events import EventLog
 from fedsrv.state.history import History, LossTooLarge
@@ -178,9 +178,14 @@ def test_why_a_run_goes_back_is_told(lost, target, told):
         committed=5, newest=6, has_state=None, go_to=went.append,
         history=lambda: SimpleNamespace(target=lambda *_: target),
     )  # fmt: skip
-    cohort = SimpleNamespace(starting_over=list, versions=dict)
+    cohort = SimpleNamespace(starting_over=list, versions=dict, commit=lambda *_: None)
     log = SimpleNamespace(tell=lambda kind, client, **facts: events.append((kind, client, facts)))
-    assert go_to_common_commit(store, cohort, log, lost, stateful=True) == target
+    commits = SimpleNamespace(
+        store=store, cohort=cohort, events=log, remember=lambda *_: None,
+        _syncer=SimpleNamespace(want=lambda _: None),
+    )  # fmt: skip
+    plan = SimpleNamespace(is_stateful=True, aside={})
+    assert Commits.go_to_common(commits, plan, lost) == target
     assert went == [target]
     if told is None:
         assert not events

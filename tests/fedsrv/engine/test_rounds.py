@@ -122,7 +122,7 @@ def test_the_last_record_has_the_confusion_matrix(digits, tmp_path):
 
 
 def test_a_confusion_matrix_of_too_many_classes_is_not_counted(digits, tmp_path, monkeypatch):
-    monkeypatch.setattr("fedsrv.engine.rounds.MOST_CONFUSED", 9)
+    monkeypatch.setattr("fedsrv.engine.round_parts.MOST_CONFUSED", 9)
     run_in_process(tiny_experiment(schedule={"rounds": 1}), digits, tmp_path / "run")
     assert all("confusions" not in record for record in records_of(tmp_path / "run"))
 
@@ -210,7 +210,7 @@ def test_a_net_that_cannot_be_stacked_ends_the_run_before_it_begins(digits, tmp_
     def refused(method, run):
         raise ConfigError("it cannot")
 
-    monkeypatch.setattr("fedsrv.engine.rounds.check_together", refused)
+    monkeypatch.setattr("fedsrv.engine.plan.check_together", refused)
     together = tiny_experiment(training={"together": 2})
     with pytest.raises(ConfigError, match="it cannot"):
         run_in_process(together, digits, tmp_path / "refused")

@@ -1,4 +1,4 @@
-"""How many tasks a run gives each client."""
+"""The plan of a run: what it takes from the clients that it knows."""
 
 import json
 import logging
@@ -10,7 +10,8 @@ import pytest
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import RunFailed
-from fedsrv.engine.roster import Roster
+from fedmodels.methods.fedavg import FedAvg
+from fedsrv.engine.plan import Plan, fixed_tasks, fixed_weights, stored_profiles
 from fedsrv.engine.schedule import Step
 from fedsrv.state.store import Store
 from tests.conftest import tiny_experiment
@@ -25,9 +26,8 @@ def described(tasks: int, train: tuple[int, int] = (5, 5)) -> str:
 def tasks_of(directory: Path, experiment: Experiment, *tasks: int) -> dict[int, int]:
     """Return the tasks that a run gives clients with so many."""
     store = Store(directory, experiment, resume=False)
-    roster = Roster(store)
-    roster.add({client: described(count) for client, count in enumerate(tasks)})
-    found = roster.tasks(len(tasks))
+    said = {client: described(count) for client, count in enumerate(tasks)}
+    found = fixed_tasks(store, stored_profiles(store, said))
     store.close()
     return found
 
@@ -65,21 +65,35 @@ def test_an_unknown_client_weighs_as_much_as_the_mean(tmp_path: Path) -> None:
     """Each task has ten examples; client 2 has not joined when the run begins."""
     schedule = {"rounds": 1, "clients": 3, "per_round": 2, "sampling": "weighted"}
     store = Store(tmp_path / "run", tiny_experiment(schedule=schedule), resume=False)
-    roster = Roster(store)
-    roster.add({0: described(1), 1: described(4)})
-    assert roster.weights() == {0: 10, 1: 40, 2: 25}
-    roster.add({2: described(9)})
-    assert roster.weights() == {0: 10, 1: 40, 2: 25}, "fixed when the run began"
+    for said in ({0: described(1), 1: described(4)}, {2: described(9)}):
+        profiles = stored_profiles(store, said)
+        assert fixed_weights(store, profiles) == {0: 10, 1: 40, 2: 25}, "fixed at the beginning"
+    assert [*profiles] == [0, 1, 2]
     store.close()
+
+
+def plan_of(store: Store, said: dict[int, str]) -> Plan:
+    return Plan.of(FedAvg(), store, said)
 
 
 def test_a_step_whose_task_nobody_has_is_one_line(tmp_path: Path) -> None:
     with closing(Store(tmp_path / "run", own_data(), resume=False)) as store:
-        roster = Roster(store)
-        roster.add({0: described(2), 1: described(1)})
-        assert roster.cohort_of(Step(1, 0, 1, (0, 1, 2), True, True)) == (0,)
+        plan = plan_of(store, {0: described(2), 1: described(1)})
+        assert plan.cohort_of(Step(1, 0, 1, (0, 1, 2), True, True)) == (0,)
         with pytest.raises(RunFailed, match="interaction 6: no known client has task 1"):
-            roster.cohort_of(Step(5, 2, 1, (1, 2), True, True))
+            plan.cohort_of(Step(5, 2, 1, (1, 2), True, True))
+
+
+def test_a_run_that_grows_gets_another_plan(tmp_path: Path) -> None:
+    with closing(Store(tmp_path / "run", own_data(min_clients=1), resume=False)) as store:
+        first = plan_of(store, {0: described(1, (6, 4))})
+        assert first.with_clients(store, {0: described(9)}) is first, "a known client stays"
+        second = first.with_clients(store, {2: described(1, (0, 7))})
+    assert [*first.profiles] == [0]
+    assert first.groups["minority"] == [1]
+    assert [*second.profiles] == [*second.terms.profiles] == [0, 2]
+    assert second.groups["minority"] == [0]
+    assert second.steps is first.steps
 
 
 def test_reports_can_read_what_clients_announced(tmp_path: Path) -> None:
@@ -88,7 +102,7 @@ def test_reports_can_read_what_clients_announced(tmp_path: Path) -> None:
         return json.dumps(facts | {"class_names": ["cat", "dog"], "name": client})
 
     with closing(Store(tmp_path / "run", own_data(), resume=False)) as store:
-        Roster(store).add({0: named("", 6, 4), 1: named("ann\x1b[2J", 6, 2)})
+        stored_profiles(store, {0: named("", 6, 4), 1: named("ann\x1b[2J", 6, 2)})
     assert json.loads((tmp_path / "run" / "data.json").read_text()) == {
         "classes": ["cat", "dog"],
         "examples": [12, 6],
@@ -100,6 +114,5 @@ def test_reports_can_read_what_clients_announced(tmp_path: Path) -> None:
 def test_rare_classes_are_those_of_all_tasks_together(tmp_path: Path) -> None:
     """Twice (6, 4) and once (0, 3) are (12, 11), where one of each would be (6, 7)."""
     with closing(Store(tmp_path / "run", own_data(), resume=False)) as store:
-        roster = Roster(store)
-        roster.add({0: described(2, (6, 4)), 1: described(1, (0, 3))})
-        assert roster.groups["minority"] == [1]
+        plan = plan_of(store, {0: described(2, (6, 4)), 1: described(1, (0, 3))})
+        assert plan.groups["minority"] == [1]

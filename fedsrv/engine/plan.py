@@ -1,0 +1,248 @@
+"""The plan of a run: all that follows from its config and from what its clients said of their data.
+
+A plan is a value. Where a client joins late, the run gets another plan as a whole.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+
+import numpy as np
+from torch import Tensor
+
+from fedmodels.errors import RunFailed
+from fedmodels.nets.cost import multiply_adds
+from fedmodels.numerics.metrics import frequency_groups
+from fedmodels.tensors.bundle import ClientId
+from fedmodels.tensors.bundle_spec import BundleSpec
+from fedmodels.training.compression import Compression
+from fedmodels.training.method import Method
+from fedmodels.training.run import RunFacts
+from fedmodels.training.stack_trial import check_together
+from fedsrv.engine import schedule
+from fedsrv.engine.client_profile import Profile, common_limits
+from fedsrv.engine.cohort import Trip
+from fedsrv.engine.schedule import Step, takes_part
+from fedsrv.engine.summary import check_reference
+from fedsrv.engine.terms import Terms
+from fedsrv.state.store import Store
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run does at each step, and with whom."""
+
+    method: Method
+    run: RunFacts
+    profiles: Mapping[int, Profile]
+    """Descriptions of the known clients by id, ascending."""
+    tasks: Mapping[int, int]
+    """Number of tasks of each client, known or not."""
+    steps: Sequence[Step]
+    aside: Mapping[int, int]
+    """The first interaction without each client that was set aside."""
+    terms: Terms
+    """What an answer has to keep to."""
+
+    @classmethod
+    def of(cls, method: Method, store: Store, descriptions: Mapping[int, str]) -> Plan:
+        """Return the plan of a run whose first clients have joined, and store what is fixed by it.
+
+        Raises:
+            ConfigError: the config does not fit to the clients' data.
+        """
+        experiment, profiles = store.experiment, stored_profiles(store, descriptions)
+        run = RunFacts(experiment, next(iter(profiles.values())).problem)
+        if experiment.training.together > 1:
+            check_together(method, run)
+        tasks, weights = fixed_tasks(store, profiles), fixed_weights(store, profiles)
+        trainers = [0] if experiment.method.pools_data else range(experiment.schedule.clients)
+        aside = store.aside()
+        steps = schedule.steps(experiment, trainers, tasks, weights, aside)
+        check_reference(experiment, steps)
+        terms = Terms(method, run, profiles, steps)
+        return cls(method, run, profiles, tasks, steps, aside, terms)
+
+    def with_clients(self, store: Store, descriptions: Mapping[int, str]) -> Plan:
+        """Return the plan with clients that have joined since; known clients stay as they are."""
+        if descriptions.keys() <= self.profiles.keys():
+            return self
+        profiles = stored_profiles(store, descriptions)
+        return replace(self, profiles=profiles, terms=replace(self.terms, profiles=profiles))
+
+    # --- what follows -----------------------------------------------------------------------------
+
+    @cached_property
+    def groups(self) -> Mapping[str, list[int]]:
+        """Classes by name, such as ``minority``."""
+        return frequency_groups(_examples(self.profiles))
+
+    @cached_property
+    def limits(self) -> tuple[Tensor, Tensor]:
+        """Black and white after normalisation, as most clients have them: (C,) each."""
+        return common_limits(self.profiles.values())
+
+    @cached_property
+    def compression(self) -> Compression:
+        """How uploads travel."""
+        return Compression.of(self.method, self.run)
+
+    @cached_property
+    def upload_spec(self) -> BundleSpec:
+        """The specification of an upload as it travels."""
+        return self.compression.upload_spec(self.method.upload_spec(self.run))
+
+    @cached_property
+    def is_stateful(self) -> bool:
+        """Whether clients keep a private state."""
+        return self.method.keeps_state(self.run) or self.compression.feedback
+
+    @property
+    def trip(self) -> partial[Trip]:
+        """Makes a trip whose answers keep to the terms."""
+        return partial(Trip, check_report=self.terms.check_report, compression=self.compression)
+
+    @property
+    def scores_trained(self) -> bool:
+        """Whether models are scored right after local training."""
+        return "after_local" in {*self.method.views} & {*self.run.experiment.evaluate.views}
+
+    def is_scored(self, step: Step) -> bool:
+        """Tell whether the round of a step is scored."""
+        return schedule.is_scored(self.steps, step, self.run.experiment.evaluate.every)
+
+    def views(self, step: Step) -> list[str]:
+        """Return the views that need an evaluation trip after a step of a scored round."""
+        wanted: list[str] = [
+            v for v in self.run.experiment.evaluate.views if v in self.method.views
+        ]
+        trip = [v for v in wanted if v != "after_local"]
+        of_task = ("after_downlink", self.method.local_view)
+        return trip if step.ends_round else [v for v in trip if v in of_task]
+
+    def count_macs(self) -> int:
+        """Return the multiply-adds of one forward pass."""
+        return multiply_adds(self.run.make_net(), self.run.problem.input_shape)
+
+    def tasks_seen(self, step: Step) -> int:
+        """Return how many tasks clients are scored on: with ``rounds_outer``, all after a round."""
+        all_seen = self.run.experiment.schedule.order == "rounds_outer" and step.ends_round
+        return max(self.tasks.values()) if all_seen else step.task + 1
+
+    def ends_task(self, step: Step) -> bool:
+        """Tell whether the interaction after a step is on another task; false for the last one."""
+        following = self.steps[step.interaction + 1 : step.interaction + 2]
+        return any(other.task != step.task for other in following)
+
+    # --- who --------------------------------------------------------------------------------------
+
+    def cohort_of(self, step: Step) -> tuple[int, ...]:
+        """Return the known clients of a step that have its task.
+
+        Raises:
+            RunFailed: no known client of the step has it.
+        """
+        known = self.profiles
+        found = tuple(c for c in step.cohort if c in known and known[c].num_tasks > step.task)
+        if not found:
+            where = f"interaction {step.interaction + 1}"
+            raise RunFailed(f"{where}: no known client has task {step.task}")
+        return found
+
+    def scorers(self, step: Step, cohort: Sequence[int]) -> list[int]:
+        """Return the clients that score the models after a step.
+
+        Between asynchronous rounds only idle clients do; all do at the end of the run.
+        """
+        experiment = self.run.experiment
+        ends = step.ends_run if experiment.schedule.is_asynchronous else step.ends_round
+        found = schedule.scorers(experiment, self.profiles, cohort) if ends else cohort
+        return [c for c in found if takes_part(c, step.interaction + 1, self.aside)]
+
+    def tryers(self, step: Step, cohort: Sequence[int]) -> tuple[int, ...]:
+        """Return the clients beside a cohort that train for the score alone, ascending.
+
+        They are those that score and have the task, in the last interaction of a round.
+        """
+        experiment, tasks = self.run.experiment, self.tasks
+        is_due = self.is_scored(step) and step.ends_round and self.scores_trained
+        if not is_due or experiment.evaluate.trained != "all":
+            return ()
+        found = schedule.scorers(experiment, self.profiles, cohort)
+        others = (c for c in found if c not in cohort and tasks[c] > step.task)
+        return tuple(c for c in others if takes_part(c, step.interaction, self.aside))
+
+    def needed(self, clients: Sequence[ClientId], wanted: int | None = None) -> int:
+        """Return how many of these clients a trip needs: all or as many as are wanted, or fewer."""
+        most = min(wanted or len(clients), len(clients))
+        return min(self.run.experiment.server.min_clients or most, most)
+
+
+# --- what clients said ----------------------------------------------------------------------------
+
+
+def stored_profiles(store: Store, descriptions: Mapping[int, str]) -> dict[int, Profile]:
+    """Store clients' descriptions, and return those of all known clients; known clients stay."""
+    known = {**store.profiles(), **descriptions}
+    for client, text in known.items():
+        store.add_profile(client, text)
+    found = {c: Profile.parse(c, text) for c, text in sorted(known.items())}
+    examples = _examples(found)
+    store.describe(
+        {
+            "classes": next((p.class_names for p in found.values() if p.class_names), ()),
+            "examples": examples.tolist(),
+            "rare": frequency_groups(examples)["minority"],
+            "clients": {c: p.name for c, p in found.items() if p.name},
+        }
+    )
+    return found
+
+
+def fixed_tasks(store: Store, profiles: Mapping[int, Profile]) -> dict[int, int]:
+    """Return the number of tasks of each client, as fixed when the run began.
+
+    An unknown client counts as one with the most tasks. Where clients bring data of their own
+    and ``min_clients`` is given, tasks that fewer clients have are left out: nobody is a cohort
+    alone by saying that its stream is longer.
+    """
+    met, experiment = {c: p.num_tasks for c, p in profiles.items()}, store.experiment
+    least = experiment.server.min_clients if experiment.scenario is None else None
+    if least:  # else the config itself deals tasks out
+        most = sorted(met.values(), reverse=True)[min(least, len(met)) - 1]
+        longer = [str(c) for c, tasks in met.items() if tasks > most]
+        if longer:
+            log.warning(
+                "clients %s announce more than %d tasks; fewer than min_clients = %d clients "
+                "have the tasks after those, so the run leaves these tasks out",
+                ", ".join(longer), most, least,
+            )  # fmt: skip
+        met = {c: min(tasks, most) for c, tasks in met.items()}
+    absent = dict.fromkeys(range(experiment.schedule.clients), max(met.values()))
+    return store.fixed("tasks", {**absent, **met})
+
+
+def fixed_weights(store: Store, profiles: Mapping[int, Profile]) -> dict[int, int] | None:
+    """Return each client's number of training examples, or None where all count alike.
+
+    The numbers are fixed when the run begins. An unknown client counts as one with the mean number.
+    """
+    schedule = store.experiment.schedule
+    if schedule.sampling != "weighted":
+        return None
+    met = {c: int(p.train.sum()) for c, p in profiles.items()}
+    absent = dict.fromkeys(range(schedule.clients), sum(met.values()) // len(met))
+    return store.fixed("examples", {**absent, **met})
+
+
+def _examples(profiles: Mapping[int, Profile]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Return the training examples of all clients by class, (K,)."""
+    found: np.ndarray[tuple[int], np.dtype[np.int64]] = np.sum(
+        [p.train.sum(axis=0) for p in profiles.values()], axis=0
+    )
+    return found

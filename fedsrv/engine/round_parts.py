@@ -1,0 +1,268 @@
+"""What a round is made of, whoever waits for whom: orders, reduction, commit and scores."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from fedmodels.errors import ClientFailed, PayloadError, TooFewClients
+from fedmodels.numerics.prototypes import drift
+from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId, state_digest
+from fedmodels.training.contexts import ServerContext, ServerData, ServerState
+from fedmodels.training.fault import faults_told
+from fedmodels.training.hooks import broadcast, evaluation, init_server, received
+from fedpb.v1 import coordinator_pb2 as rpc
+from fedsrv.engine.cohort import Answers, Trip, fewest_alive
+from fedsrv.engine.commits import Commits, odd_commit
+from fedsrv.engine.plan import Plan
+from fedsrv.engine.reduction import Reduced, reduced
+from fedsrv.engine.rows import add_wire, put_scores, record_of
+from fedsrv.engine.schedule import Step
+from fedsrv.engine.scores import Scores
+from fedsrv.engine.summary import summarise
+from fedsrv.state.record import Record
+
+MOST_CONFUSED = 100
+"""Classes of a problem up to which the last scores tell what each class was taken for."""
+
+
+class RoundParts:
+    """The parts of the rounds of one run, and its plan."""
+
+    def __init__(self, plan: Plan, commits: Commits, server_data: ServerData | None) -> None:
+        self.plan, self.commits, self.server_data = plan, commits, server_data
+        self.cohort, self.store, self.events = commits.cohort, commits.store, commits.events
+        self.experiment, self.method = commits.store.experiment, plan.method
+
+    # --- who and where ----------------------------------------------------------------------------
+
+    def present(self, step: Step) -> tuple[int, ...]:
+        """Return the clients of a step's cohort that can get orders.
+
+        A run may begin without some clients. Those that have joined since take part from now on.
+        With ``over_select``, a replay asks the clients whose uploads counted the first time.
+        """
+        if len(self.plan.profiles) < self.experiment.schedule.clients:
+            needed = min(self.experiment.min_clients, len(step.cohort))
+            self.plan = self.plan.with_clients(self.store, self.cohort.meet(step.cohort, needed))
+        chosen = self.experiment.schedule.over_select > 0
+        undone = self.store.record(step.interaction) if chosen else None
+        return self.plan.cohort_of(step) if undone is None else tuple(undone["cohort"])
+
+    def context(self, step: Step, cohort: tuple[int, ...]) -> ServerContext:
+        """Return the context of the server half at a step."""
+        plan, accumulates = self.plan, self.experiment.accumulates
+        return ServerContext(
+            plan.run,
+            step,
+            cohort,
+            server_data=self.server_data,
+            labels={c: plan.profiles[c].labels(step.task, accumulates) for c in cohort},
+            limits=plan.limits,
+            ends_task=plan.ends_task(step),
+            tell=partial(self.tell_work, step),
+        )
+
+    def tell_work(self, step: Step, what: str, done: int, of: int, loss: float) -> None:
+        """Report the progress of long work of the server half."""
+        place = {"interaction": step.interaction, "round": step.round}
+        self.events.tell("server", **place, work=what, step=done, of=of, loss=loss)
+
+    def state_after(self, interaction: int) -> ServerState:
+        """Return the committed state after an interaction; the initial one for -1."""
+        if interaction < 0:
+            return init_server(self.method, self.plan.run)
+        return self.store.state(interaction)
+
+    # --- orders -----------------------------------------------------------------------------------
+
+    def training(self, ctx: ServerContext, state: ServerState, is_scored: bool) -> Trip:
+        """Return the orders of a cohort to train from a state."""
+        plan, wanted = self.plan, self.experiment.cohort_size
+        common, personal = broadcast(self.method, ctx, state)
+        views = ["after_local"] if is_scored and plan.scores_trained else []
+        orders = self._orders(ctx, rpc.ORDER_KIND_TRAIN, ctx.cohort, views, ctx.task + 1)
+        count = self.method.count if self.method.reduction == "mean" else None
+        return plan.trip(
+            orders, common, personal, plan.upload_spec, plan.needed(ctx.cohort, wanted), count,
+            check_upload=partial(self._check_upload, plan, ctx, state), enough=wanted,
+        )  # fmt: skip
+
+    def _check_upload(
+        self, plan: Plan, ctx: ServerContext, state: ServerState, client: ClientId, upload: Bundle
+    ) -> None:
+        """Check the values of an upload that was trained from a state; called from any thread."""
+        assert isinstance(client, int), "the evaluator trains nothing"
+        announced = plan.terms.announced(client, plan.steps[ctx.interaction])
+        with faults_told(self.method, PayloadError):
+            self.method.check_upload(ctx, state, upload, announced)
+
+    def _orders(
+        self,
+        ctx: ServerContext,
+        kind: rpc.OrderKind,
+        clients: Iterable[ClientId],
+        views: Sequence[str],
+        tasks_seen: int,
+    ) -> dict[ClientId, rpc.Order]:
+        is_last = ctx.interaction == len(self.plan.steps) - 1
+        confusion = is_last and ctx.run.problem.num_classes <= MOST_CONFUSED
+        last_trained = self.commits.last_trained
+        return {client: rpc.Order(
+            kind=kind, client_id=str(client), interaction=ctx.interaction, round=ctx.round,
+            task=ctx.task, views=views, tasks_seen=tasks_seen,
+            global_test=self.experiment.evaluate.generalization,
+            confusion=confusion and bool(views) and client != EVALUATOR,
+            base=last_trained.get(client, -1) if isinstance(client, int) else -1,
+        ) for client in clients}  # fmt: skip
+
+    def _asked(
+        self,
+        orders: Mapping[ClientId, rpc.Order],
+        common: Bundle,
+        personal: Mapping[ClientId, Bundle],
+        *,
+        ends_run: bool = False,
+    ) -> Answers:
+        """Ask clients for scores, or at the end; that ends although some of them are gone."""
+        if not orders:  # nobody scores where no upload counts
+            return Answers({}, {})
+        least = None if ends_run else fewest_alive(self.experiment, orders)
+        numbered = [client for client in orders if client != EVALUATOR]
+        may_lack = self.experiment.server.min_clients is not None  # else all, and the evaluator
+        needed = self.plan.needed(numbered) if may_lack else None
+        trip = self.plan.trip(orders, common, personal, needed=needed, least=least)
+        return self.cohort.exchange(trip)
+
+    # --- uploads ----------------------------------------------------------------------------------
+
+    def leave_out(self, ctx: ServerContext, results: Answers, why: Mapping[int, str]) -> None:
+        """Let uploads not count, and say whose and why."""
+        for client, reason in why.items():
+            results.set_aside(client, reason)
+            facts = {"interaction": ctx.interaction, "round": ctx.round, "reason": reason}
+            self.events.tell("failed", client, **facts)
+
+    def check_failures(self, ctx: ServerContext, results: Answers) -> None:
+        """Check that a few clients do not go on from what an odd upload made most others fail with.
+
+        Raises:
+            TooFewClients: most clients failed, and the commit before was odd.
+        """
+        failed = {c: why for c, why in results.failed.items() if c not in results.aside}
+        if len(failed) > len(results.by_client):
+            self.commits.settle()
+            if odd_commit(self.store) is not None:
+                client, why = next(iter(failed.items()))
+                raise TooFewClients(str(ClientFailed(client, ctx.round, "upload", why)))
+
+    def reduce(self, ctx: ServerContext, state: ServerState, results: Answers) -> Reduced:
+        """Reduce the uploads to the next state; mark clients that spoil it as failed."""
+        sent = {c: r.upload for c, r in results.by_client.items() if isinstance(c, int)}
+        uploads = received(self.method, sent, results.mean)
+        needed = self.plan.needed(ctx.cohort, self.experiment.cohort_size)
+        found = reduced(self.method, ctx, state, uploads, needed)
+        self.leave_out(ctx, results, found.left_out)
+        moved = drift(*(s.common.prototypes.get("class") for s in (state, found.state)))
+        more = {} if moved is None else {"prototype_drift": moved}
+        return replace(found, metrics={**found.metrics, **more})
+
+    # --- commit and scores ------------------------------------------------------------------------
+
+    def commit(
+        self, step: Step, results: Answers, also: Answers, found: Reduced, began: float, done: float
+    ) -> None:
+        """Commit an interaction while clients go on, or score it first where that is due.
+
+        Args:
+            step: which one.
+            results: of the cohort.
+            also: of clients that trained for the score alone.
+            found: the next state, and what is told of it.
+            began: time on the monotonic clock at which clients were asked.
+            done: the same, at which they had answered.
+        """
+        record = record_of(step, results, found.metrics, found.series, self.method.count)
+        record["seconds"]["server"] = time.monotonic() - done
+        self.commits.settle()
+        record["seconds"]["wall"] = time.monotonic() - began
+        add_wire(record, also)
+        scores, is_scored = Scores(), self.plan.is_scored(step)
+        scores.add({**also.by_client, **results.by_client})
+        needs_trip = is_scored and bool(self.plan.views(step))
+        if is_scored and not needs_trip:
+            self._fill_in(step, record, scores)
+        counts = scores.to_json() if needs_trip else None
+        self.commits.add(record, found.state, counts, of=len(self.plan.steps))
+        if needs_trip:
+            self.commits.settle()
+            self.score(step, record, scores, found.state)
+
+    def try_training(self, step: Step, cohort: Sequence[int], state: ServerState) -> Answers:
+        """Let clients beside a cohort train for the score, before it: a commit has all scores."""
+        others = self.plan.tryers(step, cohort)
+        if not others:
+            return Answers({}, {})
+        ctx = self.context(step, others)
+        common, personal = broadcast(self.method, ctx, state)
+        kind = rpc.ORDER_KIND_EVALUATE
+        orders = self._orders(ctx, kind, others, ["after_local"], step.task + 1)
+        return self._asked(orders, common, personal)
+
+    def score(self, step: Step, record: Record, scores: Scores, state: ServerState) -> None:
+        """Score a committed state and complete its record."""
+        plan = self.plan
+        ctx = self.context(step, plan.cohort_of(step))
+        common, personal = evaluation(self.method, ctx, state)
+        clients: list[ClientId] = [*plan.scorers(step, record["cohort"])]
+        if step.ends_round and self.cohort.has_evaluator():
+            clients.append(EVALUATOR)
+        views, kind = plan.views(step), rpc.ORDER_KIND_EVALUATE
+        orders = self._orders(ctx, kind, clients, views, plan.tasks_seen(step))
+        results = self._asked(orders, common, personal)
+        scores.add(results.by_client)
+        add_wire(record, results)
+        self._fill_in(step, record, scores)
+        self.store.add_scores(record)
+
+    def _fill_in(self, step: Step, record: Record, scores: Scores) -> None:
+        """Put scores into a record."""
+        place = {"interaction": step.interaction}
+        for other in scores.settle_global_test():
+            reason = "its global test set is not what most others scored on: its scores are dropped"
+            self.events.tell("failed", other, **place, reason=reason)
+        put_scores(record, scores, self.plan, step)
+        self.events.tell("scores", **place, round=step.round, metrics=record["metrics"])
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    def finish(self, state: ServerState) -> dict[str, Any]:
+        """Let every client store its final model and report its digest; return the summary."""
+        plan, clients = self.plan, self.experiment.schedule.clients
+        everyone: list[ClientId] = [c for c in plan.profiles if c not in plan.aside]
+        ctx = self.context(plan.steps[-1], tuple(plan.profiles))
+        common, personal = evaluation(self.method, ctx, state)  # what is scored is stored
+        if self.cohort.has_evaluator():
+            everyone.append(EVALUATOR)
+        orders = self._orders(ctx, rpc.ORDER_KIND_FINISH, everyone, (), 0)
+        results = self._asked(orders, common, personal, ends_run=True)
+        digests = [r.report.state_sha256 for c, r in results.by_client.items() if c != EVALUATOR]
+        digest = state_digest(state.named(), digests)
+        records = [record for record, _ in self.store.records()]
+        names = [profile.dataset for profile in plan.profiles.values()]
+        view = self.method.local_view
+        summary = summarise(records, self.experiment, view, digest, plan.count_macs, names)
+        for figure, why in summary.get("figures_missing", {}).items():
+            self.events.tell("note", line=f"the summary goes without {figure}: {why}")
+        missing = {*everyone, *range(clients)} - plan.aside.keys() - results.by_client.keys()
+        named: dict[str, list[Any]] = {
+            "clients_missing": sorted(map(str, missing)),
+            "clients_started_over": sorted(self.commits.history.started_over),
+            "clients_set_aside": sorted(plan.aside),
+        }
+        summary |= {key: clients for key, clients in named.items() if clients}
+        self.events.tell("finished", metrics=summary["metrics"], state_sha256=digest)
+        return summary
