@@ -26,9 +26,9 @@ from fedsrv.coordinator import Listen, telling_the_end
 from fedsrv.event_lines import EventPrinter
 from fedsrv.events import HAS_FAILED, EventLog
 from fedsrv.identity.tls import ChannelCredentials
-from fedsrv.relay.cohort import Delivery, RelayCohort
 from fedsrv.relay.group import Group
 from fedsrv.relay.service import RelayService
+from fedsrv.relay.trips import Delivery, RelayedTrips
 from fedsrv.relay.uplink import CallFailed, Uplink, meaning_of
 from fedsrv.transport.server import start_server, stop_server
 from fedsrv.transport.sessions import (
@@ -81,13 +81,13 @@ def serve_relay(
     with ExitStack() as stack:
         scratch = stack.enter_context(TemporaryDirectory(prefix="fedtide-relay-"))
         events = EventLog()
-        cohort = RelayCohort(clients, Spool(Path(scratch), MEMORY_MB << 20), events)
+        trips = RelayedTrips(clients, Spool(Path(scratch), MEMORY_MB << 20), events)
         uplink = Uplink(above.address, above.credentials)
         stack.callback(uplink.close)
         if away := uplink.check():
             log.warning("nobody at %s yet: clients that join here wait (%s)", above.address, away)
         service = RelayService(
-            clients, cohort, events, uplink,
+            clients, trips, events, uplink,
             requires_identity=listen.requires_identity, code=code,
         )  # fmt: skip
         stack.callback(service.complaints.close)
@@ -101,7 +101,7 @@ def serve_relay(
         for line in listen.caveats():
             events.tell("note", line=line)
         telling.begin(address, events)
-        relaying = Relaying(cohort, uplink)
+        relaying = Relaying(trips, uplink)
         stack.callback(relaying.stop)
         with telling_the_end(events):
             relaying.run()
@@ -111,8 +111,8 @@ def serve_relay(
 class Relaying:
     """The work of a relay: one thread pulls orders, this one sends sums."""
 
-    def __init__(self, cohort: RelayCohort, uplink: Uplink) -> None:
-        self.cohort, self.uplink = cohort, uplink
+    def __init__(self, trips: RelayedTrips, uplink: Uplink) -> None:
+        self.trips, self.below, self.uplink = trips, trips.below, uplink
         self._ended: Exception | None = None
         self._call: Any = None
         self._pulled: dict[ClientId, bytes] = {}
@@ -137,7 +137,7 @@ class Relaying:
             self._send(group)
         over = self._ended
         failure = "" if isinstance(over, RunOver) else str(over).removeprefix(HAS_FAILED)
-        self.cohort.end(f"{HAS_FAILED}{failure}" if failure else "")
+        self.below.end(f"{HAS_FAILED}{failure}" if failure else "")
         if failure:
             raise LinkError(failure)
         log.info("the run is over")
@@ -147,29 +147,29 @@ class Relaying:
         self._end(LinkError("the relay stops"))
 
     def _end(self, why: Exception) -> None:
-        with self.cohort.changed:
+        with self.trips.changed:
             self._ended = self._ended or why
-            self.cohort.changed.notify_all()
+            self.trips.changed.notify_all()
 
     # --- sums -------------------------------------------------------------------------------------
 
     def _next_group(self) -> Group | None:
         """Wait for a group whose sum can go up; None once the run is over."""
-        with self.cohort.changed:
+        with self.trips.changed:
             while self._ended is None:
                 self._look_after_the_pull()
-                if group := self.cohort.ready_group():
+                if group := self.trips.ready_group():
                     return group
-                self.cohort.changed.wait(self.cohort.due_in(LOOK_EVERY_S))
+                self.trips.changed.wait(self.trips.due_in(LOOK_EVERY_S))
         return None
 
     def _look_after_the_pull(self) -> None:
         """Begin another Pull when other clients are there, or orders stopped half-way."""
-        now, moves = time.monotonic(), self.cohort.moves + self.cohort.joins
+        now, moves = time.monotonic(), self.below.moves + self.trips.joins
         if moves == self._moves and now < self._looked + LOOK_EVERY_S:
             return
         self._moves, self._looked = moves, now
-        live = {client: session.token for client, session in self.cohort.live().items()}
+        live = {client: session.token for client, session in self.below.live().items()}
         half_way = self._delivery.orders and now - self._heard > QUIET_S
         if self._call is not None and (live != self._pulled or half_way):
             self._call.cancel()
@@ -181,10 +181,10 @@ class Relaying:
         if not clients:
             return
         header = rpc.PushHeader(kind=order.kind, interaction=order.interaction, trip=order.trip)
-        for client, token in self.cohort.tokens(clients).items():
+        for client, token in self.below.tokens(clients).items():
             header.members.add(client_id=str(client), token=token, cosine=cosines.get(client))
         wait_s = PAUSE_S
-        while self._ended is None and self.cohort.group is group:
+        while self._ended is None and self.trips.group is group:
             try:
                 self.uplink.push(header, Bundle(weights=sums or {}))
                 return
@@ -198,14 +198,14 @@ class Relaying:
                 self._ask_again(group)
             elif not isinstance(why, NotReady):
                 return
-            with self.cohort.changed:
-                self.cohort.changed.wait(wait_s)
+            with self.trips.changed:
+                self.trips.changed.wait(wait_s)
             wait_s = min(2 * wait_s, MOST_WAIT_S)
 
     def _forget(self) -> None:
         """Have all clients join again: orders that they had come once more."""
-        with self.cohort.changed:
-            self.cohort.forget()
+        with self.trips.changed:
+            self.trips.forget()
             self._issues.clear()
 
     def _ask_again(self, group: Group) -> None:
@@ -214,10 +214,10 @@ class Relaying:
         The clients keep their sessions. One of them may have brought its whole upload past the
         relay, and could otherwise have all of them join again in each interaction.
         """
-        with self.cohort.changed:
-            if self.cohort.group is not group:  # other orders have come meanwhile
+        with self.trips.changed:
+            if self.trips.group is not group:  # other orders have come meanwhile
                 return
-            self.cohort.recall()
+            self.trips.recall()
             self._issues.clear()
             self._pulled, self._moves = {}, -1  # ends the Pull under way: others are waited for
 
@@ -246,9 +246,9 @@ class Relaying:
 
     def _request(self) -> tuple[int, rpc.PullRequest | None]:
         """Wait until a client is there; return a request for all that are; None at the end."""
-        with self.cohort.changed:
-            while self._ended is None and not (live := self.cohort.live()):
-                self.cohort.changed.wait(LOOK_EVERY_S)
+        with self.trips.changed:
+            while self._ended is None and not (live := self.below.live()):
+                self.trips.changed.wait(LOOK_EVERY_S)
             if self._ended is not None:
                 return 0, None
             self._pulled = {client: session.token for client, session in live.items()}
@@ -258,7 +258,7 @@ class Relaying:
                     client_id=str(client), token=session.token, durable=session.durable,
                     issue=self._issues.get(client, 0),
                 )  # fmt: skip
-            return self.cohort.joins, request
+            return self.trips.joins, request
 
     def _read(self, call: Any) -> None:
         """Give out orders as they come, those that came together at a time."""
@@ -281,19 +281,19 @@ class Relaying:
         delivery = self._delivery
         if order.issue != delivery.issue:
             delivery = self._delivery = Delivery(order.issue, common=parts["common"])
-        client = client_id_of(order.client_id, self.cohort.num_clients)
+        client = client_id_of(order.client_id, self.below.num_clients)
         delivery.orders[client] = order
         delivery.group = delivery.group or group
         if "personal" in parts:
             delivery.personal[client] = parts["personal"]
         if not order.following:
             self._issues |= dict.fromkeys(delivery.orders, delivery.issue)
-            self.cohort.begin(delivery)
+            self.trips.begin(delivery)
             self._delivery = Delivery()
 
     def _parts_of(self, client: str) -> Mapping[str, BundleSpec]:
         """Return what the parts of a client's payload must hold, by role."""
-        return self.cohort.run_of(client_id_of(client, self.cohort.num_clients)).payload_spec
+        return self.trips.run_of(client_id_of(client, self.below.num_clients)).payload_spec
 
     def _judge(self, error: CallFailed, joins: int, wait_s: float) -> float:
         """Act on the end of a Pull, and wait before the next one; return how long to wait then."""
@@ -301,7 +301,7 @@ class Relaying:
         if self._ended is not None:
             return wait_s
         if isinstance(why, UnknownSession):
-            if joins == self.cohort.joins:  # else a client's new session ended the Pull
+            if joins == self.trips.joins:  # else a client's new session ended the Pull
                 self._forget()
         elif not isinstance(why, NotReady):
             self._end(why)
@@ -314,11 +314,11 @@ class Relaying:
 
     def _pause(self, seconds: float) -> None:
         """Wait so long, or until the run is over."""
-        with self.cohort.changed:
-            self.cohort.changed.wait_for(lambda: self._ended is not None, seconds)
+        with self.trips.changed:
+            self.trips.changed.wait_for(lambda: self._ended is not None, seconds)
 
     def _is_current(self) -> bool:
         """Tell whether the Pull that ended was for those who are there now."""
-        with self.cohort.changed:
-            live = {client: session.token for client, session in self.cohort.live().items()}
+        with self.trips.changed:
+            live = {client: session.token for client, session in self.below.live().items()}
         return live == self._pulled

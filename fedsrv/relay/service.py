@@ -15,22 +15,21 @@ from fedpb.tables import values_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedpb.v1 import description_pb2 as pb
 from fedsrv.events import EventLog
-from fedsrv.relay.cohort import RelayCohort
-from fedsrv.relay.inbox import RelayInbox
-from fedsrv.relay.relayed_run import RelayedRun
-from fedsrv.relay.uplink import Away, CallFailed, Uplink, meaning_of
+from fedsrv.relay.inbox import PassedOn
+from fedsrv.relay.trips import RelayedRun, RelayedTrips
+from fedsrv.relay.uplink import CallFailed, Uplink, meaning_of
 from fedsrv.transport.service import Service, WrongRun, coded
 
 T = TypeVar("T")
 
 
-class RelayService(Service):
-    """The calls of a relay's clients; the coordinator above answers them."""
+class RelayService:
+    """The calls of a relay's clients: a service below, and a link to the coordinator above."""
 
     def __init__(
         self,
         clients: range,
-        cohort: RelayCohort,
+        trips: RelayedTrips,
         events: EventLog,
         uplink: Uplink,
         *,
@@ -41,49 +40,45 @@ class RelayService(Service):
 
         Args:
             clients: the ids that join here.
-            cohort: their sessions.
+            trips: what the clients work on.
             events: told what happens.
             uplink: to the coordinator above.
             requires_identity: whether clients show certificates that name them.
             code: custom files whose code may run, if the run's config names them.
         """
-        super().__init__("", {}, cohort, events, requires_identity=requires_identity)
-        self.clients, self.relay_cohort, self.uplink, self.code = clients, cohort, uplink, code
+        self.name = f"{clients[0]}-{clients[-1]}"
+        """Above: the ids of its clients, the same after a restart."""
+        self.trips, self.uplink, self.code = trips, uplink, code
         self._ids = {str(client) for client in clients}
-        self.inbox = RelayInbox(cohort, self.gate, uplink)
+        self.below = below = Service(
+            "", {}, trips.below, events,
+            requires_identity=requires_identity, results=PassedOn(trips, uplink),
+            check_id=self._check_id,
+        )  # fmt: skip
+        self.cohort, self.events, self.health = below.cohort, below.events, below.health
+        self.gate, self.complaints, self.refuse = below.gate, below.complaints, below.refuse
+        self.pull, self.push, self.watch = below.pull, below.push, below.watch
+        self.push_several = below.push_several
         self._last: RelayedRun | None = None
         """Of the client that joined last; most clients have the same problem."""
 
-    @property
-    def name(self) -> str:
-        """The relay's name above: the ids of its clients, the same after a restart."""
-        return f"{self.clients[0]}-{self.clients[-1]}"
-
-    def refuse(self, context: grpc.ServicerContext, error: Exception) -> None:
-        """End a call; clients come again to a relay whose coordinator is away."""
-        if isinstance(error, Away):
-            self.complaints.tell("UNAVAILABLE", str(error))
-            context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
-        super().refuse(context, error)
-
-    def _client(self, text: str, context: grpc.ServicerContext) -> ClientId:
+    def _check_id(self, text: str) -> None:
         if text not in self._ids:
             who = printable(text, 60)
             raise PayloadError(f"this relay is for clients {self.name}; {who!r} joins elsewhere")
-        return super()._client(text, context)
 
     @coded
     def prepare(
         self, request: rpc.PrepareRequest, context: grpc.ServicerContext
     ) -> rpc.PrepareResponse:
         """Pass on that a client asks how its files are to be cut."""
-        self._client(request.client_id, context)
+        self.below.client(request.client_id, context)
         return _answer(lambda: self.uplink.prepare(request))
 
     @coded
     def join(self, request: rpc.JoinRequest, context: grpc.ServicerContext) -> rpc.JoinResponse:
         """Pass on that a client joins."""
-        client = self._client(request.client_id, context)
+        client = self.below.client(request.client_id, context)
         self._begin_join(request)
         reply = _answer(lambda: self.uplink.join(request))
         self._learn(client, reply, request.description)
@@ -96,7 +91,7 @@ class RelayService(Service):
         self, request: rpc.JoinSeveralRequest, context: grpc.ServicerContext
     ) -> rpc.JoinSeveralResponse:
         """Pass on that clients of one process join."""
-        clients = [self._client(one.client_id, context) for one in request.clients]
+        clients = [self.below.client(one.client_id, context) for one in request.clients]
         self._begin_join(request)
         reply = _answer(lambda: self.uplink.join_several(request))
         for client, one in zip(clients, request.clients, strict=True):
@@ -110,7 +105,7 @@ class RelayService(Service):
                 "a relay cannot stand behind another: give it the coordinator's --up"
             )
         request.relay = self.name
-        self.relay_cohort.joins += 1
+        self.trips.joins += 1
 
     def _learn(
         self, client: ClientId, reply: rpc.JoinResponse, description: pb.ClientDescription
@@ -124,23 +119,23 @@ class RelayService(Service):
             except ConfigError as error:
                 raise WrongRun(str(error)) from None
             self._last, self.uplink.zstd = run, run.facts.experiment.zstd
-        self.relay_cohort.learn(client, run)
+        self.trips.learn(client, run)
 
     @coded
     def beat(self, request: rpc.BeatRequest, context: grpc.ServicerContext) -> rpc.BeatResponse:
         """Pass on a sign of life."""
-        _, session = self._session(request.client_id, request.token, context)
+        _, session = self.below.session(request.client_id, request.token, context)
         session.durable = max(session.durable, request.durable)
         return _answer(lambda: self.uplink.beat(request))
 
     @coded
     def leave(self, request: rpc.LeaveRequest, context: grpc.ServicerContext) -> rpc.LeaveResponse:
         """Pass on that a client leaves."""
-        self._session(request.client_id, request.token, context)
+        self.below.session(request.client_id, request.token, context)
         try:
             _answer(lambda: self.uplink.leave(request))
         finally:
-            super().leave(request, context)
+            self.below.leave(request, context)
         return rpc.LeaveResponse()
 
 

@@ -50,6 +50,8 @@ its own client's call with the same code."""
 class Away(NotReady):
     """The coordinator above cannot be reached."""
 
+    is_fault = True
+
 
 def meaning_of(error: Any) -> Exception:
     """Return what a failed call means, as the error that ends a client's call in the same way."""

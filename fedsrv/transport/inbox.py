@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from fedmodels.errors import PayloadError
 from fedmodels.printable import printable
@@ -100,11 +100,45 @@ class Push:
             receiver.feed(frame)
 
 
-class Inbox:
-    """Receives and checks what Push calls bring, and gives it to the cohort."""
+class Results(Protocol):
+    """What becomes of results that have come."""
 
-    def __init__(self, cohort: RemoteCohort, gate: Gate) -> None:
-        self.cohort, self.gate = cohort, gate
+    takes_sums: bool
+    """Whether relays may bring sums."""
+
+    def refuse(self, client: ClientId, trip: OpenTrip, push: Push, reason: str) -> None:
+        """Note that a client failed for this trip, as its upload is refused."""
+        ...
+
+    def accept(self, client: ClientId, trip: OpenTrip, push: Push, outcome: Answer | str) -> None:
+        """Take a checked result, or the reason of a failure."""
+        ...
+
+
+class Kept:
+    """Results are kept: the cohort has them."""
+
+    takes_sums = True
+
+    def __init__(self, cohort: RemoteCohort) -> None:
+        self.cohort = cohort
+
+    def refuse(self, client: ClientId, trip: OpenTrip, push: Push, reason: str) -> None:
+        """Store the reason."""
+        self.cohort.end_result(client, trip, reason)
+
+    def accept(self, client: ClientId, trip: OpenTrip, push: Push, outcome: Answer | str) -> None:
+        """Store it."""
+        taken = self.cohort.end_result(client, trip, outcome)
+        if isinstance(outcome, Answer) and not taken:
+            raise Superseded(f"interaction {push.header.interaction + 1} closed without {client}")
+
+
+class Inbox:
+    """Receives and checks what Push calls bring."""
+
+    def __init__(self, cohort: RemoteCohort, gate: Gate, results: Results) -> None:
+        self.cohort, self.gate, self.results = cohort, gate, results
 
     def take_result(self, client: ClientId, push: Push, context: Any) -> rpc.PushResponse:
         """Take the result of one order.
@@ -130,9 +164,11 @@ class Inbox:
             try:
                 outcome = self._receive(client, trip, push)
             except PayloadError as error:
-                self._refuse(client, trip, push, printable(f"its upload was refused: {error}"))
+                self.results.refuse(
+                    client, trip, push, printable(f"its upload was refused: {error}")
+                )
                 raise
-        self._accept(client, trip, push, outcome)
+        self.results.accept(client, trip, push, outcome)
 
     def _receive(self, client: ClientId, trip: OpenTrip, push: Push) -> Answer:
         """Receive an upload and check it; one whose weights are summed elsewhere lacks them."""
@@ -153,22 +189,14 @@ class Inbox:
             is_promise=header.summed, measured=measured,
         )  # fmt: skip
 
-    def _refuse(self, client: ClientId, trip: OpenTrip, push: Push, reason: str) -> None:
-        """Note that a client failed for this trip, as its upload is refused."""
-        self.cohort.end_result(client, trip, reason)
-
-    def _accept(self, client: ClientId, trip: OpenTrip, push: Push, outcome: Answer | str) -> None:
-        """Give a result, or the reason of a failure, to the cohort."""
-        taken = self.cohort.end_result(client, trip, outcome)
-        if isinstance(outcome, Answer) and not taken:
-            raise Superseded(f"interaction {push.header.interaction + 1} closed without {client}")
-
     def take_sum(self, clients: Sequence[ClientId], push: Push, context: Any) -> rpc.PushResponse:
         """Take a relay's sum; if it is refused, its clients fail for this trip.
 
         Raises:
             PayloadError, Superseded, NotReady: as of :meth:`take_result`.
         """
+        if not self.results.takes_sums:
+            raise PayloadError("a relay takes no sums: each client brings its own upload")
         trips = {client: self.cohort.begin_result(client, push.header) for client in clients}
         answered = [f"client {client}" for client, found in trips.items() if found is None]
         if 0 < len(answered) < len(trips):

@@ -16,11 +16,11 @@ from fedsrv.engine.admission import Admission
 from fedsrv.engine.cohort import HoldsState
 from fedsrv.events import EventLog
 from fedsrv.transport.holdings import Holdings
-from fedsrv.transport.presence import Presence
 from fedsrv.transport.sessions import (
     AlreadyConnected,
     Caller,
     ClientSession,
+    Presence,
     Sessions,
     UnknownSession,
 )
@@ -37,46 +37,66 @@ class JoinedClients:
     def __init__(
         self,
         num_clients: int,
+        most_present: int,
         events: EventLog,
-        admission: Admission,
+        admission: Admission | None,
         clock: Callable[[], float],
     ) -> None:
-        self.num_clients = num_clients
-        self.most_present = num_clients  # a relay's cohort has fewer of the run's clients
+        self.num_clients, self.most_present = num_clients, most_present
         self.events, self.admission, self._clock = events, admission, clock
         self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
-        """Wakes the engine. Each Pull has a condition of its own, or a result would wake all."""
+        self.changed = threading.Condition(self._lock)
+        """Wakes whoever waits for clients. Each Pull has its own, or a result would wake all."""
         self._callers: set[Caller] = set()
-        self._sessions: dict[ClientId, ClientSession] = {}
+        self.sessions: dict[ClientId, ClientSession] = {}
+        self.moves = 0
+        """How many times a client came or left, as far as calls tell."""
         self._replaced = 0
         """How often a session may have been replaced or removed."""
-        self._holdings = Holdings(self._sessions)
-        self._presence = Presence(self._sessions, lambda: self.LEASE_S, clock)
+        self._holdings = Holdings(self.sessions)
+        self.presence = Presence(self.sessions, lambda: self.LEASE_S, clock)
 
     # --- for the engine ---------------------------------------------------------------------------
 
     def require(self, holds: HoldsState, last_trained: Mapping[int, int], safe: int) -> None:
-        with self._changed:
+        with self.changed:
             self._holdings.require(holds, last_trained, safe)
             self._replaced += 1
             self.wake()
 
     def starting_over(self) -> Sequence[int]:
-        with self._changed:
+        with self.changed:
             return self._holdings.starting_over()
 
     def _descriptions(self) -> Mapping[int, str]:
-        found = {c: s.client_json for c, s in self._sessions.items() if isinstance(c, int)}
+        found = {c: s.client_json for c, s in self.sessions.items() if isinstance(c, int)}
         return dict(sorted(found.items()))
 
     def has_evaluator(self) -> bool:
-        with self._changed:
-            return EVALUATOR in self._sessions
+        with self.changed:
+            return EVALUATOR in self.sessions
 
     def versions(self) -> Mapping[int, Sequence[int]]:
-        with self._changed:
+        with self.changed:
             return self._holdings.versions()
+
+    # --- for a relay ------------------------------------------------------------------------------
+
+    def live(self) -> dict[ClientId, ClientSession]:
+        """Return the sessions of clients that are connected; the caller holds the lock."""
+        return {c: s for c, s in self.sessions.items() if self.presence.is_connected(s)}
+
+    def tokens(self, clients: Sequence[int]) -> dict[int, bytes]:
+        """Return the tokens of clients' sessions, also of clients that have died since."""
+        with self.changed:
+            return {c: s.token for c in clients if (s := self.sessions.get(c)) is not None}
+
+    def forget(self) -> None:
+        """End all sessions: clients join again."""
+        with self.changed:
+            self.sessions.clear()
+            self._replaced += 1
+            self.wake()
 
     # --- for the service --------------------------------------------------------------------------
 
@@ -98,11 +118,12 @@ class JoinedClients:
         """
         if len(token) > MOST_TOKEN_BYTES:
             raise PayloadError(f"a session token has {MOST_TOKEN_BYTES} bytes at most")
-        self.admission.check(client, client_json)
-        with self._changed:
-            known = self._sessions.get(client)
+        if self.admission:
+            self.admission.check(client, client_json)
+        with self.changed:
+            known = self.sessions.get(client)
             takes_over = known is not None and secrets.compare_digest(token, known.token)
-            if known and not takes_over and self._presence.is_connected(known):
+            if known and not takes_over and self.presence.is_connected(known):
                 raise AlreadyConnected(f"client {client} is connected already")
             trained = known.trained if known else self._holdings.trained(client)
             if self._holdings.lacks(client, versions, start_over, trained):
@@ -114,8 +135,9 @@ class JoinedClients:
             self._holdings.admit(client, session)
             self._replaced += known is not None
             self._has_joined(client, relay)
-            self._turn_away(self.admission.admit(client, client_json))
-            self._changed.notify_all()
+            if self.admission:
+                self._turn_away(self.admission.admit(client, client_json))
+            self.changed.notify_all()
             if known:
                 self.wake()  # ends the Pull of the client's former session
         self.events.tell("joined", client)
@@ -141,7 +163,7 @@ class JoinedClients:
         Raises:
             UnknownSession: there is none.
         """
-        session = self._sessions.get(client)
+        session = self.sessions.get(client)
         if session is None or not secrets.compare_digest(session.token, token):
             raise UnknownSession(f"client {client} has no session with this token; join again")
         session.seen = self._clock()
@@ -154,6 +176,8 @@ class JoinedClients:
             for client, session in clients.items():
                 session.end_pull()
                 session.caller, session.issue = caller, issues[client]
+            self.moves += 1
+            self.changed.notify_all()
         return caller
 
     def wake(self, caller: Caller | None = None) -> None:
@@ -164,10 +188,11 @@ class JoinedClients:
 
     def leave(self, client: ClientId, reason: str) -> None:
         """End a session; another process may take the id at once."""
-        with self._changed:
-            session = self._sessions.get(client)
+        with self.changed:
+            session = self.sessions.get(client)
             if session is not None:
                 session.end_pull()
                 session.caller, session.seen = None, -math.inf
-            self._changed.notify_all()
+            self.moves += 1
+            self.changed.notify_all()
         self.events.tell("left", client, reason=reason)

@@ -8,10 +8,8 @@ from dataclasses import dataclass, field, replace
 from fedmodels.tensors.bundle import ClientId, Weights
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.cohort import Answer, Answers, Flush, Starved
-from fedsrv.transport.open_trip import OpenTrip, by_id
-from fedsrv.transport.order_numbers import answers
-from fedsrv.transport.presence import Presence
-from fedsrv.transport.sessions import Caller
+from fedsrv.transport.open_trip import OpenTrip, answers, by_id
+from fedsrv.transport.sessions import Caller, Presence
 
 
 @dataclass(frozen=True)

@@ -51,42 +51,46 @@ class RemoteCohort(JoinedClients):
         *,
         deadline_s: float | None = None,
         min_clients: int | None = None,
-        admission: Admission,
+        admission: Admission | None,
+        most_present: int | None = None,
         expects_evaluator: bool = False,
         aside: Collection[int] = (),
         together: int = 1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(num_clients, events, admission, clock)
+        super().__init__(num_clients, most_present or num_clients, events, admission, clock)
         self.spool = spool
-        self._most_ahead = max(self.MOST_AHEAD, 2 * together)
+        self._most_ahead = self.MOST_AHEAD
+        self.look_ahead(together)
         self._min_clients = min_clients or num_clients
         evaluators = [EVALUATOR] if expects_evaluator else []
         numbered = (client for client in range(num_clients) if client not in aside)
         self._expected: list[ClientId] = [*numbered, *evaluators]
         self._trips = OpenTrips()
         self._over: RunOver | RunHasFailed | None = None
-        who = self._presence
-        self._patience = Patience(self._changed, who.is_there, who.may_come, deadline_s, clock)
+        who = self.presence
+        self._patience = Patience(self.changed, who.is_there, who.may_come, deadline_s, clock)
         self._gathering = Notice("gathering the run's clients", events, clock)
         self.committed = self.watermark = -1
+
+    def look_ahead(self, together: int) -> None:
+        """Let a process have orders enough for clients that train together."""
+        self._most_ahead = max(self.MOST_AHEAD, 2 * together)
 
     # --- for the engine ---------------------------------------------------------------------------
 
     def gather(self) -> Mapping[int, str]:
-        joined, needed = self._sessions, self._min_clients
-        with self._changed:
+        joined, needed = self.sessions, self._min_clients
+        with self.changed:
             while True:
                 self._patience.wait_to_join(self._gathering, self._expected, joined, needed)
-                if not self._turn_away(self.admission.settle()):
+                if not (self.admission and self._turn_away(self.admission.settle())):
                     return self._descriptions()
 
     def meet(self, clients: Sequence[int], needed: int) -> Mapping[int, str]:
         notice = Notice("gathering a round's clients", self.events, self._clock)
-        with self._changed:
-            self._patience.wait_to_join(
-                notice, clients, self._sessions, needed, enough_will_do=True
-            )
+        with self.changed:
+            self._patience.wait_to_join(notice, clients, self.sessions, needed, enough_will_do=True)
             return self._descriptions()
 
     def exchange(self, trip: Trip) -> Answers:
@@ -96,8 +100,8 @@ class RemoteCohort(JoinedClients):
             RunFailed: too few clients can answer; names the failed clients.
             StateLost: a client came back without its required state.
         """
-        open_trip = OpenTrip.of(trip, self.spool.budget, relays_of(self._sessions, trip.orders))
-        with self._changed:
+        open_trip = OpenTrip.of(trip, self.spool.budget, relays_of(self.sessions, trip.orders))
+        with self.changed:
             if trip.sample.kind == rpc.ORDER_KIND_TRAIN:
                 self._patience.check_begin()
             self._trips.open(open_trip)
@@ -115,19 +119,22 @@ class RemoteCohort(JoinedClients):
 
     def _is_decided(self, trip: OpenTrip) -> bool:
         """Tell whether a trip ends, after another look at what relays withhold."""
-        for client, line in trip.withheld(self._presence.is_there, self._clock()):
+        for client, line in trip.withheld(self.presence.is_there, self._clock()):
             self.end_result(client, trip, line)
         return trip.is_decided() or self._holdings.lost is not None
 
     def _has_enough(self, trip: OpenTrip) -> bool:
         """Tell whether a trip may close without those that are missing."""
-        trip.gone = self._presence.dead(trip.missing())
+        trip.gone = self.presence.dead(trip.missing())
         return trip.has_enough()
 
     def send(self, *trips: Trip) -> None:
-        encoded = [OpenTrip.of(trip) for trip in trips]
-        with self._changed:
-            self._trips.add_lasting(encoded)
+        self.add_lasting([OpenTrip.of(trip) for trip in trips])
+
+    def add_lasting(self, trips: Sequence[OpenTrip]) -> None:
+        """Give the orders of lasting trips whose payloads are encoded."""
+        with self.changed:
+            self._trips.add_lasting(trips)
             self.wake()
 
     def take(self, flush: Flush) -> Answers:
@@ -144,7 +151,7 @@ class RemoteCohort(JoinedClients):
             found = trips.is_decided(flush) or self._holdings.lost is not None
             return found or self._starved(flush) is not None
 
-        with self._changed:
+        with self.changed:
             self._patience.check_begin()
             self._patience.wait(
                 Notice(f"training, interaction {flush.interaction + 1}", self.events, self._clock),
@@ -162,24 +169,24 @@ class RemoteCohort(JoinedClients):
 
     def _starved(self, flush: Flush) -> Starved | None:
         has_deadline = self._patience.has_deadline  # else a dead client is waited for
-        return self._trips.starved(flush, self._presence, dead_count=has_deadline)
+        return self._trips.starved(flush, self.presence, dead_count=has_deadline)
 
     def recall(self) -> None:
-        with self._changed:
+        with self.changed:
             self._trips.recall()
 
     def commit(self, interaction: int, watermark: int) -> None:
-        with self._changed:
+        with self.changed:
             self.committed, self.watermark = interaction, watermark
             self._holdings.went_on(interaction)
 
     def durable(self) -> int | None:
-        with self._changed:
+        with self.changed:
             return self._holdings.durable(self.committed)
 
     def stop(self, reason: str, kind: type[FedtideError] = RunFailed, grace_s: float = 0.0) -> None:
         """End the run with an error; a trip under way may still end within ``grace_s``."""
-        with self._changed:
+        with self.changed:
             self._patience.stop(kind(reason), grace_s if self._trips.has_any() else 0.0)
 
     def end(self, failure: str = "", *, returning: bool = False) -> None:
@@ -187,17 +194,17 @@ class RemoteCohort(JoinedClients):
 
         ``returning``: an earlier process reached this end, and may not have told every client.
         """
-        with self._changed:
+        with self.changed:
             self._over = RunHasFailed(failure) if failure else RunOver("the run is over")
             self.wake()
             until = self._clock() + (FAILED_S if failure else self.LEASE_S)
             while self._is_expected(returning) and (left := until - self._clock()) > 0:
-                self._changed.wait(min(left, LOOK_EVERY_S))
+                self.changed.wait(min(left, LOOK_EVERY_S))
 
     def _is_expected(self, returning: bool) -> bool:
         """Tell whether a client still has to learn that the run is over."""
-        missing = returning and any(c not in self._sessions for c in self._expected)
-        return missing or any(map(self._presence.is_connected, self._sessions.values()))
+        missing = returning and any(c not in self.sessions for c in self._expected)
+        return missing or any(map(self.presence.is_connected, self.sessions.values()))
 
     # --- for the service --------------------------------------------------------------------------
 
@@ -213,7 +220,7 @@ class RemoteCohort(JoinedClients):
                 self._callers.discard(caller)
 
     def _orders_for(self, caller: Caller) -> tuple[list[rpc.Order], OpenTrip] | None:
-        caller.check(self._sessions, self._replaced)
+        caller.check(self.sessions, self._replaced)
         if self._over:
             raise self._over
         found = self._trips.next_for(caller, self._most_ahead, self.MOST_AT_ONCE)
@@ -227,12 +234,12 @@ class RemoteCohort(JoinedClients):
 
     def is_superseded(self, interaction: int) -> bool:
         """Tell whether nobody wants the result of an interaction's order to train any more."""
-        with self._changed:
+        with self.changed:
             return 0 <= interaction <= self.committed and self._trips.are_done_with(interaction)
 
     def count_down(self, trip: OpenTrip, num_bytes: int) -> None:
         """Count bytes that were sent to a client."""
-        with self._changed:
+        with self.changed:
             trip.wire_down += num_bytes
 
     def begin_result(self, client: ClientId, header: rpc.PushHeader) -> OpenTrip | None:
@@ -243,16 +250,16 @@ class RemoteCohort(JoinedClients):
             NotReady: this process has not taken the run up yet.
             UnknownSession: the session ended since the result began to come.
         """
-        with self._changed:
+        with self.changed:
             if self._over:
                 return None
             if not self._trips.has_opened:
                 raise NotReady("the run is being taken up; bring the result again")
             trip = self._trips.answered_by(client, header)
             if trip is None:
-                if client not in self._sessions:
+                if client not in self.sessions:
                     raise UnknownSession(f"client {client} has to join again")
-                counted = min(self.committed, self._sessions[client].trained)
+                counted = min(self.committed, self.sessions[client].trained)
                 if header.kind == rpc.ORDER_KIND_TRAIN and header.interaction <= counted:
                     return None
                 raise Superseded(f"interaction {header.interaction + 1} is no longer wanted")
@@ -260,7 +267,7 @@ class RemoteCohort(JoinedClients):
 
     def end_result(self, client: ClientId, trip: OpenTrip, result: Answer | str) -> bool:
         """Store a result, or the reason of a failure; False when another answer came first."""
-        with self._changed:
+        with self.changed:
             sample = trip.trip.sample
             first = self._trips.keep(client, trip, result)
             if isinstance(result, Answer) and result.is_promise:
@@ -268,8 +275,8 @@ class RemoteCohort(JoinedClients):
             if first and isinstance(result, Answer) and sample.kind == rpc.ORDER_KIND_TRAIN:
                 self._holdings.has_trained(client, sample.interaction)
             if trip is not self._trips.current or trip.has_enough() or isinstance(result, str):
-                self._changed.notify_all()
-            if (session := self._sessions.get(client)) and session.caller:  # a relay may forget it
+                self.changed.notify_all()
+            if (session := self.sessions.get(client)) and session.caller:  # a relay may forget it
                 session.caller.answered(client, trip.issue)
         if first:
             why = {"reason": result} if isinstance(result, str) else {}
@@ -279,7 +286,7 @@ class RemoteCohort(JoinedClients):
 
     def end_sum(self, trip: OpenTrip, found: GroupSum) -> bool:
         """Store a relay's sum, and with it its clients' results; False if it came too late."""
-        with self._changed:
+        with self.changed:
             promised = self._trips.keep_sum(trip, found, self._clock())
             for client, result in promised.items():
                 self.end_result(client, trip, result)

@@ -13,7 +13,7 @@ from grpc_reflection.v1alpha import reflection
 
 from fedmodels.errors import PayloadError, RunFailed
 from fedpb.v1 import coordinator_pb2 as rpc
-from fedsrv.transport.service import MOST_WATCHERS, SERVICE, Service
+from fedsrv.transport.service import MOST_WATCHERS, SERVICE
 
 MOST_WAITING = 1000
 """Calls that may wait for a thread."""
@@ -23,7 +23,7 @@ FORMER_SERVICE = "fedpb.Coordinator"
 """Name up to protocol 3; a client of those days is refused with the line about its protocol."""
 
 
-def _handlers(service: Service) -> tuple[grpc.GenericRpcHandler, ...]:
+def _handlers(service: Any) -> tuple[grpc.GenericRpcHandler, ...]:
     """Return the service's handlers; requests pass as raw bytes and are parsed where errors are."""
 
     def parsed(call: Any, kind: Any) -> Any:
@@ -85,7 +85,7 @@ def _options(keepalive_ms: int) -> list[tuple[str, int]]:
 
 
 def start_server(
-    service: Service,
+    service: Any,  # the coordinator's, or a relay's
     address: str,
     credentials: grpc.ServerCredentials | None,
     keepalive_s: float = 20.0,

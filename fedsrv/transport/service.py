@@ -35,7 +35,7 @@ from fedsrv.state.history import LossTooLarge
 from fedsrv.transport.complaints import Complaints
 from fedsrv.transport.event_messages import message_of
 from fedsrv.transport.gate import Gate
-from fedsrv.transport.inbox import Inbox, Push
+from fedsrv.transport.inbox import Inbox, Kept, Push, Results
 from fedsrv.transport.open_trip import OpenTrip
 from fedsrv.transport.remote_cohort import RemoteCohort
 from fedsrv.transport.sessions import (
@@ -86,10 +86,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def coded(call: F) -> F:
-    """Wrap a call so that errors of the caller end it with their gRPC codes."""
+    """Wrap a call of an object with ``refuse``: errors of the caller end it with gRPC codes."""
 
     @functools.wraps(call)
-    def answered(self: Service, request: Any, context: grpc.ServicerContext) -> Any:
+    def answered(self: Any, request: Any, context: grpc.ServicerContext) -> Any:
         try:
             return call(self, request, context)
         except tuple(_CODES) as error:
@@ -109,22 +109,25 @@ class Service:
         events: EventLog,
         *,
         requires_identity: bool = False,
+        results: Results | None = None,
+        check_id: Callable[[str], None] = lambda text: None,
     ) -> None:
+        """Answer calls; ``check_id`` refuses the ids of clients that have to join elsewhere."""
         self.run_id, self.experiment = run_id, table_of(experiment)
         self._data: Mapping[str, Any] | None = experiment.get("data")
         self._seed = int(experiment.get("seed", 0))
         self.cohort, self.events = cohort, events
-        self.requires_identity = requires_identity
+        self.requires_identity, self.check_id = requires_identity, check_id
         self.complaints = Complaints(log)
         self.gate = Gate(cohort.most_present)
-        self.inbox = Inbox(cohort, self.gate)
+        self.inbox = Inbox(cohort, self.gate, results or Kept(cohort))
         self.health = health.HealthServicer(experimental_non_blocking=False)
         self._watchers = threading.BoundedSemaphore(MOST_WATCHERS)
 
     def refuse(self, context: grpc.ServicerContext, error: Exception) -> None:
         """End a call with the code and the line of an error."""
         code, line = self._judged(error)
-        if isinstance(error, NotReady):
+        if isinstance(error, NotReady) and not error.is_fault:
             context.set_trailing_metadata(((AGAIN_AFTER, str(AGAIN_AFTER_MS)),))
         context.abort(code, line)
 
@@ -132,24 +135,27 @@ class Service:
         """Return the code and the line of an error; complain where the caller is at fault."""
         code = next(code for kind, code in _CODES.items() if isinstance(error, kind))
         line = printable(str(error))  # the line travels in a header, and may quote the caller
-        if not isinstance(error, NotReady | RunOver | RunHasFailed):
+        passes = isinstance(error, NotReady) and not error.is_fault
+        if not (passes or isinstance(error, RunOver | RunHasFailed)):
             self.complaints.tell(code.name, line)
         return code, line
 
     # --- who calls --------------------------------------------------------------------------------
 
-    def _client(self, text: str, context: grpc.ServicerContext) -> ClientId:
+    def client(self, text: str, context: grpc.ServicerContext) -> ClientId:
         """Read the client id and check that the certificate, if any, covers it."""
+        self.check_id(text)
         client = client_id_of(text, self.cohort.num_clients)
         identity = peer_identity(context)
         if self.requires_identity and (identity is None or not covers(identity, client)):
             raise NotYours(f"the certificate of {identity or 'nobody'} does not cover {client}")
         return client
 
-    def _session(
+    def session(
         self, text: str, token: bytes, context: grpc.ServicerContext
     ) -> tuple[ClientId, ClientSession]:
-        client = self._client(text, context)
+        """Return a client and its session, once certificate and token are checked."""
+        client = self.client(text, context)
         return client, self.cohort.session(client, token)
 
     # --- calls ------------------------------------------------------------------------------------
@@ -159,7 +165,7 @@ class Service:
         self, request: rpc.PrepareRequest, context: grpc.ServicerContext
     ) -> rpc.PrepareResponse:
         """Tell a client how the run wants its own files cut."""
-        client = self._client(request.client_id, context)
+        client = self.client(request.client_id, context)
         self._check_protocol(request.protocol)
         data = self._data
         if data is None:
@@ -172,7 +178,7 @@ class Service:
     @coded
     def join(self, request: rpc.JoinRequest, context: grpc.ServicerContext) -> rpc.JoinResponse:
         """Admit a client to the run."""
-        client = self._client(request.client_id, context)
+        client = self.client(request.client_id, context)
         self._check_run(request, f"client {client}'s state directory belongs")
         description = client_json_of(request.description)
         token = self.cohort.join(
@@ -186,7 +192,7 @@ class Service:
         self, request: rpc.JoinSeveralRequest, context: grpc.ServicerContext
     ) -> rpc.JoinSeveralResponse:
         """Admit several clients of one process; if one is refused, those before it are admitted."""
-        clients = [self._client(one.client_id, context) for one in request.clients]
+        clients = [self.client(one.client_id, context) for one in request.clients]
         self._check_run(request, "these clients' state directories belong")
         if not clients:
             raise PayloadError("a JoinSeveral must name at least one client")
@@ -246,7 +252,7 @@ class Service:
                 said = printable(request.relay, 60)
                 raise PayloadError(f"client {client} is none of those of the relay {said!r}")
         for end in (ids[0], min(ids[-1], self.cohort.num_clients - 1)):
-            self._client(str(end), context)  # a certificate covers all between two of its own
+            self.client(str(end), context)  # a certificate covers all between two of its own
         return request.relay
 
     def _welcome(self, token: bytes) -> rpc.JoinResponse:
@@ -264,7 +270,7 @@ class Service:
             waiting: dict[ClientId, ClientSession] = {}
             issues: dict[ClientId, int] = {}
             for one in request.waiting:
-                client, session = self._session(one.client_id, one.token, context)
+                client, session = self.session(one.client_id, one.token, context)
                 session.durable = one.durable
                 waiting[client], issues[client] = session, one.issue
             if not waiting:
@@ -317,7 +323,7 @@ class Service:
         try:
             push = Push.begun(stream)
             if members := push.header.members:
-                found = [self._session(m.client_id, m.token, context) for m in members]
+                found = [self.session(m.client_id, m.token, context) for m in members]
                 return self.inbox.take_sum([client for client, _ in found], push, context)
             return self._take(push, context)
         except tuple(_CODES) as error:
@@ -344,14 +350,14 @@ class Service:
     def _take(self, push: Push, context: grpc.ServicerContext) -> rpc.PushResponse:
         """Take the result of one order."""
         header = push.header
-        client, session = self._session(header.client_id, header.token, context)
+        client, session = self.session(header.client_id, header.token, context)
         session.durable = max(session.durable, header.report.durable)
         return self.inbox.take_result(client, push, context)
 
     @coded
     def beat(self, request: rpc.BeatRequest, context: grpc.ServicerContext) -> rpc.BeatResponse:
         """Record a client's progress as a sign of life."""
-        client, session = self._session(request.client_id, request.token, context)
+        client, session = self.session(request.client_id, request.token, context)
         session.durable = max(session.durable, request.durable)
         if request.epoch >= 0 and session.is_news(time.monotonic()):
             facts = {"epoch": request.epoch, "batch": request.batch, "loss": request.loss}
@@ -361,7 +367,7 @@ class Service:
     @coded
     def leave(self, request: rpc.LeaveRequest, context: grpc.ServicerContext) -> rpc.LeaveResponse:
         """End a session at the client's wish."""
-        client, _ = self._session(request.client_id, request.token, context)
+        client, _ = self.session(request.client_id, request.token, context)
         self.cohort.leave(client, printable(request.reason))
         return rpc.LeaveResponse()
 

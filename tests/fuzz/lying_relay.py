@@ -12,8 +12,8 @@ from fedsrv.coordinator import Listen
 from fedsrv.event_lines import EventPrinter
 from fedsrv.events import EventLog
 from fedsrv.relay import relaying
-from fedsrv.relay.cohort import RelayCohort
 from fedsrv.relay.group import Group
+from fedsrv.relay.trips import RelayedTrips
 
 Lie = Callable[[Group], None]
 """Changes a group whose sum is about to go up."""
@@ -68,18 +68,18 @@ class LyingRelay:
     def _serve(self, *arguments: Any) -> None:
         lie = self._lie
 
-        class Lying(RelayCohort):
+        class Lying(RelayedTrips):
             def ready_group(self) -> Group | None:
                 group = super().ready_group()
                 if group is not None:
                     lie(group)
                 return group
 
-        honest, relaying.RelayCohort = relaying.RelayCohort, Lying  # type: ignore[misc]
+        honest, relaying.RelayedTrips = relaying.RelayedTrips, Lying  # type: ignore[misc]
         try:
             relaying.serve_relay(*arguments)
         finally:
-            relaying.RelayCohort = honest  # type: ignore[misc]
+            relaying.RelayedTrips = honest  # type: ignore[misc]
 
     def close(self) -> None:
         self._thread.join(30)

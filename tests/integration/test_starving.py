@@ -233,7 +233,7 @@ def test_a_stopped_client_is_noticed(tmp_path: Path) -> None:
     command = [sys.executable, "-c", STOPPED, served.address, token.hex()]
     client = subprocess.Popen(command, env=environment())
     try:
-        member, look = served.cohort._sessions[0], threading.Event()
+        member, look = served.cohort.sessions[0], threading.Event()
         while not member.is_waiting:
             look.wait(0.02)
         client.send_signal(signal.SIGSTOP)

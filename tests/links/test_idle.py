@@ -76,7 +76,7 @@ def test_ten_idle_minutes_cost_a_waiting_client_nothing(cohort: RemoteCohort) ->
     with pytest.raises(AlreadyConnected):  # it waits: its link is kept alive, its id is taken
         cohort.join(0, PROFILE, b"another's", ())
     cohort.join(1, PROFILE, b"another's", ())  # this one does not even wait: it is gone
-    assert cohort._sessions[0] is members[0]
+    assert cohort.sessions[0] is members[0]
     stop.set()
     cohort.wake()
     waits.join(10)

@@ -55,7 +55,7 @@ def test_a_client_that_died_before_the_answer_came_joins_again_at_once(
 ) -> None:
     with pytest.raises(LinkError):
         host(cohort, digits, tmp_path / "states", lost=1).enrolment.join()
-    token = cohort._sessions[0].token
+    token = cohort.sessions[0].token
     again = host(cohort, digits, tmp_path / "states", lost=0)
     again.enrolment.join()
     stored = SessionFile(tmp_path / "states" / "0").read()

@@ -132,7 +132,7 @@ def _uplink(module: ModuleType) -> None:
 
 def _relay_cohort(module: ModuleType) -> None:
     for name in ("begin", "told", "forget"):
-        around(module.RelayCohort, name, f"relay-{name}")
+        around(module.RelayedTrips, name, f"relay-{name}")
 
 
 def _begin(role: str, out: Path) -> None:
@@ -297,7 +297,7 @@ MODULES = {
     "fedsrv.transport.service": _service,
     "fedsrv.relay.relaying": _relaying,
     "fedsrv.relay.uplink": _uplink,
-    "fedsrv.relay.cohort": _relay_cohort,
+    "fedsrv.relay.trips": _relay_cohort,
     "fedcli.runtime.host": _host,
     "fedcli.runtime.link": _link,
     "fedcli.runtime.worker": _worker,

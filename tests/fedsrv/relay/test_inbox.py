@@ -16,11 +16,11 @@ from fedpb import AGAIN_AFTER, CROWDED
 from fedpb.codec import encode
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.events import EventLog
-from fedsrv.relay.cohort import SUMS_BY, Delivery, RelayCohort
-from fedsrv.relay.relayed_run import RelayedRun
 from fedsrv.relay.relaying import Relaying
 from fedsrv.relay.service import RelayService
+from fedsrv.relay.trips import SUMS_BY, Delivery, RelayedRun, RelayedTrips
 from fedsrv.relay.uplink import Away, meaning_of
+from fedsrv.transport.remote_cohort import RemoteCohort
 from fedsrv.transport.sessions import NotReady, RunOver, Superseded, UnknownSession
 from fedsrv.transport.spool import Spool
 from tests.conftest import tiny_experiment
@@ -73,16 +73,17 @@ class World:
         self.now = 100.0
         self.events = EventLog()
         spool = Spool(directory, 1 << 20)
-        self.cohort = RelayCohort(range(3, 6), spool, self.events, clock=lambda: self.now)
+        self.trips = RelayedTrips(range(3, 6), spool, self.events, clock=lambda: self.now)
+        self.cohort = self.trips.below
         self.above = Above()
-        self.service = RelayService(range(3, 6), self.cohort, self.events, self.above)
+        self.service = RelayService(range(3, 6), self.trips, self.events, self.above)
         server = {"deadline_s": deadline_s, "min_clients": 2} if deadline_s else {}
         run = RelayedRun(RunFacts(tiny_experiment(server=server), PROBLEM), make("fedavg"))
         run.__dict__["upload_spec"] = SPEC  # of a smaller net
         for client in COUNTS:
-            self.cohort.learn(client, run)
+            self.trips.learn(client, run)
         self.tokens = {c: self.cohort.join(c, "", bytes([c]), ()) for c in COUNTS}
-        self.relaying = Relaying(self.cohort, self.above)
+        self.relaying = Relaying(self.trips, self.above)
 
     def begin(self, issue=7, group=(3, 4, 5), clients=(3, 4, 5), interaction=2):
         orders = {
@@ -91,7 +92,7 @@ class World:
             )
             for c in clients
         }
-        self.cohort.begin(Delivery(issue, orders, group=group))
+        self.trips.begin(Delivery(issue, orders, group=group))
         return self
 
     def push(self, client, weights=None, interaction=2, **more):
@@ -109,15 +110,15 @@ class World:
         return self.service.push(iter([head, *encoded.chunks()]), Context())
 
     def ready(self):
-        group = self.cohort.group
+        group = self.trips.group
         with self.cohort.changed:
-            who = self.cohort._sessions, self.cohort._presence.dead
+            who = self.cohort.sessions, self.cohort.presence.dead
             return group is not None and group.is_ready(self.now, *who)
 
     def send(self):
         """Send the sum, as the thread of the relay does."""
         with self.cohort.changed:
-            group = self.cohort.ready_group()
+            group = self.trips.ready_group()
         assert group is not None, "somebody is missing"
         self.relaying._send(group)
         return self.above.told[-1]
@@ -149,6 +150,18 @@ def test_all_but_the_weights_goes_up_at_once_and_then_one_sum(world):
     assert (header.kind, header.interaction) == (rpc.ORDER_KIND_TRAIN, 2)
     assert upload.weights["w"].dtype == torch.float64
     assert upload.weights["w"].tolist() == [2 * 1.0 + 6 * 0.5, 2 * -2.0 + 6 * 8.0]
+
+
+def test_fields_that_a_relay_does_not_know_go_up(world):
+    """A client of a later version says more; what a relay alone may say does not come from it."""
+    unknown = bytes([0xC2, 0x3E, 3]) + b"new"  # field 1000, three bytes
+    header = rpc.PushHeader.FromString(rpc.PushHeader(kind=1).SerializeToString() + unknown)
+    header.distance.weights, header.summed = 1e9, True
+    world.service.below.inbox.results._tell(header, Bundle())
+    ((told, _),) = world.above.told
+    assert unknown in told.SerializeToString()
+    assert not told.HasField("distance")
+    assert not told.summed
 
 
 def test_the_coordinator_is_told_how_far_weights_lie_and_in_which_direction(world):
@@ -236,20 +249,20 @@ def test_who_comes_after_the_sum_passes_whole(tmp_path):
 def test_a_client_that_never_joined_here_is_waited_for_a_lease(tmp_path, caplog):
     """It may have joined the coordinator itself under this relay's name, and never come here."""
     world = World(tmp_path)
-    world.cohort._sessions.pop(4)
+    world.cohort.sessions.pop(4)
     world.begin()
     world.push(3)
     world.push(5)
     assert not world.ready()
     assert not caplog.records
-    world.now += RelayCohort.LEASE_S
+    world.now += RemoteCohort.LEASE_S
     assert members(world.send()[0]) == [3, 5]
     for _ in range(2):  # and in further rounds
         world.begin(issue=8)
         world.push(3)
         world.push(5)
-        world.now += RelayCohort.LEASE_S
-        world.cohort.ready_group()
+        world.now += RemoteCohort.LEASE_S
+        world.trips.ready_group()
     (line,) = [record.message for record in caplog.records]
     assert line.startswith("waited 15 s for clients 4, who joined under this relay's name")
     assert "give each relay clients of its own" in line
@@ -267,7 +280,7 @@ def test_with_a_deadline_a_relay_waits_for_no_dead_client(tmp_path):
     world = World(tmp_path, deadline_s=300.0).begin()
     world.push(3)
     world.push(5)
-    world.now += RelayCohort.LEASE_S - 1
+    world.now += RemoteCohort.LEASE_S - 1
     assert not world.ready()
     world.now += 2
     assert members(world.send()[0]) == [3, 5]
@@ -276,13 +289,13 @@ def test_with_a_deadline_a_relay_waits_for_no_dead_client(tmp_path):
 def test_a_relay_looks_again_when_its_time_is_over(tmp_path):
     """A look each second would miss a deadline of a second."""
     world = World(tmp_path, deadline_s=0.5)
-    assert world.cohort.due_in(1.0) == 1.0
+    assert world.trips.due_in(1.0) == 1.0
     world.begin()
-    assert world.cohort.due_in(1.0) == pytest.approx(SUMS_BY * 0.5)
+    assert world.trips.due_in(1.0) == pytest.approx(SUMS_BY * 0.5)
     world.push(3)
     world.now += SUMS_BY * 0.5
     assert members(world.send()[0]) == [3]
-    assert world.cohort.due_in(1.0) == 1.0
+    assert world.trips.due_in(1.0) == 1.0
 
 
 def test_a_sum_of_nobody_is_not_sent(world):
@@ -344,8 +357,8 @@ def test_orders_that_come_slowly_are_waited_for_while_they_come(world, monkeypat
 def test_the_limits_of_a_relay_are_those_of_its_clients(tmp_path):
     """And not of the ids before them."""
     clients = range(900_000, 900_010)
-    cohort = RelayCohort(clients, Spool(tmp_path, 1 << 20), EventLog())
-    service = RelayService(clients, cohort, EventLog(), Above())
+    trips = RelayedTrips(clients, Spool(tmp_path, 1 << 20), EventLog())
+    cohort, service = trips.below, RelayService(clients, trips, EventLog(), Above())
     assert (cohort.most_present, cohort.num_clients) == (10, 900_010)
     assert service.gate.threads < 100
 
@@ -440,7 +453,7 @@ def test_a_coordinator_that_forgot_the_sessions_has_all_clients_join_again(world
     world.send()
     with pytest.raises(UnknownSession):
         world.cohort.session(3, world.tokens[3])
-    assert world.cohort.group is None
+    assert world.trips.group is None
     assert world.relaying._issues == {}
 
 

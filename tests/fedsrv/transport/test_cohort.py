@@ -192,7 +192,7 @@ def test_a_new_call_takes_the_place_of_the_old_one(world):
 def test_clients_that_wait_are_told_at_once(world):
     with ThreadPoolExecutor(3) as pool:
         pulls = [pool.submit(world.pull, c) for c in (0, 1, 2)]
-        until(lambda: all(world.cohort._sessions[c].is_waiting for c in (0, 1, 2)))
+        until(lambda: all(world.cohort.sessions[c].is_waiting for c in (0, 1, 2)))
         begun = time.monotonic()
         future = world.exchange(trip_to(0, 1, 2))
         orders = [p.result(30) for p in pulls]
@@ -286,7 +286,7 @@ def test_an_id_is_connected_once(world):
 def test_the_token_takes_over(world):
     with ThreadPoolExecutor(1) as pool:
         old = pool.submit(world.pull, 0)
-        until(lambda: world.cohort._sessions[0].is_waiting)
+        until(lambda: world.cohort.sessions[0].is_waiting)
         assert world.join(0, world.tokens[0]) == world.tokens[0]
         with pytest.raises(UnknownSession, match="took over client 0"):
             old.result(30)
@@ -309,7 +309,7 @@ def test_a_waiting_client_needs_no_other_sign_of_life(world, monkeypatch):
     monkeypatch.setattr(RemoteCohort, "LEASE_S", 0.05)
     with ThreadPoolExecutor(1) as pool:
         pull = pool.submit(world.pull, 0)
-        until(lambda: world.cohort._sessions[0].is_waiting)
+        until(lambda: world.cohort.sessions[0].is_waiting)
         time.sleep(0.1)
         with pytest.raises(AlreadyConnected):
             world.join(0)
@@ -530,7 +530,7 @@ def test_a_result_of_a_session_that_is_forgotten_meanwhile(world):
     future = world.exchange(trip_to(0))
     world.pull(0)
     trip = world.cohort._trips.current
-    world.cohort._sessions.clear()
+    world.cohort.sessions.clear()
     assert world.cohort.end_result(0, trip, "its place is gone")
     with pytest.raises(RunFailed):
         future.result(30)

@@ -49,8 +49,8 @@ def world(tmp_path, clock):
 
 def pass_time(world, clock, seconds):
     clock.now += seconds
-    with world.cohort._changed:
-        world.cohort._changed.notify_all()
+    with world.cohort.changed:
+        world.cohort.changed.notify_all()
 
 
 def stays(future):
@@ -191,7 +191,7 @@ def test_a_living_client_has_until_the_deadline(world, clock):
     with ThreadPoolExecutor(1) as pool:
         order = world.pull(1)
         pull = pool.submit(world.pull, 1, wait_s=3.0)  # its Pull stays open while it trains
-        until(lambda: world.cohort._sessions[1].is_waiting)
+        until(lambda: world.cohort.sessions[1].is_waiting)
         pass_time(world, clock, 299)
         assert stays(future)
         pass_time(world, clock, 2)
@@ -261,7 +261,7 @@ def test_an_evaluation_waits_for_the_living_until_as_many_answered_as_suffice(wo
     least = fewest_alive(EXPERIMENT, (0, 1))
     future = world.exchange(trip_to(0, 1, needed=2, least=least, kind=SCORES))
     world.push(0, world.pull(0))
-    world.cohort._sessions[1].seen = math.inf
+    world.cohort.sessions[1].seen = math.inf
     pass_time(world, clock, 1000)
     assert stays(future), "client 1 lives, and two answers are needed"
     world.push(1, world.pull(1))
@@ -367,7 +367,7 @@ def test_clients_at_work_are_named_after_a_minute(world, clock):
     future = world.exchange(trip_to(0, 1, 2, needed=2, interaction=4))
     for client in (0, 2):
         world.push(client, world.pull(client))
-    world.cohort._sessions[1].seen = math.inf
+    world.cohort.sessions[1].seen = math.inf
     pass_time(world, clock, 59)
     assert stays(future)
     assert waiting(world) == []

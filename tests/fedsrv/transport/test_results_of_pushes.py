@@ -146,7 +146,7 @@ def test_a_session_may_end_while_a_result_comes(world):
     """As a relay's do when it has its clients join again; the client then joins again, too."""
     world.open()
     trip = world.cohort.begin_result(0, world.header())
-    world.cohort._sessions.clear()
+    world.cohort.sessions.clear()
     with pytest.raises(UnknownSession, match="client 0 has to join again"):
         world.cohort.begin_result(0, world.header(interaction=1))
     answer = Answer(UPLOAD, rpc.Report(), 0, 0, 0)

@@ -21,8 +21,7 @@ from fedsrv.engine.folding import mean_with_sums
 from fedsrv.events import EventLog
 from fedsrv.transport import service
 from fedsrv.transport.open_trips import GroupSum
-from fedsrv.transport.overdue_sums import LEFT_OUT_S, SUM_S
-from fedsrv.transport.relayed import groups_of
+from fedsrv.transport.relayed import LEFT_OUT_S, SUM_S, groups_of
 from fedsrv.transport.remote_cohort import RemoteCohort
 from fedsrv.transport.service import Service
 from fedsrv.transport.spool import Spool
@@ -111,10 +110,10 @@ class World:
     def pass_time(self, seconds, *living):
         """Let time pass for the engine; who lives is heard of."""
         self.now += seconds
-        with self.cohort._changed:
+        with self.cohort.changed:
             for client in living:
                 self.cohort.session(client, self.tokens[client])
-            self.cohort._changed.notify_all()
+            self.cohort.changed.notify_all()
 
     def stays(self):
         """Tell whether the engine goes on waiting when it has looked again."""

@@ -1,4 +1,4 @@
-"""The clients of a relay: their sessions, the trip that they are on, and its group."""
+"""The trip that a relay's clients are on, and the group whose weights it adds up."""
 
 from __future__ import annotations
 
@@ -6,22 +6,26 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
 
-from fedmodels.errors import PayloadError
+from fedmodels.errors import ConfigError, PayloadError
+from fedmodels.methods import make
+from fedmodels.resolution import received_experiment
 from fedmodels.tensors.announced import check_numbers
-from fedmodels.tensors.bundle import Bundle, ClientId
+from fedmodels.tensors.bundle import Bundle, ClientId, Problem
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.training.compression import Compression
+from fedmodels.training.method import Method
+from fedmodels.training.run import RunFacts
 from fedpb.v1 import coordinator_pb2 as rpc
-from fedsrv.engine.admission import Admission
 from fedsrv.engine.cohort import Answer, Trip
 from fedsrv.engine.folding import Folding
 from fedsrv.events import EventLog
 from fedsrv.relay.group import Group
-from fedsrv.relay.relayed_run import RelayedRun
 from fedsrv.transport.open_trip import OpenTrip
 from fedsrv.transport.remote_cohort import RemoteCohort
-from fedsrv.transport.sessions import Caller, ClientSession, Sessions
 from fedsrv.transport.spool import Spool
 
 SUMS_BY = 0.8
@@ -41,19 +45,56 @@ class Delivery:
     """The clients whose weights are summed; empty if the coordinator above asked for none."""
 
 
-class _Admitted(Admission):
-    """Admits everybody: the coordinator above has checked who joins."""
+@dataclass(frozen=True)
+class RelayedRun:
+    """What a run says of what travels to and from clients of one problem.
 
-    def check(self, client: ClientId, text: str) -> None:
-        """Check nothing."""
+    The specs need a net. They are made when the first order comes, not when a client joins: a
+    client may state a problem whose net no memory holds. The coordinator above gives such a client
+    no order.
+    """
 
-    def admit(self, client: ClientId, text: str) -> list[ClientId]:
-        """Turn nobody away."""
-        return []
+    facts: RunFacts
+    method: Method
+
+    @cached_property
+    def upload_spec(self) -> BundleSpec:
+        """Return what an upload must hold."""
+        return self._compression.upload_spec(self.method.upload_spec(self.facts))
+
+    @cached_property
+    def payload_spec(self) -> Mapping[str, BundleSpec]:
+        """Return what the parts of a payload must hold, by role."""
+        common, personal = self.method.payload_spec(self.facts)
+        return {"common": self._compression.payload_spec(common), "personal": personal}
+
+    @cached_property
+    def _compression(self) -> Compression:
+        return Compression.of(self.method, self.facts)
+
+    @classmethod
+    def of(cls, table: Mapping[str, Any], problem: Problem, code: Sequence[Path]) -> Self:
+        """Return what an experiment says.
+
+        Args:
+            table: the resolved experiment, as the coordinator above sends it.
+            problem: of the clients.
+            code: custom files whose code may run, if the experiment asks for it.
+
+        Raises:
+            ConfigError: relays cannot carry this run.
+        """
+        experiment = received_experiment(table, "the coordinator's experiment", code)
+        if experiment.schedule.order == "asynchronous":
+            raise ConfigError(
+                "asynchronous rounds take no relay: let the clients join the coordinator itself"
+            )
+        method = make(experiment.method.name, **experiment.method.hyper_parameters())
+        return cls(RunFacts(experiment, problem), method)
 
 
-class RelayCohort(RemoteCohort):
-    """The clients of a relay, one trip at a time."""
+class RelayedTrips:
+    """Orders from above for the clients below, one trip at a time; used from many threads."""
 
     def __init__(
         self,
@@ -62,17 +103,18 @@ class RelayCohort(RemoteCohort):
         events: EventLog,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(clients.stop, spool, events, admission=_Admitted({}), clock=clock)
-        self.most_present = len(clients)
-        self._runs: dict[ClientId, RelayedRun] = {}
-        """What travels to and from each client that has joined, by the problem that it stated: the
-        coordinator above turns those away later whose problem is not the run's."""
+        # the coordinator above has checked who joins
+        self.below = RemoteCohort(
+            clients.stop, spool, events, admission=None, most_present=len(clients), clock=clock
+        )
+        """The clients of the relay."""
+        self.changed, self._clock = self.below.changed, clock
         self.group: Group | None = None
         self.joins = 0
         """How many times clients have begun to join."""
-        self.moves = 0
-        """How many times a client came or left, as far as calls tell."""
-        self.changed = self._changed
+        self._runs: dict[ClientId, RelayedRun] = {}
+        """What travels to and from each client that has joined, by the problem that it stated: the
+        coordinator above turns those away later whose problem is not the run's."""
         self._issue = 0
         self._has_told_of_strangers = False
         self._grouped: set[OpenTrip] = set()
@@ -82,7 +124,7 @@ class RelayCohort(RemoteCohort):
         """Remember what travels to and from a client that joins."""
         with self.changed:
             self._runs[client] = run
-            self._most_ahead = max(self.MOST_AHEAD, 2 * run.facts.experiment.training.together)
+            self.below.look_ahead(run.facts.experiment.training.together)
 
     def run_of(self, client: ClientId) -> RelayedRun:
         """Return what travels to and from a client.
@@ -95,48 +137,13 @@ class RelayCohort(RemoteCohort):
             raise PayloadError(f"an order is for client {client}, who has not joined here")
         return found
 
-    def live(self) -> dict[ClientId, ClientSession]:
-        """Return the sessions of clients that are connected; the caller holds the lock."""
-        return {c: s for c, s in self._sessions.items() if self._presence.is_connected(s)}
-
-    def tokens(self, clients: Sequence[int]) -> dict[int, bytes]:
-        """Return the tokens of clients' sessions, also of clients that have died since."""
-        with self.changed:
-            return {c: s.token for c in clients if (s := self._sessions.get(c)) is not None}
-
-    def caller(self, clients: Sessions, issues: Mapping[ClientId, int]) -> Caller:
-        """Return a Pull for clients, and wake who passes on that they are there."""
-        with self.changed:
-            found = super().caller(clients, issues)
-            self.moves += 1
-            self.changed.notify_all()
-        return found
-
-    def leave(self, client: ClientId, reason: str) -> None:
-        """End a session; the Pull above goes on without the client."""
-        self.moves += 1
-        super().leave(client, reason)
-
-    def forget(self) -> None:
-        """End all sessions, as the coordinator above has forgotten them: clients join again."""
-        with self.changed:
-            self._sessions.clear()
-            self._replaced += 1
-            self.recall()
-            self.wake()
-
-    def recall(self) -> None:
-        """End all trips and the group; the clients stay, and wait for orders."""
-        with self.changed:
-            super().recall()
-            self.group, self._issue = None, 0
-            self._grouped.clear()
+    # --- orders -----------------------------------------------------------------------------------
 
     def begin(self, delivery: Delivery) -> None:
         """Give orders to the clients; those of an earlier issue end."""
         run = self.run_of(next(iter(delivery.orders)))
-        open_trip = OpenTrip.of(_trip_of(delivery, run))
-        sample = open_trip.trip.sample
+        trip = OpenTrip.of(_trip_of(delivery, run))
+        sample = trip.trip.sample
         with self.changed:
             if delivery.issue != self._issue:
                 self.recall()
@@ -144,17 +151,31 @@ class RelayCohort(RemoteCohort):
             if delivery.group and self.group is None:
                 self.group = self._group_of(delivery.group, sample, run)
             if self.group is not None:
-                self._grouped.add(open_trip)
-            self.commit(sample.committed, sample.durable)
-            self._trips.add_lasting([open_trip])
-            self.wake()
+                self._grouped.add(trip)
+            self.below.commit(sample.committed, sample.durable)
+            self.below.add_lasting([trip])
+
+    def recall(self) -> None:
+        """End all trips and the group; the clients stay, and wait for orders."""
+        with self.changed:
+            self.below.recall()
+            self.group, self._issue = None, 0
+            self._grouped.clear()
+
+    def forget(self) -> None:
+        """End all sessions, as the coordinator above has forgotten them: clients join again."""
+        with self.changed:
+            self.recall()
+            self.below.forget()
+
+    # --- the group --------------------------------------------------------------------------------
 
     def _group_of(self, clients: tuple[int, ...], sample: rpc.Order, run: RelayedRun) -> Group:
-        folding = Folding(clients, run.method.count, self.spool.budget)
+        folding = Folding(clients, run.method.count, self.below.spool.budget)
         deadline_s = run.facts.experiment.server.deadline_s
         wait_s = float("inf") if deadline_s is None else SUMS_BY * deadline_s
         now = self._clock()
-        until = now + self.LEASE_S, now + wait_s
+        until = now + self.below.LEASE_S, now + wait_s
         return Group(sample, clients, folding, run.method.count, *until)
 
     def due_in(self, most: float) -> float:
@@ -165,10 +186,10 @@ class RelayCohort(RemoteCohort):
 
     def ready_group(self) -> Group | None:
         """Return the group whose sum can go up, and settle it; the caller holds the lock."""
-        group = self.group
-        if group is None or not group.is_ready(self._clock(), self._sessions, self._presence.dead):
+        group, below = self.group, self.below
+        if group is None or not group.is_ready(self._clock(), below.sessions, below.presence.dead):
             return None
-        strangers = group.strangers(self._sessions)
+        strangers = group.strangers(below.sessions)
         if strangers and self._clock() >= group.strangers_until:
             self._tell_of(strangers)
         group.is_closed = True
@@ -181,7 +202,7 @@ class RelayCohort(RemoteCohort):
                 "waited %.0f s for clients %s, who joined under this relay's name and never came "
                 "here: if another relay has the same --clients, give each relay clients of its "
                 "own, or every round waits as long",
-                self.LEASE_S, ", ".join(map(str, sorted(strangers))),
+                self.below.LEASE_S, ", ".join(map(str, sorted(strangers))),
             )  # fmt: skip
         self._has_told_of_strangers = True
 
@@ -190,6 +211,8 @@ class RelayCohort(RemoteCohort):
         with self.changed:
             group = self.group if trip in self._grouped else None
             return group if group is not None and group.takes(client) else None
+
+    # --- results ----------------------------------------------------------------------------------
 
     def told(
         self, client: ClientId, trip: OpenTrip, group: Group | None, result: Answer | str
@@ -211,7 +234,7 @@ class RelayCohort(RemoteCohort):
             elif group is not None:
                 group.keep(client, result)
             kept = result if isinstance(result, str) else Answer(Bundle(), result.report)
-            self.end_result(client, trip, kept)
+            self.below.end_result(client, trip, kept)
 
     def not_told(self, client: ClientId, group: Group | None) -> None:
         """Note that the coordinator above was away: the client brings its result again."""
