@@ -17,7 +17,7 @@ KINDS = {
         service-join.after service-push.before service-push.after service-leave.before
         broadcast.before broadcast.middle broadcast.after receive.middle result.before result.after
         method-broadcast.before method-aggregate.before method-aggregate.after method-finish.after
-        method-evaluation.after interact.before train.before score.before commit.after finish.after
+        interact.before train.before score.before commit.after finish.after
     """,
     "client-0": """
         join.before join.after leave.after begin-session.before set-session.before

@@ -158,7 +158,7 @@ def _engine(module: ModuleType) -> None:
     @functools.wraps(make)
     def made(*args: Any, **kwargs: Any) -> Any:
         method = make(*args, **kwargs)
-        for name in ("broadcast", "aggregate", "finish", "evaluation"):
+        for name in ("broadcast", "aggregate", "finish"):
             around(type(method), name, f"method-{name}")
         return method
 
