@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--keep", action="store_true", help="as the record of a page")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    rows = [_row(run, options.images) for run in options.runs]
+    rows = [distance(run, options.images) for run in options.runs]
     tell("fid", rows)
     if options.keep:
         runs = "RUN …" if len(rows) > 1 else "RUN"
@@ -54,7 +54,8 @@ def main() -> None:
         )
 
 
-def _row(path: Path, count: int) -> dict[str, Any]:
+def distance(path: Path, count: int) -> dict[str, Any]:
+    """Return the mean distance of a run's generators, each of which draws so many images."""
     experiment = experiment_of(tomllib.loads((path / "config.toml").read_text()))
     real = {c: _data(path, c) for c in range(experiment.schedule.clients or 0)}
     every_x, every_y = (torch.cat(parts) for parts in zip(*real.values(), strict=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.embeddings import picture
+from benchmarks.fid import distance
 from benchmarks.prototype_convergence import distances
 from fedcli.runtime.pictures import draw
 from fedtide.inprocess import launch_in_process
@@ -43,3 +44,13 @@ def test_local_prototypes_converge_unless_gamma_is_near_one() -> None:
     assert slow[-1] > 0.9 * slow[-2], "all epochs have as many steps"
     assert fast == sorted(fast, reverse=True)
     assert max(slow) < min(fast) / 10
+
+
+def test_frechet_distance_of_what_clients_of_a_finished_run_replay(tmp_path) -> None:
+    """pFedGRP's table 9: a distance for each client and class, of a run that goes on to no next."""
+    small = {"generator_width": 4, "generator_epochs": 1, "n_check": 4, "w_epochs": 1}
+    experiment = tiny_experiment(method={"name": "pfedgrp", **small}, schedule={"rounds": 1})
+    launch_in_process(experiment, tmp_path / "run")
+    found = distance(tmp_path / "run", 20)
+    assert found["generators"] >= experiment.schedule.clients
+    assert found["fid"] > 0
