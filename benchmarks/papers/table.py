@@ -55,7 +55,7 @@ class Beside(_Strict):
     scores: Mapping[str, str] = {}
     """Score -> where the record has it, if that is another path than the paper's view."""
     is_cell: bool = False
-    """Whether the runs are those of the column ``of``, but for their length."""
+    """Whether the runs are those of the column ``of``, but for what the heading says."""
 
 
 class Table(_Strict):

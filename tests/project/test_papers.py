@@ -86,6 +86,8 @@ def test_the_text_has_every_cell(capsys) -> None:
     assert "study gldp-paper, seeds 0, 1, 2, 119 % of the paper's steps" in table
     losses = text_of(TABLES["gldp/table-4"])
     assert "study gldp-paper, 1 to 3 seeds, 119 %" in losses, "without losses one seed alone"
+    cells = text_of(TABLES["fedmlp/table-1"])
+    assert "98.35 | 99.16" in cells, "FedAvg's A_glo on MNIST ran at the paper's size"
     assert main(["gdlp"]) == 2
     assert "known: gldp" in capsys.readouterr().err
 
