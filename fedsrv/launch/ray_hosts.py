@@ -167,7 +167,7 @@ class RayHosts:
             return {}
         cert, key = issue(self._certificates, clients)
         files = {"--tls-ca": self._certificates / "ca.pem", "--tls-cert": cert, "--tls-key": key}
-        return {option: file.read_text() for option, file in files.items()}
+        return {option: file.read_text(encoding="utf-8") for option, file in files.items()}
 
 
 def _key_of(out: Path) -> str:

@@ -102,7 +102,7 @@ def _written(secrets: Mapping[str, str], private: Path) -> Iterator[str]:
     for option, content in secrets.items():
         path = private / option.lstrip("-")
         path.touch(mode=0o600)
-        path.write_text(content)
+        path.write_text(content, encoding="utf-8")
         yield from (option, str(path))
 
 

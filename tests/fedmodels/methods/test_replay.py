@@ -24,7 +24,14 @@ def made(label, seed=None):
     return GeneratorState(1, FAMILY.fresh(label if seed is None else seed, LIMITS))
 
 
-class Brightness(nn.Module):
+class Splitting(nn.Module):
+    """Takes batches of any size."""
+
+    def split(self, x, size):
+        return x.split(size)
+
+
+class Brightness(Splitting):
     """Takes images for class 1 whose mean is above a threshold, for class 0 otherwise."""
 
     def __init__(self, threshold):
@@ -186,7 +193,7 @@ def test_a_surplus_of_one_class_does_not_hide_the_lack_of_another():
     assert (found.asked, found.accepted, found.shortage) == (20, 64, 10)
 
 
-class AlwaysZero(nn.Module):
+class AlwaysZero(Splitting):
     """Takes every image for class 0."""
 
     def __init__(self):
@@ -216,7 +223,10 @@ def test_one_generator_for_all_is_labelled_by_the_judge():
 
 
 def test_judging_leaves_the_net_in_its_mode():
-    net = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 2)).train()
+    class Net(nn.Sequential, Splitting):
+        pass
+
+    net = Net(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 2)).train()
     mean = net[1].running_mean.clone()
     scores = Judge(net, batch_size=3)(torch.rand(8, *SHAPE))
     assert net.training
