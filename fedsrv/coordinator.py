@@ -175,7 +175,7 @@ def serve(
         for line in (*listen.caveats(), *store.differences, *_without(store)):
             events.tell("note", line=line)
         if changed:
-            line = f"the run was computed so far with {changed}: others may round otherwise"
+            line = f"the run was computed so far with {changed}: others may round differently"
             events.tell("note", line=line)
         if stop is not None:
             begin_drain = partial(_drain, stop, service, out)

@@ -121,7 +121,7 @@ class Admission:
             if self._names and profile.class_names not in ((), self._names):
                 raise PayloadError(
                     f"client {client} calls its classes {_listed(profile.class_names)}, which the "
-                    f'run calls otherwise: write into its client.json "class_names": '
+                    f'run names differently: write into its client.json "class_names": '
                     f"{_listed(self._names)}, and number its labels so"
                 )
         self._check_origin(client, profile)

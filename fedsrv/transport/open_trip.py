@@ -117,7 +117,7 @@ class OpenTrip:
         assert self.trip.count is not None, "nothing is summed that has no count"
         held = self.promised.get(client)
         if held is not None and self.trip.count(held.upload) != self.trip.count(upload):
-            raise PayloadError("it counts otherwise than the same upload did before")
+            raise PayloadError("it counts differently than the same upload did before")
 
     def members(self, clients: Sequence[ClientId]) -> tuple[int, ...]:
         """Return the clients of a sum, ascending.

@@ -256,7 +256,7 @@ def test_data_that_no_restart_mends_end_the_run_at_once(
     status, output = run.end()
     assert status == 1
     assert "died" not in output
-    wanted = "client.json is missing" if what == "missing" else "which the run calls otherwise"
+    wanted = "client.json is missing" if what == "missing" else "which the run names differently"
     last = output.splitlines()[-1]
     assert last.startswith("error: client-1: ")
     assert wanted in last

@@ -112,7 +112,7 @@ def check_net(name: str, options: Iterable[str]) -> Callable[..., SplitNet]:
     """Check that a net takes these options; return what builds it.
 
     Raises:
-        ConfigError: the name or an option is unknown, or what builds the net is called otherwise.
+        ConfigError: the name or an option is unknown, or what builds the net takes other arguments.
     """
     build = _builder(name)
     if not callable(build):

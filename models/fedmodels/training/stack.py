@@ -206,7 +206,7 @@ class _Stack:
     def _deal_out_gradients(self) -> None:
         """Give each net its rows of the gradients.
 
-        A step over whole stacks would round otherwise: a vector unit takes the last few numbers
+        A step over whole stacks would round differently: a vector unit takes the last few numbers
         of a tensor in another way than those before.
         """
         for key, rows in self._parameters.items():

@@ -316,7 +316,7 @@ def test_a_client_that_counts_two_things_fails(world):
     world.promise(0)
     world.promise(1)
     world.promise(1)
-    with pytest.raises(Refused, match="counts otherwise than the same upload did before"):
+    with pytest.raises(Refused, match="counts differently than the same upload did before"):
         world.promise(1, 60.0)
     assert list(world.failures()) == ["1"]
     world.sums(0)

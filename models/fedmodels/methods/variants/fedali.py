@@ -1,4 +1,4 @@
-"""What FedAli's paper and its code do otherwise; docs/methods/fedali.md says where each is from."""
+"""What FedAli's paper and its code do differently; docs/methods/fedali.md has the sources."""
 
 from __future__ import annotations
 
