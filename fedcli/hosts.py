@@ -24,7 +24,6 @@ from pathlib import Path
 from fedmodels.processes import end_with_parent
 
 PRELOADED = (
-    "torch._dynamo",  # comes in with the first optimiser step
     "numpy",
     "pydantic",
     "safetensors",

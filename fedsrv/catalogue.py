@@ -5,16 +5,17 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import re
 import textwrap
 from collections.abc import Collection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 from rich.markup import escape
 from rich.table import Column, Table
 
 from fedmodels.errors import ConfigError, suggestion
-from fedmodels.methods import method_class, names
+from fedmodels.methods import file_of, method_class, names
 from fedmodels.methods.variants import Choices, variants_of
 from fedmodels.numerics.metric_names import (
     ENDINGS,
@@ -27,8 +28,9 @@ from fedmodels.numerics.metric_names import (
     is_known,
     metric,
 )
-from fedmodels.training.method import Method
-from fedmodels.training.settings import keys_of
+
+if TYPE_CHECKING:
+    from fedmodels.training.method import Method
 
 
 def methods_table() -> Table:
@@ -36,12 +38,26 @@ def methods_table() -> Table:
     table = Table("method", "what it is", "paper")
     for name in names():
         try:
-            cls = method_class(name)
+            table.add_row(name, *_about(name))
         except ConfigError as error:  # of another package: no reason to hide the others
             table.add_row(name, escape(f"cannot be used: {error}"), "")
-            continue
-        table.add_row(name, _first_line(cls), getattr(cls, "citation", ""))
     return table
+
+
+def _about(name: str) -> tuple[str, str]:
+    """Return the first line on a method, and its paper.
+
+    A file that comes with fedtide is read and not imported, since importing torch takes seconds.
+    """
+    file = file_of(name)
+    if file is None:
+        cls = method_class(name)
+        return _first_line(cls), getattr(cls, "citation", "")
+    decorated = rf'^@register\("{name}"\)\n(?:@.*\n)*class .*\n    """(.+?)(?:"""|\n)'
+    text = file.read_text(encoding="utf-8")
+    about = re.search(decorated, text, re.M)
+    paper = re.search(r'^    citation: ClassVar\[str\] = "(.+)"$', text, re.M)
+    return (about[1] if about else "", paper[1] if paper else "")
 
 
 def method_table(name: str) -> Table:
@@ -50,6 +66,8 @@ def method_table(name: str) -> Table:
     Raises:
         ConfigError: no method has this name.
     """
+    from fedmodels.training.settings import keys_of  # imports torch, as the class does
+
     cls, variants = method_class(name), variants_of(name)
     table = Table("key", "default", "meaning", title=_title(name, cls))
     for key, (owner, field) in keys_of(cls).items():
@@ -144,6 +162,8 @@ def meanings_of(cls: type[Any]) -> dict[str, str]:
     Args:
         cls: a dataclass, or a table of a config.
     """
+    from fedmodels.training.method import Method
+
     found: dict[str, str] = {}
     for part in reversed(cls.__mro__):
         is_table = issubclass(part, BaseModel) and part is not BaseModel

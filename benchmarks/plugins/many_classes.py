@@ -6,7 +6,8 @@ import os
 
 import numpy as np
 
-from fedcli.data.sets.dataset import Dataset, Source
+from fedcli.data.sets.dataset import Dataset
+from fedcli.data.sets.source import Source
 
 VARIABLE = "BENCHMARK_CLASSES"
 TRAIN, TEST, SHAPE = 40, 2, (1, 8, 8)

@@ -30,7 +30,7 @@ from fedcli.runtime.answers import (
 from fedcli.runtime.worker import Progress, Result
 from fedmodels.errors import ConfigError, LinkError
 from fedmodels.tensors.bundle import Bundle, ClientId
-from fedpb import PROTOCOL
+from fedpb import PROTOCOL, SERVICE
 from fedpb.channels import channel_options, why_unreachable
 from fedpb.codec import frames_of, merged, messages
 from fedpb.frames import MESSAGE_BYTES, WHOLE_BYTES, packed
@@ -41,7 +41,6 @@ from fedpb.v1 import coordinator_pb2 as rpc
 
 LEAVE_S = 2.0
 """Time for the server's answer to a client that leaves."""
-_SERVICE = "/" + rpc.DESCRIPTOR.services_by_name["CoordinatorService"].full_name
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -85,14 +84,14 @@ class Link:
         self._beat = self._unary("Beat", rpc.BeatRequest, rpc.BeatResponse)
         self._leave = self._unary("Leave", rpc.LeaveRequest, rpc.LeaveResponse)
         self._pull = self._channel.unary_stream(
-            f"{_SERVICE}/Pull", rpc.PullRequest.SerializeToString, None
+            f"/{SERVICE}/Pull", rpc.PullRequest.SerializeToString, None
         )
-        push = f"{_SERVICE}/Push"
+        push = f"/{SERVICE}/Push"
         self._push = self._channel.stream_unary(push, None, rpc.PushResponse.FromString)
         self._push_whole = self._channel.unary_unary(push, None, rpc.PushResponse.FromString)
         """A stream of one message: the same on the wire, and without a thread that sends it."""
         self._push_several = self._channel.unary_unary(
-            f"{_SERVICE}/PushSeveral", None, rpc.PushSeveralResponse.FromString
+            f"/{SERVICE}/PushSeveral", None, rpc.PushSeveralResponse.FromString
         )
         self._orders: Any = None
         """The Pull under way, if there is one."""
@@ -103,7 +102,7 @@ class Link:
 
     def _unary(self, name: str, request: Any, reply: Any) -> Any:
         return self._channel.unary_unary(
-            f"{_SERVICE}/{name}", request.SerializeToString, reply.FromString
+            f"/{SERVICE}/{name}", request.SerializeToString, reply.FromString
         )
 
     # --- patience ---------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""A monitor: whoever watches a run from outside, over the Watch call."""
+"""A monitor: whoever watches a run from outside, over the Watch call. It does not import torch."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from fedmodels.errors import LinkError
 from fedmodels.printable import printable
+from fedpb import SERVICE
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.events import Event
 from fedsrv.identity.tls import caller_channel, silence_of
 from fedsrv.transport.event_messages import event_of
-from fedsrv.transport.service import SERVICE
 
 CONNECT_S = 10.0
 """A coordinator that is there answers sooner."""

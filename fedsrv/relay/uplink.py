@@ -10,7 +10,7 @@ import grpc
 from fedmodels.errors import LinkError, PayloadError, PayloadTooLarge
 from fedmodels.printable import printable
 from fedmodels.tensors.bundle import Bundle
-from fedpb import AGAIN_AFTER, CROWDED
+from fedpb import AGAIN_AFTER, CROWDED, SERVICE
 from fedpb.channels import why_unreachable
 from fedpb.codec import frames_of, messages
 from fedpb.handshakes import distrust
@@ -18,7 +18,7 @@ from fedpb.headers import header_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import OtherPartition
 from fedsrv.identity.tls import caller_channel
-from fedsrv.transport.service import SERVICE, NotYours, WrongRun
+from fedsrv.transport.service import NotYours, WrongRun
 from fedsrv.transport.sessions import (
     AlreadyConnected,
     NotReady,

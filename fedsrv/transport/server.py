@@ -12,8 +12,9 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from fedmodels.errors import PayloadError, RunFailed
+from fedpb import SERVICE
 from fedpb.v1 import coordinator_pb2 as rpc
-from fedsrv.transport.service import MOST_WATCHERS, SERVICE
+from fedsrv.transport.service import MOST_WATCHERS
 
 MOST_WAITING = 1000
 """Calls that may wait for a thread."""

@@ -55,7 +55,6 @@ MOST_DESCRIBED = 256 << 20
 """Characters of the descriptions of all clients that join with one message."""
 MOST_WATCHERS = 16
 """Limit of monitors at a time; each holds a thread that clients could use."""
-SERVICE = rpc.DESCRIPTOR.services_by_name["CoordinatorService"].full_name
 log = logging.getLogger(__name__)
 
 

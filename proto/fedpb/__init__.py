@@ -2,6 +2,8 @@
 
 PROTOCOL = 5
 """What both sides must speak; changes whenever one would misunderstand the other."""
+SERVICE = "fedpb.v1.CoordinatorService"
+"""Name of the gRPC service, as the schema has it."""
 AGAIN_AFTER = "fedtide-again-after-ms"
 """Trailing metadata of a refusal that is no final one: when to make the same call again."""
 CROWDED = "Concurrent RPC limit exceeded!"

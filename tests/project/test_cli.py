@@ -1,7 +1,6 @@
 import os
 import re
 import signal
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -334,25 +333,3 @@ def test_client_ids():
     for text in ("", "a", "1-", "-", "3-1", "1,2", "1 - 2", "٣", "1-2-3", "0-4:0", "3:2"):
         with pytest.raises(ConfigError):
             fedcli.cli.clients_of(text)
-
-
-@pytest.mark.parametrize(
-    ("module", "words"),
-    [
-        ("fedsrv.cli", []),
-        ("fedsrv.cli", ["serve"]),
-        ("fedsrv.cli", ["launch"]),
-        ("fedcli.cli", []),
-        ("fedcli.cli", ["join"]),
-        ("fedcli.cli", ["partition"]),
-    ],
-)
-def test_help_needs_no_torch(module, words):
-    """What a user waits for first must come at once."""
-    program = (
-        f"import sys\nimport {module} as cli\nsys.argv = ['it', *{[*words, '--help']!r}]\n"
-        "try:\n    cli.main()\nexcept SystemExit as ended:\n    assert not ended.code\n"
-        "slow = {'torch', 'grpc', 'numpy'} & sys.modules.keys()\n"
-        "assert not slow, slow\n"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, timeout=60)

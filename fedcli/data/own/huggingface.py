@@ -24,7 +24,8 @@ from fedcli.data.own.recordings import PARTS, windowed
 from fedcli.data.own.table_files import Table
 from fedcli.data.own.tables import columns_of, made, read_rows
 from fedcli.data.pictures import PLAIN, first_set, stated
-from fedcli.data.sets.dataset import Dataset, Examples, Source
+from fedcli.data.sets.dataset import Dataset, Examples
+from fedcli.data.sets.source import Source
 from fedmodels.config.data import Columns
 from fedmodels.config.transforms import ImageTransform
 from fedmodels.errors import ConfigError, DataError, pip_line

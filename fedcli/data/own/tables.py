@@ -26,7 +26,8 @@ from fedcli.data.own.cells import check_columns, features_of
 from fedcli.data.own.examples import coded, dataset_of
 from fedcli.data.own.recordings import PARTS, Mended, Rows, joined, rows_of, told, windowed
 from fedcli.data.own.table_files import Table, files_of, read_table
-from fedcli.data.sets.dataset import Dataset, Examples, Source
+from fedcli.data.sets.dataset import Dataset, Examples
+from fedcli.data.sets.source import Source
 from fedmodels.config.data import Columns, Data
 from fedmodels.config.transforms import TableTransform
 from fedmodels.errors import DataError

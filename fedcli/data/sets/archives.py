@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcli.data.arrays import IntArray
-from fedcli.data.sets.dataset import Source
+from fedcli.data.sets.source import Source
 from fedmodels.errors import DataError, reason_of
 from fedmodels.files import replacing
 

@@ -1,12 +1,11 @@
-"""A data set in memory, and where its loader may look for it."""
+"""A data set in memory."""
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from pathlib import Path
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ from pydantic import ValidationError
 
 from fedcli.data.arrays import IntArray, check_examples
 from fedcli.data.cuts.held_out import last_of_each
-from fedmodels.config.data import Data
 from fedmodels.data_description import MOST_CLASSES, ProblemFile, first_fault
 from fedmodels.errors import DataError
 
@@ -202,30 +200,3 @@ def check_names(names: Sequence[str], where: object) -> None:
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise DataError(f"{where}: two classes have the name {twice[0]!r}")
-
-
-@dataclass(frozen=True)
-class Source:
-    """Where a loader may look, and where it may write."""
-
-    roots: tuple[Path, ...]
-    """Directories to read, in this order; never written to, but for the cache, the last one."""
-    data: Data = field(default_factory=lambda: Data(name=""))
-
-    @property
-    def cache(self) -> Path:
-        """The directory for what is unpacked or downloaded."""
-        return self.roots[-1]
-
-    def find(self, *names: str) -> Path | None:
-        """Return the first of these files or directories that one of the roots holds."""
-        for root in self.roots:
-            for name in names:
-                if (root / name).exists():
-                    return root / name
-        return None
-
-    def missing(self, what: str, advice: str) -> DataError:
-        """Return the error that says what is missing, where it was looked for, what to do."""
-        places = ", ".join(str(root) for root in self.roots)
-        return DataError(f"{self.data.name}: {what} is in none of {places}; {advice}")

@@ -32,7 +32,8 @@ from fedcli.data.class_folders import (
 from fedcli.data.cuts.held_out import SHARE, last_of_each
 from fedcli.data.folders import check_inside, note_left_out
 from fedcli.data.pictures import PLAIN, first_set, stated
-from fedcli.data.sets.dataset import Dataset, Examples, Source, check_finite, named_classes
+from fedcli.data.sets.dataset import Dataset, Examples, check_finite, named_classes
+from fedcli.data.sets.source import Source
 from fedmodels.config.data import Data
 from fedmodels.data_description import SCALES
 from fedmodels.errors import ConfigError, DataError, reason_of, suggestion

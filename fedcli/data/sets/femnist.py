@@ -16,7 +16,8 @@ from fedcli.data.arrays import IntArray, channel_moments
 from fedcli.data.cuts.natural import stratified_folds
 from fedcli.data.folders import is_foreign
 from fedcli.data.sets.class_names import DIGITS, LETTERS
-from fedcli.data.sets.dataset import Dataset, Source
+from fedcli.data.sets.dataset import Dataset
+from fedcli.data.sets.source import Source
 from fedmodels.errors import DataError, reason_of
 
 FOLDERS = ("femnist/data", "leaf/data/femnist/data", "femnist", "FEMNIST")

@@ -24,10 +24,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcli.data.arrays import channel_moments, read_npz
-from fedcli.data.sets.dataset import Dataset, Source
+from fedcli.data.sets.dataset import Dataset
 from fedcli.data.sets.hhar import hhar_arrays
 from fedcli.data.sets.realworld import realworld_arrays
 from fedcli.data.sets.registry import DATASETS
+from fedcli.data.sets.source import Source
 from fedmodels.errors import DataError
 from fedmodels.files import replacing
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcli.data.sets.dataset import Source
+from fedcli.data.sets.source import Source
 from fedcli.data.sets.windows import GRAVITY, Recording, gathered, windows_of
 from fedmodels.errors import DataError, reason_of
 

@@ -19,7 +19,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from fedcli.data.sets.dataset import Dataset, Source
+from fedcli.data.sets.dataset import Dataset
+from fedcli.data.sets.source import Source
 from fedmodels.errors import DataError
 from fedmodels.files import replacing
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcli.data.folders import is_foreign
-from fedcli.data.sets.dataset import Source
+from fedcli.data.sets.source import Source
 from fedcli.data.sets.windows import GRAVITY, Recording, gathered, paired, windows_of
 from fedmodels.errors import DataError, reason_of
 

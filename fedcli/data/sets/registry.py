@@ -14,11 +14,15 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from fedcli.data.sets.dataset import Dataset, Source
+from fedcli.data.sets.source import Source
 from fedmodels.config.data import OF_IMAGES, Data
 from fedmodels.errors import ConfigError, suggestion
 from fedmodels.own_code import is_own, loaded, own, renew
+
+if TYPE_CHECKING:
+    from fedcli.data.sets.dataset import Dataset
 
 GROUP = "fedtide.data"
 

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from fedcli.data.arrays import IntArray
 from fedcli.data.folders import is_foreign
-from fedcli.data.sets.dataset import Dataset, Source
+from fedcli.data.sets.dataset import Dataset
+from fedcli.data.sets.source import Source
 from fedmodels.errors import DataError, reason_of
 
 NAME = "tiny-imagenet-200"

@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 from collections.abc import Callable
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedmodels.errors import ConfigError, suggestion
@@ -64,6 +65,11 @@ def register(name: str) -> Callable[[M], M]:
 def names() -> list[str]:
     """Return the name of every registered method."""
     return [*_MODULES, *(p.name for p in entry_points(group="fedtide.methods"))]
+
+
+def file_of(name: str) -> Path | None:
+    """Return the file of a method that comes with fedtide, without importing it."""
+    return Path(__file__).with_name(f"{_MODULES[name]}.py") if name in _MODULES else None
 
 
 def method_class(name: str) -> type[Method]:

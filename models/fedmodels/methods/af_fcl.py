@@ -35,6 +35,7 @@ from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.generative.flow import Flow, check_orders, is_order
 from fedmodels.nets.split import SplitNet, load_weights, weights_of
+from fedmodels.numerics.optimizers import Adam
 from fedmodels.numerics.randomness import derive_seed, seeded
 from fedmodels.techniques.continual import (
     ClassMasks,
@@ -200,7 +201,7 @@ class AFFCL(FedAvg):
         refs.adams = {
             "net": whole,
             "head": optimizer_of([head], training, training.lr),
-            "flow": torch.optim.Adam(refs.flow.parameters(), self.flow_lr),
+            "flow": Adam(refs.flow.parameters(), self.flow_lr),
         }
         load_moments(_adams(refs), refs.moments)
         for batch, _ in course.batches(phase):

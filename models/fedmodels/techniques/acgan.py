@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fedmodels.nets.generative import acgan
 from fedmodels.nets.generative.gan import Generator
 from fedmodels.nets.split import SplitNet
+from fedmodels.numerics.optimizers import Adam
 from fedmodels.techniques.continual import labels_from
 
 
@@ -71,7 +72,7 @@ class Acgan:
             "critic": [*net.parameters(), *source.parameters()],
             "generator": list(maker.net.parameters()),
         }
-        self.adams = {role: torch.optim.Adam(p, **adam) for role, p in held.items()}  # type: ignore[arg-type]
+        self.adams = {role: Adam(p, **adam) for role, p in held.items()}  # type: ignore[arg-type]
 
     def train_critic(
         self,

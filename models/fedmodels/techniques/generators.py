@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from fedmodels.errors import ConfigError
 from fedmodels.nets.generative import ddpm, dpm_solver, gan
+from fedmodels.numerics.optimizers import Adam
 from fedmodels.numerics.randomness import generator, seeded
 from fedmodels.techniques.moments import load_moments, moments_of
 from fedmodels.tensors.bundle import Weights
@@ -193,7 +194,7 @@ def _train_gan(
     _load(maker, tensors, "net/")
     _load(critic, tensors, "critic/")
     adams = {
-        role: torch.optim.Adam(net.parameters(), lr=lr, betas=(0.5, 0.9))
+        role: Adam(net.parameters(), lr=lr, betas=(0.5, 0.9))
         for role, net in (("net", maker), ("critic", critic))
     }
     load_moments(adams, tensors)
@@ -226,7 +227,7 @@ def _train_unet(
     online, average = family.net().to(images.device), family.net().to(images.device)
     _load(online, tensors, "online/")
     _load(average, tensors, "net/")
-    adams = {"online": torch.optim.Adam(online.parameters(), lr=lr)}
+    adams = {"online": Adam(online.parameters(), lr=lr)}
     load_moments(adams, tensors)
     step = 0
     for epoch in range(epochs):

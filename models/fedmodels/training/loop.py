@@ -18,6 +18,7 @@ from fedmodels.errors import ConfigError, TrainingFailed
 from fedmodels.nets.embedding import embedded
 from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.metrics import ClassCounts
+from fedmodels.numerics.optimizers import SGD, Adam, AdamW
 from fedmodels.numerics.randomness import seeded
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.training.augmentation import augmented
@@ -265,8 +266,8 @@ def optimizer_of(
 ) -> torch.optim.Optimizer:
     """Return the run's optimiser over parameter groups; its state lives for one phase."""
     if training.optimizer == "sgd":
-        return torch.optim.SGD(groups, lr=lr, momentum=training.momentum, fused=True)
-    kind = torch.optim.Adam if training.optimizer == "adam" else torch.optim.AdamW
+        return SGD(groups, lr=lr, momentum=training.momentum, fused=True)
+    kind = Adam if training.optimizer == "adam" else AdamW
     return kind(groups, lr=lr, fused=True)
 
 

@@ -28,12 +28,13 @@ from rich.console import Console
 from fedcli.cli import main
 from fedcli.data.sets import archives
 from fedcli.data.sets import registry as datasets
-from fedcli.data.sets.dataset import Dataset, Source
+from fedcli.data.sets.dataset import Dataset
 from fedcli.data.sets.har import COMBINED, REALWORLD_LABELS
 from fedcli.data.sets.hhar import ACTIVITIES as HHAR
 from fedcli.data.sets.listing import list_datasets
 from fedcli.data.sets.realworld import ACTIVITIES as REALWORLD
 from fedcli.data.sets.registry import DATASETS, load, names
+from fedcli.data.sets.source import Source
 from fedcli.data.sets.windows import paired, window_starts, windows_of
 from fedcli.data.store import commands
 from fedcli.data.store.client_data import ClientData

@@ -14,10 +14,11 @@ import pytest
 from PIL import Image
 
 from fedcli.data.folders import files_below, is_foreign
-from fedcli.data.sets.dataset import Dataset, Source
+from fedcli.data.sets.dataset import Dataset
 from fedcli.data.sets.femnist import femnist
 from fedcli.data.sets.realworld import _files
 from fedcli.data.sets.registry import load
+from fedcli.data.sets.source import Source
 from fedcli.data.sets.tiny_imagenet import _images_in
 from fedcli.data.store.client_data import ClientData, GlobalTest
 from fedcli.data.store.partition_store import PartitionStore

@@ -806,9 +806,3 @@ def test_imbalance_factor(factor: float, reading: str, gamma: float) -> None:
 def test_a_resolved_scenario_reads_back(table: dict[str, object]) -> None:
     scenario = scenario_of(**table)
     assert scenario_of(**scenario.model_dump(exclude_none=True)) == scenario
-
-
-def test_the_tables_import_nothing_heavy() -> None:
-    code = "import sys, fedmodels.config.scenario; print({'torch', 'numpy'} & set(sys.modules))"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
-    assert out.stdout.strip() == "set()"

@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import logging
 import re
-import subprocess
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -265,12 +263,6 @@ def test_a_figure_that_fails_does_not_fail_a_finished_run(tmp_path, monkeypatch)
     assert table == "the table cannot be shown: ValueError"
     assert page.startswith("the run has finished, but its page")
     assert "cannot be written: ValueError: cannot draw; when that is mended: fedsrv report" in page
-
-
-def test_a_coordinator_starts_without_triton():
-    """The counter of multiply-adds, which the end of a run needs, loads it: 70 MB."""
-    code = "import sys, fedsrv.coordinator; sys.exit(bool({'triton', 'sklearn'} & {*sys.modules}))"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 def test_another_method_drops_the_keys_of_the_former(caplog):

@@ -7,10 +7,10 @@ from rich.console import Console
 
 from fedmodels.config.presets import preset_file, presets
 from fedmodels.errors import ConfigError
-from fedmodels.methods import make, method_class, names, settings_of
+from fedmodels.methods import file_of, make, method_class, names, settings_of
 from fedmodels.nets import net_names
 from fedmodels.numerics.metric_names import METRICS
-from fedsrv import net_catalogue
+from fedsrv import catalogue, net_catalogue
 from fedsrv.catalogue import method_table, methods_table, metrics_markdown, metrics_table
 from fedsrv.config_schema import config_schema
 
@@ -109,3 +109,10 @@ def test_metrics_in_the_terminal():
 def test_an_unknown_metric():
     with pytest.raises(ConfigError, match=r"'forgeting' is no metric .* mean 'forgetting'\?"):
         metrics_table(["a_loc", "forgeting"])
+
+
+@pytest.mark.parametrize("name", [name for name in names() if file_of(name)])
+def test_a_method_is_read_as_it_is_imported(name: str) -> None:
+    """The listing reads the files of methods, since importing them takes seconds."""
+    cls = method_class(name)
+    assert catalogue._about(name) == (catalogue._first_line(cls), cls.citation)

@@ -12,7 +12,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 
-from fedpb import PROTOCOL
+from fedpb import PROTOCOL, SERVICE
 from fedpb.descriptions import description_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
@@ -20,7 +20,7 @@ from fedsrv.events import EventLog
 from fedsrv.transport.complaints import EVERY_S, Complaints
 from fedsrv.transport.remote_cohort import RemoteCohort
 from fedsrv.transport.server import start_server, stop_server
-from fedsrv.transport.service import SERVICE, Service
+from fedsrv.transport.service import Service
 from fedsrv.transport.sessions import client_id_of
 from fedsrv.transport.spool import Spool
 

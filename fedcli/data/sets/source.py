@@ -1,0 +1,36 @@
+"""Where the loader of a data set may look for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fedmodels.config.data import Data
+from fedmodels.errors import DataError
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a loader may look, and where it may write."""
+
+    roots: tuple[Path, ...]
+    """Directories to read, in this order; never written to, but for the cache, the last one."""
+    data: Data = field(default_factory=lambda: Data(name=""))
+
+    @property
+    def cache(self) -> Path:
+        """The directory for what is unpacked or downloaded."""
+        return self.roots[-1]
+
+    def find(self, *names: str) -> Path | None:
+        """Return the first of these files or directories that one of the roots holds."""
+        for root in self.roots:
+            for name in names:
+                if (root / name).exists():
+                    return root / name
+        return None
+
+    def missing(self, what: str, advice: str) -> DataError:
+        """Return the error that says what is missing, where it was looked for, what to do."""
+        places = ", ".join(str(root) for root in self.roots)
+        return DataError(f"{self.data.name}: {what} is in none of {places}; {advice}")

@@ -1,0 +1,84 @@
+"""What each command may import before it does its work: whoever types it waits for that."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HEAVY = (
+    "torch", "numpy", "grpc", "pandas", "scipy", "sklearn", "matplotlib", "torchvision", "ot",
+    "jinja2",
+)  # fmt: skip
+"""Packages that take a tenth of a second or more."""
+NOWHERE = "127.0.0.1:9 --tls-ca missing.pem"
+"""A server that is not asked, since the file is missing: the command has been imported by then."""
+COMMANDS = {
+    "fedsrv.cli": {
+        "--help": "", "serve --help": "", "launch --help": "", "metrics": "", "methods": "",
+        f"health {NOWHERE}": "grpc", f"status {NOWHERE}": "grpc", f"watch {NOWHERE}": "grpc",
+    },
+    "fedcli.cli": {"--help": "", "join --help": "", "partition --help": "", "data": ""},
+}  # fmt: skip
+"""By program: commands in turn, and which of the heavy packages each needs beyond those before."""
+MODULES = {
+    "fedtide": "torch numpy grpc",
+    "fedmodels.config.scenario": "torch numpy grpc",
+    "fedsrv.report.page": "matplotlib torch",
+    "fedsrv.coordinator": "triton sklearn",
+    "fedmodels.nets.resnet, fedmodels.numerics.algebra": "sklearn scipy ot torchvision grpc typer",
+}
+"""By module: what it may not import."""
+
+COMMAND = """
+import sys
+from importlib import import_module
+
+heavy, allowed = {heavy!r}, set()
+for words, needed in {commands!r}.items():
+    sys.argv = ["it", *words.split()]
+    try:
+        import_module({module!r}).main()
+    except SystemExit:
+        pass
+    allowed |= {{*needed.split()}}
+    loaded = {{name for name in heavy if name in sys.modules}} - allowed
+    assert not loaded, (words, loaded)
+"""
+RUN = """
+import sys
+from pathlib import Path
+from fedtide.inprocess import run_in_process
+from fedtide.testing.trial import digits_in, tiny_experiment
+
+heavy = ["torch._dynamo", "sklearn", "scipy", "torchvision", "matplotlib", "pandas", "ot"]
+for optimizer in ("sgd", "adam", "adamw"):
+    experiment = tiny_experiment(training={"optimizer": optimizer})
+    run_in_process(experiment, digits_in(Path(optimizer) / "data"), Path(optimizer) / "run")
+loaded = {name for name in heavy if name in sys.modules}
+assert not loaded, loaded
+"""
+
+
+def check(program: str, where: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=where, capture_output=True, text=True, timeout=120
+    )
+    assert not done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("module", COMMANDS)
+def test_a_command_imports_what_it_needs(module: str, tmp_path: Path) -> None:
+    check(COMMAND.format(heavy=HEAVY, commands=COMMANDS[module], module=module), tmp_path)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_imports_what_it_needs(module: str, tmp_path: Path) -> None:
+    names = MODULES[module].split()
+    check(f"import sys, {module}; assert not {{*{names}}} & {{*sys.modules}}", tmp_path)
+
+
+def test_a_run_loads_neither_the_compiler_of_torch_nor_scikit_learn(tmp_path: Path) -> None:
+    check(RUN, tmp_path)
