@@ -2,6 +2,7 @@
 
     python -m benchmarks.training [--jobs digits-10 digits-50 fashion-10] [--rounds 6]
     python -m benchmarks.training --steps       # formats, fused steps, bfloat16, stacks
+    python -m benchmarks.training --alignment   # FedAli's local training beside FedAvg's
 
 The jobs on digits also run with the clients of a host trained together
 (``fedmodels.training.stack``), that on Fashion-MNIST in bfloat16.
@@ -74,6 +75,12 @@ STACKS = [
 ]
 """Net, clients, examples of each, pixels of a side: the digits jobs on two hosts, and others."""
 
+ALIGNED = (
+    ("hart", (128, 6), [2048, 1024, 512, 256, 128, 64], 320),
+    ("vit-tiny", (3, 32, 32), [128, 64], 160),
+)
+"""Net, inputs, prototypes of its blocks, examples of the client."""
+
 
 def main() -> None:
     """Measure what the command line asks for."""
@@ -82,6 +89,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--hosts", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--steps", action="store_true", help="single steps in place of rounds")
+    parser.add_argument("--alignment", action="store_true", help="FedAli beside FedAvg")
     parser.add_argument("--nets", nargs="+", default=list(NETS)[:3], choices=list(NETS))
     parser.add_argument("--loop", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -92,6 +100,8 @@ def main() -> None:
     elif options.steps:
         tell("training_step", [_step_row(net) for net in options.nets])
         tell("stacked_clients", [_stacked_row(*case) for case in STACKS])
+    elif options.alignment:
+        tell("alignment", [_aligned_row(*case) for case in ALIGNED])
     else:
         tell("training", [_round_row(job, options.rounds, options.hosts) for job in options.jobs])
 
@@ -253,7 +263,7 @@ def _stacked_row(net: str, clients: int, examples: int, side: int) -> dict[str, 
         ctx = ClientContext(run, client, START, net, stream, device)
         return ClientHalf(method, ctx, payload, Bundle())
 
-    streams = [_Examples(examples, side, draw) for _ in range(clients)]
+    streams = [_Examples(examples, (1, side, side), draw) for _ in range(clients)]
     alone = [half_of(c, nets[0], streams[c]) for c in range(clients)]
     beside = [half_of(c, nets[c], streams[c]) for c in range(clients)]
 
@@ -278,11 +288,44 @@ def _stacked_row(net: str, clients: int, examples: int, side: int) -> dict[str, 
     }
 
 
+def _aligned_row(
+    net: str, shape: tuple[int, ...], prototypes: list[int], examples: int
+) -> dict[str, Any]:
+    """Compare a client's epoch of FedAvg, of FedAli, and of FedAli that measures its influence."""
+    aligned = {"name": net, "alp": True, "prototypes": prototypes, "blocks": len(prototypes)}
+    plain = {"name": net, "blocks": len(prototypes)}
+    stream = _Examples(examples, shape, torch.Generator().manual_seed(0))
+
+    def epoch(name: str, table: Mapping[str, Any], *, influence: bool = False) -> Any:
+        facts = {**DIGITS, "net": table, "clients": 1, "batch_size": 32}
+        tables = _experiment(facts, 1) | {"method": {"name": name}}
+        tables["evaluate"] |= {"influence": influence}
+        method, run = make(name), RunFacts(experiment_of(tables), Problem(shape, 10))
+        ctx = ClientContext(run, 0, START, run.make_net().pack(), stream, torch.device("cpu"))
+        payload = method.init_server(run).common
+        return lambda: train_locally(method, ctx, payload, Bundle())
+
+    took = _alternating(
+        {
+            "fedavg": epoch("fedavg", plain),
+            "fedali": epoch("fedali", aligned),
+            "influence": epoch("fedali", aligned, influence=True),
+        },
+        5,
+    )
+    return {
+        "net": net,
+        "fedavg_ms": 1e3 * took["fedavg"],
+        "fedali": took["fedali"] / took["fedavg"],
+        "with_influence": took["influence"] / took["fedavg"],
+    }
+
+
 class _Examples:
     """A stream of noise."""
 
-    def __init__(self, count: int, side: int, draw: torch.Generator) -> None:
-        self.x = torch.randn(count, 1, side, side, generator=draw)
+    def __init__(self, count: int, shape: tuple[int, ...], draw: torch.Generator) -> None:
+        self.x = torch.randn(count, *shape, generator=draw)
         self.y = torch.randint(10, (count,), generator=draw)
 
     def train(self, task: int) -> tuple[Tensor, Tensor]:

@@ -211,6 +211,9 @@ class Evaluate(StrictTable):
     pictures: Count = 2
     """Clients, from the first on, that draw what they learnt into their own directory in the end:
     prototypes among the embeddings of their test data, images they replay."""
+    influence: bool = False
+    """Let FedAli's clients measure after training how much prototypes change their tokens
+    (``prototype_share``, ``prototype_angle``): a further forward pass."""
     select_by: Literal["f1", "accuracy"] = "f1"
     """What makes a round the best: mean macro-F1, or mean accuracy as FedAli's published code."""
 

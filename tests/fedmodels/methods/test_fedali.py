@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from fedmodels.errors import ConfigError
 from fedmodels.methods import make
-from fedmodels.nets.alp import ALP, alp_layers, sets_of
+from fedmodels.nets.alp import ALP, alp_layers
 from fedmodels.nets.split import weights_of
 from fedmodels.numerics.neighbour_clustering import (
     _assign,
@@ -70,20 +70,33 @@ def close(actual, expected):
 
 
 def test_clients_tell_how_much_prototypes_change_their_tokens(digits):
-    """By block; in round 0 nothing, as alignment is off, and the prototypes stay as trained."""
-    method = method_of(experiment := aligned(alignment={"beta": 0.5}))
-    first, later = context_of(experiment, digits), context_of(experiment, digits)
-    later.at = Position(1, 1, 0)
-    for ctx in (first, later):
-        result = train_locally(method, ctx, *payload_of(experiment, ctx))
-        assert ctx.metrics.keys() == method.reported(ctx.run)
-        kept = sets_of(weights_of(ctx.net))
-        for block, rows in result.upload.prototypes.items():
-            assert torch.equal(rows.vectors, kept[block].vectors)
+    """By block, where asked; in round 0 nothing, as alignment is off; weights stay as trained."""
+    told, silent = (
+        aligned(alignment={"beta": 0.5}, evaluate={"influence": influence})
+        for influence in (True, False)
+    )
+    method, first, later = method_of(told), context_of(told, digits), context_of(told, digits)
+    unasked = context_of(silent, digits)
+    later.at = unasked.at = Position(1, 1, 0)
+    uploads = [
+        train_locally(method, ctx, *payload_of(ctx.run.experiment, ctx)).upload
+        for ctx in (first, later, unasked)
+    ]
+    assert first.metrics.keys() == later.metrics.keys() == method.reported(first.run)
+    assert not unasked.metrics
+    assert not method.reported(unasked.run)
+    for name, one, other in zip(uploads[1].weights, *map(values, uploads[1:]), strict=True):
+        assert torch.equal(one, other), name
+    for block, rows in uploads[1].prototypes.items():
+        assert torch.equal(rows.vectors, uploads[2].prototypes[block].vectors)
     assert [first.metrics[f"prototype_share_{block}"] for block in (0, 1)] == [0, 0]
     for block in (0, 1):
         assert 0.05 < later.metrics[f"prototype_share_{block}"] < 0.95
         assert 1 < later.metrics[f"prototype_angle_{block}"] < 180
+
+
+def values(upload):
+    return upload.weights.values()
 
 
 # --- what travels ---------------------------------------------------------------------------------
@@ -306,19 +319,6 @@ def test_beta_of_the_first_round(digits, given, expected):
     ctx.at = Position(0, 1, 0)
     train_locally(method, ctx, payload, state)
     assert betas(ctx.net) == [0.3] * 2
-
-
-def test_the_influence_of_every_block_is_reported(digits):
-    """With beta = 0 prototypes change no token."""
-    experiment = aligned({"round0_beta": 0.0})
-    method, ctx = method_of(experiment), context_of(experiment, digits)
-    train_locally(method, ctx, *payload_of(experiment, ctx))
-    names = [f"prototype_{what}_{block}" for what in ("share", "angle") for block in (0, 1)]
-    assert {*names} == method.reported(ctx.run) <= ctx.metrics.keys()
-    assert [ctx.metrics[name] for name in names[:2]] == [0, 0]
-    ctx.at = Position(1, 1, 0)
-    train_locally(method, ctx, *payload_of(experiment, ctx))
-    assert all(ctx.metrics[name] > 0 for name in names[:2])
 
 
 def test_a_round_without_influence_is_fedavg(digits):
