@@ -82,7 +82,7 @@ class Folding:
         return (
             result.upload.num_bytes() * len(self._clients) > self._kept_bytes
             and self._count is not None
-            and RunningMean.takes(upload.weights)
+            and bool(upload.weights)
             and not upload.num_evaluation_bytes()  # the record counts them one by one
         )
 

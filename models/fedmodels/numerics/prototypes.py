@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from fedmodels.errors import PayloadError
-from fedmodels.numerics.algebra import class_means, weighted_mean
+from fedmodels.numerics.algebra import class_means
 from fedmodels.tensors.bundle import Prototypes
+from fedmodels.tensors.weighted_mean import mean_of_vectors
 
 
 @dataclass(frozen=True)
@@ -108,8 +109,7 @@ def mean_prototypes(
         counts = [count for _, count in held]
         total = sum(counts)
         shares = [1 / len(held) if uniform or not total else n / total for n in counts]
-        mean = weighted_mean([{"": vector} for vector, _ in held], shares)[""]
-        rows[label] = (mean, total)
+        rows[label] = mean_of_vectors([vector for vector, _ in held], shares), total
     return Prototypes.of(rows, width)
 
 

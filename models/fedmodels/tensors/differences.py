@@ -22,7 +22,7 @@ from torch import Tensor
 from fedmodels.tensors.block_layout import BlockLayout
 from fedmodels.tensors.bundle import Bundle, Prototypes, Weights
 from fedmodels.tensors.joined import joined
-from fedmodels.tensors.packed_weights import PackedWeights, names_and_layout
+from fedmodels.tensors.packed_weights import PackedWeights, packed
 
 WEIGHTS, STATISTICS, GENERATORS = "weights", "statistics", "generators"
 """Parts of an upload; ``evaluation`` and each level of prototypes are others."""
@@ -195,11 +195,7 @@ def _packed(weights: Weights) -> PackedWeights | None:
     floating = {name: t.float() for name, t in weights.items() if t.is_floating_point()}
     if not floating:
         return None
-    names, layout = names_and_layout(floating)
-    block = layout.empty()
-    for name, place in zip(names, layout.views(block), strict=True):
-        place.copy_(floating[name])
-    return PackedWeights(names, layout, block)
+    return packed(floating)
 
 
 def _add_row(sketch: Tensor, row: Tensor, begin: int) -> None:

@@ -69,6 +69,18 @@ def names_and_layout(tensors: Mapping[str, Tensor]) -> tuple[tuple[str, ...], Bl
     return names, layout_of(facts_of(tensors[name] for name in names))
 
 
+def packed(tensors: Mapping[str, Tensor], names: Iterable[str] = ()) -> PackedWeights:
+    """Return tensors in one block on the CPU, by ascending names or in the order of ``names``."""
+    order = tuple(names) or tuple(sorted(tensors))
+    if isinstance(tensors, PackedWeights) and tensors.names == order:
+        return tensors
+    layout = layout_of(facts_of(tensors[name] for name in order))
+    block = layout.empty()
+    for name, place in zip(order, layout.views(block), strict=True):
+        place.copy_(tensors[name].detach())
+    return PackedWeights(order, layout, block, tensors)
+
+
 def num_bytes(tensors: Mapping[str, Tensor]) -> int:
     """Return how many bytes tensors hold."""
     if isinstance(tensors, PackedWeights):

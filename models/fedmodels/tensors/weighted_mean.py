@@ -1,4 +1,8 @@
-"""The weighted mean of uploads, the basis of every method's server half."""
+"""The weighted mean of uploads, the basis of every method's server half.
+
+Weights are added as blocks (:class:`PackedWeights`). A block is read once as each floating-point
+dtype that it holds: where it holds others, numbers of no meaning come out, and are not used.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +15,17 @@ import torch
 from torch import Tensor
 
 from fedmodels.errors import PayloadError
-from fedmodels.tensors.block_layout import BlockLayout
+from fedmodels.tensors.block_layout import BlockLayout, layout_of
 from fedmodels.tensors.bundle import Bundle, Weights
-from fedmodels.tensors.joined import joined, separated
-from fedmodels.tensors.packed_weights import PackedWeights, names_and_layout
+from fedmodels.tensors.packed_weights import PackedWeights, num_bytes, packed
 
 CHUNK = 1 << 15
 """Elements summed at a time: two float64 buffers of this size stay in a core's cache."""
 MOST_COUNTED = 10**12
 """Limit of an integer in an upload, such as of batches counted. What is sent down is at most half
 of it: clients count on from there."""
+PACKED_AT_ONCE = 1 << 22
+"""Bytes of uploads that are packed before they are added."""
 PER_THREAD, MOST_THREADS = 1 << 21, 8
 """Elements that justify one more thread, and the most threads: more would wait for memory."""
 
@@ -34,8 +39,8 @@ def weighted_mean(
 
     ``sum_i p_i x_i / total`` in float64 and in the given order, rounded once to the dtype of the
     inputs. Equal inputs of float32 or narrower come out as themselves, and a coefficient of 1 among
-    zeros returns that input. Uploads may be zero-copy views. The result and small buffers are all
-    the memory it needs.
+    zeros returns that input. Uploads may be zero-copy views. Of uploads in blocks of one layout the
+    result and small buffers are all the memory it needs; others are packed one after the other.
 
     Args:
         uploads: weights by key, or bundles with ``weights``; all have the same keys.
@@ -58,18 +63,41 @@ def weighted_mean(
     if not pairs:
         raise PayloadError("there is nothing to average: no upload has a coefficient above 0")
     inputs, shares = [w for w, _ in pairs], [p for _, p in pairs]
-    whole = _mean_of_blocks(inputs, shares, total)
-    if whole is not None:
-        return whole
-    first = inputs[0]
-    for other in inputs[1:]:
-        if other.keys() != first.keys():
-            key = min(other.keys() ^ first.keys())
+    if not inputs[0]:
+        for key in min(inputs, key=lambda weights: not weights):
             raise PayloadError(f"tensor {key!r} is in some uploads only")
-    found: dict[str, Tensor] = {}
-    for keys in _groups(first):
-        found |= _mean(keys, inputs, shares, total)
-    return {key: found[key] for key in first}
+        return {}
+    first, alike = inputs[0], [w for w in inputs if isinstance(w, PackedWeights)]
+    if len(alike) == len(inputs) and all(w.is_like(alike[0]) for w in alike):
+        return _mean_of_blocks(alike, shares, total)
+    running, at_once = RunningMean(), max(1, PACKED_AT_ONCE // max(1, num_bytes(first)))
+    for begin in range(0, len(inputs), at_once):
+        some = slice(begin, begin + at_once)
+        running.add(inputs[some], shares[some])
+    running.total = total
+    found = running.mean()
+    assert isinstance(found, PackedWeights), "something was added"
+    return PackedWeights(found.names, found.layout, found.block, first)
+
+
+def mean_of_vectors(
+    vectors: Sequence[Tensor],
+    shares: Sequence[float],
+    total: float = 1.0,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Return the weighted mean of floating-point vectors (n,) on the CPU, in ``out`` if given.
+
+    Raises:
+        PayloadError: no share is above 0, or the vectors differ in length.
+    """
+    pairs = [(vector, share) for vector, share in zip(vectors, shares, strict=True) if share != 0]
+    if len({len(vector) for vector, _ in pairs}) != 1:
+        raise PayloadError("vectors to average differ in length, or none has a share above 0")
+    result = torch.empty_like(pairs[0][0]) if out is None else out
+    held, parts = [vector for vector, _ in pairs], [share for _, share in pairs]
+    _in_ranges(partial(_fill, result, held, parts, total), len(result), len(held))
+    return result
 
 
 class RunningMean:
@@ -81,39 +109,38 @@ class RunningMean:
 
     def __init__(self) -> None:
         self.total = 0.0
-        self._form: tuple[tuple[str, ...], BlockLayout, torch.dtype] | None = None
-        """Names, layout and floating-point dtype of the uploads."""
-        self._sum = torch.empty(0)
+        self._form: tuple[tuple[str, ...], BlockLayout] | None = None
+        """Names and layout of the uploads."""
+        self._sums: dict[torch.dtype, Tensor] = {}
+        """Of whole blocks, in float64, by the dtype that they are read as."""
         self._largest: dict[torch.dtype, Tensor] = {}
 
-    @staticmethod
-    def takes(weights: Mapping[str, Tensor]) -> bool:
-        """Tell whether weights lie in one block with one floating-point dtype."""
-        return isinstance(weights, PackedWeights) and _float_of(weights) is not None
-
     def add(self, uploads: Sequence[Mapping[str, Tensor]], coefficients: Sequence[float]) -> None:
-        """Add uploads of one net that pass ``takes``; skip uploads of coefficient 0."""
+        """Add uploads of one net; skip uploads of coefficient 0.
+
+        Raises:
+            PayloadError: keys, shapes or dtypes differ.
+        """
         pairs = [(u, float(p)) for u, p in zip(uploads, coefficients, strict=True) if p != 0]
-        packed = [u for u, _ in pairs if isinstance(u, PackedWeights)]
-        if not packed:
+        if not pairs:
             return
-        fresh = self._form is None
         if self._form is None:
-            dtype = _float_of(packed[0])
-            assert dtype is not None, "not what takes() says"
-            self._form = *names_and_layout(dict(packed[0])), dtype
-        names, layout, dtype = self._form
-        blocks = [_block(upload, names, layout) for upload in packed]
-        vectors = [block.view(dtype) for block in blocks]
-        if fresh:
-            self._sum = torch.empty(len(vectors[0]), dtype=torch.float64)
-        work = partial(_add_range, self._sum, vectors, [p for _, p in pairs], fresh)
-        _in_ranges(work, len(self._sum), len(vectors))
-        self.total += sum(p for _, p in pairs)
-        for other in layout.dtypes - {dtype}:
-            parts = [block.view(other)[layout.elements(other)] for block in blocks]
-            parts += [] if fresh else [self._largest[other]]
-            self._largest[other] = _mean_of_vectors(parts, [])
+            first = packed(pairs[0][0])
+            self._form = first.names, first.layout
+        names, layout = self._form
+        blocks, shares = [_block(u, names, layout) for u, _ in pairs], [p for _, p in pairs]
+        for dtype in layout.dtypes:
+            if not dtype.is_floating_point:
+                parts = [block.view(dtype)[layout.elements(dtype)] for block in blocks]
+                known = self._largest.get(dtype)
+                self._largest[dtype] = _largest(parts if known is None else [*parts, known])
+                continue
+            vectors, is_fresh = [block.view(dtype) for block in blocks], dtype not in self._sums
+            if is_fresh:
+                self._sums[dtype] = torch.empty(len(vectors[0]), dtype=torch.float64)
+            work = partial(_add_range, self._sums[dtype], vectors, shares, is_fresh)
+            _in_ranges(work, len(vectors[0]), len(vectors))
+        self.total += sum(shares)
 
     def mean(self) -> Weights | None:
         """Return the mean of the added uploads; None if there are no uploads.
@@ -122,32 +149,30 @@ class RunningMean:
         """
         if self._form is None:
             return None
-        names, layout, dtype = self._form
-        mean = layout.empty()
-        mean.view(dtype).copy_(self._sum.div_(self.total))
-        for other, largest in self._largest.items():
-            mean.view(other)[layout.elements(other)] = largest
-        return PackedWeights(names, layout, layout.clear(mean))
+        names, layout = self._form
+        means = {dtype: sums.div_(self.total) for dtype, sums in self._sums.items()}
+        return PackedWeights(names, layout, _laid_out(layout, {**means, **self._largest}))
 
     def sums(self) -> Weights | None:
-        """Return the weighted sums so far, by name; None if there are no uploads.
+        """Return the weighted sums so far; None if there are no uploads.
 
-        Floating-point tensors are float64 copies; integers are the maximum, booleans "any".
+        Floating-point tensors are in float64; integers are the maximum, booleans "any".
         """
         if self._form is None:
             return None
-        names, layout, dtype = self._form
-        block = layout.empty()
-        for other, largest in self._largest.items():
-            block.view(other)[layout.elements(other)] = largest
-        found: dict[str, Tensor] = {}
-        places = zip(names, layout.offsets, layout.views(block), strict=True)
-        for name, offset, tensor in places:
-            if tensor.dtype == dtype:
-                begin = offset // dtype.itemsize
-                tensor = self._sum[begin : begin + tensor.numel()].view(tensor.shape)
-            found[name] = tensor.clone()
-        return found
+        names, layout = self._form
+        wide = layout_of(tuple((_wide(dtype), shape) for dtype, shape in layout.facts))
+        found, largest = wide.empty(), _laid_out(layout, self._largest)
+        views = wide.views(found), layout.views(largest)
+        for (dtype, _), offset, place, integers in zip(
+            layout.facts, layout.offsets, *views, strict=True
+        ):
+            begin = offset // dtype.itemsize
+            source = self._sums.get(dtype, integers)
+            if dtype in self._sums:
+                source = source[begin : begin + place.numel()].view(place.shape)
+            place.copy_(source)
+        return PackedWeights(names, wide, found)
 
 
 def mean_of_sums(
@@ -166,9 +191,6 @@ def mean_of_sums(
         total: the sum of all coefficients, above 0.
         dtypes: the dtype of each tensor of the mean.
 
-    Returns:
-        The mean, by name. Integer tensors come out as the maximum, booleans as "any".
-
     Raises:
         PayloadError: there is no group, the total is not above 0, or names or shapes differ.
     """
@@ -178,103 +200,66 @@ def mean_of_sums(
         if group.keys() != dtypes.keys():
             key = min(group.keys() ^ dtypes.keys())
             raise PayloadError(f"tensor {key!r} is in some sums only")
-    found: dict[str, Tensor] = {}
-    for name, dtype in dtypes.items():
-        parts = [group[name] for group in sums]
-        if any(part.shape != parts[0].shape for part in parts):
-            raise PayloadError(f"tensor {name!r} differs in shape between sums")
-        if not dtype.is_floating_point:
-            found[name] = _largest(parts)
-            continue
-        whole = parts[0].clone()
-        for part in parts[1:]:
-            whole += part
-        found[name] = whole.div_(total).to(dtype)
-    return found
+    mean = weighted_mean(sums, [1.0] * len(sums), total)
+    return packed({name: mean[name].to(dtype) for name, dtype in dtypes.items()})
 
 
-def _block(upload: PackedWeights, names: tuple[str, ...], layout: BlockLayout) -> Tensor:
-    """Return the tensors of an upload in the order of these names, not in its sender's."""
-    if (upload.names, upload.layout) == (names, layout):
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype.is_floating_point else dtype
+
+
+def _block(upload: Mapping[str, Tensor], names: tuple[str, ...], layout: BlockLayout) -> Tensor:
+    """Return the block of an upload that has these tensors, in this order.
+
+    Raises:
+        PayloadError: it has others.
+    """
+    if isinstance(upload, PackedWeights) and (upload.names, upload.layout) == (names, layout):
         return upload.block.cpu()
-    block = layout.empty()
-    for name, place in zip(names, layout.views(block), strict=True):
-        place.copy_(upload[name])
-    return layout.clear(block)
-
-
-def _float_of(weights: PackedWeights) -> torch.dtype | None:
-    """Return the floating-point dtype of weights that have just one."""
-    floats = [dtype for dtype in weights.layout.dtypes if dtype.is_floating_point]
-    return floats[0] if len(floats) == 1 else None
+    if upload.keys() != {*names}:
+        key = min(upload.keys() ^ {*names})
+        raise PayloadError(f"tensor {key!r} is in some uploads only")
+    for name, facts in zip(names, layout.facts, strict=True):
+        if (upload[name].dtype, upload[name].shape) != facts:
+            raise PayloadError(f"tensor {name!r} differs in shape or dtype between uploads")
+    return packed(upload, names).block
 
 
 def _mean_of_blocks(
-    uploads: list[Mapping[str, Tensor]], shares: list[float], total: float
-) -> PackedWeights | None:
-    """Return the mean of uploads that lie in one block each; the mean lies in such a block, too.
-
-    None if an upload does not lie in one block, or has not exactly one floating-point dtype.
-    """
-    first, packed = uploads[0], [each for each in uploads if isinstance(each, PackedWeights)]
-    if not isinstance(first, PackedWeights) or len(packed) < len(uploads):
-        return None
-    names, layout, dtype = first.names, first.layout, _float_of(first)
-    if dtype is None or any((u.names, u.layout) != (names, layout) for u in packed):
-        return None
-    blocks = [upload.block.cpu() for upload in packed]
-    mean = layout.empty()
-    _mean_of_vectors([block.view(dtype) for block in blocks], shares, total, mean.view(dtype))
-    for other in layout.dtypes - {dtype}:
-        places = layout.elements(other)
-        mean.view(other)[places] = _mean_of_vectors([b.view(other)[places] for b in blocks], shares)
-    return PackedWeights(names, layout, layout.clear(mean))
+    uploads: Sequence[PackedWeights], shares: list[float], total: float
+) -> PackedWeights:
+    """Return the mean of blocks of one layout."""
+    names, layout = uploads[0].names, uploads[0].layout
+    blocks, found = [upload.block.cpu() for upload in uploads], dict[torch.dtype, Tensor]()
+    block, is_alone = layout.empty(), sum(d.is_floating_point for d in layout.dtypes) == 1
+    for dtype in layout.dtypes:
+        vectors = [each.view(dtype) for each in blocks]
+        if dtype.is_floating_point:
+            out = block.view(dtype) if is_alone else None
+            found[dtype] = mean_of_vectors(vectors, shares, total, out)
+        else:
+            found[dtype] = _largest([vector[layout.elements(dtype)] for vector in vectors])
+    return PackedWeights(names, layout, _laid_out(layout, found, block))
 
 
-def _groups(weights: Mapping[str, Tensor]) -> Iterator[list[str]]:
-    """Yield keys whose tensors are summed together: many small ones cost as much as one."""
-    by_dtype: dict[torch.dtype, tuple[list[str], int]] = {}
-    for key, tensor in weights.items():
-        keys, held = by_dtype.get(tensor.dtype, ([], 0))
-        if keys and held + tensor.numel() > CHUNK:
-            yield keys
-            keys, held = [], 0
-        by_dtype[tensor.dtype] = ([*keys, key], held + tensor.numel())
-    for keys, _ in by_dtype.values():
-        yield keys
-
-
-def _mean(
-    keys: list[str], uploads: list[Mapping[str, Tensor]], shares: list[float], total: float
-) -> dict[str, Tensor]:
-    """Return the weighted mean of tensors of one dtype over the uploads."""
-    first = [uploads[0][key] for key in keys]
-    shapes = [t.shape for t in first]
-    vectors = []
-    for upload in uploads:
-        tensors = [upload[key] for key in keys]
-        if [t.shape for t in tensors] != shapes or any(t.dtype != first[0].dtype for t in tensors):
-            pairs = zip(keys, tensors, first, strict=True)
-            key = next(k for k, t, f in pairs if (t.shape, t.dtype) != (f.shape, f.dtype))
-            raise PayloadError(f"tensor {key!r} differs in shape or dtype between uploads")
-        alone = len(tensors) == 1
-        vectors.append(tensors[0].detach().cpu().reshape(-1) if alone else joined(tensors))
-    result = _mean_of_vectors(vectors, shares, total)
-    return dict(zip(keys, separated(result, first), strict=True))
-
-
-def _mean_of_vectors(
-    vectors: list[Tensor], shares: list[float], total: float = 1.0, out: Tensor | None = None
+def _laid_out(
+    layout: BlockLayout, found: Mapping[torch.dtype, Tensor], block: Tensor | None = None
 ) -> Tensor:
-    """Return the weighted mean of equally long vectors, in ``out`` if given.
+    """Return a block with these numbers: floats as whole blocks, others by their elements.
 
-    For integers the result is the maximum, and shares are unused.
+    Numbers of the only floating-point dtype may lie in ``block`` already.
     """
-    if not vectors[0].is_floating_point():
-        return _largest(vectors)
-    result = torch.empty_like(vectors[0]) if out is None else out
-    _in_ranges(partial(_fill, result, vectors, shares, total), len(result), len(vectors))
-    return result
+    block = layout.empty() if block is None else block
+    is_alone = sum(dtype.is_floating_point for dtype in found) == 1
+    for dtype in sorted(found, key=lambda dtype: not dtype.is_floating_point):  # floats first
+        view, places, numbers = block.view(dtype), layout.elements(dtype), found[dtype]
+        if not dtype.is_floating_point:
+            view[places] = numbers
+        elif not is_alone:
+            view[places] = numbers[places].to(dtype)
+        elif numbers.data_ptr() != view.data_ptr():
+            view.copy_(numbers)
+    return layout.clear(block)
 
 
 def _largest(tensors: Sequence[Tensor]) -> Tensor:

@@ -120,6 +120,12 @@ def test_weighted_mean_of_counters_flags_scalars_and_nothing():
     assert mean["e"].shape == (0, 3)
 
 
+def test_weighted_mean_of_no_tensors_is_none():
+    assert weighted_mean([{}, Bundle()], [0.5, 0.5]) == {}
+    with pytest.raises(PayloadError, match="'w' is in some uploads only"):
+        weighted_mean([{}, {"w": torch.zeros(2)}], [0.5, 0.5])
+
+
 def test_weighted_mean_leaves_its_inputs_alone():
     only = {"w": torch.tensor([1.0]), "n": torch.tensor(1)}
     mean = weighted_mean([only], [1.0])

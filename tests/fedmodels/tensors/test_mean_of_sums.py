@@ -8,19 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedmodels.errors import PayloadError
-from fedmodels.tensors.packed_weights import PackedWeights, names_and_layout
+from fedmodels.tensors.packed_weights import PackedWeights
+from fedmodels.tensors.packed_weights import packed as in_a_block
 from fedmodels.tensors.weighted_mean import RunningMean, mean_of_sums, weighted_mean
 
 DTYPES = {"base/steps": torch.int64, "base/w": torch.float32}
 
 
 def packed(values: list[float], steps: int) -> PackedWeights:
-    tensors = {"base/steps": torch.tensor(steps), "base/w": torch.tensor(values)}
-    names, layout = names_and_layout(tensors)
-    block = layout.empty()
-    for name, view in zip(names, layout.views(block), strict=True):
-        view.copy_(tensors[name])
-    return PackedWeights(names, layout, layout.clear(block))
+    return in_a_block({"base/steps": torch.tensor(steps), "base/w": torch.tensor(values)})
 
 
 def sums_of(uploads, counts):

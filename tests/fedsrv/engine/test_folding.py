@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from fedmodels.tensors.block_layout import facts_of, layout_of
 from fedmodels.tensors.bundle import Bundle, Prototypes
 from fedmodels.tensors.packed_weights import PackedWeights, names_and_layout
+from fedmodels.tensors.packed_weights import packed as in_a_block
 from fedmodels.tensors.weighted_mean import RunningMean, weighted_mean
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.cohort import Answer
@@ -23,16 +24,11 @@ from fedsrv.engine.folding import Folding
 
 def packed(seed: int, size: int = 300) -> PackedWeights:
     draw = torch.Generator().manual_seed(seed)
-    tensors = {
+    return in_a_block({
         "base/w": torch.randn(size, generator=draw),
         "base/steps": torch.randint(100, (), generator=draw),
         "head/b": torch.randn(3, 5, generator=draw),
-    }
-    names, layout = names_and_layout(tensors)
-    block = layout.empty()
-    for name, view in zip(names, layout.views(block), strict=True):
-        view.copy_(tensors[name])
-    return PackedWeights(names, layout, layout.clear(block))
+    })  # fmt: skip
 
 
 def assert_same(one, other):
@@ -86,12 +82,22 @@ def test_counts_and_their_sum_keep_equal_inputs():
     assert_same(weighted_mean([packed(2), same], [0, 7], 7), same)
 
 
-def test_what_a_running_mean_takes():
-    assert RunningMean.takes(packed(0))
-    assert not RunningMean.takes({"w": torch.zeros(3)})
-    mixed = {"a": torch.zeros(2), "b": torch.zeros(2, dtype=torch.float64)}
-    names, layout = names_and_layout(mixed)
-    assert not RunningMean.takes(PackedWeights(names, layout, layout.empty()))
+def test_a_running_mean_takes_tensors_of_several_dtypes_in_blocks_or_alone():
+    dtypes = {"a": torch.float32, "b": torch.float64, "c": torch.bool, "d": torch.bfloat16}
+    draw = torch.Generator().manual_seed(0)
+    uploads = [{n: torch.randn(3, generator=draw).to(d) for n, d in dtypes.items()} for _ in "123"]
+    expected = weighted_mean(uploads, [1, 2, 3], 6)
+    for forms in (
+        uploads,
+        [in_a_block(u) for u in uploads],
+        [uploads[0], in_a_block(uploads[1]), uploads[2]],
+    ):
+        running = RunningMean()
+        running.add(forms, [1, 2, 3])
+        assert_same(running.mean(), expected)
+    for name, dtype in dtypes.items():
+        by_hand = sum(p * u[name].double() for p, u in zip((1, 2, 3), uploads, strict=True)) / 6
+        assert torch.equal(expected[name], by_hand.to(dtype)) or dtype == torch.bool
 
 
 # --- folding --------------------------------------------------------------------------------------
