@@ -73,7 +73,7 @@ def personal_file(run: Path, client: int) -> Path:
     if not run.is_dir():
         raise DataError(f"--run {run} is no directory")
     raise DataError(
-        f"{run} holds no model of client {client}: a client stores its model when the run ends, "
+        f"{run} holds no model of client {client}: who trained stores a model when the run ends, "
         "in RUN/clients of fedsrv launch or in its own --state-dir; give one of them as --run"
     )
 

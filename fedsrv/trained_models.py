@@ -26,8 +26,8 @@ def personal_model(run: Path, client: int) -> TrainedModel:
     file = run / "clients" / str(client) / "personal.safetensors"
     if not file.exists():
         raise DataError(
-            f"{file} is not there: a client stores its model when the run ends, in its own "
-            "state directory; fedtide.TrainedModel.load opens it from there"
+            f"{file} is not there: a client that trained stores its model when the run ends, in "
+            "its own state directory; fedtide.TrainedModel.load opens it from there"
         )
     return TrainedModel.load(file)
 

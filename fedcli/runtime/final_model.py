@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from fedcli.data.store.client_data import ClientData
-from fedcli.runtime.state import StateDirectory
+from fedcli.runtime.state import PERSONAL, StateDirectory
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ArchiveError
 from fedmodels.nets.split import SplitNet, weights_of
 from fedmodels.nets.trained import ModelFacts, header_of
-from fedmodels.tensors.bundle import Bundle, ClientId
+from fedmodels.tensors.bundle import Bundle, ClientId, state_digest
 from fedmodels.training.method import Method
 from fedpb.v1 import coordinator_pb2 as rpc
 
 log = logging.getLogger(__name__)
+
+
+@dataclass
+class LastStored:
+    """Everybody's model, where a client of this process has stored it last."""
+
+    stored: tuple[Mapping[str, str], str] | None = None
+    """What it is, and its digest."""
+    file: Path = field(default_factory=Path)
 
 
 @dataclass(frozen=True)
@@ -32,6 +42,7 @@ class FinalModel:
     states: StateDirectory
     experiment: Experiment
     method: Method
+    last: LastStored
 
     def keep_scored(self, order: rpc.Order, net: SplitNet) -> None:
         """Keep a model that was scored after local training, if it may be the client's last one.
@@ -47,17 +58,24 @@ class FinalModel:
             model = self._described(net, order, "after_local")
             self.states.keep_scored(order.interaction, order.base, *model)
 
-    def store(self, order: rpc.Order, net: SplitNet, view: str) -> None:
+    def store(self, order: rpc.Order, net: SplitNet, view: str, *, shared: bool) -> None:
         """Store the model that was scored last; where none was kept, the net as this view has it.
 
         Args:
             order: the last one of the run.
             net: the client's model after the downlink.
             view: the view that the net was loaded for.
+            shared: whether the net is the same at all clients; it is one file then.
         """
-        self.states.save_personal(*(self._scored(order.base) or self._described(net, order, view)))
+        if scored := self._scored(order.base):
+            return self.states.save_personal(*scored)
+        weights, facts = self._described(net, order, view)
+        found = (facts, state_digest([("", weights)])) if shared else None
+        same = found is not None and found == self.last.stored
+        self.states.save_personal(weights, facts, self.last.file if same else None)
+        self.last.stored, self.last.file = found, self.states.path / PERSONAL
 
-    def _scored(self, interaction: int) -> tuple[Bundle, Mapping[str, str]] | None:
+    def _scored(self, interaction: int) -> tuple[Bundle, Mapping[str, str], Path] | None:
         """Return the model that was scored after an interaction, where it was kept."""
         try:
             return self.states.scored(interaction)

@@ -12,6 +12,7 @@ import math
 import random
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -39,8 +40,8 @@ from fedpb.headers import header_of
 from fedpb.orders import Specs, read_order
 from fedpb.v1 import coordinator_pb2 as rpc
 
-LEAVE_S = 2.0
-"""Time for the server's answer to a client that leaves."""
+LEAVE_S, LEAVING = 2.0, 16
+"""How long the server has to take a session back, and how many are given back at a time."""
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -365,19 +366,30 @@ class Link:
         A Pull that ends since one client has left would name the others anew, and that one too.
         """
         self._closed.set()
+        calls = deque[Any]()
         for one in members:
             request = rpc.LeaveRequest(client_id=str(one.client), token=one.token, reason=reason)
-            try:
-                self._leave(request, timeout=LEAVE_S)
-            except grpc.RpcError as error:
-                log.debug("leave: %s", said(error))
-                if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-                    return
+            calls.append(self._leave.future(request, timeout=LEAVE_S))
+            if len(calls) == LEAVING and not _answered(calls.popleft()):
+                return
+        while calls and _answered(calls.popleft()):
+            pass
 
     def close(self) -> None:
         """Close the channel; calls under way end."""
         self._closed.set()
         self._channel.close()
+
+
+def _answered(leaving: Any) -> bool:
+    """Tell whether the server is there to take a session back."""
+    try:
+        leaving.result()
+    except grpc.RpcError as error:
+        log.debug("leave: %s", said(error))
+        gone = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED
+        return error.code() not in gone
+    return True
 
 
 def _closed(what: str) -> LinkError:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from fedcli.runtime.sessions import write_private
 from fedmodels.errors import ArchiveError, ArchiveNotRead
-from fedmodels.files import sync_path
+from fedmodels.files import linked, sync_path
 from fedmodels.numerics.secrecy import SECRET_BYTES, Secret
 from fedmodels.tensors.archive import load, save
 from fedmodels.tensors.bundle import Bundle
@@ -212,21 +212,29 @@ class StateDirectory:
                 path.unlink(missing_ok=True)
         save(self.path / _SCORED.format(interaction), weights, description, fsync=True)
 
-    def scored(self, interaction: int) -> tuple[Bundle, Mapping[str, str]] | None:
-        """Return the model that was scored after an interaction, and what it is, where it is there.
+    def scored(self, interaction: int) -> tuple[Bundle, Mapping[str, str], Path] | None:
+        """Return the model scored after an interaction, what it is, and its file, if there is one.
 
         Raises:
             ArchiveError: it is damaged.
         """
         place = self.path / _SCORED.format(interaction)
-        return load(place) if interaction >= 0 and place.exists() else None
+        return (*load(place), place) if interaction >= 0 and place.exists() else None
 
-    def save_personal(self, weights: Bundle, description: Mapping[str, str]) -> None:
+    def save_personal(
+        self, weights: Bundle, description: Mapping[str, str], same_as: Path | None = None
+    ) -> None:
         """Store the final personal model and what it is, safely on the disk.
 
         Nobody asks for it again once the run is over.
+
+        Args:
+            weights: of the net.
+            description: what the model is.
+            same_as: a file that holds both already: it gets another name, and nothing is written.
         """
-        save(self.path / PERSONAL, weights, description, fsync=True)
+        if same_as is None or not linked(same_as, self.path / PERSONAL):
+            save(self.path / PERSONAL, weights, description, fsync=True)
 
     def _sync_state(self, version: int) -> None:
         synced = self._sync(self.path / _NAME.format(version))

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedcli.data.store.client_data import ClientData
 from fedcli.data.store.stream import TaskStream
 from fedcli.runtime.diary import tell, tell_scored, tell_trained
-from fedcli.runtime.final_model import FinalModel
+from fedcli.runtime.final_model import FinalModel, LastStored
 from fedcli.runtime.state import StateDirectory
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import FedtideError, PayloadError
@@ -86,6 +86,7 @@ class Worker:
     compression: Compression = field(init=False)
     nets: list[SplitNet] = field(init=False)
     """``net``, and the nets of the clients that train at the same time."""
+    final_model: FinalModel = field(init=False)
 
     def __post_init__(self, sibling: Worker | None) -> None:
         """Build the method, the net and the stream of tasks."""
@@ -104,8 +105,9 @@ class Worker:
         self.compression = how
         self.stateful = self.method.keeps_state(self.run) or self.compression.feedback
         self.final_model = FinalModel(
-            self.client, self.data, self.states, self.experiment, self.method
-        )
+            self.client, self.data, self.states, self.experiment, self.method,
+            sibling.final_model.last if sibling else LastStored(),
+        )  # fmt: skip
         self._held: Result | None = None
         self._committed = -1
         self._looked_at, self._peak = -math.inf, 0
@@ -310,7 +312,8 @@ class Worker:
         else:
             ctx.view = "after_downlink"
             self.method.load(ctx, payload, state)
-        self.final_model.store(order, self.net, ctx.view)
+        shared = ctx.view == "global" or not self.stateful
+        self.final_model.store(order, self.net, ctx.view, shared=shared)
         line = f": the run is over; its model is in {self.states.path}"
         tell("finished", self.client, line, order, path=str(self.states.path))
         if isinstance(self.client, int) and self.client < self.experiment.evaluate.pictures:

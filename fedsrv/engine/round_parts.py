@@ -13,7 +13,7 @@ from fedmodels.numerics.prototypes import drift
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId, state_digest
 from fedmodels.training.contexts import ServerContext, ServerData, ServerState
 from fedmodels.training.fault import faults_told
-from fedmodels.training.hooks import broadcast, evaluation, init_server, received
+from fedmodels.training.hooks import broadcast, evaluation, init_client, init_server, received
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.cohort import Answers, Trip, fewest_alive
 from fedsrv.engine.commits import Commits, odd_commit
@@ -240,17 +240,25 @@ class RoundParts:
     # --- the end ----------------------------------------------------------------------------------
 
     def finish(self, state: ServerState) -> dict[str, Any]:
-        """Let every client store its final model and report its digest; return the summary."""
+        """Let clients store their final models and report their digests; return the summary.
+
+        Of a population, those that never trained have nothing to store.
+        """
         plan, clients = self.plan, self.experiment.schedule.clients
-        everyone: list[ClientId] = [c for c in plan.profiles if c not in plan.aside]
+        members = [c for c in plan.profiles if c not in plan.aside]
+        trained = set(self.commits.last_trained if self.experiment.schedule.selects else members)
+        everyone: list[ClientId] = [c for c in members if c in trained]
         ctx = self.context(plan.steps[-1], tuple(plan.profiles))
         common, personal = evaluation(self.method, ctx, state)  # what is scored is stored
         if self.cohort.has_evaluator():
             everyone.append(EVALUATOR)
         orders = self._orders(ctx, rpc.ORDER_KIND_FINISH, everyone, (), 0)
         results = self._asked(orders, common, personal, ends_run=True)
-        digests = [r.report.state_sha256 for c, r in results.by_client.items() if c != EVALUATOR]
-        digest = state_digest(state.named(), digests)
+        digests = {c: self._untouched(c) for c in set(members) - set(everyone)}
+        for client, result in results.by_client.items():
+            if client != EVALUATOR:
+                digests[int(client)] = result.report.state_sha256
+        digest = state_digest(state.named(), [digests[c] for c in sorted(digests)])
         records = [record for record, _ in self.store.records()]
         names = [profile.dataset for profile in plan.profiles.values()]
         view = self.method.local_view
@@ -258,6 +266,7 @@ class RoundParts:
         for figure, why in summary.get("figures_missing", {}).items():
             self.events.tell("note", line=f"the summary goes without {figure}: {why}")
         missing = {*everyone, *range(clients)} - plan.aside.keys() - results.by_client.keys()
+        missing -= digests.keys()
         named: dict[str, list[Any]] = {
             "clients_missing": sorted(map(str, missing)),
             "clients_started_over": sorted(self.commits.history.started_over),
@@ -266,3 +275,7 @@ class RoundParts:
         summary |= {key: clients for key, clients in named.items() if clients}
         self.events.tell("finished", metrics=summary["metrics"], state_sha256=digest)
         return summary
+
+    def _untouched(self, client: int) -> str:
+        """Return the digest of the private state of a client that never trained."""
+        return state_digest([("client", init_client(self.method, self.plan.run, client))])

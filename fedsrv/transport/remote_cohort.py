@@ -7,6 +7,7 @@ clients; the service's threads bring their calls. This module knows nothing of g
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
@@ -198,13 +199,22 @@ class RemoteCohort(JoinedClients):
             self._over = RunHasFailed(failure) if failure else RunOver("the run is over")
             self.wake()
             until = self._clock() + (FAILED_S if failure else self.LEASE_S)
-            while self._is_expected(returning) and (left := until - self._clock()) > 0:
+            staying = deque[ClientId]()
+            while self._is_expected(staying, returning) and (left := until - self._clock()) > 0:
                 self.changed.wait(min(left, LOOK_EVERY_S))
 
-    def _is_expected(self, returning: bool) -> bool:
-        """Tell whether a client still has to learn that the run is over."""
-        missing = returning and any(c not in self.sessions for c in self._expected)
-        return missing or any(map(self.presence.is_connected, self.sessions.values()))
+    def _is_expected(self, staying: deque[ClientId], returning: bool) -> bool:
+        """Tell whether a client still has to learn that the run is over.
+
+        Args:
+            staying: those found connected that were not looked at since, for the next call.
+            returning: whether clients that have not joined may still come.
+        """
+        while staying and not self.presence.is_there(staying[0]):
+            staying.popleft()
+        if not staying:  # looking at all of them whenever one leaves would take too long
+            staying.extend(filter(self.presence.is_there, self.sessions))
+        return bool(staying) or (returning and any(c not in self.sessions for c in self._expected))
 
     # --- for the service --------------------------------------------------------------------------
 

@@ -51,6 +51,20 @@ def read_regular(path: Path, root: Path | None = None) -> bytes:
         return file.read()
 
 
+def linked(source: Path, target: Path) -> bool:
+    """Make a path another name of a file, safely on the disk; False where that cannot be."""
+    fresh = target.with_name(f".{target.name}.tmp")
+    try:
+        fresh.unlink(missing_ok=True)
+        os.link(source, fresh)
+        fresh.replace(target)
+        fresh.unlink(missing_ok=True)  # it stays where both were names of one file before
+        sync_path(target.parent)
+    except OSError:
+        return False
+    return True
+
+
 def sync_path(path: Path) -> None:
     """Fsync a file or a directory.
 

@@ -89,6 +89,11 @@ def test_a_session_is_there_once_it_is_used(out: Path) -> None:
 
 
 def test_a_personal_model_is_there_when_the_run_is_over(out: Path) -> None:
-    StateDirectory(out / "0").save_personal(Bundle(weights={"w": torch.ones(2)}), {})
-    lose(out / "0")
-    assert torch.equal(load(out / "0" / PERSONAL)[0].weights["w"], torch.ones(2))
+    model = Bundle(weights={"w": torch.ones(2)})
+    StateDirectory(out / "0").save_personal(model, {})
+    for _ in range(2):  # the second time it is the same file already
+        StateDirectory(out / "1").save_personal(model, {}, out / "0" / PERSONAL)
+    for client in ("0", "1"):
+        lose(out / client)
+        assert torch.equal(load(out / client / PERSONAL)[0].weights["w"], torch.ones(2))
+    assert [path.name for path in (out / "1").iterdir()] == [PERSONAL]

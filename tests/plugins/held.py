@@ -89,8 +89,13 @@ def store_sync(self: Store, interaction: int) -> None:
     _store_sync(self, interaction)
 
 
-def save_personal(self: StateDirectory, weights: Bundle, description: Mapping[str, str]) -> None:
-    _save_personal(self, weights, description)
+def save_personal(
+    self: StateDirectory,
+    weights: Bundle,
+    description: Mapping[str, str],
+    same_as: Path | None = None,
+) -> None:
+    _save_personal(self, weights, description, same_as)
     hold(f"finish-{self.path.name}")
 
 

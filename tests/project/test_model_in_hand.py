@@ -333,7 +333,11 @@ def test_every_kind_of_net_is_written_for_any_batch(
     ("words", "status", "line"),
     [
         (["--to", "keras"], 2, "is none of safetensors, torch.export, onnx"),
-        (["--to", "safetensors", "--client", 9], 1, "is not there: a client stores its model"),
+        (
+            ["--to", "safetensors", "--client", 9],
+            1,
+            "is not there: a client that trained stores",
+        ),
         (["--to", "torch.export", "--out", "{run}/no/where"], 1, "cannot write"),
     ],
 )

@@ -13,7 +13,9 @@ from fedcli.runtime.state import PERSONAL, StateDirectory
 from fedmodels.methods import make
 from fedmodels.nets.trained import TrainedModel
 from fedmodels.tensors.bundle import Bundle
+from fedmodels.training.contexts import ServerState
 from fedpb.v1 import coordinator_pb2 as rpc
+from fedsrv.engine.round_parts import RoundParts
 from fedtide.inprocess import run_in_process
 from tests.fedmodels.methods.test_conformance import experiment_for
 
@@ -66,6 +68,49 @@ def test_a_client_that_was_drawn_earlier_keeps_what_was_scored_then(
         file = tmp_path / "run" / "clients" / str(client) / PERSONAL
         facts = TrainedModel.load(file).facts
         assert (facts.view, facts.round) == ("after_local", record["round"])
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedper", "pfedgraph"])
+def test_of_a_population_those_that_trained_store_a_model(
+    name: str, digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that did not count with their initial state, as if they had been asked."""
+    experiment = experiment_for((name, {}), schedule={"rounds": 1, "per_round": 1})
+
+    def run(place: str) -> tuple[str, set[str]]:
+        found = run_in_process(experiment, digits, tmp_path / place)
+        assert "clients_missing" not in found
+        stored = {path.parent.name for path in (tmp_path / place).glob(f"clients/*/{PERSONAL}")}
+        return found["state_sha256"], stored
+
+    def everybody(parts: RoundParts, state: ServerState) -> dict[str, Any]:
+        trained = parts.commits.last_trained
+        parts.commits.last_trained = dict.fromkeys(parts.plan.profiles, -1) | trained
+        return finish(parts, state)
+
+    digest, stored = run("run")
+    lines = (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()
+    assert stored == {str(c) for line in lines for c in json.loads(line)["cohort"]}
+    assert len(stored) < 3
+    finish = RoundParts.finish
+    monkeypatch.setattr(RoundParts, "finish", everybody)
+    assert run("all") == (digest, {"0", "1", "2"})
+
+
+@pytest.mark.parametrize(("name", "files"), [("creff", 1), ("fedavg", 1), ("fedper", 3)])
+def test_a_model_that_is_everybodys_is_one_file(
+    name: str, files: int, digits: Path, tmp_path: Path
+) -> None:
+    def forget_the_scored(order: rpc.Order) -> None:
+        if order.kind == rpc.ORDER_KIND_FINISH:
+            for kept in (tmp_path / "run" / "clients" / order.client_id).glob("scored-*"):
+                kept.unlink()
+
+    experiment = experiment_for((name, {}), schedule={"rounds": 1})
+    run_in_process(experiment, digits, tmp_path / "run", before=forget_the_scored)
+    models = list((tmp_path / "run").glob(f"clients/*/{PERSONAL}"))
+    assert len(models) == 3
+    assert len({path.stat().st_ino for path in models}) == files
 
 
 def test_a_kept_model_that_is_damaged_leaves_the_one_after_the_downlink(

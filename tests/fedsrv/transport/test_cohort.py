@@ -2,6 +2,7 @@ import json
 import random
 import threading
 import time
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -320,6 +321,23 @@ def test_a_waiting_client_needs_no_other_sign_of_life(world, monkeypatch):
 def test_a_session_given_back_is_free_at_once(world):
     world.cohort.leave(0, "finished")
     assert world.join(0) != world.tokens[0]
+
+
+def test_the_end_does_not_look_at_all_clients_whenever_one_leaves(tmp_path, monkeypatch):
+    """With 10,000 clients that took longer than all that they said."""
+    world = World(tmp_path, 40)
+    world.join_all(range(40))
+    looks, is_there = [], world.cohort.presence.is_there
+    monkeypatch.setattr(world.cohort.presence, "is_there", lambda c: looks.append(c) or is_there(c))
+    staying = deque()
+    for client in range(40):
+        assert world.cohort._is_expected(staying, returning=False)
+        world.cohort.leave(client, "finished")
+    world.join(0)
+    assert world.cohort._is_expected(staying, returning=False), "it came back meanwhile"
+    world.cohort.leave(0, "finished")
+    assert not world.cohort._is_expected(staying, returning=False)
+    assert len(looks) < 6 * 40
 
 
 def test_a_restarted_server_knows_the_tokens_of_state_directories(tmp_path):
