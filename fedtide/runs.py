@@ -233,6 +233,9 @@ def _launch(
     """Run ``fedsrv launch`` in a process of its own: safe in notebooks and in plain scripts."""
     import tomli_w
 
+    from fedmodels.machine import require_linux
+
+    require_linux()
     with tempfile.NamedTemporaryFile("w", suffix=".toml") as config:
         config.write(tomli_w.dumps(experiment.to_dict()))
         config.flush()

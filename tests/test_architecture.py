@@ -69,9 +69,9 @@ ROOMS = {
         "testing.stacked", "testing.suite", "testing",
     ),
     "fedmodels": (
-        "errors", "printable", "units", "charts", "log_lines", "files", "processes", "own_code",
-        "commands", "tensors", "data_description", "numerics", "config", "nets", "training",
-        "techniques", "methods", "resolution",
+        "errors", "machine", "printable", "units", "charts", "log_lines", "files", "processes",
+        "own_code", "commands", "tensors", "data_description", "numerics", "config", "nets",
+        "training", "techniques", "methods", "resolution",
     ),
     "fedpb": (
         "", "v1", "pem", "handshakes", "channels", "tables", "descriptions", "zstd", "frames",

@@ -34,7 +34,8 @@ class _Syncer:
 
     def __init__(self) -> None:
         self._begin_anew()
-        os.register_at_fork(after_in_child=self._begin_anew)  # a fork inherits no thread
+        if hasattr(os, "register_at_fork"):  # a fork inherits no thread
+            os.register_at_fork(after_in_child=self._begin_anew)
 
     def _begin_anew(self) -> None:
         self._wanted = queue.SimpleQueue[Callable[[], None]]()

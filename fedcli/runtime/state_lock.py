@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from fedmodels.errors import ArchiveError
+from fedmodels.files import locked
 from fedmodels.tensors.bundle import EVALUATOR, ClientId
 
 LOCK = ".lock"
@@ -28,19 +27,19 @@ def lock_states(states: Path, clients: Sequence[ClientId]) -> int | None:
     """
     try:
         states.mkdir(parents=True, exist_ok=True)
-        handle = os.open(states / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        handle = os.open(states / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError:
         return None
     for client in clients:
         place = EVALUATORS_BYTE if client == EVALUATOR else int(client)
         try:
-            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
-        except OSError as error:
-            if error.errno not in (errno.EACCES, errno.EAGAIN):
-                continue
+            is_free = locked(handle, place)
+        except OSError:
+            continue
+        if not is_free:
             os.close(handle)
             raise ArchiveError(
                 f"client {client} runs already, with its state in {states}; wait until that "
                 "process has ended, or give another --state-dir"
-            ) from None
+            )
     return handle

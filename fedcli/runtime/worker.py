@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import resource
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import InitVar, dataclass, field, replace
@@ -21,6 +20,7 @@ from fedcli.runtime.final_model import FinalModel, LastStored
 from fedcli.runtime.state import StateDirectory
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import FedtideError, PayloadError
+from fedmodels.machine import peak_rss_bytes
 from fedmodels.methods import make
 from fedmodels.nets.split import SplitNet
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId, state_digest
@@ -271,7 +271,7 @@ class Worker:
         """Return the peak memory of this process in bytes; measured once a second at most."""
         now = time.monotonic()
         if now - self._looked_at > 1.0:
-            self._peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+            self._peak = peak_rss_bytes()
             self._looked_at = now
         return self._peak
 

@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 
 from fedmodels.commands import Commands
 from fedmodels.log_lines import LogLevel, set_up_logging
+from fedmodels.machine import require_linux
 
 
 def _number_of_hosts(text: str) -> int | None:
@@ -122,6 +123,7 @@ def set_up(quiet: bool, log_level: LogLevel, as_json: bool) -> LogLevel:
     Returns:
         The level of what is said, which ``--quiet`` raises.
     """
+    require_linux()
     level = LogLevel.WARNING if quiet else log_level
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     set_up_logging(level, as_json=as_json)

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from fedmodels.commands import forget_options
+from fedmodels.machine import require_linux
 
 sweep_app = typer.Typer()
 
@@ -44,6 +45,7 @@ def sweep(
 ) -> None:
     """Run methods × seeds × settings and tabulate them; finished runs are kept."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    require_linux()
     forget_options()
     from rich.console import Console
 

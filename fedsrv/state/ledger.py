@@ -294,7 +294,7 @@ class Ledger:
 
 def _make_private(database: Path) -> None:
     """Let nobody but its owner read a database; SQLite gives its other files the same mode."""
-    os.close(os.open(database, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    os.close(os.open(database, os.O_RDWR | os.O_CREAT, 0o600))
     for path in (database, *database.parent.glob(f"{database.name}-*")):
         path.chmod(0o600)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import sqlite3
@@ -12,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from fedmodels.errors import ArchiveNotWritten, ConfigError, RunFailed, reason_of
+from fedmodels.files import locked
 
 LOCK = ".lock"
 """The file by which the process that writes a run locks its directory."""
@@ -26,12 +26,10 @@ def lock(path: Path, name: str = LOCK) -> int:
         OSError: the file cannot be opened.
         RunFailed: another process holds the lock.
     """
-    handle = os.open(path / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    handle = os.open(path / name, os.O_RDWR | os.O_CREAT, 0o644)
+    if not locked(handle):
         os.close(handle)
-        raise RunFailed(f"{path} is in use by another process; wait until that has ended") from None
+        raise RunFailed(f"{path} is in use by another process; wait until that has ended")
     return handle
 
 

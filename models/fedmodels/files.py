@@ -5,19 +5,31 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import importlib
 import os
 import secrets
 import stat
+import sys
 from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
+from typing import Any
 
 from fedmodels.printable import printable
+
+try:
+    import fcntl
+except ImportError:
+    fcntl = None  # type: ignore[assignment]
 
 _OF_PATHS = (
     errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP, errno.ENOTDIR,
 )  # fmt: skip
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_BINARY = getattr(os, "O_BINARY", 0)
+"""Windows changes the ends of lines without it."""
+_HELD = (errno.EACCES, errno.EAGAIN, errno.EDEADLK)
+"""What systems say where another process has a lock."""
 LEFTOVER = ".*.tmp"
 """Glob pattern of what a crash in the middle of :func:`replacing` leaves."""
 
@@ -28,7 +40,7 @@ def open_regular(path: Path) -> BufferedReader:
     Raises:
         OSError: it is missing, or no regular file.
     """
-    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | _BINARY
     handle = os.open(path, flags)
     try:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
@@ -71,7 +83,10 @@ def sync_path(path: Path) -> None:
     Raises:
         OSError: it is gone, or the disk fails.
     """
-    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    on_windows = sys.platform == "win32"
+    if on_windows and path.is_dir():  # a directory cannot be opened there
+        return
+    handle = os.open(path, os.O_RDWR if on_windows else os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
@@ -111,7 +126,7 @@ def replacing(path: Path, *, sync: bool = False, private: bool = False) -> Itera
     if path.is_symlink():  # as /dev/stdout is
         path = path.resolve()
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     os.close(os.open(temporary, flags, 0o600 if private else 0o666))
     try:
         yield temporary
@@ -138,7 +153,7 @@ def write_new(path: Path, content: bytes, mode: int = 0o666) -> None:
         FileExistsError: there is one already.
         OSError: it cannot be written.
     """
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY, mode)
     try:
         with open(descriptor, "wb") as file:
             file.write(content)
@@ -156,3 +171,25 @@ def why_file_is_no_good(error: OSError) -> str:
     if error.filename is not None and error.errno in (*_OF_PATHS, *_FULL):
         return f"{printable(str(error.filename))}: {error.strerror}"
     return f"cannot write output: {error.strerror}" if error.errno in _FULL else ""
+
+
+def locked(handle: int, place: int | None = None) -> bool:
+    """Lock an open file, or one byte of it, until it is closed; tell whether nobody else has it.
+
+    Raises:
+        OSError: the file system has no locks.
+    """
+    try:
+        if fcntl is None:  # Windows
+            msvcrt: Any = importlib.import_module("msvcrt")
+            os.lseek(handle, place or 0, os.SEEK_SET)
+            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
+        elif place is None:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        else:
+            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
+    except OSError as error:
+        if error.errno in _HELD:
+            return False
+        raise
+    return True

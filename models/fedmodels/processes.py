@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-_LIBC = ctypes.CDLL(None)  # looked up before any fork
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None  # looked up before any fork
 _PR_SET_PDEATHSIG = 1
 
 
@@ -29,6 +29,7 @@ def end_with_parent(number: int, parent: int) -> None:
         number: the signal.
         parent: the parent's process id, as the parent itself told it.
     """
+    assert _LIBC is not None, "nothing is started but on Linux"
     _LIBC.prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:  # it died before the line above
         os._exit(1)

@@ -186,12 +186,3 @@ def test_a_current_directory_that_is_gone_is_one_line(tmp_path: Path) -> None:
     )
     line = "error: the current directory is gone: change to one that is there\n"
     assert (found.returncode, found.stdout, found.stderr) == (2, "", line)
-
-
-@pytest.mark.parametrize("package", ["fedsrv", "fedcli", "fedtide"])
-def test_windows_gets_one_line(package: str) -> None:
-    script = f"import sys; sys.platform = 'win32'; sys.modules['fcntl'] = None; import {package}"
-    words = [sys.executable, "-c", f"{script}; {package}.run" if package == "fedtide" else script]
-    found = subprocess.run(words, capture_output=True, text=True, timeout=60)
-    assert (found.returncode, found.stdout) == (1, "")
-    assert re.fullmatch(r"error: fedtide does not run on Windows.*\n", found.stderr)

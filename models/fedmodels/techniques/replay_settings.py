@@ -6,7 +6,6 @@ Tan and Liu (pFedGRP), arXiv 2410.01502v2, section 4. The replay itself is
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -14,6 +13,7 @@ from typing import Literal
 import torch
 
 from fedmodels.config.bounds import Count, NonNegative, PositiveCount, Share
+from fedmodels.machine import cores
 from fedmodels.techniques.class_replay import METRICS, ClassReplay
 from fedmodels.techniques.generators import Arch, Family
 from fedmodels.techniques.mixing import Found, Mixer, Search, WeightSearch, find_all
@@ -166,6 +166,6 @@ class LearnedWeights(Part):
         self, run: RunFacts, models: Sequence[Weights], searches: Sequence[WeightSearch]
     ) -> list[Found]:
         """Return the weights that each search finds, on a GPU one after the other."""
-        threads = len(os.sched_getaffinity(0)) if self.device == "cpu" else 1
+        threads = cores() if self.device == "cpu" else 1
         mixer = Mixer(run.make_net().to(self.device), models)
         return find_all(mixer, searches, self.search(), threads)

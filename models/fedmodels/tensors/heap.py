@@ -20,7 +20,7 @@ def keep_large_blocks() -> bool:
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError):
+    except (OSError, AttributeError, TypeError):  # Windows has no such library
         return False
     settings = {
         _M_MMAP_THRESHOLD: _LARGE,
@@ -40,5 +40,5 @@ def give_back_free_pages() -> bool:
     """
     try:
         return bool(ctypes.CDLL(None).malloc_trim(0))
-    except (OSError, AttributeError):
+    except (OSError, AttributeError, TypeError):  # Windows has no such library
         return False

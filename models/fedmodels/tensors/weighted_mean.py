@@ -6,7 +6,6 @@ dtype that it holds: where it holds others, numbers of no meaning come out, and 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedmodels.errors import PayloadError
+from fedmodels.machine import cores
 from fedmodels.tensors.block_layout import BlockLayout, layout_of
 from fedmodels.tensors.bundle import Bundle, Weights
 from fedmodels.tensors.packed_weights import PackedWeights, num_bytes, packed
@@ -282,8 +282,7 @@ def _in_ranges(work: Callable[[range], None], length: int, count: int) -> None:
 
 def _ranges(length: int, count: int) -> list[range]:
     """Divide vectors among the cores, where there is enough to do; each range begins a chunk."""
-    cores = len(os.sched_getaffinity(0))
-    threads = min(cores, MOST_THREADS, length * count // PER_THREAD) or 1
+    threads = min(cores(), MOST_THREADS, length * count // PER_THREAD) or 1
     share = max(1, -(-length // (threads * CHUNK))) * CHUNK
     return [range(i, min(i + share, length)) for i in range(0, length, share)] or [range(0)]
 
