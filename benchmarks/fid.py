@@ -4,7 +4,8 @@
 
 The features are the embeddings of the small CNN trained on all clients' real images together, not
 Inception's: compare runs on the same data with each other, not with a paper. One distance for each
-client and class, of its generator's images from its real ones; the table has the means.
+client, of what its generators draw together from its real images; the table has the mean. Classes
+have the shares that they have in the real images, so that one generator for all classes compares.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def main() -> None:
     """Print the mean distance of every run."""
     parser = parser_of("fid", __doc__)
     parser.add_argument("runs", type=Path, nargs="+")
-    parser.add_argument("--images", type=int, default=200, help="drawn from each generator")
+    parser.add_argument("--images", type=int, default=200, help="drawn for each class")
     parser.add_argument("--keep", action="store_true", help="as the record of a page")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -48,19 +49,20 @@ def main() -> None:
     tell("fid", rows)
     if options.keep:
         runs = "RUN …" if len(rows) > 1 else "RUN"
-        said = "Fréchet distance of replayed images from real ones, mean over clients and classes"
+        said = "Fréchet distance of replayed images from real ones, mean over clients"
         keep(
             "fid", f"python -m benchmarks.fid {runs} --keep", {said: {"grows": None, "rows": rows}}
         )
 
 
 def distance(path: Path, count: int) -> dict[str, Any]:
-    """Return the mean distance of a run's generators, each of which draws so many images."""
+    """Return the mean distance over clients, whose generators draw so many images for a class."""
     experiment = experiment_of(tomllib.loads((path / "config.toml").read_text()))
     real = {c: _data(path, c) for c in range(experiment.schedule.clients or 0)}
     every_x, every_y = (torch.cat(parts) for parts in zip(*real.values(), strict=True))
     net = feature_net(experiment.seed, every_x, every_y)
     found: list[float] = []
+    generators = 0
     for client, (x, y) in real.items():
         newest = max((path / "clients" / str(client)).glob("state-*.safetensors"))
         state = load(newest)[0]
@@ -69,12 +71,15 @@ def distance(path: Path, count: int) -> dict[str, Any]:
         replay = getattr(method, "replay", None)
         assert isinstance(replay, Replay), f"{path}: its clients replay nothing"
         family = replay.of(RunFacts(experiment, problem)).family
+        total = count * len(y.unique())
+        drawn = []
         for key, generator in state.generators.items():
-            images = Painter(family, generator.tensors).inputs(count, seed=client)
-            shown = x if key == "all" else x[y == int(key)]
-            features = [embeddings(net, part).numpy() for part in (shown, images)]
-            found.append(fid(*features))
-    return {"run": path.name, "generators": len(found), "fid": fmean(found)}
+            share = 1.0 if key == "all" else float((y == int(key)).float().mean())
+            drawn.append(Painter(family, generator.tensors).inputs(round(total * share), client))
+        generators += len(drawn)
+        features = [embeddings(net, part).numpy() for part in (x, torch.cat(drawn))]
+        found.append(fid(*features))
+    return {"run": path.name, "generators": generators, "fid": fmean(found)}
 
 
 def _data(path: Path, client: int) -> tuple[Tensor, Tensor]:

@@ -6,6 +6,7 @@ from benchmarks.embeddings import picture
 from benchmarks.fid import distance
 from benchmarks.prototype_convergence import distances
 from fedcli.runtime.pictures import draw
+from fedmodels.numerics.frechet import fid
 from fedtide.inprocess import launch_in_process
 from tests.conftest import tiny_experiment
 
@@ -46,11 +47,15 @@ def test_local_prototypes_converge_unless_gamma_is_near_one() -> None:
     assert max(slow) < min(fast) / 10
 
 
-def test_frechet_distance_of_what_clients_of_a_finished_run_replay(tmp_path) -> None:
-    """pFedGRP's table 9: a distance for each client and class, of a run that goes on to no next."""
+def test_frechet_distance_is_of_all_that_a_client_of_a_finished_run_replays(
+    tmp_path, monkeypatch
+) -> None:
+    """pFedGRP's table 9: generators of single classes together, so that one for all compares."""
     small = {"generator_width": 4, "generator_epochs": 1, "n_check": 4, "w_epochs": 1}
     experiment = tiny_experiment(method={"name": "pfedgrp", **small}, schedule={"rounds": 1})
     launch_in_process(experiment, tmp_path / "run")
+    compared = []
+    monkeypatch.setattr("benchmarks.fid.fid", lambda *both: compared.append(both) or fid(*both))
     found = distance(tmp_path / "run", 20)
-    assert found["generators"] >= experiment.schedule.clients
+    assert found["generators"] > len(compared) == experiment.schedule.clients
     assert found["fid"] > 0
