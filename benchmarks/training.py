@@ -3,6 +3,7 @@
     python -m benchmarks.training [--jobs digits-10 digits-50 fashion-10] [--rounds 6]
     python -m benchmarks.training --steps       # formats, fused steps, bfloat16, stacks
     python -m benchmarks.training --alignment   # FedAli's local training beside FedAvg's
+    python -m benchmarks.training --inprocess   # rounds without processes, in turn and together
 
 The jobs on digits also run with the clients of a host trained together
 (``fedmodels.training.stack``), that on Fashion-MNIST in bfloat16.
@@ -90,6 +91,7 @@ def main() -> None:
     parser.add_argument("--hosts", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--steps", action="store_true", help="single steps in place of rounds")
     parser.add_argument("--alignment", action="store_true", help="FedAli beside FedAvg")
+    parser.add_argument("--inprocess", action="store_true", help="rounds in one process")
     parser.add_argument("--nets", nargs="+", default=list(NETS)[:3], choices=list(NETS))
     parser.add_argument("--loop", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -100,6 +102,8 @@ def main() -> None:
     elif options.steps:
         tell("training_step", [_step_row(net) for net in options.nets])
         tell("stacked_clients", [_stacked_row(*case) for case in STACKS])
+    elif options.inprocess:
+        tell("inprocess", [_inprocess_row(50, options.rounds)])
     elif options.alignment:
         tell("alignment", [_aligned_row(*case) for case in ALIGNED])
     else:
@@ -137,6 +141,23 @@ def _round_row(job: str, rounds: int, hosts: int) -> dict[str, Any]:
         ours = statistics.median(seconds)
         row |= {f"{way}_s": ours, f"{way}_ratio": ours / plain}
     return row
+
+
+def _inprocess_row(clients: int, rounds: int) -> dict[str, Any]:
+    """Compare rounds on digits in this process: clients in turn, and a quarter of them together."""
+    from fedtide.inprocess import launch_in_process  # a run needs more than a step does
+
+    tables = _experiment({**DIGITS, "clients": clients}, rounds)
+    walls: dict[int, list[float]] = {1: [], math.ceil(clients / 4): []}
+    with tempfile.TemporaryDirectory() as place:
+        for number in range(3):
+            for together, seconds in walls.items():
+                out = Path(place) / f"{together}-{number}"
+                tables["training"] |= {"together": together}
+                launch_in_process(experiment_of(tables), out)
+                seconds += _walls(out)
+    in_turn, beside = map(statistics.median, walls.values())
+    return {"clients": clients, "in_turn_s": in_turn, "together": beside / in_turn}
 
 
 def _experiment(facts: Mapping[str, Any], rounds: int) -> dict[str, Any]:

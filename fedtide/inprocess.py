@@ -6,6 +6,7 @@ import json
 import logging
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from rich.console import Console
 
 from fedcli.data.store.commands import run_partition
 from fedcli.runtime.together import Task, execute_together
-from fedcli.runtime.worker import Result, Worker
+from fedcli.runtime.worker import Result
 from fedcli.runtime.workers import Workers
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.origin import data_and_scenario
@@ -73,7 +74,7 @@ class InProcessCohort:
             ids.append(EVALUATOR)
         self.workers = Workers(ids, data, states, torch.device("cpu"))
         self.workers.begin(experiment)
-        self._trains_together = experiment.training.together > 1
+        self._together = experiment.training.together
         self.arrival, self.before = arrival, before
         self.committed = self.watermark = -1
         self._lasting: dict[ClientId, Trip] = {}
@@ -102,7 +103,7 @@ class InProcessCohort:
 
     def exchange(self, trip: Trip) -> Answers:
         first = self._arrivals(trip.orders)[: trip.enough]
-        return self._answers({c: self._answer(c, trip) for c in first})
+        return self._answers(self._ordered(trip, first))
 
     def send(self, *trips: Trip) -> None:
         for trip in trips:
@@ -112,7 +113,11 @@ class InProcessCohort:
         """Let the clients work that the flush wants, or else those with the oldest orders."""
         wanted = tuple(flush.wanted or self._lasting)[: flush.size]
         trips = {client: self._lasting.pop(client) for client in wanted}
-        answers = self._answers({c: self._answer(c, trip) for c, trip in trips.items()})
+        found: dict[ClientId, Answer] = {}
+        for _, clients in groupby(wanted, lambda client: id(trips[client])):
+            some = [*clients]
+            found |= self._ordered(trips[some[0]], some)
+        answers = self._answers(found)
         answers.arrivals = {int(c): trip.sample.interaction for c, trip in trips.items()}
         answers.under_way = {int(c): trip.sample.interaction for c, trip in self._lasting.items()}
         return answers
@@ -123,35 +128,51 @@ class InProcessCohort:
     def _answers(self, found: Mapping[ClientId, Answer]) -> Answers:
         return Answers(dict(sorted(found.items(), key=lambda item: str(item[0]).zfill(9))), {})
 
-    def _answer(self, client: ClientId, trip: Trip) -> Answer:
-        """Let a client do what a trip orders.
+    def _ordered(self, trip: Trip, clients: Sequence[ClientId]) -> dict[ClientId, Answer]:
+        """Let clients do what a trip orders, as many at a time as train together.
 
         Raises:
-            ClientFailed: it cannot.
+            ClientFailed: one cannot.
         """
+        found: dict[ClientId, Answer] = {}
+        for start in range(0, len(clients), self._together):
+            tasks = {c: self._task(trip, c) for c in clients[start : start + self._together]}
+            results = {done.order.client_id: done for done in self._execute([*tasks.values()])}
+            for client, task in tasks.items():
+                down = task.payload.num_bytes()
+                found[client] = self._answer(trip, client, results[task.order.client_id], down)
+        return found
+
+    def _task(self, trip: Trip, client: ClientId) -> Task:
+        """Return what a client has to do, and what it needs for that."""
         order = stamped(trip.orders[client], self.committed, self.watermark)
         self.before(order)
         worker, specs = self.workers.of(client), self.workers.payload_spec
         parts = {"common": transported(trip.sent, specs["common"])}
         if client in trip.personal:
             parts["personal"] = transported(trip.personal[client], specs["personal"])
-        done = self._done(worker, order, merged(parts))
+        return Task(worker, order, merged(parts))
+
+    def _execute(self, tasks: Sequence[Task]) -> list[Result]:
+        if self._together > 1 and tasks[0].order.kind == rpc.ORDER_KIND_TRAIN:
+            return execute_together(tasks)
+        found = [task.worker.execute(task.order, task.payload) for task in tasks]
+        return [result for result in found if result is not None]
+
+    def _answer(self, trip: Trip, client: ClientId, done: Result, down: int) -> Answer:
+        """Take a client's result.
+
+        Raises:
+            ClientFailed: there is none.
+        """
         if done.failure:
-            raise ClientFailed(client, order.round, "order", done.failure)
+            raise ClientFailed(client, done.order.round, "order", done.failure)
         sent = transported(done.upload, trip.spec)
-        trip.check_report(client, order, done.report)  # honest clients are not refused
+        trip.check_report(client, done.order, done.report)  # honest clients are not refused
         upload = trip.restored(sent)
         trip.check_upload(client, upload)
-        down = sum(b.num_bytes() for b in parts.values())
         measured = trip.measured(client, upload)
         return Answer(upload, done.report, sent.num_bytes(), down, measured=measured)
-
-    def _done(self, worker: Worker, order: rpc.Order, payload: Bundle) -> Result:
-        if self._trains_together and order.kind == rpc.ORDER_KIND_TRAIN:
-            return execute_together([Task(worker, order, payload)])[0]
-        done = worker.execute(order, payload)
-        assert done is not None
-        return done
 
     def _arrivals(self, orders: Iterable[ClientId]) -> list[ClientId]:
         clients = list(orders)

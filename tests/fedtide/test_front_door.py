@@ -11,6 +11,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -20,6 +21,8 @@ import tomli_w
 import torch
 
 import fedtide
+from fedcli.runtime.together import Task, execute_together
+from fedcli.runtime.worker import Result
 from fedmodels.errors import ArchiveError, ConfigError, DataError, FedtideError, RunFailed
 from fedmodels.nets.trained import ModelFacts, TrainedModel, header_of
 from fedsrv.state.run_directory import launching
@@ -358,3 +361,17 @@ def test_a_notebook_shows_a_run_as_a_table_and_charts(done: fedtide.Run) -> None
     texts = {"".join(node.itertext()) for node in drawn.iter()}
     assert any(text.startswith("How good: ") for text in texts)
     assert "<script" not in shown
+
+
+def test_different_clients_train_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as ``together`` says, and then the rest; the same ones for each task."""
+    stacks: list[list[object]] = []
+
+    def counted(tasks: Sequence[Task]) -> list[Result]:
+        stacks.append([task.worker.client for task in tasks])
+        return execute_together(tasks)
+
+    monkeypatch.setattr("fedtide.inprocess.execute_together", counted)
+    changes = {"training.together": 2, "schedule.clients": 3, "schedule.rounds": 1}
+    fedtide.run(TINY, changes, backend="inprocess", out=tmp_path / "run")
+    assert stacks == 2 * [[0, 1], [2]]
