@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from zlib_ng import zlib_ng
 
-from fedmodels.tensors.heap import keep_large_blocks
+from fedmodels.tensors.allocator import keep_large_blocks
 
 FRAME = 1 << 20
 DIGITS = 5

@@ -39,9 +39,9 @@ from fedcli.runtime.link import Link, Membership
 from fedcli.runtime.tls import channel_credentials
 from fedcli.runtime.worker import Result
 from fedmodels.errors import RunFailed
+from fedmodels.tensors.allocator import keep_large_blocks
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.tensors.bundle_spec import BundleSpec
-from fedmodels.tensors.heap import keep_large_blocks
 from fedmodels.tensors.memory_blocks import lease
 from fedpb import PROTOCOL
 from fedpb.descriptions import description_of

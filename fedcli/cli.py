@@ -133,7 +133,7 @@ def join(
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     set_up_logging(LogLevel.WARNING if quiet else log_level, as_json=as_json)
     from fedmodels.config.places import check_address
-    from fedmodels.tensors.heap import keep_large_blocks
+    from fedmodels.tensors.allocator import keep_large_blocks
 
     keep_large_blocks()
     clients = clients_of(client_id)

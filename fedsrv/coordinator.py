@@ -23,10 +23,10 @@ from fedmodels.config.places import check_address
 from fedmodels.config.sent import without_places
 from fedmodels.errors import ConfigError, FedtideError, RunStopped
 from fedmodels.files import write_atomically
-from fedmodels.own_code import exits_told
+from fedmodels.own_code import refuse_exits
 from fedmodels.printable import printable
-from fedmodels.training.fault import faults_told
-from fedmodels.training.initial_weights import pinned
+from fedmodels.training.fault import name_faults
+from fedmodels.training.initial_weights import pin_weights
 from fedpb.channels import is_loopback
 from fedsrv.availability import with_digest
 from fedsrv.engine.admission import Admission
@@ -142,7 +142,7 @@ def serve(
     listen.check()
     check_extras(experiment)
     check_schedule(experiment)
-    experiment = with_digest(pinned(experiment))
+    experiment = with_digest(pin_weights(experiment))
     held = server_data_for(experiment, server_data)
     torch.set_num_threads(experiment.server.threads)
     with ExitStack() as stack:
@@ -242,7 +242,7 @@ def _run_to_the_end(
 ) -> dict[str, Any]:
     """Run what is left of a run, store its summary, and let the clients go."""
     before = store.ended()
-    with _telling_failures(cohort), faults_told(engine.method), exits_told():
+    with _telling_failures(cohort), name_faults(engine.method), refuse_exits():
         summary = before or engine.run()
     if before is None:
         store.end(summary)

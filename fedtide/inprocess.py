@@ -21,11 +21,11 @@ from fedmodels.config.experiment import Experiment
 from fedmodels.config.origin import data_and_scenario
 from fedmodels.errors import ClientFailed
 from fedmodels.files import write_atomically
-from fedmodels.own_code import exits_told
+from fedmodels.own_code import refuse_exits
 from fedmodels.resolution import experiment_of
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId
-from fedmodels.training.fault import faults_told
-from fedmodels.training.initial_weights import pinned
+from fedmodels.training.fault import name_faults
+from fedmodels.training.initial_weights import pin_weights
 from fedpb.codec import Receiver, encode, merged, read_chunk
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.availability import with_digest
@@ -198,7 +198,7 @@ def launch_in_process(
     if not resume:
         refuse_existing(out)
     check_schedule(experiment)
-    experiment = with_digest(pinned(experiment))
+    experiment = with_digest(pin_weights(experiment))
     data, schedule = out / "data", experiment.schedule
     with beginning(out) as began:
         make_directory(out / "clients", out)  # what a resumed run is known by
@@ -249,7 +249,7 @@ def run_in_process(
             write_facts(out, experiment, computes=store.ended() is None)
         cohort = InProcessCohort(experiment, data, out / "clients", **options)
         engine = Engine(experiment, cohort, store, EventLog(), held)
-        with faults_told(engine.method), exits_told():
+        with name_faults(engine.method), refuse_exits():
             return engine.run()
     finally:
         store.close()

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedmodels.config.experiment import Experiment
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.training.contexts import Metrics, ServerContext, ServerState
-from fedmodels.training.hooks import received, reduce
+from fedmodels.training.hooks import as_uploads, reduce
 from fedmodels.training.loop import train_locally
 from fedmodels.training.method import LocalResult
 from fedmodels.training.position import Position
@@ -63,7 +63,7 @@ class Course:
             ctx = context_of(self.experiment, self.root, client, task, number)
             payload = self.payload(server, client)
             self.results[client] = train_locally(self.method, ctx, payload, Bundle())
-        uploads = received(self.method, {c: r.upload for c, r in self.results.items()})
+        uploads = as_uploads(self.method, {c: r.upload for c, r in self.results.items()})
         self.state, self.metrics = reduce(self.method, server, self.state, uploads)
 
     def refs(self, number: int, task: int = 0, client: int = 0) -> Any:

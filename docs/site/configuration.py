@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from fedmodels.config import experiment as tables
 from fedmodels.config import scenario as scenarios
-from fedmodels.config.bounds import MOST
+from fedmodels.config.bounds import MAX_COUNT
 from fedmodels.config.data import Columns, Data
 from fedmodels.methods import names
 from fedmodels.methods.variants import variants_of
@@ -116,7 +116,7 @@ def _values(table: type[BaseModel], key: str, form: dict[str, Any]) -> str:
     name = {"integer": "integer", "number": "number", "string": "text", "boolean": "true or false"}
     kind = name.get(form.get("type", ""), "value")
     signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
-    told = {limit: sign for limit, sign in signs.items() if form.get(limit, MOST) != MOST}
+    told = {limit: sign for limit, sign in signs.items() if form.get(limit, MAX_COUNT) != MAX_COUNT}
     limits = [f"{sign} {form[limit]:,}" for limit, sign in told.items()]
     return f"{kind} {' and '.join(limits)}".rstrip()
 

@@ -35,12 +35,12 @@ from fedcli.runtime.together import Task, execute_together
 from fedcli.runtime.worker import Progress, Result
 from fedcli.runtime.workers import Workers
 from fedmodels.errors import ArchiveError, FedtideError, LinkError, PayloadError
-from fedmodels.own_code import exits_told
+from fedmodels.own_code import refuse_exits
 from fedmodels.printable import printable
 from fedmodels.resolution import received_experiment
+from fedmodels.tensors.allocator import give_back_free_pages
 from fedmodels.tensors.bundle import ClientId
 from fedmodels.tensors.bundle_spec import BundleSpec
-from fedmodels.tensors.heap import give_back_free_pages
 from fedpb.tables import values_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedpb.zstd import check_installed
@@ -130,7 +130,7 @@ class Host:
             self.join()
             log.info("waiting for orders")
             give_back_free_pages()
-            with exits_told():
+            with refuse_exits():
                 self._work()
             leaving = "finished"
             self._hand_on(None)

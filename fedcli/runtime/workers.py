@@ -24,7 +24,7 @@ from fedmodels.machine import cores, free_bytes
 from fedmodels.methods import make
 from fedmodels.tensors.bundle import ClientId
 from fedmodels.tensors.bundle_spec import BundleSpec
-from fedmodels.training.fault import faults_told
+from fedmodels.training.fault import name_faults
 from fedmodels.training.hooks import init_client
 
 KEEP_BYTES, KEEPING = 256 << 20, 64
@@ -72,7 +72,7 @@ class Workers:
             self._experiment = experiment
             self._last = 2 * experiment.training.together
             table = experiment.method
-            with faults_told(make(table.name, **table.hyper_parameters())):
+            with name_faults(make(table.name, **table.hyper_parameters())):
                 first = self.of(self.clients[0])  # what is wrong with the run shows at once
                 assert self.payload_spec
                 if experiment.net.weights_sha256 and isinstance(first.client, int):

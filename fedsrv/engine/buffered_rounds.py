@@ -26,7 +26,7 @@ from fedmodels.errors import ConfigError, RunFailed, reason_of
 from fedmodels.methods import make
 from fedmodels.tensors.bundle import Weights
 from fedmodels.tensors.bundle_spec import BundleSpec
-from fedmodels.tensors.staleness import discount, rebased
+from fedmodels.tensors.staleness import discount, rebase
 from fedmodels.training.contexts import ServerContext, ServerState
 from fedmodels.training.hooks import init_server
 from fedmodels.training.method import Method
@@ -235,7 +235,7 @@ class BufferedRounds:
             answer = results.by_client.get(client)
             if answer is not None and begun < now:  # a fresh upload counts as it came
                 factor, sent = discount(now - begun, exponent), answer.upload.weights
-                moved = rebased(sent, self.begun[begun], present, factor, parameters)
+                moved = rebase(sent, self.begun[begun], present, factor, parameters)
                 answer.upload = replace(answer.upload, weights=moved)
         self.begun = {n: w for n, w in self.begun.items() if n in self.under_way.values()}
 

@@ -23,7 +23,7 @@ from fedmodels.training.method import Method
 log = logging.getLogger(__name__)
 
 
-class Spoilt(Exception):
+class ReductionError(Exception):
     """These uploads cannot be reduced; the line says why."""
 
 
@@ -55,7 +55,7 @@ def reduced(
     """
     try:
         return _attempt(method, ctx, state, uploads)
-    except Spoilt as error:
+    except ReductionError as error:
         log.exception("interaction %d cannot be reduced as it is", ctx.interaction + 1)
         reason = str(error)
     behind = {} if uploads.is_folded else _behind(method, ctx, state, uploads)
@@ -71,7 +71,7 @@ def reduced(
         raise TooFewClients(str(ClientFailed(client, ctx.round, "reduction", why)) + others)
     try:
         return replace(_attempt(method, ctx, state, left), left_out=behind)
-    except Spoilt as error:
+    except ReductionError as error:
         failed = ClientFailed(client, ctx.round, "reduction", why)
         raise TooFewClients(f"{failed}{others}; without it: {error}") from None
 
@@ -80,16 +80,16 @@ def _attempt(method: Method, ctx: ServerContext, state: ServerState, uploads: Up
     """Aggregate and finish.
 
     Raises:
-        Spoilt: the method's code raised an error, or the result holds infinities.
+        ReductionError: the method's code raised an error, or the result holds infinities.
     """
     try:
         return _unguarded(method, ctx, state, uploads)
     except PayloadError as error:
-        raise Spoilt(str(error).partition("\n")[0]) from error
+        raise ReductionError(str(error).partition("\n")[0]) from error
     except (FedtideError, MemoryError):  # no upload is behind it
         raise
     except Exception as error:
-        raise Spoilt(fault_in(method, error) or line_of(error)) from error
+        raise ReductionError(fault_in(method, error) or line_of(error)) from error
 
 
 def _unguarded(method: Method, ctx: ServerContext, state: ServerState, uploads: Uploads) -> Reduced:
@@ -136,7 +136,7 @@ def _failure(
     """Return why these uploads cannot be reduced, on one line; None if they can."""
     try:
         _attempt(method, ctx, state, uploads)
-    except Spoilt as error:
+    except ReductionError as error:
         return str(error)
     return None
 

@@ -12,8 +12,8 @@ from fedmodels.errors import ClientFailed, PayloadError, TooFewClients
 from fedmodels.numerics.prototypes import drift
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId, state_digest
 from fedmodels.training.contexts import ServerContext, ServerData, ServerState
-from fedmodels.training.fault import faults_told
-from fedmodels.training.hooks import broadcast, evaluation, init_client, init_server, received
+from fedmodels.training.fault import name_faults
+from fedmodels.training.hooks import as_uploads, broadcast, evaluation, init_client, init_server
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.cohort import Answers, Trip, fewest_alive
 from fedsrv.engine.commits import Commits, odd_commit
@@ -97,7 +97,7 @@ class RoundParts:
         """Check the values of an upload that was trained from a state; called from any thread."""
         assert isinstance(client, int), "the evaluator trains nothing"
         announced = plan.terms.announced(client, plan.steps[ctx.interaction])
-        with faults_told(self.method, PayloadError):
+        with name_faults(self.method, PayloadError):
             self.method.check_upload(ctx, state, upload, announced)
 
     def _orders(
@@ -162,7 +162,7 @@ class RoundParts:
     def reduce(self, ctx: ServerContext, state: ServerState, results: Answers) -> Reduced:
         """Reduce the uploads to the next state; mark clients that spoil it as failed."""
         sent = {c: r.upload for c, r in results.by_client.items() if isinstance(c, int)}
-        uploads = received(self.method, sent, results.mean)
+        uploads = as_uploads(self.method, sent, results.mean)
         needed = self.plan.needed(ctx.cohort, self.experiment.cohort_size)
         found = reduced(self.method, ctx, state, uploads, needed)
         self.leave_out(ctx, results, found.left_out)

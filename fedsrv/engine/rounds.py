@@ -9,7 +9,7 @@ from typing import Any
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ClientFailed, TooFewClients
 from fedmodels.methods import make
-from fedmodels.tensors.heap import give_back_free_pages
+from fedmodels.tensors.allocator import give_back_free_pages
 from fedmodels.training.contexts import ServerContext, ServerData, ServerState
 from fedsrv.engine.buffered_rounds import BufferedRounds
 from fedsrv.engine.client_profile import untrained

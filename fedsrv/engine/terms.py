@@ -16,8 +16,8 @@ import torch
 
 from fedmodels.errors import ConfigError, PayloadError
 from fedmodels.numerics.metric_tables import UPLOADS
-from fedmodels.tensors.announced import Announced, check_examples
 from fedmodels.tensors.bundle import EVALUATOR, ClientId
+from fedmodels.tensors.declared_counts import DeclaredCounts, check_examples
 from fedmodels.training.class_masks import rules_of
 from fedmodels.training.method import Method
 from fedmodels.training.run import RunFacts
@@ -49,7 +49,7 @@ class Terms:
     run: RunFacts
     profiles: Mapping[int, Profile]
     steps: Sequence[Step]
-    _announced: dict[int, tuple[int, Announced]] = field(default_factory=dict, init=False)
+    _announced: dict[int, tuple[int, DeclaredCounts]] = field(default_factory=dict, init=False)
     """The last that was asked of a client, and of which interaction: the next one adds to it."""
 
     def __post_init__(self) -> None:
@@ -60,7 +60,7 @@ class Terms:
                 "report has already: give it another name in ctx.metrics and in reported"
             )
 
-    def announced(self, client: int, step: Step) -> Announced:
+    def announced(self, client: int, step: Step) -> DeclaredCounts:
         """Return the announced examples behind a client's upload."""
         profile, accumulates = self.profiles[client], self.run.experiment.accumulates
         train = profile.train
@@ -75,7 +75,7 @@ class Terms:
         each = np.array([profile.given(task, accumulates) for task in range(len(train))])
         counts = each[step.task], train[: step.task + 1].sum(0), each[ordered].sum(0)
         now, met, more = (torch.from_numpy(part.copy()) for part in counts)
-        found = Announced(client, now, met, trained + more)
+        found = DeclaredCounts(client, now, met, trained + more)
         if len(self._announced) >= MOST_REMEMBERED:
             self._announced.clear()
         self._announced[client] = step.interaction, found

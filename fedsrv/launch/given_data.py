@@ -14,7 +14,7 @@ from fedmodels.errors import ConfigError, DataError, reason_of
 from fedmodels.methods import make
 from fedmodels.printable import printable
 from fedmodels.training.compression import Compression
-from fedmodels.training.fault import faults_told
+from fedmodels.training.fault import name_faults
 from fedmodels.training.run import RunFacts
 from fedsrv.engine.buffered_rounds import check_asynchronous
 from fedsrv.engine.summary import data_of
@@ -76,7 +76,7 @@ def check_net(experiment: Experiment, root: Path) -> None:
     run, table = RunFacts(experiment, said.problem), experiment.method
     run.make_net()
     method = make(table.name, **table.hyper_parameters())
-    with faults_told(method):
+    with name_faults(method):
         method.keeps_state(run)
         method.payload_spec(run)
         Compression.of(method, run)

@@ -13,9 +13,9 @@ from typing import Any, Self
 from fedmodels.errors import ConfigError, PayloadError
 from fedmodels.methods import make
 from fedmodels.resolution import received_experiment
-from fedmodels.tensors.announced import check_numbers
 from fedmodels.tensors.bundle import Bundle, ClientId, Problem
 from fedmodels.tensors.bundle_spec import BundleSpec
+from fedmodels.tensors.declared_counts import check_numbers
 from fedmodels.training.compression import Compression
 from fedmodels.training.method import Method
 from fedmodels.training.run import RunFacts

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from fedmodels.errors import PayloadError
-from fedmodels.tensors.announced import check_numbers
 from fedmodels.tensors.bundle import Bundle, ClientId, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec
+from fedmodels.tensors.declared_counts import check_numbers
 from fedmodels.tensors.differences import STATISTICS, Given, Measured
 from fedmodels.tensors.differences import WEIGHTS as PARAMETERS
 from fedmodels.tensors.weighted_mean import mean_of_sums

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from fedmodels.errors import PayloadTooLarge
-from fedmodels.tensors.memory_blocks import Block, leased
+from fedmodels.tensors.memory_blocks import Block, lend
 
 
 class Spool:
@@ -39,7 +39,7 @@ class Spool:
         with self._lock:
             kept = self._free.get(size)
             block = kept.pop() if kept else self._fresh(size)
-        return leased(block, self._take_back)
+        return lend(block, self._take_back)
 
     def _fresh(self, size: int) -> Block:
         """Return a new block, of memory where the budget allows it."""

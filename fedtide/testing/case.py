@@ -17,7 +17,7 @@ from fedmodels.tensors.bundle import Bundle, tensor_bytes
 from fedmodels.tensors.uploads import Uploads
 from fedmodels.training.contexts import ServerContext, ServerState
 from fedmodels.training.fault import fault_in, line_of
-from fedmodels.training.hooks import init_server, received, reduce
+from fedmodels.training.hooks import as_uploads, init_server, reduce
 from fedmodels.training.loop import train_locally
 from fedmodels.training.method import LocalResult, Method
 from fedmodels.training.run import RunFacts
@@ -105,7 +105,7 @@ class Trained:
     @property
     def uploads(self) -> Uploads:
         """Return what the clients send, as the server half gets it."""
-        return received(self.method, self.sent)
+        return as_uploads(self.method, self.sent)
 
     def after(self, ctx: ServerContext) -> ServerState:
         """Return the state after the server half."""

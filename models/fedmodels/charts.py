@@ -127,7 +127,7 @@ class Chart:
 
 def svg(chart: Chart) -> str:
     """Return a chart for a page that has :data:`CSS`."""
-    marks, height = _drawn(chart)
+    marks, height = _draw(chart)
     return _element(marks, WIDTH, height, chart.caption)
 
 
@@ -142,7 +142,7 @@ def document(charts: Sequence[Chart], across: int = 3) -> str:
     across = min(across, len(charts))
     parts, top = [], 0.0
     for first in range(0, len(charts), across):
-        row = [_drawn(chart, legend=False) for chart in charts[first : first + across]]
+        row = [_draw(chart, legend=False) for chart in charts[first : first + across]]
         for place, (chart, (marks, _)) in enumerate(zip(charts[first:], row, strict=False)):
             left = place * (WIDTH + 10)
             title = words(WIDTH / 2, 14, chart.caption, "middle", "t", size=12)
@@ -172,10 +172,10 @@ def file_of(marks: str, width: float, height: float, name: str) -> str:
 
 def _element(marks: str, width: float, height: float, name: str) -> str:
     box = f'viewBox="0 0 {_n(width)} {_n(height)}"'
-    return f'<svg class="chart" role="img" aria-label="{_escaped(name)}" {box}>{marks}</svg>'
+    return f'<svg class="chart" role="img" aria-label="{_escape(name)}" {box}>{marks}</svg>'
 
 
-def _drawn(chart: Chart, *, legend: bool = True) -> tuple[str, float]:
+def _draw(chart: Chart, *, legend: bool = True) -> tuple[str, float]:
     """Return the marks of a chart, and its height."""
     if chart.kind == "cells":
         return _cells(chart)
@@ -503,11 +503,11 @@ def words(
     more += f' font-size="{size:g}"' if size else ""
     where = "" if anchor == "start" else f' text-anchor="{anchor}"'
     said = _title(title) if title else ""
-    return f'<text x="{_n(x)}" y="{_n(y)}"{where}{more}>{said}{_escaped(text)}</text>'
+    return f'<text x="{_n(x)}" y="{_n(y)}"{where}{more}>{said}{_escape(text)}</text>'
 
 
 def _title(text: str) -> str:
-    return f"<title>{_escaped(text)}</title>"
+    return f"<title>{_escape(text)}</title>"
 
 
 def _said(spread: Spread, unit: Unit) -> str:
@@ -523,7 +523,7 @@ def _short(text: str, most: int = LONGEST_NAME) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return escape(printable(text))
 
 

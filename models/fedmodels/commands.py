@@ -11,10 +11,10 @@ from typing import Any, NoReturn
 
 from fedmodels.errors import FedtideError, RunStopped
 from fedmodels.files import why_file_is_no_good
-from fedmodels.own_code import exits_told
+from fedmodels.own_code import refuse_exits
 from fedmodels.printable import printable
 
-MOST_LETTERS = 10_000
+MAX_LETTERS = 10_000
 """Of the line that a command ends with."""
 
 
@@ -39,7 +39,7 @@ def run_command(
         _end("error: the current directory is gone: change to one that is there", 2)
     _print_what_it_can()
     try:
-        with exits_told():
+        with refuse_exits():
             app(arguments, **given)
     except RunStopped as stopped:
         _end(str(stopped), stopped.exit_code)
@@ -127,7 +127,7 @@ def _interrupted() -> NoReturn:
 
 def _end(line: str, exit_code: int) -> NoReturn:
     if sys.stderr is not None:  # it may have been closed before the command began
-        sys.stderr.write(f"{printable(line, MOST_LETTERS)}\n")  # it may quote a peer or a file
+        sys.stderr.write(f"{printable(line, MAX_LETTERS)}\n")  # it may quote a peer or a file
     _drop_unwritten_output()
     sys.exit(exit_code)
 

@@ -33,16 +33,16 @@ from fedmodels.printable import printable
 from fedmodels.tensors.bundle import Problem
 
 FORMAT = 1
-MOST_AXES, MOST_VALUES, MOST_CLASSES = 4, 2**24, 100_000
+MAX_AXES, MAX_VALUES, MAX_CLASSES = 4, 2**24, 100_000
 """Limits of an example's axes and values, and of classes."""
-MOST_LETTERS = 60
+MAX_LETTERS = 60
 """Limit of a client's name."""
-MOST_EXAMPLES = 2**31
+MAX_EXAMPLES = 2**31
 """Limit of one class in one task."""
 Size = Annotated[int, Field(ge=1)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Counts = Annotated[tuple[Annotated[int, Field(ge=0, lt=MOST_EXAMPLES)], ...], FailFast()]
+Counts = Annotated[tuple[Annotated[int, Field(ge=0, lt=MAX_EXAMPLES)], ...], FailFast()]
 """Examples of each class, (K,)."""
 ClassName = Annotated[str, AfterValidator(partial(normalize, "NFC"))]
 """A Mac writes ``ü`` as ``u`` and an accent, which looks the same and is the same name."""
@@ -63,8 +63,8 @@ class ProblemFile(_File):
 
     format: Literal[1] = 1
     dataset: str = "own"
-    input_shape: Annotated[tuple[Size, ...], FailFast()] = Field(min_length=1, max_length=MOST_AXES)
-    num_classes: Annotated[int, Field(ge=1, le=MOST_CLASSES)]
+    input_shape: Annotated[tuple[Size, ...], FailFast()] = Field(min_length=1, max_length=MAX_AXES)
+    num_classes: Annotated[int, Field(ge=1, le=MAX_CLASSES)]
     scale: Positive = 1.0
     mean: Annotated[tuple[Finite, ...], FailFast()] = Field(default=(0.0,), min_length=1)
     """Of ``x / scale``: one number per channel, or one for all."""
@@ -78,8 +78,8 @@ class ProblemFile(_File):
 
     @model_validator(mode="after")
     def _check_sizes(self) -> ProblemFile:
-        if math.prod(self.input_shape) > MOST_VALUES:
-            raise ValueError(f"input_shape must have {MOST_VALUES} values at most")
+        if math.prod(self.input_shape) > MAX_VALUES:
+            raise ValueError(f"input_shape must have {MAX_VALUES} values at most")
         channels = self.input_shape[channel_axis(self.input_shape)]
         for name in ("mean", "std"):
             if len(getattr(self, name)) not in (1, channels):
@@ -118,7 +118,7 @@ class TaskCounts(_File):
 class ClientFile(ProblemFile):
     """``client.json``: what a client announces when it joins."""
 
-    name: Annotated[str, Field(max_length=MOST_LETTERS)] = ""
+    name: Annotated[str, Field(max_length=MAX_LETTERS)] = ""
     """What tables and pages call the client, beside its number."""
     tasks: Annotated[tuple[TaskCounts, ...], FailFast()] = ()
     """Counted from the files where a participant leaves them out."""

@@ -23,7 +23,7 @@ import difflib
 from collections.abc import Iterable
 from importlib.metadata import requires
 
-MOST_LETTERS = 200
+MAX_LETTERS = 200
 """Of a word that may be meant for a known one."""
 
 
@@ -106,7 +106,7 @@ def reason_of(error: Exception) -> str:
 
 def suggestion(word: str, known: Iterable[str]) -> str:
     """Return `` Did you mean 'x'?`` for the known word nearest to ``word``, or nothing."""
-    if len(word) > MOST_LETTERS:
+    if len(word) > MAX_LETTERS:
         return ""  # to compare it would take minutes
     near = difflib.get_close_matches(word, list(known), n=1)
     return f" Did you mean {near[0]!r}?" if near else ""

@@ -90,7 +90,7 @@ def digest_of(name: str) -> str:
         raise ConfigError(f"cannot read {file}: {error.strerror}") from None
 
 
-def loaded(point: EntryPoint) -> Any:
+def load_entry_point(point: EntryPoint) -> Any:
     """Return what an entry point of another package stands for.
 
     Raises:
@@ -128,7 +128,7 @@ def own(name: str) -> Any:
     """
     if name not in _FOUND:
         digest = digest_of(name)
-        _FOUND[name] = digest, _loaded(name, digest)
+        _FOUND[name] = digest, _run_file(name, digest)
     return _FOUND[name][1]
 
 
@@ -151,7 +151,7 @@ def check_offered(name: str) -> None:
         )
 
 
-def _loaded(name: str, digest: str) -> Any:
+def _run_file(name: str, digest: str) -> Any:
     file, _, inside = name.rpartition(":")
     module = f"{_MODULE}{digest[:16]}"
     if module not in sys.modules:
@@ -172,7 +172,7 @@ def _loaded(name: str, digest: str) -> Any:
 
 
 @contextmanager
-def exits_told() -> Iterator[None]:
+def refuse_exits() -> Iterator[None]:
     """Make an error of it when custom code ends the process, as if a run were over.
 
     Raises:

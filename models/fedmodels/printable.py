@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-MOST = 1000
+MAX_CHARACTERS = 1000
 
 
-def printable(text: str, most: int = MOST) -> str:
+def printable(text: str, most: int = MAX_CHARACTERS) -> str:
     """Return a text whose control characters are escaped, cut to ``most`` characters.
 
     Whatever a peer or a file says goes through here before a log, a terminal or a page shows it:
     an escape sequence would clear a terminal or forge a line.
     """
     cut = text[: most + 1]  # escapes make a text longer, never shorter
-    escaped = "".join(c if c.isprintable() else _escaped(c) for c in cut)
+    escaped = "".join(c if c.isprintable() else _escape(c) for c in cut)
     return escaped if len(escaped) <= most else escaped[: most - 1] + "…"
 
 
-def _escaped(character: str) -> str:
+def _escape(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from fedmodels.config.data import Data
 from fedmodels.config.experiment import Experiment, MethodTable, NetTable
 from fedmodels.config.faults import fault_of
-from fedmodels.config.presets import config_meant
+from fedmodels.config.presets import suggest_config
 from fedmodels.config.scenario import Scenario
 from fedmodels.config.sent import without_places
 from fedmodels.errors import ConfigError, reason_of, suggestion
@@ -43,7 +43,7 @@ def read_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
     try:
         text = path.read_text("utf-8-sig")  # some editors begin a file with a mark
     except (OSError, UnicodeDecodeError) as error:
-        meant = config_meant(path) if isinstance(error, FileNotFoundError) else ""
+        meant = suggest_config(path) if isinstance(error, FileNotFoundError) else ""
         raise ConfigError(f"cannot read the config {path}: {reason_of(error)}{meant}") from None
     return parse_experiment(text, str(path), overrides)
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from zlib_ng import zlib_ng
 
 from fedmodels.errors import PayloadError, PayloadTooLarge
-from fedmodels.tensors.block_layout import ALIGNMENT, aligned
+from fedmodels.tensors.block_layout import ALIGNMENT, align
 from fedmodels.tensors.bundle import Bundle, check_counts, check_finite, tensor_bytes
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.tensors.memory_blocks import lease
@@ -113,7 +113,7 @@ def _payload(bundle: Bundle) -> Iterator[memoryview]:
     for tensor in tensors:
         view = tensor_bytes(tensor)
         yield view
-        yield memoryview(_PAD)[: aligned(len(view)) - len(view)]
+        yield memoryview(_PAD)[: align(len(view)) - len(view)]
 
 
 # --- receiving ----------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedmodels.errors import PayloadError, PayloadTooLarge
-from fedmodels.tensors.block_layout import ALIGNMENT, BlockLayout, aligned, layout_of
+from fedmodels.tensors.block_layout import ALIGNMENT, BlockLayout, align, layout_of
 from fedmodels.tensors.bundle import DTYPE_NAMES, DTYPES, Bundle
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.tensors.packed_weights import names_and_layout
@@ -36,7 +36,7 @@ def header_of(bundle: Bundle) -> pb.BundleHeader:
     def state(target: pb.TensorHeader, name: str, tensor: Tensor) -> None:
         nonlocal place
         _state(target, name, tensor.dtype, tensor.shape, place)
-        place += aligned(tensor.nbytes)
+        place += align(tensor.nbytes)
 
     for level in sorted(bundle.prototypes):
         rows, target = bundle.prototypes[level], header.prototypes.add(level=level)
@@ -126,7 +126,7 @@ def places_of(header: pb.BundleHeader) -> list[Place]:
             count *= size
         seen.add(key)
         places.append(Place(key, dtype, tuple(stated.shape), end, count))
-        end += aligned(count)
+        end += align(count)
     if header.payload_bytes != end:
         raise PayloadError(
             f"the header claims {header.payload_bytes} bytes, its tensors need {end}"

@@ -13,7 +13,7 @@ from torch import Tensor
 from fedmodels.nets.split import SplitNet, load_weights
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.training.contexts import ServerContext
-from fedmodels.training.hooks import received, reduce
+from fedmodels.training.hooks import as_uploads, reduce
 from fedmodels.training.loop import train_locally
 from fedmodels.training.position import Position
 from fedpb.codec import merged
@@ -79,7 +79,7 @@ class World:
                 payload = merged({"common": common, "personal": personal.get(c, Bundle())})
                 result = train_locally(method, ctx, payload, states[c])
                 states[c], sent[c] = result.state, result.upload
-            server, _ = reduce(method, at, server, received(method, sent))
+            server, _ = reduce(method, at, server, as_uploads(method, sent))
         held = {f"server/{c}": bundle.weights for c, bundle in server.clients.items()}
         own = {f"state/{c}": with_scalars(state) for c, state in states.items()}
         kept = {"common": with_prototypes(server.common), "server": server.own.weights}

@@ -11,11 +11,11 @@ from fedmodels.nets.split import SplitNet
 from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.training.contexts import ClientContext, ServerContext
 from fedmodels.training.hooks import (
+    as_uploads,
     broadcast,
     evaluation,
     init_client,
     init_server,
-    received,
     reduce,
 )
 from fedmodels.training.loop import train_locally
@@ -87,7 +87,7 @@ class Rounds:
             result = train_locally(self.method, ctx, self.payload(server, i), self.private[i])
             self.private[i], self.uploads[i] = result.state, result.upload
             self.metrics[i] = ctx.metrics
-        uploads = received(self.method, self.uploads)
+        uploads = as_uploads(self.method, self.uploads)
         self.state, _ = reduce(self.method, server, self.state, uploads)
         self.series, self.number = server.series, self.number + 1
 

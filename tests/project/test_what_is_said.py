@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import fedcli.cli
 import fedsrv.cli
 from fedcli.runtime.diary import tell_scored
-from fedmodels.commands import MOST_LETTERS, run_command
+from fedmodels.commands import MAX_LETTERS, run_command
 from fedmodels.errors import ConfigError, FedtideError, RunFailed
 from fedmodels.log_lines import JsonLines
 from fedmodels.own_code import own
@@ -150,7 +150,7 @@ def test_the_last_line_of_a_command_is_one_line_whoever_it_quotes(
     said = capsys.readouterr().err
     assert said.startswith("error: classes \\x1b[2J\\x9b31m\\nerror: forgedxx")
     assert said[:-1].isprintable()
-    assert len(said) == MOST_LETTERS + 1
+    assert len(said) == MAX_LETTERS + 1
 
 
 @pytest.mark.parametrize("call", ["sys.exit()", "exit(0)", "sys.exit('bye')"])

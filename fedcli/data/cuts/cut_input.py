@@ -13,7 +13,7 @@ import numpy as np
 
 from fedcli.data.arrays import IntArray
 from fedcli.data.cuts.seeds import rng_of
-from fedmodels.data_description import MOST_LETTERS
+from fedmodels.data_description import MAX_LETTERS
 from fedmodels.printable import printable
 
 
@@ -40,7 +40,7 @@ class Partition:
 
     def name_of(self, client: int) -> str:
         """Return what a client announces as its name; empty where it has none."""
-        return printable(self.names[client], MOST_LETTERS) if self.names else ""
+        return printable(self.names[client], MAX_LETTERS) if self.names else ""
 
 
 @dataclass(frozen=True)

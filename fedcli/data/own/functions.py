@@ -24,7 +24,7 @@ from fedcli.data.pictures import PLAIN, first_set, pixels_of, stated
 from fedcli.data.sets.dataset import Dataset, Examples, Inputs, named_classes
 from fedcli.data.sets.source import Source
 from fedmodels.config.transforms import ImageTransform
-from fedmodels.data_description import MOST_CLASSES
+from fedmodels.data_description import MAX_CLASSES
 from fedmodels.errors import ConfigError, DataError, reason_of
 
 
@@ -166,8 +166,8 @@ def _label(value: Any, what: str) -> int:
     """Return a label, a non-negative integer."""
     number = np.asarray(value)
     fits = number.size == 1 and number.dtype.kind in "iu"
-    if not fits or not 0 <= int(number.reshape(())) < MOST_CLASSES:
+    if not fits or not 0 <= int(number.reshape(())) < MAX_CLASSES:
         raise DataError(
-            f"{what} has the label {value!r}; a label is an integer from 0 to {MOST_CLASSES - 1}"
+            f"{what} has the label {value!r}; a label is an integer from 0 to {MAX_CLASSES - 1}"
         )
     return int(number.reshape(()))

@@ -20,7 +20,7 @@ from fedcli.data.own.recordings import rows_of, windowed
 from fedcli.data.own.table_files import SUFFIXES, read_table
 from fedcli.data.pictures import ENDS, read_image
 from fedmodels.config.columns import ROLES, Columns
-from fedmodels.config.transforms import ImageTransform, TableTransform, Transform, parsed
+from fedmodels.config.transforms import ImageTransform, TableTransform, Transform, parse_transform
 from fedmodels.errors import DataError
 from fedmodels.nets.trained import ModelFacts
 
@@ -59,7 +59,7 @@ def read_new(paths: Sequence[Path], facts: ModelFacts, model: object) -> Iterato
     Raises:
         DataError: a file cannot be read, does not fit the model or is beyond it; names it.
     """
-    how = parsed(facts.transform, model) or _usual(facts)
+    how = parse_transform(facts.transform, model) or _usual(facts)
     for path in paths:
         if not path.is_dir():
             yield _checked(_read(path, facts, how), facts)

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from fedcli.data.arrays import IntArray, check_examples
 from fedcli.data.cuts.held_out import last_of_each
-from fedmodels.data_description import MOST_CLASSES, ProblemFile, first_fault
+from fedmodels.data_description import MAX_CLASSES, ProblemFile, first_fault
 from fedmodels.errors import DataError
 
 Inputs = NDArray[np.uint8] | NDArray[np.uint16] | NDArray[np.float32] | NDArray[np.float64]
@@ -186,8 +186,8 @@ def named_classes(names: Sequence[str], highest: int, where: object) -> tuple[st
     """
     if names and highest >= len(names):
         raise DataError(f"{where}: label {highest} has no name among {len(names)} classes")
-    if highest >= MOST_CLASSES:
-        raise DataError(f"{where}: label {highest} is beyond {MOST_CLASSES} classes, the most")
+    if highest >= MAX_CLASSES:
+        raise DataError(f"{where}: label {highest} is beyond {MAX_CLASSES} classes, the most")
     return tuple(names) or tuple(str(k) for k in range(highest + 1))
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from fedcli.data.sets.source import Source
 from fedmodels.config.data import OF_IMAGES, Data
 from fedmodels.errors import ConfigError, suggestion
-from fedmodels.own_code import is_own, loaded, own, renew
+from fedmodels.own_code import is_own, load_entry_point, own, renew
 
 if TYPE_CHECKING:
     from fedcli.data.sets.dataset import Dataset
@@ -219,7 +219,7 @@ def _loader(name: str) -> Callable[[Source], Dataset]:
         loader: Callable[[Source], Dataset] = getattr(importlib.import_module(module), function)
         return loader
     for point in entry_points(group=GROUP, name=name):
-        found: Callable[[Source], Dataset] = loaded(point)
+        found: Callable[[Source], Dataset] = load_entry_point(point)
         return found
     if is_own(name):
         return partial(_from_function, name)

@@ -23,7 +23,7 @@ from fedcli.data.class_folders import Listed, class_folders, class_of, images_of
 from fedcli.data.folders import check_inside
 from fedcli.data.pictures import PLAIN
 from fedcli.data.sets.dataset import Labelled
-from fedmodels.config.transforms import ImageTransform, parsed
+from fedmodels.config.transforms import ImageTransform, parse_transform
 from fedmodels.data_description import (
     SCALES,
     ClientFile,
@@ -165,7 +165,7 @@ class ClientData:
     @property
     def _images(self) -> ImageTransform:
         """How images of this directory are read."""
-        found = parsed(self.file.transform, self.directory / "client.json")
+        found = parse_transform(self.file.transform, self.directory / "client.json")
         return found if isinstance(found, ImageTransform) else PLAIN
 
     def _array(self, path: Path) -> NDArray[Any]:

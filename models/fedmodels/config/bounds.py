@@ -12,9 +12,9 @@ Positive = Annotated[float, Field(gt=0)]
 """Such as a temperature or a learning rate."""
 Share = Annotated[float, Field(ge=0, le=1)]
 """A part of a whole, such as the weight of one of two terms."""
-MOST = 2**31 - 1
+MAX_COUNT = 2**31 - 1
 """No count is larger: torch takes none beyond it."""
-Count = Annotated[int, Field(ge=0, le=MOST)]
+Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 """A count; 0 is allowed."""
-PositiveCount = Annotated[int, Field(ge=1, le=MOST)]
+PositiveCount = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 """A count of at least one."""

@@ -15,7 +15,7 @@ NOT_DEALT = ("data.root", "data.input_shape", "data.num_classes")
 """Keys that change no partition."""
 SHOWN = 3
 """Differences that one line names."""
-MOST_LETTERS = 60
+MAX_LETTERS = 60
 """Of a value in that line: it may have come from a stranger."""
 
 
@@ -109,4 +109,4 @@ def _said(value: str | None) -> str | None:
 
 def _short(value: str | None) -> str:
     text = _said(value) or "nothing"
-    return text if len(text) <= MOST_LETTERS else f"{text[:MOST_LETTERS]}…"
+    return text if len(text) <= MAX_LETTERS else f"{text[:MAX_LETTERS]}…"

@@ -6,7 +6,7 @@ import re
 
 from fedmodels.errors import ConfigError
 
-MOST_PORT = 65_535
+MAX_PORT = 65_535
 
 
 def check_address(text: str, option: str, lowest_port: int = 1) -> None:
@@ -19,10 +19,10 @@ def check_address(text: str, option: str, lowest_port: int = 1) -> None:
         return
     target = re.sub(r"^(dns:(///)?|ipv4:|ipv6:)", "", text)
     found = re.fullmatch(r"(?:\[[0-9A-Fa-f:.%\w]+\]|[^:/\s\[\]]+):([0-9]{1,5})", target)
-    if found is None or not lowest_port <= int(found[1]) <= MOST_PORT:
+    if found is None or not lowest_port <= int(found[1]) <= MAX_PORT:
         raise ConfigError(
             f"{option} {text!r} is not HOST:PORT, such as 127.0.0.1:5055 or [::1]:5055, with a "
-            f"port from {lowest_port} to {MOST_PORT}"
+            f"port from {lowest_port} to {MAX_PORT}"
         )
 
 
@@ -33,7 +33,7 @@ def http_place(text: str, option: str) -> tuple[str, int]:
         ConfigError: it is neither.
     """
     host, _, port = text.rpartition(":")
-    if not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > MOST_PORT or re.search(r"[/\s]", host):
+    if not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > MAX_PORT or re.search(r"[/\s]", host):
         raise ConfigError(f"{option} {text!r} is neither PORT nor HOST:PORT, such as 8080")
     return host.strip("[]") or "127.0.0.1", int(port)
 

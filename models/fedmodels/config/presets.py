@@ -34,7 +34,7 @@ def preset_file(name: str) -> Path:
     return preset_directory() / f"{name}.toml"
 
 
-def config_meant(path: Path) -> str:
+def suggest_config(path: Path) -> str:
     """Return what may be meant by a config that is not there, as the end of a line; or nothing.
 
     It may be a file whose ``.toml`` was left out, or a preset that was not copied yet.

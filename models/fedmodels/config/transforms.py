@@ -45,7 +45,7 @@ class TableTransform(StrictTable):
 Transform = ImageTransform | TableTransform
 
 
-def parsed(facts: Mapping[str, Any] | None, where: object) -> Transform | None:
+def parse_transform(facts: Mapping[str, Any] | None, where: object) -> Transform | None:
     """Read a transform that a file states; the file may be of anybody.
 
     Raises:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedmodels.errors import ConfigError, suggestion
 from fedmodels.methods.variants import variants_of
-from fedmodels.own_code import is_own, loaded, of_a_file, own
+from fedmodels.own_code import is_own, load_entry_point, of_a_file, own
 
 if TYPE_CHECKING:
     from fedmodels.training.method import Method
@@ -90,7 +90,7 @@ def method_class(name: str) -> type[Method]:
                     f"unknown method {name!r}; known: {', '.join(names())}."
                     + (of_a_file(name) or suggestion(name, names()))
                 )
-            loaded(found[0])
+            load_entry_point(found[0])
             if name not in _CLASSES:
                 raise ConfigError(
                     f"the entry point {name!r} of fedtide.methods, {found[0].value}, registers no "

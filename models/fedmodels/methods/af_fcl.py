@@ -39,21 +39,21 @@ from fedmodels.numerics.optimizers import Adam
 from fedmodels.numerics.randomness import derive_seed, seeded
 from fedmodels.techniques.continual import (
     ClassMasks,
+    add_answered,
     beside_training,
     labels_from,
     mask_of,
     masks_spec,
-    remembered,
 )
 from fedmodels.techniques.credibility import credibility, distillation
 from fedmodels.techniques.moments import load_moments, moments_of
-from fedmodels.tensors.announced import TrainsOn
 from fedmodels.tensors.bundle import Bundle, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec, scalar_spec
+from fedmodels.tensors.declared_counts import TrainsOn
 from fedmodels.tensors.roles import part_of, tensors_of, under, without
 from fedmodels.tensors.uploads import Uploads
 from fedmodels.training.contexts import ClientContext, ServerContext, ServerState
-from fedmodels.training.loop import Course, begin_phase, optimizer_of
+from fedmodels.training.loop import EpochLoop, begin_phase, optimizer_of
 from fedmodels.training.method import Batch, Output, Payload
 from fedmodels.training.run import RunFacts
 
@@ -62,7 +62,7 @@ BEFORE = "before"
 
 
 @dataclass
-class Last:
+class Predecessor:
     """The predecessor's net and flow, frozen."""
 
     net: SplitNet
@@ -76,7 +76,7 @@ class AfFclReferences:
 
     flow: Flow
     seen: Tensor  # (c,) labels that any client announced up to now
-    last: Last | None
+    last: Predecessor | None
     kept: Weights
     """``last/…`` and ``before`` as the private state has them."""
     moments: Weights
@@ -145,7 +145,7 @@ class AFFCL(FedAvg):
             return state
         weights = mean.common.weights
         flow = {**state.own.weights, **under("flow", part_of(weights, "flow"))}
-        own = Bundle(weights=flow, histogram=remembered(ctx, state.own.histogram, uploads))
+        own = Bundle(weights=flow, histogram=add_answered(ctx, state.own.histogram, uploads))
         return ServerState(Bundle(weights=without(weights, "flow")), own, state.clients)
 
     def broadcast(self, ctx: ServerContext, state: ServerState) -> Payload:
@@ -185,16 +185,16 @@ class AFFCL(FedAvg):
         flow.load_state_dict(dict(part_of(weights, "flow")))
         return flow.to(ctx.device)
 
-    def _frozen(self, ctx: ClientContext, kept: Weights) -> Last:
+    def _frozen(self, ctx: ClientContext, kept: Weights) -> Predecessor:
         found, net = part_of(kept, "last"), ctx.net.copy()
         load_weights(net, without(found, "flow"))
         flow = self._filled(ctx, found)
         for module in (net, flow):
             module.requires_grad_(False).eval()
-        return Last(net, flow, kept[BEFORE].nonzero().flatten().to(ctx.device))
+        return Predecessor(net, flow, kept[BEFORE].nonzero().flatten().to(ctx.device))
 
     def fit(self, ctx: ClientContext, x: Tensor, y: Tensor, refs: AfFclReferences) -> float:
-        training, course = ctx.run.experiment.training, Course(self, ctx, x, y, refs)
+        training, loop = ctx.run.experiment.training, EpochLoop(self, ctx, x, y, refs)
         (phase,) = self.phases(ctx)
         whole = begin_phase([ctx.net], phase, training)
         head = {"params": list(ctx.net.head.parameters()), "weight_decay": training.weight_decay}
@@ -204,7 +204,7 @@ class AFFCL(FedAvg):
             "flow": Adam(refs.flow.parameters(), self.flow_lr),
         }
         load_moments(_adams(refs), refs.moments)
-        for batch, _ in course.batches(phase):
+        for batch, _ in loop.batches(phase):
             features = ctx.net.features(batch.x)
             h = features.detach()  # neither the flow nor the head's own step moves the base
             self._train_flow(ctx, h, batch.y, refs)
@@ -212,8 +212,8 @@ class AFFCL(FedAvg):
             out = Output(features, ctx.net.head(features))
             loss = self.loss(ctx, batch, out, refs)
             _step(whole, loss)
-            course.end_step(batch, loss.detach())
-        return course.end()
+            loop.end_step(batch, loss.detach())
+        return loop.end()
 
     def _train_flow(self, ctx: ClientContext, h: Tensor, y: Tensor, refs: AfFclReferences) -> None:
         """Step down -log p(h|y) + k_last (-log p(u|y)), u drawn from the predecessor."""

@@ -27,14 +27,14 @@ from fedmodels.config.bounds import Share
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import load_weights, weights_of
-from fedmodels.techniques.twins import Twin, begin_twin, restored, stored
+from fedmodels.techniques.twins import Twin, begin_twin, from_state, to_state
 from fedmodels.tensors.bundle import Bundle, Weights
 from fedmodels.training.contexts import ClientContext
 from fedmodels.training.method import Batch, Scores
 from fedmodels.training.run import RunFacts
 
 
-def mixed(
+def mix(
     v: Mapping[str, Tensor], w: Mapping[str, Tensor], alpha: Tensor | float
 ) -> dict[str, Tensor]:
     """Return ``alpha v + (1 - alpha) w``; integer tensors are the larger ones."""
@@ -85,16 +85,16 @@ class Apfl(FedAvg):
         return frozenset({"alpha"})
 
     def init_client(self, run: RunFacts, client: int) -> Bundle:
-        return Bundle(weights=stored(run.initial_weights), scalars={"alpha": self.alpha})
+        return Bundle(weights=to_state(run.initial_weights), scalars={"alpha": self.alpha})
 
     def load(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
-        v, weights = restored(state.weights), payload.weights
+        v, weights = from_state(state.weights), payload.weights
         if v and self.mix == "params":
-            weights = mixed(v, weights, state.scalars["alpha"])
+            weights = mix(v, weights, state.scalars["alpha"])
         load_weights(ctx.net, weights)
 
     def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> ApflReferences:
-        twin = begin_twin(ctx, restored(state.weights))
+        twin = begin_twin(ctx, from_state(state.weights))
         load_weights(ctx.net, payload.weights)  # the net trains as in FedAvg
         return ApflReferences(twin, torch.tensor(state.scalars["alpha"], device=ctx.device))
 
@@ -109,7 +109,7 @@ class Apfl(FedAvg):
                 fixed = functional_call(ctx.net, buffers, (batch.x,))
             return cross_entropy(alpha * twin(batch.x) + (1 - alpha) * fixed, batch.y)
         w = {k: p.detach() for k, p in ctx.net.named_parameters()}
-        weights = mixed(dict(twin.named_parameters()), w, alpha)
+        weights = mix(dict(twin.named_parameters()), w, alpha)
         logits: Tensor = functional_call(twin, weights, (batch.x,))
         return cross_entropy(logits, batch.y)
 
@@ -130,7 +130,7 @@ class Apfl(FedAvg):
         refs.trained, v = weights_of(ctx.net), weights_of(refs.twin.net)
         alpha = float(refs.alpha)
         ctx.metrics["alpha"] = alpha
-        new = Bundle(weights=stored(v), scalars={"alpha": alpha})
+        new = Bundle(weights=to_state(v), scalars={"alpha": alpha})
         self.load(ctx, Bundle(weights=refs.trained), new)  # what the client is scored with
         return new
 
@@ -140,7 +140,7 @@ class Apfl(FedAvg):
         return Bundle(weights=refs.trained, scalars={"num_examples": float(num_examples)})
 
     def predict(self, ctx: ClientContext, payload: Bundle, state: Bundle, x: Tensor) -> Scores:
-        own = restored(state.weights)
+        own = from_state(state.weights)
         if self.mix == "params" or ctx.view == "global" or not own:
             return {self.rules[0]: ctx.net(x)}
         alpha = state.scalars["alpha"]

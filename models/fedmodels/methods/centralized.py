@@ -17,9 +17,9 @@ from torch import Tensor
 
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
-from fedmodels.tensors.announced import TrainsOn
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.tensors.bundle_spec import BundleSpec
+from fedmodels.tensors.declared_counts import TrainsOn
 from fedmodels.tensors.uploads import Uploads
 from fedmodels.training.contexts import ClientContext, ServerContext, ServerState
 from fedmodels.training.run import RunFacts

@@ -23,7 +23,7 @@ from fedmodels.config.bounds import NonNegative
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import load_weights, weights_of
-from fedmodels.techniques.twins import Twin, begin_twin, restored, stored
+from fedmodels.techniques.twins import Twin, begin_twin, from_state, to_state
 from fedmodels.tensors.bundle import Bundle, Weights
 from fedmodels.training.contexts import ClientContext
 from fedmodels.training.method import Batch
@@ -55,13 +55,13 @@ class Ditto(FedAvg):
         return ("global", "after_local", "after_downlink")
 
     def init_client(self, run: RunFacts, client: int) -> Bundle:
-        return Bundle(weights=stored(run.initial_weights))
+        return Bundle(weights=to_state(run.initial_weights))
 
     def load(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
-        load_weights(ctx.net, restored(state.weights) or payload.weights)
+        load_weights(ctx.net, from_state(state.weights) or payload.weights)
 
     def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> DittoReferences:
-        twin = begin_twin(ctx, restored(state.weights))
+        twin = begin_twin(ctx, from_state(state.weights))
         load_weights(ctx.net, payload.weights)  # the net trains as in FedAvg
         return DittoReferences(twin, [w.detach().clone() for w in ctx.net.parameters()])
 
@@ -78,7 +78,7 @@ class Ditto(FedAvg):
     def after_local(self, ctx: ClientContext, state: Bundle, refs: DittoReferences) -> Bundle:
         refs.trained, personal = weights_of(ctx.net), weights_of(refs.twin.net)
         load_weights(ctx.net, personal)  # what the client is scored with
-        return Bundle(weights=stored(personal))
+        return Bundle(weights=to_state(personal))
 
     def uplink(
         self, ctx: ClientContext, state: Bundle, refs: DittoReferences, num_examples: int

@@ -38,22 +38,22 @@ from fedmodels.nets.generative import acgan
 from fedmodels.nets.generative.gan import Generator
 from fedmodels.nets.split import SplitNet, load_weights, weights_of
 from fedmodels.numerics.randomness import derive_seed, seeded
-from fedmodels.techniques.acgan import Acgan, Maker, Pool
+from fedmodels.techniques.acgan import Acgan, ConditionalGenerator, GeneratorPool
 from fedmodels.techniques.continual import (
     ClassMasks,
+    add_answered,
     beside_training,
     labels_from,
     mask_of,
     masks_spec,
-    remembered,
 )
 from fedmodels.techniques.moments import load_moments, moments_of
-from fedmodels.tensors.announced import TrainsOn
 from fedmodels.tensors.bundle import Bundle, GeneratorState, Histogram, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec
+from fedmodels.tensors.declared_counts import TrainsOn
 from fedmodels.tensors.roles import of_role, part_of, tensors_of, under, without
 from fedmodels.tensors.uploads import Reduction, Uploads
-from fedmodels.training.augmentation import augmented
+from fedmodels.training.augmentation import augment
 from fedmodels.training.contexts import ClientContext, Metrics, ServerContext, ServerState
 from fedmodels.training.loop import batches, mean_loss
 from fedmodels.training.method import Payload, Reduced
@@ -72,9 +72,9 @@ class FedCilReferences:
     """References of the loss in one interaction."""
 
     model: Acgan
-    last: Maker | None
+    last: ConditionalGenerator | None
     """The client's generator at the end of its previous task."""
-    received: Maker
+    received: ConditionalGenerator
     classes: Histogram
     """Of 0 and 1: classes of this task, and of the client's earlier ones."""
     known: Tensor  # (c,) labels the received generator is asked for
@@ -84,7 +84,7 @@ class FedCilReferences:
 
 
 @torch.no_grad()
-def taught(teacher: SplitNet, x: Tensor) -> Tensor:
+def teacher_logits(teacher: SplitNet, x: Tensor) -> Tensor:
     """Return a teacher's logits (B, K) in evaluation mode; the teacher's own mode stays."""
     mode = teacher.training
     teacher.eval()
@@ -154,12 +154,12 @@ class FedCIL(FedAvg):
         weights: Weights,
         limits: tuple[Tensor, Tensor] | None,
         device: torch.device,
-    ) -> Maker:
+    ) -> ConditionalGenerator:
         _, net = self._fresh(run)
         net.load_state_dict(dict(weights))
-        return Maker(net.to(device), run.problem.num_classes, self.latent, limits)
+        return ConditionalGenerator(net.to(device), run.problem.num_classes, self.latent, limits)
 
-    def _model(self, net: SplitNet, source: acgan.Source, maker: Maker) -> Acgan:
+    def _model(self, net: SplitNet, source: acgan.Source, maker: ConditionalGenerator) -> Acgan:
         betas, decay = (self.beta1, self.beta2), self.weight_decay
         return Acgan(
             net, source, maker, self.importance, lr=self.lr, betas=betas, weight_decay=decay
@@ -191,9 +191,9 @@ class FedCIL(FedAvg):
             return state
         weights, clients = mean.common.weights, dict(state.clients)
         for client, upload in uploads.items():
-            clients[client] = _cached(clients.get(client), upload, ctx)
+            clients[client] = _update_kept(clients.get(client), upload, ctx)
         extra = {k: t for role in ROLES for k, t in of_role(weights, role).items()}
-        own = Bundle(weights=extra, histogram=remembered(ctx, state.own.histogram, uploads))
+        own = Bundle(weights=extra, histogram=add_answered(ctx, state.own.histogram, uploads))
         return ServerState(Bundle(weights=without(weights, *ROLES)), own, clients)
 
     def finish(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> Reduced:
@@ -218,10 +218,10 @@ class FedCIL(FedAvg):
 
     def _pool(
         self, ctx: ServerContext, cohort: Mapping[int, Bundle], name: str, device: torch.device
-    ) -> Pool:
+    ) -> GeneratorPool:
         """Return the generators of one name that know a class, by client."""
         holders: dict[int, list[int]] = {}
-        makers: dict[int, Maker] = {}
+        makers: dict[int, ConditionalGenerator] = {}
         for client, held in cohort.items():
             assert held.histogram is not None
             sets = held.histogram.round if name == NOW else held.histogram.total
@@ -231,10 +231,14 @@ class FedCIL(FedAvg):
             if labels:
                 tensors = held.generators[name].tensors
                 makers[client] = self._maker(ctx.run, tensors, ctx.limits, device).frozen()
-        return Pool(makers, holders)
+        return GeneratorPool(makers, holders)
 
     def _consolidated(
-        self, ctx: ServerContext, state: ServerState, pools: Sequence[Pool], device: torch.device
+        self,
+        ctx: ServerContext,
+        state: ServerState,
+        pools: Sequence[GeneratorPool],
+        device: torch.device,
     ) -> tuple[Acgan, Metrics]:
         """Train the mean on class-balanced images of clients' generators, new and last ones."""
         run, draw = ctx.run, ctx.generator("method")
@@ -295,12 +299,12 @@ class FedCIL(FedAvg):
         return Histogram(current, past), under(LAST, part_of(state.weights, NOW))
 
     def fit(self, ctx: ClientContext, x: Tensor, y: Tensor, refs: FedCilReferences) -> float:
-        training, model, augment = ctx.run.experiment.training, refs.model, ctx.generator("augment")
+        training, model, draw = ctx.run.experiment.training, refs.model, ctx.generator("augment")
         losses = list[tuple[Tensor, int]]()
         now, past = (c.nonzero().flatten().to(y.device) for c in vars(refs.classes).values())
         per_pass = max(1, -(-len(y) // training.batch_size))
         for step, index in zip(range(self.iterations), _endless(ctx, len(y)), strict=False):
-            parts = [(augmented(x[index], training, augment), y[index])]
+            parts = [(augment(x[index], training, draw), y[index])]
             fakes = [labels_from(now, len(index), refs.draw)]
             if refs.last is not None and len(past):
                 labels = labels_from(past, self.replay_batch, refs.draw)
@@ -332,7 +336,7 @@ class FedCIL(FedAvg):
             rows = torch.isin(y, refs.known)
             if int(rows.sum()) > 1:  # a batch of one cannot be normalised
                 received = refs.received(y[rows], refs.draw)
-                wanted = taught(net, received)
+                wanted = teacher_logits(net, received)
                 loss = loss + consistency_loss(net(x[rows]), wanted)
         labels = labels_from(refs.known, self.replay_batch, refs.draw)
         loss = loss + cross_entropy(net(refs.received(labels, refs.draw)), labels)
@@ -360,7 +364,7 @@ def _endless(ctx: ClientContext, n: int) -> Iterator[Tensor]:
     ctx.skipped = n
 
 
-def _cached(held: Bundle | None, upload: Bundle, ctx: ServerContext) -> Bundle:
+def _update_kept(held: Bundle | None, upload: Bundle, ctx: ServerContext) -> Bundle:
     """Return what the server keeps of a client: its generators, and the classes they know."""
     tensors = {k: t.clone() for k, t in part_of(upload.weights, "generator").items()}
     generators = dict(held.generators) if held else {}

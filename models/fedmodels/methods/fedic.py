@@ -52,7 +52,7 @@ class Ensemble:
     features: Tensor  # (n, d) mean over the clients
 
 
-def uncalibrated(num_classes: int, width: int) -> Weights:
+def identity_calibrator(num_classes: int, width: int) -> Weights:
     """Return the calibrator before any step: logits weigh by their sum, the gate is one half."""
     return {
         "ensemble_scale": torch.ones(num_classes),
@@ -70,7 +70,7 @@ def client_weights(calibrator: Mapping[str, Tensor], logits: Tensor) -> Tensor:
     return logsigmoid(score).softmax(0)  # sigmoids over their sum, where they underflow too
 
 
-def calibrated(calibrator: Mapping[str, Tensor], ensemble: Ensemble, fine_tuned: Tensor) -> Tensor:
+def calibrate(calibrator: Mapping[str, Tensor], ensemble: Ensemble, fine_tuned: Tensor) -> Tensor:
     """Return the teacher's logits (n, K), between the calibrated ensemble and the fine-tuned model.
 
     Args:
@@ -123,7 +123,7 @@ class FEDIC(FedAvg):
         run.make_net().check_batches(
             labelled_batch=self.labelled_batch, unlabelled_batch=self.unlabelled_batch
         )
-        calibrator = uncalibrated(run.problem.num_classes, run.width)
+        calibrator = identity_calibrator(run.problem.num_classes, run.width)
         return replace(super().init_server(run), own=Bundle(weights=calibrator))
 
     def finish(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> Reduced:
@@ -136,14 +136,14 @@ class FEDIC(FedAvg):
         seed = derive_seed(ctx.run.experiment.seed, "server", ctx.interaction, "dropout")
         with seeded(seed):  # layers with randomness of their own draw from here
             draw, net = ctx.generator("method"), ctx.run.make_net()
-            labelled = asked(net, teachers, held.x)
-            unlabelled = asked(net, teachers, held.unlabelled)
+            labelled = ask(net, teachers, held.x)
+            unlabelled = ask(net, teachers, held.unlabelled)
             load_weights(net, state.common.weights)
             of_labelled, of_unlabelled = self._fine_tuned(net, held, draw)
             calibrator = self._calibrator(state.own.weights, labelled, of_labelled, held.y, draw)
             with torch.no_grad():
-                teacher = calibrated(calibrator, unlabelled, of_unlabelled)  # (m, K)
-                right = calibrated(calibrator, labelled, of_labelled).argmax(1) == held.y
+                teacher = calibrate(calibrator, unlabelled, of_unlabelled)  # (m, K)
+                right = calibrate(calibrator, labelled, of_labelled).argmax(1) == held.y
             load_weights(net, state.common.weights)  # the student begins as the mean
             self._distil(net, held, teacher, draw)
         common = Bundle(weights=weights_of(net))
@@ -157,7 +157,7 @@ class FEDIC(FedAvg):
         net.train()
         optimizer = self._adam(list(net.parameters()), self.weight_decay)
         steps = trainable(net, len(held.y), self.fine_tuning_steps)
-        for index in drawn(len(held.y), self.labelled_batch, steps, draw):
+        for index in draw_batches(len(held.y), self.labelled_batch, steps, draw):
             step(optimizer, cross_entropy(net(held.x[index]), held.y[index]))
         return answers(net, held.x)[0], answers(net, held.unlabelled)[0]
 
@@ -172,9 +172,9 @@ class FEDIC(FedAvg):
         """Train the calibrator on the labels; return its next state."""
         free = {name: t.clone().requires_grad_(True) for name, t in before.items()}
         optimizer = self._adam(list(free.values()), 0.0)
-        for index in drawn(len(y), self.labelled_batch, self.calibration_steps, draw):
+        for index in draw_batches(len(y), self.labelled_batch, self.calibration_steps, draw):
             part = Ensemble(labelled.logits[:, index], labelled.features[index])
-            teacher = calibrated(free, part, fine_tuned[index])
+            teacher = calibrate(free, part, fine_tuned[index])
             step(optimizer, cross_entropy(teacher, y[index]))
         return {name: t.detach() for name, t in free.items()}
 
@@ -185,8 +185,9 @@ class FEDIC(FedAvg):
         net.train()
         optimizer = self._adam(list(net.parameters()), self.weight_decay)
         steps = self.distillation_steps
-        soft = drawn(len(teacher), self.unlabelled_batch, trainable(net, len(teacher), steps), draw)
-        hard = drawn(len(held.y), self.labelled_batch, trainable(net, len(held.y), steps), draw)
+        n, m = len(held.y), len(teacher)
+        soft = draw_batches(m, self.unlabelled_batch, trainable(net, m, steps), draw)
+        hard = draw_batches(n, self.labelled_batch, trainable(net, n, steps), draw)
         for index in hard:
             loss = (1 - self.ld) * cross_entropy(net(held.x[index]), held.y[index])
             unseen = next(soft, None)
@@ -216,7 +217,7 @@ def trainable(net: SplitNet, n: int, steps: int) -> int:
     return 0 if n == 1 and net.normalises_batches else steps
 
 
-def drawn(n: int, size: int, steps: int, generator: torch.Generator) -> Iterator[Tensor]:
+def draw_batches(n: int, size: int, steps: int, generator: torch.Generator) -> Iterator[Tensor]:
     """Yield the positions of one batch for each step, without repetition inside of a batch."""
     for _ in range(steps if n else 0):
         yield torch.randperm(n, generator=generator)[:size]
@@ -231,7 +232,7 @@ def answers(net: SplitNet, x: Tensor) -> tuple[Tensor, Tensor]:
     return net.head(z), z
 
 
-def asked(net: SplitNet, uploads: Uploads, x: Tensor) -> Ensemble:
+def ask(net: SplitNet, uploads: Uploads, x: Tensor) -> Ensemble:
     """Return the answers of a cohort's models to the same examples."""
     logits, total = [], torch.zeros(len(x), net.width, dtype=torch.float64)
     for upload in uploads.values():

@@ -37,7 +37,7 @@ from fedmodels.techniques.class_prototypes import (
     by_class,
     class_means,
     mean_class_prototypes,
-    sent_up,
+    prototype_upload,
 )
 from fedmodels.tensors.bundle import Bundle, Prototypes, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec
@@ -104,7 +104,7 @@ class FedMLP(FedAvg):
         return ServerState(Bundle(weights, {"class": nothing, "semantic": nothing}))
 
     def upload_spec(self, run: RunFacts) -> BundleSpec:
-        return super().upload_spec(run) | sent_up(run)
+        return super().upload_spec(run) | prototype_upload(run)
 
     def aggregate(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> ServerState:
         mean = super().aggregate(ctx, state, uploads).common.weights
@@ -118,7 +118,7 @@ class FedMLP(FedAvg):
     def finish(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> Reduced:
         classes, g = ctx.run.problem.num_classes, state.common.prototypes["class"]
         size = self.v or math.ceil(math.sqrt(classes))
-        p, a = levels.clustered(g.vectors, size, ctx.run)
+        p, a = levels.cluster_rows(g.vectors, size, ctx.run)
         found = levels.levels_of(a, levels.minority_by_counts(state.own.weights), classes)  # J
         prototypes = {"class": g, "semantic": Prototypes.by_position(p)}
         common = Bundle({**state.common.weights, **found}, prototypes)
@@ -133,7 +133,7 @@ class FedMLP(FedAvg):
     def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> Levels:
         memory, p = state.prototypes["class"].vectors, levels.semantic_by_class(ctx, payload)
         size = self.u or math.ceil(math.sqrt(len(memory)))
-        o = levels.clustered(memory, size, ctx.run)[0].to(ctx.device)
+        o = levels.cluster_rows(memory, size, ctx.run)[0].to(ctx.device)
         return Levels(by_class(ctx, payload), p, by_class(ctx, state), o)
 
     def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: Levels) -> Tensor:

@@ -30,9 +30,9 @@ from fedmodels.nets.split import load_weights
 from fedmodels.numerics.algebra import weighted_mean
 from fedmodels.numerics.prototypes import mean_prototypes
 from fedmodels.techniques.head_mixtures import Statistics, mixtures, statistics_of
-from fedmodels.tensors.announced import Announced
 from fedmodels.tensors.bundle import Bundle, Prototypes
 from fedmodels.tensors.bundle_spec import BundleSpec, prototype_spec, scalar_spec
+from fedmodels.tensors.declared_counts import DeclaredCounts
 from fedmodels.tensors.roles import of_role
 from fedmodels.tensors.uploads import Reduction, Uploads
 from fedmodels.training.contexts import ClientContext, ServerContext, ServerState
@@ -90,7 +90,7 @@ class FedPAC(FedAvg):
         return super().upload_spec(run) | c | h | scalar_spec("variance")
 
     def check_upload(
-        self, ctx: ServerContext, state: ServerState, upload: Bundle, announced: Announced
+        self, ctx: ServerContext, state: ServerState, upload: Bundle, announced: DeclaredCounts
     ) -> None:
         super().check_upload(ctx, state, upload, announced)
         if upload.scalars["variance"] < 0:

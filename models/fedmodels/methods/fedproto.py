@@ -37,7 +37,7 @@ from fedmodels.techniques.class_prototypes import (
     by_class,
     mean_class_prototypes,
     no_prototypes,
-    sent_up,
+    prototype_upload,
 )
 from fedmodels.tensors.bundle import Bundle, Prototypes
 from fedmodels.tensors.bundle_spec import BundleSpec
@@ -82,7 +82,7 @@ class FedProto(FedAvg):
         return ServerState(Bundle(prototypes=no_prototypes(run)))
 
     def upload_spec(self, run: RunFacts) -> BundleSpec:
-        return sent_up(run)
+        return prototype_upload(run)
 
     def aggregate(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> ServerState:
         uniform = self.weighting == "uniform"

@@ -35,7 +35,7 @@ from fedmodels.techniques.class_prototypes import (
     class_means,
     mean_class_prototypes,
     no_prototypes,
-    sent_up,
+    prototype_upload,
 )
 from fedmodels.tensors.bundle import Bundle, Prototypes
 from fedmodels.tensors.bundle_spec import BundleSpec
@@ -101,7 +101,7 @@ class Gldp(FedAvg):
         return ServerState(Bundle(self.shared(run.initial_weights), no_prototypes(run)))
 
     def upload_spec(self, run: RunFacts) -> BundleSpec:
-        return BundleSpec.of(Bundle(self.shared(run.forms))) | sent_up(run)
+        return BundleSpec.of(Bundle(self.shared(run.forms))) | prototype_upload(run)
 
     def count(self, upload: Bundle) -> float:
         """Return 1, but 0 of a client that shows no prototype, as it has no example."""

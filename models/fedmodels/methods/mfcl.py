@@ -37,7 +37,7 @@ from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.randomness import seeded
 from fedmodels.techniques import server_memory
 from fedmodels.techniques.continual import masked_cross_entropy
-from fedmodels.techniques.datafree import LayerMoments, descend, is_reported, watched
+from fedmodels.techniques.datafree import LayerMoments, descend, is_reported, watch_moments
 from fedmodels.techniques.datafree_generator import (
     balance,
     confidence,
@@ -45,9 +45,9 @@ from fedmodels.techniques.datafree_generator import (
     statistics_distance,
 )
 from fedmodels.techniques.server_memory import Draw, MemoryReferences, ServerMemory
-from fedmodels.tensors.announced import TrainsOn
 from fedmodels.tensors.bundle import Bundle, GeneratorState, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec, TensorSpec
+from fedmodels.tensors.declared_counts import TrainsOn
 from fedmodels.tensors.roles import tensors_of
 from fedmodels.tensors.uploads import Uploads
 from fedmodels.training.contexts import ClientContext, Metrics, ServerContext, ServerState
@@ -135,7 +135,7 @@ class MFCL(FedAvg):
         generator.to(known.device).train()
         adam = torch.optim.Adam(generator.parameters(), lr=self.generator_lr)
         draw, loss = ctx.generator(), 0.0
-        with watched(old) as watch:
+        with watch_moments(old) as watch:
             for step in range(1, self.generator_steps + 1):
                 z = torch.randn(self.generator_batch, self.latent, generator=draw)
                 x = generator(z.to(known.device))

@@ -70,7 +70,7 @@ class Moon(FedAvg):
 
     def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> Teachers:
         last = {name.removeprefix(PREVIOUS): t for name, t in state.weights.items()}
-        received, previous = _frozen(ctx.net), _frozen(ctx.net)
+        received, previous = _freeze(ctx.net), _freeze(ctx.net)
         load_weights(previous, last, strict=False)
         embedded = None
         if ctx.run.experiment.training.augment == "none":
@@ -96,6 +96,6 @@ def _previous(weights: Weights) -> Bundle:
     return Bundle({PREVIOUS + name: t for name, t in weights.items() if name.startswith("base/")})
 
 
-def _frozen(net: SplitNet) -> SplitNet:
+def _freeze(net: SplitNet) -> SplitNet:
     """Return a copy in evaluation mode that takes no gradient."""
     return net.copy().eval().requires_grad_(False)

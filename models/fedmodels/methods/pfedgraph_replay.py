@@ -31,9 +31,9 @@ from fedmodels.techniques.collaboration import (
     reference_in,
 )
 from fedmodels.techniques.replay_settings import Replay, nothing_met, reported_by_replay
-from fedmodels.tensors.announced import TrainsOn
 from fedmodels.tensors.bundle import Bundle, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec
+from fedmodels.tensors.declared_counts import TrainsOn
 from fedmodels.tensors.uploads import Reduction, Uploads
 from fedmodels.training.contexts import ClientContext, ServerContext, ServerState
 from fedmodels.training.method import Batch, Output, Payload, Reduced

@@ -33,9 +33,9 @@ from fedmodels.techniques.replay_settings import (
     nothing_met,
     reported_by_replay,
 )
-from fedmodels.tensors.announced import Announced, TrainsOn
 from fedmodels.tensors.bundle import Bundle, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec
+from fedmodels.tensors.declared_counts import DeclaredCounts, TrainsOn
 from fedmodels.tensors.roles import part_of, under, without
 from fedmodels.tensors.uploads import Reduction, Uploads
 from fedmodels.training.contexts import ClientContext, ServerContext, ServerState
@@ -122,7 +122,7 @@ class PFedGRP(FedAvg):
         self, ctx: ClientContext, state: Bundle, refs: Rehearsal, num_examples: int
     ) -> Bundle:
         upload = super().uplink(ctx, state, refs, num_examples)  # C_i^{t,*}
-        told = server_replay.sent(state, refs.trained)  # A_{i,c}^{t,*} and S_i
+        told = server_replay.select_sent(state, refs.trained)  # A_{i,c}^{t,*} and S_i
         return replace(upload, generators=told.generators, histogram=told.histogram)
 
     # --- server half ---------------------------------------------------------------------------
@@ -132,7 +132,7 @@ class PFedGRP(FedAvg):
         return super().upload_spec(run) | told
 
     def check_upload(
-        self, ctx: ServerContext, state: ServerState, upload: Bundle, announced: Announced
+        self, ctx: ServerContext, state: ServerState, upload: Bundle, announced: DeclaredCounts
     ) -> None:
         super().check_upload(ctx, state, upload, announced)
         server_replay.check_generators(upload.generators, announced, ctx.interaction)
@@ -156,7 +156,7 @@ class PFedGRP(FedAvg):
         found = self.learned.found(ctx.run, models, searches)  # eq. 8 on each D_i
         rows, clients = torch.stack([each.w for each in found]), dict(state.clients)  # W
         for row, client in zip(rows, uploads, strict=True):
-            weights = under(PERSONAL, collaboration.mixed(models, row))  # C_{g,i} = sum_j w_ij C_j
+            weights = under(PERSONAL, collaboration.mix(models, row))  # C_{g,i} = sum_j w_ij C_j
             clients[client] = replace(clients[client], weights=weights)
         ctx.series["mixing_loss"] = [[f.uniform, f.loss] for f in found if f.loss == f.loss]
         metrics |= collaboration.graph_metrics(ctx, rows, uploads)

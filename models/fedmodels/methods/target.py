@@ -39,14 +39,14 @@ from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import SplitNet
 from fedmodels.techniques import server_memory
 from fedmodels.techniques.continual import masked_cross_entropy
-from fedmodels.techniques.datafree import as_inputs, shuffled, watched
+from fedmodels.techniques.datafree import as_inputs, shuffle, watch_moments
 from fedmodels.techniques.server_memory import MEMORY, Draw, MemoryReferences, ServerMemory
 from fedmodels.techniques.synthesis import Synthesis, Synthesised, distillation
-from fedmodels.tensors.announced import TrainsOn
 from fedmodels.tensors.bundle import Bundle, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec, TensorSpec
+from fedmodels.tensors.declared_counts import TrainsOn
 from fedmodels.tensors.uploads import Uploads
-from fedmodels.training.augmentation import augmented
+from fedmodels.training.augmentation import augment
 from fedmodels.training.contexts import ClientContext, Metrics, ServerContext, ServerState
 from fedmodels.training.method import Batch, Output, Payload, Reduced
 from fedmodels.training.pictures import Picture
@@ -102,7 +102,7 @@ class TARGET(FedAvg):
 
     def remember(self, ctx: ServerContext, old: SplitNet, known: Tensor) -> tuple[Bundle, Metrics]:
         """Return synthetic images of the old model's classes, and metrics."""
-        with watched(old) as watch:
+        with watch_moments(old) as watch:
             made = Synthesis(self.synthesis, ctx, old, known, watch)
             for number in range(self.synthesis.batches):
                 loss = made.add(number)
@@ -129,12 +129,12 @@ class TARGET(FedAvg):
         if not len(images):
             return None
         training, draw = ctx.run.experiment.training, ctx.generator()
-        order = shuffled(len(images), training.batch_size, draw)
+        order = shuffle(len(images), training.batch_size, draw)
         limits = ctx.stream.limits()
 
         def batch() -> Tensor:
             x = as_inputs(images[next(order)].to(ctx.device), limits)
-            return augmented(x, training, draw)
+            return augment(x, training, draw)
 
         return batch
 

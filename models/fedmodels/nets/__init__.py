@@ -18,7 +18,7 @@ import torch
 
 from fedmodels.errors import ConfigError, suggestion
 from fedmodels.nets.split import SplitNet, load_weights, spec_of, weights_of
-from fedmodels.own_code import is_own, loaded, own
+from fedmodels.own_code import is_own, load_entry_point, own
 
 if TYPE_CHECKING:
     from fedmodels.nets.own_net import Batches
@@ -150,7 +150,7 @@ def _builder(name: str) -> Callable[..., SplitNet]:
         build = getattr(importlib.import_module(module), function)
         return build
     for point in entry_points(group="fedtide.nets", name=name):
-        build = loaded(point)
+        build = load_entry_point(point)
         return build
     if is_own(name):
         build = own(name)

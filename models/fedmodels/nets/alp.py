@@ -26,7 +26,7 @@ from fedmodels.errors import ConfigError
 from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.optimal_transport import (
     COSINES,
-    LEAST_UNBALANCED,
+    MIN_UNBALANCED_EPSILON,
     SOLVERS,
     pot_plan,
     sinkhorn_plan,
@@ -129,7 +129,7 @@ class ALP(nn.Module):
         topk = self.topk
         if topk not in ("paper", "official") and not (isinstance(topk, int) and topk > 0):
             raise ConfigError(f"alp topk={topk!r} must be 'paper', 'official' or a number above 0")
-        least = LEAST_UNBALANCED if self.solver == "unbalanced" else 0
+        least = MIN_UNBALANCED_EPSILON if self.solver == "unbalanced" else 0
         for number, fits, known in (
             ("beta", 0 <= self.beta <= 1, "from 0 to 1"),
             ("gamma", 0 <= self.gamma <= 1, "from 0 to 1"),

@@ -95,7 +95,7 @@ def can_be_grouped(net: SplitNet, input_shape: tuple[int, ...]) -> bool:
     """
     draw = torch.Generator().manual_seed(0)
     x = torch.randn(2, 3, *input_shape, generator=draw)
-    rows = {key: torch.stack([_moved(t, draw) for _ in x]) for key, t in net.tensors().items()}
+    rows = {key: torch.stack([_jitter(t, draw) for _ in x]) for key, t in net.tensors().items()}
     alone, nets = [], Grouped(len(x))
     try:
         with torch.no_grad(), seeded(0):
@@ -113,7 +113,7 @@ def can_be_grouped(net: SplitNet, input_shape: tuple[int, ...]) -> bool:
     return same and torch.allclose(at_once.float(), expected.float(), rtol=1e-3, atol=1e-4)
 
 
-def _moved(tensor: Tensor, draw: torch.Generator) -> Tensor:
+def _jitter(tensor: Tensor, draw: torch.Generator) -> Tensor:
     held = tensor.detach()
     if not held.is_floating_point():
         return held

@@ -61,17 +61,17 @@ def as_split_net(
     was_training = built.training
     built.eval()
     with torch.no_grad():
-        z = _tried(built.features, x, name, "features")
+        z = _call(built.features, x, name, "features")
         if z.dim() != 2 or len(z) != BATCH or not z.is_floating_point():
             raise _wrong(
                 name, f"features gives {_form(z)} for a batch of {BATCH}; flatten to 2 x d"
             )
         assert isinstance(built.head, nn.Module)
-        logits = _tried(built.head, z, name, "head")
+        logits = _call(built.head, z, name, "head")
         if logits.shape != (BATCH, num_classes):
             raise _wrong(name, f"head gives {_form(logits)}; {BATCH} x {num_classes} are needed")
         if not isinstance(built, SplitNet) and type(built).forward is not nn.Module.forward:
-            whole = _tried(built, x, name, "forward")
+            whole = _call(built, x, name, "forward")
             if whole.shape != logits.shape or not torch.allclose(whole, logits, equal_nan=True):
                 raise _wrong(name, "forward(x) is not head(features(x)), which is what is trained")
     built.train(was_training)
@@ -113,7 +113,7 @@ class Batches:
         x[1] *= 0.5
         trial = copy.deepcopy(net)
         with seeded(0), torch.no_grad():
-            _tried(trial.train(), x, name, "training mode")
+            _call(trial.train(), x, name, "training mode")
             trains_one = not _needs_two(trial, x)
             z = trial.eval().base(x)
             takes_one = not _needs_two(trial.base, x)
@@ -158,7 +158,7 @@ def _split(net: nn.Module, width: int, x: Tensor, name: str) -> SplitNet:
     else:
         base = Features(net)
     with torch.no_grad():
-        _tried(base.eval(), x, name, "features without the head")
+        _call(base.eval(), x, name, "features without the head")
     return SplitNet(base.train(), head, width)
 
 
@@ -192,7 +192,7 @@ def _check_tensors(net: nn.Module, name: str) -> None:
         raise _wrong(name, f"cannot be copied: {type(error).__name__}: {error}") from error
 
 
-def _tried(part: object, x: Tensor, name: str, what: str) -> Tensor:
+def _call(part: object, x: Tensor, name: str, what: str) -> Tensor:
     """Call a part of a user's net on a batch."""
     assert callable(part)
     try:

@@ -14,12 +14,12 @@ from fedmodels.errors import ConfigError
 Array = TypeVar("Array", Tensor, NDArray[Any])
 SOLVERS = ("entropic", "emd", "unbalanced")
 """The solvers of POT."""
-LEAST_UNBALANCED = 0.003
+MIN_UNBALANCED_EPSILON = 0.003
 """Smallest epsilon of ``unbalanced`` for cosines: below it POT's numbers underflow, and the plan
 that comes out is wrong."""
 COSINES = 2.0
 """Bound on the difference of two cosines."""
-SMALLEST = -60.0
+MIN_LOG = -60.0
 """Logarithm down to which entries of a plan are numbers, with room for what they are divided by."""
 
 
@@ -64,8 +64,8 @@ def sinkhorn_plan(
         apart = scores - scores.amax(axes[0], keepdim=True)
         if spread is None:
             spread = -float(apart.amin()) if apart.numel() else 0.0
-        if -spread / epsilon < SMALLEST:
-            plan = _divided_in_logs(apart.double() / epsilon, iterations, axes).to(apart.dtype)
+        if -spread / epsilon < MIN_LOG:
+            plan = _divide_logs(apart.double() / epsilon, iterations, axes).to(apart.dtype)
         else:
             plan = (apart / epsilon).exp_()
             for _ in range(iterations):
@@ -74,7 +74,7 @@ def sinkhorn_plan(
     return plan if isinstance(similarity, Tensor) else plan.numpy()
 
 
-def _divided_in_logs(logs: Tensor, iterations: int, axes: tuple[int, int]) -> Tensor:
+def _divide_logs(logs: Tensor, iterations: int, axes: tuple[int, int]) -> Tensor:
     """Return the plan of logarithms (N, P) without calculating a number that underflows."""
     for _ in range(iterations):
         for axis in axes:

@@ -20,7 +20,7 @@ from fedmodels.numerics.optimizers import Adam
 from fedmodels.techniques.continual import labels_from
 
 
-class Maker:
+class ConditionalGenerator:
     """A conditional generator, and what turns its images in [-1, 1] into inputs.
 
     Args:
@@ -44,7 +44,7 @@ class Maker:
         images: Tensor = self.net(acgan.latents(y, self.classes, self.latent, draw))
         return images * self.scale + self.shift
 
-    def frozen(self) -> Maker:
+    def frozen(self) -> ConditionalGenerator:
         """Put the net into evaluation mode, without gradient; return this maker."""
         self.net.eval().requires_grad_(False)
         return self
@@ -63,7 +63,12 @@ class Acgan:
     """
 
     def __init__(
-        self, net: SplitNet, source: acgan.Source, maker: Maker, importance: float, **adam: object
+        self,
+        net: SplitNet,
+        source: acgan.Source,
+        maker: ConditionalGenerator,
+        importance: float,
+        **adam: object,
     ) -> None:
         self.net, self.source, self.maker, self.importance = net, source, maker, importance
         for module in (net, source, maker.net):
@@ -114,10 +119,10 @@ class Acgan:
 
 
 @dataclass(frozen=True)
-class Pool:
+class GeneratorPool:
     """Generators of several clients, and for each label the clients whose generators know it."""
 
-    makers: Mapping[int, Maker]
+    makers: Mapping[int, ConditionalGenerator]
     """By client."""
     holders: Mapping[int, Sequence[int]]
     """Clients by label, ascending."""

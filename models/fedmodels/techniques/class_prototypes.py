@@ -52,7 +52,7 @@ def no_prototypes(run: RunFacts) -> dict[str, Prototypes]:
     return {"class": uncounted(Prototypes.of({}, run.width))}
 
 
-def sent_up(run: RunFacts) -> BundleSpec:
+def prototype_upload(run: RunFacts) -> BundleSpec:
     """Return the spec of class prototypes with counts."""
     return prototype_spec("class", run.width, run.problem.num_classes)
 

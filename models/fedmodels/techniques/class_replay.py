@@ -355,6 +355,6 @@ def met(before: Histogram | None, y: Tensor, num_classes: int) -> Histogram:
     return Histogram(now, now if before is None else before.total + now)
 
 
-def published(state: Mapping[str, GeneratorState]) -> dict[str, GeneratorState]:
+def publish(state: Mapping[str, GeneratorState]) -> dict[str, GeneratorState]:
     """Return the parts of generators that may leave a client: nets and affine maps, no critics."""
     return {key: GeneratorState(g.version, public(g.tensors)) for key, g in state.items()}

@@ -89,7 +89,7 @@ def neighbours(models: Sequence[Weights], row: Tensor, keys: Iterable[str]) -> W
     }
 
 
-def mixed(models: Sequence[Weights], row: Tensor) -> Weights:
+def mix(models: Sequence[Weights], row: Tensor) -> Weights:
     """Return ``sum_j w_ij theta_j``, buffers too; a row of a single 1 returns that model."""
     return weighted_mean(models, row.tolist())
 
@@ -106,7 +106,7 @@ def likeness(net: nn.Module, reference: Mapping[str, Tensor]) -> Tensor:
 
 ROWS = "aggregation_weights"
 """Where the server's own state holds the last graph."""
-MOST_OF_ALL = 200
+MAX_RECORDED_CLIENTS = 200
 """Clients of a run up to which its records hold the weights of all of them; of more, a record would
 grow with their square, and holds those of its cohort."""
 
@@ -176,7 +176,7 @@ class Graph(Part):
         clients, every = dict(state.clients), parameter_keys(net)
         for client, row in zip(uploads, graph, strict=True):
             near = {NEIGHBOURS + k: t for k, t in neighbours(models, row, every).items()}
-            clients[client] = Bundle(weights={**mixed(models, row), **near})
+            clients[client] = Bundle(weights={**mix(models, row), **near})
         return ServerState(state.common, Bundle(weights={ROWS: graph}), clients)
 
     def attracted(self, net: SplitNet, plain: Tensor, neighbours: Weights | None) -> Tensor:
@@ -190,7 +190,9 @@ class Graph(Part):
 def graph_metrics(ctx: ServerContext, rows: Tensor, clients: Iterable[int]) -> Metrics:
     """Put the weights into the run's series; return how spread out they are."""
     total = ctx.run.experiment.schedule.clients
-    ctx.series[ROWS] = square(rows, list(clients), total) if total <= MOST_OF_ALL else rounded(rows)
+    ctx.series[ROWS] = (
+        square(rows, list(clients), total) if total <= MAX_RECORDED_CLIENTS else round_weights(rows)
+    )
     spread = [entropy(row) for row in rows]
     return {
         "weights_entropy": sum(spread) / len(spread),
@@ -203,9 +205,9 @@ def square(rows: Tensor, clients: Sequence[int], total: int) -> list[list[float]
     out = torch.zeros(total, total, dtype=torch.float64)
     index = torch.tensor(clients, dtype=torch.int64)
     out[index[:, None], index] = rows.double()
-    return rounded(out)
+    return round_weights(out)
 
 
-def rounded(rows: Tensor) -> list[list[float]]:
+def round_weights(rows: Tensor) -> list[list[float]]:
     """Return weights (n, m) as a record holds them."""
     return [[round(value, 6) for value in row] for row in rows.double().tolist()]

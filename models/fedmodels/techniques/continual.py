@@ -48,12 +48,12 @@ class ClassMasks:
         return cls(now > 0, total > now)
 
 
-def announced(ctx: ServerContext, before: Histogram | None) -> Histogram:
+def add_announced(ctx: ServerContext, before: Histogram | None) -> Histogram:
     """Return the masks that clients get before they train.
 
     Args:
         ctx: of the interaction.
-        before: what :func:`remembered` returned after the last one; None before the first.
+        before: what :func:`add_answered` returned after the last one; None before the first.
     """
     now = _clients_per_class(ctx, ctx.cohort)
     return Histogram(now, now if before is None else before.total + now)
@@ -72,11 +72,13 @@ def beside_training(
     """
     if ctx.scores:
         return {}
-    sent = Bundle(weights, generators=dict(generators), histogram=announced(ctx, own.histogram))
+    sent = Bundle(weights, generators=dict(generators), histogram=add_announced(ctx, own.histogram))
     return dict.fromkeys(ctx.cohort, sent)
 
 
-def remembered(ctx: ServerContext, before: Histogram | None, answered: Iterable[int]) -> Histogram:
+def add_answered(
+    ctx: ServerContext, before: Histogram | None, answered: Iterable[int]
+) -> Histogram:
     """Return what the server keeps: the classes of the clients that answered."""
     now = _clients_per_class(ctx, answered)
     return Histogram(now, now if before is None else before.total + now)

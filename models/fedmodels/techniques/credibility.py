@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import kl_div, log_softmax
 
 TEMPERATURE = 2.0
-LEAST_VARIANCE = 1e-2
+MIN_VARIANCE = 1e-2
 """Of a class's Gaussian, in each coordinate; embeddings of few examples would have none."""
 
 
@@ -32,7 +32,7 @@ def credibility(z: Tensor, y: Tensor, drawn: Tensor, labels: Tensor, otherwise: 
     for label in torch.unique(labels).tolist():
         own, rows = z[y == label], labels == label
         if len(own) > 1:
-            variance = own.var(0, correction=0).clamp_min(LEAST_VARIANCE)
+            variance = own.var(0, correction=0).clamp_min(MIN_VARIANCE)
             log_density = -0.5 * (
                 (drawn[rows] - own.mean(0)).square() / variance + (2 * math.pi * variance).log()
             )

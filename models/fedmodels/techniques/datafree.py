@@ -26,7 +26,7 @@ REPORTS = 10
 """Progress events of one training."""
 
 
-def frozen(run: RunFacts, weights: Weights, device: torch.device | str) -> SplitNet:
+def freeze(run: RunFacts, weights: Weights, device: torch.device | str) -> SplitNet:
     """Return a net of its own with these weights, in evaluation mode, that nothing trains.
 
     Gradients pass through it to its input.
@@ -51,7 +51,7 @@ class LayerMoments:
         return self.running_mean, self.running_var
 
 
-class Watch:
+class MomentWatch:
     """The moments of the last batch that went through a net, layer by layer."""
 
     def __init__(self) -> None:
@@ -71,9 +71,9 @@ class Watch:
 
 
 @contextmanager
-def watched(net: nn.Module) -> Iterator[Watch]:
+def watch_moments(net: nn.Module) -> Iterator[MomentWatch]:
     """Watch the batch normalisations of a net that remember statistics."""
-    watch, hooks = Watch(), []
+    watch, hooks = MomentWatch(), []
     for number, module in enumerate(net.modules()):
         if isinstance(module, _BatchNorm) and module.track_running_stats:
 
@@ -103,7 +103,7 @@ def is_reported(step: int, of: int) -> bool:
     return step == of or step % max(1, of // REPORTS) == 0
 
 
-def shuffled(n: int, size: int, draw: torch.Generator) -> Iterator[Tensor]:
+def shuffle(n: int, size: int, draw: torch.Generator) -> Iterator[Tensor]:
     """Yield batches of positions without end, epoch by epoch; each of ``size``, or of all n."""
     while True:
         for index in torch.split(torch.randperm(n, generator=draw), size):
@@ -120,7 +120,7 @@ def as_inputs(images: Tensor, limits: tuple[Tensor, Tensor] | None) -> Tensor:
     return low + (high - low) * x
 
 
-def quantised(images: Tensor) -> Tensor:
+def quantise(images: Tensor) -> Tensor:
     """Return images in [0, 1] as uint8."""
     return (255 * images.detach()).round().clamp(0, 255).to(torch.uint8)
 

@@ -204,7 +204,7 @@ def _train_gan(
         return maker.paint(torch.randn(count, gan.LATENT, generator=noise).to(device))
 
     for epoch in range(epochs):
-        for index in _shuffled(len(real), family.batch_size, noise):
+        for index in _shuffle(len(real), family.batch_size, noise):
             batch = real[index.to(device)]
             with torch.no_grad():
                 fake = paint(len(batch))
@@ -231,7 +231,7 @@ def _train_unet(
     load_moments(adams, tensors)
     step = 0
     for epoch in range(epochs):
-        for index in _shuffled(len(images), family.batch_size, noise):
+        for index in _shuffle(len(images), family.batch_size, noise):
             batch = images[index.to(images.device)]
             times = torch.randint(ddpm.STEPS, (len(batch),), generator=noise).to(batch.device)
             target = torch.randn(batch.shape, generator=noise).to(batch.device)
@@ -244,7 +244,7 @@ def _train_unet(
     return {**_tensors("net/", average), **_tensors("online/", online), **kept}
 
 
-def _shuffled(n: int, batch_size: int, order: torch.Generator) -> tuple[Tensor, ...]:
+def _shuffle(n: int, batch_size: int, order: torch.Generator) -> tuple[Tensor, ...]:
     """Return the index tensors of one epoch; the last batch is kept."""
     return torch.split(torch.randperm(n, generator=order), batch_size)
 

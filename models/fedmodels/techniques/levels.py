@@ -52,7 +52,7 @@ def minority_by_counts(weights: Weights) -> Sequence[int]:
     return [] if balanced else minority_classes(totals)
 
 
-def clustered(points: Tensor, size: int, run: RunFacts) -> tuple[Tensor, Tensor]:
+def cluster_rows(points: Tensor, size: int, run: RunFacts) -> tuple[Tensor, Tensor]:
     """Return up to ``size`` centres (v, d) of points (n, d), and the centre of each (n,)."""
     if len(points) == 0:
         return points, torch.zeros(0, dtype=torch.int64)

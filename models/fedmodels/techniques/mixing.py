@@ -46,8 +46,8 @@ class Mixer:
         """
         device = next(net.parameters()).device
         floats = [k for k, b in net.named_buffers() if b.is_floating_point()]
-        self.models = _stacked(models, [k for k, _ in net.named_parameters()], device)  # (n, P)
-        self._buffers = _stacked(models, floats, device)  # (n, F)
+        self.models = _stack(models, [k for k, _ in net.named_parameters()], device)  # (n, P)
+        self._buffers = _stack(models, floats, device)  # (n, F)
         self._take(net)
 
     def another(self) -> Mixer:
@@ -63,8 +63,8 @@ class Mixer:
         self._gradient = torch.zeros_like(self._mixture)
         self._statistics = torch.zeros(self._buffers.shape[1], device=device)  # (F,)
         for parameter, at in _slices(list(net.parameters())):
-            parameter.data = _shaped(self._mixture[at], parameter)
-            parameter.grad = _shaped(self._gradient[at], parameter)
+            parameter.data = _unflatten(self._mixture[at], parameter)
+            parameter.grad = _unflatten(self._gradient[at], parameter)
         floats = [b for b in net.buffers() if b.is_floating_point()]
         self._live = [(b, self._statistics[at].view_as(b)) for b, at in _slices(floats)]
         net.eval()  # batch normalisation by the mixed statistics
@@ -95,7 +95,7 @@ class Mixer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Search:
+class SearchSettings:
     """Settings of a search for weights; defaults are pFedGRP's where the paper gives them."""
 
     epochs: int = 20
@@ -119,7 +119,7 @@ class WeightSearch:
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundWeights:
     """The best weights seen."""
 
     w: Tensor  # (n,) float64
@@ -133,9 +133,9 @@ def find_weights(
     mixer: Mixer,
     examples: Examples | Callable[[int], Examples],
     own: int,
-    search: Search,
+    search: SearchSettings,
     seed: int,
-) -> Found:
+) -> FoundWeights:
     """Return the weights with the lowest loss among uniform, initial, and those after each epoch.
 
     Args:
@@ -151,7 +151,7 @@ def find_weights(
     uniform = torch.full((n,), 1 / n, dtype=torch.float64)
     if n == 1 or not len(fixed[1]):
         loss = mixer.loss(uniform.float().to(device), fixed) if len(fixed[1]) else math.nan
-        return Found(uniform, loss, loss)
+        return FoundWeights(uniform, loss, loss)
 
     def judged(w: Tensor) -> tuple[float, Tensor]:
         w = with_entropy(w.detach().double().cpu(), search.entropy_floor)
@@ -174,12 +174,12 @@ def find_weights(
             w.backward(slope.double().cpu())  # type: ignore[no-untyped-call]
             optimizer.step()
         best = min(best, judged(a.softmax(0)), key=lambda found: found[0])
-    return Found(best[1], best[0], of_uniform)
+    return FoundWeights(best[1], best[0], of_uniform)
 
 
 def find_all(
-    mixer: Mixer, problems: Sequence[WeightSearch], search: Search, threads: int
-) -> list[Found]:
+    mixer: Mixer, problems: Sequence[WeightSearch], search: SearchSettings, threads: int
+) -> list[FoundWeights]:
     """Solve problems that share their models, as many at a time as there are threads.
 
     What is found does not depend on the number of threads.
@@ -188,7 +188,7 @@ def find_all(
     mixers = [mixer, *(mixer.another() for _ in range(threads - 1))]
     intra_op = torch.get_num_threads()
 
-    def solve(first: int) -> list[Found]:
+    def solve(first: int) -> list[FoundWeights]:
         torch.set_num_threads(intra_op)
         mine = problems[first::threads]
         return [find_weights(mixers[first], p.examples, p.own, search, p.seed) for p in mine]
@@ -198,7 +198,7 @@ def find_all(
     return [shares[i % threads][i // threads] for i in range(len(problems))]
 
 
-def _start(uniform: Tensor, own: int, search: Search) -> Tensor:
+def _start(uniform: Tensor, own: int, search: SearchSettings) -> Tensor:
     """Return the parameters of the initial weights, whose softmax they are."""
     w = uniform.clone()
     if search.init == "self":
@@ -228,11 +228,11 @@ def with_entropy(w: Tensor, floor: float) -> Tensor:
     return w + high * (uniform - w)
 
 
-def _stacked(models: Sequence[Weights], keys: Sequence[str], device: torch.device) -> Tensor:
+def _stack(models: Sequence[Weights], keys: Sequence[str], device: torch.device) -> Tensor:
     """Return tensors of each model side by side, (n, total)."""
     names = [key.replace(".", "/", 1) for key in keys]
     rows = [
-        torch.cat([_flattened(m[name].detach().float()) for name in names])
+        torch.cat([_flatten(m[name].detach().float()) for name in names])
         if names
         else torch.zeros(0)
         for m in models
@@ -240,13 +240,13 @@ def _stacked(models: Sequence[Weights], keys: Sequence[str], device: torch.devic
     return torch.stack(rows).to(device)
 
 
-def _flattened(tensor: Tensor) -> Tensor:
+def _flatten(tensor: Tensor) -> Tensor:
     """Return all values, those of a convolution with its channels last."""
     return (tensor.permute(0, 2, 3, 1) if tensor.dim() == 4 else tensor).reshape(-1)
 
 
-def _shaped(flat: Tensor, like: Tensor) -> Tensor:
-    """Return a view of flat values in a tensor's shape: the inverse of :func:`_flattened`."""
+def _unflatten(flat: Tensor, like: Tensor) -> Tensor:
+    """Return a view of flat values in a tensor's shape: the inverse of :func:`_flatten`."""
     if like.dim() != 4:
         return flat.view_as(like)
     out, into, height, width = like.shape

@@ -16,7 +16,7 @@ from fedmodels.config.bounds import Count, NonNegative, PositiveCount, Share
 from fedmodels.machine import cores
 from fedmodels.techniques.class_replay import METRICS, ClassReplay
 from fedmodels.techniques.generators import Arch, Family
-from fedmodels.techniques.mixing import Found, Mixer, Search, WeightSearch, find_all
+from fedmodels.techniques.mixing import FoundWeights, Mixer, SearchSettings, WeightSearch, find_all
 from fedmodels.tensors.bundle import Bundle, Histogram, Weights
 from fedmodels.training.run import RunFacts
 from fedmodels.training.settings import Part
@@ -152,9 +152,9 @@ class LearnedWeights(Part):
         """Return where the search computes."""
         return "cuda" if self.w_device == "auto" and torch.cuda.is_available() else "cpu"
 
-    def search(self) -> Search:
+    def search(self) -> SearchSettings:
         """Return the settings of eq. 8's minimisation."""
-        return Search(
+        return SearchSettings(
             epochs=self.w_epochs,
             lr=self.w_lr,
             batch_size=self.w_batch,
@@ -164,7 +164,7 @@ class LearnedWeights(Part):
 
     def found(
         self, run: RunFacts, models: Sequence[Weights], searches: Sequence[WeightSearch]
-    ) -> list[Found]:
+    ) -> list[FoundWeights]:
         """Return the weights that each search finds, on a GPU one after the other."""
         threads = cores() if self.device == "cpu" else 1
         mixer = Mixer(run.make_net().to(self.device), models)

@@ -29,12 +29,12 @@ from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.randomness import derive_seed, seeded
 from fedmodels.techniques.continual import (
     ClassMasks,
+    add_answered,
     beside_training,
     mask_of,
     masks_spec,
-    remembered,
 )
-from fedmodels.techniques.datafree import frozen
+from fedmodels.techniques.datafree import freeze
 from fedmodels.tensors.bundle import Bundle, ClientId, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec, TensorSpec
 from fedmodels.tensors.roles import part_of, under, without
@@ -88,7 +88,7 @@ class ServerMemory(Part):
         known = (histogram.total > 0).to(device)
         seed = derive_seed(ctx.run.experiment.seed, "server", ctx.interaction, "dropout")
         with seeded(seed):  # initial weights of fresh nets
-            memory, metrics = remember(frozen(ctx.run, state.common.weights, device), known)
+            memory, metrics = remember(freeze(ctx.run, state.common.weights, device), known)
         weights = {
             **under(OLD, state.common.weights),
             KNOWN: known.to("cpu", torch.uint8),
@@ -127,7 +127,7 @@ def with_classes(
     ctx: ServerContext, before: ServerState, after: ServerState, answered: Iterable[int]
 ) -> ServerState:
     """Return a state that remembers the classes of the clients that answered."""
-    histogram = remembered(ctx, before.own.histogram, answered)
+    histogram = add_answered(ctx, before.own.histogram, answered)
     return replace(after, own=replace(before.own, histogram=histogram))
 
 
@@ -178,7 +178,7 @@ def references(
         return MemoryReferences(own, masks.seen | own, torch.zeros_like(own))
     known = payload.weights[KNOWN].to(ctx.device).bool()
     weights = part_of(payload.weights, OLD) or net_of(payload)
-    old = frozen(ctx.run, weights, ctx.device)
+    old = freeze(ctx.run, weights, ctx.device)
     return MemoryReferences(own, masks.seen | own | known, known, old, recalled(ctx, payload))
 
 

@@ -15,11 +15,11 @@ import torch
 from fedmodels.errors import PayloadError
 from fedmodels.nets.split import load_weights
 from fedmodels.numerics.randomness import derive_seed
-from fedmodels.techniques.class_replay import ALL, ClassReplay, Judge, Replayed, published
+from fedmodels.techniques.class_replay import ALL, ClassReplay, Judge, Replayed, publish
 from fedmodels.techniques.mixing import Examples, WeightSearch
-from fedmodels.tensors.announced import Announced, check_versions
 from fedmodels.tensors.bundle import Bundle, GeneratorState, Histogram, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec
+from fedmodels.tensors.declared_counts import DeclaredCounts, check_versions
 from fedmodels.tensors.uploads import Uploads
 from fedmodels.training.contexts import Metrics, ServerContext, ServerState
 
@@ -37,16 +37,16 @@ def sent_spec(replay: ClassReplay, num_classes: int) -> BundleSpec:
     return BundleSpec(BundleSpec.of(Bundle(histogram=Histogram(*counts))).required, optional)
 
 
-def sent(state: Bundle, trained: Collection[str]) -> Bundle:
+def select_sent(state: Bundle, trained: Collection[str]) -> Bundle:
     """Return what goes up of a private state: S, and the generators of these keys."""
     assert state.histogram is not None
     counts = Histogram(torch.zeros(0, dtype=torch.int32), state.histogram.total)  # S, not Y
     new = {key: each for key, each in state.generators.items() if key in trained}
-    return Bundle(generators=published(new), histogram=counts)
+    return Bundle(generators=publish(new), histogram=counts)
 
 
 def check_generators(
-    sent: Mapping[str, GeneratorState], announced: Announced, interaction: int
+    sent: Mapping[str, GeneratorState], announced: DeclaredCounts, interaction: int
 ) -> None:
     """Check versions and classes of the generators that a client sent.
 

@@ -28,15 +28,15 @@ from fedmodels.nets.split import SplitNet
 from fedmodels.techniques.continual import masked_cross_entropy
 from fedmodels.techniques.datafree import (
     LayerMoments,
-    Watch,
+    MomentWatch,
     as_inputs,
     descend,
     follow,
-    quantised,
-    shuffled,
+    quantise,
+    shuffle,
 )
 from fedmodels.techniques.server_memory import check_loss
-from fedmodels.training.augmentation import augmented
+from fedmodels.training.augmentation import augment
 from fedmodels.training.contexts import ServerContext
 from fedmodels.training.run import RunFacts
 from fedmodels.training.settings import Part
@@ -67,7 +67,7 @@ def statistics_distance(
     return total
 
 
-def followed(
+def follow_moments(
     layers: Sequence[LayerMoments], earlier: Sequence[LayerMoments], momentum: float
 ) -> list[LayerMoments]:
     """Return the moving averages of means and variances after one more batch."""
@@ -145,7 +145,12 @@ class Synthesis:
     """The images of one task's end while they are made, and the nets that make them."""
 
     def __init__(
-        self, settings: Synthesised, ctx: ServerContext, old: SplitNet, known: Tensor, watch: Watch
+        self,
+        settings: Synthesised,
+        ctx: ServerContext,
+        old: SplitNet,
+        known: Tensor,
+        watch: MomentWatch,
     ) -> None:
         self.settings, self.ctx, self.old, self.known, self.watch = settings, ctx, old, known, watch
         self.device, self.draw = known.device, ctx.generator()
@@ -196,8 +201,8 @@ class Synthesis:
                 assert parameter.grad is not None, "the images depend on every weight"
                 total += parameter.grad
             if loss < lowest:
-                best, lowest = quantised(images), loss
-        self.earlier = followed(self.watch.layers(), self.earlier, settings.bn_momentum)
+                best, lowest = quantise(images), loss
+        self.earlier = follow_moments(self.watch.layers(), self.earlier, settings.bn_momentum)
         follow(self.generator, fast, summed, self.adam)
         self.wanted.append(y)
         return best, lowest
@@ -205,7 +210,7 @@ class Synthesis:
     def _loss(self, images: Tensor, y: Tensor, adversarial: bool) -> Tensor:
         settings = self.settings
         x = as_inputs(images, self.ctx.limits)
-        x = augmented(x, self.ctx.run.experiment.training, self.draw)
+        x = augment(x, self.ctx.run.experiment.training, self.draw)
         teacher = self.old(x)
         layers = self.watch.layers()
         loss = settings.oh * masked_cross_entropy(teacher, y, self.known)
@@ -219,11 +224,11 @@ class Synthesis:
     def _teach(self) -> None:
         """Distil the old model into the student on all images up to now."""
         settings, pool = self.settings, torch.cat(self.pool)
-        order = shuffled(len(pool), settings.synthesis_batch, self.draw)
+        order = shuffle(len(pool), settings.synthesis_batch, self.draw)
         self.student.requires_grad_(True).train()
         for _ in range(settings.kd_steps):
             x = as_inputs(pool[next(order)], self.ctx.limits)
-            x = augmented(x, self.ctx.run.experiment.training, self.draw)
+            x = augment(x, self.ctx.run.experiment.training, self.draw)
             with torch.no_grad():
                 teacher = self.old(x)[:, self.known]
             student = self.student(x)[:, self.known]

@@ -21,12 +21,12 @@ from fedmodels.training.loop import optimizer_of
 PREFIX = "twin/"
 
 
-def stored(weights: Mapping[str, Tensor]) -> Weights:
+def to_state(weights: Mapping[str, Tensor]) -> Weights:
     """Return a twin's weights under the names they have in a private state."""
     return {PREFIX + name: tensor for name, tensor in weights.items()}
 
 
-def restored(weights: Mapping[str, Tensor]) -> Weights:
+def from_state(weights: Mapping[str, Tensor]) -> Weights:
     """Return the twin's weights of a private state under the net's names."""
     return {k.removeprefix(PREFIX): t for k, t in weights.items() if k.startswith(PREFIX)}
 

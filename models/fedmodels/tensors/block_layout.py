@@ -18,7 +18,7 @@ ALIGNMENT = 64
 Facts = tuple[tuple[torch.dtype, tuple[int, ...]], ...]
 
 
-def aligned(num_bytes: int) -> int:
+def align(num_bytes: int) -> int:
     """Return ``num_bytes`` rounded up to the alignment."""
     return -(-num_bytes // ALIGNMENT) * ALIGNMENT
 
@@ -47,7 +47,7 @@ class BlockLayout:
             self.offsets.append(self.size)
             self.ends.append(self.size + count * dtype.itemsize)
             self.num_bytes += count * dtype.itemsize
-            self.size = aligned(self.ends[-1])
+            self.size = align(self.ends[-1])
         self.dtypes = frozenset(dtype for dtype, _ in facts)
 
     def __eq__(self, other: object) -> bool:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from fedmodels.errors import PayloadError
-from fedmodels.tensors.joined import UNKNOWN_TO_NUMPY, joined
+from fedmodels.tensors.flat_vector import UNKNOWN_TO_NUMPY, flatten
 from fedmodels.tensors.packed_weights import num_bytes
 
 EVALUATOR: Literal["evaluator"] = "evaluator"
@@ -221,7 +221,7 @@ def check_finite(bundle: Bundle) -> None:
     held = {k: t for k, t in bundle.by_key().items() if t.dtype.is_floating_point and t.numel()}
     small = [t for t in held.values() if t.numel() <= _SMALL]
     dtypes = {t.dtype for t in small}
-    parts = [joined([t for t in small if t.dtype == dtype]) for dtype in dtypes]
+    parts = [flatten([t for t in small if t.dtype == dtype]) for dtype in dtypes]
     parts += [t for t in held.values() if t.numel() > _SMALL]
     if all(map(_is_finite, parts)):
         return

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from fedmodels.errors import PayloadError
-from fedmodels.tensors.announced import MOST
 from fedmodels.tensors.bundle import DTYPE_NAMES, Weights
 from fedmodels.tensors.bundle_spec import TensorSpec
-from fedmodels.tensors.joined import joined, separated
+from fedmodels.tensors.declared_counts import MAX_WEIGHT
+from fedmodels.tensors.flat_vector import flatten, unflatten
 
 Shapes = Mapping[str, tuple[int, ...]]
 """Shape of each tensor by name; its order is that of the elements in ``TopK``."""
@@ -96,7 +96,7 @@ class Floats:
 class Int8:
     """Every element as one of 255 steps between -a and a, where a is its tensor's largest size."""
 
-    most: float = MOST
+    most: float = MAX_WEIGHT
     is_coarse: bool = True
 
     def specs(self, shapes: Shapes) -> dict[str, TensorSpec]:
@@ -118,12 +118,12 @@ class Int8:
 
     def unpacked(self, sent: Weights, shapes: Shapes) -> dict[str, Tensor]:
         scales = sent[SCALES]
-        wrong = (~((scales >= 0) & (scales <= MOST))).nonzero()  # a NaN is wrong as well
+        wrong = (~((scales >= 0) & (scales <= MAX_WEIGHT))).nonzero()  # a NaN is wrong as well
         if len(wrong):
             at = int(wrong[0])
             raise PayloadError(
                 f"tensor 'weights/{SCALES}' says {float(scales[at]):g} at {at}; a scale lies "
-                f"between 0 and {MOST:g}"
+                f"between 0 and {MAX_WEIGHT:g}"
             )
         return {name: sent[name] * scale for name, scale in zip(shapes, scales, strict=True)}
 
@@ -134,7 +134,7 @@ class TopK:
 
     share: float
     """Part of the elements that travels, in (0, 1]."""
-    most: float = MOST
+    most: float = MAX_WEIGHT
     is_coarse: bool = True
 
     def count(self, shapes: Shapes) -> int:
@@ -146,7 +146,7 @@ class TopK:
         return {INDICES: TensorSpec(torch.int32, (k,)), VALUES: TensorSpec(torch.float32, (k,))}
 
     def packed(self, tensors: Weights) -> dict[str, Tensor]:
-        vector = joined(list(tensors.values()))  # (n,)
+        vector = flatten(list(tensors.values()))  # (n,)
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         places = vector.abs().topk(self.count(shapes), sorted=False).indices.sort().values
         return {INDICES: places.int(), VALUES: vector[places]}
@@ -161,7 +161,7 @@ class TopK:
         vector = torch.zeros(count)
         vector[places] = sent[VALUES]
         like = [torch.empty(shape, device="meta") for shape in shapes.values()]
-        return dict(zip(shapes, separated(vector, like), strict=True))
+        return dict(zip(shapes, unflatten(vector, like), strict=True))
 
 
 def _count(shapes: Shapes) -> int:

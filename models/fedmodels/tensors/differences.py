@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fedmodels.tensors.block_layout import BlockLayout
 from fedmodels.tensors.bundle import Bundle, Prototypes, Weights
-from fedmodels.tensors.joined import joined
+from fedmodels.tensors.flat_vector import flatten
 from fedmodels.tensors.packed_weights import PackedWeights, packed
 
 WEIGHTS, STATISTICS, GENERATORS = "weights", "statistics", "generators"
@@ -76,7 +76,7 @@ class Given:
             norm, sketch = self._of_prototypes(upload.prototypes)
         for generator in upload.generators.values():
             floats = [t.float() for t in generator.tensors.values() if t.is_floating_point()]
-            size = _norm(joined(floats)) if floats else 0.0
+            size = _norm(flatten(floats)) if floats else 0.0
             norms[GENERATORS] = max(size, norms.get(GENERATORS, 0.0))
         return Measured(norms, given, norm, sketch)
 

@@ -33,10 +33,10 @@ def lease(size: int) -> memoryview:
         block = kept.pop()
     except IndexError:
         block = np.empty(size, np.uint8)
-    return leased(block, kept.append)
+    return lend(block, kept.append)
 
 
-def leased(block: Block, give_back: Callable[[Block], object]) -> memoryview:
+def lend(block: Block, give_back: Callable[[Block], object]) -> memoryview:
     """Return the memory of a block; call back when the last array or tensor in it is gone."""
     lease = block[:]
     weakref.finalize(lease, give_back, block).atexit = False

@@ -25,7 +25,7 @@ def discount(staleness: int, exponent: float) -> float:
     return float((1 + staleness) ** -exponent)
 
 
-def rebased(
+def rebase(
     upload: Weights, begun: Weights, present: Weights, factor: float, parameters: Collection[str]
 ) -> Weights:
     """Return an upload as if its client had begun with the present weights.

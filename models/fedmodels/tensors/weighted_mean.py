@@ -21,12 +21,12 @@ from fedmodels.tensors.packed_weights import PackedWeights, num_bytes, packed
 
 CHUNK = 1 << 15
 """Elements summed at a time: two float64 buffers of this size stay in a core's cache."""
-MOST_COUNTED = 10**12
+MAX_INTEGER = 10**12
 """Limit of an integer in an upload, such as of batches counted. What is sent down is at most half
 of it: clients count on from there."""
 PACKED_AT_ONCE = 1 << 22
 """Bytes of uploads that are packed before they are added."""
-PER_THREAD, MOST_THREADS = 1 << 21, 8
+PER_THREAD, MAX_THREADS = 1 << 21, 8
 """Elements that justify one more thread, and the most threads: more would wait for memory."""
 
 
@@ -267,7 +267,7 @@ def _largest(tensors: Sequence[Tensor]) -> Tensor:
     result = tensors[0].clone()
     for tensor in tensors[1:]:
         torch.maximum(result, tensor, out=result)
-    return result.clamp_(max=MOST_COUNTED // 2) if result.dtype == torch.int64 else result
+    return result.clamp_(max=MAX_INTEGER // 2) if result.dtype == torch.int64 else result
 
 
 def _in_ranges(work: Callable[[range], None], length: int, count: int) -> None:
@@ -282,7 +282,7 @@ def _in_ranges(work: Callable[[range], None], length: int, count: int) -> None:
 
 def _ranges(length: int, count: int) -> list[range]:
     """Divide vectors among the cores, where there is enough to do; each range begins a chunk."""
-    threads = min(cores(), MOST_THREADS, length * count // PER_THREAD) or 1
+    threads = min(cores(), MAX_THREADS, length * count // PER_THREAD) or 1
     share = max(1, -(-length // (threads * CHUNK))) * CHUNK
     return [range(i, min(i + share, length)) for i in range(0, length, share)] or [range(0)]
 

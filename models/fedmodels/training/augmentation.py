@@ -23,22 +23,22 @@ CONTRAST, BRIGHTNESS = 0.2, 0.2
 """Limits of ``jitter-flip``: part of the contrast, and deviations of the data."""
 
 
-def augmented(x: Tensor, training: Training, generator: torch.Generator) -> Tensor:
+def augment(x: Tensor, training: Training, generator: torch.Generator) -> Tensor:
     """Return images (B, C, H, W), each changed at random as ``[training] augment`` says."""
     return AUGMENTATIONS[training.augment](x, generator) if len(x) else x
 
 
-def _as_it_is(x: Tensor, _: torch.Generator) -> Tensor:
+def _keep(x: Tensor, _: torch.Generator) -> Tensor:
     return x
 
 
-def _flipped(x: Tensor, generator: torch.Generator) -> Tensor:
+def _flip(x: Tensor, generator: torch.Generator) -> Tensor:
     """Mirror every second image or so, left to right."""
     flip = (torch.rand(len(x), generator=generator) < 0.5).to(x.device)
     return torch.where(flip[:, None, None, None], x.flip(3), x)
 
 
-def _cropped(x: Tensor, generator: torch.Generator) -> Tensor:
+def _crop(x: Tensor, generator: torch.Generator) -> Tensor:
     """Cut each image out of a 4-pixel border around it, and mirror some."""
     count, height, width = len(x), x.shape[2], x.shape[3]
     shift = torch.randint(0, 2 * BORDER + 1, (2, count), generator=generator).to(x.device)
@@ -51,17 +51,17 @@ def _cropped(x: Tensor, generator: torch.Generator) -> Tensor:
     return padded[image, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
 
 
-def _turned(x: Tensor, generator: torch.Generator) -> Tensor:
+def _rotate(x: Tensor, generator: torch.Generator) -> Tensor:
     """Turn each image by quarters of a circle, by halves if it is no square, and mirror some."""
     step = 1 if x.shape[2] == x.shape[3] else 2
     quarters = step * torch.randint(0, 4 // step, (len(x),), generator=generator).to(x.device)
     out = x.clone()
     for k in range(step, 4, step):
         out[quarters == k] = torch.rot90(x[quarters == k], k, (2, 3))
-    return _flipped(out, generator)
+    return _flip(out, generator)
 
 
-def _moved(x: Tensor, generator: torch.Generator) -> Tensor:
+def _translate(x: Tensor, generator: torch.Generator) -> Tensor:
     """Turn each image a little, shift and zoom it, and mirror some; the border goes on outside."""
     height, width = x.shape[2], x.shape[3]
     draws = (2 * torch.rand(4, len(x), generator=generator) - 1).to(x)
@@ -72,24 +72,24 @@ def _moved(x: Tensor, generator: torch.Generator) -> Tensor:
     matrix = torch.stack(rows, dim=1).reshape(-1, 2, 3)
     grid = F.affine_grid(matrix, list(x.shape), align_corners=False)
     moved = F.grid_sample(x, grid, padding_mode="border", align_corners=False)
-    return _flipped(moved, generator)
+    return _flip(moved, generator)
 
 
-def _jittered(x: Tensor, generator: torch.Generator) -> Tensor:
+def _jitter(x: Tensor, generator: torch.Generator) -> Tensor:
     """Change contrast and brightness of each image a little, and mirror some."""
     draws = (2 * torch.rand(2, len(x), generator=generator) - 1).to(x)
     contrast, brightness = (draws[k][:, None, None, None] for k in (0, 1))
     middle = x.mean(dim=(1, 2, 3), keepdim=True)
     changed = middle + (1 + CONTRAST * contrast) * (x - middle) + BRIGHTNESS * brightness
-    return _flipped(changed, generator)
+    return _flip(changed, generator)
 
 
 AUGMENTATIONS: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
-    "none": _as_it_is,
-    "flip": _flipped,
-    "crop-flip": _cropped,
-    "turn-flip": _turned,
-    "affine-flip": _moved,
-    "jitter-flip": _jittered,
+    "none": _keep,
+    "flip": _flip,
+    "crop-flip": _crop,
+    "turn-flip": _rotate,
+    "affine-flip": _translate,
+    "jitter-flip": _jitter,
 }
 """What changes images, by its name in a config."""

@@ -25,7 +25,7 @@ def rules_of(method: Method, experiment: Experiment) -> tuple[str, ...]:
     return (first, SEEN, ALL, *(rule for rule in others if rule != ALL))
 
 
-def masked(scores: Mapping[str, Tensor], seen: Tensor) -> dict[str, Tensor]:
+def mask_scores(scores: Mapping[str, Tensor], seen: Tensor) -> dict[str, Tensor]:
     """Return scores with those of the method's own rule among two sets of classes.
 
     Args:

@@ -25,11 +25,11 @@ import torch
 from torch import Tensor
 
 from fedmodels.errors import ConfigError, PayloadError
-from fedmodels.tensors.announced import MOST
 from fedmodels.tensors.block_layout import layout_of
 from fedmodels.tensors.bundle import Bundle, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.tensors.compact_forms import Floats, Form, Shapes, form_of
+from fedmodels.tensors.declared_counts import MAX_WEIGHT
 from fedmodels.tensors.memory_blocks import lease
 from fedmodels.tensors.packed_weights import PackedWeights
 from fedmodels.training.method import Method
@@ -37,7 +37,7 @@ from fedmodels.training.run import RunFacts
 
 RESIDUAL = "residual/"
 """Prefix of what a client still owes, among the weights of its stored private state."""
-MOST_ELEMENTS = 2**31
+MAX_ELEMENTS = 2**31
 """Places of ``top-k`` are int32."""
 _EXACT = Floats(torch.float32)
 
@@ -84,10 +84,8 @@ class Compression:
             )
         up, down = form_of(table.up, table.share), form_of(table.down, table.share)
         count = sum(map(torch.Size.numel, map(torch.Size, returned.values())))
-        if table.up == "top-k" and count >= MOST_ELEMENTS:
-            raise ConfigError(
-                f"[compression] up = 'top-k' is for nets below {MOST_ELEMENTS} values"
-            )
+        if table.up == "top-k" and count >= MAX_ELEMENTS:
+            raise ConfigError(f"[compression] up = 'top-k' is for nets below {MAX_ELEMENTS} values")
         feedback = table.feedback and up.is_coarse
         return cls(down, up, feedback, fetched, returned, table.zstd)
 
@@ -95,11 +93,11 @@ class Compression:
 
     def payload_spec(self, common: BundleSpec) -> BundleSpec:
         """Return the specification of a common part as it travels, from that of the part itself."""
-        return _changed(common, self.fetched, self.down)
+        return _put_form(common, self.fetched, self.down)
 
     def upload_spec(self, upload: BundleSpec) -> BundleSpec:
         """Return the specification of an upload as it travels, from that of the upload itself."""
-        return _changed(upload, self.returned, self.up)
+        return _put_form(upload, self.returned, self.up)
 
     # --- down ------------------------------------------------------------------------------------
 
@@ -186,7 +184,7 @@ class Compression:
 
     def _check_fits_down(self, name: str, parameter: Tensor) -> None:
         """Check that clients can get a parameter back: means of what fits do fit."""
-        if self.down.most >= MOST or not parameter.numel():
+        if self.down.most >= MAX_WEIGHT or not parameter.numel():
             return
         largest = float(parameter.abs().max())
         if not largest <= self.down.most:  # a NaN is wrong as well
@@ -217,7 +215,7 @@ def _parameters(run: RunFacts, spec: BundleSpec) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def _changed(spec: BundleSpec, shapes: Shapes, form: Form) -> BundleSpec:
+def _put_form(spec: BundleSpec, shapes: Shapes, form: Form) -> BundleSpec:
     """Return a specification in which the weights of these names have a form."""
     if not shapes or form == _EXACT:
         return spec

@@ -65,7 +65,7 @@ def hints_of(cls: type[Any], name: str) -> dict[str, Any]:
         ) from None
 
 
-def built(cls: type[T], values: Mapping[str, Any], where: str, name: str) -> T:
+def build(cls: type[T], values: Mapping[str, Any], where: str, name: str) -> T:
     """Return a method, or its reading, with these fields.
 
     Raises:

@@ -43,7 +43,7 @@ def line_of(error: Exception) -> str:
 
 
 @contextmanager
-def faults_told(method: Method, kind: type[FedtideError] = RunFailed) -> Iterator[None]:
+def name_faults(method: Method, kind: type[FedtideError] = RunFailed) -> Iterator[None]:
     """Make one line of what a method raises outside of a client's order; the log has more.
 
     Args:

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 def init_server(method: Method, run: RunFacts) -> ServerState:
     """Return the state before the first interaction."""
-    with _drawing(run, "init_server", 0):
+    with _seeded_for(run, "init_server", 0):
         return method.init_server(run)
 
 
@@ -38,7 +38,7 @@ def broadcast(method: Method, ctx: ServerContext, state: ServerState) -> Payload
     Raises:
         ConfigError: clients would refuse it.
     """
-    with _drawing(ctx.run, "broadcast", ctx.interaction):
+    with _seeded_for(ctx.run, "broadcast", ctx.interaction):
         common, personal = method.broadcast(ctx, state)
     check_sent(method, ctx.run, common, personal)
     return common, personal
@@ -51,7 +51,7 @@ def evaluation(method: Method, ctx: ServerContext, state: ServerState) -> Payloa
         ConfigError: clients would refuse it.
     """
     everybody = range(ctx.run.experiment.schedule.clients)
-    with _drawing(ctx.run, "evaluation", ctx.interaction):
+    with _seeded_for(ctx.run, "evaluation", ctx.interaction):
         common, personal = method.broadcast(replace(ctx, cohort=everybody, scores=True), state)
     check_sent(method, ctx.run, common, personal)
     return common, personal
@@ -66,7 +66,7 @@ def reduce(
         ConfigError: ``finish`` returns no state and metrics, or reports what the run writes itself.
     """
     ctx = replace(ctx, before=state)
-    with _drawing(ctx.run, "reduce", ctx.interaction):
+    with _seeded_for(ctx.run, "reduce", ctx.interaction):
         found = method.finish(ctx, method.aggregate(ctx, state, uploads), uploads)
     after, metrics = check_finished(method, found)
     for name, value in metrics.items():
@@ -83,7 +83,9 @@ def reduce(
     return after, metrics
 
 
-def received(method: Method, sent: Mapping[int, Bundle], folded: Weights | None = None) -> Uploads:
+def as_uploads(
+    method: Method, sent: Mapping[int, Bundle], folded: Weights | None = None
+) -> Uploads:
     """Return uploads as ``aggregate`` and ``finish`` get them.
 
     Args:
@@ -96,7 +98,7 @@ def received(method: Method, sent: Mapping[int, Bundle], folded: Weights | None 
 
 def init_client(method: Method, run: RunFacts, client: int) -> Bundle:
     """Return the private state of a client before its first order."""
-    with _drawing(run, f"init_client/{client}", 0):
+    with _seeded_for(run, f"init_client/{client}", 0):
         return method.init_client(run, client)
 
 
@@ -105,6 +107,6 @@ def _warn_once(line: str) -> None:
     log.warning("%s", line)
 
 
-def _drawing(run: RunFacts, hook: str, interaction: int) -> AbstractContextManager[None]:
+def _seeded_for(run: RunFacts, hook: str, interaction: int) -> AbstractContextManager[None]:
     # Server halves train with threads that build nets: they must not wait for this one.
     return started(derive_seed(run.experiment.seed, hook, interaction, "method"))

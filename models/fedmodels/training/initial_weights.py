@@ -12,7 +12,7 @@ from fedmodels.tensors.archive import load
 from fedmodels.tensors.bundle import Weights
 
 
-def pinned(experiment: Experiment) -> Experiment:
+def pin_weights(experiment: Experiment) -> Experiment:
     """Return the experiment with the digest of its file of initial weights, if it names one.
 
     Raises:
@@ -54,7 +54,7 @@ def from_file(net: NetTable, fresh: Weights) -> Weights:
             f"(sha256 {net.weights_sha256}): join with --weights FILE, where FILE is your copy"
         )
     _digest(net.weights, net.weights_sha256)
-    return _replaced(net.weights, fresh)
+    return _replace(net.weights, fresh)
 
 
 def _digest(path: str, expected: str | None = None) -> str:
@@ -77,7 +77,7 @@ def _digest(path: str, expected: str | None = None) -> str:
     return found
 
 
-def _replaced(path: str, fresh: Weights) -> Weights:
+def _replace(path: str, fresh: Weights) -> Weights:
     """Return fresh weights with the tensors of a file in their place.
 
     Raises:

@@ -15,14 +15,14 @@ from torch import Tensor, nn
 
 from fedmodels.config.experiment import Training
 from fedmodels.errors import ConfigError, TrainingFailed
-from fedmodels.nets.embedding import embedded
+from fedmodels.nets.embedding import embed
 from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.metrics import ClassCounts
 from fedmodels.numerics.optimizers import SGD, Adam, AdamW
 from fedmodels.numerics.randomness import seeded
 from fedmodels.tensors.bundle import Bundle
-from fedmodels.training.augmentation import augmented
-from fedmodels.training.class_masks import masked
+from fedmodels.training.augmentation import augment
+from fedmodels.training.class_masks import mask_scores
 from fedmodels.training.contexts import ClientContext
 from fedmodels.training.method import Batch, LocalResult, Method, Output, Phase
 from fedmodels.training.returned import check_loss, check_scores, check_trained
@@ -100,10 +100,10 @@ def run_phases(
             epochs, such as replay.
         joined: adds examples to a batch, for examples that are drawn anew for each batch.
     """
-    course = Course(method, ctx, x, y, refs, renewed, joined)
+    loop = EpochLoop(method, ctx, x, y, refs, renewed, joined)
     for phase in method.phases(ctx):
         optimizer = begin_phase([ctx.net], phase, ctx.run.experiment.training)
-        for batch, fixed in course.batches(phase):
+        for batch, fixed in loop.batches(phase):
             features = ctx.net.features(batch.x) if fixed is None else fixed
             out = Output(features, ctx.net.head(features))
             loss = method.loss(ctx, batch, out, refs)
@@ -111,8 +111,8 @@ def run_phases(
             optimizer.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-            course.end_step(batch, loss.detach())
-    return course.end()
+            loop.end_step(batch, loss.detach())
+    return loop.end()
 
 
 def mean_loss(batches: Sequence[tuple[Tensor, int]]) -> float:
@@ -127,7 +127,7 @@ def mean_loss(batches: Sequence[tuple[Tensor, int]]) -> float:
     return float(torch.stack(means).cpu().double() @ weights / weights.sum())
 
 
-class Course:
+class EpochLoop:
     """One client's way through its phases: its batches in order, and their losses."""
 
     def __init__(
@@ -155,7 +155,7 @@ class Course:
         """
         net, training = self.ctx.net, self.ctx.run.experiment.training
         is_same = self._renewed is None and self._joined is None
-        fixed = fixed_features(net, self._x, training) if is_same else None
+        fixed = embed_once(net, self._x, training) if is_same else None
         for _ in range(phase.epochs):
             self._epoch, self._losses = self._epoch + 1, []
             if self._renewed is not None:
@@ -164,7 +164,7 @@ class Course:
             self.ctx.skipped = len(self._y) - sum(map(len, taken))
             for index in taken:
                 index = index.to(self._x.device)
-                inputs = augmented(self._x[index], training, self._augment)
+                inputs = augment(self._x[index], training, self._augment)
                 batch = Batch(inputs, self._y[index], index)
                 if self._joined is not None:
                     batch = self._joined(batch)
@@ -248,7 +248,7 @@ def _set_modes(net: SplitNet, phase: Phase) -> None:
                 module.eval()
 
 
-def fixed_features(net: SplitNet, x: Tensor, training: Training) -> Tensor | None:
+def embed_once(net: SplitNet, x: Tensor, training: Training) -> Tensor | None:
     """Return the embeddings (n, d), computed once, if the phase cannot change them.
 
     None if it can: the base trains, the base is in training mode (running statistics move, dropout
@@ -258,7 +258,7 @@ def fixed_features(net: SplitNet, x: Tensor, training: Training) -> Tensor | Non
         return None
     if any(parameter.requires_grad for parameter in net.base.parameters()):
         return None
-    return embedded(net, x)
+    return embed(net, x)
 
 
 def optimizer_of(
@@ -317,7 +317,7 @@ def score(
                 found = method.predict(ctx, payload, state, xs)
                 check_scores(method, ctx, found, len(xs))
                 found = {rule: found[rule] for rule in method.rules if rule in found}
-                found = found if seen is None else masked(found, seen)
+                found = found if seen is None else mask_scores(found, seen)
                 for place, (rule, scores) in enumerate(found.items()):
                     counts = ClassCounts.of(scores, ys, classes, confusion and place == 0)
                     before = out.get((rule, name))

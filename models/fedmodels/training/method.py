@@ -18,9 +18,9 @@ from torch.nn.functional import cross_entropy
 
 from fedmodels.nets.embedding import embeddings
 from fedmodels.nets.split import weights_of
-from fedmodels.tensors.announced import Announced, TrainsOn, check_upload
 from fedmodels.tensors.bundle import Bundle, ClientId, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec
+from fedmodels.tensors.declared_counts import DeclaredCounts, TrainsOn, check_upload
 from fedmodels.tensors.uploads import Reduction, Uploads
 from fedmodels.training.contexts import ClientContext, Metrics, ServerContext, ServerState
 from fedmodels.training.pictures import Picture, PrototypeMap
@@ -154,7 +154,7 @@ class Method(ABC):
         """Return what an upload must hold."""
 
     def check_upload(
-        self, ctx: ServerContext, state: ServerState, upload: Bundle, announced: Announced
+        self, ctx: ServerContext, state: ServerState, upload: Bundle, announced: DeclaredCounts
     ) -> None:
         """Check the values of an upload whose shapes are right; raise PayloadError for a lie."""
         check_upload(upload, announced, announced.most_examples(self.trains_on))

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
 from fedmodels.errors import ConfigError, suggestion
-from fedmodels.training.declaration import built, hints_of
+from fedmodels.training.declaration import build, hints_of
 
 T = TypeVar("T")
 
@@ -78,7 +78,7 @@ def from_table(
             raise ConfigError(f"{where}.{key} must be a table (given: {value!r})")
     for part, inner in parts.items():
         values[part] = from_table(inner, shared[part], where, name)
-    return built(cls, values, where, name)
+    return build(cls, values, where, name)
 
 
 def to_table(method: Any) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from fedmodels.nets.grouped import Grouped
 from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.randomness import seeded
 from fedmodels.training.contexts import ClientContext
-from fedmodels.training.loop import ClientHalf, Course, begin_phase
+from fedmodels.training.loop import ClientHalf, EpochLoop, begin_phase
 from fedmodels.training.method import Batch, LocalResult, Method, Output, Phase
 from fedmodels.training.returned import check_loss
 from fedmodels.training.run import RunFacts
@@ -60,41 +60,41 @@ def fit_together(halves: Sequence[ClientHalf]) -> list[float]:
             the loss asks for what is one client's alone.
     """
     method = halves[0].method
-    courses = [Course(method, half.ctx, half.x, half.y, half.refs) for half in halves]
-    for phase in _common_phases(method, courses):
-        stack = _Stack(method, courses, phase)
+    loops = [EpochLoop(method, half.ctx, half.x, half.y, half.refs) for half in halves]
+    for phase in _common_phases(method, loops):
+        stack = _ParameterStack(method, loops, phase)
         try:
-            _run(stack, phase, courses)
+            _run(stack, phase, loops)
         finally:
             stack.keep([])
-    return [course.close() for course in courses]
+    return [loop.close() for loop in loops]
 
 
-def _run(stack: _Stack, phase: Phase, courses: Sequence[Course]) -> None:
+def _run(stack: _ParameterStack, phase: Phase, loops: Sequence[EpochLoop]) -> None:
     """Step until no client has a batch left."""
-    under_way = [(course, course.batches(phase)) for course in courses]
+    under_way = [(loop, loop.batches(phase)) for loop in loops]
     while True:
         due = [(c, *step) for c, steps in under_way if (step := next(steps, None)) is not None]
         if not due:
             return
-        stack.keep([course for course, *_ in due])
+        stack.keep([loop for loop, *_ in due])
         losses = stack.step(due)
-        for course, batch, _ in due:
-            course.end_step(batch, losses[course])
+        for loop, batch, _ in due:
+            loop.end_step(batch, losses[loop])
 
 
-def _common_phases(method: Method, courses: Sequence[Course]) -> Sequence[Phase]:
+def _common_phases(method: Method, loops: Sequence[EpochLoop]) -> Sequence[Phase]:
     """Return the phases of local training, which all clients have in common."""
-    first, *others = (list(method.phases(course.ctx)) for course in courses)
-    for course, phases in zip(courses[1:], others, strict=True):
+    first, *others = (list(method.phases(loop.ctx)) for loop in loops)
+    for loop, phases in zip(loops[1:], others, strict=True):
         if phases != first:
-            raise _in_turn(courses[0], f"client {course.ctx.client} has other phases")
+            raise _in_turn(loops[0], f"client {loop.ctx.client} has other phases")
     return first
 
 
-def _in_turn(course: Course, why: str) -> ConfigError:
+def _in_turn(loop: EpochLoop, why: str) -> ConfigError:
     """Return the error of clients that cannot train together."""
-    run, client = course.ctx.run.experiment, course.ctx.client
+    run, client = loop.ctx.run.experiment, loop.ctx.client
     return ConfigError(
         f"[training] together = {run.training.together}: method {run.method.name!r} cannot train "
         f"client {client} together with others, as {why}; leave together out"
@@ -128,31 +128,31 @@ def check_stacks(run: RunFacts) -> None:
         ) from None
 
 
-_Due = tuple[Course, Batch, Tensor | None]
+_Due = tuple[EpochLoop, Batch, Tensor | None]
 """A client's next step: its batch, and the embeddings if they are fixed."""
 
 
-class _Stack:
+class _ParameterStack:
     """The nets of several clients in one phase, their parameters and buffers stacked.
 
     While it lasts, a row of the stack is what the net of its client holds.
     """
 
-    def __init__(self, method: Method, courses: Sequence[Course], phase: Phase) -> None:
-        first = courses[0].ctx
+    def __init__(self, method: Method, loops: Sequence[EpochLoop], phase: Phase) -> None:
+        first = loops[0].ctx
         self.method, self.net, self.ctx = method, first.net, _CommonContext.of(first)
-        self._rows = list(courses)
-        nets = [course.ctx.net for course in courses]
+        self._rows = list(loops)
+        nets = [loop.ctx.net for loop in loops]
         self._optimizer = begin_phase(nets, phase, first.run.experiment.training)
-        self._nets = {course: _Places(course.ctx.net) for course in courses}
+        self._nets = {loop: _OwnTensors(loop.ctx.net) for loop in loops}
         self._parameters = self._stacked(first.net.parameters_by_key())
         self._buffers = self._stacked(first.net.buffers_by_key())
-        self._refs = {course: tuple(_leaves(course.refs)) for course in courses}
+        self._refs = {loop: tuple(_leaves(loop.refs)) for loop in loops}
         self._check_layouts()
         self._lie_in_rows()
 
     def _stacked(self, held: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        nets = [self._nets[course].tensors for course in self._rows]
+        nets = [self._nets[loop].tensors for loop in self._rows]
         return {
             key: torch.stack([net[key].detach() for net in nets]).requires_grad_(t.requires_grad)
             for key, t in held.items()
@@ -162,43 +162,43 @@ class _Stack:
         """Check that references of clients differ in the values of tensors alone."""
         first, *others = self._rows
         layout = _layout(first.refs)
-        for course in others:
-            if _layout(course.refs) != layout:
+        for loop in others:
+            if _layout(loop.refs) != layout:
                 why = "its references differ in more than the values of tensors from those of"
-                raise _in_turn(first, f"{why} client {course.ctx.client}")
+                raise _in_turn(first, f"{why} client {loop.ctx.client}")
 
     def _lie_in_rows(self) -> None:
         """Let the nets' tensors be rows of the stack."""
         for key, rows in (self._parameters | self._buffers).items():
-            for course, row in zip(self._rows, rows.detach().unbind(), strict=True):
-                self._nets[course].tensors[key].data = row
+            for loop, row in zip(self._rows, rows.detach().unbind(), strict=True):
+                self._nets[loop].tensors[key].data = row
 
-    def keep(self, courses: Sequence[Course]) -> None:
+    def keep(self, loops: Sequence[EpochLoop]) -> None:
         """Give the rows of all other clients back to their nets: they have no batch left."""
-        if len(courses) == len(self._rows):
+        if len(loops) == len(self._rows):
             return
-        staying = set(courses)
-        kept = torch.tensor([n for n, course in enumerate(self._rows) if course in staying])
-        for course in self._rows:
-            if course not in staying:
-                self._nets[course].take_back()
-        self._rows = list(courses)
-        if courses:
+        staying = set(loops)
+        kept = torch.tensor([n for n, loop in enumerate(self._rows) if loop in staying])
+        for loop in self._rows:
+            if loop not in staying:
+                self._nets[loop].take_back()
+        self._rows = list(loops)
+        if loops:
             for tensors in (self._parameters, self._buffers):
                 for key, rows in tensors.items():
                     tensors[key] = rows.detach()[kept].requires_grad_(rows.requires_grad)
             self._lie_in_rows()
 
-    def step(self, due: Sequence[_Due]) -> dict[Course, Tensor]:
+    def step(self, due: Sequence[_Due]) -> dict[EpochLoop, Tensor]:
         """Step down the losses of the clients of all rows; return each one's loss."""
-        losses: dict[Course, Tensor] = {}
+        losses: dict[EpochLoop, Tensor] = {}
         by_size: dict[int, list[_Due]] = {}
         for step in due:
             by_size.setdefault(len(step[1].y), []).append(step)
         for group in by_size.values():
             found = self._losses(group)
             found.sum().backward()  # type: ignore[no-untyped-call]
-            losses |= zip((course for course, *_ in group), found.detach().unbind(), strict=True)
+            losses |= zip((loop for loop, *_ in group), found.detach().unbind(), strict=True)
         self._deal_out_gradients()
         self._optimizer.step()
         return losses
@@ -211,14 +211,14 @@ class _Stack:
         """
         for key, rows in self._parameters.items():
             if rows.grad is not None:
-                for course, gradient in zip(self._rows, rows.grad.unbind(), strict=True):
-                    self._nets[course].tensors[key].grad = gradient
+                for loop, gradient in zip(self._rows, rows.grad.unbind(), strict=True):
+                    self._nets[loop].tensors[key].grad = gradient
                 rows.grad = None
 
     def _losses(self, group: Sequence[_Due]) -> Tensor:
         """Return the losses (C,) of batches of one size; statistics of the nets move."""
-        courses = [course for course, *_ in group]
-        places = [self._rows.index(course) for course in courses]
+        loops = [loop for loop, *_ in group]
+        places = [self._rows.index(loop) for loop in loops]
         rows = None if places == [*range(len(self._rows))] else torch.tensor(places)
         parameters, buffers = _some(self._parameters, rows), _some(self._buffers, rows)
         batches, fixed = [batch for _, batch, _ in group], [f for *_, f in group if f is not None]
@@ -226,13 +226,13 @@ class _Stack:
             torch.stack(each) for each in zip(*((b.x, b.y, b.index) for b in batches), strict=True)
         )
         features = torch.stack(fixed) if fixed else None
-        refs = [torch.stack(each) for each in zip(*(self._refs[c] for c in courses), strict=True)]
+        refs = [torch.stack(each) for each in zip(*(self._refs[c] for c in loops), strict=True)]
         out = self._outputs(parameters, buffers, x, features)
 
         def loss_of(
             held: dict[str, Tensor], batch: tuple[Tensor, ...], out: Any, refs: list[Tensor]
         ) -> Tensor:
-            again = _rebuilt(courses[0].refs, iter(refs))
+            again = _rebuild(loops[0].refs, iter(refs))
             with self.net.holding(held):
                 if "logits" not in out:  # vmap sets the memory format
                     found = out["features"] if out else self.net.embedded(batch[0])
@@ -264,7 +264,7 @@ class _Stack:
                 return {"features": features, "logits": self.net.head(features)}
 
 
-class _Places:
+class _OwnTensors:
     """Where the tensors of a net lie when they are no rows of a stack."""
 
     def __init__(self, net: SplitNet) -> None:
@@ -305,7 +305,7 @@ _PERSONAL = ("client", "metrics", "stream", "secret")
 
 
 def _leaves(tree: Any) -> Iterator[Tensor]:
-    """Yield the tensors of a loss's arguments, in the order of :func:`_rebuilt`."""
+    """Yield the tensors of a loss's arguments, in the order of :func:`_rebuild`."""
     if isinstance(tree, Tensor):
         yield tree
     else:
@@ -323,11 +323,11 @@ def _layout(tree: Any) -> Any:
     return type(tree), names, value, tuple(map(_layout, branches))
 
 
-def _rebuilt(tree: Any, leaves: Iterator[Tensor]) -> Any:
+def _rebuild(tree: Any, leaves: Iterator[Tensor]) -> Any:
     """Return a copy of a tree with other tensors."""
     if isinstance(tree, Tensor):
         return next(leaves)
-    branches = [_rebuilt(branch, leaves) for branch in _branches(tree)]
+    branches = [_rebuild(branch, leaves) for branch in _branches(tree)]
     if isinstance(tree, Mapping):
         return dict(zip(tree, branches, strict=True))
     if is_dataclass(tree) and not isinstance(tree, type):

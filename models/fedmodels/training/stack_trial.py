@@ -18,8 +18,8 @@ from fedmodels.errors import ConfigError
 from fedmodels.nets.split import weights_of
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.training.contexts import ClientContext, ServerContext, ServerData, ServerState
-from fedmodels.training.fault import faults_told, line_of
-from fedmodels.training.hooks import broadcast, init_client, init_server, received
+from fedmodels.training.fault import line_of, name_faults
+from fedmodels.training.hooks import as_uploads, broadcast, init_client, init_server
 from fedmodels.training.loop import ClientHalf, train_locally
 from fedmodels.training.method import LocalResult, Method
 from fedmodels.training.position import Position
@@ -49,24 +49,24 @@ def check_together(method: Method, run: RunFacts) -> None:
     """
     check_stacks(run)
     if method.trains_on in ("memory", "replay"):
-        raise _refused(method, run, "what stands for earlier tasks is not the same for all")
+        raise _refusal(method, run, "what stands for earlier tasks is not the same for all")
     if not _trains_in_phases(method):
-        raise _refused(method, run, "its fit is its own")
+        raise _refusal(method, run, "its fit is its own")
     method, facts = _short(method), _small(run)
     state = init_server(method, facts)
     kept = [init_client(method, facts, client) for client in range(len(SIZES))]
     for number in range(2):
         trip = _Trip(method, facts, Position(number, number, number), state, kept)
-        with faults_told(method, ConfigError):
+        with name_faults(method, ConfigError):
             in_turn = [train_locally(h.method, h.ctx, h.payload, h.state) for h in trip.halves()]
         try:
             at_once = _together(trip.halves())
         except Exception as error:  # whatever torch says of what it cannot map
-            raise _refused(method, run, line_of(error)) from error
+            raise _refusal(method, run, line_of(error)) from error
         for half, one, other in zip(trip.halves(), in_turn, at_once, strict=True):
             if differs := _difference(half, one, other):
-                raise _refused(method, run, f"{differs} differs from training in turn")
-        with faults_told(method, ConfigError):
+                raise _refusal(method, run, f"{differs} differs from training in turn")
+        with name_faults(method, ConfigError):
             state = trip.aggregated(in_turn)
         kept = [result.state for result in in_turn]
 
@@ -98,7 +98,7 @@ def _trains_in_phases(method: Method) -> bool:
     return type(method).fit is above[-2].fit  # the last one is Method
 
 
-def _refused(method: Method, run: RunFacts, why: str) -> ConfigError:
+def _refusal(method: Method, run: RunFacts, why: str) -> ConfigError:
     return ConfigError(
         f"[training] together = {run.experiment.training.together}: clients of method "
         f"{run.experiment.method.name!r} train in turn only; leave together out ({why})"
@@ -157,7 +157,7 @@ class _Trip:
     def aggregated(self, results: Sequence[LocalResult]) -> ServerState:
         """Return the state after the server took the uploads; what ``finish`` adds is left out."""
         sent = {client: result.upload for client, result in enumerate(results)}
-        return self.method.aggregate(self._server(), self.state, received(self.method, sent))
+        return self.method.aggregate(self._server(), self.state, as_uploads(self.method, sent))
 
     def _server(self) -> ServerContext:
         streams = [_Noise(self.run, client) for client in range(len(SIZES))]

@@ -15,7 +15,7 @@ from fedcli.pretrain import MaskedAutoencoder, Pretraining
 from fedmodels.errors import ConfigError, TrainingFailed
 from fedmodels.tensors.archive import load, save
 from fedmodels.tensors.bundle import Bundle, Problem
-from fedmodels.training.initial_weights import pinned
+from fedmodels.training.initial_weights import pin_weights
 from fedmodels.training.run import RunFacts
 from tests.conftest import method_of, tiny_experiment
 
@@ -83,19 +83,19 @@ def test_it_learns_and_a_run_starts_from_it(trained):
 def test_a_run_is_bound_to_the_file_it_began_with(trained):
     experiment, path, _ = trained
     net = experiment.net.model_copy(update={"weights": str(path)})
-    bound = pinned(experiment.model_copy(update={"net": net}))
+    bound = pin_weights(experiment.model_copy(update={"net": net}))
     assert bound.net.weights_sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
-    assert pinned(bound) == bound
+    assert pin_weights(bound) == bound
     assert RunFacts(bound, PROBLEM).initial_weights
-    assert pinned(experiment) == experiment
+    assert pin_weights(experiment) == experiment
     save(path, Bundle(weights={"head/bias": torch.ones(5)}), {})
     with pytest.raises(ConfigError, match="not the file this run began with"):
-        pinned(bound)
+        pin_weights(bound)
     with pytest.raises(ConfigError, match="not the file this run began with"):
         _ = RunFacts(bound, PROBLEM).initial_weights
     path.unlink()
     with pytest.raises(ConfigError, match="is missing"):
-        pinned(bound)
+        pin_weights(bound)
 
 
 def test_the_same_seed_gives_the_same_weights(trained, tmp_path):

@@ -10,14 +10,14 @@ from torch.nn.functional import cross_entropy
 from fedmodels.errors import PayloadError
 from fedmodels.methods import af_fcl as module
 from fedmodels.methods import make
-from fedmodels.methods.af_fcl import AfFclReferences, Last
+from fedmodels.methods.af_fcl import AfFclReferences, Predecessor
 from fedmodels.nets.generative.flow import Flow, is_order
 from fedmodels.nets.split import load_weights, weights_of
 from fedmodels.numerics.randomness import generator
 from fedmodels.techniques.credibility import credibility, distillation
 from fedmodels.tensors.bundle import Bundle, Histogram
 from fedmodels.tensors.roles import part_of, under, without
-from fedmodels.training.hooks import evaluation, received
+from fedmodels.training.hooks import as_uploads, evaluation
 from fedmodels.training.loop import batches, train_locally
 from fedmodels.training.method import Batch, Output
 from fedpb.v1 import coordinator_pb2 as rpc
@@ -106,7 +106,7 @@ def test_drawn_loss_by_hand():
 
 def frozen_by(ctx, classes=(0, 1)):
     flow = Flow(ctx.net.width, 2, 8).requires_grad_(False)
-    return Last(ctx.net.copy().requires_grad_(False).eval(), flow, torch.tensor(classes))
+    return Predecessor(ctx.net.copy().requires_grad_(False).eval(), flow, torch.tensor(classes))
 
 
 def test_loss_by_hand():
@@ -278,7 +278,7 @@ def test_orders_are_the_servers(digits, tmp_path):
     assert not any(map(is_order, result.upload.weights))
     run_in_process(experiment, digits, out)
     served = method.aggregate(
-        server_context(ctx.run, 0, (0,)), first, received(method, {0: result.upload})
+        server_context(ctx.run, 0, (0,)), first, as_uploads(method, {0: result.upload})
     )
     assert all(torch.equal(served.own.weights[k], t) for k, t in orders.items())
     assert served.own.weights.keys() == first.own.weights.keys()
@@ -323,7 +323,7 @@ def test_both_nets_are_averaged_by_examples(digits):
         )
         for c, value, n in [(0, 1.0, 3.0), (1, 5.0, 1.0)]
     }
-    after = method.aggregate(server_context(ctx.run, 0, (0, 1)), state, received(method, uploads))
+    after = method.aggregate(server_context(ctx.run, 0, (0, 1)), state, as_uploads(method, uploads))
     for key in both:
         held = after.own if key.startswith("flow/") else after.common
         assert torch.equal(held.weights[key], torch.full_like(both[key], 2.0))

@@ -18,8 +18,8 @@ from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ConfigError
 from fedmodels.methods import _CLASSES, method_class, names
 from fedmodels.methods.fedavg import FedAvg
-from fedmodels.tensors.announced import Announced
 from fedmodels.tensors.bundle import Bundle
+from fedmodels.tensors.declared_counts import DeclaredCounts
 from fedmodels.tensors.uploads import Uploads
 from fedmodels.training.contexts import ClientContext, ServerContext, ServerState
 from fedmodels.training.method import Batch, LocalResult, Method, Output
@@ -157,7 +157,7 @@ class Mistaken(FedAvg):
     arrived: ClassVar[list[Bundle]] = []
 
     def check_upload(
-        self, ctx: ServerContext, state: ServerState, upload: Bundle, announced: Announced
+        self, ctx: ServerContext, state: ServerState, upload: Bundle, announced: DeclaredCounts
     ) -> None:
         self.arrived.append(upload)
 

@@ -16,7 +16,7 @@ from fedmodels.nets.split import SplitNet
 from fedmodels.tensors.archive import load_named
 from fedmodels.tensors.bundle import Bundle, Problem, Prototypes
 from fedmodels.training.contexts import ServerContext
-from fedmodels.training.hooks import received
+from fedmodels.training.hooks import as_uploads
 from fedmodels.training.loop import train_locally
 from fedmodels.training.position import Position
 from fedmodels.training.run import RunFacts
@@ -137,7 +137,7 @@ def test_features_of_classes_nobody_reports_stay(digits):
     state = method.init_server(ctx.run)
     uploads = {0: reporting({2: drawn(4 * 17)}, 68, ctx.run.initial_weights)}
     after, metrics = method.finish(
-        ctx, method.aggregate(ctx, state, received(method, uploads)), received(method, uploads)
+        ctx, method.aggregate(ctx, state, as_uploads(method, uploads)), as_uploads(method, uploads)
     )
     before, now = state.own.weights["features"], after.own.weights["features"]
     assert torch.equal(now[[0, 1, 3]], before[[0, 1, 3]])

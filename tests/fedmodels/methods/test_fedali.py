@@ -26,7 +26,7 @@ from fedmodels.numerics.neighbour_clustering import (
 )
 from fedmodels.tensors.bundle import Bundle, Problem, Prototypes
 from fedmodels.training.contexts import ServerContext, ServerState
-from fedmodels.training.hooks import received
+from fedmodels.training.hooks import as_uploads
 from fedmodels.training.loop import train_locally
 from fedmodels.training.position import START, Position
 from fedmodels.training.run import RunFacts
@@ -60,7 +60,7 @@ def clustered(method, *uploads):
     ctx = ServerContext(RunFacts(aligned(), HAR), START, tuple(range(len(uploads))))
     by_client = dict(enumerate(uploads))
     start = server_state(uploads[0].prototypes["alp/0"].vectors.tolist())
-    uploads = received(method, by_client)
+    uploads = as_uploads(method, by_client)
     reduced = method.aggregate(ctx, start, uploads)
     return method.finish(ctx, reduced, uploads)[0].common.prototypes["alp/0"].vectors
 
@@ -202,8 +202,8 @@ def test_a_client_without_examples_has_no_part():
     assert torch.equal(clustered(method, *ANCHOR, nobody), clustered(method, *ANCHOR))
     ctx, start = ServerContext(RunFacts(aligned(), HAR), START, (0,)), server_state([[1.0, 1]])
     nobody = {0: upload_of([[5.0, 5]], 0)}
-    assert method.aggregate(ctx, start, received(method, nobody)) is start
-    assert method.finish(ctx, start, received(method, nobody))[0] is start
+    assert method.aggregate(ctx, start, as_uploads(method, nobody)) is start
+    assert method.finish(ctx, start, as_uploads(method, nobody))[0] is start
 
 
 @SOLVERS

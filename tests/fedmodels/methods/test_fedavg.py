@@ -10,7 +10,7 @@ from fedmodels.methods import make
 from fedmodels.nets.split import weights_of
 from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.training.contexts import ServerContext, ServerState
-from fedmodels.training.hooks import received
+from fedmodels.training.hooks import as_uploads
 from fedmodels.training.loop import train_locally
 from fedmodels.training.position import START
 from fedmodels.training.run import RunFacts
@@ -29,7 +29,7 @@ def aggregated(uploads, method=None, state=None):
     ctx = ServerContext(RUN, START, tuple(sorted(uploads)))
     state = state or ServerState(Bundle())
     method = method or make("fedavg")
-    return method.aggregate(ctx, state, received(method, uploads)).common.weights
+    return method.aggregate(ctx, state, as_uploads(method, uploads)).common.weights
 
 
 def trained(experiment, x, y, client=0):
@@ -147,7 +147,7 @@ def test_one_client_is_a_plain_loop(net, digits, tmp_path):
     upload = train_locally(method, ctx, payload, state).upload
     server = ServerContext(ctx.run, START, (0,))
     after = method.aggregate(
-        server, method.init_server(ctx.run), received(method, {0: upload})
+        server, method.init_server(ctx.run), as_uploads(method, {0: upload})
     ).common.weights
     assert after.keys() == expected.keys()
     for key in expected:

@@ -11,17 +11,17 @@ from torch import nn
 
 from fedmodels.errors import ConfigError, PayloadError, TrainingFailed
 from fedmodels.methods import make
-from fedmodels.methods.fedcil import consistency_loss, taught
+from fedmodels.methods.fedcil import consistency_loss, teacher_logits
 from fedmodels.nets import make_net
 from fedmodels.nets.generative import acgan
 from fedmodels.nets.generative.gan import Generator
 from fedmodels.nets.split import SplitNet, load_weights, weights_of
 from fedmodels.numerics.randomness import generator, seeded
-from fedmodels.techniques.acgan import Maker, Pool, balanced
+from fedmodels.techniques.acgan import ConditionalGenerator, GeneratorPool, balanced
 from fedmodels.techniques.continual import labels_from
 from fedmodels.tensors.bundle import Bundle, Histogram
 from fedmodels.tensors.roles import part_of, tensors_of, under, without
-from fedmodels.training.hooks import received
+from fedmodels.training.hooks import as_uploads
 from fedmodels.training.loop import batches, train_locally
 from fedmodels.training.position import Position
 from fedsrv.engine.round_parts import RoundParts
@@ -122,7 +122,7 @@ def test_consistency_by_hand_and_without_a_gradient_to_the_teacher():
 def test_a_teacher_is_asked_in_evaluation_mode_and_learns_nothing():
     net = make_net("resnet20", num_classes=3, input_shape=(1, 8, 8)).train()
     x, before = torch.randn(4, 1, 8, 8), {k: t.clone() for k, t in weights_of(net).items()}
-    found = taught(net, x)
+    found = teacher_logits(net, x)
     assert net.training
     assert all(torch.equal(t, before[k]) for k, t in weights_of(net).items())
     torch.testing.assert_close(found, net.eval()(x))
@@ -171,13 +171,15 @@ def test_labels_are_drawn_evenly_from_those_given():
 
 def constant_maker(value):
     net = Generator((1, 8, 8), 2, latent=13)
-    maker = Maker(net, 10, 13, None)
+    maker = ConditionalGenerator(net, 10, 13, None)
     net.forward = lambda z: torch.full((len(z), 1, 8, 8), value)
     return maker.frozen()
 
 
 def test_a_pool_draws_each_label_from_who_holds_it():
-    pool = Pool({3: constant_maker(0.25), 8: constant_maker(math.nan)}, {1: [3], 2: [8], 4: [3]})
+    pool = GeneratorPool(
+        {3: constant_maker(0.25), 8: constant_maker(math.nan)}, {1: [3], 2: [8], 4: [3]}
+    )
     x, y = pool.batch(64, generator(0))
     assert set(y.tolist()) == {1, 2, 4}
     assert bool(torch.isfinite(x).all())  # whatever a client's generator draws
@@ -187,7 +189,7 @@ def test_a_pool_draws_each_label_from_who_holds_it():
 def test_images_lie_between_black_and_white():
     limits = torch.tensor([-0.5, 0.0, 1.0]), torch.tensor([1.5, 2.0, 5.0])
     with seeded(0):
-        maker = Maker(Generator((3, 8, 8), 2, latent=13), 10, 13, limits)
+        maker = ConditionalGenerator(Generator((3, 8, 8), 2, latent=13), 10, 13, limits)
     for value, edge in ((-1.0, limits[0]), (1.0, limits[1])):
         maker.net.forward = lambda z, value=value: torch.full((len(z), 3, 8, 8), value)
         x = maker(torch.tensor([0, 1]), generator(0))
@@ -250,7 +252,7 @@ def test_the_server_keeps_last_generators(digits):
     state, uploaded = method.init_server(run), []
     for number, (ctx, _, result) in enumerate(done):
         server = replace(server_context(run, number, (0,)), at=Position(number, 0, ctx.task))
-        state = method.aggregate(server, state, received(method, {0: result.upload}))
+        state = method.aggregate(server, state, as_uploads(method, {0: result.upload}))
         uploaded.append(part_of(result.upload.weights, "generator"))
     held = state.clients[0].generators
     for name, expected in (("now", uploaded[3]), ("last", uploaded[1])):
@@ -269,8 +271,8 @@ def consolidated(experiment, root, clients=(0, 1)):
         uploads[client] = train_locally(method, ctx, *payload_of(experiment, ctx)).upload
     told = []
     server = replace(server_context(ctx.run, 0, clients), tell=lambda *facts: told.append(facts))
-    before = method.aggregate(server, method.init_server(ctx.run), received(method, uploads))
-    after, metrics = method.finish(server, before, received(method, uploads))
+    before = method.aggregate(server, method.init_server(ctx.run), as_uploads(method, uploads))
+    after, metrics = method.finish(server, before, as_uploads(method, uploads))
     return before, after, metrics, told
 
 
@@ -323,12 +325,12 @@ def test_it_learns_from_generators_what_they_know(digits):
         histogram=sets((0, 1)), scalars={"num_examples": 5.0},
     )  # fmt: skip
     server = server_context(ctx.run, 0, (0,))
-    reduced = method.aggregate(server, state, received(method, {0: upload}))
-    after, metrics = method.finish(server, reduced, received(method, {0: upload}))
+    reduced = method.aggregate(server, state, as_uploads(method, {0: upload}))
+    after, metrics = method.finish(server, reduced, as_uploads(method, {0: upload}))
     assert metrics["consolidation_agreement"] == 1
     net = ctx.run.make_net().eval()
     load_weights(net, after.common.weights)
-    draw = Maker(maker, 10, method.latent, None).frozen()
+    draw = ConditionalGenerator(maker, 10, method.latent, None).frozen()
     y = torch.arange(20) % 2
     assert torch.equal(net(draw(y, generator(0))).argmax(1), y)
 
@@ -419,8 +421,8 @@ def test_the_server_is_fedavg_of_the_acgan(digits, tmp_path):
     server = server_context(ctx.run, 0, (0, 1))
     state, _ = method.finish(
         server,
-        method.aggregate(server, method.init_server(ctx.run), received(method, uploads)),
-        received(method, uploads),
+        method.aggregate(server, method.init_server(ctx.run), as_uploads(method, uploads)),
+        as_uploads(method, uploads),
     )
     found = {**state.common.weights, **state.own.weights}
     assert found.keys() == uploads[0].weights.keys()

@@ -20,15 +20,15 @@ from fedmodels.errors import ConfigError, DataError
 from fedmodels.methods import make
 from fedmodels.methods.fedic import (
     Ensemble,
-    asked,
-    calibrated,
+    ask,
+    calibrate,
     client_weights,
-    uncalibrated,
+    identity_calibrator,
 )
 from fedmodels.nets.split import load_weights, weights_of
 from fedmodels.tensors.archive import load_named
 from fedmodels.tensors.bundle import Bundle, Problem
-from fedmodels.training.hooks import received, reduce
+from fedmodels.training.hooks import as_uploads, reduce
 from fedmodels.training.run import RunFacts
 from fedsrv.engine.server_data import check_fits, read_server_data, server_data_for
 from fedtide.inprocess import run_in_process
@@ -43,7 +43,7 @@ def drawn(*shape, seed=0):
 
 
 def random_calibrator(classes, width):
-    empty = uncalibrated(classes, width)
+    empty = identity_calibrator(classes, width)
     return {k: drawn(*v.shape, seed=i) for i, (k, v) in enumerate(empty.items())}
 
 
@@ -62,7 +62,7 @@ def cohort(**more):
     return (
         method,
         ctx,
-        method.aggregate(ctx, method.init_server(run), received(method, uploads)),
+        method.aggregate(ctx, method.init_server(run), as_uploads(method, uploads)),
         uploads,
     )
 
@@ -91,7 +91,7 @@ def test_calibrated_by_hand():
         "gate_bias": torch.tensor([math.log(3)]),
     }
     ensemble = Ensemble(torch.tensor([[[0.0, 5.0]], [[math.log(3), 0.0]]]), torch.ones(1, 1))
-    found = calibrated(calibrator, ensemble, torch.tensor([[4.0, 0.0]]))
+    found = calibrate(calibrator, ensemble, torch.tensor([[4.0, 0.0]]))
     torch.testing.assert_close(found, torch.tensor([[1.988751, 2.25]]))
 
 
@@ -103,17 +103,17 @@ def test_clients_weights_sum_to_one():
 
 
 def test_a_neutral_calibration_is_the_plain_ensemble():
-    calibrator = uncalibrated(5, 3)
+    calibrator = identity_calibrator(5, 3)
     calibrator["ensemble_scale"] = torch.zeros(5)  # equal weights
     calibrator["gate_bias"] = torch.full((1,), 50.0)  # nothing of the fine-tuned model
     logits = drawn(4, 7, 5)
-    found = calibrated(calibrator, Ensemble(logits, drawn(7, 3)), drawn(7, 5, seed=9))
+    found = calibrate(calibrator, Ensemble(logits, drawn(7, 3)), drawn(7, 5, seed=9))
     torch.testing.assert_close(found, logits.mean(0))
 
 
 def test_it_begins_halfway():
     ensemble, fine_tuned = Ensemble(drawn(1, 7, 5), drawn(7, 3)), drawn(7, 5, seed=9)
-    found = calibrated(uncalibrated(5, 3), ensemble, fine_tuned)
+    found = calibrate(identity_calibrator(5, 3), ensemble, fine_tuned)
     torch.testing.assert_close(found, (ensemble.logits[0] + fine_tuned) / 2)
 
 
@@ -126,8 +126,8 @@ def test_permuted_classes_permute_the_result():
     ensemble, fine_tuned = Ensemble(drawn(4, 7, 5), drawn(7, 3)), drawn(7, 5, seed=9)
     moved = Ensemble(ensemble.logits[..., order], ensemble.features)
     torch.testing.assert_close(
-        calibrated(permuted, moved, fine_tuned[:, order]),
-        calibrated(calibrator, ensemble, fine_tuned)[:, order],
+        calibrate(permuted, moved, fine_tuned[:, order]),
+        calibrate(calibrator, ensemble, fine_tuned)[:, order],
     )
 
 
@@ -152,7 +152,7 @@ def test_the_student_begins_as_the_mean_not_as_the_fine_tuned_copy():
     method, ctx, state, uploads = cohort(
         fine_tuning_steps=40, calibration_steps=1, distillation_steps=1, lr_server=0.01
     )
-    after, metrics = method.finish(ctx, state, received(method, uploads))
+    after, metrics = method.finish(ctx, state, as_uploads(method, uploads))
     for name, w in state.common.weights.items():
         assert (after.common.weights[name] - w).abs().max() <= 0.0101, name
     assert 0 <= metrics["teacher_accuracy"] <= 1
@@ -172,7 +172,7 @@ def test_the_copy_that_calibrates_learns_the_labels():
 
 def test_the_student_learns_the_labels():
     method, ctx, state, uploads = cohort(distillation_steps=60, ld=0.0, lr_server=0.01)
-    after, _ = method.finish(ctx, state, received(method, uploads))
+    after, _ = method.finish(ctx, state, as_uploads(method, uploads))
     loss = [
         float(cross_entropy(logits_of(ctx, s.common.weights, ctx.server_data.x), ctx.server_data.y))
         for s in (state, after)
@@ -187,8 +187,8 @@ def test_the_student_learns_the_teachers_answers():
     )
     x, net = ctx.server_data.unlabelled, ctx.run.make_net()
     mean = logits_of(ctx, state.common.weights, x)
-    teacher = calibrated(uncalibrated(10, 16), asked(net, uploads, x), mean)
-    after, _ = method.finish(ctx, state, received(method, uploads))
+    teacher = calibrate(identity_calibrator(10, 16), ask(net, uploads, x), mean)
+    after, _ = method.finish(ctx, state, as_uploads(method, uploads))
     apart = [
         float(method._divergence(teacher, logits_of(ctx, s.common.weights, x)))
         for s in (state, after)
@@ -197,25 +197,25 @@ def test_the_student_learns_the_teachers_answers():
 
 
 def logits_of(ctx, weights, x):
-    return asked(ctx.run.make_net(), {0: Bundle(weights=weights)}, x).logits[0]
+    return ask(ctx.run.make_net(), {0: Bundle(weights=weights)}, x).logits[0]
 
 
 def test_calibrator_lives_on():
     method, ctx, state, uploads = cohort(**FEW)
-    first, _ = method.finish(ctx, state, received(method, uploads))
-    fresh = uncalibrated(10, 16)
+    first, _ = method.finish(ctx, state, as_uploads(method, uploads))
+    fresh = identity_calibrator(10, 16)
     assert first.own.weights.keys() == fresh.keys()
     assert all(not torch.equal(first.own.weights[k], t) for k, t in fresh.items())
     frozen = replace(method, calibration_steps=0)
-    second, _ = frozen.finish(ctx, first, received(frozen, uploads))
+    second, _ = frozen.finish(ctx, first, as_uploads(frozen, uploads))
     assert all(torch.equal(second.own.weights[k], t) for k, t in first.own.weights.items())
 
 
 def test_features_are_the_mean_over_clients():
     _, ctx, _, uploads = cohort()
     net, x = ctx.run.make_net(), ctx.server_data.x
-    both = asked(net, uploads, x)
-    each = [asked(net, {c: u}, x) for c, u in uploads.items()]
+    both = ask(net, uploads, x)
+    each = [ask(net, {c: u}, x) for c, u in uploads.items()]
     torch.testing.assert_close(both.features, (each[0].features + each[1].features) / 2)
     assert torch.equal(both.logits[1], each[1].logits[0])
 
@@ -227,11 +227,11 @@ def test_a_client_without_examples_teaches_nothing():
     """
     method, ctx, state, uploads = cohort(**FEW)
     idle = replace(uploads[1], scalars={"num_examples": 0.0})
-    one, _ = reduce(method, ctx, state, received(method, {0: uploads[0]}))
-    both, _ = reduce(method, ctx, state, received(method, {0: uploads[0], 1: idle}))
+    one, _ = reduce(method, ctx, state, as_uploads(method, {0: uploads[0]}))
+    both, _ = reduce(method, ctx, state, as_uploads(method, {0: uploads[0], 1: idle}))
     assert all(torch.equal(both.common.weights[k], w) for k, w in one.common.weights.items())
     assert all(torch.equal(both.own.weights[k], w) for k, w in one.own.weights.items())
-    nobody, metrics = reduce(method, ctx, state, received(method, {1: idle}))
+    nobody, metrics = reduce(method, ctx, state, as_uploads(method, {1: idle}))
     assert nobody is state
     assert not metrics
 
@@ -239,17 +239,17 @@ def test_a_client_without_examples_teaches_nothing():
 def test_nothing_unlabelled_is_no_error():
     method, ctx, state, uploads = cohort(**FEW)
     held = replace(ctx.server_data, unlabelled=ctx.server_data.unlabelled[:0])
-    after, _ = method.finish(replace(ctx, server_data=held), state, received(method, uploads))
+    after, _ = method.finish(replace(ctx, server_data=held), state, as_uploads(method, uploads))
     assert all(torch.isfinite(w).all() for w in after.common.weights.values())
 
 
 def test_server_draws_from_its_own_generators():
     method, ctx, state, uploads = cohort(**FEW)
     before = torch.random.get_rng_state()
-    one, _ = method.finish(ctx, state, received(method, uploads))
+    one, _ = method.finish(ctx, state, as_uploads(method, uploads))
     assert torch.equal(torch.random.get_rng_state(), before)
     torch.rand(3)
-    two, _ = method.finish(ctx, state, received(method, uploads))
+    two, _ = method.finish(ctx, state, as_uploads(method, uploads))
     assert all(torch.equal(two.common.weights[k], w) for k, w in one.common.weights.items())
 
 

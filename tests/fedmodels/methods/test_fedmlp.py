@@ -27,7 +27,7 @@ from fedmodels.techniques.levels import CLUSTER, MINORITY
 from fedmodels.tensors.archive import load_named
 from fedmodels.tensors.bundle import Bundle, Problem, Prototypes
 from fedmodels.training.contexts import ServerContext
-from fedmodels.training.hooks import evaluation, received
+from fedmodels.training.hooks import as_uploads, evaluation
 from fedmodels.training.loop import train_locally
 from fedmodels.training.position import START, Position
 from fedmodels.training.run import RunFacts
@@ -84,7 +84,7 @@ def interact(method, ctx, state, found):
     """Take one interaction's prototypes, {client: {class: (vector, count)}}, into the state."""
     uploads = {c: upload(ctx, rows) for c, rows in found.items()}
     return method.finish(
-        ctx, method.aggregate(ctx, state, received(method, uploads)), received(method, uploads)
+        ctx, method.aggregate(ctx, state, as_uploads(method, uploads)), as_uploads(method, uploads)
     )[0]
 
 
@@ -232,7 +232,7 @@ def test_global_prototype_is_the_unweighted_mean():
     }
     for order in itertools.permutations(range(3)):
         uploads = {c: upload(ctx, found[c]) for c in order}
-        state = method.aggregate(ctx, method.init_server(ctx.run), received(method, uploads))
+        state = method.aggregate(ctx, method.init_server(ctx.run), as_uploads(method, uploads))
         assert state.common.prototypes["class"].vectors.tolist() == [[3.0, 2.0]]
         assert state.common.prototypes["class"].labels.tolist() == [4]
 
@@ -376,8 +376,8 @@ def test_global_model_has_the_mean_of_the_heads(digits):
     at = ServerContext(ctx.run, START, (0, 1))
     state = method.finish(
         at,
-        method.aggregate(at, method.init_server(ctx.run), received(method, sent)),
-        received(method, sent),
+        method.aggregate(at, method.init_server(ctx.run), as_uploads(method, sent)),
+        as_uploads(method, sent),
     )[0]
     common, personal = evaluation(method, at, state)
     assert sorted(personal, key=str) == [0, 1, 2, "evaluator"]

@@ -17,7 +17,7 @@ from fedmodels.techniques import head_mixtures
 from fedmodels.techniques.head_mixtures import statistics_of
 from fedmodels.tensors.bundle import Bundle, Problem, Prototypes
 from fedmodels.training.contexts import ServerContext
-from fedmodels.training.hooks import received
+from fedmodels.training.hooks import as_uploads
 from fedmodels.training.loop import train_locally
 from fedmodels.training.method import Batch, Output
 from fedmodels.training.position import START
@@ -59,9 +59,8 @@ def served(*uploads, state=None, cohort=None, method=None):
     ctx = ServerContext(run, START, cohort)
     by_client = dict(zip(cohort, uploads, strict=True))
     state = state or method.init_server(run)
-    return method.finish(
-        ctx, method.aggregate(ctx, state, received(method, by_client)), received(method, by_client)
-    )[0], ctx
+    uploads = as_uploads(method, by_client)
+    return method.finish(ctx, method.aggregate(ctx, state, uploads), uploads)[0], ctx
 
 
 # --- the quadratic program ------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from fedmodels.methods import make
 from fedmodels.tensors.archive import load
 from fedmodels.tensors.bundle import EVALUATOR, Bundle
 from fedmodels.training.contexts import ServerContext
-from fedmodels.training.hooks import evaluation, received
+from fedmodels.training.hooks import as_uploads, evaluation
 from fedmodels.training.loop import train_locally
 from fedmodels.training.position import START
 from fedtide.inprocess import run_in_process
@@ -105,7 +105,7 @@ def test_global_model_has_the_mean_head(digits):
     uploads = {c: result_of(experiment, digits, c)[3].upload for c in (0, 1)}
     method, ctx, _, result = result_of(experiment, digits)
     server = ServerContext(ctx.run, START, (0, 1))
-    state = method.aggregate(server, method.init_server(ctx.run), received(method, uploads))
+    state = method.aggregate(server, method.init_server(ctx.run), as_uploads(method, uploads))
     common, parts = evaluation(method, server, state)
     assert parts.keys() == {0, 1, 2, EVALUATOR}
     assert method.broadcast(server, state) == (common, {})

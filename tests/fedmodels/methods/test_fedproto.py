@@ -8,7 +8,7 @@ from fedmodels.numerics.prototypes import ByClass, class_prototypes, uncounted
 from fedmodels.tensors.archive import load
 from fedmodels.tensors.bundle import Bundle, Problem, Prototypes, tensor_bytes
 from fedmodels.training.contexts import ServerContext, ServerState
-from fedmodels.training.hooks import received
+from fedmodels.training.hooks import as_uploads
 from fedmodels.training.loop import train_locally
 from fedmodels.training.method import Batch, Output
 from fedmodels.training.position import START
@@ -66,7 +66,7 @@ def aggregated(reports, known=None, **switches):
     state = ServerState(Bundle(prototypes={"class": uncounted(prototypes(known or {}))}))
     uploads = {c: Bundle(prototypes={"class": prototypes(r)}) for c, r in enumerate(reports)}
     ctx = ServerContext(run, START, tuple(uploads))
-    found = method.aggregate(ctx, state, received(method, uploads)).common.prototypes["class"]
+    found = method.aggregate(ctx, state, as_uploads(method, uploads)).common.prototypes["class"]
     return dict(zip(found.labels.tolist(), found.vectors.flatten().tolist(), strict=True))
 
 
@@ -92,7 +92,7 @@ def test_one_model_on_all_clients_gives_pooled_class_means(digits):
         examples.append(ctx.stream.train(0))
     state = method.init_server(ctx.run)
     after = method.aggregate(
-        ServerContext(ctx.run, START, (0, 1, 2)), state, received(method, uploads)
+        ServerContext(ctx.run, START, (0, 1, 2)), state, as_uploads(method, uploads)
     )
     x, y = (torch.cat(parts) for parts in zip(*examples, strict=True))
     pooled = class_prototypes(embeddings(ctx.net, x), y, 10)

@@ -5,7 +5,7 @@ from fedmodels.methods import make
 from fedmodels.nets.split import weights_of
 from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.training.contexts import ServerContext, ServerState
-from fedmodels.training.hooks import received
+from fedmodels.training.hooks import as_uploads
 from fedmodels.training.loop import train_locally
 from fedmodels.training.method import Batch, Output
 from fedmodels.training.position import START
@@ -54,7 +54,7 @@ def test_two_clients_by_hand():
     assert uploads[1].weights["head/weight"][0].item() == pytest.approx(other, **close)
     ctx = ServerContext(RunFacts(experiment, Problem((1,), 2)), START, (0, 1))
     after = method_of(experiment).aggregate(
-        ctx, ServerState(Bundle()), received(method_of(experiment), uploads)
+        ctx, ServerState(Bundle()), as_uploads(method_of(experiment), uploads)
     )
     expected = one / 4 + 3 * other / 4
     found = after.common.weights["head/weight"].flatten().tolist()

@@ -13,7 +13,7 @@ from fedmodels.numerics.prototypes import ByClass, uncounted
 from fedmodels.tensors.archive import load
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, Problem, Prototypes, tensor_bytes
 from fedmodels.training.contexts import ClientContext, ServerContext, ServerState
-from fedmodels.training.hooks import evaluation, received
+from fedmodels.training.hooks import as_uploads, evaluation
 from fedmodels.training.loop import train_locally
 from fedmodels.training.method import Batch, Output
 from fedmodels.training.position import START, Position
@@ -270,7 +270,7 @@ def aggregated(method, known, reported):
     state = ServerState(Bundle(prototypes={"class": uncounted(held)}))
     uploads = {c: Bundle(prototypes={"class": prototypes(rows)}) for c, rows in reported.items()}
     ctx = ServerContext(run, START, tuple(uploads))
-    found = method.aggregate(ctx, state, received(method, uploads)).common.prototypes["class"]
+    found = method.aggregate(ctx, state, as_uploads(method, uploads)).common.prototypes["class"]
     return {int(k): v for k, v in zip(found.labels, found.vectors, strict=True)}
 
 
@@ -289,7 +289,7 @@ def test_server_average_is_not_weighed():
     weights = state.common.weights
     uploads = {c: Bundle(weights, {"class": p}) for c, p in enumerate((many, one))}
     after = make("gldp").aggregate(
-        ServerContext(run, START, (0, 1)), state, received(make("gldp"), uploads)
+        ServerContext(run, START, (0, 1)), state, as_uploads(make("gldp"), uploads)
     )
     assert after.common.prototypes["class"].vectors.tolist() == [[2.0]]
 
@@ -605,7 +605,7 @@ def test_mean_over_the_interactions_of_a_round(switches, scored):
         weights = {k: torch.full_like(t, value) for k, t in state.common.weights.items()}
         ctx = ServerContext(run, Position(interaction, interaction // 3, interaction % 3), (0,))
         upload = Bundle(weights, {"class": prototypes({0: (0.0,)})})
-        state = method.aggregate(ctx, state, received(method, {0: upload}))
+        state = method.aggregate(ctx, state, as_uploads(method, {0: upload}))
         common, parts = evaluation(method, ctx, state)
         assert common.weights["base/1.weight"].flatten()[0] == value
         assert parts.keys() == {0, 1, 2, EVALUATOR}
@@ -625,7 +625,7 @@ def test_theta_does_not_depend_on_who_comes_first_or_on_counts(digits):
         uploads[client] = trained(experiment, ctx, *payload_of(experiment, ctx)).upload
     method, server = make("gldp"), ServerContext(ctx.run, START, (0, 1))
     after = method.aggregate(
-        server, method.init_server(ctx.run), received(method, uploads)
+        server, method.init_server(ctx.run), as_uploads(method, uploads)
     ).common.weights
     for name, tensor in after.items():
         mean = (uploads[0].weights[name].double() + uploads[1].weights[name].double()) / 2

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from fedmodels.errors import PayloadError
-from fedmodels.tensors.announced import Announced
 from fedmodels.tensors.bundle import Bundle, check_finite
+from fedmodels.tensors.declared_counts import DeclaredCounts
 from fedmodels.tensors.uploads import Uploads
-from fedmodels.training.hooks import received
+from fedmodels.training.hooks import as_uploads
 from fedsrv.engine.reduction import reduced
 from tests.conftest import server_context
 from tests.fedmodels.methods.test_conformance import EVERY_CASE, trained
@@ -24,7 +24,7 @@ INT32, WIDE = 2**31 - 1, 2**62
 def told_of(ctx, y):
     """Return what a client with these labels announced, in its first order."""
     now = torch.bincount(y, minlength=ctx.run.problem.num_classes)
-    return Announced(1, now, now, now)
+    return DeclaredCounts(1, now, now, now)
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +90,7 @@ def test_a_generator_is_asked_for_and_newer_than_the_last(honest):
     unasked = replace(upload, generators={other: one})
     with pytest.raises(PayloadError, match=f"generator '{other}' is of a class that was not"):
         method.check_upload(ctx, state, unasked, told)
-    after = method.aggregate(ctx, state, received(method, uploads))
+    after = method.aggregate(ctx, state, as_uploads(method, uploads))
     again = replace(ctx, at=replace(ctx.at, interaction=1))
     for version in (0, 3):
         lying = {k: replace(g, version=version) for k, g in upload.generators.items()}

@@ -15,7 +15,7 @@ from fedmodels.nets.generative.upsampling import Upsampling
 from fedmodels.nets.split import SplitNet, load_weights, weights_of
 from fedmodels.numerics.randomness import seeded
 from fedmodels.techniques.continual import mask_of, masked_cross_entropy
-from fedmodels.techniques.datafree import LayerMoments, frozen, shuffled, watched
+from fedmodels.techniques.datafree import LayerMoments, freeze, shuffle, watch_moments
 from fedmodels.techniques.datafree_generator import (
     balance,
     confidence,
@@ -117,7 +117,7 @@ def test_statistics_are_taken_before_normalisation():
     layer.weight.data.fill_(7.0)
     layer.running_mean.fill_(2.0)
     net = nn.Sequential(nn.Identity(), layer).eval()
-    with watched(net) as watch:
+    with watch_moments(net) as watch:
         net(torch.tensor([[1.0], [3.0]]))
     (seen,) = watch.layers()
     assert (seen.mean.item(), seen.var.item()) == (2.0, 1.0)
@@ -269,14 +269,14 @@ def test_the_generator_goes_on_from_where_it_was(digits):
     course.interact(0, ends_task=True)
     before = course.state.own.generators["any"].tensors
     still = replace(course.method, generator_steps=0)
-    server, old = course.server(1), frozen(course.run, course.state.common.weights, "cpu")
+    server, old = course.server(1), freeze(course.run, course.state.common.weights, "cpu")
     memory, _ = still.remember(server, course.state.own, old, torch.ones(10, dtype=torch.bool))
     assert same(dict(before), dict(memory.generators["any"].tensors))
 
 
 def test_training_the_generator_leaves_the_old_model_alone(digits):
     course = Course(tiny_experiment(method={"name": "mfcl", **SMALL}, net="resnet20"), digits)
-    old = frozen(course.run, course.run.initial_weights, "cpu")
+    old = freeze(course.run, course.run.initial_weights, "cpu")
     before = dict(weights_of(old))
     known = torch.ones(10, dtype=torch.bool)
     memory, _ = course.method.remember(course.server(0), Bundle(), old, known)
@@ -358,11 +358,11 @@ def test_inputs_must_be_images():
 
 def test_shuffled_batches():
     """Every epoch holds each position at most once; the last, smaller batch is left out."""
-    order = shuffled(5, 2, torch.Generator().manual_seed(0))
+    order = shuffle(5, 2, torch.Generator().manual_seed(0))
     found = [next(order).tolist() for _ in range(4)]
     assert all(len(index) == 2 for index in found)
     assert len({*found[0], *found[1]}) == len({*found[2], *found[3]}) == 4
-    assert len(next(shuffled(3, 8, torch.Generator()))) == 3
+    assert len(next(shuffle(3, 8, torch.Generator()))) == 3
 
 
 @pytest.mark.parametrize(("shape", "ending"), [((1, 28, 28), "inputs"), ((3, 9, 11), "images")])

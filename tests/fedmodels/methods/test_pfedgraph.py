@@ -17,7 +17,7 @@ from fedmodels.techniques.collaboration import (
 )
 from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.training.contexts import ServerContext
-from fedmodels.training.hooks import received
+from fedmodels.training.hooks import as_uploads
 from fedmodels.training.position import START
 from fedmodels.training.run import RunFacts
 from fedtide.inprocess import run_in_process
@@ -133,8 +133,8 @@ def test_large_alpha_gives_everybody_the_fedavg_model(method):
     mean = method_of(tiny_experiment(method={"name": "fedavg", **plain}))
     uploads = uploads_of(run, {0: (1.0, 10.0), 1: (-2.0, 30.0), 2: (0.5, 0.0)})
     ctx = ServerContext(run, START, (0, 1, 2))
-    mine = graph.aggregate(ctx, graph.init_server(run), received(graph, uploads))
-    theirs = mean.aggregate(ctx, mean.init_server(run), received(mean, uploads)).common.weights
+    mine = graph.aggregate(ctx, graph.init_server(run), as_uploads(graph, uploads))
+    theirs = mean.aggregate(ctx, mean.init_server(run), as_uploads(mean, uploads)).common.weights
     for client in range(3):
         for key, tensor in theirs.items():
             torch.testing.assert_close(mine.clients[client].weights[key], tensor)
@@ -146,14 +146,14 @@ def test_absent_clients_keep_their_model():
     first = method.aggregate(
         ctx,
         method.init_server(run),
-        received(method, uploads_of(run, {0: (1.0, 5.0), 1: (2.0, 5.0)})),
+        as_uploads(method, uploads_of(run, {0: (1.0, 5.0), 1: (2.0, 5.0)})),
     )
     second = method.aggregate(
-        ctx, first, received(method, uploads_of(run, {1: (-1.0, 5.0), 2: (3.0, 5.0)}))
+        ctx, first, as_uploads(method, uploads_of(run, {1: (-1.0, 5.0), 2: (3.0, 5.0)}))
     )
     assert second.clients[0] is first.clients[0]
     assert second.clients[1] is not first.clients[1]
-    _, metrics = method.finish(ctx, second, received(method, {1: Bundle(), 2: Bundle()}))
+    _, metrics = method.finish(ctx, second, as_uploads(method, {1: Bundle(), 2: Bundle()}))
     matrix = ctx.series["aggregation_weights"]
     assert matrix[0] == [0, 0, 0]
     assert sum(matrix[1]) == pytest.approx(1, abs=1e-5)

@@ -16,11 +16,11 @@ from fedmodels.numerics.metric_names import metric
 from fedmodels.techniques import server_replay
 from fedmodels.techniques.class_replay import Judge, Rehearsal, Replayed
 from fedmodels.techniques.generators import public
-from fedmodels.techniques.mixing import Found, find_all
+from fedmodels.techniques.mixing import FoundWeights, find_all
 from fedmodels.techniques.replay_settings import LearnedWeights
 from fedmodels.tensors.bundle import Bundle, GeneratorState, Histogram, Problem, tensor_bytes
 from fedmodels.training.contexts import ServerContext
-from fedmodels.training.hooks import evaluation, received
+from fedmodels.training.hooks import as_uploads, evaluation
 from fedmodels.training.loop import train_locally
 from fedmodels.training.method import Batch, Output
 from fedmodels.training.position import START, Position
@@ -129,7 +129,7 @@ def test_first_round_without_history_is_fedavg(switches, digits):
     ctx = ServerContext(run, START, (0, 1, 2))
     means = [
         m.aggregate(
-            ctx, m.init_server(run), received(m, {c: r.upload for c, r in found.items()})
+            ctx, m.init_server(run), as_uploads(m, {c: r.upload for c, r in found.items()})
         ).common
         for m, found in ((method, mine), (fedavg, theirs))
     ]
@@ -206,14 +206,13 @@ def test_the_server_caches_what_the_client_holds(digits):
     """Property 6: bitwise, also of generators that came in an earlier round."""
     method, run, first = trained(digits, th_g=0.0)
     ctx = ServerContext(run, START, (0, 1, 2))
-    state = method.aggregate(
-        ctx, method.init_server(run), received(method, {c: r.upload for c, r in first.items()})
-    )
-    state, _ = method.finish(ctx, state, received(method, {c: r.upload for c, r in first.items()}))
+    uploads = as_uploads(method, {c: r.upload for c, r in first.items()})
+    state = method.aggregate(ctx, method.init_server(run), uploads)
+    state, _ = method.finish(ctx, state, uploads)
     states = {c: r.state for c, r in first.items()}
     _, _, second = trained(digits, (0, 1, 2), 1, 1, states, th_g=0.0)
     uploads = {c: r.upload for c, r in second.items()}
-    later = method.aggregate(ctx, state, received(method, uploads))
+    later = method.aggregate(ctx, state, as_uploads(method, uploads))
     kept = 0
     for client, result in second.items():
         cached, held = later.clients[client].generators, result.state.generators
@@ -246,8 +245,8 @@ def test_an_incomplete_generator_is_refused(digits):
 
 def finished(method, run, uploads, ctx=None):
     ctx = ctx or ServerContext(run, START, tuple(uploads))
-    state = method.aggregate(ctx, method.init_server(run), received(method, uploads))
-    return (*method.finish(ctx, state, received(method, uploads)), ctx)
+    state = method.aggregate(ctx, method.init_server(run), as_uploads(method, uploads))
+    return (*method.finish(ctx, state, as_uploads(method, uploads)), ctx)
 
 
 def test_aggregation_weights(digits):
@@ -324,9 +323,10 @@ def test_c_g_does_not_depend_on_the_order_of_clients(digits):
     method, run, results = trained(digits)
     uploads = {c: r.upload for c, r in results.items()}
     ctx = ServerContext(run, START, (0, 1, 2))
-    one = method.aggregate(ctx, method.init_server(run), received(method, uploads)).common.weights
+    start = method.init_server(run)
+    one = method.aggregate(ctx, start, as_uploads(method, uploads)).common.weights
     turned = dict(zip((0, 1, 2), [uploads[2], uploads[0], uploads[1]], strict=True))
-    other = method.aggregate(ctx, method.init_server(run), received(method, turned)).common.weights
+    other = method.aggregate(ctx, start, as_uploads(method, turned)).common.weights
     for key, tensor in one.items():
         torch.testing.assert_close(other[key], tensor, rtol=1e-6, atol=1e-7)
 
@@ -336,7 +336,7 @@ def test_one_hot_weights_give_that_model(digits, monkeypatch):
     method, run, results = trained(digits)
     uploads = {c: r.upload for c, r in results.items()}
     rows = torch.eye(3, dtype=torch.float64)[[1, 2, 0]]
-    found = [Found(row, 0.0, 0.0) for row in rows]
+    found = [FoundWeights(row, 0.0, 0.0) for row in rows]
     monkeypatch.setattr(LearnedWeights, "found", lambda *_: found)
     state, _, _ = finished(method, run, uploads)
     for client, source in ((0, 1), (1, 2), (2, 0)):
@@ -349,8 +349,8 @@ def test_absent_clients_keep_what_the_server_holds(digits):
     uploads = {c: r.upload for c, r in results.items()}
     state, _, _ = finished(method, run, uploads)
     ctx = ServerContext(run, Position(1, 1, 0), (1,))
-    later = method.aggregate(ctx, state, received(method, {1: uploads[1]}))
-    later, _ = method.finish(ctx, later, received(method, {1: uploads[1]}))
+    later = method.aggregate(ctx, state, as_uploads(method, {1: uploads[1]}))
+    later, _ = method.finish(ctx, later, as_uploads(method, {1: uploads[1]}))
     assert later.clients[0] is state.clients[0]
     _, personal = evaluation(method, ctx, later)
     assert set(personal) == {0, 1, 2}
@@ -426,7 +426,7 @@ def test_images_serve_a_round_or_an_epoch(images, kinds, digits, monkeypatch):
     assert [len(x) for x in seen] == [len(refs.replayed.y)] * kinds
 
     server = ServerContext(ctx.run, Position(1, 1, 1), (0,))
-    upload = received(method, {0: first[0].upload})
+    upload = as_uploads(method, {0: first[0].upload})
     after = method.aggregate(server, method.init_server(ctx.run), upload)
     (search,), _ = server_replay.searches(
         server, method.replay.of(ctx.run), after, upload, 12, "cpu"

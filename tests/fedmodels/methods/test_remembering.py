@@ -8,7 +8,7 @@ from rich.console import Console
 
 from fedcli.data.store.commands import run_partition
 from fedmodels.errors import PayloadError
-from fedmodels.techniques.datafree import frozen
+from fedmodels.techniques.datafree import freeze
 from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.tensors.packed_weights import num_bytes
 from fedmodels.training.run import RunFacts
@@ -112,7 +112,7 @@ def test_a_mean_model_that_overflows_is_one_line(name, work, net, digits):
     course = Course(tiny_experiment(method={"name": name, **SMALL[name]}, net=net), digits)
     weights = course.run.initial_weights.items()
     large = {key: t * 1e20 if key.endswith("weight") else t for key, t in weights}
-    old, known = frozen(course.run, large, "cpu"), torch.ones(10, dtype=torch.bool)
+    old, known = freeze(course.run, large, "cpu"), torch.ones(10, dtype=torch.bool)
     line = (
         rf"^{work} diverged after round 1: its loss is not finite.* lower \[training\] lr \(it is"
     )

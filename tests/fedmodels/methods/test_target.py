@@ -13,13 +13,20 @@ from fedmodels.methods.target import IMAGES
 from fedmodels.nets.split import weights_of
 from fedmodels.techniques import datafree
 from fedmodels.techniques import synthesis as synthesis_module
-from fedmodels.techniques.datafree import LayerMoments, Watch, as_inputs, frozen, quantised, watched
+from fedmodels.techniques.datafree import (
+    LayerMoments,
+    MomentWatch,
+    as_inputs,
+    freeze,
+    quantise,
+    watch_moments,
+)
 from fedmodels.techniques.server_memory import KNOWN, MemoryReferences
 from fedmodels.techniques.synthesis import (
     Synthesis,
     disagreement,
     distillation,
-    followed,
+    follow_moments,
     statistics_distance,
 )
 from fedmodels.tensors.bundle import Bundle, tensor_bytes
@@ -66,16 +73,16 @@ def test_statistics_distance_by_hand():
 
 def test_moving_averages_begin_as_the_first_batch():
     """1 stays 1 after itself; then 0.9 times 1 and 0.1 times 3 is 1.2, in means and variances."""
-    first = followed([moments([1.0], [1.0], [0.0], [1.0])], [], 0.9)
+    first = follow_moments([moments([1.0], [1.0], [0.0], [1.0])], [], 0.9)
     assert first[0].mean.item() == pytest.approx(1.0)
-    second = followed([moments([3.0], [3.0], [0.0], [1.0])], first, 0.9)
+    second = follow_moments([moments([3.0], [3.0], [0.0], [1.0])], first, 0.9)
     assert second[0].mean.item() == second[0].var.item() == pytest.approx(1.2)
 
 
 def test_real_data_with_the_remembered_statistics_cost_nothing():
     net = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.BatchNorm2d(3))
     x = torch.randn(16, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-    with torch.no_grad(), watched(net) as watch:
+    with torch.no_grad(), watch_moments(net) as watch:
         net.train()
         for layer in (net[1], net[3]):
             layer.momentum = None  # a plain average
@@ -114,7 +121,7 @@ def test_distillation_is_what_numpy_says():
 def test_synthesis_loss_by_hand(digits):
     """bn L_BN + oh L_CE + adv L_KL: with each weight in turn."""
     course = Course(target("resnet20"), digits)
-    old = frozen(course.run, course.run.initial_weights, "cpu")
+    old = freeze(course.run, course.run.initial_weights, "cpu")
     known = torch.tensor([True, True, True, *[False] * 7])
     images = torch.rand(6, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     y = torch.tensor([0, 1, 2, 0, 1, 2])
@@ -122,7 +129,7 @@ def test_synthesis_loss_by_hand(digits):
     def loss(adversarial=True, **weights):
         given = {"bn": 0.0, "oh": 0.0, "adv": 0.0, **weights}
         settings = replace(course.method.synthesis, **given)
-        with watched(old) as watch:
+        with watch_moments(old) as watch:
             made = Synthesis(settings, course.server(0), old, known, watch)
             return float(made._loss(images, y, adversarial)), made, watch
 
@@ -146,16 +153,16 @@ def test_synthesis_loss_by_hand(digits):
 
 def synthesis(course, known=(1, 4), **switches):
     """Return a synthesis against the initial model, watched for good."""
-    old = frozen(course.run, course.run.initial_weights, "cpu")
+    old = freeze(course.run, course.run.initial_weights, "cpu")
     mask = torch.zeros(10, dtype=torch.bool)
     mask[list(known)] = True
     settings = replace(course.method.synthesis, **switches)
-    return Synthesis(settings, course.server(0), old, mask, Watch())
+    return Synthesis(settings, course.server(0), old, mask, MomentWatch())
 
 
 def test_the_old_model_is_what_it_was_after_the_synthesis(digits):
     course = Course(target("resnet20"), digits)
-    old = frozen(course.run, course.run.initial_weights, "cpu")
+    old = freeze(course.run, course.run.initial_weights, "cpu")
     before = dict(weights_of(old))
     mask = torch.ones(10, dtype=torch.bool)
     course.method.remember(course.server(0), old, mask)
@@ -268,8 +275,8 @@ def test_bytes_and_inputs():
     """Bytes 0 and 255 are black and white; what lies between is rounded to the nearest."""
     images = torch.tensor([0.0, 0.5, 1.0, 0.1]).view(1, 1, 2, 2)
     limits = torch.tensor([-1.0]), torch.tensor([3.0])
-    assert quantised(images).flatten().tolist() == [0, 128, 255, 26]
-    found = as_inputs(quantised(images), limits).flatten().tolist()
+    assert quantise(images).flatten().tolist() == [0, 128, 255, 26]
+    found = as_inputs(quantise(images), limits).flatten().tolist()
     assert found == pytest.approx([-1.0, -1 + 4 * 128 / 255, 3.0, -1 + 4 * 26 / 255])
     assert as_inputs(images, limits).flatten().tolist() == pytest.approx([-1.0, 1.0, 3.0, -0.6])
     assert torch.equal(as_inputs(images, None), images)

@@ -13,11 +13,11 @@ from fedmodels.errors import PayloadError
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.techniques.continual import (
     ClassMasks,
-    announced,
+    add_announced,
+    add_answered,
     mask_of,
     masked_cross_entropy,
     masks_spec,
-    remembered,
 )
 from fedmodels.techniques.moments import load_moments, moments_of
 from fedmodels.tensors.bundle import Bundle, Problem
@@ -46,25 +46,25 @@ def context(labels, cohort=(0, 1), classes=4):
 def test_masks_of_a_stream_whose_classes_come_back():
     """Client 0 holds class 0, then 2, then 0 again; client 1 holds 1 and fails in the second."""
     first = context({0: (0,), 1: (1,)})
-    told = announced(first, None)
+    told = add_announced(first, None)
     assert told.round.tolist() == told.total.tolist() == [1, 1, 0, 0]
     masks = ClassMasks.of(told)
     assert masks.now.tolist() == masks.seen.tolist() == [True, True, False, False]
     assert not masks.before.any()
-    kept = remembered(first, None, (0, 1))
+    kept = add_answered(first, None, (0, 1))
     second = context({0: (2,), 1: (1, 3)})
-    masks = ClassMasks.of(announced(second, kept))
+    masks = ClassMasks.of(add_announced(second, kept))
     assert masks.now.tolist() == [False, True, True, True]
     assert masks.before.tolist() == [True, True, False, False]
     assert masks.seen.all()
-    kept = remembered(second, kept, (0,))
-    masks = ClassMasks.of(announced(context({0: (0,)}, (0,)), kept))
+    kept = add_answered(second, kept, (0,))
+    masks = ClassMasks.of(add_announced(context({0: (0,)}, (0,)), kept))
     assert masks.now.tolist() == [True, False, False, False]
     assert masks.before.tolist() == [True, True, True, False]  # nobody has trained on class 3
 
 
 def test_masks_travel():
-    told = announced(context({0: (3,), 1: (3, 1)}), None)
+    told = add_announced(context({0: (3,), 1: (3, 1)}), None)
     came = transported(Bundle(histogram=told), masks_spec(4)).histogram
     assert came.round.tolist() == [0, 1, 0, 2]
     assert mask_of(torch.tensor([2, 0, 2]), 4).tolist() == [True, False, True, False]

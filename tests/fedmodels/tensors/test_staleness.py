@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from fedmodels.tensors.staleness import discount, rebased
+from fedmodels.tensors.staleness import discount, rebase
 from fedmodels.tensors.weighted_mean import weighted_mean
 
 
@@ -24,7 +24,7 @@ def test_a_buffer_of_a_fresh_and_a_stale_upload():
     three commits ago, and moved it to 5.
     """
     present, begun = {"w": torch.tensor([2.0])}, {"w": torch.tensor([1.0])}
-    stale = rebased({"w": torch.tensor([5.0])}, begun, present, discount(3, 0.5), {"w"})
+    stale = rebase({"w": torch.tensor([5.0])}, begun, present, discount(3, 0.5), {"w"})
     assert stale["w"].tolist() == [4.0]
     mean = weighted_mean([{"w": torch.tensor([3.0])}, stale], [1.0, 1.0], 2.0)
     assert mean["w"].tolist() == [3.5]
@@ -38,7 +38,7 @@ def test_what_is_no_parameter_is_mixed():
     present = {"var": torch.tensor([0.2]), "count": torch.tensor(9)}
     begun = {"var": torch.tensor([2.0]), "count": torch.tensor(3)}
     sent = {"var": torch.tensor([0.1]), "count": torch.tensor(7)}
-    found = rebased(sent, begun, present, 0.25, ())
+    found = rebase(sent, begun, present, 0.25, ())
     assert found["var"].tolist() == pytest.approx([0.175])
     assert found["count"].item() == 7
 
@@ -47,7 +47,7 @@ def test_the_inputs_stay_and_the_dtype_too():
     sent, begun, present = (
         {"w": torch.full((3,), v, dtype=torch.float16)} for v in (3.0, 1.0, 5.0)
     )
-    found = rebased(sent, begun, present, 1.0, {"w"})
+    found = rebase(sent, begun, present, 1.0, {"w"})
     assert found["w"].dtype == torch.float16
     assert found["w"].tolist() == [7.0] * 3
     assert (sent["w"][0], begun["w"][0], present["w"][0]) == (3.0, 1.0, 5.0)

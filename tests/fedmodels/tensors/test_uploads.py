@@ -13,7 +13,7 @@ from fedmodels.methods.fedavg import FedAvg
 from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.tensors.uploads import Reduction, Uploads
 from fedmodels.training.contexts import ServerContext, ServerState
-from fedmodels.training.hooks import received
+from fedmodels.training.hooks import as_uploads
 from fedmodels.training.position import START
 from fedmodels.training.run import RunFacts
 from fedsrv.engine.reduction import reduced
@@ -68,7 +68,7 @@ def test_a_mean_hides_single_weights_in_memory_or_not(is_folded):
     whole = sent((1.0, 1.0), (5.0, 3.0))
     rests = {c: replace(u, weights={}) for c, u in whole.items()}
     mean = {"w": torch.tensor([4.0])}
-    uploads = received(FedAvg(), rests, mean) if is_folded else received(FedAvg(), whole)
+    uploads = as_uploads(FedAvg(), rests, mean) if is_folded else as_uploads(FedAvg(), whole)
     assert reduce(FedAvg(), uploads) == [4.0]
     assert uploads[1].scalars == {"num_examples": 3.0}
     for read in (len, list, lambda weights: weights["w"]):
@@ -80,8 +80,8 @@ def test_a_method_that_forgot_to_declare_is_told_at_once():
     """No client is blamed for a fault of the method."""
     values = (1.0, 1.0), (5.0, 3.0)
     with pytest.raises(ConfigError, match="reads the weights of single uploads"):
-        reduce(Largest(), received(Largest(), sent(*values)))
-    assert reduce(Declared(), received(Declared(), sent(*values))) == [5.0]
+        reduce(Largest(), as_uploads(Largest(), sent(*values)))
+    assert reduce(Declared(), as_uploads(Declared(), sent(*values))) == [5.0]
 
 
 def test_some_of_them_have_a_mean_of_their_own():

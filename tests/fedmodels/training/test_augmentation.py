@@ -9,14 +9,14 @@ import torch
 from torch import nn
 
 from fedmodels.config.experiment import Training
-from fedmodels.training.augmentation import AUGMENTATIONS, augmented
+from fedmodels.training.augmentation import AUGMENTATIONS, augment
 
 IMAGES = torch.rand(24, 3, 10, 12, generator=torch.Generator().manual_seed(7))
 NAMES = get_args(Training.model_fields["augment"].annotation)
 
 
 def changed(name, x=IMAGES, seed=0):
-    return augmented(x, Training(augment=name), torch.Generator().manual_seed(seed))
+    return augment(x, Training(augment=name), torch.Generator().manual_seed(seed))
 
 
 def test_every_name_of_a_config_is_known():

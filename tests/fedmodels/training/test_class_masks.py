@@ -7,7 +7,7 @@ import math
 import torch
 
 from fedmodels.methods import make
-from fedmodels.training.class_masks import masked, rules_of
+from fedmodels.training.class_masks import mask_scores, rules_of
 from fedtide.inprocess import run_in_process
 from tests.conftest import tiny_experiment
 
@@ -17,7 +17,7 @@ SCORES = torch.tensor([[3.0, 2.0, 1.0], [0.0, 1.0, 2.0]])
 def test_the_own_rule_by_hand():
     """Without class 0 the first example is taken for 1; nothing else of the answer changes."""
     other = SCORES.flip(1)
-    found = masked({"own": SCORES, "other": other}, torch.tensor([False, True, True]))
+    found = mask_scores({"own": SCORES, "other": other}, torch.tensor([False, True, True]))
     assert list(found) == ["own", "seen_classes", "all_classes", "other"]
     assert found["seen_classes"].argmax(1).tolist() == [1, 2]
     assert found["seen_classes"][0].tolist() == [-math.inf, 2.0, 1.0]
@@ -26,7 +26,7 @@ def test_the_own_rule_by_hand():
 
 
 def test_a_client_that_met_nothing_chooses_among_all():
-    found = masked({"own": SCORES}, torch.zeros(3, dtype=torch.bool))
+    found = mask_scores({"own": SCORES}, torch.zeros(3, dtype=torch.bool))
     assert torch.equal(found["seen_classes"], SCORES)
 
 
@@ -34,7 +34,7 @@ def test_a_method_with_a_mask_of_its_own_says_what_it_does_without():
     """Reports are checked by the order of the rules, so both functions have to agree."""
     method = make("gldp")
     answer = {rule: SCORES + place for place, rule in enumerate(method.rules)}
-    found = masked(answer, torch.tensor([True, True, False]))
+    found = mask_scores(answer, torch.tensor([True, True, False]))
     experiment = tiny_experiment(evaluate={"class_masks": True})
     assert tuple(found) == rules_of(method, experiment)
     assert torch.equal(found["all_classes"], answer["all_classes"])

@@ -21,8 +21,8 @@ from fedmodels.methods.fedavg import FedAvg
 from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.tensors.uploads import Reduction
 from fedmodels.training.contexts import ServerContext, ServerState
-from fedmodels.training.fault import fault_in, faults_told
-from fedmodels.training.hooks import received
+from fedmodels.training.fault import fault_in, name_faults
+from fedmodels.training.hooks import as_uploads
 from fedmodels.training.position import Position
 from fedmodels.training.run import RunFacts
 from fedpb.v1 import coordinator_pb2 as rpc
@@ -145,7 +145,7 @@ def test_no_client_is_behind_what_fails_for_everybody(raised):
     sent = {c: Bundle(weights, scalars={"num_examples": 1.0}) for c in (0, 1)}
     method = Raises(where="finish", raised=raised)
     with pytest.raises(RunFailed) as caught:
-        reduced(method, ctx, ServerState(Bundle(weights)), received(method, sent), 1)
+        reduced(method, ctx, ServerState(Bundle(weights)), as_uploads(method, sent), 1)
     line = str(caught.value)
     assert "no single client is behind it: method raises-for-tests: finish failed (test_f" in line
     assert f"{raised}: boom" in line
@@ -189,6 +189,6 @@ def test_the_line_is_the_last_one_in_the_methods_file():
 
 def test_other_errors_are_left_as_they_are():
     for error in (ConfigError("one line"), ValueError("not of the method"), MemoryError()):
-        with pytest.raises(type(error)) as caught, faults_told(FedAvg()):
+        with pytest.raises(type(error)) as caught, name_faults(FedAvg()):
             raise error
         assert caught.value is error

@@ -13,12 +13,12 @@ from fedmodels.nets import make_net
 from fedmodels.nets.split import SplitNet, weights_of
 from fedmodels.numerics.randomness import seeded
 from fedmodels.tensors.bundle import Bundle, Problem
-from fedmodels.training.augmentation import augmented
+from fedmodels.training.augmentation import augment
 from fedmodels.training.contexts import ClientContext
 from fedmodels.training.loop import (
     batches,
     begin_phase,
-    fixed_features,
+    embed_once,
     optimizer_of,
     run_phases,
     score,
@@ -315,10 +315,10 @@ def test_augmentation_does_not_shift_the_order_of_batches():
     ctx = context()
     orders = []
     for _ in range(2):
-        order, augment = ctx.generator("order"), ctx.generator("augment")
-        augmented(IMAGES, CROP_FLIP, augment)
+        order, draw = ctx.generator("order"), ctx.generator("augment")
+        augment(IMAGES, CROP_FLIP, draw)
         orders.append([i.tolist() for i in batches(21, PLAIN, Training(), order)])
-        torch.randn(10, generator=augment)
+        torch.randn(10, generator=draw)
     assert orders[0] == orders[1]
 
 
@@ -434,24 +434,24 @@ def test_a_frozen_base_embeds_every_example_once(monkeypatch):
 
 def test_fixed_features_are_those_of_the_net():
     ctx = frozen_base()
-    fixed = fixed_features(ctx.net, X, ctx.run.experiment.training)
+    fixed = embed_once(ctx.net, X, ctx.run.experiment.training)
     torch.testing.assert_close(fixed, ctx.net.features(X))
 
 
 def test_a_client_without_data_has_no_fixed_features():
     ctx = frozen_base()
-    nothing = fixed_features(ctx.net, X[:0], ctx.run.experiment.training)
+    nothing = embed_once(ctx.net, X[:0], ctx.run.experiment.training)
     assert nothing.shape == (0, ctx.net.width)
 
 
 def test_features_are_computed_anew_where_they_can_change():
     training = context().run.experiment.training
     for ctx in (frozen_base(mode="train"), context()):
-        assert fixed_features(ctx.net, X, training) is None
-    assert fixed_features(frozen_base().net, X, CROP_FLIP) is None
+        assert embed_once(ctx.net, X, training) is None
+    assert embed_once(frozen_base().net, X, CROP_FLIP) is None
     mixing = frozen_base()
     mixing.net.mixes_examples = True
-    assert fixed_features(mixing.net, X, training) is None
+    assert embed_once(mixing.net, X, training) is None
 
 
 @pytest.mark.parametrize(

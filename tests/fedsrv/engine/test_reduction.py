@@ -15,7 +15,7 @@ from fedmodels.methods.fedavg import FedAvg
 from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.tensors.uploads import Reduction
 from fedmodels.training.contexts import ServerContext, ServerState
-from fedmodels.training.hooks import received
+from fedmodels.training.hooks import as_uploads
 from fedmodels.training.position import START, Position
 from fedmodels.training.run import RunFacts
 from fedpb.v1 import coordinator_pb2 as rpc
@@ -52,7 +52,7 @@ def reduce(values, needed=1, folded=None):
     }
     before = ServerState(Bundle({"w": torch.zeros(2)}))
     method = Fragile()
-    return reduced(method, ctx, before, received(method, uploads, folded), needed)
+    return reduced(method, ctx, before, as_uploads(method, uploads, folded), needed)
 
 
 def mean_of(found):
@@ -158,5 +158,5 @@ def test_finish_sees_the_state_before():
     method, ctx = Looking(), ServerContext(run, START, (0, 1))
     sent = {c: Bundle({"w": torch.ones(1)}, scalars={"num_examples": 1.0}) for c in (0, 1)}
     before = ServerState(Bundle({"w": torch.zeros(1)}))
-    found = reduced(method, ctx, before, received(method, sent), 2)
+    found = reduced(method, ctx, before, as_uploads(method, sent), 2)
     assert found.metrics == {"before": 0.0, "after": 1.0}

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from fedmodels.errors import ConfigError, PayloadError
 
 COUPLINGS = 4
-SMALLEST_SCALE = 1e-3
+MIN_SCALE = 1e-3
 
 
 class Block(nn.Module):
@@ -74,7 +74,7 @@ class Coupling(nn.Module):
     def _affine(self, kept: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         labels = F.one_hot(y, self.num_classes).to(kept.dtype)
         raw, shift = self.conditioner(torch.cat([kept, labels], 1)).chunk(2, 1)
-        return torch.sigmoid(raw + 2) + SMALLEST_SCALE, shift
+        return torch.sigmoid(raw + 2) + MIN_SCALE, shift
 
 
 class Flow(nn.Module):

@@ -16,7 +16,7 @@ from torch import Tensor
 UNKNOWN_TO_NUMPY = frozenset({torch.bfloat16})
 
 
-def joined(tensors: Sequence[Tensor]) -> Tensor:
+def flatten(tensors: Sequence[Tensor]) -> Tensor:
     """Return the elements of tensors of one dtype, in order, as a vector (n,) on the CPU: a copy.
 
     Elements are in the order of a tensor's shape, for every memory format.
@@ -29,7 +29,7 @@ def joined(tensors: Sequence[Tensor]) -> Tensor:
     return torch.from_numpy(np.concatenate([array.ravel() for array in arrays]))
 
 
-def separated(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+def unflatten(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     """Return views of a vector (n,) in the shapes of the tensors it was joined from."""
     parts = torch.split(vector, [t.numel() for t in like])
     return [part.view(t.shape) for part, t in zip(parts, like, strict=True)]

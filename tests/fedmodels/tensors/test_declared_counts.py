@@ -5,15 +5,15 @@ import torch
 from torch import Tensor
 
 from fedmodels.errors import PayloadError
-from fedmodels.tensors.announced import (
+from fedmodels.tensors.bundle import Bundle, GeneratorState, Histogram, Prototypes
+from fedmodels.tensors.declared_counts import (
     check_classes,
     check_examples,
     check_histogram,
     check_numbers,
 )
-from fedmodels.tensors.bundle import Bundle, GeneratorState, Histogram, Prototypes
 from fedmodels.tensors.packed_weights import PackedWeights, names_and_layout
-from fedmodels.tensors.weighted_mean import MOST_COUNTED, RunningMean, mean_of_sums, weighted_mean
+from fedmodels.tensors.weighted_mean import MAX_INTEGER, RunningMean, mean_of_sums, weighted_mean
 
 
 def normalised(variance: float = 1.0, counted: int = 7, weight: float = 0.5) -> dict[str, Tensor]:
@@ -60,7 +60,7 @@ def test_weights_within_their_bounds(form: type, facts: dict[str, float], line: 
 @pytest.mark.parametrize("form", [dict, packed], ids=["single", "in one block"])
 def test_an_integer_of_any_name_has_a_limit(form: type) -> None:
     """The bytes of 2**40 pass for two small floats."""
-    weights = {"base/w": torch.ones(2), "base/seen": torch.tensor(MOST_COUNTED)}
+    weights = {"base/w": torch.ones(2), "base/seen": torch.tensor(MAX_INTEGER)}
     check_numbers(Bundle(form(weights)))
     weights["base/seen"] = torch.tensor(2**40)
     with pytest.raises(
@@ -117,7 +117,7 @@ def test_a_generators_variance() -> None:
 
 def test_clients_can_count_on_from_what_one_of_them_said() -> None:
     """One says that it saw as many batches as it may; the others count on from there."""
-    liar, honest = packed(normalised(counted=MOST_COUNTED)), packed(normalised())
+    liar, honest = packed(normalised(counted=MAX_INTEGER)), packed(normalised())
     running = RunningMean()
     running.add([liar, honest], [1.0, 1.0])
     sums = running.sums()
@@ -125,11 +125,11 @@ def test_clients_can_count_on_from_what_one_of_them_said() -> None:
     dtypes = {name: tensor.dtype for name, tensor in honest.items()}
     for mean in (
         weighted_mean([liar, honest], [1.0, 1.0], 2.0),
-        weighted_mean([normalised(counted=MOST_COUNTED), normalised()], [1.0, 1.0], 2.0),
+        weighted_mean([normalised(counted=MAX_INTEGER), normalised()], [1.0, 1.0], 2.0),
         running.mean(),
         mean_of_sums([sums], 2.0, dtypes),
     ):
         assert mean is not None
         counted = int(mean["base/bn.num_batches_tracked"])
-        assert counted == MOST_COUNTED // 2
+        assert counted == MAX_INTEGER // 2
         check_numbers(Bundle(normalised(counted=counted + 10**9)))

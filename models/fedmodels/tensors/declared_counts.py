@@ -18,11 +18,11 @@ from torch import Tensor
 from fedmodels.errors import PayloadError
 from fedmodels.tensors.bundle import Bundle, Histogram, Prototypes
 from fedmodels.tensors.packed_weights import PackedWeights
-from fedmodels.tensors.weighted_mean import MOST_COUNTED
+from fedmodels.tensors.weighted_mean import MAX_INTEGER
 
-MOST = 1e6
+MAX_WEIGHT = 1e6
 """Limit of a net's parameter and of a prototype's coordinate."""
-MOST_SQUARE = 1e15
+MAX_STATISTIC = 1e15
 """Limit of all other numbers: statistics and variances are squares."""
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 NOT_NEGATIVE = ("running_var", "num_batches_tracked")
@@ -31,7 +31,7 @@ _USUAL = frozenset({torch.float32, torch.int64})
 
 
 @dataclass(frozen=True)
-class Announced:
+class DeclaredCounts:
     """The announced examples, which bound the counts in one client's upload."""
 
     client: int
@@ -66,7 +66,7 @@ def check_examples(count: float, most: int, what: str) -> None:
         raise PayloadError(f"{what} is {count:g}; at most {most} examples were announced")
 
 
-def check_upload(upload: Bundle, announced: Announced, most_examples: int) -> None:
+def check_upload(upload: Bundle, announced: DeclaredCounts, most_examples: int) -> None:
     """Check the fields of most methods' uploads: numbers, examples, classes and histograms.
 
     Raises:
@@ -94,8 +94,8 @@ def check_numbers(upload: Bundle) -> None:
     for level, rows in upload.prototypes.items():
         _check_sizes(f"prototypes/{level}", {"vectors": rows.vectors})
     for name, value in upload.scalars.items():
-        if not abs(value) <= MOST_SQUARE:
-            raise PayloadError(f"tensor 'scalars/{name}' is {value:g}, beyond {MOST_SQUARE:g}")
+        if not abs(value) <= MAX_STATISTIC:
+            raise PayloadError(f"tensor 'scalars/{name}' is {value:g}, beyond {MAX_STATISTIC:g}")
 
 
 def check_classes(level: str, rows: Prototypes, now: Tensor) -> None:
@@ -177,7 +177,7 @@ def _not_plainly_small(weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     if not isinstance(weights, PackedWeights) or not weights.layout.dtypes <= _USUAL:
         return weights
     block = weights.block.view(torch.float32)
-    if not torch.dot(block, block) <= MOST * MOST:
+    if not torch.dot(block, block) <= MAX_WEIGHT * MAX_WEIGHT:
         return weights
     dtypes = (dtype for dtype, _ in weights.layout.facts)
     named = zip(weights.names, dtypes, strict=True)
@@ -188,9 +188,9 @@ def _check_sizes(prefix: str, tensors: Mapping[str, Tensor]) -> None:
     for name, tensor in tensors.items():
         if not tensor.numel() or tensor.dtype == torch.bool:
             continue
-        most: float = MOST_SQUARE if name.endswith(STATISTICS) else MOST
+        most: float = MAX_STATISTIC if name.endswith(STATISTICS) else MAX_WEIGHT
         if not tensor.is_floating_point():
-            most = MOST_COUNTED
+            most = MAX_INTEGER
         low, high = (edge.item() for edge in torch.aminmax(tensor))
         if not (-most <= low and high <= most):
             worst = low if -low > high else high
