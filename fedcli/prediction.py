@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -46,11 +47,14 @@ class Predictions:
                 found = "  ".join(f"{printable(name)} {share:.3f}" for name, share in named.items())
                 yield f"{source}: {found}"
 
-    def summary(self) -> str:
+    def best(self) -> Counter[str]:
         """Return how many inputs of each class the file has."""
-        best = Counter(self.classes[k] for k in self.shares.argmax(axis=1))
-        counts = ", ".join(f"{printable(name)} {n}" for name, n in best.most_common())
-        return f"{self.inputs.file}: {counts}"
+        return Counter(self.classes[k] for k in self.shares.argmax(axis=1))
+
+    @property
+    def shown(self) -> Path:
+        """The file, or the directory of a photo: what a summary is of."""
+        return self.inputs.file if self.inputs.places else self.inputs.file.parent
 
     def rows(self) -> Iterator[list[object]]:
         """Yield a row of the CSV for each input."""
@@ -103,7 +107,7 @@ def are_many(paths: Iterable[Path]) -> bool:
 
 
 def write_csv(found: Iterable[Predictions], classes: Sequence[str], out: Path) -> Iterator[str]:
-    """Write predictions into a CSV, an input a row; yield a summary of each file.
+    """Write predictions into a CSV, an input a row; yield a summary of each file or directory.
 
     Raises:
         DataError: the CSV cannot be written, or a file cannot be read.
@@ -112,9 +116,14 @@ def write_csv(found: Iterable[Predictions], classes: Sequence[str], out: Path) -
         with replacing(out) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
             lines = csv.writer(file)
             lines.writerow([*HEADS, *map(_cell, classes)])
-            for one in found:
-                lines.writerows(one.rows())
-                yield one.summary()
+            for place, those in groupby(found, key=lambda one: one.shown):
+                best, files = Counter[str](), list[Path]()
+                for one in those:
+                    lines.writerows(one.rows())
+                    best += one.best()
+                    files.append(one.inputs.file)
+                told = ", ".join(f"{printable(name)} {n}" for name, n in best.most_common())
+                yield f"{files[0] if len(files) == 1 else place}: {told}"
     except OSError as error:
         raise DataError(f"{out} cannot be written: {reason_of(error)}") from None
 

@@ -140,12 +140,16 @@ def test_photos_of_a_directory_are_asked(
     Path("new/more").mkdir(parents=True)
     Image.new("L", (30, 50), 25).save("new/a.jpg")
     Image.new("RGBA", (64, 50)).save("new/more/b.png")  # transparent: on white
+    Path("new/night").mkdir()
+    for number in range(3):
+        Image.new("L", (30, 50), 25).save(f"new/night/{number}.jpg")
     asked(of_photos, "new")
     said = capsys.readouterr().out
     assert "new/a.jpg: dark 1" in said
     assert "new/more/b.png: =light 1" in said
+    assert "new/night: dark 3" in said
     rows = rows_in(Path("predictions.csv"))
-    assert [row["class"] for row in rows] == ["dark", "'=light"]  # no formula
+    assert [row["class"] for row in rows] == ["dark", "'=light", *["dark"] * 3]  # no formula
     assert "'=light" in rows[0]
     asked(of_photos, "new/a.jpg")
     assert capsys.readouterr().out.startswith("new/a.jpg: dark ")
