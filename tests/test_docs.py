@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 import tomllib
 from collections.abc import Collection
@@ -24,51 +25,48 @@ CODE = re.compile(r"`((?:[\w.-]+/)*[\w-]+\.(?:py|proto|js))`")
 WRITTEN_BY_READERS = {"my_method.py", "my_data.py", "NAME.py", "test_NAME.py"}
 FOLDERS = ("fedsrv", "fedcli", "fedtide", "models", "proto", "tests", "benchmarks", "examples")
 SOURCES = [path.as_posix() for name in FOLDERS for path in (ROOT / name).rglob("*.*")]
-EVERY_PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
 
 
+@functools.cache
 def anchors(page: Path) -> set[str]:
     """Return the anchors of a page's headings, as code hosts make them."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(), flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", h.lower()).strip().replace(" ", "-") for h in headings}
 
 
-@EVERY_PAGE
-def test_links_lead_somewhere(page: Path) -> None:
-    for link in LINK.findall(page.read_text()):
-        if re.match(r"[a-z]+:", link):
-            continue
-        name, _, anchor = link.partition("#")
-        target = (page.parent / name).resolve() if name else page
-        assert target.exists(), link
-        assert target.is_relative_to(ROOT), link
-        assert not anchor or anchor in anchors(target), link
+def test_links_lead_somewhere() -> None:
+    for page in PAGES:
+        for link in LINK.findall(page.read_text()):
+            if re.match(r"[a-z]+:", link):
+                continue
+            name, _, anchor = link.partition("#")
+            target = (page.parent / name).resolve() if name else page
+            assert target.exists(), f"{page}: {link}"
+            assert target.is_relative_to(ROOT), f"{page}: {link}"
+            assert not anchor or anchor in anchors(target), f"{page}: {link}"
 
 
-@EVERY_PAGE
-def test_make_targets_exist(page: Path) -> None:
+def test_make_targets_exist() -> None:
     makefile = (ROOT / "Makefile").read_text()
     targets = set(re.findall(r"^([a-z-]+):", makefile, flags=re.MULTILINE))
-    named = re.findall(r"(?:^|`)make ([a-z-]+)", page.read_text(), flags=re.MULTILINE)
-    assert set(named) <= targets
+    for page in PAGES:
+        named = re.findall(r"(?:^|`)make ([a-z-]+)", page.read_text(), flags=re.MULTILINE)
+        assert set(named) <= targets, page
 
 
-@pytest.mark.parametrize(
-    "page", [p for p in PAGES if p.name != "CHANGELOG.md"], ids=lambda p: p.name
-)
-def test_code_that_a_page_names_is_there(page: Path) -> None:
-    for name in CODE.findall(page.read_text()):
-        if Path(name).name not in WRITTEN_BY_READERS:
-            assert any(path.endswith(f"/{name}") for path in SOURCES), name
+def test_code_that_a_page_names_is_there() -> None:
+    for page in (page for page in PAGES if page.name != "CHANGELOG.md"):
+        for name in CODE.findall(page.read_text()):
+            if Path(name).name not in WRITTEN_BY_READERS:
+                assert any(path.endswith(f"/{name}") for path in SOURCES), f"{page}: {name}"
 
 
-@EVERY_PAGE
-def test_what_belongs_to_an_item_is_indented_by_four(page: Path) -> None:
+def test_what_belongs_to_an_item_is_indented_by_four() -> None:
     """The site's Markdown takes paragraphs and lists with less out of their item."""
-    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
-    assert (
-        re.findall(r"^ {1,3}(?:[-*]|\d+\.) .*|(?<=\n\n) {1,3}\S.*", text, flags=re.MULTILINE) == []
-    )
+    outside = re.compile(r"^ {1,3}(?:[-*]|\d+\.) .*|(?<=\n\n) {1,3}\S.*", flags=re.MULTILINE)
+    for page in PAGES:
+        text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+        assert outside.findall(text) == [], page
 
 
 def test_pages_were_found() -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 import torch
 
-ROOT = Path(__file__).parent.parent.parent
+from tests.sizes import PACKAGES, ROOT, sources
+
 RUN = """
 import fedtide
 assert fedtide.__file__.startswith({home!r}), fedtide.__file__
@@ -32,15 +35,35 @@ def ended(words: list[str], folder: Path) -> str:
     return done.stdout
 
 
+def check_content(wheel: Path) -> None:
+    """Check that a wheel holds the packages, and nothing else."""
+    with zipfile.ZipFile(wheel) as archive:
+        held = set(archive.namelist())
+    tops = {name.split("/")[0] for name in held}
+    assert {top for top in tops if not top.endswith(".dist-info")} == set(PACKAGES)
+    assert len(tops) == len(PACKAGES) + 1
+    assert {f"{package}/py.typed" for package in PACKAGES} <= held
+    files = [path for package in PACKAGES for path in sources(package)]
+    files += PACKAGES["fedpb"].rglob("*.proto")
+    places = (path.relative_to(ROOT).as_posix() for path in files)
+    assert {re.sub(r"^(models|proto)/", "", place) for place in places} <= held
+    assert any(name.endswith("dist-info/licenses/LICENSE") for name in held)
+    assert not {name for name in held if "__pycache__" in name or name.endswith(".pyc")}
+
+
 @pytest.mark.timeout(300)
 def test_an_installed_wheel_runs(tmp_path: Path) -> None:
     ended([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)], ROOT)
     (wheel,) = tmp_path.glob("*.whl")
+    check_content(wheel)
     home = tmp_path / "venv"
     ended([sys.executable, "-m", "venv", "--without-pip", str(home)], tmp_path)
     python, fedsrv = str(home / "bin" / "python"), str(home / "bin" / "fedsrv")
     pip = [sys.executable, "-m", "pip", "--python", python]
-    ended([*pip, "install", "--quiet", "--no-index", "--no-deps", str(wheel)], tmp_path)
+    ended(
+        [*pip, "install", "--quiet", "--no-compile", "--no-index", "--no-deps", str(wheel)],
+        tmp_path,
+    )
     (site,) = home.glob("lib/python*/site-packages")
     (site / "dependencies.pth").write_text(f"{Path(torch.__file__).parents[1]}\n")
     assert ended([fedsrv, "--version"], tmp_path).startswith("fedtide ")
