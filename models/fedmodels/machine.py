@@ -29,7 +29,9 @@ def free_bytes() -> int:
     """Return the memory that processes can still take here."""
     found = int(psutil.virtual_memory().available)
     with suppress(OSError, ValueError):  # no limit, or none of this kind
-        limit, used = (int((CGROUP / f"memory.{of}").read_text()) for of in ("max", "current"))
+        limit, used = (
+            int((CGROUP / f"memory.{of}").read_text("ascii")) for of in ("max", "current")
+        )
         found = min(found, max(limit - used, 0))
     return found
 
