@@ -64,8 +64,17 @@ class Case:
 
     @cached_property
     def finished(self) -> Finished:
-        """The whole tiny run, made once."""
-        return self.run(self.experiment())
+        """A whole tiny run, of an interaction for each of two tasks; made once."""
+        return self.again()
+
+    def again(self, **options: Any) -> Finished:
+        """Run the whole tiny run anew."""
+        return self.run(self.experiment(schedule={"rounds": 1}), **options)
+
+    @cached_property
+    def interaction(self) -> Trained:
+        """What two clients learn in one interaction, made once: no check may change it."""
+        return self.trained()
 
     def trained(self, clients: Sequence[int] = (0, 1)) -> Trained:
         """Return what clients learn in one interaction."""
