@@ -1,4 +1,4 @@
-"""Golden traces: what five rounds of every method came to, so that moved numbers show.
+"""Golden traces: what three rounds of every method came to, so that moved numbers show.
 
 ``make golden`` writes the traces anew; review the diff. They were made on one x86-64 machine, and
 other processors round differently, so figures are compared with a tolerance, which no real change
@@ -51,7 +51,7 @@ def written_by(run: Path, summary: Mapping[str, Any]) -> set[str]:
 )
 def test_the_trace_is_what_it_was(case, digits, tmp_path, request):
     file = HERE / f"{request.node.callspec.id}.jsonl"
-    experiment = experiment_for(case, schedule={"rounds": 5})
+    experiment = experiment_for(case, schedule={"rounds": 3})
     summary = run_in_process(experiment, digits, tmp_path / "run")
     assert [n for n in sorted(written_by(tmp_path / "run", summary)) if not is_known(n)] == []
     trace = trace_of(tmp_path / "run")
@@ -59,7 +59,7 @@ def test_the_trace_is_what_it_was(case, digits, tmp_path, request):
         file.write_text("".join(json.dumps(row) + "\n" for row in trace))
     assert file.exists(), "no trace yet: make golden"
     golden = [json.loads(line) for line in file.read_text().splitlines()]
-    assert len(trace) == len(golden) == 10
+    assert len(trace) == len(golden) == 6
     for found, expected in zip(trace, golden, strict=True):
         assert found.keys() == expected.keys()
         for key, value in expected.items():
