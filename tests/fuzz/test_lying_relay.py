@@ -13,9 +13,10 @@ from fedcli.runtime.worker import Result, Worker
 from fedmodels.tensors.bundle import Bundle
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.transport import relayed
+from tests.conftest import records_of
 from tests.fuzz.live import Live, complaints_with_traceback
 from tests.fuzz.lying_relay import Lie, LyingRelay, brings_nothing, drops, scales, tells_the_truth
-from tests.fuzz.test_liar import Living, living, records_of
+from tests.fuzz.test_liar import Living, living
 
 __all__ = ["living"]
 TOLERANT = {"schedule": {"clients": 3, "rounds": 1}, "server": {"min_clients": 1}}
@@ -54,7 +55,7 @@ def test_the_relay_is_named_and_the_run_ends(
     change, failed, why = LIES[lie]
     live = behind(change)
     assert live.summary()["state_sha256"]
-    records = records_of(live)
+    records = records_of(live.root / "run")
     assert len(records) == 2
     for record in records:
         assert "".join(record["failed"]) == failed
@@ -69,7 +70,7 @@ def test_a_deadline_ends_the_wait_for_a_relay_as_for_a_client(
     monkeypatch.setattr(relayed, "LEFT_OUT_S", 1000.0)
     live = behind(drops(1), server={"min_clients": 2, "deadline_s": 0.5})
     assert live.summary()["state_sha256"]
-    assert all(record["cohort"] == [0, 2] for record in records_of(live))
+    assert all(record["cohort"] == [0, 2] for record in records_of(live.root / "run"))
 
 
 def test_a_liar_behind_an_honest_relay_is_left_out_of_its_sum(
@@ -91,7 +92,8 @@ def test_a_liar_behind_an_honest_relay_is_left_out_of_its_sum(
     expected = flat.summary()
     live = behind(tells_the_truth)
     assert live.summary()["metrics"] == expected["metrics"]
-    for record, other in zip(records_of(live), records_of(flat), strict=True):
+    both = records_of(live.root / "run"), records_of(flat.root / "run")
+    for record, other in zip(*both, strict=True):
         assert record["cohort"] == other["cohort"] == [0, 2]
         assert record["failed"] == other["failed"]
         assert record["failed"]["1"].startswith("its upload is far out of its cohort: its weights")

@@ -90,13 +90,16 @@ class Loopback:
         self.coordinator: Coordinator | None = None
         self.relays: list[Relay] = []
         self.port = 0
+        self.lease_s = 0.0
+        """What the coordinator's lease is shortened to, if it is."""
 
     def serve(self, *more: str) -> Coordinator:
         """Start the coordinator, again on its port after the first time."""
         resume = ["--resume"] if self.out.exists() and "--resume" not in more else []
         self.coordinator = Coordinator(
-            self.config, self.out, *resume, *more, port=self.port, forks=self.fork_server
-        )
+            self.config, self.out, *resume, *more, port=self.port, forks=self.fork_server,
+            lease_s=self.lease_s,
+        )  # fmt: skip
         self.coordinator.listening()
         self.port = self.coordinator.port
         return self.coordinator

@@ -3,8 +3,8 @@
 A coordinator or launcher that begins as a fork shares torch with this process and starts in
 milliseconds, where an ordinary one imports torch for seconds. What is forked is ``fedsrv`` with the
 same arguments, as the launcher forks its own coordinator. Orders are those of ``fedcli.hosts``. An
-order for ``fedsrv`` names two files more, ``stdin`` and ``stdout``. An order with ``call`` names a
-function of a test.
+order for ``fedsrv`` names two files more, ``stdin`` and ``stdout``, and may shorten the lease. An
+order with ``call`` names a function: of a test, or of a program with the arguments in ``argv``.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ class Forks(hosts.ForkServer):
 
 def _fedsrv(order: dict[str, object]) -> None:
     from fedsrv.cli import main
+    from fedsrv.transport.joined_clients import JoinedClients
 
+    JoinedClients.LEASE_S = float(order["lease_s"] or JoinedClients.LEASE_S)  # type: ignore[arg-type]
     assert isinstance(order["argv"], list)
     sys.argv = ["fedsrv", *map(str, order["argv"])]
     main()
@@ -63,7 +65,14 @@ def _fedsrv(order: dict[str, object]) -> None:
 
 def _call(order: dict[str, object]) -> None:
     module, _, name = str(order["call"]).partition(":")
-    getattr(importlib.import_module(module), name)(Path(str(order["place"])))
+    function, place = getattr(importlib.import_module(module), name), Path(str(order["place"]))
+    if "argv" not in order:
+        return function(place)
+    assert isinstance(order["argv"], list)
+    os.chdir(place)
+    os.environ["COLUMNS"] = "200"
+    sys.argv = order["argv"]
+    function()
 
 
 def _become(order: dict[str, object], files: list[int], run: Callable[..., None]) -> None:

@@ -74,14 +74,26 @@ class ForkServer:
         key, _ = self._forked({"call": function, "place": str(place), "log": str(log)})
         return self._fact(key, "status"), log.read_text()
 
-    def start_fedsrv(self, argv: Sequence[str], log: Path | None = None) -> ForkedServer:
-        """Fork one ``fedsrv`` with these arguments; errors go to its output unless to a log."""
+    def typed(self, folder: Path, program: str, *words: object) -> tuple[int, str]:
+        """Type a command in a folder; return its status and what it printed."""
+        log = folder.with_name(f"{folder.name}-{self._next}.log")
+        order = {"call": f"{program}.cli:main", "argv": [program, *map(str, words)]}
+        key, _ = self._forked({**order, "place": str(folder), "log": str(log)})
+        return self._fact(key, "status"), log.read_text()
+
+    def start_fedsrv(
+        self, argv: Sequence[str], log: Path | None = None, lease_s: float = 0.0
+    ) -> ForkedServer:
+        """Fork one ``fedsrv`` with these arguments; errors go to its output unless to a log.
+
+        A lease, if one is given, is how long it takes a client that says nothing for connected.
+        """
         (theirs_in, ours_in), (ours_out, theirs_out) = os.pipe(), os.pipe()
         files = {"stdin": theirs_in, "stdout": theirs_out}
         order = {name: f"/proc/{os.getpid()}/fd/{file}" for name, file in files.items()}
         order["log"] = str(log or order["stdout"])
         try:
-            key, pid = self._forked({"argv": [*argv], **order})
+            key, pid = self._forked({"argv": [*argv], "lease_s": lease_s, **order})
         finally:
             os.close(theirs_in)
             os.close(theirs_out)
@@ -175,6 +187,7 @@ class Coordinator:
         *more: str,
         port: int = 0,
         forks: ForkServer | None = None,
+        lease_s: float = 0.0,
         **env: str,
     ) -> None:
         self.out, self.log = out, out.parent / f"{out.name}-server.log"
@@ -182,7 +195,7 @@ class Coordinator:
         arguments = ["serve", str(config), "--out", str(out), *listen, "--events", *more]
         self.process: subprocess.Popen[bytes] | ForkedServer
         if forks is not None:
-            self.process = forks.start_fedsrv(arguments, self.log)
+            self.process = forks.start_fedsrv(arguments, self.log, lease_s)
         else:
             with self.log.open("ab") as errors:
                 self.process = subprocess.Popen(

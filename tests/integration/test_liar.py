@@ -8,13 +8,14 @@ import random
 import psutil
 import pytest
 
+from tests.conftest import records_of
 from tests.fuzz.liar import ANSWERS, EXPECTED, Liar, every_lie, takes_part
 from tests.fuzz.live import honest_upload
 from tests.integration.conftest import Sites, tables
 
 pytestmark = pytest.mark.loopback
 
-SAMPLE = 50
+SAMPLE = 30
 MOST_RSS = 700 << 20
 """Of a coordinator whose net takes kilobytes; torch alone takes 250 MB of it."""
 
@@ -41,5 +42,7 @@ def test_a_liar_neither_ends_nor_swells_a_run(loopback: Sites) -> None:
     assert [(lie, code) for lie, code in outcomes if code not in EXPECTED] == []
     assert summary["state_sha256"]
     assert max(sizes) < MOST_RSS
+    assert len(records_of(run.out)) == 2 * run.experiment.schedule.rounds
+    assert sum(path.stat().st_size for path in run.out.glob("run.db*")) < 20 << 20
     assert "Traceback" not in server.log.read_text()
     assert "Traceback" not in honest.output()

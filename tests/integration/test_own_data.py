@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import random
 import re
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from tests.integration.harness import ForkServer
 
 pytestmark = [pytest.mark.loopback, pytest.mark.timeout(120)]
 END = """
@@ -31,15 +31,20 @@ pictures = 0
 """
 
 
-def typed(folder: Path, *words: object, status: int = 0) -> str:
-    """Type a command in a folder; return what it printed."""
-    program, *rest = map(str, words)
-    done = subprocess.run(
-        [sys.executable, "-m", program, *rest], cwd=folder, text=True, timeout=100,
-        env={**os.environ, "COLUMNS": "200"}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
-    assert done.returncode == status, done.stdout
-    return done.stdout
+Typed = Callable[..., str]
+
+
+@pytest.fixture
+def typed(fork_server: ForkServer, tmp_path: Path) -> Typed:
+    """Return a function that types a command; it returns what the command printed."""
+
+    def type_one(*words: object, status: int = 0) -> str:
+        program, *rest = map(str, words)
+        found, said = fork_server.typed(tmp_path, program, *rest)
+        assert found == status, said
+        return said
+
+    return type_one
 
 
 def recording(path: Path, people: str, seed: int = 0) -> None:
@@ -55,7 +60,7 @@ def recording(path: Path, people: str, seed: int = 0) -> None:
     path.write_text("\r\n".join(lines) + "\r\n", "cp1252")
 
 
-def test_recordings_of_an_office_program(tmp_path: Path) -> None:
+def test_recordings_of_an_office_program(tmp_path: Path, typed: Typed) -> None:
     pytest.importorskip("pandas")
     recording(tmp_path / "rec.csv", "Jörg Ann")
     (tmp_path / "e.toml").write_text(
@@ -63,7 +68,7 @@ def test_recordings_of_an_office_program(tmp_path: Path) -> None:
         'client = "Person"\nsession = "Tätigkeit"\ntime = "t"\nwindow = 32\n'
         'missing = "interpolate"\n' + END
     )
-    said = typed(tmp_path, "fedsrv", "launch", "e.toml", "--out", "run")
+    said = typed("fedsrv", "launch", "e.toml", "--out", "run")
     for note in (
         "note: rec.csv: an example has the columns ax; left out: Bemerkung (texts)",
         "note: rec.csv: it is read with semicolons between columns, a decimal comma, the encoding",
@@ -72,11 +77,11 @@ def test_recordings_of_an_office_program(tmp_path: Path) -> None:
         assert note in said
     assert re.search(r"\(a_loc\) %\W+100\.00", said)
     recording(tmp_path / "new.csv", "Ann", seed=1)
-    said = typed(tmp_path, "fedcli", "predict", "--run", "run", "--client", 0, "new.csv")
+    said = typed("fedcli", "predict", "--run", "run", "--client", 0, "new.csv")
     assert re.search(r"new\.csv: (gehen|stehen) 9, (gehen|stehen) 9\nwritten to pred", said)
 
 
-def test_what_may_not_be_meant_is_said_at_the_start(tmp_path: Path) -> None:
+def test_what_may_not_be_meant_is_said_at_the_start(tmp_path: Path, typed: Typed) -> None:
     """By launch, of data that it deals out or is given, and by join; --strict refuses them."""
     pytest.importorskip("pandas")
     rows = "".join(f"{i},1,{('sit', 'walk', 'Walk')[i % 3]},{'ab'[i % 2]}\n" for i in range(90))
@@ -88,13 +93,13 @@ def test_what_may_not_be_meant_is_said_at_the_start(tmp_path: Path) -> None:
         "note: column one has one value in all examples: leave it out of features",
     )
     launch = ("fedsrv", "launch", "e.toml", "--set", "schedule.rounds=1")
-    dealt = typed(tmp_path, *launch, "--out", "run")
-    given = typed(tmp_path, *launch, "--out", "again", "--data", "run/data")
+    dealt = typed(*launch, "--out", "run")
+    given = typed(*launch, "--out", "again", "--data", "run/data")
     for said in (dealt, given):
         assert all(note in said for note in notes)
     for more in (("--out", "a"), ("--out", "b", "--data", "run/data")):
-        said = typed(tmp_path, *launch, *more, "--strict", status=1)
+        said = typed(*launch, *more, "--strict", status=1)
         assert "error: --strict: classes 'Walk' and 'walk' differ" in said
     join = ("join", "--client-id", 0, "--server", "127.0.0.1:1", "--data", "run/data", "--strict")
-    said = typed(tmp_path, "fedcli", *join, status=2)
+    said = typed("fedcli", *join, status=2)
     assert "error: --strict: column one has one value in all examples" in said

@@ -36,8 +36,7 @@ LINKS: dict[str, tuple[Fates, str]] = {
     "cut-on-the-way-down": (lambda n: Fate(cut=("down", 1 + n)) if n < 9 else Fate(), "cut"),
     "doubled": (first(99, Fate(doubled=True)), "doubled"),
     "reordered": (lambda n: Fate(late_s=20.0 * (n == 0)), "late"),
-    "storm-1": (storm(1), "cut"),
-    "storm-2": (storm(2), "cut"),
+    "storm": (storm(1), "cut"),
 }
 
 

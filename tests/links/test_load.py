@@ -27,9 +27,9 @@ EXPERIMENT = tables(
     "fedavg",
     scenario={"kind": "iid"},
     net={"name": "mlp", "hidden": [16]},
-    schedule={"rounds": 5, "clients": CLIENTS},
+    schedule={"rounds": 4, "clients": CLIENTS},
     evaluate={"every": 0, "views": ["global"]},
-    server={"min_clients": 10, "deadline_s": 5.0},
+    server={"min_clients": 10, "deadline_s": 3.0},
 )
 
 
@@ -77,7 +77,7 @@ def test_a_crowd_with_a_liar_a_stopped_and_a_slow_client(
     summary = run.finish(server, *real, stopped)
     lights.join(30)
     assert not lights.is_alive()
-    assert summary["rounds"] == 5
+    assert summary["rounds"] == 4
     assert files < 60
     assert threads < 2 * CLIENTS + 40
     assert grown < 1 << 30
@@ -88,5 +88,5 @@ def test_a_crowd_with_a_liar_a_stopped_and_a_slow_client(
     assert set(records[0]["cohort"]) <= honest, "who joins after the deadline is in the next round"
     assert set(records[1]["cohort"]) == honest
     assert all(honest <= set(r["cohort"]) <= honest | {STOPPED} for r in records[2:])
-    assert sum(str(LIAR) in r.get("failed", {}) for r in records) >= 3
+    assert sum(str(LIAR) in r.get("failed", {}) for r in records) >= 2
     assert "Traceback" not in server.log.read_text()

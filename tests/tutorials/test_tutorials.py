@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
 import subprocess
 import sys
@@ -11,26 +10,30 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.conftest import fork_server, steer
+from tests.integration.harness import ForkServer
+
+__all__ = ["fork_server", "steer"]
+
 DOCS = Path(__file__).parent.parent.parent / "docs"
 BLOCK = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
-def follow(page: str, folder: Path) -> str:
+def follow(page: str, folder: Path, forks: ForkServer) -> str:
     """Write the files of a page and type its commands; return what they printed."""
     text, printed = (DOCS / page).read_text(), ""
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     for language, title, content in BLOCK.findall(text):
         if title:
             (folder / title).write_text(content)
         elif language == "sh":
             for line in content.splitlines():
-                done = subprocess.run(
-                    line.split(), cwd=folder, env={**os.environ, "PATH": path, "COLUMNS": "200"},
-                    stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                    text=True, timeout=110,
-                )  # fmt: skip
-                assert done.returncode == 0, f"{line}\n{done.stdout}"
-                printed += done.stdout
+                program, *words = line.split()
+                if program == "python":
+                    subprocess.run([sys.executable, *words], cwd=folder, check=True)
+                    continue
+                status, said = forks.typed(folder, program, *words)
+                assert status == 0, f"{line}\n{said}"
+                printed += said
     return printed
 
 
@@ -41,8 +44,8 @@ def a_loc(printed: str) -> float:
 
 @pytest.mark.loopback
 @pytest.mark.timeout(300)
-def test_images(tmp_path: Path) -> None:
-    printed = follow("tutorial-images.md", tmp_path)
+def test_images(tmp_path: Path, fork_server: ForkServer) -> None:
+    printed = follow("tutorial-images.md", tmp_path, fork_server)
     assert (tmp_path / "run" / "report.html").exists()
     assert re.search(r"71\.png: disc", printed), "the right class"
     assert a_loc(printed) > 90
@@ -52,8 +55,8 @@ def test_images(tmp_path: Path) -> None:
 @pytest.mark.loopback
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(importlib.util.find_spec("pandas") is None, reason="needs the extra tables")
-def test_sensors(tmp_path: Path) -> None:
-    printed = follow("tutorial-sensors.md", tmp_path)
+def test_sensors(tmp_path: Path, fork_server: ForkServer) -> None:
+    printed = follow("tutorial-sensors.md", tmp_path, fork_server)
     page = (DOCS / "tutorial-sensors.md").read_text()
     assert all(row in printed for row in re.findall(r"^│.*│$", page, re.MULTILINE))
     assert (tmp_path / "run" / "report.html").exists()

@@ -151,8 +151,9 @@ def test_orders_of_another_issue_are_kept_for_later(host):
     ]
 
 
-def test_orders_that_do_not_belong_together_are_done_one_by_one(host):
+def test_orders_that_do_not_belong_together_are_done_one_by_one(host, monkeypatch):
     """A server may say so of any orders: each client once, of one interaction and kind."""
+    monkeypatch.setattr("fedcli.runtime.host.FOLLOWED_WITHIN_S", 0.05)
     first = order_of(0, issue=7, following=2)
     for other in (
         order_of(0, issue=7, following=1),
