@@ -31,7 +31,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "cifar10": {
         "data": {"name": "cifar10", "max_per_class": 30},
         "scenario": {"kind": "per_class_shards", "shards": 5, "tasks": 2},
-        "net": {"name": "resnet20"},
+        "net": {"name": "mlp", "hidden": [32]},
     },
     "motionsense": {
         "data": {"name": "motionsense"},

@@ -145,7 +145,7 @@ def test_a_method_that_sends_more_than_weights(
     method: str, loopback: Sites, partition: Path, tmp_path: Path
 ) -> None:
     """Prototypes go up for each client; what reads single uploads gets them whole."""
-    experiment = tables(method)
+    experiment = tables(method, schedule={"rounds": 1, "clients": 3})
     alone = run_in_process(experiment, partition, tmp_path / "alone")
     run = loopback(experiment)
     run.serve()

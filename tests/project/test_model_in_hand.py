@@ -312,8 +312,8 @@ def read(kind: str, path: Path, x: torch.Tensor) -> tuple[torch.Tensor, dict[str
     ("name", "shape", "options"),
     [
         ("resnet20", (3, 32, 32), {}),
-        ("vit-tiny", (3, 16, 16), {"blocks": 2, "alp": True, "prototypes": [8, 8]}),
-        ("hart", (128, 6), {}),
+        ("vit-tiny", (3, 16, 16), {"blocks": 1, "alp": True, "prototypes": [8]}),
+        ("hart", (128, 6), {"blocks": 1}),
     ],
 )
 def test_every_kind_of_net_is_written_for_any_batch(
