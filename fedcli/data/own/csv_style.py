@@ -62,14 +62,16 @@ def style_of(path: Path, columns: Columns) -> Style:
     """
     encoding = columns.encoding or encoding_of(path)
     try:
+        b" ".decode(encoding)  # of bytes to bytes, as zlib is, none is for text
         with open_regular(path) as file:
             text = codecs.getincrementaldecoder(encoding)().decode(file.read(SAMPLE))
     except LookupError:
         raise DataError(
             f"[data.columns] encoding = {encoding!r} is none that Python knows"
         ) from None
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not in {encoding}: {error.reason}") from None
+    except UnicodeError as error:
+        why = getattr(error, "reason", str(error))
+        raise DataError(f"{path} is not in {encoding}: {why}") from None
     if "\n" in text:  # the last line may be cut
         text = text[: text.rindex("\n") + 1]
     delimiter = columns.delimiter or _delimiter_of(text)

@@ -109,8 +109,11 @@ def test_what_is_given_goes_before_what_is_found(tmp_path: Path) -> None:
     file.write_bytes("ax,label\n1,сон\n2,дом\n".encode("koi8_r"))
     given = Columns(encoding="koi8_r", delimiter=",", decimal=".")
     assert style_of(file, given).encoding == "koi8_r"
-    with pytest.raises(DataError, match="encoding = 'utf8000' is none that Python knows"):
-        loaded(file, encoding="utf8000")
+    for unknown in ("utf8000", "zlib_codec", "rot13"):  # the last two are for no text
+        with pytest.raises(DataError, match=f"encoding = '{unknown}' is none that Python knows"):
+            loaded(file, encoding=unknown)
+    with pytest.raises(DataError, match="is not in undefined: undefined encoding"):
+        loaded(file, encoding="undefined")
     with pytest.raises(DataError, match=r"a.csv is not in ascii: ordinal not in range"):
         loaded(file, encoding="ascii")
     file.write_text("ax;label\n" + "1;x\n2;y\n" * 3)
