@@ -62,7 +62,7 @@ def style_of(path: Path, columns: Columns) -> Style:
     """
     encoding = columns.encoding or encoding_of(path)
     try:
-        b" ".decode(encoding)  # of bytes to bytes, as zlib is, none is for text
+        " ".encode(encoding)  # of bytes to bytes, as zlib is, none is for text
         with open_regular(path) as file:
             text = codecs.getincrementaldecoder(encoding)().decode(file.read(SAMPLE))
     except LookupError:
