@@ -112,7 +112,7 @@ def test_what_is_given_goes_before_what_is_found(tmp_path: Path) -> None:
     for unknown in ("utf8000", "zlib_codec", "rot13"):  # the last two are for no text
         with pytest.raises(DataError, match=f"encoding = '{unknown}' is none that Python knows"):
             loaded(file, encoding=unknown)
-    with pytest.raises(DataError, match="is not in undefined: .*undefined encoding"):
+    with pytest.raises(DataError, match=r"is not in undefined: .*undefined encoding"):
         loaded(file, encoding="undefined")
     with pytest.raises(DataError, match=r"a.csv is not in ascii: ordinal not in range"):
         loaded(file, encoding="ascii")
