@@ -56,14 +56,14 @@ def check_schedule(experiment: Experiment) -> None:
 class BufferedRounds:
     """Rounds that end with the first uploads."""
 
-    def __init__(self, parts: RoundParts, interaction: int, state: ServerState) -> None:
+    def __init__(self, parts: RoundParts, interaction: int) -> None:
         """Give the orders again that were under way at a commit.
 
         Args:
             parts: what rounds are made of.
             interaction: the last one that is committed; -1 before the first.
-            state: after it.
         """
+        self.state = parts.state_after(interaction)
         self.parts, self.experiment, self.cohort = parts, parts.experiment, parts.cohort
         self.followed = recorded_arrivals(self.experiment, len(parts.plan.steps))
         """Records of the run whose arrivals ``schedule.arrivals`` follows, by interaction."""
@@ -95,44 +95,45 @@ class BufferedRounds:
 
     # --- one interaction --------------------------------------------------------------------------
 
-    def interact(self, step: Step, state: ServerState) -> ServerState:
-        """Do one interaction, and return the state after it."""
+    def interact(self, step: Step) -> None:
+        """Do one interaction."""
         parts = self.parts
         # --- who may take part
         ctx = parts.context(step, parts.present(step))
         began = time.monotonic()
 
         # --- idle clients begin to train; the first uploads are taken
-        results = self.train(ctx, state)
+        results = self.train(ctx)
         parts.check_failures(ctx, results)
         done = time.monotonic()
 
         # --- aggregate and finish, as if all had begun with the present weights
-        self._rebase(step, state, results)
-        found = Reduced(state, {}, {})
+        self._rebase(step, results)
+        found = Reduced(self.state, {}, {})
         if results.by_client:  # else they were all left out, and the model stays
             ctx = parts.context(step, tuple(sorted(results.arrivals)))
-            found = parts.reduce(ctx, state, results)
+            found = parts.reduce(ctx, self.state, results)
             self.company += [one.norms for one in results.measured().values()]
             counted = [c for c in ctx.cohort if c in results.by_client]
             staleness = [step.interaction - results.arrivals[c] for c in counted]
             mean = {"staleness": sum(staleness) / len(staleness)}
             found = replace(found, metrics={**found.metrics, **mean})
 
+        self.state = found.state  # the one before leaves memory
+
         # --- commit while clients go on, or score first
         parts.commit(step, results, Answers({}, {}), found, began, done)
-        return found.state
 
-    def train(self, ctx: ServerContext, state: ServerState) -> Answers:
+    def train(self, ctx: ServerContext) -> Answers:
         """Let idle clients begin, and take the first uploads that come."""
         step = self.parts.plan.steps[ctx.interaction]
         followed = self.undone.get(step.interaction) or self.followed.get(step.interaction)
         free = self.experiment.cohort_size - len(self.under_way)
         begin = _begun_in(followed) if followed else self._draw(step, ctx.cohort, free)
-        self._begin(step, state, begin)
-        found = self._take(ctx, step, state, self._flush(step, followed, ctx.cohort))
+        self._begin(step, begin)
+        found = self._take(ctx, step, self._flush(step, followed, ctx.cohort))
         while not followed and (more := self._more(step, found)):
-            others = self._take(ctx, step, state, more)
+            others = self._take(ctx, step, more)
             found = others.beside(found)
             if not others.by_client:
                 break
@@ -145,11 +146,11 @@ class BufferedRounds:
 
     # --- orders -----------------------------------------------------------------------------------
 
-    def _begin(self, step: Step, state: ServerState, clients: Iterable[int]) -> None:
+    def _begin(self, step: Step, clients: Iterable[int]) -> None:
         """Give orders to train from the present model."""
         begin = tuple(clients)
         if begin:
-            self.cohort.send(self._trip_of(step, state, begin))
+            self.cohort.send(self._trip_of(step, self.state, begin))
         self.under_way |= dict.fromkeys(begin, step.interaction)
 
     def _trip_again(self, begun: int) -> Trip:
@@ -180,13 +181,13 @@ class BufferedRounds:
 
     # --- uploads ----------------------------------------------------------------------------------
 
-    def _take(self, ctx: ServerContext, step: Step, state: ServerState, flush: Flush) -> Answers:
+    def _take(self, ctx: ServerContext, step: Step, flush: Flush) -> Answers:
         """Take the first uploads; let others train where those with orders failed or died."""
         while True:
             try:
                 found = self.cohort.take(flush)
             except Starved as starved:
-                self._begin(step, state, self._draw(step, starved.idle, starved.short))
+                self._begin(step, self._draw(step, starved.idle, starved.short))
                 flush = replace(flush, idle=self._idle(ctx.cohort))
             else:
                 self.under_way = found.under_way
@@ -227,10 +228,10 @@ class BufferedRounds:
         idle = self._idle(present) if may_lack else ()
         return Flush(step.interaction, step.round, size, needed, wanted, idle)
 
-    def _rebase(self, step: Step, state: ServerState, results: Answers) -> None:
+    def _rebase(self, step: Step, results: Answers) -> None:
         """Change late uploads as if their clients had begun with the present weights."""
         now, exponent = step.interaction, self.experiment.schedule.staleness_exponent
-        present, parameters = state.common.weights, frozenset(self.parts.plan.run.parameters)
+        present, parameters = self.state.common.weights, frozenset(self.parts.plan.run.parameters)
         for client, begun in results.arrivals.items():
             answer = results.by_client.get(client)
             if answer is not None and begun < now:  # a fresh upload counts as it came

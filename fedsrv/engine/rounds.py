@@ -10,7 +10,7 @@ from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ClientFailed, TooFewClients
 from fedmodels.methods import make
 from fedmodels.tensors.allocator import give_back_free_pages
-from fedmodels.training.contexts import ServerContext, ServerData, ServerState
+from fedmodels.training.contexts import ServerContext, ServerData
 from fedsrv.engine.buffered_rounds import BufferedRounds
 from fedsrv.engine.client_profile import untrained
 from fedsrv.engine.cohort import Answers, Cohort, StateLost
@@ -74,58 +74,58 @@ class Engine:
     def _go_on(self, parts: RoundParts, interaction: int) -> dict[str, Any]:
         """Do everything that is left after a commit, and return the summary."""
         # --- begin: load what the run needs
-        state, steps = parts.state_after(interaction), parts.plan.steps
-        rounds: Rounds | BufferedRounds = Rounds(parts)
-        if self.experiment.schedule.is_asynchronous:
-            rounds = BufferedRounds(parts, interaction, state)
+        kind = BufferedRounds if self.experiment.schedule.is_asynchronous else Rounds
+        rounds = kind(parts, interaction)
         parts.plan.run.forget_initial_weights()  # few methods need them again
         give_back_free_pages()
 
         # --- complete the last commit, if the run broke off before its scores
         if (pending := self.store.pending()) is not None:
             record, counts = pending
-            step = steps[record["interaction"]]
-            parts.score(step, record, Scores.from_json(counts), state)
+            step = parts.plan.steps[record["interaction"]]
+            parts.score(step, record, Scores.from_json(counts), rounds.state)
 
         # --- every interaction that is left
-        for step in steps[interaction + 1 :]:
-            state = rounds.interact(step, state)
+        for step in parts.plan.steps[interaction + 1 :]:
+            rounds.interact(step)
         parts.commits.settle()
 
         # --- the end
-        return parts.finish(state)
+        return parts.finish(rounds.state)
 
 
 class Rounds:
     """Rounds that wait for their cohorts."""
 
-    def __init__(self, parts: RoundParts) -> None:
-        self.parts = parts
+    def __init__(self, parts: RoundParts, interaction: int) -> None:
+        """Go on after the last commit, -1 before the first."""
+        self.parts, self.state = parts, parts.state_after(interaction)
 
-    def interact(self, step: Step, state: ServerState) -> ServerState:
-        """Do one interaction, and return the state after it."""
+    def interact(self, step: Step) -> None:
+        """Do one interaction."""
         parts = self.parts
         # --- who takes part
         ctx = parts.context(step, parts.present(step))
         began = time.monotonic()
 
         # --- train: first those whom only the score needs, then the cohort
-        tried = parts.try_training(step, ctx.cohort, state)
-        results = self.train(ctx, state)
+        tried = parts.try_training(step, ctx.cohort, self.state)
+        results = self.train(ctx)
         parts.check_failures(ctx, results)
         done = time.monotonic()
 
         # --- aggregate and finish
-        found = parts.reduce(ctx, state, results)
+        found = parts.reduce(ctx, self.state, results)
+        self.state = found.state  # the one before leaves memory
 
         # --- commit while clients go on, or score first
         parts.commit(step, results, tried, found, began, done)
-        return found.state
 
-    def train(self, ctx: ServerContext, state: ServerState) -> Answers:
+    def train(self, ctx: ServerContext) -> Answers:
         """Let the cohort train; leave out uploads that lie far out of it."""
         parts = self.parts
-        trip = parts.training(ctx, state, parts.plan.is_scored(parts.plan.steps[ctx.interaction]))
+        is_scored = parts.plan.is_scored(parts.plan.steps[ctx.interaction])
+        trip = parts.training(ctx, self.state, is_scored)
         results = parts.cohort.exchange(trip)
         odd = far_out(results.measured())
         left = tuple(client for client in results.by_client if client not in odd)
