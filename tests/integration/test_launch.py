@@ -22,7 +22,7 @@ from fedmodels.resolution import experiment_of
 from fedmodels.tensors.archive import save
 from fedmodels.tensors.bundle import Bundle
 from fedtide.inprocess import run_in_process
-from tests.conftest import undealt
+from tests.conftest import records_of, undealt
 from tests.integration.conftest import tables
 from tests.integration.harness import (
     TIMEOUT_S,
@@ -105,9 +105,11 @@ def gone(processes: list[psutil.Process]) -> bool:
 
 
 def test_a_run_from_beginning_to_end(launch: Any, partition: Path, tmp_path: Path) -> None:
+    begun = time.time()
     run = launch(SHORT, "--hosts", "2", forked=False)
     status, output = run.end()
     assert status == 0, output
+    check_records(records_of(run.out), time.time() - begun)
     assert "waiting for 3 clients to join at 127.0.0.1:" in output
     assert "client 2 joined (" in output
     assert "interaction 4 of 4: round 2, task 1 committed, loss " in output
@@ -140,6 +142,20 @@ def test_a_run_from_beginning_to_end(launch: Any, partition: Path, tmp_path: Pat
     assert summary_of(run.out)["rounds"] == 3
     fresh = run_in_process(longer, run.out / "data", tmp_path / "longer", evaluator=True)
     assert summary_of(run.out)["state_sha256"] == fresh["state_sha256"]
+
+
+def check_records(records: list[dict[str, Any]], wall: float) -> None:
+    """Check what is recorded of the two rounds of two tasks of ``SHORT``."""
+    assert [r["interaction"] for r in records] == [0, 1, 2, 3]
+    assert [r["round"] for r in records] == [0, 0, 1, 1]
+    assert [r["task"] for r in records] == [0, 1, 0, 1]
+    keys = {"round", "interaction", "task", "cohort", "metrics", "bytes", "seconds", "clients"}
+    assert all(keys <= set(r) for r in records)
+    per_client = records[0]["bytes"]["per_client"]
+    assert sum(b["up"] for b in per_client.values()) == records[0]["bytes"]["up"]
+    assert records[0]["bytes"]["wire_up"] > records[0]["bytes"]["up"]
+    assert records[-1]["seconds"]["wall"] < wall
+    assert {"a_glo", "a_loc", "a_sel", "global_f1"} <= set(records[-1]["metrics"])
 
 
 def test_clients_draw_what_they_learnt(launch: Any, tmp_path: Path) -> None:
@@ -308,23 +324,6 @@ def test_data_that_cannot_be_dealt_out_leave_nothing(launch: Any) -> None:
         assert status in (1, 2), output
         assert "emnist" in output.splitlines()[-1]
         assert not run.out.exists()
-
-
-def test_the_record_of_a_run(launch: Any) -> None:
-    begun = time.time()
-    run = launch(SHORT)
-    assert run.end()[0] == 0
-    records = [json.loads(line) for line in (run.out / "rounds.jsonl").read_text().splitlines()]
-    assert [r["interaction"] for r in records] == [0, 1, 2, 3]
-    assert [r["round"] for r in records] == [0, 0, 1, 1]
-    assert [r["task"] for r in records] == [0, 1, 0, 1]
-    keys = {"round", "interaction", "task", "cohort", "metrics", "bytes", "seconds", "clients"}
-    assert all(keys <= set(r) for r in records)
-    per_client = records[0]["bytes"]["per_client"]
-    assert sum(b["up"] for b in per_client.values()) == records[0]["bytes"]["up"]
-    assert records[0]["bytes"]["wire_up"] > records[0]["bytes"]["up"]
-    assert records[-1]["seconds"]["wall"] < time.time() - begun
-    assert {"a_glo", "a_loc", "a_sel", "global_f1"} <= set(records[-1]["metrics"])
 
 
 def test_sigterm_drains_a_launched_run(launch: Any, tmp_path: Path, steer: Path) -> None:

@@ -64,10 +64,10 @@ def test_clients_trained_together_come_to_the_run_in_turn_up_to_rounding(
     name: str, loopback: Sites, digits: Path, tmp_path: Path
 ) -> None:
     """The same two are one stack in process and over loopback, where they share a process."""
-    experiment = experiment_for((name, {}), training={"together": 2})
+    experiment = experiment_for((name, {}), **ONE_ROUND, training={"together": 2})
     alone = run_in_process(experiment, digits, tmp_path / "in-process")
     beside = loopback(experiment, partition=digits).run("0-1", "2")
     assert alone["state_sha256"] == beside["state_sha256"]
-    in_turn = run_in_process(experiment_for((name, {})), digits, tmp_path / "in-turn")
+    in_turn = run_in_process(experiment_for((name, {}), **ONE_ROUND), digits, tmp_path / "in-turn")
     for key, value in in_turn["metrics"].items():
         assert beside["metrics"][key] == pytest.approx(value, abs=0.05), key

@@ -31,12 +31,10 @@ RUNS: dict[str, dict[str, Any]] = {
     "cifar10": {
         "data": {"name": "cifar10", "max_per_class": 30},
         "scenario": {"kind": "per_class_shards", "shards": 5, "tasks": 2},
-        "net": {"name": "mlp", "hidden": [32]},
     },
     "motionsense": {
         "data": {"name": "motionsense"},
         "scenario": {"kind": "natural"},
-        "net": {"name": "mlp", "hidden": [32]},
         "evaluate": {"generalization": True},
     },
 }
@@ -47,9 +45,8 @@ def test_fedavg_learns_from_the_files_on_disk(
     name: str, tmp_path: Path, fork_server: ForkServer
 ) -> None:
     schedule = {"rounds": 2, "clients": 4}
-    config = write_config(
-        tmp_path / "config.toml", experiment_of(tables("fedavg", **RUNS[name], schedule=schedule))
-    )
+    made = tables("fedavg", net={"name": "mlp", "hidden": [32]}, schedule=schedule, **RUNS[name])
+    config = write_config(tmp_path / "config.toml", experiment_of(made))
     out = tmp_path / "run"
     launched = fork_server.start_fedsrv(["launch", str(config), "--out", str(out)])
     output, _ = launched.communicate(timeout=100)

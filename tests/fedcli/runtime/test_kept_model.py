@@ -41,7 +41,7 @@ def accuracy(model: TrainedModel, data: ClientData) -> float:
 def test_the_stored_model_scores_as_the_record_says(
     name: str, digits: Path, tmp_path: Path
 ) -> None:
-    experiment = experiment_for((name, {}), schedule={"rounds": 2})
+    experiment = experiment_for((name, {}), schedule={"rounds": 1})
     run_in_process(experiment, digits, tmp_path / "run")
     view = make(name, **experiment.method.hyper_parameters()).local_view
     scored = 0

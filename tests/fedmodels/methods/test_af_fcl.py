@@ -36,8 +36,9 @@ ADAM = {"batch_size": 16, "lr": 1e-3, "optimizer": "adam"}
 
 def experiment_for(**switches):
     training = switches.pop("training", {"batch_size": 16, "lr": 0.05})
+    schedule = switches.pop("schedule", {})
     method = {"name": "af-fcl", "flow_hidden": 8, **switches}
-    return tiny_experiment(method=method, training=training)
+    return tiny_experiment(method=method, training=training, schedule=schedule)
 
 
 def told(now, before=()):
@@ -383,14 +384,15 @@ def test_every_switch_matters(switch, digits):
 
 
 def test_a_run_interrupted_anywhere_ends_in_the_same_state(digits, tmp_path):
-    experiment, whole = experiment_for(training=ADAM), tmp_path / "whole"
+    experiment = experiment_for(training=ADAM, schedule={"rounds": 1})
+    whole = tmp_path / "whole"
     expected = run_in_process(experiment, digits, whole)["state_sha256"]
 
     class Stopped(Exception):
         pass
 
     def stop(order):
-        if order.kind == rpc.ORDER_KIND_TRAIN and order.interaction == 2 and order.client_id == "1":
+        if order.kind == rpc.ORDER_KIND_TRAIN and order.interaction == 1 and order.client_id == "1":
             raise Stopped
 
     out = tmp_path / "broken"

@@ -360,7 +360,8 @@ def test_methods_that_need_none_are_given_none(digits):
 def test_launched(tmp_path):
     """From the config to the table with real processes; equal to a run in one process."""
     data = {"server_examples": 3, "server_unlabelled": 3}
-    experiment = tiny_experiment(method={"name": "fedic", **FEW}, data=data)
+    schedule = {"rounds": 1}
+    experiment = tiny_experiment(method={"name": "fedic", **FEW}, data=data, schedule=schedule)
     launched = fedtide.run(experiment.to_dict(), out=tmp_path / "launched")
     root = tmp_path / "launched" / "data"
     inside = run_in_process(experiment, root, tmp_path / "inside")

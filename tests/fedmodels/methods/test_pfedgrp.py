@@ -553,14 +553,14 @@ def test_old_examples_are_gone(digits, tmp_path):
 
 def test_a_run_that_was_cut_off_ends_in_the_same_state(digits, tmp_path):
     """Caches, personal models and private generators are taken up from the disk, to the bit."""
-    experiment = experiment_of(th_g=0.5)
+    experiment = experiment_of(th_g=0.5, schedule={"rounds": 1})
     whole = run_in_process(experiment, digits, tmp_path / "whole")
 
     class Cut(Exception):
         pass
 
     def before(order):
-        if order.interaction == 2 and order.client_id == "1":
+        if order.interaction == 1 and order.client_id == "1":
             raise Cut
 
     out = tmp_path / "cut"
