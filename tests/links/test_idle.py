@@ -16,7 +16,7 @@ from grpc._cython import cygrpc
 from fedcli.runtime import link as link_module
 from fedcli.runtime.link import Link, Membership
 from fedmodels.errors import LinkError
-from fedpb import PROTOCOL, channels
+from fedpb import PROTOCOL, SERVICE, channels
 from fedpb.descriptions import description_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
@@ -125,7 +125,7 @@ def test_a_link_on_which_nothing_moves_outlives_its_pings(
             f"127.0.0.1:{port}", options=channels.channel_options("127.0.0.1:9")
         ) as channel,
     ):
-        watch = channel.unary_stream(f"/{service.SERVICE}/Watch")
+        watch = channel.unary_stream(f"/{SERVICE}/Watch")
         with pytest.raises(grpc.RpcError) as ended:
             list(watch(b"", timeout=4.0))  # ten pings
         events.close()
