@@ -100,7 +100,7 @@ def test_a_launched_coordinator_is_killed_while_clients_finish(
 ) -> None:
     run = loopback(EXPERIMENT)  # for its config, and so that the steering starts afresh
     (steer / "finish-1").touch()
-    launched = Launched(run.config, tmp_path / "run", HELD_DIR=str(steer))
+    launched = Launched(run.config, tmp_path / "run", forks=run.fork_server, lease_s=5.0)
     try:
         reached(steer / "finish-1.reached")
         family = {process.name(): process for process in launched.family()}
@@ -109,8 +109,7 @@ def test_a_launched_coordinator_is_killed_while_clients_finish(
         status, output = launched.end()
         assert status == 0, output
     finally:
-        launched.process.kill()
-        launched.process.wait()
+        launched.close()
     out = launched.out
     alone = run_in_process(EXPERIMENT, out / "data", tmp_path / "alone", evaluator=True)
     assert_same(summary_of(out), alone)

@@ -45,13 +45,14 @@ class Launched:
     """``fedsrv launch`` in a session of its own: a fork, or a process as users start it."""
 
     def __init__(
-        self, config: Path, out: Path, *more: str, forks: ForkServer | None = None, **env: str
-    ) -> None:
+        self, config: Path, out: Path, *more: str, forks: ForkServer | None = None,
+        lease_s: float = 0.0, **env: str,
+    ) -> None:  # fmt: skip
         self.out = out
         arguments = ["launch", str(config), "--out", str(out), *more]
         self.process: subprocess.Popen[str] | ForkedServer
         if forks is not None:
-            self.process = forks.start_fedsrv(arguments)
+            self.process = forks.start_fedsrv(arguments, lease_s=lease_s)
         else:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "fedsrv", *arguments],
