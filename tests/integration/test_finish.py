@@ -55,6 +55,7 @@ def test_the_coordinator_is_killed_while_clients_finish(
     """Two clients had brought their last result: it died with the coordinator."""
     (steer / "finish-1").touch()
     run = loopback(EXPERIMENT)
+    run.lease_s = 5.0
     server, clients = begin(run)
     reached(steer / "finish-1.reached")
     finished(server, 0, 2)
