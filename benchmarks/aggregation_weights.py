@@ -30,7 +30,7 @@ from fedmodels.tensors.bundle import Weights
 
 Step = Callable[[Tensor, Tensor, Tensor], Tensor]
 """dL/dw (n,) of weights (n,) on a batch."""
-MOST_APART = 1e-5
+MAX_APART = 1e-5
 """Of the weights that both ways find."""
 
 
@@ -51,7 +51,7 @@ def main() -> int:
     torch.set_num_threads(options.threads)
     rows = [measure(n, options) for n in (options.clients, *options.growth)]
     tell("aggregation_weights", rows)
-    return int(any(row["difference"] > MOST_APART for row in rows))
+    return int(any(row["difference"] > MAX_APART for row in rows))
 
 
 def measure(n: int, options: argparse.Namespace) -> dict[str, Any]:

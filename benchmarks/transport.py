@@ -194,7 +194,7 @@ def serve(clients: int, size: int, place: Path, tls: bool) -> None:
                 facts = {"kind": rpc.ORDER_KIND_TRAIN, "interaction": number}
                 orders = {c: rpc.Order(client_id=str(c), **facts) for c in range(clients)}
                 bundle = bundles[number % 2]
-                cohort.exchange(Trip(orders, bundle, spec=BundleSpec.of(bundle)))
+                cohort.send_and_receive(Trip(orders, bundle, spec=BundleSpec.of(bundle)))
                 number += 1
 
     threading.Thread(target=trips, daemon=True).start()

@@ -41,10 +41,10 @@ class Event:
         return cls(**json.loads(line))
 
 
-class Box:
+class EventQueue:
     """A bounded queue of one listener's events; when full, it drops beats, then the oldest."""
 
-    MOST, MOST_WITH_BEATS = 10_000, 1000
+    MAX, MAX_WITH_BEATS = 10_000, 1000
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -55,10 +55,10 @@ class Box:
         """Add an event, or None for the end."""
         with self._changed:
             if event is not None and event.kind == "beat":
-                if len(self._events) >= self.MOST_WITH_BEATS:
+                if len(self._events) >= self.MAX_WITH_BEATS:
                     self._missed += 1
                     return
-            elif len(self._events) >= self.MOST:
+            elif len(self._events) >= self.MAX:
                 self._events.popleft()
                 self._missed += 1
             self._events.append(event)
@@ -82,7 +82,7 @@ class EventLog:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._kept: deque[Event] = deque(maxlen=self.KEPT)
-        self._listeners: set[Box] = set()
+        self._listeners: set[EventQueue] = set()
         self._closed = False
 
     def tell(self, kind: str, client: object = "", **facts: Any) -> None:
@@ -96,7 +96,7 @@ class EventLog:
 
     def listen(self, from_start: bool = False) -> Iterator[Event]:
         """Yield events as they come, until the log is closed."""
-        box = Box()
+        box = EventQueue()
         with self._lock:
             for kept in self._kept if from_start else ():
                 box.put(kept)

@@ -31,7 +31,7 @@ from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.availability import with_digest
 from fedsrv.coordinator import set_aside, write_facts
 from fedsrv.engine.buffered_rounds import check_schedule
-from fedsrv.engine.cohort import Answer, Answers, Flush, Trip, stamped
+from fedsrv.engine.cohort import Answer, Answers, BufferedUploads, Trip, stamped
 from fedsrv.engine.rounds import Engine
 from fedsrv.engine.server_data import server_data_for
 from fedsrv.events import EventLog
@@ -101,7 +101,7 @@ class InProcessCohort:
     def starting_over(self) -> Sequence[int]:
         return ()
 
-    def exchange(self, trip: Trip) -> Answers:
+    def send_and_receive(self, trip: Trip) -> Answers:
         first = self._arrivals(trip.orders)[: trip.enough]
         return self._answers(self._ordered(trip, first))
 
@@ -109,7 +109,7 @@ class InProcessCohort:
         for trip in trips:
             self._lasting |= dict.fromkeys(self._arrivals(trip.orders), trip)
 
-    def take(self, flush: Flush) -> Answers:
+    def take(self, flush: BufferedUploads) -> Answers:
         """Let the clients work that the flush wants, or else those with the oldest orders."""
         wanted = tuple(flush.wanted or self._lasting)[: flush.size]
         trips = {client: self._lasting.pop(client) for client in wanted}

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from fedcli.runtime.diary import tell
+from fedcli.runtime.client_log import tell
 from fedcli.runtime.link import Link, Membership
 from fedcli.runtime.sessions import Sessions
 from fedcli.runtime.workers import Workers
@@ -23,9 +23,9 @@ from fedpb import PROTOCOL
 from fedpb.descriptions import description_of
 from fedpb.v1 import coordinator_pb2 as rpc
 
-MOST_BYTES = 1 << 20
+MAX_BYTES = 1 << 20
 """Size at which a request to join is sent; further clients follow in another one."""
-LEAST_BETWEEN_BEATS, MOST_BETWEEN_BEATS = 0.1, 3600.0
+MIN_BETWEEN_BEATS, MAX_BETWEEN_BEATS = 0.1, 3600.0
 """Seconds between signs of life that a server may ask for."""
 log = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ class Enrolment:
         size = 0
         for client in clients:
             session = self._sessions.of(client)
-            if size > MOST_BYTES or (request.clients and session.run_id != request.run_id):
+            if size > MAX_BYTES or (request.clients and session.run_id != request.run_id):
                 yield request
                 request, known, size = rpc.JoinSeveralRequest(), {}, 0
             request.run_id, request.protocol = session.run_id, PROTOCOL
@@ -133,10 +133,10 @@ def _checked(reply: rpc.JoinResponse) -> rpc.JoinResponse:
     """
     if not re.fullmatch(r"[\w-]{1,64}", reply.run_id, re.ASCII):
         raise LinkError(f"the server's run has a malformed id: {printable(reply.run_id, 60)}")
-    if not LEAST_BETWEEN_BEATS <= reply.beat_every_s <= MOST_BETWEEN_BEATS:
+    if not MIN_BETWEEN_BEATS <= reply.beat_every_s <= MAX_BETWEEN_BEATS:
         raise LinkError(
             f"the server asks for a sign of life every {reply.beat_every_s:g} s; a client takes "
-            f"{LEAST_BETWEEN_BEATS:g} to {MOST_BETWEEN_BEATS:g} s"
+            f"{MIN_BETWEEN_BEATS:g} to {MAX_BETWEEN_BEATS:g} s"
         )
     return reply
 

@@ -21,7 +21,7 @@ SIDE, TILE = 300, 48
 """Pixels of a map's plot, and of an image of a gallery."""
 MARKS = ("M0-6L6 0L0 6L-6 0Z", "M0-6L6 5H-6Z", "M-5-5H5V5H-5Z", "M-6 0L-3-5H3L6 0L3 5H-3Z")
 """Of prototypes, by whose they are: paths around the origin."""
-MOST_NAMED = 12
+MAX_NAMED = 12
 """Classes that a legend can name."""
 
 
@@ -72,7 +72,7 @@ def _map(picture: PrototypeMap, class_names: Sequence[str]) -> str:
         below += 16
     parts.append(words(10 + SIDE / 2, SIDE + 26, picture.axes, "middle"))
     shown = sorted({*classes.tolist()} - {-1})
-    for row, label in enumerate(shown if len(shown) <= MOST_NAMED else ()):
+    for row, label in enumerate(shown if len(shown) <= MAX_NAMED else ()):
         y = 20 + 16 * row
         parts.append(f'<circle cx="{beside}" cy="{y - 3}" r="4" fill="{colour(label)}"/>')
         parts.append(words(beside + 10, y, _name(str(label), class_names), "start"))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedcli.data.store.client_data import ClientData
 from fedcli.data.store.stream import TaskStream
-from fedcli.runtime.diary import tell, tell_scored, tell_trained
+from fedcli.runtime.client_log import tell, tell_scored, tell_trained
 from fedcli.runtime.final_model import FinalModel, LastStored
 from fedcli.runtime.state import StateDirectory
 from fedmodels.config.experiment import Experiment

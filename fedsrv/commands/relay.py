@@ -53,11 +53,11 @@ def relay(
     from fedsrv.coordinator import Listen
     from fedsrv.event_lines import EventPrinter
     from fedsrv.identity.tls import caller_credentials
-    from fedsrv.relay.relaying import Above, serve_relay
+    from fedsrv.relay.relaying import Upstream, serve_relay
 
     ids = range_of(clients)
     check_address(up, "--up")
-    above = Above(up, caller_credentials(up_ca, up_cert, up_key, "--up"))
+    above = Upstream(up, caller_credentials(up_ca, up_cert, up_key, "--up"))
     place = Listen.given(listen, tls_cert, tls_key, tls_client_ca, insecure)
     end_on_sigterm()
     telling = EventPrinter(names_address=not as_json, prints=False)

@@ -21,7 +21,7 @@ _HELP = (
     "; where a client may lack some of the classes, list every class in [data] classes of the "
     "coordinator's config"
 )
-MOST_TASKS = 10_000
+MAX_TASKS = 10_000
 """Of a client, where no scenario says how many it has."""
 
 
@@ -83,7 +83,7 @@ class Admission:
 
         def most_tasks(client: int, num_classes: int) -> int:
             if experiment.scenario is None:
-                return MOST_TASKS
+                return MAX_TASKS
             return experiment.scenario.tasks_per_client(clients, num_classes)[client]
 
         return cls(known, clients, problem, most_tasks, experiment)

@@ -32,7 +32,7 @@ from fedmodels.training.hooks import init_server
 from fedmodels.training.method import Method
 from fedmodels.training.run import RunFacts
 from fedsrv.availability import read_availability
-from fedsrv.engine.cohort import Answers, Flush, Starved, Trip
+from fedsrv.engine.cohort import Answers, BufferedUploads, TooFewOrders, Trip
 from fedsrv.engine.odd_uploads import Norms, far_out, measured_in
 from fedsrv.engine.reduction import Reduced
 from fedsrv.engine.round_parts import RoundParts
@@ -181,19 +181,19 @@ class BufferedRounds:
 
     # --- uploads ----------------------------------------------------------------------------------
 
-    def _take(self, ctx: ServerContext, step: Step, flush: Flush) -> Answers:
+    def _take(self, ctx: ServerContext, step: Step, flush: BufferedUploads) -> Answers:
         """Take the first uploads; let others train where those with orders failed or died."""
         while True:
             try:
                 found = self.cohort.take(flush)
-            except Starved as starved:
+            except TooFewOrders as starved:
                 self._begin(step, self._draw(step, starved.idle, starved.short))
                 flush = replace(flush, idle=self._idle(ctx.cohort))
             else:
                 self.under_way = found.under_way
                 return found
 
-    def _more(self, step: Step, found: Answers) -> Flush | None:
+    def _more(self, step: Step, found: Answers) -> BufferedUploads | None:
         """Return which further uploads a step needs in place of those that will be left out.
 
         Without them a client that lies and is quick would end round after round by itself.
@@ -202,14 +202,16 @@ class BufferedRounds:
         lacking = min(len(odd), len(self.under_way))
         if not lacking or len(found.by_client) - len(odd) >= self._size():
             return None
-        return Flush(step.interaction, step.round, size=lacking, needed=0)
+        return BufferedUploads(step.interaction, step.round, size=lacking, needed=0)
 
     def _size(self) -> int:
         """Return how many uploads end a step."""
         assert self.experiment.schedule.buffer is not None, "the config says so"
         return self.experiment.schedule.buffer
 
-    def _flush(self, step: Step, followed: Record | None, present: Iterable[int]) -> Flush:
+    def _flush(
+        self, step: Step, followed: Record | None, present: Iterable[int]
+    ) -> BufferedUploads:
         """Return which uploads end a step.
 
         Raises:
@@ -226,7 +228,7 @@ class BufferedRounds:
         needed = size if self.followed else min(self.experiment.min_clients, size)
         may_lack = self.experiment.server.min_clients is not None and not wanted
         idle = self._idle(present) if may_lack else ()
-        return Flush(step.interaction, step.round, size, needed, wanted, idle)
+        return BufferedUploads(step.interaction, step.round, size, needed, wanted, idle)
 
     def _rebase(self, step: Step, results: Answers) -> None:
         """Change late uploads as if their clients had begun with the present weights."""

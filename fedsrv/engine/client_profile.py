@@ -18,9 +18,9 @@ from fedmodels.errors import PayloadError
 from fedmodels.printable import printable
 from fedmodels.tensors.bundle import ClientId, Problem
 
-MOST_LETTERS = 60
+MAX_LETTERS = 60
 """Limit of the name of a data set."""
-MOST_NAMED = 5
+MAX_NAMED = 5
 """Clients named in a line."""
 CountTable = npt.NDArray[np.int64]
 """Examples by task and class, (T, K)."""
@@ -97,7 +97,7 @@ def _shared(text: str) -> Profile:
     """Return the profile of a checked description without its tasks; clients share its values."""
     said = ProblemFile.model_validate_json(text)
     low, high = map(torch.from_numpy, said.limits())
-    dataset = printable(said.dataset[:MOST_LETTERS])
+    dataset = printable(said.dataset[:MAX_LETTERS])
     nothing = _table([], said.problem)
     return Profile(
         said.problem, nothing, nothing, (low, high), dataset, said.class_names, said.partition
@@ -125,8 +125,8 @@ def untrained(profiles: Mapping[int, Profile]) -> str:
 
 def clients_text(clients: Sequence[object]) -> str:
     """Return clients for a line: the first of them, and how many more there are."""
-    more = f" and {len(clients) - MOST_NAMED} more" if len(clients) > MOST_NAMED else ""
-    named = ", ".join(map(str, clients[:MOST_NAMED]))
+    more = f" and {len(clients) - MAX_NAMED} more" if len(clients) > MAX_NAMED else ""
+    named = ", ".join(map(str, clients[:MAX_NAMED]))
     return f"client{'s' if len(clients) > 1 else ''} {named}{more}"
 
 

@@ -86,7 +86,7 @@ def fewest_alive(experiment: Experiment, asked: Collection[ClientId]) -> int | N
 
 
 @dataclass(frozen=True)
-class Flush:
+class BufferedUploads:
     """The results of lasting trips that end one asynchronous interaction."""
 
     interaction: int
@@ -178,7 +178,7 @@ class StateLost(Exception):
         self.client = client
 
 
-class Starved(Exception):
+class TooFewOrders(Exception):
     """Too few of the clients with lasting orders are left for a flush, and others are there."""
 
     def __init__(self, idle: Sequence[int], short: int) -> None:
@@ -222,7 +222,7 @@ class Cohort(Protocol):
         """Return the clients that go on from their initial state; each appears in one call only."""
         ...
 
-    def exchange(self, trip: Trip) -> Answers:
+    def send_and_receive(self, trip: Trip) -> Answers:
         """Give the orders, wait for the results, and return them."""
         ...
 
@@ -230,7 +230,7 @@ class Cohort(Protocol):
         """Give the orders of lasting trips, and wait for none of them."""
         ...
 
-    def take(self, flush: Flush) -> Answers:
+    def take(self, flush: BufferedUploads) -> Answers:
         """Wait for results of lasting trips, take them out of the trips, and return them.
 
         Failures of lasting trips since the last flush come with them. A client has one order of

@@ -25,9 +25,9 @@ from fedmodels.training.stack_trial import check_together
 from fedsrv.engine import schedule
 from fedsrv.engine.client_profile import Profile, common_limits
 from fedsrv.engine.cohort import Trip
+from fedsrv.engine.report_validator import ReportValidator
 from fedsrv.engine.schedule import Step, takes_part
 from fedsrv.engine.summary import check_reference
-from fedsrv.engine.terms import Terms
 from fedsrv.state.store import Store
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class Plan:
     steps: Sequence[Step]
     aside: Mapping[int, int]
     """The first interaction without each client that was set aside."""
-    terms: Terms
+    terms: ReportValidator
     """What an answer has to keep to."""
 
     @classmethod
@@ -65,7 +65,7 @@ class Plan:
         aside = store.aside()
         steps = schedule.steps(experiment, trainers, tasks, weights, aside)
         check_reference(experiment, steps)
-        terms = Terms(method, run, profiles, steps)
+        terms = ReportValidator(method, run, profiles, steps)
         return cls(method, run, profiles, tasks, steps, aside, terms)
 
     def with_clients(self, store: Store, descriptions: Mapping[int, str]) -> Plan:

@@ -25,7 +25,7 @@ from fedsrv.engine.scores import Scores
 from fedsrv.engine.summary import summarise
 from fedsrv.state.record import Record
 
-MOST_CONFUSED = 100
+MAX_CONFUSED = 100
 """Classes of a problem up to which the last scores tell what each class was taken for."""
 
 
@@ -109,7 +109,7 @@ class RoundParts:
         tasks_seen: int,
     ) -> dict[ClientId, rpc.Order]:
         is_last = ctx.interaction == len(self.plan.steps) - 1
-        confusion = is_last and ctx.run.problem.num_classes <= MOST_CONFUSED
+        confusion = is_last and ctx.run.problem.num_classes <= MAX_CONFUSED
         last_trained = self.commits.last_trained
         return {client: rpc.Order(
             kind=kind, client_id=str(client), interaction=ctx.interaction, round=ctx.round,
@@ -135,7 +135,7 @@ class RoundParts:
         may_lack = self.experiment.server.min_clients is not None  # else all, and the evaluator
         needed = self.plan.needed(numbered) if may_lack else None
         trip = self.plan.trip(orders, common, personal, needed=needed, least=least)
-        return self.cohort.exchange(trip)
+        return self.cohort.send_and_receive(trip)
 
     # --- uploads ----------------------------------------------------------------------------------
 

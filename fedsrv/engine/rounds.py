@@ -126,7 +126,7 @@ class Rounds:
         parts = self.parts
         is_scored = parts.plan.is_scored(parts.plan.steps[ctx.interaction])
         trip = parts.training(ctx, self.state, is_scored)
-        results = parts.cohort.exchange(trip)
+        results = parts.cohort.send_and_receive(trip)
         odd = far_out(results.measured())
         left = tuple(client for client in results.by_client if client not in odd)
         check_left(odd, left, parts.experiment.server.min_clients, ctx.round)
@@ -135,4 +135,6 @@ class Rounds:
             return results
         orders = {client: trip.orders[client] for client in left}
         without = replace(trip, orders=orders, needed=parts.plan.needed(left), enough=None)
-        return parts.cohort.exchange(without).after(results)  # clients bring what they sent again
+        return parts.cohort.send_and_receive(without).after(
+            results
+        )  # clients bring what they sent again

@@ -15,7 +15,7 @@ from fedmodels.tensors.bundle import EVALUATOR, ClientId
 from fedmodels.training.class_masks import ALL, SEEN
 from fedsrv.engine.client_profile import Profile
 from fedsrv.engine.cohort import Answer
-from fedsrv.engine.terms import GLOBAL_TEST
+from fedsrv.engine.report_validator import GLOBAL_TEST
 
 
 @dataclass

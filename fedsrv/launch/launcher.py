@@ -19,7 +19,7 @@ from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ConfigError, DataError, Interrupted, RunFailed, RunStopped
 from fedmodels.log_lines import LogLevel
 from fedmodels.own_code import is_own
-from fedmodels.processes import Box, Child, Said, next_said, started
+from fedmodels.processes import Box, Child, ProcessLine, next_said, started
 from fedmodels.tensors.bundle import EVALUATOR
 from fedsrv.events import HAS_FAILED, Event
 from fedsrv.launch.checks import check_resumed, check_start
@@ -32,7 +32,7 @@ from fedsrv.launch.forked import (
 from fedsrv.launch.given_data import check_net, name_of
 from fedsrv.launch.hosts import Hosts, Joining, LocalHosts
 from fedsrv.launch.process_logs import error_in, notes_in
-from fedsrv.launch.progress import Lines, display_of
+from fedsrv.launch.progress import PlainLines, display_of
 from fedsrv.ray_cluster import RayPlace
 from fedsrv.report.run_record import read_run
 from fedsrv.report.tables import PageNotWritten, write_page
@@ -137,7 +137,7 @@ def launch(
     show_end(out, display)
 
 
-def show_end(out: Path, display: Lines) -> None:
+def show_end(out: Path, display: PlainLines) -> None:
     """Show the table of a run that has finished, and write its page."""
     record = read_run(out)
     try:
@@ -204,7 +204,7 @@ class Launch:
     out: Path
     data: Path
     hosts: Hosts
-    display: Lines
+    display: PlainLines
     server_data: Path
     """The server's own examples; only where there are any."""
     made_before: bool = False
@@ -340,7 +340,7 @@ class Launch:
         self.is_draining = True
         self.coordinator.terminate()
 
-    def _server_said(self, said: Said) -> None:
+    def _server_said(self, said: ProcessLine) -> None:
         if said.line.startswith("listening on "):
             self.began.set()
             fresh = not self.address

@@ -23,7 +23,7 @@ MAX_CLIENTS = 16
 """Clients shown by name; the others are counted."""
 
 
-class Lines:
+class PlainLines:
     """Says what happens in a run in plain lines."""
 
     def __init__(self, console: Console | None = None, level: int = logging.INFO) -> None:
@@ -32,7 +32,7 @@ class Lines:
         self.done: set[str] = set()
         """The clients that left because the run is over; :meth:`__exit__` counts them."""
 
-    def __enter__(self) -> Lines:
+    def __enter__(self) -> PlainLines:
         """Begin."""
         return self
 
@@ -83,7 +83,7 @@ class Lines:
         self.say(f"report: {page}")
 
 
-class Objects(Lines):
+class JsonLines(PlainLines):
     """Says it as one JSON object a line, with the fields of an event."""
 
     def __exit__(self, *_: object) -> None:
@@ -113,7 +113,7 @@ class Objects(Lines):
         self.console.file.flush()
 
 
-class Display(Lines):
+class Display(PlainLines):
     """Rounds and clients of a run on a terminal; lines that matter stand above them."""
 
     def __init__(self, title: str, console: Console | None = None) -> None:
@@ -172,11 +172,11 @@ class Display(Lines):
         return Group(self._bar, Text(self.last), Text(scores), table)
 
 
-def display_of(title: str, level: int, *, as_json: bool = False) -> Lines:
+def display_of(title: str, level: int, *, as_json: bool = False) -> PlainLines:
     """Return what shows a run: objects, lines, or a live display where there is a terminal."""
     console = Console()
     if as_json:
-        return Objects(console, level)
+        return JsonLines(console, level)
     if console.is_terminal and level == logging.INFO:
         return Display(title, console)
-    return Lines(console, level)
+    return PlainLines(console, level)

@@ -17,7 +17,7 @@ from fedmodels.tensors.bundle import EVALUATOR
 from fedpb.channels import is_loopback
 from fedsrv.identity.certificates import SERVER, init_authority, issue
 from fedsrv.launch.hosts import Joining
-from fedsrv.launch.remote_host import Dealing, Stay, remote_host
+from fedsrv.launch.remote_host import Dealing, HostInstructions, remote_host
 from fedsrv.ray_cluster import RAY, RayCluster, RayPlace
 
 
@@ -116,7 +116,7 @@ class RayHosts:
         """Have Ray place an actor for a host; it replaces an earlier actor of this host."""
         assert self._cluster is not None
         device = "cuda:0" if self._ray_place.gpus else "cpu"  # Ray shows an actor its own GPU only
-        stay = Stay(
+        stay = HostInstructions(
             clients,
             self._joining.arguments(clients, server, device),
             str(Path.cwd()),

@@ -20,7 +20,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO, Any
 
-from fedmodels.processes import Box, Child, Said, started
+from fedmodels.processes import Box, Child, ProcessLine, started
 from fedpb.channels import EXCEPTIONS
 
 
@@ -35,7 +35,7 @@ class Dealing:
 
 
 @dataclass(frozen=True)
-class Stay:
+class HostInstructions:
     """What one host is told for its time on a node."""
 
     clients: str
@@ -59,10 +59,10 @@ def remote_host(given: dict[str, Any]) -> Iterator[str | dict[str, Any]]:
     """Run a host to its end; yield the lines of its log, and its exit status at last.
 
     Args:
-        given: the fields of its :class:`Stay`.
+        given: the fields of its :class:`HostInstructions`.
     """
     dealing = given.pop("dealing")
-    stay = Stay(**given)
+    stay = HostInstructions(**given)
     if Path(stay.directory).is_dir():
         os.chdir(stay.directory)
     if dealing is not None and (error := deal(Dealing(**dealing))):
@@ -131,5 +131,5 @@ def _listen(lines: IO[bytes], box: Box) -> None:
     """Put lines into a box as they come, and a status after the last one."""
     with lines, suppress(OSError):
         for line in lines:
-            box.put(Said("log", line.decode(errors="replace").rstrip("\n")))
-    box.put(Said("log", "", 0))
+            box.put(ProcessLine("log", line.decode(errors="replace").rstrip("\n")))
+    box.put(ProcessLine("log", "", 0))

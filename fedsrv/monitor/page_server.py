@@ -25,9 +25,9 @@ from fedmodels.printable import printable
 
 CONNECTION_S = 15.0
 """Time of a connection, from its first byte to the last one of the answer."""
-MOST_CONNECTIONS = 32
+MAX_CONNECTIONS = 32
 """Connections at a time; each has a thread."""
-MOST_BYTES = 16 << 10
+MAX_BYTES = 16 << 10
 """Size of a request line and its headers."""
 SLOT_S = 1.0
 """Time for a connection that was ended to leave its thread; else the new one is closed."""
@@ -68,7 +68,7 @@ class PageServer(ThreadingHTTPServer):
             ConfigError: that is not possible.
         """
         self.host, self.pages, self.policy = host, pages, policy
-        self._slots = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
         self._lock = threading.Lock()
         self._open: dict[socket.socket, float] = {}
         """When each connection began; the oldest comes first."""
@@ -109,7 +109,7 @@ class PageServer(ThreadingHTTPServer):
     def process_request(self, request: Any, client_address: Any) -> None:
         """Give a connection a thread."""
         with self._lock:
-            if len(self._open) >= MOST_CONNECTIONS:
+            if len(self._open) >= MAX_CONNECTIONS:
                 self._end(next(iter(self._open)))
         if not self._slots.acquire(timeout=SLOT_S):
             self.shutdown_request(request)
@@ -205,7 +205,7 @@ class _Bounded:
     """Lines of a request, up to some bytes in all."""
 
     def __init__(self, file: BinaryIO) -> None:
-        self._file, self._left = file, MOST_BYTES
+        self._file, self._left = file, MAX_BYTES
 
     def readline(self, size: int = -1) -> bytes:
         """Read a line.

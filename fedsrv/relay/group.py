@@ -10,7 +10,7 @@ from fedmodels.tensors.bundle import Bundle, ClientId, Weights
 from fedmodels.tensors.differences import cosines
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.cohort import Answer
-from fedsrv.engine.folding import Folding
+from fedsrv.engine.streaming_mean import StreamingMean
 
 
 @dataclass(eq=False)
@@ -20,7 +20,7 @@ class Group:
     order: rpc.Order
     """One of its orders: they differ in the client only."""
     clients: tuple[int, ...]
-    folding: Folding
+    folding: StreamingMean
     count: Callable[[Bundle], float]
     """Gives what an upload counts in the mean."""
     strangers_until: float

@@ -45,13 +45,13 @@ MEMORY_MB = 256
 """Uploads of a group beyond it are added up as they come."""
 QUIET_S = 15.0
 """How long nothing may come between two orders of one issue before they are asked for again."""
-PAUSE_S, MOST_WAIT_S = 0.1, 2.0
+PAUSE_S, MAX_WAIT_S = 0.1, 2.0
 """Shortest and longest pause before a call that is made again."""
 log = logging.getLogger("fedsrv")
 
 
 @dataclass(frozen=True)
-class Above:
+class Upstream:
     """The coordinator above a relay."""
 
     address: str
@@ -60,7 +60,7 @@ class Above:
 
 def serve_relay(
     clients: range,
-    above: Above,
+    above: Upstream,
     listen: Listen,
     telling: EventPrinter,
     code: Sequence[Path] = (),
@@ -200,7 +200,7 @@ class Relaying:
                 return
             with self.trips.changed:
                 self.trips.changed.wait(wait_s)
-            wait_s = min(2 * wait_s, MOST_WAIT_S)
+            wait_s = min(2 * wait_s, MAX_WAIT_S)
 
     def _forget(self) -> None:
         """Have all clients join again: orders that they had come once more."""
@@ -309,7 +309,7 @@ class Relaying:
             if wait_s == PAUSE_S:
                 log.warning("lost %s, trying again: %s", self.uplink.address, why)
             self._pause(wait_s)
-            return min(2 * wait_s, MOST_WAIT_S)
+            return min(2 * wait_s, MAX_WAIT_S)
         return PAUSE_S
 
     def _pause(self, seconds: float) -> None:

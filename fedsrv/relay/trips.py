@@ -21,7 +21,7 @@ from fedmodels.training.method import Method
 from fedmodels.training.run import RunFacts
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.cohort import Answer, Trip
-from fedsrv.engine.folding import Folding
+from fedsrv.engine.streaming_mean import StreamingMean
 from fedsrv.events import EventLog
 from fedsrv.relay.group import Group
 from fedsrv.transport.open_trip import OpenTrip
@@ -171,7 +171,7 @@ class RelayedTrips:
     # --- the group --------------------------------------------------------------------------------
 
     def _group_of(self, clients: tuple[int, ...], sample: rpc.Order, run: RelayedRun) -> Group:
-        folding = Folding(clients, run.method.count, self.below.spool.budget)
+        folding = StreamingMean(clients, run.method.count, self.below.spool.budget)
         deadline_s = run.facts.experiment.server.deadline_s
         wait_s = float("inf") if deadline_s is None else SUMS_BY * deadline_s
         now = self._clock()

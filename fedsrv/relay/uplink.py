@@ -47,7 +47,7 @@ _MEANINGS: dict[grpc.StatusCode, type[Exception]] = {
 its own client's call with the same code."""
 
 
-class Away(NotReady):
+class CoordinatorUnreachable(NotReady):
     """The coordinator above cannot be reached."""
 
     is_fault = True
@@ -59,8 +59,10 @@ def meaning_of(error: Any) -> Exception:
     again = any(key == AGAIN_AFTER for key, _ in error.trailing_metadata() or ())
     if again or error.details() == CROWDED:
         return NotReady(line)
-    kind = _MEANINGS.get(error.code(), Away)
-    return kind(f"the coordinator above is away: {line}" if kind is Away else line)
+    kind = _MEANINGS.get(error.code(), CoordinatorUnreachable)
+    return kind(
+        f"the coordinator above is away: {line}" if kind is CoordinatorUnreachable else line
+    )
 
 
 class Uplink:
@@ -143,7 +145,7 @@ class Uplink:
             details = printable(error.details() or "")
             if why := distrust(details, self.address):
                 raise LinkError(why.replace("--tls-ca", "--up-ca")) from None
-            if isinstance(meaning_of(error), Away):
+            if isinstance(meaning_of(error), CoordinatorUnreachable):
                 tls = self._over_tls
                 return why_unreachable(details, self.address, over_tls=tls, option="--up")
         return ""

@@ -39,7 +39,7 @@ HEADLINES = {
 }
 """Metrics that a table shows first, by the beginning of a scenario's kind; ``""`` is any other."""
 
-MOST_METRICS = 4
+MAX_METRICS = 4
 """Metrics of a headline; with bytes up and seconds that makes six numbers."""
 HEADLINE_COSTS = ("bytes.up", "seconds.wall")
 TEST = (
@@ -127,7 +127,7 @@ def headline(groups: Sequence[SeedGroup], names: Sequence[str]) -> list[str]:
         wanted = tuple(_at_one_moment(groups, name) for name in wanted)
     hidden = "_minority" if rare_classes(groups) == [] else None
     found = [name for name in wanted if name in names and not (hidden and name.endswith(hidden))]
-    return found[:MOST_METRICS] or list(names)[:MOST_METRICS]
+    return found[:MAX_METRICS] or list(names)[:MAX_METRICS]
 
 
 def _at_one_moment(groups: Sequence[SeedGroup], name: str) -> str:

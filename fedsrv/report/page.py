@@ -22,16 +22,16 @@ from fedsrv.report.run_record import RunRecord, SeedGroup, group_runs
 from fedsrv.report.story import story
 from fedsrv.report.table import Table
 
-MOST_CHARTS = 6
+MAX_CHARTS = 6
 """Charts that are not folded away."""
 
-MOST_COLUMNS = 6
+MAX_COLUMNS = 6
 """Groups that are columns of the first table; more are its rows."""
 
-MOST_LETTERS = 16
+MAX_LETTERS = 16
 """Of a fact about a machine; so much of a commit tells it from others."""
 
-MOST_NAMED = 4
+MAX_NAMED = 4
 """Groups that a heading calls by name."""
 
 CLASSES = (
@@ -86,9 +86,9 @@ def page(groups: Sequence[SeedGroup], further: Sequence[Section] = ()) -> str:
     return template(Path(__file__).with_name("page.html.j2")).render(
         heading=_heading(groups),
         sentences=story(groups),
-        headline=headline.turned() if len(groups) > MOST_COLUMNS else headline,
+        headline=headline.turned() if len(groups) > MAX_COLUMNS else headline,
         everything=comparison(groups, everything=True),
-        charts=panels.telling(panels.leading(groups))[:MOST_CHARTS],
+        charts=panels.telling(panels.leading(groups))[:MAX_CHARTS],
         further=further,
         sections=[section for section in _sections(groups) if section.grids],
         machines={} if len({*machines}) == 1 else dict(zip(labels, machines, strict=True)),
@@ -100,7 +100,7 @@ def page(groups: Sequence[SeedGroup], further: Sequence[Section] = ()) -> str:
 def cell(run: RunRecord) -> str:
     """Return a run as a notebook shows it: its numbers, and the charts as one image."""
     groups = group_runs([run])
-    charts = panels.telling(panels.leading(groups))[:MOST_CHARTS]
+    charts = panels.telling(panels.leading(groups))[:MAX_CHARTS]
     data = base64.b64encode(document(charts).encode()).decode() if charts else ""
     return template(Path(__file__).with_name("cell.html.j2")).render(
         title=f"{run.title()}: {run.extent}",
@@ -111,7 +111,7 @@ def cell(run: RunRecord) -> str:
 
 def _facts(machine: Mapping[str, str | int]) -> str:
     """Return what a run says of its machine as one line."""
-    facts = (f"{key} {str(value)[:MOST_LETTERS]}" for key, value in machine.items())
+    facts = (f"{key} {str(value)[:MAX_LETTERS]}" for key, value in machine.items())
     return ", ".join(facts) or "no env.json says on which machine it ran"
 
 
@@ -145,7 +145,7 @@ def _heading(groups: Sequence[SeedGroup]) -> str:
         return groups[0].runs[0].title()
     labels = [group.label for group in groups]
     last = {group.runs[0].title().partition(" on ")[2] for group in groups}
-    if len(groups) > MOST_NAMED or len(last) > 1:
+    if len(groups) > MAX_NAMED or len(last) > 1:
         return f"{len(groups)} experiments"
     return f"{', '.join(labels[:-1])} and {labels[-1]} on {last.pop()}"
 

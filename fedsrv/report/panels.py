@@ -14,7 +14,7 @@ from fedsrv.report.quantities import view_name
 from fedsrv.report.run_record import RunRecord, SeedGroup, rare_classes
 
 NO_NAMES: Mapping[int, str] = {}
-MOST_LISTED = 5
+MAX_LISTED = 5
 """Classes that a caption or a sentence calls by name."""
 MATRICES = 4
 """Interactions, from the first to the last, whose weights between clients are drawn."""
@@ -99,7 +99,7 @@ def leading(groups: Sequence[SeedGroup]) -> Charts:
 
 def listed(names: Sequence[str] | None) -> str:
     """Return a few names in brackets; nothing where there are many."""
-    return f" ({', '.join(names)})" if names and len(names) <= MOST_LISTED else ""
+    return f" ({', '.join(names)})" if names and len(names) <= MAX_LISTED else ""
 
 
 def _main_curve(groups: Sequence[SeedGroup]) -> str:

@@ -35,9 +35,9 @@ K = TypeVar("K", bound=Hashable)
 
 KINDS = {".png": ("png", b"\x89PNG\r\n\x1a\n"), ".svg": ("svg+xml", b"<svg ")}
 """Of pictures: the type, and how such a file begins."""
-MOST = sys.float_info.max
+MAX = sys.float_info.max
 """Largest finite float; a file may hold larger integers."""
-MOST_OF_A_RARE = 0.75
+MAX_OF_A_RARE = 0.75
 """Of the examples of the most frequent class; a class with more is not rare."""
 _NOT_COMPARED = {
     *("seed", "evaluate.reference", "data.root"),
@@ -154,7 +154,7 @@ class RunRecord:
         if not isinstance(rare, list) or not isinstance(examples, list):
             return None
         counts = [number(count, 0.0) for count in examples]
-        most = MOST_OF_A_RARE * max(counts, default=0.0)
+        most = MAX_OF_A_RARE * max(counts, default=0.0)
         few = [k for k in rare if isinstance(k, int) and 0 <= k < len(counts)]
         return [self.class_names.get(k, str(k)) for k in few if counts[k] <= most]
 
@@ -304,7 +304,7 @@ def table(value: object) -> Mapping[str, Any]:
 
 def number(value: object, default: Any = None) -> Any:
     """Return a finite number as a float, and anything else as ``default``."""
-    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= MOST:
+    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= MAX:
         return float(value)
     return default
 

@@ -14,7 +14,7 @@ from fedsrv.report.panels import listed
 from fedsrv.report.quantities import view_name
 from fedsrv.report.run_record import RunRecord, SeedGroup, rare_classes
 
-MOST_SAID = 4
+MAX_SAID = 4
 """Groups that a sentence calls by name."""
 ALIKE = 1.25
 """Weights whose largest is no more than so many times the smallest say nothing of who helped."""
@@ -124,9 +124,9 @@ def _each(texts: Mapping[str, str], values: Mapping[str, float]) -> str:
     """Return the text of each group, of many the least and the largest; one alone has no name."""
     if len(texts) == 1:
         return next(iter(texts.values()))
-    if len(texts) > MOST_SAID and len({*texts.values()}) == 1:
+    if len(texts) > MAX_SAID and len({*texts.values()}) == 1:
         return f"{next(iter(texts.values()))} each"
-    if len(texts) > MOST_SAID:
+    if len(texts) > MAX_SAID:
         low, high = (pick(texts, key=values.__getitem__) for pick in (min, max))
         return f"from {low} {texts[low]} to {high} {texts[high]}"
     return ", ".join(f"{label} {text}" for label, text in texts.items())

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from rich.table import Table as RichTable
 from rich.text import Text
 
-MOST_COLUMNS = 4
+MAX_COLUMNS = 4
 """Beyond this many columns a terminal's table is turned."""
 LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 LATEX |= {letter: f"\\{letter}" for letter in "&%$#_{}"}
@@ -52,7 +52,7 @@ class Table:
 
     def rich(self, title: str = "") -> RichTable:
         """Return it for a terminal; with more than a few columns it is turned."""
-        table = self.turned() if len(self.columns) > MOST_COLUMNS else self
+        table = self.turned() if len(self.columns) > MAX_COLUMNS else self
         lines = [line for caption in self.captions for line in caption.splitlines()]
         width = max(map(len, (title, *lines))) if len(table.columns) == 1 else 0
         out = RichTable(

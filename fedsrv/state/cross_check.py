@@ -15,7 +15,7 @@ from typing import Any
 
 from fedmodels.printable import printable
 
-MOST_NAMED = 5
+MAX_NAMED = 5
 Records = Mapping[int, Mapping[str, Any]]
 """What was recorded of each interaction."""
 
@@ -102,5 +102,5 @@ def _named(what: str, numbers: Collection[int]) -> str:
     shown = [str(number) for number in sorted(numbers)]
     if len(shown) == 1:
         return f"{what} {shown[0]}"
-    last = shown[-1] if len(shown) <= MOST_NAMED else f"{len(shown) - MOST_NAMED + 1} more"
-    return f"{what}s {', '.join(shown[: min(len(shown), MOST_NAMED) - 1])} and {last}"
+    last = shown[-1] if len(shown) <= MAX_NAMED else f"{len(shown) - MAX_NAMED + 1} more"
+    return f"{what}s {', '.join(shown[: min(len(shown), MAX_NAMED) - 1])} and {last}"

@@ -26,7 +26,7 @@ Strings = Annotated[tuple[str, ...], Field(strict=False)]
 
 
 @dataclass(frozen=True)
-class Rung:
+class Length:
     """A setting at one length."""
 
     switches: Strings
@@ -69,14 +69,14 @@ class Sweep(BaseModel):
     launch: Strings = ("--hosts=1",)
     """More options of ``fedsrv launch``."""
 
-    def rungs(self) -> dict[str, Rung]:
+    def rungs(self) -> dict[str, Length]:
         """Return every setting at every length, by the name that tables give it."""
         found = {}
         for setting, switches in (self.settings or {"": ()}).items():
             for length in self.lengths or (1,):
                 size = f"{length} × {self.lengthens.rpartition('.')[2]}" if self.lengths else ""
                 name = ", ".join(part for part in (setting, size) if part)
-                found[name] = Rung(switches, length)
+                found[name] = Length(switches, length)
         return found
 
     @classmethod

@@ -31,7 +31,7 @@ LOOK_S = 1.0
 """Logs are read so often."""
 SAID_EVERY_S = 10.0
 """A line says how far the runs are so often, where there is no terminal."""
-MOST_SHOWN = 16
+MAX_SHOWN = 16
 """Runs under way that are shown by name; the others are counted."""
 
 
@@ -176,7 +176,7 @@ class SweepProgress:
     def _tell(self, now: float) -> None:
         """Say how far the runs are, unless nothing has moved."""
         parts = [each.text() for each in self.runs.values() if each.at_work]
-        line = "; ".join([*parts[:MOST_SHOWN], self.summary()])
+        line = "; ".join([*parts[:MAX_SHOWN], self.summary()])
         if parts and line != self._told:
             self._say(line)
             self._told, self._said_at = line, now
@@ -209,12 +209,12 @@ class SweepProgress:
     def _render(self) -> Group:
         table = Table.grid(padding=(0, 2))
         under_way = [each for each in self.runs.values() if each.at_work]
-        for each in under_way[:MOST_SHOWN]:
+        for each in under_way[:MAX_SHOWN]:
             bar = ProgressBar(each.of or None, each.interactions, width=20)
             table.add_row(Text(each.text()), bar)
             table.add_row(Text(f"  {printable(each.line, 100)}", style="dim"), "")
-        if len(under_way) > MOST_SHOWN:
-            table.add_row(f"and {len(under_way) - MOST_SHOWN} more", "")
+        if len(under_way) > MAX_SHOWN:
+            table.add_row(f"and {len(under_way) - MAX_SHOWN} more", "")
         return Group(table, Text(self.summary()))
 
 

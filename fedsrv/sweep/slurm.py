@@ -62,11 +62,11 @@ def slurm_jobs(folder: Path, jobs: int | None, resources: Resources, say: Say) -
     executor, queue = _executor(folder, jobs, resources), Queue(say)
     if problem := queue.ask():
         raise RunFailed(f"--on slurm: {problem}")
-    followed: list[Followed] = []
+    followed: list[SubmittedRun] = []
 
     def each(call: Call, runs: Sequence[PlannedRun]) -> Iterator[tuple[PlannedRun, str]]:
         array = _submitted(executor.map_array, call, runs) if runs else []
-        left = [Followed(run, job) for run, job in zip(runs, array, strict=True)]
+        left = [SubmittedRun(run, job) for run, job in zip(runs, array, strict=True)]
         followed.extend(left)
         for one in left:
             say(f"{one.run.directory.name} is job {one.job.job_id} (logs in {folder})")
@@ -152,7 +152,7 @@ def _answer(command: str, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.CompletedProcess(command, 1, "", why)
 
 
-class Followed:
+class SubmittedRun:
     """A run, and the job that runs it now."""
 
     def __init__(self, run: PlannedRun, job: Any) -> None:
@@ -220,7 +220,7 @@ class Queue:
         self._jobs = {job: (state, reason) for job, state, reason in found}
         return ""
 
-    def look(self, followed: Sequence[Followed]) -> None:
+    def look(self, followed: Sequence[SubmittedRun]) -> None:
         """Tell jobs how they are, if it is time to ask again."""
         if not followed or time.monotonic() < self._next:
             return
@@ -242,7 +242,7 @@ class Queue:
                 self._say(f"{name}: Slurm has queued job {one.job.job_id} again; its run resumes")
         self._tell_of_waits(followed)
 
-    def _tell_of_waits(self, followed: Sequence[Followed]) -> None:
+    def _tell_of_waits(self, followed: Sequence[SubmittedRun]) -> None:
         """Say once for each job why it does not start, where that is not the queue alone."""
         waiting = defaultdict[str, list[str]](list)
         for one in followed:

@@ -29,7 +29,7 @@ TAG = "fedtide_run"
 """What MLflow finds the run of a resumed run by: it holds the run's id."""
 CLOSE_S = 60.0
 """Time for trackers to write what is left, at the end of a run."""
-MOST_LETTERS = 300
+MAX_LETTERS = 300
 """Length of a tracker's error in our lines, at most."""
 
 
@@ -240,5 +240,5 @@ def _write(events: EventLog, name: str, tracker: Tracker, out: Path) -> None:
 
 
 def _in_one_line(error: Exception) -> str:
-    said = shorten(str(error).rstrip(". \n"), MOST_LETTERS, placeholder=" …")
+    said = shorten(str(error).rstrip(". \n"), MAX_LETTERS, placeholder=" …")
     return said or type(error).__name__

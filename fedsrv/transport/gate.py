@@ -23,11 +23,11 @@ FIRST_MESSAGE_S = 30.0
 """Time for the first message of a call."""
 FIRST_UPLOAD_S = 300.0
 """Time for the first message of a Push: it may be whole small uploads over a slow link."""
-MOST_STRANGERS = 32
+MAX_STRANGERS = 32
 """Number of calls that may wait for their first message, beside one for each client."""
 REPLACED_S = 5.0
 """Time in which a call must end when another one takes its place."""
-MOST_OF = {
+MAX_OF = {
     "/grpc.health.v1.Health/Watch": 4,
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": 4,
 }
@@ -43,7 +43,7 @@ class Gate(grpc.ServerInterceptor):  # type: ignore[misc]
 
     def __init__(self, clients: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._most_opening = clients + MOST_STRANGERS
+        self._most_opening = clients + MAX_STRANGERS
         self._lock = threading.Lock()
         self._until: dict[Context, float] = {}
         """Deadline of each call; the gate ends calls that pass it."""
@@ -56,7 +56,7 @@ class Gate(grpc.ServerInterceptor):  # type: ignore[misc]
     @property
     def threads(self) -> int:
         """Return the number of threads for calls without a session, with some for short calls."""
-        return self._most_opening + sum(MOST_OF.values()) + 16
+        return self._most_opening + sum(MAX_OF.values()) + 16
 
     def start(self) -> None:
         """Start the thread that ends calls past their deadline."""
@@ -147,7 +147,7 @@ class Gate(grpc.ServerInterceptor):  # type: ignore[misc]
     @contextlib.contextmanager
     def _counted(self, method: str, context: Context) -> Iterator[None]:
         """Refuse a stream beyond the limit of its kind; give each stream its deadline."""
-        most = MOST_OF.get(method)
+        most = MAX_OF.get(method)
         if most is None:
             yield
             return

@@ -15,7 +15,6 @@ from fedmodels.tensors.bundle import EVALUATOR, ClientId
 from fedsrv.engine.admission import Admission
 from fedsrv.engine.cohort import HoldsState
 from fedsrv.events import EventLog
-from fedsrv.transport.holdings import Holdings
 from fedsrv.transport.sessions import (
     AlreadyConnected,
     Caller,
@@ -24,8 +23,9 @@ from fedsrv.transport.sessions import (
     Sessions,
     UnknownSession,
 )
+from fedsrv.transport.state_inventory import StateInventory
 
-MOST_TOKEN_BYTES = 64
+MAX_TOKEN_BYTES = 64
 
 
 class JoinedClients:
@@ -53,7 +53,7 @@ class JoinedClients:
         """How many times a client came or left, as far as calls tell."""
         self._replaced = 0
         """How often a session may have been replaced or removed."""
-        self._holdings = Holdings(self.sessions)
+        self._holdings = StateInventory(self.sessions)
         self.presence = Presence(self.sessions, lambda: self.LEASE_S, clock)
 
     # --- for the engine ---------------------------------------------------------------------------
@@ -116,8 +116,8 @@ class JoinedClients:
             PayloadError: its description does not fit the run, or its token is too long.
             LossTooLarge: the client lost states, and the run may not go back so far.
         """
-        if len(token) > MOST_TOKEN_BYTES:
-            raise PayloadError(f"a session token has {MOST_TOKEN_BYTES} bytes at most")
+        if len(token) > MAX_TOKEN_BYTES:
+            raise PayloadError(f"a session token has {MAX_TOKEN_BYTES} bytes at most")
         if self.admission:
             self.admission.check(client, client_json)
         with self.changed:

@@ -14,7 +14,7 @@ from fedmodels.tensors.bundle_spec import BundleSpec
 from fedpb.codec import Encoded, encode
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.cohort import Answer, Answers, Trip, stamped
-from fedsrv.engine.folding import Folding, mean_with_sums
+from fedsrv.engine.streaming_mean import StreamingMean, mean_with_sums
 from fedsrv.transport.relayed import OverdueSums, dtypes_of_weights, groups_of, rest_spec
 from fedsrv.transport.sessions import Superseded
 
@@ -28,7 +28,7 @@ class OpenTrip:
     trip: Trip
     common: Encoded
     personal: dict[ClientId, Encoded]
-    folding: Folding
+    folding: StreamingMean
     results: dict[ClientId, Answer] = field(default_factory=dict)
     failed: dict[ClientId, str] = field(default_factory=dict)
     taken: set[ClientId] = field(default_factory=set)
@@ -73,7 +73,7 @@ class OpenTrip:
         relays = relays or {}
         groups = groups_of(trip, relays)
         count = None if kept_bytes is None or groups else trip.count
-        folding = Folding(trip.orders, count, kept_bytes or 0)
+        folding = StreamingMean(trip.orders, count, kept_bytes or 0)
         zstd = trip.compression.zstd
         common = encode(trip.sent, zstd=zstd)
         personal = _encoded_once(trip.personal, zstd=zstd)

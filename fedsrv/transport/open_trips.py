@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from fedmodels.tensors.bundle import ClientId, Weights
 from fedpb.v1 import coordinator_pb2 as rpc
-from fedsrv.engine.cohort import Answer, Answers, Flush, Starved
+from fedsrv.engine.cohort import Answer, Answers, BufferedUploads, TooFewOrders
 from fedsrv.transport.open_trip import OpenTrip, answers, by_id
 from fedsrv.transport.sessions import Caller, Presence
 
@@ -146,13 +146,13 @@ class OpenTrips:
         """Return the clients with unanswered orders of lasting trips."""
         return [client for trip in self._lasting for client in trip.missing()]
 
-    def ready(self, flush: Flush) -> list[tuple[int, OpenTrip]]:
+    def ready(self, flush: BufferedUploads) -> list[tuple[int, OpenTrip]]:
         """Return the results that a flush would take now, by client and trip."""
         if flush.wanted:
             return [each for each in self._arrived if _is_wanted(flush, *each)]
         return self._arrived[: flush.size]
 
-    def is_decided(self, flush: Flush) -> bool:
+    def is_decided(self, flush: BufferedUploads) -> bool:
         """Tell whether more time brings a flush nothing: it is full, or nobody is left for it."""
         left = [(client, trip) for trip in self._lasting for client in trip.missing()]
         if flush.wanted:
@@ -160,7 +160,9 @@ class OpenTrips:
         ready = len(self.ready(flush))
         return ready == flush.size or not left or ready + len(left) < flush.needed
 
-    def starved(self, flush: Flush, who: Presence, *, dead_count: bool) -> Starved | None:
+    def starved(
+        self, flush: BufferedUploads, who: Presence, *, dead_count: bool
+    ) -> TooFewOrders | None:
         """Return who may train in place of those that failed or died; None while enough are left.
 
         Args:
@@ -172,9 +174,9 @@ class OpenTrips:
         gone = who.dead(at_work) if dead_count else ()
         short = flush.needed - len(self.ready(flush))
         idle = [client for client in flush.idle if who.is_there(client)]
-        return Starved(idle, short) if idle and short > len(at_work) - len(gone) else None
+        return TooFewOrders(idle, short) if idle and short > len(at_work) - len(gone) else None
 
-    def take(self, flush: Flush) -> Answers:
+    def take(self, flush: BufferedUploads) -> Answers:
         """Take the results that are ready for a flush, and all failures, out of their trips."""
         found, ready = Answers({}, {}), self.ready(flush)
         for client, trip in ready:
@@ -199,7 +201,7 @@ class OpenTrips:
         return found
 
 
-def _is_wanted(flush: Flush, client: ClientId, trip: OpenTrip) -> bool:
+def _is_wanted(flush: BufferedUploads, client: ClientId, trip: OpenTrip) -> bool:
     """Tell whether a flush wants a client's result of this trip."""
     interaction = trip.trip.sample.interaction
     return isinstance(client, int) and flush.wanted.get(client) == interaction

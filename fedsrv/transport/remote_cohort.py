@@ -15,7 +15,7 @@ from fedmodels.errors import FedtideError, RunFailed
 from fedmodels.tensors.bundle import EVALUATOR, ClientId
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
-from fedsrv.engine.cohort import Answer, Answers, Flush, Starved, Trip
+from fedsrv.engine.cohort import Answer, Answers, BufferedUploads, TooFewOrders, Trip
 from fedsrv.events import EventLog
 from fedsrv.transport.joined_clients import JoinedClients
 from fedsrv.transport.open_trip import OpenTrip, check_enough, what_for
@@ -30,7 +30,7 @@ from fedsrv.transport.sessions import (
     relays_of,
 )
 from fedsrv.transport.spool import Spool
-from fedsrv.transport.waiting import LOOK_EVERY_S, Notice, Patience
+from fedsrv.transport.waiting import LOOK_EVERY_S, ClientWait, WaitNotice
 
 FAILED_S = 5.0  # for clients to leave a run that failed
 
@@ -38,10 +38,10 @@ FAILED_S = 5.0  # for clients to leave a run that failed
 class RemoteCohort(JoinedClients):
     """Clients that join over the network; its methods are called from many threads."""
 
-    MOST_AHEAD = 3
+    MAX_AHEAD = 3
     """Orders a process may have: one its client trains for, one it holds, one on its way; and
     twice as many as train together, if that is more."""
-    MOST_AT_ONCE = 1000
+    MAX_AT_ONCE = 1000
     """Orders in one message."""
 
     def __init__(
@@ -61,7 +61,7 @@ class RemoteCohort(JoinedClients):
     ) -> None:
         super().__init__(num_clients, most_present or num_clients, events, admission, clock)
         self.spool = spool
-        self._most_ahead = self.MOST_AHEAD
+        self._most_ahead = self.MAX_AHEAD
         self.look_ahead(together)
         self._min_clients = min_clients or num_clients
         evaluators = [EVALUATOR] if expects_evaluator else []
@@ -70,13 +70,13 @@ class RemoteCohort(JoinedClients):
         self._trips = OpenTrips()
         self._over: RunOver | RunHasFailed | None = None
         who = self.presence
-        self._patience = Patience(self.changed, who.is_there, who.may_come, deadline_s, clock)
-        self._gathering = Notice("gathering the run's clients", events, clock)
+        self._patience = ClientWait(self.changed, who.is_there, who.may_come, deadline_s, clock)
+        self._gathering = WaitNotice("gathering the run's clients", events, clock)
         self.committed = self.watermark = -1
 
     def look_ahead(self, together: int) -> None:
         """Let a process have orders enough for clients that train together."""
-        self._most_ahead = max(self.MOST_AHEAD, 2 * together)
+        self._most_ahead = max(self.MAX_AHEAD, 2 * together)
 
     # --- for the engine ---------------------------------------------------------------------------
 
@@ -89,12 +89,12 @@ class RemoteCohort(JoinedClients):
                     return self._descriptions()
 
     def meet(self, clients: Sequence[int], needed: int) -> Mapping[int, str]:
-        notice = Notice("gathering a round's clients", self.events, self._clock)
+        notice = WaitNotice("gathering a round's clients", self.events, self._clock)
         with self.changed:
             self._patience.wait_to_join(notice, clients, self.sessions, needed, enough_will_do=True)
             return self._descriptions()
 
-    def exchange(self, trip: Trip) -> Answers:
+    def send_and_receive(self, trip: Trip) -> Answers:
         """Give the orders, and wait until all clients answer or the deadline closes the trip.
 
         Raises:
@@ -108,7 +108,7 @@ class RemoteCohort(JoinedClients):
             self._trips.open(open_trip)
             self.wake()
             self._patience.wait(
-                Notice(what_for(trip), self.events, self._clock),
+                WaitNotice(what_for(trip), self.events, self._clock),
                 open_trip.missing,
                 lambda: self._is_decided(open_trip),
                 lambda: self._has_enough(open_trip),
@@ -138,7 +138,7 @@ class RemoteCohort(JoinedClients):
             self._trips.add_lasting(trips)
             self.wake()
 
-    def take(self, flush: Flush) -> Answers:
+    def take(self, flush: BufferedUploads) -> Answers:
         """Wait until results fill the buffer, or as few as needed when others fail or are late.
 
         Raises:
@@ -155,7 +155,9 @@ class RemoteCohort(JoinedClients):
         with self.changed:
             self._patience.check_begin()
             self._patience.wait(
-                Notice(f"training, interaction {flush.interaction + 1}", self.events, self._clock),
+                WaitNotice(
+                    f"training, interaction {flush.interaction + 1}", self.events, self._clock
+                ),
                 trips.at_work,
                 is_done,
                 lambda: len(trips.ready(flush)) >= flush.needed,
@@ -168,7 +170,7 @@ class RemoteCohort(JoinedClients):
         check_enough(found, len(found.by_client) >= flush.needed, flush.round)
         return found
 
-    def _starved(self, flush: Flush) -> Starved | None:
+    def _starved(self, flush: BufferedUploads) -> TooFewOrders | None:
         has_deadline = self._patience.has_deadline  # else a dead client is waited for
         return self._trips.starved(flush, self.presence, dead_count=has_deadline)
 
@@ -233,7 +235,7 @@ class RemoteCohort(JoinedClients):
         caller.check(self.sessions, self._replaced)
         if self._over:
             raise self._over
-        found = self._trips.next_for(caller, self._most_ahead, self.MOST_AT_ONCE)
+        found = self._trips.next_for(caller, self._most_ahead, self.MAX_AT_ONCE)
         if found is None:
             return None
         clients, trip, behind = found

@@ -14,9 +14,9 @@ from grpc_reflection.v1alpha import reflection
 from fedmodels.errors import PayloadError, RunFailed
 from fedpb import SERVICE
 from fedpb.v1 import coordinator_pb2 as rpc
-from fedsrv.transport.service import MOST_WATCHERS
+from fedsrv.transport.service import MAX_WATCHERS
 
-MOST_WAITING = 1000
+MAX_WAITING = 1000
 """Calls that may wait for a thread."""
 BORNE_PING_MS = 5000
 """A caller that asks more often whether the server is there is cut off, for too many pings."""
@@ -98,11 +98,11 @@ def start_server(
     """
     # for each client a Pull and a Push, twice while one takes the place of another, the monitors,
     # and what the gate lets in besides; more than that wait their turn, up to a crowd
-    threads = 4 * service.cohort.most_present + MOST_WATCHERS + service.gate.threads
+    threads = 4 * service.cohort.most_present + MAX_WATCHERS + service.gate.threads
     server = grpc.server(
         ThreadPoolExecutor(threads, thread_name_prefix="rpc"),
         interceptors=[service.gate],
-        maximum_concurrent_rpcs=threads + MOST_WAITING,
+        maximum_concurrent_rpcs=threads + MAX_WAITING,
         options=_options(int(keepalive_s * 1000)),
     )
     service.complaints.open()

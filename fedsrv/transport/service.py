@@ -32,11 +32,11 @@ from fedsrv.events import EventLog
 from fedsrv.identity.certificates import MONITOR_URI, covers
 from fedsrv.identity.tls import peer_identity
 from fedsrv.state.history import LossTooLarge
-from fedsrv.transport.complaints import Complaints
 from fedsrv.transport.event_messages import message_of
 from fedsrv.transport.gate import Gate
 from fedsrv.transport.inbox import Inbox, Kept, Push, Results
 from fedsrv.transport.open_trip import OpenTrip
+from fedsrv.transport.rejection_log import RejectionLog
 from fedsrv.transport.remote_cohort import RemoteCohort
 from fedsrv.transport.sessions import (
     AlreadyConnected,
@@ -51,9 +51,9 @@ from fedsrv.transport.sessions import (
 
 BEAT_EVERY_S = 2.0
 AGAIN_AFTER_MS = 500
-MOST_DESCRIBED = 256 << 20
+MAX_DESCRIBED = 256 << 20
 """Characters of the descriptions of all clients that join with one message."""
-MOST_WATCHERS = 16
+MAX_WATCHERS = 16
 """Limit of monitors at a time; each holds a thread that clients could use."""
 log = logging.getLogger(__name__)
 
@@ -117,11 +117,11 @@ class Service:
         self._seed = int(experiment.get("seed", 0))
         self.cohort, self.events = cohort, events
         self.requires_identity, self.check_id = requires_identity, check_id
-        self.complaints = Complaints(log)
+        self.complaints = RejectionLog(log)
         self.gate = Gate(cohort.most_present)
         self.inbox = Inbox(cohort, self.gate, results or Kept(cohort))
         self.health = health.HealthServicer(experimental_non_blocking=False)
-        self._watchers = threading.BoundedSemaphore(MOST_WATCHERS)
+        self._watchers = threading.BoundedSemaphore(MAX_WATCHERS)
 
     def refuse(self, context: grpc.ServicerContext, error: Exception) -> None:
         """End a call with the code and the line of an error."""
@@ -198,7 +198,7 @@ class Service:
         if len({*clients}) < len(clients):
             raise PayloadError("a JoinSeveral must name each client once")
         start_over, relay = request.start_over, self._relay(request, clients, context)
-        room = MOST_DESCRIBED
+        room = MAX_DESCRIBED
         for client, one in zip(clients, request.clients, strict=True):
             if not one.token:
                 raise PayloadError(f"client {client} must bring a token to join with others")
@@ -212,7 +212,7 @@ class Service:
             room -= len(description)
             if room < 0:
                 raise PayloadError(
-                    f"the descriptions take more than {MOST_DESCRIBED >> 20} MiB; join with fewer "
+                    f"the descriptions take more than {MAX_DESCRIBED >> 20} MiB; join with fewer "
                     "clients in one process"
                 )
             self.cohort.join(client, description, one.token, one.versions, start_over, relay)

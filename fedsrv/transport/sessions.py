@@ -46,7 +46,7 @@ class NotReady(Exception):
     """Whether that is worth a line in the log, and may take longer than a moment."""
 
 
-MOST_VERSIONS = 10_000
+MAX_VERSIONS = 10_000
 """Private states of a client that a session remembers, the newest ones."""
 
 
@@ -75,7 +75,7 @@ class ClientSession:
     """The newest Pull that waits for the client; earlier ones get no more orders."""
 
     def __post_init__(self) -> None:
-        self.versions = self.versions[-MOST_VERSIONS:]
+        self.versions = self.versions[-MAX_VERSIONS:]
 
     @property
     def is_waiting(self) -> bool:
@@ -102,7 +102,7 @@ class ClientSession:
     def add_version(self, interaction: int) -> None:
         """Note that the client has trained in an interaction, and holds its private state."""
         self.trained = interaction
-        self.versions = (*self.versions, interaction)[-MOST_VERSIONS:]
+        self.versions = (*self.versions, interaction)[-MAX_VERSIONS:]
 
 
 Sessions = Mapping[ClientId, ClientSession]
@@ -134,7 +134,7 @@ class Caller:
     """Time at which it last waited, on the monotonic clock."""
     checked: int = -1
     """How often sessions had been replaced when its own were last compared."""
-    _left: dict[int, Left] = field(default_factory=dict)
+    _left: dict[int, Unanswered] = field(default_factory=dict)
     """What is left of each trip under way, by its issue."""
 
     @cached_property
@@ -179,7 +179,9 @@ class Caller:
                     raise UnknownSession(f"another session took over client {client}")
             self.checked = replaced
 
-    def left_of(self, trips: Mapping[int, Callable[[], Sequence[ClientId]]]) -> Mapping[int, Left]:
+    def left_of(
+        self, trips: Mapping[int, Callable[[], Sequence[ClientId]]]
+    ) -> Mapping[int, Unanswered]:
         """Return what is left of trips, and forget all others.
 
         Args:
@@ -190,7 +192,7 @@ class Caller:
             if issue not in self._left:
                 due = [c for c in missing() if c in self.clients]
                 fresh = dict.fromkeys(c for c in due if self.clients[c].issue != issue)
-                self._left[issue] = Left(fresh, set(due) - fresh.keys())
+                self._left[issue] = Unanswered(fresh, set(due) - fresh.keys())
         self._left = {issue: self._left[issue] for issue in trips}
         return self._left
 
@@ -217,7 +219,7 @@ class Caller:
 
 
 @dataclass
-class Left:
+class Unanswered:
     """The clients of a caller that have not answered their orders of a trip."""
 
     fresh: dict[ClientId, None]

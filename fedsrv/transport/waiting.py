@@ -16,11 +16,11 @@ LINE_EVERY_S = 60.0
 """After this time a line names clients at work as well; the line repeats at this interval."""
 LOOK_EVERY_S = 1.0
 """Interval of checks whether the missing clients are still connected."""
-MOST_NAMES = 10
+MAX_NAMES = 10
 
 
 @dataclass
-class Notice:
+class WaitNotice:
     """The lines about one wait, told as events."""
 
     what: str
@@ -56,7 +56,7 @@ class Notice:
         self.events.tell("waiting", line=line, clients=clients, seconds=round(self.seconds))
 
 
-class Patience:
+class ClientWait:
     """How long the engine waits for clients; used while it holds the cohort's lock."""
 
     def __init__(
@@ -99,7 +99,7 @@ class Patience:
 
     def wait(
         self,
-        notice: Notice,
+        notice: WaitNotice,
         missing: Callable[[], Sequence[ClientId]],
         done: Callable[[], bool],
         enough: Callable[[], bool],
@@ -137,7 +137,7 @@ class Patience:
 
     def wait_to_join(
         self,
-        notice: Notice,
+        notice: WaitNotice,
         wanted: Sequence[ClientId],
         joined: Container[ClientId],
         needed: int,
@@ -161,6 +161,6 @@ class Patience:
 def _names(clients: Iterable[ClientId]) -> str:
     """Return clients by name; of many, the first ones and a count."""
     names = [str(c) for c in clients]
-    if len(names) > MOST_NAMES:
-        names[MOST_NAMES:] = [f"{len(names) - MOST_NAMES} more"]
+    if len(names) > MAX_NAMES:
+        names[MAX_NAMES:] = [f"{len(names) - MAX_NAMES} more"]
     return ("client " if len(names) == 1 else "clients ") + ", ".join(names)

@@ -36,7 +36,7 @@ def end_with_parent(number: int, parent: int) -> None:
 
 
 @dataclass(frozen=True)
-class Said:
+class ProcessLine:
     """One line a process said, or the end of it."""
 
     source: str
@@ -46,7 +46,7 @@ class Said:
 
 
 Popen = subprocess.Popen[bytes]
-Box = queue.SimpleQueue[Said]
+Box = queue.SimpleQueue[ProcessLine]
 
 
 class Process(Protocol):
@@ -69,7 +69,7 @@ class Process(Protocol):
         ...
 
 
-def next_said(box: Box, until: float = math.inf) -> Said | None:
+def next_said(box: Box, until: float = math.inf) -> ProcessLine | None:
     """Wait for the next line of any process; None if there is none ``until`` then (monotonic).
 
     Looks up now and then: Ctrl-C in the moment before a wait begins does not end that wait.
@@ -91,8 +91,8 @@ class Child:
         assert self.process.stdout is not None
         with self.process.stdout as lines:
             for line in lines:
-                box.put(Said(self.source, line.decode(errors="replace").rstrip("\n")))
-        box.put(Said(self.source, "", self.process.wait()))
+                box.put(ProcessLine(self.source, line.decode(errors="replace").rstrip("\n")))
+        box.put(ProcessLine(self.source, "", self.process.wait()))
 
     def tell(self, fact: Any) -> None:
         """Send one JSON line; a process that is gone is noticed by its end, not here."""

@@ -92,7 +92,7 @@ def _stated(header: pb.BundleHeader) -> Iterator[tuple[str, pb.TensorHeader]]:
 
 
 @dataclass(frozen=True)
-class Place:
+class TensorPlace:
     """Where one tensor lies in a payload."""
 
     key: str
@@ -102,13 +102,13 @@ class Place:
     num_bytes: int
 
 
-def places_of(header: pb.BundleHeader) -> list[Place]:
+def places_of(header: pb.BundleHeader) -> list[TensorPlace]:
     """Read what a header states, and check that it states one payload without gaps or overlaps.
 
     Raises:
         PayloadError: an unknown dtype, a key twice, or places that do not fit.
     """
-    places: list[Place] = []
+    places: list[TensorPlace] = []
     seen: set[str] = set()
     end = 0
     for key, stated in _stated(header):
@@ -125,7 +125,7 @@ def places_of(header: pb.BundleHeader) -> list[Place]:
         for size in stated.shape:
             count *= size
         seen.add(key)
-        places.append(Place(key, dtype, tuple(stated.shape), end, count))
+        places.append(TensorPlace(key, dtype, tuple(stated.shape), end, count))
         end += align(count)
     if header.payload_bytes != end:
         raise PayloadError(
@@ -134,7 +134,7 @@ def places_of(header: pb.BundleHeader) -> list[Place]:
     return places
 
 
-def checked_places(header: pb.BundleHeader, spec: BundleSpec) -> list[Place]:
+def checked_places(header: pb.BundleHeader, spec: BundleSpec) -> list[TensorPlace]:
     """Check a header against what its receiver expects, before anything is allocated.
 
     Raises:
@@ -182,7 +182,7 @@ class Plan:
     """
 
     spec: BundleSpec
-    places: list[Place]
+    places: list[TensorPlace]
     names: tuple[str, ...]
     weights: BlockLayout
     others: tuple[str, ...]

@@ -14,7 +14,7 @@ from fedmodels.tensors.bundle_spec import BundleSpec
 from fedpb.headers import Plan
 from fedpb.v1 import bundle_pb2 as pb
 
-MOST_BYTES = 16 << 20
+MAX_BYTES = 16 << 20
 _PLACE_BYTES = 600
 """What a plan takes for each tensor, beside the tensor's name: its place, twice its facts."""
 
@@ -22,7 +22,7 @@ _PLACE_BYTES = 600
 class Plans:
     """Remembers the plans of the last headers; safe between threads."""
 
-    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, most_bytes: int = MAX_BYTES) -> None:
         self.most_bytes, self.num_bytes = most_bytes, 0
         self._held: OrderedDict[bytes, tuple[Plan, int]] = OrderedDict()
         self._lock = Lock()

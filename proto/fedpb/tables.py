@@ -9,9 +9,9 @@ from typing import Any
 from fedmodels.errors import PayloadError
 from fedpb.v1 import table_pb2 as pb
 
-MOST_DEPTH = 16
+MAX_DEPTH = 16
 """Limit of tables and lists inside of each other."""
-MOST_VALUES = 10_000
+MAX_VALUES = 10_000
 """Limit of values in one table, those of inner tables and lists included."""
 _INT64 = range(-(2**63), 2**63)
 
@@ -60,7 +60,7 @@ class _Reader:
     """Reads one table, and counts what it holds."""
 
     def __init__(self) -> None:
-        self.left = MOST_VALUES
+        self.left = MAX_VALUES
 
     def table(self, table: pb.Table, depth: int) -> dict[str, Any]:
         self._count(len(table.entries), depth)
@@ -92,6 +92,6 @@ class _Reader:
     def _count(self, values: int, depth: int) -> None:
         self.left -= values
         if self.left < 0:
-            raise PayloadError(f"a table holds more than {MOST_VALUES} values")
-        if depth > MOST_DEPTH:
-            raise PayloadError(f"a table nests deeper than {MOST_DEPTH} levels")
+            raise PayloadError(f"a table holds more than {MAX_VALUES} values")
+        if depth > MAX_DEPTH:
+            raise PayloadError(f"a table nests deeper than {MAX_DEPTH} levels")

@@ -15,7 +15,7 @@ from fedmodels.errors import ConfigError, PayloadError, pip_line
 LEVEL = 1
 """On differences of float16 and int8, level 3 saves at most 0.02 more, and takes up to ten times
 as long."""
-MOST_WINDOW = 4 << 20
+MAX_WINDOW = 4 << 20
 """Memory that a sender may make a receiver look back on; frames are smaller."""
 WORTH = 0.95
 """A frame is compressed if it becomes this much smaller."""
@@ -55,7 +55,7 @@ def decompress_into(data: memoryview, place: memoryview) -> None:
     except ConfigError:
         raise PayloadError("a frame is compressed with zstd, which nobody asked for") from None
     try:
-        reader = library.ZstdDecompressor(max_window_size=MOST_WINDOW).stream_reader(data)
+        reader = library.ZstdDecompressor(max_window_size=MAX_WINDOW).stream_reader(data)
         while filled < len(place) and (count := reader.readinto(place[filled:])):
             filled += count
         more = bool(reader.read(1))

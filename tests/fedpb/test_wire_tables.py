@@ -13,7 +13,7 @@ from fedcli.data.store.client_data import ClientData
 from fedmodels.errors import PayloadError
 from fedmodels.resolution import experiment_of
 from fedpb.descriptions import client_json_of, description_of
-from fedpb.tables import MOST_DEPTH, MOST_VALUES, table_of, values_of
+from fedpb.tables import MAX_DEPTH, MAX_VALUES, table_of, values_of
 from fedpb.v1.description_pb2 import ClientDescription
 from fedpb.v1.table_pb2 import Entry, Table, Value
 from fedsrv.engine.client_profile import Profile
@@ -57,9 +57,9 @@ def test_what_no_message_can_hold_is_not_sent(value: object) -> None:
     [
         (Table(entries=[Entry(key="a"), Entry(key="a")]), "'a' comes twice"),
         (Table(entries=[Entry(key="a", value=Value(number=math.inf))]), "not finite"),
-        (nested(MOST_DEPTH + 1), "nests deeper"),
-        (Table(entries=[Entry(key=str(n)) for n in range(MOST_VALUES + 1)]), "more than"),
-        (table_of({"a": [[None] * (MOST_VALUES // 2)] * 2}), "more than"),
+        (nested(MAX_DEPTH + 1), "nests deeper"),
+        (Table(entries=[Entry(key=str(n)) for n in range(MAX_VALUES + 1)]), "more than"),
+        (table_of({"a": [[None] * (MAX_VALUES // 2)] * 2}), "more than"),
     ],
 )
 def test_what_is_too_much_is_refused(table: Table, line: str) -> None:
@@ -68,8 +68,8 @@ def test_what_is_too_much_is_refused(table: Table, line: str) -> None:
 
 
 def test_as_much_as_may_be_is_read() -> None:
-    assert values_of(nested(MOST_DEPTH))
-    assert len(values_of(Table(entries=[Entry(key=str(n)) for n in range(MOST_VALUES)])))
+    assert values_of(nested(MAX_DEPTH))
+    assert len(values_of(Table(entries=[Entry(key=str(n)) for n in range(MAX_VALUES)])))
 
 
 def test_a_description_is_the_same_at_the_coordinator(digits: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from fedmodels import processes
 from fedmodels.errors import ConfigError, RunFailed
-from fedmodels.processes import Box, Said
+from fedmodels.processes import Box, ProcessLine
 from fedsrv import ray_cluster
 from fedsrv.ray_cluster import RayCluster, lacking
 from fedsrv.ray_driver import no_room
@@ -100,7 +100,7 @@ def test_what_happens_on_the_cluster_is_heard(driver: Any, silent: str, tmp_path
         "id": "0-1", "function": "fedsrv.ray_driver:no_room", "given": {"a": 1},
         "takes": {"num_cpus": 1}, "log": str(tmp_path / "log"),
     }  # fmt: skip
-    assert [box.get(timeout=30), box.get(timeout=30)][1] == Said("hosts", "", 3)
+    assert [box.get(timeout=30), box.get(timeout=30)][1] == ProcessLine("hosts", "", 3)
     cluster.end()
 
 

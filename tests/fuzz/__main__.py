@@ -22,7 +22,7 @@ with atheris.instrument_imports(include=["fedmodels", "fedpb", "fedcli", "fedsrv
     from tests.fuzz.seeds import SEEDS
     from tests.fuzz.targets import TARGETS
 
-MOST_BYTES = 4096
+MAX_BYTES = 4096
 """Size of an input: enough for each seed, with room to grow."""
 
 
@@ -52,7 +52,7 @@ def fuzz(asked: argparse.Namespace, corpus: Path) -> None:
         (corpus / f"seed-{number}").write_bytes(seed)
     atheris.Setup(
         [
-            sys.argv[0], f"-runs={asked.runs}", f"-seed={asked.seed}", f"-max_len={MOST_BYTES}",
+            sys.argv[0], f"-runs={asked.runs}", f"-seed={asked.seed}", f"-max_len={MAX_BYTES}",
             "-timeout=20", "-rss_limit_mb=3072", "-print_final_stats=1",
             f"-artifact_prefix={asked.findings}/", str(corpus),
         ],

@@ -59,7 +59,7 @@ class LyingRelay:
     def __init__(self, clients: range, above: str, root: Path, lie: Lie) -> None:
         self.address = f"unix:{root}/r"
         self._ready = threading.Event()
-        arguments = (clients, relaying.Above(above), Listen(self.address), _Quiet(self._ready))
+        arguments = (clients, relaying.Upstream(above), Listen(self.address), _Quiet(self._ready))
         self._lie = lie
         self._thread = threading.Thread(target=self._serve, args=arguments, daemon=True)
         self._thread.start()

@@ -21,7 +21,7 @@ Living = Callable[..., Live]
 TOLD = {"Join": 2, "Beat": 1, "Leave": 1, "Pull": 1, "Watch": 1}
 TOLD |= {"Push": 8, "PushSeveral": 12, "JoinSeveral": 6}
 """Which lies a stranger tells: all about a request, or every so many of them."""
-MOST_GROWTH = 300 << 20
+MAX_GROWTH = 300 << 20
 """Memory that all lies of a test may cost, in a process that holds the clients as well."""
 
 
@@ -94,5 +94,5 @@ def test_a_stranger_who_lies_changes_nothing(
     found = live.summary()
     stranger.close()
     assert found["state_sha256"] == honest["state_sha256"]
-    assert grown < MOST_GROWTH
+    assert grown < MAX_GROWTH
     assert complaints_with_traceback(caplog.records) == []

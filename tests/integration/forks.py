@@ -57,7 +57,8 @@ def _fedsrv(order: dict[str, object]) -> None:
     from fedsrv.cli import main
     from fedsrv.transport.joined_clients import JoinedClients
 
-    JoinedClients.LEASE_S = float(order["lease_s"] or JoinedClients.LEASE_S)  # type: ignore[arg-type]
+    if lease_s := order.get("lease_s"):
+        JoinedClients.LEASE_S = float(lease_s)  # type: ignore[arg-type]
     assert isinstance(order["argv"], list)
     sys.argv = ["fedsrv", *map(str, order["argv"])]
     main()

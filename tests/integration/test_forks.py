@@ -17,12 +17,12 @@ import pytest
 import tomli_w
 
 from fedmodels.errors import DataError
-from fedmodels.processes import Box, Child, Said
+from fedmodels.processes import Box, Child, ProcessLine
 from fedsrv.launch.forked import Forked, fork_coordinator, fork_fedcli
 from fedsrv.launch.hosts import Joining, LocalHosts
 from fedsrv.launch.launcher import Launch
 from fedsrv.launch.process_logs import error_in
-from fedsrv.launch.progress import Lines
+from fedsrv.launch.progress import PlainLines
 from tests.conftest import tiny_experiment
 from tests.integration.harness import ForkServer
 
@@ -38,7 +38,7 @@ def checked(check: Check) -> Check:
     return check
 
 
-def said(box: Box) -> Said:
+def said(box: Box) -> ProcessLine:
     return box.get(timeout=20)
 
 
@@ -53,8 +53,8 @@ def a_fork_speaks_like_a_process(tmp_path: Path) -> None:
     box: Box = queue.SimpleQueue()
     it = Child("it", Forked("echo", echo, tmp_path / "it.log"), box)
     it.tell("there")
-    assert said(box) == Said("it", 'True "there"')
-    assert said(box) == Said("it", "", 3)
+    assert said(box) == ProcessLine("it", 'True "there"')
+    assert said(box) == ProcessLine("it", "", 3)
     assert (tmp_path / "it.log").read_text() == "no\n"
     it.tell("late")
     it.end()
@@ -89,7 +89,7 @@ def a_coordinator_that_is_never_needed(tmp_path: Path) -> None:
     box: Box = queue.SimpleQueue()
     it = Child("server", fork_coordinator(tmp_path / "log"), box)
     it.end()
-    assert said(box) == Said("server", "", 0)
+    assert said(box) == ProcessLine("server", "", 0)
 
 
 @checked
@@ -122,7 +122,7 @@ def dealing_out_that_is_killed_ends_the_run(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     data = tmp_path / "data"
     hosts = LocalHosts(Joining(data, tmp_path / "clients", "cpu"), tmp_path / "logs")
-    run = Launch(tiny_experiment(), tmp_path, data, hosts, Lines(), tmp_path / "none")
+    run = Launch(tiny_experiment(), tmp_path, data, hosts, PlainLines(), tmp_path / "none")
     log = tmp_path / "logs" / "partition.log"
     run.dealing = Forked("fedcli", lambda: os.kill(os.getpid(), signal.SIGKILL), log)
     with pytest.raises(DataError, match=r"^fedcli partition was killed by signal 9$"):

@@ -16,7 +16,7 @@ from tests.integration.conftest import Sites, tables
 pytestmark = pytest.mark.loopback
 
 SAMPLE = 30
-MOST_RSS = 700 << 20
+MAX_RSS = 700 << 20
 """Of a coordinator whose net takes kilobytes; torch alone takes 250 MB of it."""
 
 
@@ -41,7 +41,7 @@ def test_a_liar_neither_ends_nor_swells_a_run(loopback: Sites) -> None:
     assert len(outcomes) == len(lies)
     assert [(lie, code) for lie, code in outcomes if code not in EXPECTED] == []
     assert summary["state_sha256"]
-    assert max(sizes) < MOST_RSS
+    assert max(sizes) < MAX_RSS
     assert len(records_of(run.out)) == 2 * run.experiment.schedule.rounds
     assert sum(path.stat().st_size for path in run.out.glob("run.db*")) < 20 << 20
     assert "Traceback" not in server.log.read_text()

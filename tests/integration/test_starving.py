@@ -77,10 +77,10 @@ class Served:
         self.token: bytes = self.stub.Join(request, timeout=10).token
         return self.token
 
-    def exchange(self) -> Future[Answers]:
+    def send_and_receive(self) -> Future[Answers]:
         order = rpc.Order(kind=rpc.ORDER_KIND_TRAIN, client_id="0", trip=9)
         trip = Trip({0: order}, Bundle(), spec=BundleSpec.of(UPLOAD))
-        future = self.engine.submit(self.cohort.exchange, trip)
+        future = self.engine.submit(self.cohort.send_and_receive, trip)
         until(lambda: self.cohort._trips.current, "the trip did not open")
         return future
 
@@ -148,7 +148,7 @@ def test_streams_without_a_session_keep_nobody_out(served: Served, call: str) ->
         channels = [served.channel() for _ in range(6)]
         open_calls = [listening(channels[n % 6], call, ended) for n in range(240)]
         served.join()
-        trip = served.exchange()
+        trip = served.send_and_receive()
         assert served.pull().client_id == "0"
         assert not served.stub.Push(iter(served.chunks()), timeout=30).repeated_upload
         assert list(trip.result(10).by_client) == [0]
@@ -163,7 +163,7 @@ def test_streams_without_a_session_keep_nobody_out(served: Served, call: str) ->
 def test_streams_of_a_session_keep_nobody_out(served: Served) -> None:
     """Its Pulls that are not read, and its Pushes that do not go on, take one another's place."""
     served.join()
-    trip = served.exchange()
+    trip = served.send_and_receive()
     ended, chunks = threading.Event(), served.chunks()
 
     def halted() -> Iterator[rpc.PushRequest]:
@@ -188,7 +188,7 @@ def test_an_upload_has_its_time(served: Served, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(inbox, "PUSH_S", 0.2)
     monkeypatch.setattr(inbox, "PUSH_BYTES_PER_S", 1 << 30)
     served.join()
-    trip = served.exchange()
+    trip = served.send_and_receive()
     ended, chunks = threading.Event(), served.chunks()
 
     def halted() -> Iterator[rpc.PushRequest]:
@@ -208,7 +208,7 @@ def test_an_upload_has_its_time(served: Served, monkeypatch: pytest.MonkeyPatch)
 
 def test_a_cancelled_upload_is_no_outcome(served: Served) -> None:
     served.join()
-    trip = served.exchange()
+    trip = served.send_and_receive()
     chunks = served.chunks()
     for _ in range(10):
         under_way, ended = threading.Event(), threading.Event()

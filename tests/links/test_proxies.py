@@ -17,7 +17,7 @@ from fedmodels.errors import LinkError
 from fedpb.channels import EXCEPTIONS, is_here, proxy_to
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.launch import remote_host
-from fedsrv.launch.remote_host import Stay
+from fedsrv.launch.remote_host import HostInstructions
 from fedsrv.monitor.health import check_health
 from fedsrv.monitor.watch import watched
 from fedsrv.relay.uplink import Uplink
@@ -154,7 +154,7 @@ def test_a_host_of_a_cluster_needs_no_proxy_to_its_coordinator(
     monkeypatch.setenv(EXCEPTIONS[0], "")
     monkeypatch.setattr(remote_host, "_hosted", hosted)
     for address in ("10.1.2.3:5055", "[fd00::1]:5055"):
-        stay = Stay("0", ["--server", address], str(Path.cwd()))
+        stay = HostInstructions("0", ["--server", address], str(Path.cwd()))
         assert list(remote_host.remote_host(asdict(stay))) == [{"status": 0}]
     assert seen == ["", ""]
     assert os.environ[EXCEPTIONS[0]] == "fd00::1"

@@ -18,7 +18,7 @@ SHOWN = 20
 """Columns that an error line lists."""
 UNNAMED = "Unnamed: "
 """How pandas begins the name of a column without one, such as the row numbers that it writes."""
-MOST_LETTERS = 60
+MAX_LETTERS = 60
 """Of a cell that an error line quotes."""
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 """Seconds in each unit of time."""
@@ -165,7 +165,7 @@ def times_of(table: Table, columns: Columns) -> NDArray[np.float64]:
 
 def _said(value: Any) -> str:
     """Return a value as an error line has it: texts in quotes."""
-    return f"'{printable(value, MOST_LETTERS)}'" if isinstance(value, str) else str(value)
+    return f"'{printable(value, MAX_LETTERS)}'" if isinstance(value, str) else str(value)
 
 
 def texts_of(table: Table, column: str | None, *, may_miss: bool = False) -> NDArray[np.str_]:

@@ -33,7 +33,7 @@ from fedmodels.config.transforms import TableTransform
 from fedmodels.errors import DataError
 from fedmodels.printable import printable
 
-MOST_LETTERS = 40
+MAX_LETTERS = 40
 """Of a column that a note names."""
 Names = dict[str, tuple[str, tuple[Table, int]]]
 """By a name without the spaces around it: the name as it was first met, and its file and row."""
@@ -196,8 +196,8 @@ def _tell_mended(where: object, mended: Mapping[str, int], columns: Columns) -> 
 
 def _tell_columns(features: Sequence[str], others: Mapping[str, str], where: object) -> None:
     """Say which columns a net sees, and why it sees no others."""
-    used = ", ".join(printable(name, MOST_LETTERS) for name in features)
-    left = ", ".join(f"{printable(name, MOST_LETTERS)} ({why})" for name, why in others.items())
+    used = ", ".join(printable(name, MAX_LETTERS) for name in features)
+    left = ", ".join(f"{printable(name, MAX_LETTERS)} ({why})" for name, why in others.items())
     log.warning("note: %s: an example has the columns %s%s", where, used,
                 f"; left out: {left}" if left else "")  # fmt: skip
 

@@ -28,7 +28,7 @@ GROUP = "fedtide.data"
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownDataset:
     """A data set of the registry."""
 
     loader: str
@@ -51,87 +51,89 @@ _IMAGES, _HAR, _OWN = (
 _FETCHED = "downloaded on first use"
 _BY_HAND = "put the publisher's files in $FEDTIDE_DATA: "
 
-DATASETS: dict[str, Known] = {
-    "digits": Known(f"{_IMAGES}:digits", "1797 digits of 8x8", (), "comes with scikit-learn"),
-    "mnist": Known(f"{_IMAGES}:mnist", "70 000 digits of 28x28", ("MNIST/raw",), _FETCHED),
-    "fashion-mnist": Known(
+DATASETS: dict[str, KnownDataset] = {
+    "digits": KnownDataset(
+        f"{_IMAGES}:digits", "1797 digits of 8x8", (), "comes with scikit-learn"
+    ),
+    "mnist": KnownDataset(f"{_IMAGES}:mnist", "70 000 digits of 28x28", ("MNIST/raw",), _FETCHED),
+    "fashion-mnist": KnownDataset(
         f"{_IMAGES}:fashion_mnist", "70 000 garments of 28x28", ("FashionMNIST/raw",), _FETCHED
     ),
-    "emnist-byclass": Known(
+    "emnist-byclass": KnownDataset(
         f"{_IMAGES}:emnist_byclass",
         "814 255 characters of 28x28, 62 classes",
         ("EMNIST/raw", "emnist_byclass_subset.npz"),
         _FETCHED,
     ),
-    "cifar10": Known(
+    "cifar10": KnownDataset(
         f"{_IMAGES}:cifar10",
         "60 000 photographs of 32x32, 10 classes",
         ("cifar-10-batches-py", "cifar-10-python.tar.gz", "cifar10_subset.npz"),
         _FETCHED,
     ),
-    "cifar100": Known(
+    "cifar100": KnownDataset(
         f"{_IMAGES}:cifar100",
         "60 000 photographs of 32x32, 100 classes",
         ("cifar-100-python", "cifar-100-python.tar.gz", "cifar100_subset.npz"),
         _FETCHED,
     ),
-    "uci-har": Known(
+    "uci-har": KnownDataset(
         f"{_HAR}:uci_har",
         "sensor windows of a phone on the waist, 6 activities",
         ("uci_har.npz",),
         f"{_BY_HAND}uci_har.npz",
     ),
-    "motionsense": Known(
+    "motionsense": KnownDataset(
         f"{_HAR}:motionsense",
         "sensor windows of a phone in the pocket, 6 activities",
         ("motionsense.npz",),
         f"{_BY_HAND}motionsense.npz",
     ),
-    "wisdm": Known(
+    "wisdm": KnownDataset(
         f"{_HAR}:wisdm",
         "sensor windows of phones and watches, 6 activities",
         ("wisdm.npz",),
         f"{_BY_HAND}wisdm.npz",
     ),
-    "femnist": Known(
+    "femnist": KnownDataset(
         "fedcli.data.sets.femnist:femnist",
         "characters of 28x28 by 3500 writers, 62 classes",
         ("femnist", "FEMNIST", "leaf/data/femnist"),
         f"{_BY_HAND}LEAF's femnist/data/train/*.json and test/*.json",
         takes_long=True,
     ),
-    "tiny-imagenet": Known(
+    "tiny-imagenet": KnownDataset(
         "fedcli.data.sets.tiny_imagenet:tiny_imagenet",
         "110 000 photographs of 64x64, 200 classes",
         ("tiny-imagenet-200", "tiny-imagenet-200.zip"),
         f"{_BY_HAND}tiny-imagenet-200.zip",
         takes_long=True,
     ),
-    "hhar": Known(
+    "hhar": KnownDataset(
         f"{_HAR}:hhar",
         "sensor windows of four phone models, 6 activities",
         ("hhar.npz", "Phones_accelerometer.csv", "Activity recognition exp"),
         f"{_BY_HAND}Phones_accelerometer.csv and Phones_gyroscope.csv",
     ),
-    "realworld": Known(
+    "realworld": KnownDataset(
         f"{_HAR}:realworld",
         "sensor windows at seven body positions, 8 activities",
         ("realworld.npz", "realworld2016_dataset", "realworld2016"),
         f"{_BY_HAND}realworld2016_dataset/proband*/data/*.zip",
     ),
-    "hhar+realworld": Known(
+    "hhar+realworld": KnownDataset(
         f"{_HAR}:hhar_realworld", "both, 9 activities", (), f"{_BY_HAND}those of both"
     ),
-    "directory": Known(
+    "directory": KnownDataset(
         f"{_OWN}:directory", "arrays or class folders of your own", (), "set [data] root"
     ),
-    "table": Known(
+    "table": KnownDataset(
         "fedcli.data.own.tables:table",
         "CSV or parquet files of your own, by windows or by rows",
         (),
         "set [data] root and [data.columns]",
     ),
-    "huggingface": Known(
+    "huggingface": KnownDataset(
         "fedcli.data.own.huggingface:huggingface",
         "a data set of Hugging Face, as save_to_disk wrote it",
         (),

@@ -32,7 +32,7 @@ AT_ONCE = 4096
 """Examples looked at together."""
 SHOWN = 5
 """Names that a line lists."""
-MOST_LETTERS = 40
+MAX_LETTERS = 40
 """Of a name that a line lists."""
 SHARING = ("drawn", "replay_circulating", "replay_gradual", "replay_heterogeneous")
 """Kinds of scenarios whose clients draw from the same examples, and so hold some in common."""
@@ -121,7 +121,7 @@ class Inspected:
     def classes(self, chosen: NDArray[np.bool_]) -> str:
         """Return the names of some classes (K,)."""
         names = self.data.file.class_names or range(len(chosen))
-        return some(printable(str(names[k]), MOST_LETTERS) for k in np.flatnonzero(chosen))
+        return some(printable(str(names[k]), MAX_LETTERS) for k in np.flatnonzero(chosen))
 
     def found(self) -> Iterator[Finding]:
         """Yield what is wrong with this client's own data, or may not be meant."""
@@ -285,7 +285,7 @@ def summaries(found: Sequence[Finding], names: Sequence[str] = ()) -> list[str]:
 def called(client: str, names: Sequence[str]) -> str:
     """Return a client's number, with its name where it has one."""
     known = names[int(client)] if client.isdecimal() and int(client) < len(names) else ""
-    return f"{client} ({printable(known, MOST_LETTERS)})" if known else client
+    return f"{client} ({printable(known, MAX_LETTERS)})" if known else client
 
 
 def _names_of(root: Path) -> list[str]:
@@ -397,7 +397,7 @@ def _of_classes(read: Sequence[Inspected], *, whole: bool) -> Iterator[Finding]:
         alike.setdefault("".join(filter(str.isalnum, name.casefold())) or name, []).append(name)
     for same in alike.values():
         if len(same) > 1:
-            shown = " and ".join(repr(printable(name, MOST_LETTERS)) for name in same[:SHOWN])
+            shown = " and ".join(repr(printable(name, MAX_LETTERS)) for name in same[:SHOWN])
             yield Finding(f"classes {shown} differ in capitals or signs alone: one class?")
     known = [one for one in read if len(one.counts["train"]) == len(read[0].counts["train"])]
     held = np.sum([one.counts[part] for one in known for part in PARTS], axis=0)
@@ -419,7 +419,7 @@ def _constant(read: Sequence[Inspected]) -> Iterator[Finding]:
     if same.any():
         transform = seen[0].data.file.transform or {}
         columns = (transform.get("columns") or {}).get("features") or range(len(same))
-        names = some(printable(str(columns[k]), MOST_LETTERS) for k in np.flatnonzero(same))
+        names = some(printable(str(columns[k]), MAX_LETTERS) for k in np.flatnonzero(same))
         yield Finding(f"column {names} has one value in all examples: leave it out of features")
 
 

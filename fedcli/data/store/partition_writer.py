@@ -39,7 +39,7 @@ from fedmodels.own_code import is_own
 
 Moments = tuple[tuple[float, ...], tuple[float, ...]]
 TABLE = "partition.json"
-MOST_DIRECTORIES = 200
+MAX_DIRECTORIES = 200
 """Clients beyond which a partition is a store, unless the layout is given."""
 _IN_THE_WAY = (errno.EBUSY, errno.EACCES, errno.EPERM, errno.EROFS)
 """Why a directory that is there cannot be replaced: a mount point, or of another's parent."""
@@ -127,7 +127,7 @@ def write_partition(
         partition: who gets what.
         config: all that determines the partition, as JSON values.
         reserve: what the server gets, in ``out/server``.
-        layout: how clients' data lie there; unless given, a store beyond ``MOST_DIRECTORIES``
+        layout: how clients' data lie there; unless given, a store beyond ``MAX_DIRECTORIES``
             clients.
 
     Returns:
@@ -140,7 +140,7 @@ def write_partition(
         _check_layout(out, layout)
         return False
     if layout is None:
-        many = len(partition.clients) > MOST_DIRECTORIES
+        many = len(partition.clients) > MAX_DIRECTORIES
         layout = Layout.STORE if many else Layout.DIRECTORIES
     try:
         with written_whole(out) as place:

@@ -43,7 +43,7 @@ from fedmodels.resolution import received_data
 FORMAT = 1
 READ = (*SUFFIXES, *ENDS, ".npy", ".arrow")
 """How the names of files end that a site may bring."""
-MOST_LETTERS = 60
+MAX_LETTERS = 60
 log = logging.getLogger(__name__)
 
 
@@ -78,7 +78,7 @@ def cut(files: Path, tables: Mapping[str, Any], seed: int, client: int, cache: P
     if data.name not in OWN:
         raise ConfigError(
             f"--data {files} holds no client's directory, and the run's data are "
-            f"{printable(data.name, MOST_LETTERS)}: bring a directory that fedcli partition made"
+            f"{printable(data.name, MAX_LETTERS)}: bring a directory that fedcli partition made"
         )
     data = data.model_copy(update={"root": str(files)})
     root = cache / _stamp(files, data, seed, client)

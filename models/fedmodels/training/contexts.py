@@ -17,7 +17,7 @@ from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.randomness import derive_seed
 from fedmodels.numerics.secrecy import Secret
 from fedmodels.tensors.bundle import Bundle, ClientId
-from fedmodels.training.position import Located, Position
+from fedmodels.training.position import HasPosition, Position
 from fedmodels.training.run import RunFacts
 
 Metrics = dict[str, float]
@@ -53,7 +53,7 @@ class ServerData:
 
 
 @dataclass(frozen=True)
-class ServerContext(Located):
+class ServerContext(HasPosition):
     """Where the server half is in the run."""
 
     run: RunFacts
@@ -101,7 +101,7 @@ class Stream(Protocol):
 
 
 @dataclass
-class ClientContext(Located):
+class ClientContext(HasPosition):
     """Where the client half is in the run, and the net it works on."""
 
     run: RunFacts

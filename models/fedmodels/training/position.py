@@ -18,7 +18,7 @@ START = Position(0, 0, 0)
 """The first interaction of every run."""
 
 
-class Located:
+class HasPosition:
     """The parts of a context's position under their own names."""
 
     at: Position

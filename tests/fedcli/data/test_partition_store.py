@@ -18,7 +18,7 @@ from fedcli.data.store.inspection import inspect
 from fedcli.data.store.opening import open_data
 from fedcli.data.store.partition_export import export_partition
 from fedcli.data.store.partition_store import PartitionStore, _write_inputs
-from fedcli.data.store.partition_writer import MOST_DIRECTORIES, Layout, write_partition
+from fedcli.data.store.partition_writer import MAX_DIRECTORIES, Layout, write_partition
 from fedmodels.errors import ConfigError, DataError
 from fedmodels.resolution import experiment_of
 from fedsrv.launch.given_data import check_given_data, check_net, name_of
@@ -99,11 +99,11 @@ def test_names_that_do_not_fit_are_one_line(tmp_path: Path, names: str, line: st
 
 def test_many_clients_take_a_few_files(tmp_path: Path) -> None:
     table = {"kind": "drawn", "examples": 4, "test_examples": 2}
-    out = write(tmp_path / "many", None, table, clients=MOST_DIRECTORIES + 1)
+    out = write(tmp_path / "many", None, table, clients=MAX_DIRECTORIES + 1)
     assert len(files_of(out)) == 10
     store = PartitionStore(out)
-    assert len(store) == MOST_DIRECTORIES + 1
-    assert len(store.client(MOST_DIRECTORIES).arrays(0, "train")[1]) == 4
+    assert len(store) == MAX_DIRECTORIES + 1
+    assert len(store.client(MAX_DIRECTORIES).arrays(0, "train")[1]) == 4
     few = write(tmp_path / "few", None, KINDS[0])
     assert Layout.of(few) is Layout.DIRECTORIES
 

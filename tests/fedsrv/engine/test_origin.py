@@ -13,7 +13,7 @@ from fedcli.runtime.answers import raise_if_final
 from fedmodels.errors import ConfigError, DataError, PayloadError
 from fedmodels.resolution import experiment_of
 from fedmodels.tensors.bundle import EVALUATOR
-from fedsrv.engine.admission import MOST_TASKS, Admission, OtherPartition
+from fedsrv.engine.admission import MAX_TASKS, Admission, OtherPartition
 from fedsrv.engine.server_data import server_data_for
 from fedsrv.engine.summary import summarise
 from fedsrv.launch.given_data import check_given_data, name_of
@@ -138,7 +138,7 @@ def test_own_directories_need_no_data_and_no_scenario(tmp_path, digits):
     with pytest.raises(ConfigError, match=r"the config has no \[data\]"):
         check_given_data(experiment, None)
     many = json.loads(ClientData(root / "1").announcement())
-    many["tasks"] *= MOST_TASKS
+    many["tasks"] *= MAX_TASKS
     with pytest.raises(PayloadError, match="announces 20000 tasks"):
         Admission.of(experiment, {}).check(1, json.dumps(many))
 

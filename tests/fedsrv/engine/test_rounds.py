@@ -122,7 +122,7 @@ def test_the_last_record_has_the_confusion_matrix(digits, tmp_path):
 
 
 def test_a_confusion_matrix_of_too_many_classes_is_not_counted(digits, tmp_path, monkeypatch):
-    monkeypatch.setattr("fedsrv.engine.round_parts.MOST_CONFUSED", 9)
+    monkeypatch.setattr("fedsrv.engine.round_parts.MAX_CONFUSED", 9)
     run_in_process(tiny_experiment(schedule={"rounds": 1}), digits, tmp_path / "run")
     assert all("confusions" not in record for record in records_of(tmp_path / "run"))
 
@@ -171,7 +171,7 @@ def test_a_client_that_lost_everything_makes_the_run_begin_anew_where_that_is_wa
 
 
 def test_clients_go_on_while_an_interaction_is_committed(tmp_path, digits, monkeypatch):
-    went_on, commit, exchange = threading.Event(), Store.commit, InProcessCohort.exchange
+    went_on, commit, exchange = threading.Event(), Store.commit, InProcessCohort.send_and_receive
 
     def waiting(store, record, *rest):
         assert record["interaction"] or went_on.wait(10), "nobody went on"
@@ -183,7 +183,7 @@ def test_clients_go_on_while_an_interaction_is_committed(tmp_path, digits, monke
         return exchange(cohort, trip)
 
     monkeypatch.setattr(Store, "commit", waiting)
-    monkeypatch.setattr(InProcessCohort, "exchange", telling)
+    monkeypatch.setattr(InProcessCohort, "send_and_receive", telling)
     run_in_process(tiny_experiment(evaluate={"every": 0}), digits, tmp_path / "run")
     assert [r["interaction"] for r in records_of(tmp_path / "run")] == [0, 1, 2, 3]
 

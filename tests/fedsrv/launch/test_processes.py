@@ -18,7 +18,7 @@ from fedmodels import machine
 from fedmodels.errors import DataError, RunFailed
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.own_code import own
-from fedmodels.processes import Child, Said, next_said, started
+from fedmodels.processes import Child, ProcessLine, next_said, started
 from fedsrv.coordinator import _run_to_the_end
 from fedsrv.events import HAS_FAILED, Event, EventLog
 from fedsrv.launch import launcher
@@ -29,7 +29,7 @@ from fedsrv.launch.hosts import (
 )
 from fedsrv.launch.launcher import Launch
 from fedsrv.launch.process_logs import error_in
-from fedsrv.launch.progress import Lines
+from fedsrv.launch.progress import PlainLines
 from tests.conftest import tiny_experiment
 
 # --- who hosts whom -------------------------------------------------------------------------------
@@ -104,10 +104,10 @@ def test_a_process_is_heard_line_by_line(tmp_path):
     box = queue.SimpleQueue()
     program = "import sys; print('one'); print(input()); print('no', file=sys.stderr); sys.exit(3)"
     it = child(tmp_path, program, box)
-    assert said(box) == Said("it", "one")
+    assert said(box) == ProcessLine("it", "one")
     it.tell({"id": 1})
-    assert said(box) == Said("it", '{"id": 1}')
-    assert said(box) == Said("it", "", 3)
+    assert said(box) == ProcessLine("it", '{"id": 1}')
+    assert said(box) == ProcessLine("it", "", 3)
     assert (tmp_path / "it.log").read_text() == "no\n"
     it.tell({"id": 2})  # it is gone: its end has told so already
     it.end()
@@ -170,7 +170,7 @@ def test_data_that_are_not_dealt_out_are_one_line(tmp_path, status, log, line):
     """The log goes when the launch ends, as nothing of the run is left."""
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "partition.log").write_text(log)
-    lines = Lines(Console(file=io.StringIO()))
+    lines = PlainLines(Console(file=io.StringIO()))
     run = Launch(tiny_experiment(), tmp_path, tmp_path, Started(), lines, tmp_path / "none")
     run.dealing = SimpleNamespace(wait=lambda: status)
     with pytest.raises(DataError, match=line):
@@ -192,33 +192,33 @@ def told_of_a_failure(tmp_path):
     """Return a launched run whose only host was told that the run has failed, and what it says."""
     (tmp_path / "logs").mkdir()
     said = io.StringIO()
-    lines = Lines(Console(file=said))
+    lines = PlainLines(Console(file=said))
     run = Launch(tiny_experiment(), tmp_path, tmp_path, Started(), lines, tmp_path / "none")
     run.clients, run.address, run.config = ["0"], "127.0.0.1:5", tmp_path / "launch.toml"
     why = f"pull: {HAS_FAILED}its loss is not finite (FAILED_PRECONDITION)"
     (tmp_path / "logs" / "client-0.log").write_text(f"error: {why}\n")
     (tmp_path / "logs" / "server.log").write_text("error: its loss is not finite\n")
-    run.box.put(Said("hosts", json.dumps({"id": "0", "status": 1})))
+    run.box.put(ProcessLine("hosts", json.dumps({"id": "0", "status": 1})))
     return run, said
 
 
 def test_hosts_that_die_before_the_coordinator_listens_start_once_it_does(tmp_path):
     (tmp_path / "logs").mkdir()
-    lines = Lines(Console(file=io.StringIO()))
+    lines = PlainLines(Console(file=io.StringIO()))
     run = Launch(tiny_experiment(), tmp_path, tmp_path, Started(), lines, tmp_path / "none")
     run.clients = ["0-1", "2"]
-    run.box.put(Said("hosts", "", -6))
-    run.box.put(Said("server", "listening on 127.0.0.1:5"))
+    run.box.put(ProcessLine("hosts", "", -6))
+    run.box.put(ProcessLine("server", "listening on 127.0.0.1:5"))
     for client in run.clients:
-        run.box.put(Said("hosts", json.dumps({"id": client, "status": 0})))
-    run.box.put(Said("server", "", 0))
+        run.box.put(ProcessLine("hosts", json.dumps({"id": client, "status": 0})))
+    run.box.put(ProcessLine("server", "", 0))
     run.watch()
     assert run.hosts.clients == ["0-1", "2"]
 
 
 def test_a_client_that_was_told_of_the_failure_is_not_started_again(tmp_path):
     run, said = told_of_a_failure(tmp_path)
-    run.box.put(Said("server", "", 1))
+    run.box.put(ProcessLine("server", "", 1))
     with pytest.raises(RunFailed, match=r"^its loss is not finite$"):
         run.watch()
     assert said.getvalue() == ""
@@ -229,8 +229,8 @@ def test_what_the_coordinator_says_of_its_failure_counts_before_its_log(tmp_path
     """On a full disk the log ends before the line that says so."""
     run, _ = told_of_a_failure(tmp_path)
     (tmp_path / "logs" / "server.log").write_text("INFO fedsrv: client evaluator left: ")
-    run.box.put(Said("server", "error: the disk is full"))
-    run.box.put(Said("server", "", 1))
+    run.box.put(ProcessLine("server", "error: the disk is full"))
+    run.box.put(ProcessLine("server", "", 1))
     with pytest.raises(RunFailed, match=r"^the disk is full$"):
         run.watch()
 
@@ -240,7 +240,7 @@ def test_a_coordinator_that_dies_after_the_failure_is_started_with_its_clients(
 ):
     run, said = told_of_a_failure(tmp_path)
     monkeypatch.setattr(launcher, "started", lambda command, log: started(["-c", "exit(1)"], log))
-    run.box.put(Said("server", "", -signal.SIGKILL))
+    run.box.put(ProcessLine("server", "", -signal.SIGKILL))
     with pytest.raises(RunFailed):
         run.watch()
     assert said.getvalue() == "server died (killed by signal 9); starting it again\n"
@@ -256,7 +256,7 @@ def test_what_a_restart_may_mend_is_started_again(tmp_path, status, why):
     run.box.get()
     (tmp_path / "logs" / "client-0.log").write_text(f"error: {why}\n")
     for _ in range(4):
-        run.box.put(Said("hosts", json.dumps({"id": "0", "status": status})))
+        run.box.put(ProcessLine("hosts", json.dumps({"id": "0", "status": status})))
     with pytest.raises(RunFailed) as failed:
         run.watch()
     if status == 2:
@@ -275,7 +275,7 @@ def test_where_others_suffice_no_client_ends_a_run_at_once(tmp_path):
     run.box.get()
     (tmp_path / "logs" / "client-0.log").write_text("error: no client.json\n")
     for _ in range(4):
-        run.box.put(Said("hosts", json.dumps({"id": "0", "status": 2})))
+        run.box.put(ProcessLine("hosts", json.dumps({"id": "0", "status": 2})))
     with pytest.raises(RunFailed, match="died 4 times without progress"):
         run.watch()
     assert run.hosts.clients == ["0"] * 3
@@ -299,11 +299,11 @@ def test_hosts_without_room_are_named_where_their_clients_are_waited_for(tmp_pat
     waits = "no room on the Ray cluster: it takes 1 CPU, and 0 CPU is free on all nodes"
     away = Event("waiting", detail={"line": "waiting for client 2 (not connected) for 10 s"})
     for fact in ({"id": "0-1", "node": "a"}, {"id": "2", "waits": waits}):
-        run.box.put(Said("hosts", json.dumps(fact)))
-    run.box.put(Said("server", away.to_json()))
-    run.box.put(Said("hosts", json.dumps({"id": "2", "node": "b"})))
-    run.box.put(Said("server", away.to_json()))
-    run.box.put(Said("server", "", 1))
+        run.box.put(ProcessLine("hosts", json.dumps(fact)))
+    run.box.put(ProcessLine("server", away.to_json()))
+    run.box.put(ProcessLine("hosts", json.dumps({"id": "2", "node": "b"})))
+    run.box.put(ProcessLine("server", away.to_json()))
+    run.box.put(ProcessLine("server", "", 1))
     with pytest.raises(RunFailed):
         run.watch()
     assert said.getvalue().splitlines() == [
@@ -367,8 +367,8 @@ def test_ctrl_c_that_did_not_end_the_wait_is_seen_soon():
 
 def test_what_is_said_is_heard():
     box = queue.SimpleQueue()
-    box.put(Said("server", "a line"))
-    assert next_said(box) == Said("server", "a line")
+    box.put(ProcessLine("server", "a line"))
+    assert next_said(box) == ProcessLine("server", "a line")
 
 
 def test_the_fork_server_of_a_launcher_that_is_gone_ends_with_one_line():

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from fedsrv.events import Event
-from fedsrv.launch.progress import Display, Lines, Objects
+from fedsrv.launch.progress import Display, JsonLines, PlainLines
 
 HAPPENED = [
     Event("listening", detail={"address": "127.0.0.1:5", "clients": 2, "needed": 2}),
@@ -30,7 +30,7 @@ def shown(kind, **how):
     return out.getvalue()
 
 
-@pytest.mark.parametrize("kind", [Lines, Display])
+@pytest.mark.parametrize("kind", [PlainLines, Display])
 def test_what_a_client_says_is_neither_markup_nor_control(kind):
     """Markup that does not close would end the launcher."""
     text = shown(kind)
@@ -49,20 +49,20 @@ def test_a_loss_of_any_size_takes_little_room(loss, said):
 
 
 def test_lines_without_a_terminal():
-    lines = shown(Lines).splitlines()
+    lines = shown(PlainLines).splitlines()
     assert lines[0] == "waiting for 2 clients to join at 127.0.0.1:5"
     assert lines[1] == "client 0 joined (1 of 2)"
     assert lines[3] == "interaction 1 of 3: round 1, task 0 committed, loss 0.5"
-    assert [line[:15] for line in shown(Lines, level=logging.WARNING).splitlines()] == [
+    assert [line[:15] for line in shown(PlainLines, level=logging.WARNING).splitlines()] == [
         "client 0 failed"
     ]
-    assert "client 0 order" in shown(Lines, level=logging.DEBUG)
+    assert "client 0 order" in shown(PlainLines, level=logging.DEBUG)
 
 
 def test_clients_that_leave_at_the_end_are_counted_and_others_named():
     """A line for each of 50 clients would bury the table."""
     said = io.StringIO()
-    with Lines(Console(file=said, width=120)) as lines:
+    with PlainLines(Console(file=said, width=120)) as lines:
         for client, reason in (*LEFT, ("0", "finished")):  # told again after a restart
             lines.take(Event("left", client, detail={"reason": reason}))
     assert said.getvalue().splitlines() == [
@@ -73,7 +73,7 @@ def test_clients_that_leave_at_the_end_are_counted_and_others_named():
 
 def test_of_many_clients_that_join_each_tenth_part_has_a_line():
     said = io.StringIO()
-    with Lines(Console(file=said, width=120)) as lines:
+    with PlainLines(Console(file=said, width=120)) as lines:
         lines.take(Event("listening", detail={"address": "h:5", "clients": 50, "needed": 50}))
         for client in (*range(50), "evaluator", 7):
             lines.take(Event("joined", str(client)))
@@ -86,7 +86,7 @@ def test_of_many_clients_that_join_each_tenth_part_has_a_line():
 
 def test_objects_hold_every_client_that_leaves():
     said = io.StringIO()
-    with Objects(Console(file=said)) as objects:
+    with JsonLines(Console(file=said)) as objects:
         for client, reason in LEFT:
             objects.take(Event("left", client, detail={"reason": reason}))
     found = [Event.from_json(line) for line in said.getvalue().splitlines()]
@@ -94,10 +94,10 @@ def test_objects_hold_every_client_that_leaves():
 
 
 def test_objects_are_one_a_line():
-    found = [Event.from_json(line) for line in shown(Objects).splitlines()]
+    found = [Event.from_json(line) for line in shown(JsonLines).splitlines()]
     assert found == [event for event in HAPPENED if event.kind != "order"]
     out = io.StringIO()
-    Objects(Console(file=out)).say("dealing out")
+    JsonLines(Console(file=out)).say("dealing out")
     assert json.loads(out.getvalue())["detail"] == {"line": "dealing out"}
 
 

@@ -22,7 +22,7 @@ from fedsrv.coordinator import Listen, serve, write_facts
 from fedsrv.events import EventLog
 from fedsrv.launch.checks import check_resumed
 from fedsrv.launch.launcher import show_end
-from fedsrv.launch.progress import Lines, Objects
+from fedsrv.launch.progress import JsonLines, PlainLines
 from fedsrv.state.run_directory import beginning, launching
 from fedsrv.tracking import trackers
 from fedtide.inprocess import launch_in_process
@@ -231,7 +231,7 @@ def test_a_run_in_this_process_that_cannot_begin_leaves_nothing(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("how", [Lines, Objects])
+@pytest.mark.parametrize("how", [PlainLines, JsonLines])
 def test_a_finished_run_whose_page_cannot_be_written_is_no_failure(how, tmp_path):
     """A full disk shows like this: the run is there, its page is not."""
     out, said = tmp_path / "run", io.StringIO()
@@ -257,8 +257,8 @@ def test_a_figure_that_fails_does_not_fail_a_finished_run(tmp_path, monkeypatch)
         raise ValueError("cannot draw")
 
     monkeypatch.setattr("fedsrv.report.tables.write_html", fails)
-    monkeypatch.setattr(Lines, "end", fails)
-    show_end(out, Lines(Console(file=said, width=1000)))
+    monkeypatch.setattr(PlainLines, "end", fails)
+    show_end(out, PlainLines(Console(file=said, width=1000)))
     table, _, page = said.getvalue().splitlines()
     assert table == "the table cannot be shown: ValueError"
     assert page.startswith("the run has finished, but its page")

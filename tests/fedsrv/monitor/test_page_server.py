@@ -14,7 +14,7 @@ import pytest
 from fedmodels.errors import ConfigError
 from fedsrv.events import EventLog
 from fedsrv.monitor import page_server
-from fedsrv.monitor.page_server import MOST_BYTES, MOST_CONNECTIONS, Answer, PageServer
+from fedsrv.monitor.page_server import MAX_BYTES, MAX_CONNECTIONS, Answer, PageServer
 from fedsrv.tracking.prometheus import export
 
 Connect = Callable[[], socket.socket]
@@ -59,11 +59,11 @@ def test_slow_connections_have_few_threads_and_keep_nobody_away(
     address: tuple[str, int], connect: Connect
 ) -> None:
     before = threading.active_count()
-    slow = [connect() for _ in range(3 * MOST_CONNECTIONS)]
+    slow = [connect() for _ in range(3 * MAX_CONNECTIONS)]
     for connection in slow:
         connection.sendall(b"GET / HTTP/1.0\r\n")
     assert got(address) == 200
-    assert threading.active_count() - before <= MOST_CONNECTIONS
+    assert threading.active_count() - before <= MAX_CONNECTIONS
     assert end_of(slow[0]) == b"", "the oldest made room"
 
 
@@ -81,9 +81,9 @@ def test_a_connection_has_a_time_in_all(
 @pytest.mark.parametrize(
     ("request_", "status"),
     [
-        (b"GET / HTTP/1.0\r\nX: " + b"x" * MOST_BYTES + b"\r\n\r\n", b" 431 "),
-        (b"GET / HTTP/1.0\r\n" + b"X: 1\r\n" * MOST_BYTES + b"\r\n", b" 431 "),
-        (b"GET /" + b"x" * MOST_BYTES + b" HTTP/1.0\r\n\r\n", b""),
+        (b"GET / HTTP/1.0\r\nX: " + b"x" * MAX_BYTES + b"\r\n\r\n", b" 431 "),
+        (b"GET / HTTP/1.0\r\n" + b"X: 1\r\n" * MAX_BYTES + b"\r\n", b" 431 "),
+        (b"GET /" + b"x" * MAX_BYTES + b" HTTP/1.0\r\n\r\n", b""),
         (b"nonsense\r\n\r\n", b"Bad request syntax"),
         (b"GET / HTTP/1.0\r\nHost: localhost\r\n\r\n", b" 200 "),
     ],
@@ -102,7 +102,7 @@ def test_a_system_without_threads_costs_one_connection(
 
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", start)
-        for _ in range(MOST_CONNECTIONS + 1):
+        for _ in range(MAX_CONNECTIONS + 1):
             assert end_of(connect()) == b""
     assert got(address) == 200
 

@@ -19,7 +19,7 @@ from fedsrv.events import EventLog
 from fedsrv.relay.relaying import Relaying
 from fedsrv.relay.service import RelayService
 from fedsrv.relay.trips import SUMS_BY, Delivery, RelayedRun, RelayedTrips
-from fedsrv.relay.uplink import Away, meaning_of
+from fedsrv.relay.uplink import CoordinatorUnreachable, meaning_of
 from fedsrv.transport.remote_cohort import RemoteCohort
 from fedsrv.transport.sessions import NotReady, RunOver, Superseded, UnknownSession
 from fedsrv.transport.spool import Spool
@@ -461,8 +461,8 @@ def test_what_failed_calls_mean():
     again = ((AGAIN_AFTER, "500"),)
     code = grpc.StatusCode
     for failed, kind in (
-        (Failed(code.UNAVAILABLE), Away),
-        (Failed(code.DEADLINE_EXCEEDED), Away),
+        (Failed(code.UNAVAILABLE), CoordinatorUnreachable),
+        (Failed(code.DEADLINE_EXCEEDED), CoordinatorUnreachable),
         (Failed(code.UNAVAILABLE, metadata=again), NotReady),
         (Failed(code.RESOURCE_EXHAUSTED, CROWDED), NotReady),
         (Failed(code.RESOURCE_EXHAUSTED), PayloadTooLarge),

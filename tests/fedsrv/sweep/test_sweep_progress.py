@@ -14,7 +14,7 @@ from fedsrv.event_lines import EventFormatter
 from fedsrv.events import Event
 from fedsrv.sweep import progress as module
 from fedsrv.sweep.plan import PlannedRun
-from fedsrv.sweep.progress import MOST_SHOWN, SweepProgress
+from fedsrv.sweep.progress import MAX_SHOWN, SweepProgress
 
 
 @dataclass
@@ -131,7 +131,7 @@ def test_a_terminal_has_a_table_of_the_runs_under_way(runs: list[Run], clock: An
 
 
 def test_of_many_runs_under_way_some_are_shown(tmp_path: Path, clock: Any) -> None:
-    runs = [Run(tmp_path / f"{k:02}") for k in range(MOST_SHOWN + 3)]
+    runs = [Run(tmp_path / f"{k:02}") for k in range(MAX_SHOWN + 3)]
     written = io.StringIO()
     progress = shown(runs, [], Console(file=written, force_terminal=True, width=120))
     for run in runs:

@@ -14,7 +14,7 @@ from fedmodels.tensors.bundle import EVALUATOR, Bundle
 from fedmodels.tensors.packed_weights import PackedWeights, names_and_layout
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
-from fedsrv.engine.cohort import Answer, Flush, StateLost, Trip
+from fedsrv.engine.cohort import Answer, BufferedUploads, StateLost, Trip
 from fedsrv.events import EventLog
 from fedsrv.state.history import LossTooLarge
 from fedsrv.transport.remote_cohort import RemoteCohort
@@ -40,7 +40,7 @@ class World:
         self.cohort = RemoteCohort(
             num_clients, Spool(directory, 1 << 20), self.events, admission=Admission({}), **options
         )
-        self.cohort.MOST_AT_ONCE = 1
+        self.cohort.MAX_AT_ONCE = 1
         self.engine = ThreadPoolExecutor(1)
         self.issues = {}
 
@@ -52,9 +52,9 @@ class World:
         self.tokens = {c: self.join(c) for c in clients}
         return self.tokens
 
-    def exchange(self, trip):
+    def send_and_receive(self, trip):
         """Begin an exchange; wait until clients can see it."""
-        future = self.engine.submit(self.cohort.exchange, trip)
+        future = self.engine.submit(self.cohort.send_and_receive, trip)
         until(lambda: self.cohort._trips.current is not None or future.done())
         return future
 
@@ -132,7 +132,7 @@ def values(results):
 
 
 def test_an_order_is_given_once(world):
-    future = world.exchange(trip_to(0, 1, interaction=4))
+    future = world.send_and_receive(trip_to(0, 1, interaction=4))
     world.cohort.commit(3, 2)
     order = world.pull(0)
     assert (order.client_id, order.interaction, order.kind) == ("0", 4, rpc.ORDER_KIND_TRAIN)
@@ -148,7 +148,7 @@ def test_a_process_gets_a_few_orders_ahead(tmp_path):
     world = World(tmp_path, num_clients=6)
     clients = range(6)
     world.join_all(clients)
-    world.exchange(trip_to(*clients))
+    world.send_and_receive(trip_to(*clients))
     members = {c: world.cohort.session(c, world.tokens[c]) for c in clients}
     caller = world.cohort.caller(members, dict.fromkeys(clients, 0))
     orders = [world.cohort.next_orders(caller, lambda: True)[0][0] for _ in range(3)]
@@ -167,7 +167,7 @@ def test_an_order_tells_how_many_follow_it_to_the_same_process(tmp_path):
     """So that a process whose clients train together knows for whom to wait."""
     world = World(tmp_path, num_clients=6, together=4)
     world.join_all(range(6))
-    world.exchange(trip_to(*range(6)))
+    world.send_and_receive(trip_to(*range(6)))
     members = {c: world.cohort.session(c, world.tokens[c]) for c in range(5)}
     caller = world.cohort.caller(members, dict.fromkeys(range(5), 0))
     orders = [world.cohort.next_orders(caller, lambda: True)[0][0] for _ in range(5)]
@@ -185,7 +185,7 @@ def test_a_new_call_takes_the_place_of_the_old_one(world):
         until(lambda: members[0].is_waiting)
         new = world.cohort.caller(members, {0: 0})
         assert waits.result(30) is None
-    world.exchange(trip_to(0))
+    world.send_and_receive(trip_to(0))
     assert world.cohort.next_orders(old, lambda: True) is None
     assert world.cohort.next_orders(new, lambda: True)[0][0].client_id == "0"
 
@@ -195,7 +195,7 @@ def test_clients_that_wait_are_told_at_once(world):
         pulls = [pool.submit(world.pull, c) for c in (0, 1, 2)]
         until(lambda: all(world.cohort.sessions[c].is_waiting for c in (0, 1, 2)))
         begun = time.monotonic()
-        future = world.exchange(trip_to(0, 1, 2))
+        future = world.send_and_receive(trip_to(0, 1, 2))
         orders = [p.result(30) for p in pulls]
         assert time.monotonic() - begun < 2
     assert [o.client_id for o in orders] == ["0", "1", "2"]
@@ -206,7 +206,7 @@ def test_clients_that_wait_are_told_at_once(world):
 
 def test_a_result_wakes_no_client_that_waits(world, monkeypatch):
     """Else N results wake N clients N times."""
-    future = world.exchange(trip_to(0, 1))
+    future = world.send_and_receive(trip_to(0, 1))
     order, other = world.pull(0), world.pull(1)
     looks = []
     looked = world.cohort._orders_for
@@ -220,7 +220,7 @@ def test_a_result_wakes_no_client_that_waits(world, monkeypatch):
         assert len(looks) == before
         with pytest.raises(RunFailed):
             future.result(30)
-        world.exchange(trip_to(2))
+        world.send_and_receive(trip_to(2))
         assert waits.result(30).client_id == "2"
 
 
@@ -229,7 +229,7 @@ def test_more_clients_than_anything_wait_together(tmp_path):
     world.join_all(range(40))
     with ThreadPoolExecutor(40) as pool:
         done = pool.map(lambda c: world.push(c, world.pull(c), float(c)), range(40))
-        results = world.exchange(trip_to(*range(40))).result(10)
+        results = world.send_and_receive(trip_to(*range(40))).result(10)
         assert all(done)
     assert values(results) == {c: float(c) for c in range(40)}
 
@@ -246,13 +246,13 @@ def test_a_session_remembers_so_many_states_and_no_more(world):
 def test_an_order_is_issued_anew_after_a_new_trip(world):
     """A new trip for the same interaction, as after a roll-back, has another issue."""
     world.cohort.require(lambda client, versions: client != 2, {}, -1)
-    future = world.exchange(trip_to(0, 1))
+    future = world.send_and_receive(trip_to(0, 1))
     first = world.pull(0)
     world.join(2, world.tokens[2])
     with pytest.raises(StateLost):
         future.result(30)
     world.cohort.versions()
-    world.exchange(trip_to(0, 1))
+    world.send_and_receive(trip_to(0, 1))
     again = world.pull(0)
     assert again.interaction == first.interaction
     assert again.issue != first.issue
@@ -260,14 +260,14 @@ def test_an_order_is_issued_anew_after_a_new_trip(world):
 
 
 def test_an_order_is_issued_anew_to_a_client_that_joins_again(world):
-    world.exchange(trip_to(0, 1))
+    world.send_and_receive(trip_to(0, 1))
     first = world.pull(0)
     assert world.join(0, world.tokens[0]) == world.tokens[0]
     assert world.pull(0) == first
 
 
 def test_clients_that_answered_are_not_asked_again(world):
-    world.exchange(trip_to(0, 1, 2))
+    world.send_and_receive(trip_to(0, 1, 2))
     assert world.push(0, world.pull(0))
     assert world.push(1, world.pull(1), failure="out of memory")
     for client in (0, 1):
@@ -291,7 +291,7 @@ def test_the_token_takes_over(world):
         assert world.join(0, world.tokens[0]) == world.tokens[0]
         with pytest.raises(UnknownSession, match="took over client 0"):
             old.result(30)
-    world.exchange(trip_to(0))
+    world.send_and_receive(trip_to(0))
     assert world.pull(0).client_id == "0"
 
 
@@ -314,7 +314,7 @@ def test_a_waiting_client_needs_no_other_sign_of_life(world, monkeypatch):
         time.sleep(0.1)
         with pytest.raises(AlreadyConnected):
             world.join(0)
-        world.exchange(trip_to(0))
+        world.send_and_receive(trip_to(0))
         assert pull.result(30).client_id == "0"
 
 
@@ -392,7 +392,7 @@ def test_uploads_come_out_in_client_order(tmp_path, seed):
     world = World(tmp_path, 12)
     world.join_all([*range(12), EVALUATOR])
     everybody = [*range(12), EVALUATOR]
-    future = world.exchange(trip_to(*everybody, kind=rpc.ORDER_KIND_EVALUATE))
+    future = world.send_and_receive(trip_to(*everybody, kind=rpc.ORDER_KIND_EVALUATE))
     random.Random(seed).shuffle(everybody)
     for client in everybody:
         number = -1.0 if client == EVALUATOR else float(client)
@@ -404,7 +404,7 @@ def test_uploads_come_out_in_client_order(tmp_path, seed):
 
 
 def test_a_repeated_result_is_dropped(world):
-    future = world.exchange(trip_to(0, 1))
+    future = world.send_and_receive(trip_to(0, 1))
     order = world.pull(0)
     assert world.push(0, order, 1.0) is True
     assert world.push(0, order, 2.0) == REPEATED
@@ -416,7 +416,7 @@ def test_a_repeated_result_is_dropped(world):
 
 def test_two_results_at_once(world):
     """Both began before either ended: the first to end counts."""
-    future = world.exchange(trip_to(0))
+    future = world.send_and_receive(trip_to(0))
     order = world.pull(0)
     header = rpc.PushHeader(kind=order.kind, interaction=order.interaction, trip=order.trip)
     trips = [world.cohort.begin_result(0, header) for _ in range(2)]
@@ -427,12 +427,12 @@ def test_two_results_at_once(world):
 
 
 def test_results_nobody_waits_for(world):
-    future = world.exchange(trip_to(1))
+    future = world.send_and_receive(trip_to(1))
     world.push(1, world.pull(1))
     future.result(30)
     with pytest.raises(Superseded, match="interaction 1 is no longer wanted"):
         world.push(0, order_of(0))
-    world.exchange(trip_to(0, 1, interaction=5))
+    world.send_and_receive(trip_to(0, 1, interaction=5))
     for other in (
         order_of(0, 4),
         order_of(0, 6),
@@ -445,7 +445,7 @@ def test_results_nobody_waits_for(world):
 
 def test_results_of_another_evaluation_trip(world):
     """The models of another trip are others; the numbers tell them apart."""
-    world.exchange(trip_to(0, kind=rpc.ORDER_KIND_EVALUATE))
+    world.send_and_receive(trip_to(0, kind=rpc.ORDER_KIND_EVALUATE))
     with pytest.raises(Superseded):
         world.push(0, order_of(0, 0, rpc.ORDER_KIND_EVALUATE, trip=1))
 
@@ -455,7 +455,7 @@ def ordered_before_a_crash(directory, **facts):
     directory.mkdir()
     before = World(directory)
     before.join_all()
-    before.exchange(trip_to(0, interaction=7, **facts))
+    before.send_and_receive(trip_to(0, interaction=7, **facts))
     order = before.pull(0)
     before.cohort.stop("it died")
     before.engine.shutdown()
@@ -466,7 +466,7 @@ def ordered_before_a_crash(directory, **facts):
 def test_a_result_from_before_a_crash_of_the_server_counts(world, tmp_path, kind):
     """The interaction is issued anew; the client need not do it again."""
     order = ordered_before_a_crash(tmp_path / "before", kind=kind)
-    future = world.exchange(trip_to(0, interaction=7, kind=kind))
+    future = world.send_and_receive(trip_to(0, interaction=7, kind=kind))
     assert world.push(0, order, 4.0) is True
     assert values(future.result(30)) == {0: 4.0}
 
@@ -485,7 +485,7 @@ def test_a_result_that_began_elsewhere_does_not_count(world, tmp_path, kind, dif
         again = replace(again, common=Bundle(weights={"w": torch.ones(3)}))
     else:
         again = replace(again, personal={0: Bundle(weights={"own": torch.zeros(1)})})
-    future = world.exchange(again)
+    future = world.send_and_receive(again)
     with pytest.raises(Superseded):
         world.push(0, stale, 4.0)
     assert world.push(0, world.pull(0), 5.0) is True
@@ -494,7 +494,7 @@ def test_a_result_that_began_elsewhere_does_not_count(world, tmp_path, kind, dif
 
 def test_what_the_payload_counts_for_each_client(world):
     personal = {1: Bundle(weights={"own": torch.zeros(5)})}
-    future = world.exchange(trip_to(0, 1, personal=personal))
+    future = world.send_and_receive(trip_to(0, 1, personal=personal))
     for client in (0, 1):
         world.push(client, world.pull(client))
     found = {c: r.logical_down for c, r in future.result(30).by_client.items()}
@@ -504,7 +504,7 @@ def test_what_the_payload_counts_for_each_client(world):
 def test_training_for_what_is_committed_is_pointless(world):
     world.cohort.commit(3, -1)
     assert not world.cohort.is_superseded(3), "before its first trip it cannot know"
-    world.exchange(trip_to(0, interaction=4))
+    world.send_and_receive(trip_to(0, interaction=4))
     assert [world.cohort.is_superseded(i) for i in (-1, 0, 3, 4)] == [False, True, True, False]
 
 
@@ -515,7 +515,7 @@ def test_a_deadline_closes_with_enough(tmp_path):
     world = World(tmp_path, deadline_s=0.2)
     world.join_all()
     begun = time.monotonic()
-    future = world.exchange(trip_to(0, 1, 2, needed=2))
+    future = world.send_and_receive(trip_to(0, 1, 2, needed=2))
     late = world.pull(1)
     for client in (2, 0):
         world.push(client, world.pull(client), float(client))
@@ -533,7 +533,7 @@ def test_an_answer_after_a_deadline_is_late(tmp_path):
     """
     world = World(tmp_path, deadline_s=0.1)
     world.join_all()
-    future = world.exchange(trip_to(0, 1, needed=1))
+    future = world.send_and_receive(trip_to(0, 1, needed=1))
     late = world.pull(1)
     world.push(0, world.pull(0))
     future.result(30)
@@ -545,7 +545,7 @@ def test_an_answer_after_a_deadline_is_late(tmp_path):
 
 def test_a_result_of_a_session_that_is_forgotten_meanwhile(world):
     """A relay forgets all sessions while a result is on its way to the coordinator above."""
-    future = world.exchange(trip_to(0))
+    future = world.send_and_receive(trip_to(0))
     world.pull(0)
     trip = world.cohort._trips.current
     world.cohort.sessions.clear()
@@ -558,12 +558,12 @@ def test_a_late_answer_takes_no_order_of_the_next_trip(tmp_path):
     """Its upload was still under way when its trip ended; the next one has begun."""
     world = World(tmp_path, deadline_s=0.1)
     world.join_all()
-    future = world.exchange(trip_to(0, 1, needed=1))
+    future = world.send_and_receive(trip_to(0, 1, needed=1))
     first, _ = [world.pull(client) for client in (0, 1)]
     late = world.cohort._trips.current
     world.push(0, first)
     future.result(30)
-    world.exchange(trip_to(0, 1, interaction=1))
+    world.send_and_receive(trip_to(0, 1, interaction=1))
     members = {c: world.cohort.session(c, world.tokens[c]) for c in (0, 1)}
     caller = world.cohort.caller(members, world.issues)
     assert world.cohort.next_orders(caller, lambda: True)[0][0].client_id == "0"
@@ -577,7 +577,7 @@ def test_a_late_answer_takes_no_order_of_the_next_trip(tmp_path):
 def test_a_deadline_waits_for_enough(tmp_path):
     world = World(tmp_path, deadline_s=0.05)
     world.join_all()
-    future = world.exchange(trip_to(0, 1, 2, needed=2))
+    future = world.send_and_receive(trip_to(0, 1, 2, needed=2))
     world.push(0, world.pull(0))
     time.sleep(0.15)
     assert not future.done()
@@ -586,7 +586,7 @@ def test_a_deadline_waits_for_enough(tmp_path):
 
 
 def test_without_a_deadline_everybody_is_waited_for(world):
-    future = world.exchange(trip_to(0, 1, 2, needed=1))
+    future = world.send_and_receive(trip_to(0, 1, 2, needed=1))
     world.push(0, world.pull(0))
     world.push(1, world.pull(1))
     time.sleep(0.05)
@@ -596,7 +596,7 @@ def test_without_a_deadline_everybody_is_waited_for(world):
 
 
 def test_a_failure_is_borne_while_enough_are_left(world):
-    future = world.exchange(trip_to(0, 1, 2, needed=2))
+    future = world.send_and_receive(trip_to(0, 1, 2, needed=2))
     assert world.push(1, world.pull(1), failure="no memory") is True
     world.push(0, world.pull(0))
     world.push(2, world.pull(2))
@@ -606,7 +606,7 @@ def test_a_failure_is_borne_while_enough_are_left(world):
 
 
 def test_too_many_failures_name_the_client(world):
-    future = world.exchange(trip_to(0, 1, 2, interaction=6, needed=2))
+    future = world.send_and_receive(trip_to(0, 1, 2, interaction=6, needed=2))
     world.push(2, world.pull(2), failure="its disk is full")
     assert not future.done()
     world.push(1, world.pull(1), failure="its upload was refused: tensor 'x' is missing")
@@ -619,14 +619,14 @@ def test_too_many_failures_name_the_client(world):
 
 
 def test_one_failure_ends_a_run_that_needs_all(world):
-    future = world.exchange(trip_to(0, 1, 2))
+    future = world.send_and_receive(trip_to(0, 1, 2))
     world.push(0, world.pull(0), failure="ValueError: no")
     with pytest.raises(RunFailed, match=r"client 0 failed in round 1 .*ValueError: no"):
         future.result(30)
 
 
 def test_stopping_ends_the_waiting(world):
-    future = world.exchange(trip_to(0))
+    future = world.send_and_receive(trip_to(0))
     world.cohort.stop("the server is shutting down")
     with pytest.raises(RunFailed, match="shutting down"):
         future.result(30)
@@ -642,7 +642,7 @@ def holds_four(client, versions):
 def test_a_client_without_its_state(world):
     """Client 1 must hold the state after interaction 4, but comes back with older ones only."""
     world.cohort.require(holds_four, {1: 4}, -1)
-    future = world.exchange(trip_to(0, 1, interaction=5))
+    future = world.send_and_receive(trip_to(0, 1, interaction=5))
     world.join(0, world.tokens[0])
     world.join(1, world.tokens[1], versions=(3, 4))
     assert not future.done()
@@ -653,14 +653,14 @@ def test_a_client_without_its_state(world):
         future.result(30)
     assert caught.value.client == 1
     assert world.cohort.versions()[1] == (2, 3)
-    world.exchange(trip_to(0, interaction=3))
+    world.send_and_receive(trip_to(0, interaction=3))
     assert world.pull(0) is not None, "the run goes on"
 
 
 def test_a_client_that_loses_the_state_behind_an_upload_that_was_taken(world):
     """Client 0's upload is in, the trip is open; its machine fails before the state is synced."""
     world.cohort.require(lambda client, versions: True, {0: 4, 1: 4}, -1)
-    future = world.exchange(trip_to(0, 1, interaction=5))
+    future = world.send_and_receive(trip_to(0, 1, interaction=5))
     assert world.push(0, world.pull(0)) is True
     world.join(0, world.tokens[0], versions=(4, 5))
     assert not future.done()
@@ -688,7 +688,7 @@ def test_a_state_lost_between_trips_shows_at_the_next(world):
     world.cohort.require(holds_four, {1: 4}, -1)
     world.join(1, world.tokens[1], versions=())
     with pytest.raises(StateLost):
-        world.exchange(trip_to(0, 1)).result(30)
+        world.send_and_receive(trip_to(0, 1)).result(30)
 
 
 def test_durable_is_the_oldest_state_that_is_not_safe(world):
@@ -736,7 +736,7 @@ def test_who_said_that_its_state_is_safe_is_not_looked_at_until_it_trains_again(
 
 
 def test_what_is_told(world):
-    world.exchange(trip_to(0, 1, needed=1))
+    world.send_and_receive(trip_to(0, 1, needed=1))
     world.push(0, world.pull(0))
     world.push(1, world.pull(1), failure="no memory")
     world.cohort.leave(1, "finished")
@@ -761,14 +761,14 @@ def test_what_a_client_lost_does_not_matter_once_it_was_turned_away(tmp_path):
         cohort.join(client, PROFILE, b"", ())
     cohort.stop("the test is over")
     with pytest.raises(RunFailed, match="the test is over"):
-        cohort.exchange(trip_to(1, 2))
+        cohort.send_and_receive(trip_to(1, 2))
 
 
 # --- lasting trips --------------------------------------------------------------------------------
 
 
 def flush(size, interaction=1, needed=None, wanted=None):
-    return Flush(interaction, interaction, size, needed or size, wanted or {})
+    return BufferedUploads(interaction, interaction, size, needed or size, wanted or {})
 
 
 def taking(world, *args, **facts):
@@ -841,7 +841,7 @@ def test_a_flush_may_want_certain_results_alone(world):
 def test_others_score_while_lasting_orders_are_under_way(world):
     world.cohort.send(trip_to(0, 1, interaction=0))
     order = world.pull(0)
-    future = world.exchange(trip_to(2, kind=rpc.ORDER_KIND_EVALUATE))
+    future = world.send_and_receive(trip_to(2, kind=rpc.ORDER_KIND_EVALUATE))
     scoring = world.pull(2)
     assert scoring.kind == rpc.ORDER_KIND_EVALUATE
     assert world.push(0, order)
@@ -912,7 +912,7 @@ def test_a_flush_ends_where_a_client_lost_the_state_behind_its_upload(world):
 
 def test_a_round_closes_with_the_uploads_it_wants(world):
     """Two of three orders are enough: the straggler's upload is no longer wanted."""
-    future = world.exchange(trip_to(0, 1, 2, needed=2, enough=2))
+    future = world.send_and_receive(trip_to(0, 1, 2, needed=2, enough=2))
     orders = {c: world.pull(c) for c in (0, 1, 2)}
     for client in (2, 0):
         assert world.push(client, orders[client])
@@ -923,7 +923,7 @@ def test_a_round_closes_with_the_uploads_it_wants(world):
 
 def test_a_round_takes_no_more_uploads_than_it_wants(world):
     """The third comes before the engine's thread has closed the trip."""
-    future = world.exchange(trip_to(0, 1, 2, needed=2, enough=2))
+    future = world.send_and_receive(trip_to(0, 1, 2, needed=2, enough=2))
     orders = {c: world.pull(c) for c in (0, 1, 2)}
     with world.cohort._lock:
         assert [world.push(c, orders[c]) for c in (2, 0, 1)] == [True, True, False]

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from fedsrv.events import Box, Event
+from fedsrv.events import Event, EventQueue
 from fedsrv.transport import gate as gates
 from fedsrv.transport.gate import Gate
 
@@ -127,9 +127,9 @@ def test_a_call_has_its_time(gate, clock):
 
 
 def test_a_listener_that_does_not_read_costs_no_more_than_so_much(monkeypatch):
-    monkeypatch.setattr(Box, "MOST", 6)
-    monkeypatch.setattr(Box, "MOST_WITH_BEATS", 3)
-    box = Box()
+    monkeypatch.setattr(EventQueue, "MAX", 6)
+    monkeypatch.setattr(EventQueue, "MAX_WITH_BEATS", 3)
+    box = EventQueue()
     for number in range(5):
         box.put(Event("beat", interaction=number))
     for number in range(8):

@@ -9,12 +9,12 @@ from fedmodels.errors import ConfigError, RunFailed, RunStopped
 from fedmodels.resolution import parse_experiment
 from fedmodels.tensors.bundle import EVALUATOR
 from fedpb.v1 import coordinator_pb2 as rpc
-from fedsrv.engine.cohort import Flush, Starved, fewest_alive
+from fedsrv.engine.cohort import BufferedUploads, TooFewOrders, fewest_alive
 from fedsrv.engine.rounds import Engine
 from fedsrv.events import EventLog
 from fedsrv.state.store import Store
 from fedsrv.transport.remote_cohort import RemoteCohort
-from fedsrv.transport.waiting import Notice, Patience
+from fedsrv.transport.waiting import ClientWait, WaitNotice
 from fedtide.inprocess import InProcessCohort
 from tests.conftest import tiny_experiment
 from tests.fedmodels.methods.test_conformance import experiment_for
@@ -121,7 +121,7 @@ def test_a_round_waits_for_no_more_than_it_needs(world, clock):
 def test_a_dead_client_does_not_cost_the_deadline(world, clock, kind):
     world.join_all()
     pass_time(world, clock, LEASE_S + 1)  # nobody was heard of; those who answer now are alive
-    future = world.exchange(trip_to(0, 1, 2, needed=2, kind=kind))
+    future = world.send_and_receive(trip_to(0, 1, 2, needed=2, kind=kind))
     world.push(0, world.pull(0))
     world.push(2, world.pull(2), 2.0)
     assert values(future.result(30)) == {0: 0.0, 2: 2.0}
@@ -131,7 +131,7 @@ def test_a_dead_client_does_not_cost_the_deadline(world, clock, kind):
 def test_the_evaluator_stands_for_no_client(world, clock, kind):
     """It has answered, and one client; two clients are needed."""
     world.join_all([0, 1, 2, EVALUATOR])
-    future = world.exchange(trip_to(0, 1, 2, EVALUATOR, needed=2, kind=kind))
+    future = world.send_and_receive(trip_to(0, 1, 2, EVALUATOR, needed=2, kind=kind))
     for client in (0, EVALUATOR):
         world.push(client, world.pull(client))
     pass_time(world, clock, 1000)
@@ -142,7 +142,7 @@ def test_the_evaluator_stands_for_no_client(world, clock, kind):
 
 def test_nobody_waits_for_ever_for_an_evaluator(world, clock):
     world.join_all([0, 1, 2, EVALUATOR])
-    future = world.exchange(trip_to(0, 1, EVALUATOR, needed=2, kind=rpc.ORDER_KIND_FINISH))
+    future = world.send_and_receive(trip_to(0, 1, EVALUATOR, needed=2, kind=rpc.ORDER_KIND_FINISH))
     for client in (0, 1):
         world.push(client, world.pull(client))
     assert stays(future)
@@ -152,7 +152,7 @@ def test_nobody_waits_for_ever_for_an_evaluator(world, clock):
 
 def test_without_min_clients_the_evaluator_is_needed_too(world):
     world.join_all([0, 1, EVALUATOR])
-    future = world.exchange(trip_to(0, 1, EVALUATOR, kind=rpc.ORDER_KIND_EVALUATE))
+    future = world.send_and_receive(trip_to(0, 1, EVALUATOR, kind=rpc.ORDER_KIND_EVALUATE))
     for client in (0, 1):
         world.push(client, world.pull(client))
     world.push(EVALUATOR, world.pull(EVALUATOR), failure="its disk is full")
@@ -163,7 +163,7 @@ def test_without_min_clients_the_evaluator_is_needed_too(world):
 def test_a_client_that_may_still_come_is_waited_for(world, clock):
     """Until a lease after it was last heard of."""
     world.join_all()
-    future = world.exchange(trip_to(0, 1, 2, needed=2))
+    future = world.send_and_receive(trip_to(0, 1, 2, needed=2))
     world.push(0, world.pull(0))
     world.push(2, world.pull(2))
     pass_time(world, clock, LEASE_S - 1)
@@ -174,7 +174,7 @@ def test_a_client_that_may_still_come_is_waited_for(world, clock):
 
 def test_a_client_that_never_came_back_to_a_new_server_is_dead_after_a_lease(world, clock):
     world.join_all([0, 1])
-    future = world.exchange(trip_to(0, 1, 2, needed=2))
+    future = world.send_and_receive(trip_to(0, 1, 2, needed=2))
     for client in (0, 1):
         world.push(client, world.pull(client))
     pass_time(world, clock, LEASE_S - 1)
@@ -185,7 +185,7 @@ def test_a_client_that_never_came_back_to_a_new_server_is_dead_after_a_lease(wor
 
 def test_a_living_client_has_until_the_deadline(world, clock):
     world.join_all()
-    future = world.exchange(trip_to(0, 1, 2, needed=2))
+    future = world.send_and_receive(trip_to(0, 1, 2, needed=2))
     for client in (0, 2):
         world.push(client, world.pull(client))
     with ThreadPoolExecutor(1) as pool:
@@ -203,7 +203,7 @@ def test_a_living_client_has_until_the_deadline(world, clock):
 
 def test_a_dead_client_is_waited_for_while_it_is_needed(world, clock):
     world.join_all()
-    future = world.exchange(trip_to(0, 1, 2, needed=3))
+    future = world.send_and_receive(trip_to(0, 1, 2, needed=3))
     for client in (0, 2):
         world.push(client, world.pull(client))
     pass_time(world, clock, 10_000)
@@ -216,7 +216,7 @@ def test_a_dead_client_is_waited_for_while_it_is_needed(world, clock):
 def test_without_a_deadline_a_dead_client_is_waited_for(tmp_path, clock):
     world = World(tmp_path, min_clients=2, clock=clock)
     world.join_all()
-    future = world.exchange(trip_to(0, 1, 2, needed=2))
+    future = world.send_and_receive(trip_to(0, 1, 2, needed=2))
     for client in (0, 2):
         world.push(client, world.pull(client))
     pass_time(world, clock, 10_000)
@@ -236,7 +236,7 @@ def test_an_evaluation_does_not_wait_for_ever_for_the_dead_while_enough_live(
     """Of three clients one may be missing: it is among those whose uploads ended a round."""
     world.join_all()
     least = fewest_alive(EXPERIMENT, asked)
-    future = world.exchange(trip_to(*asked, needed=len(asked), least=least, kind=SCORES))
+    future = world.send_and_receive(trip_to(*asked, needed=len(asked), least=least, kind=SCORES))
     for client in answers:
         world.push(client, world.pull(client))
     pass_time(world, clock, LEASE_S - 1)
@@ -248,7 +248,7 @@ def test_an_evaluation_does_not_wait_for_ever_for_the_dead_while_enough_live(
 def test_an_evaluation_waits_for_the_dead_while_too_few_live(world, clock):
     world.join_all()
     least = fewest_alive(EXPERIMENT, (0, 1))
-    future = world.exchange(trip_to(0, 1, needed=2, least=least, kind=SCORES))
+    future = world.send_and_receive(trip_to(0, 1, needed=2, least=least, kind=SCORES))
     pass_time(world, clock, 1000)
     assert stays(future)
     world.tokens[1] = world.join(1)
@@ -259,7 +259,7 @@ def test_an_evaluation_waits_for_the_dead_while_too_few_live(world, clock):
 def test_an_evaluation_waits_for_the_living_until_as_many_answered_as_suffice(world, clock):
     world.join_all()
     least = fewest_alive(EXPERIMENT, (0, 1))
-    future = world.exchange(trip_to(0, 1, needed=2, least=least, kind=SCORES))
+    future = world.send_and_receive(trip_to(0, 1, needed=2, least=least, kind=SCORES))
     world.push(0, world.pull(0))
     world.cohort.sessions[1].seen = math.inf
     pass_time(world, clock, 1000)
@@ -272,7 +272,7 @@ def test_one_client_that_cannot_score_does_not_end_an_evaluation_of_two(world):
     world.join_all()
     for failing, ends in (((1,), True), ((0, 1), False)):
         least = fewest_alive(EXPERIMENT, (0, 1))
-        future = world.exchange(trip_to(0, 1, needed=2, least=least, kind=SCORES))
+        future = world.send_and_receive(trip_to(0, 1, needed=2, least=least, kind=SCORES))
         for client in (0, 1):
             world.push(client, world.pull(client), failure="no memory" * (client in failing))
         if ends:
@@ -295,7 +295,7 @@ def test_as_many_may_be_missing_of_those_asked_as_of_the_run(min_clients, asked,
 
 
 def taking(world, needed=2, idle=(2,)):
-    flush = Flush(1, 1, 2, needed, {}, idle)
+    flush = BufferedUploads(1, 1, 2, needed, {}, idle)
     return world.engine.submit(world.cohort.take, flush)
 
 
@@ -307,7 +307,7 @@ def test_others_train_in_place_of_the_dead(world, clock):
     pass_time(world, clock, LEASE_S + 1)
     assert stays(future), "client 2 is dead as well"
     world.tokens[2] = world.join(2)
-    with pytest.raises(Starved) as starved:
+    with pytest.raises(TooFewOrders) as starved:
         future.result(30)
     assert (starved.value.idle, starved.value.short) == ([2], 1)
     world.cohort.send(trip_to(2, interaction=1))
@@ -323,7 +323,7 @@ def test_others_train_in_place_of_who_failed(world):
     world.cohort.send(trip_to(0, 1, interaction=1))
     future = taking(world)
     world.push(1, world.pull(1), failure="no memory")
-    with pytest.raises(Starved):
+    with pytest.raises(TooFewOrders):
         future.result(30)
 
 
@@ -364,7 +364,7 @@ def test_it_is_said_for_whom_once_and_then_each_minute(world, clock, caplog):
 
 def test_clients_at_work_are_named_after_a_minute(world, clock):
     world.join_all()
-    future = world.exchange(trip_to(0, 1, 2, needed=2, interaction=4))
+    future = world.send_and_receive(trip_to(0, 1, 2, needed=2, interaction=4))
     for client in (0, 2):
         world.push(client, world.pull(client))
     world.cohort.sessions[1].seen = math.inf
@@ -460,9 +460,9 @@ def test_a_run_that_is_to_stop_waits_for_those_at_work_and_not_for_long(clock, c
         def notify_all(self):
             pass
 
-    patience = Patience(Looking(), lambda c: connected, lambda c: False, None, clock)
+    patience = ClientWait(Looking(), lambda c: connected, lambda c: False, None, clock)
     patience.stop(RunStopped("as asked"), 5.0)
-    notice = Notice("training", EventLog(), clock)
+    notice = WaitNotice("training", EventLog(), clock)
     with pytest.raises(RunStopped, match="as asked"):
         patience.wait(notice, lambda: [1], lambda: False, lambda: False)
     assert (clock.now - begun, len(looks)) == (waits, waits)

@@ -82,7 +82,7 @@ class World:
     def open(self, interaction=0, kind=rpc.ORDER_KIND_TRAIN):
         self.order = rpc.Order(kind=kind, client_id="0", interaction=interaction, trip=9)
         self.trip = Trip({0: self.order}, Bundle(), spec=BundleSpec.of(UPLOAD))
-        self.done = self.engine.submit(self.cohort.exchange, self.trip)
+        self.done = self.engine.submit(self.cohort.send_and_receive, self.trip)
         while self.cohort._trips.current is None:
             pass
 

@@ -47,7 +47,7 @@ class World:
     def open(self) -> None:
         orders = {c: self.order(c) for c in range(3)}
         trip = Trip(orders, Bundle(), spec=BundleSpec.of(UPLOAD), needed=1)
-        self.done = self.engine.submit(self.cohort.exchange, trip)
+        self.done = self.engine.submit(self.cohort.send_and_receive, trip)
         while self.cohort._trips.current is None:
             pass
 

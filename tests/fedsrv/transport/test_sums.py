@@ -17,7 +17,7 @@ from fedpb.descriptions import description_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
 from fedsrv.engine.cohort import Answer, Trip
-from fedsrv.engine.folding import mean_with_sums
+from fedsrv.engine.streaming_mean import mean_with_sums
 from fedsrv.events import EventLog
 from fedsrv.transport import service
 from fedsrv.transport.open_trips import GroupSum
@@ -67,7 +67,7 @@ class World:
         orders = {c: order(c) for c in range(3)}
         given = Bundle({"w": torch.zeros(3)})
         self.trip = Trip(orders, given, spec=SPEC, count=count, check_upload=check, **more)
-        self.done = self.engine.submit(self.cohort.exchange, self.trip)
+        self.done = self.engine.submit(self.cohort.send_and_receive, self.trip)
         while self.cohort._trips.current is None:
             pass
         return self
@@ -422,17 +422,17 @@ def test_a_relay_is_told_the_group_once_and_gets_all_orders(world):
 def test_a_relay_may_have_more_orders_under_way_than_a_process(tmp_path):
     events = EventLog()
     cohort = RemoteCohort(9, Spool(tmp_path, 1 << 20), events, admission=Admission({}, 9))
-    for relay, expected in (("0-8", 9), ("", RemoteCohort.MOST_AHEAD)):
+    for relay, expected in (("0-8", 9), ("", RemoteCohort.MAX_AHEAD)):
         tokens = {c: cohort.join(c, PROFILE, b"same", (), relay=relay) for c in range(9)}
         orders = {c: order(c) for c in range(9)}
         cohort.send(Trip(orders, Bundle(), spec=SPEC))
         sessions = {c: cohort.session(c, token) for c, token in tokens.items()}
         caller = cohort.caller(sessions, dict.fromkeys(range(9), 0))
-        cohort.MOST_AT_ONCE = 1
+        cohort.MAX_AT_ONCE = 1
         found = [cohort._orders_for(caller) for _ in range(9)]
         assert sum(one is not None for one in found) == expected
         again = cohort.caller(sessions, dict.fromkeys(range(9), 0))
-        cohort.MOST_AT_ONCE = 9
+        cohort.MAX_AT_ONCE = 9
         orders, _ = cohort._orders_for(again)
         assert [order.client_id for order in orders] == [str(c) for c in range(expected)]
         cohort.recall()

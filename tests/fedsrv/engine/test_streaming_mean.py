@@ -19,7 +19,7 @@ from fedmodels.tensors.packed_weights import packed as in_a_block
 from fedmodels.tensors.weighted_mean import RunningMean, weighted_mean
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.cohort import Answer
-from fedsrv.engine.folding import Folding
+from fedsrv.engine.streaming_mean import StreamingMean
 
 
 def packed(seed: int, size: int = 300) -> PackedWeights:
@@ -129,7 +129,7 @@ class World:
     """Results that come one after the other."""
 
     def __init__(self, clients, kept_bytes=0, count=count):
-        self.folding = Folding(clients, count, kept_bytes)
+        self.folding = StreamingMean(clients, count, kept_bytes)
         self.results: dict[int, Answer] = {}
         self.failed: dict[int, str] = {}
 

@@ -17,7 +17,7 @@ from fedpb.descriptions import description_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
 from fedsrv.events import EventLog
-from fedsrv.transport.complaints import EVERY_S, Complaints
+from fedsrv.transport.rejection_log import EVERY_S, RejectionLog
 from fedsrv.transport.remote_cohort import RemoteCohort
 from fedsrv.transport.server import start_server, stop_server
 from fedsrv.transport.service import Service
@@ -46,7 +46,7 @@ def test_the_first_of_a_minute_is_told_and_the_others_are_counted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     clock = Clock()
-    complaints = Complaints(logging.getLogger("fedsrv.test"), clock)
+    complaints = RejectionLog(logging.getLogger("fedsrv.test"), clock)
     for _ in range(1000):
         complaints.tell("ABORTED", "no longer wanted")
     complaints.tell("UNAUTHENTICATED", "join again\r\n\x1b[2J")

@@ -15,7 +15,7 @@ Sums = Mapping[tuple[int, ...], Weights]
 """The weighted sums that relays took, by the clients in each; empty where nothing counts."""
 
 
-class Folding:
+class StreamingMean:
     """Adds up uploads in the order of their clients' ids, and drops their weights.
 
     Otherwise all uploads would wait for the last one: 50 of 45 MB are 2.3 GB. The order of ids

@@ -23,7 +23,7 @@ class _Kind:
     unlogged: int = 0
 
 
-class Complaints(logging.Filter):
+class RejectionLog(logging.Filter):
     """Logs the first complaint of a kind and counts the others, a line a minute for each kind.
 
     It is also a filter of gRPC's loggers. A request that cannot be parsed is its sender's fault,

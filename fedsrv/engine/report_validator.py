@@ -25,7 +25,7 @@ from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.client_profile import Profile
 from fedsrv.engine.schedule import Step
 
-MOST_REMEMBERED = 1000
+MAX_REMEMBERED = 1000
 """Clients of which the last announcement stays in memory."""
 GLOBAL_TEST = "global-test"
 OWN_KEYS = frozenset(
@@ -33,16 +33,16 @@ OWN_KEYS = frozenset(
     + [one.name for one in UPLOADS]
 )
 """Names that a client's row of a record uses itself; a method's own numbers have others."""
-MOST_SECONDS = 1e8
-MOST_LOSS = 3.5e38
+MAX_SECONDS = 1e8
+MAX_LOSS = 3.5e38
 """Limit of the loss of one example: the largest float32."""
-MOST_BYTES = 2**50
-MOST_TESTED = 2**31
+MAX_BYTES = 2**50
+MAX_TESTED = 2**31
 """Limit of the examples of the global test set, which no client announces."""
 
 
 @dataclass(frozen=True)
-class Terms:
+class ReportValidator:
     """The rules that every answer of a run has to keep."""
 
     method: Method
@@ -76,7 +76,7 @@ class Terms:
         counts = each[step.task], train[: step.task + 1].sum(0), each[ordered].sum(0)
         now, met, more = (torch.from_numpy(part.copy()) for part in counts)
         found = DeclaredCounts(client, now, met, trained + more)
-        if len(self._announced) >= MOST_REMEMBERED:
+        if len(self._announced) >= MAX_REMEMBERED:
             self._announced.clear()
         self._announced[client] = step.interaction, found
         return found
@@ -108,11 +108,11 @@ class Terms:
         check_examples(report.num_examples, most, "the report's number of examples")
         if not 0 <= report.skipped_examples <= report.num_examples:
             raise PayloadError("the report leaves out more examples than it has")
-        if not 0 <= report.seconds <= MOST_SECONDS or not 0 <= report.peak_rss_bytes <= MOST_BYTES:
+        if not 0 <= report.seconds <= MAX_SECONDS or not 0 <= report.peak_rss_bytes <= MAX_BYTES:
             raise PayloadError("the report holds impossible seconds or bytes")
         for name, value in (("loss", report.loss), *report.extra.items()):
-            if math.isfinite(value) and abs(value) > MOST_LOSS:  # without a step there is no loss
-                raise PayloadError(f"the report's {name[:50]!r} is {value:g}, beyond {MOST_LOSS:g}")
+            if math.isfinite(value) and abs(value) > MAX_LOSS:  # without a step there is no loss
+                raise PayloadError(f"the report's {name[:50]!r} is {value:g}, beyond {MAX_LOSS:g}")
 
     def _check_counts(self, client: ClientId, order: rpc.Order, report: rpc.Report) -> None:
         """Check that scores match the order, each once, on the announced data."""
@@ -156,10 +156,10 @@ class Terms:
             raise PayloadError(f"the report counts other than {classes} classes")
         total = sum(counts.support)
         sane = all(0 <= c <= min(s, p) for s, p, c in zip(*arrays, strict=True))
-        if not sane or sum(counts.predicted) != total or total > MOST_TESTED:
+        if not sane or sum(counts.predicted) != total or total > MAX_TESTED:
             raise PayloadError("the report's counts contradict each other")
         loss = counts.loss_sum  # infinite where a rule excludes a class
-        if loss < 0 or (math.isfinite(loss) and loss > MOST_LOSS * max(total, 1)):
+        if loss < 0 or (math.isfinite(loss) and loss > MAX_LOSS * max(total, 1)):
             raise PayloadError("the report holds an impossible loss")
 
     def _check_confusions(self, order: rpc.Order, report: rpc.Report) -> None:

@@ -13,8 +13,8 @@ from fedmodels.tensors.bundle import EVALUATOR, Problem
 from fedmodels.training.run import RunFacts
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.client_profile import Profile
+from fedsrv.engine.report_validator import ReportValidator
 from fedsrv.engine.schedule import steps
-from fedsrv.engine.terms import Terms
 from tests.conftest import tiny_experiment
 
 TRAIN, TEST = [[5, 3], [0, 4]], [[2, 1], [0, 0]]
@@ -28,7 +28,7 @@ def terms_of(name="fedavg", **switches):
     profiles = {c: Profile.parse(c, text) for c in range(3)}
     visits = steps(experiment, range(3), dict.fromkeys(range(3), 2))
     run = RunFacts(experiment, Problem((4,), 2))
-    return Terms(make(name, **switches), run, profiles, visits)
+    return ReportValidator(make(name, **switches), run, profiles, visits)
 
 
 def order(kind=rpc.ORDER_KIND_TRAIN, views=("after_local",), interaction=0, **facts):

@@ -10,11 +10,11 @@ from fedsrv.engine.cohort import HoldsState, StateLost
 from fedsrv.state.history import LossTooLarge
 from fedsrv.transport.sessions import ClientSession
 
-MOST_LOSSES = 5
+MAX_LOSSES = 5
 """A client that loses its state more often while no new interaction is committed is refused."""
 
 
-class Holdings:
+class StateInventory:
     """The private states of the cohort's clients; used while the cohort holds its lock."""
 
     def __init__(self, sessions: dict[ClientId, ClientSession]) -> None:
@@ -75,10 +75,10 @@ class Holdings:
         """
         assert isinstance(client, int), "the evaluator holds no state"
         self._losses[client] += 1
-        if self._losses[client] > MOST_LOSSES:
+        if self._losses[client] > MAX_LOSSES:
             self._starting_over.discard(client)
             raise LossTooLarge(
-                f"client {client} came back without its private state {MOST_LOSSES} times since "
+                f"client {client} came back without its private state {MAX_LOSSES} times since "
                 f"the commit of interaction {self._highest + 1}; see that its --state-dir keeps "
                 "what is written, and start the coordinator again with --resume to admit it"
             )
