@@ -323,7 +323,7 @@ def _file_of(config: str | os.PathLike[str]) -> Path:
         )
     path = Path(config)
     preset = preset_directory() / f"{config}.toml"
-    if not path.suffix and not path.exists():
+    if not path.suffix and (path.is_dir() or not path.exists()):
         if preset.exists():
             return preset
         from fedmodels.errors import suggestion
