@@ -4,8 +4,8 @@ r"""Seconds to learn pFedGRP's aggregation weights, against autograd through the
 
 Both take the same steps on the same batches: Adam on the softmax parameters of n ResNet-20s. Ours
 mixes without gradient and gets dL/dw from one backward pass and one product
-(``fedmodels.techniques.mixing``); the plain one builds sum_j w_j theta_j in the graph of
-every step. The weights must agree to 1e-5. ``--growth`` adds further numbers of clients.
+(``fedmodels.techniques.aggregation_weights``); the plain one builds sum_j w_j theta_j in the graph
+of every step. The weights must agree to 1e-5. ``--growth`` adds further numbers of clients.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from benchmarks.measure import parser_of, tell
 from fedmodels.nets import make_net
 from fedmodels.nets.split import SplitNet, weights_of
 from fedmodels.numerics.randomness import generator, seeded
-from fedmodels.techniques.mixing import Mixer
+from fedmodels.techniques.aggregation_weights import Mixer
 from fedmodels.tensors.bundle import Weights
 
 Step = Callable[[Tensor, Tensor, Tensor], Tensor]

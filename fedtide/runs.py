@@ -42,7 +42,8 @@ def run(
 
     Args:
         config: a TOML file, its content as a mapping, or the name of a preset.
-        overrides: values by dotted key, such as ``{"seed": 1, "method.lam": 0.3}``.
+        overrides: values by dotted key, such as ``{"seed": 1, "method.lam": 0.3}``. Another
+            ``method.name`` leaves out the former method's keys, as ``--set`` does.
         backend: ``processes`` starts a coordinator and processes for the clients, as ``fedsrv
             launch`` does; ``inprocess`` trains one client after the other here, without a network.
             Both end in the same bits.
@@ -116,12 +117,16 @@ class Run:
     def clients(self) -> Any:
         """Return one row for each interaction and client: loss, seconds, examples, bytes, scores.
 
+        The accuracy on the client's own test data stands in a column for each view, such as
+        ``accuracy_after_local``, where the interaction scored it.
+
         A pandas frame where pandas is installed, else a dict of columns.
         """
         return _frame(
             [
                 {"interaction": row["interaction"], "round": row["round"], "client": int(client)}
                 | {key: value for key, value in facts.items() if isinstance(value, int | float)}
+                | {f"accuracy_{v}": one["accuracy"] for v, one in facts.get("views", {}).items()}
                 | row["bytes"]["per_client"].get(client, {})
                 for row in self.record.rows
                 for client, facts in row["clients"].items()
@@ -277,7 +282,7 @@ main(sys.argv[1:])
 
 def _tables(config: Config, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Return the plain tables of a config with the overrides in them."""
-    from fedmodels.resolution import put
+    from fedmodels.resolution import drop_former_keys, put
 
     if isinstance(config, Mapping):
         tables: dict[str, Any] = _plain(config, "the config")
@@ -291,6 +296,8 @@ def _tables(config: Config, overrides: Mapping[str, Any]) -> dict[str, Any]:
             raise ConfigError(f"{path} is not valid TOML: {error}") from None
     if not isinstance(overrides, Mapping):
         raise ConfigError(f"overrides is a {type(overrides).__name__}; give values by dotted key")
+    texts = {key: value for key, value in overrides.items() if isinstance(value, str)}
+    drop_former_keys(tables, [f"{key}={json.dumps(text)}" for key, text in texts.items()])
     for key, value in overrides.items():
         if not isinstance(key, str):
             raise ConfigError(

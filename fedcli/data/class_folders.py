@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedcli.data.arrays import IntArray
 from fedcli.data.folders import entries
-from fedcli.data.pictures import ENDS, PLAIN, Pixels, read_image
+from fedcli.data.image_files import ENDS, PLAIN, Pixels, read_image
 from fedmodels.config.transforms import ImageTransform
 from fedmodels.errors import DataError
 

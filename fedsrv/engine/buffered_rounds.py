@@ -3,8 +3,9 @@
 This is FedBuff (Nguyen et al., Federated Learning with Buffered Asynchronous Aggregation, AISTATS
 2022) for methods whose server half takes the mean of everybody's weights. At the start of an
 interaction idle clients get orders until ``per_round`` clients train. The first ``buffer`` uploads
-are reduced and committed. How much each counts depends on its staleness:
-:mod:`fedmodels.tensors.staleness`.
+are reduced and committed: a flush says how many, and ``OpenTrips.ready`` in
+``fedsrv/transport/open_trips.py`` tells when they have come. How much each counts depends on its
+staleness: :mod:`fedmodels.tensors.staleness`.
 
 The record of an interaction holds which clients arrived, in which order, and which orders were
 still under way. All else follows from the seed. So whoever follows recorded arrivals comes to the

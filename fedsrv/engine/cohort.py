@@ -237,7 +237,7 @@ class Cohort(Protocol):
         lasting trips at a time.
 
         Raises:
-            Starved: those that are left are too few, and idle clients are there.
+            TooFewOrders: those that are left are too few, and idle clients are there.
         """
         ...
 

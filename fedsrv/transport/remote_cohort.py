@@ -144,7 +144,7 @@ class RemoteCohort(JoinedClients):
         Raises:
             RunFailed: too few clients can answer; names those that failed.
             StateLost: a client came back without its required state.
-            Starved: too few of those with an order are left, and others are there.
+            TooFewOrders: too few of those with an order are left, and others are there.
         """
         trips = self._trips
 

@@ -68,7 +68,7 @@ def parse_experiment(
         raise ConfigError(f"{source} is not valid TOML: {error}") from None
     if "methods" in tables and "method" not in tables:
         raise ConfigError(f"{source} is a sweep, not the config of one run: use fedsrv sweep")
-    _drop_former_keys(tables, overrides)
+    drop_former_keys(tables, overrides)
     for item in overrides:
         override(tables, item)
     experiment = experiment_of(tables, source)
@@ -238,7 +238,7 @@ def _say_once(line: str) -> None:
     log.warning("%s", line)
 
 
-def _drop_former_keys(tables: dict[str, Any], overrides: Sequence[str]) -> None:
+def drop_former_keys(tables: dict[str, Any], overrides: Sequence[str]) -> None:
     """Where another method, net or scenario is asked for, leave out what belongs to the former.
 
     All hyper-parameters of the former method go. Keys of a net or of a scenario stay where the

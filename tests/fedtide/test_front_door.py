@@ -67,7 +67,10 @@ def test_a_run_is_opened_and_read(done: fedtide.Run) -> None:
     again = fedtide.open(done.path)
     assert again.summary == done.summary
     assert len(again.metrics()["interaction"]) == 2
-    assert sorted(set(again.clients()["client"])) == [0, 1]
+    clients = again.clients()
+    assert sorted(set(clients["client"])) == [0, 1]
+    row = again.record.rows[-1]["clients"]["1"]
+    assert list(clients["accuracy_after_local"])[-1] == row["views"]["after_local"]["accuracy"]
     with pytest.raises(ArchiveError, match="no such directory"):
         fedtide.open(done.path / "nowhere")
 
@@ -196,6 +199,13 @@ def test_no_process_outlives_one_that_is_killed(tmp_path: Path) -> None:
     readers.register(killed.stdin, 0)
     assert readers.poll(60_000), "somebody still holds the standard input that was inherited"
     killed.stdin.close()
+
+
+def test_another_method_leaves_out_the_keys_of_the_former() -> None:
+    """As --set does: quickstart's FedProx has a key mu."""
+    assert fedtide.runs._tables("quickstart", {"method.name": "fedrep"})["method"] == {
+        "name": "fedrep"
+    }
 
 
 def test_mistakes_are_one_line(tmp_path: Path) -> None:

@@ -1,4 +1,7 @@
-"""Random generators of the data side: one for each purpose, all from the run's seed."""
+"""Random generators of the data side: one for each purpose, all from the run's seed.
+
+Training draws from ``fedmodels/numerics/randomness.py``.
+"""
 
 from __future__ import annotations
 

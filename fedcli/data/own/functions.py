@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fedcli.data.arrays import DAMAGED, as_numbers
+from fedcli.data.image_files import PLAIN, first_set, pixels_of, stated
 from fedcli.data.own.examples import SHOWN, dataset_of
-from fedcli.data.pictures import PLAIN, first_set, pixels_of, stated
 from fedcli.data.sets.dataset import Dataset, Examples, Inputs, named_classes
 from fedcli.data.sets.source import Source
 from fedmodels.config.transforms import ImageTransform

@@ -17,13 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcli.data.cuts.held_out import last_of_each
+from fedcli.data.image_files import PLAIN, first_set, stated
 from fedcli.data.own.cells import check_columns
 from fedcli.data.own.examples import coded, dataset_of
 from fedcli.data.own.functions import as_array
 from fedcli.data.own.recordings import PARTS, windowed
 from fedcli.data.own.table_files import Table
 from fedcli.data.own.tables import columns_of, made, read_rows
-from fedcli.data.pictures import PLAIN, first_set, stated
 from fedcli.data.sets.dataset import Dataset, Examples
 from fedcli.data.sets.source import Source
 from fedmodels.config.data import Columns

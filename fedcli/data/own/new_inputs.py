@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from fedcli.data.arrays import read_array
 from fedcli.data.folders import files_below, note_left_out
+from fedcli.data.image_files import ENDS, read_image
 from fedcli.data.own.recordings import rows_of, windowed
 from fedcli.data.own.table_files import SUFFIXES, read_table
-from fedcli.data.pictures import ENDS, read_image
 from fedmodels.config.columns import ROLES, Columns
 from fedmodels.config.transforms import ImageTransform, TableTransform, Transform, parse_transform
 from fedmodels.errors import DataError

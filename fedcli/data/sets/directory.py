@@ -31,7 +31,7 @@ from fedcli.data.class_folders import (
 )
 from fedcli.data.cuts.held_out import SHARE, last_of_each
 from fedcli.data.folders import check_inside, note_left_out
-from fedcli.data.pictures import PLAIN, first_set, stated
+from fedcli.data.image_files import PLAIN, first_set, stated
 from fedcli.data.sets.dataset import Dataset, Examples, check_finite, named_classes
 from fedcli.data.sets.source import Source
 from fedmodels.config.data import Data

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from fedcli.data.arrays import IntArray, check_examples, read_array
 from fedcli.data.class_folders import Listed, class_folders, class_of, images_of, read_images
 from fedcli.data.folders import check_inside
-from fedcli.data.pictures import PLAIN
+from fedcli.data.image_files import PLAIN
 from fedcli.data.sets.dataset import Labelled
 from fedmodels.config.transforms import ImageTransform, parse_transform
 from fedmodels.data_description import (

@@ -20,8 +20,8 @@ import numpy as np
 
 from fedcli.data.arrays import IntArray
 from fedcli.data.folders import files_below
+from fedcli.data.image_files import ENDS
 from fedcli.data.own.table_files import SUFFIXES
-from fedcli.data.pictures import ENDS
 from fedcli.data.sets.dataset import Dataset
 from fedcli.data.sets.registry import OWN, load
 from fedcli.data.store.client_data import PARTS

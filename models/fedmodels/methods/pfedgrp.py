@@ -7,8 +7,8 @@ Limited Storage, 2024, Algorithm 1. https://arxiv.org/abs/2410.01502v2
     C_i^{t,*}       uploads[i].weights                  TH_G        th_g
     W_i             row i of ``rows`` in ``finish``     lambda      lam
 
-The replay is techniques/class_replay.py, the search for W techniques/mixing.py. Deviations:
-docs/methods/pfedgrp.md. Ablations that change functions: variants/pfedgrp.py.
+The replay is techniques/class_replay.py, the search for W techniques/aggregation_weights.py.
+Deviations: docs/methods/pfedgrp.md. Ablations that change functions: variants/pfedgrp.py.
 """
 
 from __future__ import annotations

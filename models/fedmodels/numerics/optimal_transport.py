@@ -101,7 +101,8 @@ def pot_plan(
         similarity: S (N, P), embeddings by prototypes, cosines in FedAli.
         solver: ``entropic`` as above; ``emd`` without the entropy; ``unbalanced`` with both
             marginals as penalties instead of constraints.
-        epsilon: weight of the entropy, above 0; at least ``MIN_UNBALANCED`` for ``unbalanced``.
+        epsilon: weight of the entropy, above 0; ``unbalanced`` takes ``MIN_UNBALANCED_EPSILON`` at
+            least.
         iterations: of Sinkhorn's algorithm at most.
         marginal_penalty: weight of the marginals' Kullback-Leibler divergences (``unbalanced``).
 

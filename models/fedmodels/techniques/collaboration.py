@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from fedmodels.config.bounds import NonNegative
 from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.algebra import simplex_projection, weighted_mean
-from fedmodels.techniques.mixing import entropy
+from fedmodels.techniques.aggregation_weights import entropy
 from fedmodels.tensors.bundle import Bundle, ClientId, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.training.contexts import Metrics, ServerContext, ServerState

@@ -1,7 +1,8 @@
 """The settings of class replay, as keys of a method, and what methods with replay have in common.
 
 Tan and Liu (pFedGRP), arXiv 2410.01502v2, section 4. The replay itself is
-:mod:`fedmodels.techniques.class_replay`, the search for weights :mod:`fedmodels.techniques.mixing`.
+:mod:`fedmodels.techniques.class_replay`, the search for weights
+:mod:`fedmodels.techniques.aggregation_weights`.
 """
 
 from __future__ import annotations
@@ -14,9 +15,15 @@ import torch
 
 from fedmodels.config.bounds import Count, NonNegative, PositiveCount, Share
 from fedmodels.machine import cores
+from fedmodels.techniques.aggregation_weights import (
+    FoundWeights,
+    Mixer,
+    SearchSettings,
+    WeightSearch,
+    find_all,
+)
 from fedmodels.techniques.class_replay import METRICS, ClassReplay
 from fedmodels.techniques.generators import Arch, Family
-from fedmodels.techniques.mixing import FoundWeights, Mixer, SearchSettings, WeightSearch, find_all
 from fedmodels.tensors.bundle import Bundle, Histogram, Weights
 from fedmodels.training.run import RunFacts
 from fedmodels.training.settings import Part

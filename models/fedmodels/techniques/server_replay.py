@@ -15,8 +15,8 @@ import torch
 from fedmodels.errors import PayloadError
 from fedmodels.nets.split import load_weights
 from fedmodels.numerics.randomness import derive_seed
+from fedmodels.techniques.aggregation_weights import Examples, WeightSearch
 from fedmodels.techniques.class_replay import ALL, ClassReplay, Judge, Replayed, publish
-from fedmodels.techniques.mixing import Examples, WeightSearch
 from fedmodels.tensors.bundle import Bundle, GeneratorState, Histogram, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.tensors.declared_counts import DeclaredCounts, check_versions

@@ -17,8 +17,8 @@ from PIL import Image
 from rich.console import Console
 
 from fedcli.cli import main
+from fedcli.data.image_files import ENDS
 from fedcli.data.own.examples import coded
-from fedcli.data.pictures import ENDS
 from fedcli.data.sets.registry import load
 from fedcli.data.store.client_data import ClientData, GlobalTest
 from fedcli.data.store.inspection import inspect

@@ -160,7 +160,7 @@ def test_fixed_alpha_stays(digits):
     assert train_locally(method, ctx, *payload_of(experiment, ctx)).state.scalars["alpha"] == 0.75
 
 
-def test_mixing_takes_running_statistics_too():
+def test_aggregation_weights_takes_running_statistics_too():
     v = {"a": torch.tensor([1.0]), "n": torch.tensor(3)}
     w = {"a": torch.tensor([3.0]), "n": torch.tensor(7)}
     found = mix(v, w, 0.25)

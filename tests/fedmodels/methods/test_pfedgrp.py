@@ -14,9 +14,9 @@ from fedmodels.methods import make, method_class
 from fedmodels.methods.pfedgrp import PERSONAL
 from fedmodels.numerics.metric_names import metric
 from fedmodels.techniques import server_replay
+from fedmodels.techniques.aggregation_weights import FoundWeights, find_all
 from fedmodels.techniques.class_replay import Judge, Rehearsal, Replayed
 from fedmodels.techniques.generators import public
-from fedmodels.techniques.mixing import FoundWeights, find_all
 from fedmodels.techniques.replay_settings import LearnedWeights
 from fedmodels.tensors.bundle import Bundle, GeneratorState, Histogram, Problem, tensor_bytes
 from fedmodels.training.contexts import ServerContext

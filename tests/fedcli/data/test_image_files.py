@@ -14,8 +14,8 @@ import pytest
 from PIL import Image
 from torchvision.transforms import v2
 
+from fedcli.data.image_files import pixels_of, read_image
 from fedcli.data.own.functions import as_array
-from fedcli.data.pictures import pixels_of, read_image
 from fedcli.data.sets.registry import load
 from fedcli.data.store.client_data import ClientData
 from fedmodels.config.data import Columns, Data

@@ -12,7 +12,7 @@ from fedmodels.methods import make
 from fedmodels.nets import make_net
 from fedmodels.nets.split import load_weights, weights_of
 from fedmodels.numerics.randomness import generator, seeded
-from fedmodels.techniques.mixing import (
+from fedmodels.techniques.aggregation_weights import (
     Mixer,
     SearchSettings,
     WeightSearch,
