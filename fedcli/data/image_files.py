@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps, ImageSequence, UnidentifiedImageError
+from PIL import Image, ImageOps, ImageSequence, TiffImagePlugin, UnidentifiedImageError
 
 from fedcli.data.arrays import DAMAGED
 from fedmodels.config.transforms import ImageTransform
@@ -58,10 +58,12 @@ def pixels_of(picture: Image.Image, how: ImageTransform = PLAIN) -> Pixels:
     """
     _check_frames(picture, how)
     _check_depth(picture)
+    white = _white_is_zero(picture)
     picture = _on_ground(ImageOps.exif_transpose(picture), how.ground)
     grey = picture.mode[0] in "1IL" if how.channels is None else how.channels == "grey"
     if picture.mode[0] == "I":
-        picture = Image.fromarray(_of_16_bits(np.asarray(picture)))
+        shades = np.asarray(picture, dtype=np.int64)
+        picture = Image.fromarray(_of_16_bits(white - shades if white else shades))
     else:
         picture = picture.convert("L" if grey else "RGB")
     pixels = np.asarray(_sized(picture, how))
@@ -129,6 +131,17 @@ def _on_ground(picture: Image.Image, ground: str) -> Image.Image:
     above = picture.convert("RGBA")
     laid = Image.alpha_composite(Image.new("RGBA", above.size, ground), above)
     return laid.convert("L" if picture.mode in ("1", "L", "LA", "La") else "RGB")
+
+
+def _white_is_zero(picture: Image.Image) -> int:
+    """Return the black of a TIFF whose white is 0, and 0 for any other picture.
+
+    Pillow inverts such pictures up to 8 bits, and leaves deeper ones as they are.
+    """
+    tags = getattr(picture, "tag_v2", {})
+    if tags.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION) != 0:
+        return 0
+    return int(2 ** tags.get(TiffImagePlugin.BITSPERSAMPLE, (8,))[0]) - 1
 
 
 def _of_16_bits(shades: NDArray[Any]) -> NDArray[np.uint16]:

@@ -63,6 +63,12 @@ def palette(path: Path) -> None:
     image.save(path)
 
 
+def white_is_zero(path: Path) -> None:
+    """Save shades 0, 1 and 65535 as a TIFF whose white is 0."""
+    stored = np.array([[65535, 65534, 0]], dtype=np.uint16)
+    Image.fromarray(stored).save(path, tiffinfo={262: 0})
+
+
 RIGHT: dict[str, tuple[str, Saved, list[Any]]] = {
     "orientation": ("a.png", turned, [[[3, 0], [4, 1], [5, 2]]]),
     "alpha of colours": ("a.png", transparent("RGBA"), [(255 - INK).tolist()] * 3),
@@ -71,6 +77,7 @@ RIGHT: dict[str, tuple[str, Saved, list[Any]]] = {
     "16 bits": ("a.png", deep(65535), [[[0, 1, 65535]]]),
     "12 bits in 16": ("a.tif", deep(4095), [[[0, 1, 4095]]]),
     "8 bits in 16": ("a.tif", deep(255), [[[0, 1, 255]]]),
+    "white is 0": ("a.tif", white_is_zero, [[[0, 1, 65535]]]),
     "palette": ("a.png", palette, [[[255, 0]], [[0, 102]], [[51, 255]]]),
     "cmyk": (
         "a.tif",
