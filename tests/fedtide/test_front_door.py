@@ -26,6 +26,7 @@ from fedcli.runtime.worker import Result
 from fedmodels.errors import ArchiveError, ConfigError, DataError, FedtideError, RunFailed
 from fedmodels.nets.trained import ModelFacts, TrainedModel, header_of
 from fedsrv.state.run_directory import launching
+from fedtide import runs
 from fedtide.inprocess import InProcessCohort
 
 EXTEND = Path(__file__).parents[2] / "examples" / "extend"
@@ -203,9 +204,8 @@ def test_no_process_outlives_one_that_is_killed(tmp_path: Path) -> None:
 
 def test_another_method_leaves_out_the_keys_of_the_former() -> None:
     """As --set does: quickstart's FedProx has a key mu."""
-    assert fedtide.runs._tables("quickstart", {"method.name": "fedrep"})["method"] == {
-        "name": "fedrep"
-    }
+    tables = runs._tables("quickstart", {"method.name": "fedrep"})
+    assert tables["method"] == {"name": "fedrep"}
 
 
 def test_mistakes_are_one_line(tmp_path: Path) -> None:
@@ -359,7 +359,7 @@ def test_wrong_types_get_a_line() -> None:
         fedtide.run("quickstart", {1: 1})  # type: ignore[dict-item]
     for rounds in (1.5, 0, True):
         with pytest.raises(ConfigError, match="give a whole number of rounds"):
-            fedtide.runs.Run(Path("nowhere")).extend(rounds)  # type: ignore[arg-type]
+            runs.Run(Path("nowhere")).extend(rounds)  # type: ignore[arg-type]
 
 
 def test_a_notebook_shows_a_run_as_a_table_and_charts(done: fedtide.Run) -> None:
