@@ -28,6 +28,8 @@ GAP = 10
 """Usual steps of a recording beyond which a step is a gap, unless a config says how long one is."""
 REPEATED = 0.1
 """Share of rows with the time of another one beyond which times of two recordings are mixed."""
+MAX_GROWTH = 100
+"""A rate makes at most so many times the rows that were read."""
 SLACK = 1e-6
 """Part of a step that rounding may take from a time."""
 Mended = Counter[str]
@@ -93,6 +95,7 @@ def rows_of(table: Table, columns: Columns) -> tuple[Rows, Mended]:
     rows = rows.in_stretches(begins).at(kept)
     rows = rows.in_stretches(rows.changes("stretch"))
     if columns.rate is not None:
+        _check_growth(rows, columns, table)
         rows = _resampled(rows, columns.rate)
     return rows, mended
 
@@ -206,6 +209,23 @@ def _interpolated(
             "column out of features, or set [data.columns] missing = 'drop' or 'mean'"
         )
     return x
+
+
+def _check_growth(rows: Rows, columns: Columns, table: Table) -> None:
+    """Check how many rows a rate makes, before memory is taken for them.
+
+    Raises:
+        DataError: they are more than ``MAX_GROWTH`` times the rows that were read.
+    """
+    rate = columns.rate or 0.0
+    begins = np.flatnonzero(rows.start == 0)
+    ends = np.array([*begins[1:], len(rows.x)], dtype=np.int64) - 1
+    made = float(((rows.time[ends] - rows.time[begins]) * rate + 1).sum())
+    if made > MAX_GROWTH * len(rows.x):
+        raise DataError(
+            f"{table.where}: [data.columns] rate = {rate:g} makes {made:.3g} rows of "
+            f"{len(rows.x)}: say with time_unit in what {columns.time!r} counts, or lower rate"
+        )
 
 
 def _resampled(rows: Rows, rate: float) -> Rows:

@@ -52,7 +52,8 @@ class Columns(StrictTable):
     """Seconds between two rows beyond which no window goes on; ten times the usual step of a
     recording unless given."""
     rate: Positive | None = None
-    """Rows per second that recordings are resampled to; by default as they are."""
+    """Rows per second that recordings are resampled to, at most 100 times the rows that were read;
+    by default as they are."""
     missing: Literal["error", "drop", "interpolate", "mean"] | None = None
     """What an empty cell means: an ``error`` unless given. ``drop`` leaves out its row, and no
     window goes over that place; ``interpolate`` puts it between its neighbours in the recording;

@@ -314,6 +314,15 @@ def test_recordings_are_resampled_to_a_rate(tmp_path: Path) -> None:
         assert x[inner] == pytest.approx(2 * np.arange(count)[inner] / rate, abs=0.011)
 
 
+@pytest.mark.parametrize("rate", [25, 1e12, 1e300])
+def test_a_rate_that_makes_far_too_many_rows_is_refused(tmp_path: Path, rate: float) -> None:
+    """Milliseconds taken for seconds; or a server that asks for all memory of a site."""
+    file = recording([(20 * i, i, "xy"[i >= 200]) for i in range(400)], tmp_path / "ms.csv")
+    with pytest.raises(DataError, match=r"ms\.csv: .* rate = .* rows of 400: say with time_unit"):
+        loaded(file, time="t", rate=rate, features=["ax"])
+    assert len(every(loaded(file, time="t", time_unit="ms", rate=25, features=["ax"]))) == 200
+
+
 def test_two_rates_become_one(tmp_path: Path) -> None:
     """A phone at 50 Hz and a watch at 20 Hz; windows of both span the same time."""
     for name, rate in (("phone", 50), ("watch", 20)):
