@@ -130,7 +130,7 @@ class PullRequest(_message.Message):
     def __init__(self, waiting: _Optional[_Iterable[_Union[Waiting, _Mapping]]] = ..., held: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Order(_message.Message):
-    __slots__ = ("kind", "client_id", "interaction", "round", "task", "committed", "durable", "views", "tasks_seen", "trip", "global_test", "issue", "following", "base", "confusion")
+    __slots__ = ("kind", "client_id", "interaction", "round", "task", "committed", "durable", "views", "tasks_seen", "trip", "global_test", "issue", "following", "base", "confusion", "new_classes", "first_task")
     KIND_FIELD_NUMBER: _ClassVar[int]
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     INTERACTION_FIELD_NUMBER: _ClassVar[int]
@@ -146,6 +146,8 @@ class Order(_message.Message):
     FOLLOWING_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
     CONFUSION_FIELD_NUMBER: _ClassVar[int]
+    NEW_CLASSES_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TASK_FIELD_NUMBER: _ClassVar[int]
     kind: OrderKind
     client_id: str
     interaction: int
@@ -161,7 +163,9 @@ class Order(_message.Message):
     following: int
     base: int
     confusion: bool
-    def __init__(self, kind: _Optional[_Union[OrderKind, str]] = ..., client_id: _Optional[str] = ..., interaction: _Optional[int] = ..., round: _Optional[int] = ..., task: _Optional[int] = ..., committed: _Optional[int] = ..., durable: _Optional[int] = ..., views: _Optional[_Iterable[str]] = ..., tasks_seen: _Optional[int] = ..., trip: _Optional[int] = ..., global_test: _Optional[bool] = ..., issue: _Optional[int] = ..., following: _Optional[int] = ..., base: _Optional[int] = ..., confusion: _Optional[bool] = ...) -> None: ...
+    new_classes: _containers.RepeatedScalarFieldContainer[str]
+    first_task: int
+    def __init__(self, kind: _Optional[_Union[OrderKind, str]] = ..., client_id: _Optional[str] = ..., interaction: _Optional[int] = ..., round: _Optional[int] = ..., task: _Optional[int] = ..., committed: _Optional[int] = ..., durable: _Optional[int] = ..., views: _Optional[_Iterable[str]] = ..., tasks_seen: _Optional[int] = ..., trip: _Optional[int] = ..., global_test: _Optional[bool] = ..., issue: _Optional[int] = ..., following: _Optional[int] = ..., base: _Optional[int] = ..., confusion: _Optional[bool] = ..., new_classes: _Optional[_Iterable[str]] = ..., first_task: _Optional[int] = ...) -> None: ...
 
 class PartHeader(_message.Message):
     __slots__ = ("role", "digest", "bundle", "held")
@@ -367,6 +371,34 @@ class LeaveRequest(_message.Message):
     def __init__(self, client_id: _Optional[str] = ..., token: _Optional[bytes] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class LeaveResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class AnnounceRequest(_message.Message):
+    __slots__ = ("client_id", "token", "description")
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    client_id: str
+    token: bytes
+    description: _description_pb2.ClientDescription
+    def __init__(self, client_id: _Optional[str] = ..., token: _Optional[bytes] = ..., description: _Optional[_Union[_description_pb2.ClientDescription, _Mapping]] = ...) -> None: ...
+
+class AnnounceResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class SteerRequest(_message.Message):
+    __slots__ = ("retire", "forget", "close")
+    RETIRE_FIELD_NUMBER: _ClassVar[int]
+    FORGET_FIELD_NUMBER: _ClassVar[int]
+    CLOSE_FIELD_NUMBER: _ClassVar[int]
+    retire: _containers.RepeatedScalarFieldContainer[str]
+    forget: bool
+    close: bool
+    def __init__(self, retire: _Optional[_Iterable[str]] = ..., forget: _Optional[bool] = ..., close: _Optional[bool] = ...) -> None: ...
+
+class SteerResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 

@@ -70,6 +70,11 @@ class CoordinatorServiceStub:
                 request_serializer=fedpb_dot_v1_dot_coordinator__pb2.BeatRequest.SerializeToString,
                 response_deserializer=fedpb_dot_v1_dot_coordinator__pb2.BeatResponse.FromString,
                 _registered_method=True)
+        self.Announce = channel.unary_unary(
+                '/fedpb.v1.CoordinatorService/Announce',
+                request_serializer=fedpb_dot_v1_dot_coordinator__pb2.AnnounceRequest.SerializeToString,
+                response_deserializer=fedpb_dot_v1_dot_coordinator__pb2.AnnounceResponse.FromString,
+                _registered_method=True)
         self.Leave = channel.unary_unary(
                 '/fedpb.v1.CoordinatorService/Leave',
                 request_serializer=fedpb_dot_v1_dot_coordinator__pb2.LeaveRequest.SerializeToString,
@@ -79,6 +84,11 @@ class CoordinatorServiceStub:
                 '/fedpb.v1.CoordinatorService/Watch',
                 request_serializer=fedpb_dot_v1_dot_coordinator__pb2.WatchRequest.SerializeToString,
                 response_deserializer=fedpb_dot_v1_dot_coordinator__pb2.WatchResponse.FromString,
+                _registered_method=True)
+        self.Steer = channel.unary_unary(
+                '/fedpb.v1.CoordinatorService/Steer',
+                request_serializer=fedpb_dot_v1_dot_coordinator__pb2.SteerRequest.SerializeToString,
+                response_deserializer=fedpb_dot_v1_dot_coordinator__pb2.SteerResponse.FromString,
                 _registered_method=True)
 
 
@@ -135,6 +145,13 @@ class CoordinatorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Announce(self, request, context):
+        """Tells that a client of an open run has new tasks; they begin when the run goes on to them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Leave(self, request, context):
         """Gives a client's session back.
         """
@@ -144,6 +161,13 @@ class CoordinatorServiceServicer:
 
     def Watch(self, request, context):
         """Streams what happens in the run, for a monitor.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Steer(self, request, context):
+        """Retires clients of an open run, or ends the run; for its operator.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -187,6 +211,11 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
                     request_deserializer=fedpb_dot_v1_dot_coordinator__pb2.BeatRequest.FromString,
                     response_serializer=fedpb_dot_v1_dot_coordinator__pb2.BeatResponse.SerializeToString,
             ),
+            'Announce': grpc.unary_unary_rpc_method_handler(
+                    servicer.Announce,
+                    request_deserializer=fedpb_dot_v1_dot_coordinator__pb2.AnnounceRequest.FromString,
+                    response_serializer=fedpb_dot_v1_dot_coordinator__pb2.AnnounceResponse.SerializeToString,
+            ),
             'Leave': grpc.unary_unary_rpc_method_handler(
                     servicer.Leave,
                     request_deserializer=fedpb_dot_v1_dot_coordinator__pb2.LeaveRequest.FromString,
@@ -196,6 +225,11 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
                     servicer.Watch,
                     request_deserializer=fedpb_dot_v1_dot_coordinator__pb2.WatchRequest.FromString,
                     response_serializer=fedpb_dot_v1_dot_coordinator__pb2.WatchResponse.SerializeToString,
+            ),
+            'Steer': grpc.unary_unary_rpc_method_handler(
+                    servicer.Steer,
+                    request_deserializer=fedpb_dot_v1_dot_coordinator__pb2.SteerRequest.FromString,
+                    response_serializer=fedpb_dot_v1_dot_coordinator__pb2.SteerResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -399,6 +433,33 @@ class CoordinatorService:
             _registered_method=True)
 
     @staticmethod
+    def Announce(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fedpb.v1.CoordinatorService/Announce',
+            fedpb_dot_v1_dot_coordinator__pb2.AnnounceRequest.SerializeToString,
+            fedpb_dot_v1_dot_coordinator__pb2.AnnounceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def Leave(request,
             target,
             options=(),
@@ -442,6 +503,33 @@ class CoordinatorService:
             '/fedpb.v1.CoordinatorService/Watch',
             fedpb_dot_v1_dot_coordinator__pb2.WatchRequest.SerializeToString,
             fedpb_dot_v1_dot_coordinator__pb2.WatchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Steer(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fedpb.v1.CoordinatorService/Steer',
+            fedpb_dot_v1_dot_coordinator__pb2.SteerRequest.SerializeToString,
+            fedpb_dot_v1_dot_coordinator__pb2.SteerResponse.FromString,
             options,
             channel_credentials,
             insecure,
