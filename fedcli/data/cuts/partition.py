@@ -215,7 +215,11 @@ def _drawn(scenario: Drawn, given: CutInput) -> Partition:
 
 def _natural(scenario: Natural, given: CutInput) -> Partition:
     if given.groups is None:
-        raise ConfigError("[scenario] natural needs a data set that tells its subjects apart")
+        raise ConfigError(
+            "[scenario] natural needs data that say whose each example is: in a table, name the "
+            "column of persons in [data.columns] client, or set client_from = 'file' for files of "
+            "one person each; a function gives groups, a directory of arrays groups_train.npy"
+        )
     if given.has_own_parts and scenario.split != Natural.model_fields["split"].default:
         raise ConfigError(
             "[scenario] split is for sensor data sets that come with fedtide; custom data "

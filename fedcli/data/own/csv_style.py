@@ -1,36 +1,42 @@
-"""How a CSV is written: its encoding, what separates its columns, and its decimal sign."""
+"""How a CSV is written: its encoding, where its table begins, what separates columns, its marks."""
 
 from __future__ import annotations
 
 import codecs
 import csv
-import importlib
 import io
 import re
-import unicodedata
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
+from typing import TextIO
 
+from fedcli.data.own.number_marks import OTHER, Marks, is_number, marks_of
+from fedcli.data.own.text_encoding import encoding_of
 from fedmodels.config.columns import Columns
-from fedmodels.errors import DataError, pip_line
+from fedmodels.errors import DataError
 from fedmodels.files import open_regular
 
 SAMPLE = 1 << 20
-"""Bytes from which separator and decimal sign are found."""
+"""Bytes from which separator and marks are found."""
 RECORDS = 1000
 """Rows of the sample that are looked at."""
+LEADING = 50
+"""Rows at the beginning of a file among which the names of its columns are looked for."""
+MAX_UNITS = 3
+"""Rows below the names of columns that may say units and the like."""
 DELIMITERS = ",;\t|"
 NAMES = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
-MARKS = {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16", codecs.BOM_UTF8: "utf-8-sig"}
-WESTERN = "cp1252"
-"""What Windows writes in western Europe and America."""
-SIGNS = "°µ€£§²³½¼¾«»–—‘’“”„…·×±ºª"  # noqa: RUF001
-"""What a text in it holds beside letters."""
-FOREIGN = 0.5
-"""Share of letters beyond ASCII, among words with one, up to which these are in Latin letters."""
-_FRACTION = re.compile(r"\s*[+-]?(\d*),(\d+)([eE][+-]?\d+)?\s*")
-"""A number with a decimal comma, or one with a comma between thousands."""
-_POINT = re.compile(r"\s*[+-]?\d*\.\d+([eE][+-]?\d+)?\s*")
+MISSING = (
+    "", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN",
+    "<NA>", "N/A", "NA", "NULL", "NaN", "None", "n/a", "nan", "null",
+)  # fmt: skip
+"""What says in a column of numbers that one is missing, as pandas has it."""
+_UNIT = re.compile(r"[^\W\d_]|[°%]")
+"""What a unit has: a letter or such a sign."""
+Record = tuple[int, list[str]]
+"""The line at which a row of a file begins, from 1 on, and its cells."""
 
 
 @dataclass(frozen=True)
@@ -39,28 +45,81 @@ class Style:
 
     encoding: str = "utf-8-sig"
     delimiter: str = ","
-    decimal: str = "."
+    marks: Marks = field(default_factory=Marks)
+    begin: int = 1
+    """The line with the names of columns."""
+    units: int = 0
+    """Rows below it that say units."""
 
-    def __str__(self) -> str:
-        """Return what is unlike the usual, in words."""
+    def words(self) -> list[str]:
+        """Return what is unlike the usual."""
         told = []
         if self.delimiter != ",":
             told.append(f"{NAMES.get(self.delimiter, self.delimiter)} between columns")
-        if self.decimal != ".":
-            told.append("a decimal comma")
+        told += self.marks.words()
         if not self.encoding.startswith("utf-8"):
             told.append(f"the encoding {self.encoding}")
-        return ", ".join(told)
+        if self.begin > 1:
+            told.append(f"the names of columns in line {self.begin}")
+        if self.units:
+            told.append("a row of units below these" if self.units == 1 else "rows of units")
+        return told
+
+    def opened(self, path: Path) -> TextIO:
+        """Open the file at the names of its columns.
+
+        Raises:
+            OSError: it cannot be opened.
+        """
+        file = io.TextIOWrapper(open_regular(path), self.encoding, newline="")
+        for _ in islice(file, self.begin - 1):
+            pass
+        return file
 
 
 def style_of(path: Path, columns: Columns) -> Style:
     """Return how a CSV is written: what the config says of it, and what is found.
 
     Raises:
-        DataError: the encoding is none, or cannot be found; or charset-normalizer is missing.
+        DataError: the encoding is none, or cannot be found; or charset-normalizer is missing; or
+            the decimal mark cannot be found.
         OSError: the file cannot be read.
     """
     encoding = columns.encoding or encoding_of(path)
+    text = _start_of(path, encoding)
+    wanted = {*(columns.features or columns.named)}
+    delimiter = columns.delimiter or _delimiter_of(text, wanted)
+    records = _records(text, delimiter)
+    head = _head_of(records, wanted)
+    if head is None:
+        return Style(encoding, delimiter)
+    (begin, names), rows = records[head], [cells for _, cells in records[head + 1 :]]
+    units = _units_of(rows)
+    cells = _cells_of(names, rows[units:], columns)
+    return Style(encoding, delimiter, marks_of(cells, columns.decimal, path), begin, units)
+
+
+def lines_of(path: Path, style: Style) -> list[int]:
+    """Return the line in a CSV at which each of its rows begins.
+
+    A cell in quotes may hold ends of lines, and lines without content are no rows.
+    """
+    starts, line = list[int](), style.begin
+    with style.opened(path) as file:
+        lines = csv.reader(file, delimiter=style.delimiter)
+        for cells in lines:
+            if any(cell.strip() for cell in cells) or len(cells) > 1:
+                starts.append(line)
+            line = style.begin + lines.line_num
+    return starts[1 + style.units :]
+
+
+def _start_of(path: Path, encoding: str) -> str:
+    """Return the first lines of a file.
+
+    Raises:
+        DataError: it is not in this encoding, or there is no such encoding.
+    """
     try:
         " ".encode(encoding)  # of bytes to bytes, as zlib is, none is for text
         with open_regular(path) as file:
@@ -72,112 +131,99 @@ def style_of(path: Path, columns: Columns) -> Style:
     except UnicodeError as error:
         why = getattr(error, "reason", str(error))
         raise DataError(f"{path} is not in {encoding}: {why}") from None
-    if "\n" in text:  # the last line may be cut
-        text = text[: text.rindex("\n") + 1]
-    delimiter = columns.delimiter or _delimiter_of(text)
-    decimal = columns.decimal or _decimal_of(_records(text, delimiter)[1:])
-    return Style(encoding, delimiter, decimal)
+    last = max(text.rfind("\n"), text.rfind("\r"))
+    return text[: last + 1] if last > 0 else text  # the last line may be cut
 
 
-def encoding_of(path: Path) -> str:
-    """Return the encoding of a text file.
-
-    Raises:
-        DataError: none can be found; or charset-normalizer, which finds them, is missing.
-        OSError: the file cannot be read.
-    """
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    with open_regular(path) as file:
-        start = file.read(SAMPLE)
-        for mark, name in MARKS.items():
-            if start.startswith(mark):
-                return name
-        try:
-            decoder.decode(start)
-            while piece := file.read(SAMPLE):
-                decoder.decode(piece)
-            decoder.decode(b"", final=True)
-        except UnicodeDecodeError:
-            file.seek(0)
-            return _legacy_encoding(file.read(), path)
-    return "utf-8-sig"
-
-
-def _legacy_encoding(content: bytes, path: Path) -> str:
-    """Return the encoding of a text that is not in UTF-8."""
-    words = b"\n".join({word for word in re.split(rb"[\s,;|\"]+", content) if not word.isascii()})
-    if _is_western(words):
-        return WESTERN
-    try:
-        library = importlib.import_module("charset_normalizer")
-    except ImportError:
-        raise DataError(
-            f"{path} is not in UTF-8, and to find its encoding takes a package more: "
-            f"{pip_line('tables')}"
-        ) from None
-    found = library.from_bytes(words).best()
-    if found is None:
-        raise DataError(
-            f"{path} is not in UTF-8, and its encoding cannot be found: set [data.columns] encoding"
-        )
-    return str(found.encoding)
-
-
-def _is_western(words: bytes) -> bool:
-    """Tell whether words are in Latin letters, with a few of western Europe among them."""
-    try:
-        text = words.decode(WESTERN)
-    except UnicodeDecodeError:
-        return False
-    foreign = [sign for sign in text if not sign.isascii()]
-    letters = sum(sign.isalpha() for sign in text)
-    return len(foreign) <= max(1, FOREIGN * letters) and all(
-        unicodedata.category(sign)[0] == "L" or sign in SIGNS for sign in foreign
-    )
-
-
-def _records(text: str, delimiter: str) -> list[list[str]]:
+def _records(text: str, delimiter: str) -> list[Record]:
     """Return the first rows of a text that hold anything."""
-    found: list[list[str]] = []
+    found, line = list[Record](), 1
+    lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
     try:
-        for cells in csv.reader(io.StringIO(text), delimiter=delimiter):
+        for cells in lines:
             if any(cell.strip() for cell in cells):
-                found.append(cells)
+                found.append((line, cells))
             if len(found) == RECORDS:
                 break
+            line = 1 + lines.line_num
     except csv.Error:  # a field without end: no table is so separated
         return []
     return found
 
 
-def _delimiter_of(text: str) -> str:
+def _delimiter_of(text: str, wanted: set[str]) -> str:
     """Return what separates columns: the sign by which all rows have as many, and most, columns.
 
-    Where rows differ by each sign, the first row decides.
+    Where rows differ by each sign, a row with the wanted names of columns decides, then the first.
     """
-    counts = {sign: [len(cells) for cells in _records(text, sign)] for sign in DELIMITERS}
-    even = {sign: n[0] for sign, n in counts.items() if n and len({*n}) == 1 and n[0] > 1}
-    first = even or {sign: n[0] for sign, n in counts.items() if n}
+    records = {sign: _records(text, sign) for sign in DELIMITERS}
+    counts = {sign: [len(cells) for _, cells in found] for sign, found in records.items() if found}
+    even = {sign: n[0] for sign, n in counts.items() if len({*n}) == 1 and n[0] > 1}
+    named = {
+        sign: counts[sign][head]
+        for sign in counts
+        if (head := _named(records[sign], wanted)) is not None and counts[sign][head] > 1
+    }
+    first = even or named or {sign: n[0] for sign, n in counts.items()}
     return max(first, key=lambda sign: first[sign], default=",")
 
 
-def _decimal_of(records: list[list[str]]) -> str:
-    """Return the decimal sign: a comma where some number must have one, and none has a point.
+def _named(records: Sequence[Record], wanted: set[str]) -> int | None:
+    """Return which of the first rows has the wanted names of columns, if one does."""
+    rows = enumerate(cells for _, cells in records[:LEADING])
+    return next((number for number, cells in rows if wanted <= {*cells}), None)
 
-    A comma before three digits may stand between thousands.
+
+def _head_of(records: Sequence[Record], wanted: set[str]) -> int | None:
+    """Return which row names the columns: unless another one has the wanted names, the first."""
+    found = _named(records, wanted)
+    return found if found is not None or not records else 0
+
+
+def _units_of(rows: Sequence[Sequence[str]]) -> int:
+    """Return how many of the first rows say units: texts, in all columns that hold numbers below.
+
+    A row of other texts, such as question marks, is none.
     """
-    comma = False
-    for cell in (cell for cells in records for cell in cells):
-        if _POINT.fullmatch(cell):
-            return "."
-        found = _FRACTION.fullmatch(cell)
-        comma = comma or (
-            found is not None
-            and not (
-                len(found[2]) == 3
-                and 1 <= len(found[1]) <= 3
-                and found[1][0] != "0"
-                and not found[3]
-            )
-        )
-    return "," if comma else "."
+    found = 0
+    while (
+        found < MAX_UNITS and len(rows) > found + 2 and _says_units(rows[found], rows[found + 1 :])
+    ):
+        found += 1
+    return found
+
+
+def _says_units(cells: Sequence[str], below: Sequence[Sequence[str]]) -> bool:
+    numbers = [
+        cell
+        for place, cell in enumerate(cells)
+        if _holds_numbers([row[place] for row in below[:LEADING] if place < len(row)])
+    ]
+    return any(_UNIT.search(cell) and cell not in MISSING for cell in numbers) and not any(
+        is_number(cell, mark) for cell in numbers for mark in OTHER
+    )
+
+
+def _holds_numbers(cells: Sequence[str]) -> bool:
+    filled = [cell for cell in cells if cell not in MISSING]
+    found = [cell for cell in filled if any(is_number(cell, mark) for mark in OTHER)]
+    return 2 * len(found) > len(filled)
+
+
+def _cells_of(
+    names: Sequence[str], rows: Sequence[Sequence[str]], columns: Columns
+) -> dict[str, list[str]]:
+    """Return the filled cells of each column that may hold numbers."""
+    empty = {*MISSING, *columns.missing_texts}
+    return {
+        name: [row[place] for row in rows if place < len(row) and row[place] not in empty]
+        for place, name in enumerate(names)
+        if may_hold_numbers(name, columns)
+    }
+
+
+def may_hold_numbers(name: str, columns: Columns) -> bool:
+    """Tell whether a column may be one of numbers that a net sees, or one of times."""
+    if name == columns.time or name in (columns.features or ()):
+        return True
+    return columns.features is None and name not in columns.named

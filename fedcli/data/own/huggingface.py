@@ -36,6 +36,9 @@ def huggingface(source: Source) -> Dataset:
     if source.data.root is None:
         raise DataError("huggingface: say where save_to_disk wrote it, [data] root = 'DIR'")
     root, columns = source.roots[0], columns_of(source.data)
+    for key in ("client_from", "label_from"):
+        if getattr(columns, key):
+            raise ConfigError(f"[data.columns] {key} is for tables: name a column of {root}")
     parts = _read(root)
     for part, rows in parts.items():
         check_columns(rows.column_names, columns, f"{root} ({part})")
@@ -121,8 +124,8 @@ def _of_numbers(parts: dict[str, Any], columns: Columns, root: Path) -> Dataset:
         frame[columns.label] = _labels(rows, columns)
         if len(parts) > 1:
             frame["split"] = part
-        tables.append(Table(frame, f"{root} ({part})"))
-    rows, asked = read_rows(tables, asked, root)
+        tables.append(Table.of_frame(frame, f"{root} ({part})", asked))
+    rows, asked, _ = read_rows(tables, asked, root)
     rows = windowed(rows, asked, root)
     return made(rows, asked, "huggingface", str(root), f"{len(rows.label)} examples")
 

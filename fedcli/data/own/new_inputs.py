@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from fedcli.data.arrays import read_array
 from fedcli.data.folders import files_below, note_left_out
 from fedcli.data.image_files import ENDS, read_image
-from fedcli.data.own.recordings import rows_of, windowed
-from fedcli.data.own.table_files import SUFFIXES, read_table
+from fedcli.data.own.recordings import Rows, rows_of, windowed
+from fedcli.data.own.table_files import SUFFIXES, Table, read_table, tell_styles
 from fedmodels.config.columns import ROLES, Columns
 from fedmodels.config.transforms import ImageTransform, TableTransform, Transform, parse_transform
 from fedmodels.errors import DataError
@@ -112,14 +112,48 @@ def _read_picture(path: Path, facts: ModelFacts, how: ImageTransform) -> NewInpu
 
 def _read_table(path: Path, how: TableTransform) -> NewInputs:
     """Read the windows of a recording, or the rows of a table; labels are not needed."""
-    table = read_table(path, how.columns)
+    table = _table_of(path, how)
     columns = _unlabelled(how.columns, [str(name) for name in table.frame.columns], path)
     if table.frame.empty:
         raise DataError(f"{path} holds no row below the names of its columns")
-    rows = windowed(rows_of(table, columns)[0], columns, path)
+    tell_styles([table], path)
+    whole = rows_of(table, columns)[0]
+    _check_length(whole, columns, path)
+    rows = windowed(whole, columns, path)
     x = rows.x if how.fill is None else np.where(np.isnan(rows.x), np.array(how.fill), rows.x)
     places = zip(table.numbers[rows.first].tolist(), table.numbers[rows.last].tolist(), strict=True)
     return NewInputs(path, x, table.unit, list(places))
+
+
+def _table_of(path: Path, how: TableTransform) -> Table:
+    """Read a file; where its numbers do not tell their decimal mark, it is that of training."""
+    if how.decimal is None or how.columns.decimal is not None:
+        return read_table(path, how.columns)
+    try:
+        table = read_table(path, how.columns)
+    except DataError:
+        table = None
+    if table is not None and not table.marks.unsure:
+        return table
+    return read_table(path, how.columns.model_copy(update={"decimal": how.decimal}))
+
+
+def _check_length(rows: Rows, columns: Columns, path: Path) -> None:
+    """Check that a recording is long enough for a window of the model.
+
+    Raises:
+        DataError: it is too short.
+    """
+    length, longest = columns.window or 0, int(rows.start.max(initial=-1)) + 1
+    if longest < length:
+        pieces = int((rows.start == 0).sum())
+        part = (
+            f"its longest stretch without a gap has {longest} rows"
+            if pieces > 1
+            else (f"it has {longest} rows")
+        )
+        at = f" at {columns.rate:g} a second" if columns.rate else ""
+        raise DataError(f"{path} is too short: {part}{at}, and a window of the model has {length}")
 
 
 def _unlabelled(columns: Columns, known: Sequence[str], path: Path) -> Columns:
@@ -139,8 +173,9 @@ def _unlabelled(columns: Columns, known: Sequence[str], path: Path) -> Columns:
     kept = {role: name for role in ("client", "session", "time")
             if (name := getattr(columns, role)) in known}  # fmt: skip
     update: dict[str, Any] = {role: kept.get(role) for role in ROLES}
+    update |= {"label_from": None, "client_from": None}
     if "time" not in kept:
-        update |= {"gap": None, "time_unit": None}
+        update |= {"gap": None, "time_unit": None, "day_first": None}
     return columns.model_copy(update=update)
 
 

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcli.data.own.cells import check_columns, numbers_of, texts_of, times_of
+from fedcli.data.own.cells import check_columns, named_by_place, numbers_of, texts_of
 from fedcli.data.own.table_files import Table
+from fedcli.data.own.times import times_of
 from fedcli.data.sets.windows import window_starts
 from fedmodels.config.data import Columns
 from fedmodels.errors import DataError
@@ -104,10 +105,15 @@ def _read(table: Table, columns: Columns) -> Rows:
     """Return the rows as they stand in the file."""
     check_columns([str(column) for column in table.frame.columns], columns, table.where)
     assert columns.features is not None
-    holey, drops = columns.missing not in (None, "error"), columns.missing == "drop"
-    x = np.stack([numbers_of(table, name, may_miss=holey) for name in columns.features], axis=1)
-    named = (columns.label, columns.client, columns.split, columns.group, columns.session)
+    drops = columns.missing == "drop"
+    x = np.stack([numbers_of(table, name, columns) for name in columns.features], axis=1)
+    label_column = None if columns.label_from else columns.label
+    named = (label_column, columns.client, columns.split, columns.group, columns.session)
     label, client, part, group, session = (texts_of(table, name, may_miss=drops) for name in named)
+    if columns.label_from is not None:
+        label = named_by_place(table, columns.label_from)
+    if columns.client_from is not None:
+        client = named_by_place(table, columns.client_from)
     wrong = np.flatnonzero(~np.isin(part, (*PARTS, "") if drops else PARTS))
     if columns.split is not None and len(wrong):
         raise DataError(
@@ -128,7 +134,7 @@ def _whole(rows: Rows, columns: Columns) -> NDArray[np.bool_]:
             (columns.label, rows.label), (columns.client, rows.client), (columns.split, rows.part),
             (columns.group, rows.group), (columns.session, rows.session),
         ):  # fmt: skip
-            kept &= (values != "") | (column is None)
+            kept &= (values != "") | (column not in columns.named)
     return kept
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import importlib
+import logging
 import warnings
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,17 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcli.data.folders import files_below
-from fedcli.data.own.csv_style import Style, style_of
+from fedcli.data.own.csv_style import MISSING, RECORDS, Style, lines_of, may_hold_numbers, style_of
+from fedcli.data.own.number_marks import Marks, marks_of
 from fedmodels.config.data import Columns
 from fedmodels.errors import DataError, pip_line, reason_of
 from fedmodels.files import open_regular
 
 SUFFIXES = (".csv", ".tsv", ".parquet")
-MISSING = (
-    "", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN",
-    "<NA>", "N/A", "NA", "NULL", "NaN", "None", "n/a", "nan", "null",
-)  # fmt: skip
-"""What says in a column of numbers that one is missing, as pandas has it."""
+OF_TEXT = (".csv", ".tsv")
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -38,22 +37,63 @@ class Table:
     """The file, for error lines."""
     style: Style | None = None
     """How a CSV is written; None where the file has no lines."""
+    marks: Marks = field(default_factory=Marks)
+    """Those in numbers that are texts."""
+
+    @classmethod
+    def of_frame(cls, frame: Any, where: object, columns: Columns) -> Table:
+        """Return the rows of a file without lines, whose cells may be numbers or texts.
+
+        Raises:
+            DataError: the decimal mark of its texts cannot be found.
+        """
+        empty = {*MISSING, *columns.missing_texts}
+        cells = {
+            name: [c for c in frame[name].iloc[:RECORDS] if isinstance(c, str) and c not in empty]
+            for name in map(str, frame.columns)
+            if frame[name].dtype.kind == "O" and may_hold_numbers(name, columns)
+        }
+        return cls(frame, where, None, marks_of(cells, columns.decimal, where))
 
     @property
     def unit(self) -> str:
         """What people count in the file: its lines, or its rows where it has no lines."""
         return "row" if self.style is None else "line"
 
+    @property
+    def told(self) -> str:
+        """What is unlike the usual in how the file is written, in words."""
+        return ", ".join(self.marks.words() if self.style is None else self.style.words())
+
     @cached_property
     def numbers(self) -> NDArray[np.int64]:
         """The line of each row in the file, or its number from 1 on, (n,)."""
         if self.style is None or not isinstance(self.where, Path):
             return np.arange(1, len(self.frame) + 1)
-        return np.array(lines_of(self.where, self.style)[1:], dtype=np.int64)
+        return np.array(lines_of(self.where, self.style), dtype=np.int64)
 
     def at(self, row: int) -> str:
         """Return what error lines call a row, by its number from 0 on."""
         return f"{self.unit} {self.numbers[row]}"
+
+
+def tell_styles(tables: Sequence[Table], where: object) -> None:
+    """Say in a line for each way of writing how many files are written so.
+
+    Raises:
+        DataError: the decimal mark of one file is not certain, and another one has a comma.
+    """
+    unsure = next((table for table in tables if table.marks.unsure), None)
+    comma = next((table for table in tables if table.marks.decimal == ","), None)
+    if unsure is not None and comma is not None:
+        raise DataError(
+            f"{unsure.where} holds {unsure.marks.unsure}, whose point may be the decimal mark or "
+            f"part thousands, and {comma.where} has a decimal comma: set [data.columns] decimal"
+        )
+    for style, count in Counter(table.told for table in tables).items():
+        if style:
+            some = f"{count} files are" if len(tables) > 1 else "it is"
+            log.warning("note: %s: %s read with %s", where, some, style)
 
 
 def files_of(root: Path) -> list[Path]:
@@ -93,7 +133,7 @@ def read_table(path: Path, columns: Columns) -> Table:
     try:
         if is_parquet:
             with open_regular(path) as file:
-                return Table(pandas.read_parquet(file, engine="pyarrow"), path)
+                return Table.of_frame(pandas.read_parquet(file, engine="pyarrow"), path, columns)
         style = style_of(path, columns)
         texts = {name for name in columns.named if name != columns.time}
         frame = _read_csv(pandas, path, texts, style)
@@ -106,37 +146,25 @@ def read_table(path: Path, columns: Columns) -> Table:
     except (OSError, ValueError) as error:  # pandas' and pyarrow's own are of these
         reason = (reason_of(error) or type(error).__name__).splitlines()[0]
         raise DataError(f"{path} cannot be read: {reason}") from None
-    return Table(frame, path, style)
-
-
-def lines_of(path: Path, style: Style) -> list[int]:
-    """Return the line in a CSV at which each of its rows begins, the names of columns first.
-
-    A cell in quotes may hold ends of lines, and lines without content are no rows.
-    """
-    starts, line = list[int](), 1
-    with path.open(encoding=style.encoding, errors="replace", newline="") as file:
-        lines = csv.reader(file, delimiter=style.delimiter)
-        for cells in lines:
-            if any(cell.strip() for cell in cells) or len(cells) > 1:
-                starts.append(line)
-            line = lines.line_num + 1
-    return starts
+    return Table(frame, path, style, style.marks)
 
 
 def _read_csv(pandas: Any, path: Path, texts: set[str], style: Style) -> Any:
     """Read a CSV; the columns of these names hold texts."""
-    how: dict[str, Any] = {"sep": style.delimiter, "encoding": style.encoding, "index_col": False}
-    first = pandas.read_csv(path, nrows=1, header=None, dtype=str, keep_default_na=False, **how)
+    how: dict[str, Any] = {"sep": style.delimiter, "index_col": False}
+    with style.opened(path) as file:
+        first = pandas.read_csv(file, nrows=1, header=None, dtype=str, keep_default_na=False, **how)
     _check_names(first.iloc[0].tolist(), path)
-    header = pandas.read_csv(path, nrows=0, **how).columns
-    with warnings.catch_warnings():
+    with style.opened(path) as file:
+        header = pandas.read_csv(file, nrows=0, **how).columns
+    with warnings.catch_warnings(), style.opened(path) as file:
         warnings.simplefilter("error", pandas.errors.ParserWarning)  # rows beyond the header
-        return pandas.read_csv(
-            path, low_memory=False, keep_default_na=False, decimal=style.decimal,
+        frame = pandas.read_csv(
+            file, low_memory=False, keep_default_na=False, decimal=style.marks.decimal,
             dtype={name: str for name in header if name in texts},
             na_values={name: MISSING for name in header if name not in texts}, **how,
         )  # fmt: skip
+    return frame.iloc[style.units :].reset_index(drop=True)
 
 
 def _check_names(names: list[str], path: Path) -> None:

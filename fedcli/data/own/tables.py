@@ -14,8 +14,8 @@ or parts.
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,12 +25,13 @@ from fedcli.data.folders import note_left_out
 from fedcli.data.own.cells import check_columns, features_of
 from fedcli.data.own.examples import coded, dataset_of
 from fedcli.data.own.recordings import PARTS, Mended, Rows, joined, rows_of, told, windowed
-from fedcli.data.own.table_files import Table, files_of, read_table
+from fedcli.data.own.table_files import OF_TEXT, Table, files_of, read_table, tell_styles
 from fedcli.data.sets.dataset import Dataset, Examples
 from fedcli.data.sets.source import Source
+from fedmodels.config.columns import Decimal
 from fedmodels.config.data import Columns, Data
 from fedmodels.config.transforms import TableTransform
-from fedmodels.errors import DataError
+from fedmodels.errors import ConfigError, DataError
 from fedmodels.printable import printable
 
 MAX_LETTERS = 40
@@ -48,8 +49,13 @@ def table(source: Source) -> Dataset:
     files = files_of(root)
     if root.is_dir():
         note_left_out(root, files)
-    rows, columns = read_rows((read_table(path, columns) for path in files), columns, root)
-    return made(windowed(rows, columns, root), columns, "table", str(root), f"{len(files)} files")
+    for key in ("delimiter", "encoding"):
+        if getattr(columns, key) and not any(path.suffix.lower() in OF_TEXT for path in files):
+            raise ConfigError(f"[data.columns] {key} is for CSV, and {root} has none: leave it out")
+    read = (read_table(path, columns) for path in files)
+    rows, columns, decimal = read_rows(read, columns, root)
+    rows = windowed(rows, columns, root)
+    return made(rows, columns, "table", str(root), f"{len(files)} files", decimal)
 
 
 def columns_of(data: Data) -> Columns:
@@ -59,8 +65,23 @@ def columns_of(data: Data) -> Columns:
     return columns.model_copy(update=given)
 
 
-def made(rows: Rows, columns: Columns, name: str, where: str, variant: str) -> Dataset:
+def made(
+    rows: Rows,
+    columns: Columns,
+    name: str,
+    where: str,
+    variant: str,
+    decimal: Decimal | None = None,
+) -> Dataset:
     """Split rows into the training and the test part, and make a data set.
+
+    Args:
+        rows: of all files.
+        columns: what the columns are.
+        name: what the data set is called.
+        where: the files, for error lines.
+        variant: what this copy of the data is.
+        decimal: the decimal mark of the files, where they have one.
 
     Raises:
         DataError: a class is unknown, or a part is empty; says why, where that is known.
@@ -78,13 +99,14 @@ def made(rows: Rows, columns: Columns, name: str, where: str, variant: str) -> D
         train = ~test & ~_shares_rows(rows, test, columns.window or 1)
     _check_parts(train, test, columns, len(classes), where)
     x, fill = _filled(rows.x, train, columns, where)
-    transform = TableTransform(columns=columns, fill=fill).model_dump(mode="json")
+    has_clients = bool(columns.client or columns.client_from)
+    transform = TableTransform(columns=columns, fill=fill, decimal=decimal).model_dump(mode="json")
     parts = [
-        Examples(x[chosen], y[chosen], owners[chosen] if columns.client else None, transform)
+        Examples(x[chosen], y[chosen], owners[chosen] if has_clients else None, transform)
         for chosen in (train, test)
     ]
     return dataset_of(
-        name, parts[0], parts[1], classes, variant, people if columns.client else (),
+        name, parts[0], parts[1], classes, variant, people if has_clients else (),
         overlapping=columns.window is not None and (columns.hop or columns.window) < columns.window,
         columns=columns.features or (),
     )  # fmt: skip
@@ -143,10 +165,13 @@ def _check_parts(
     raise DataError(f"{where}: there is no {part} example; {why}")
 
 
-def read_rows(tables: Iterable[Table], columns: Columns, where: object) -> tuple[Rows, Columns]:
+def read_rows(
+    tables: Iterable[Table], columns: Columns, where: object
+) -> tuple[Rows, Columns, Decimal | None]:
     """Put the rows of several files together; a stretch stays within its file.
 
-    Also return the columns with the features that were found, and say in a line which they are.
+    Also return the columns with the features that were found, and the decimal mark of the files,
+    where they have one; say in a line which columns these are.
 
     Args:
         tables: the files; the first one says which columns a net sees, unless ``columns`` does.
@@ -158,7 +183,7 @@ def read_rows(tables: Iterable[Table], columns: Columns, where: object) -> tuple
             or clients differ in spaces alone.
     """
     found, asked, empty = list[Rows](), columns, list[object]()
-    seen, mended, styles = (Names(), Names()), Mended(), Counter[str]()
+    seen, mended, read = (Names(), Names()), Mended(), list[Table]()
     for table in tables:
         if table.frame.empty:
             empty.append(table.where)
@@ -178,15 +203,13 @@ def read_rows(tables: Iterable[Table], columns: Columns, where: object) -> tuple
             _check_spaces(names, rows.first, column, table, known)
         found.append(rows)
         mended.update(done)
-        styles[str(table.style or "")] += 1
+        read.append(replace(table, frame=None))  # the rows may take much memory
     if not found:
         raise DataError(f"{empty[0]} holds no row below the names of its columns")
-    for style, count in styles.items():
-        if style:
-            some = f"{count} files are" if sum(styles.values()) > 1 else "it is"
-            log.warning("note: %s: %s read with %s", where, some, style)
+    tell_styles(read, where)
     _tell_mended(where, mended, columns)
-    return joined(found), asked
+    marks = {table.marks.decimal for table in read if not table.marks.unsure}
+    return joined(found), asked, marks.pop() if len(marks) == 1 else None
 
 
 def _tell_mended(where: object, mended: Mapping[str, int], columns: Columns) -> None:

@@ -18,6 +18,7 @@ from fedcli.data.store.client_data import PARTS, ClientData, GlobalTest
 from fedcli.data.store.opening import open_data
 from fedcli.data.store.partition_store import PartitionStore
 from fedcli.data.store.partition_writer import TABLE
+from fedcli.data.store.stand_ins import Extremes
 from fedmodels.data_description import channel_axis
 from fedmodels.errors import DataError
 from fedmodels.printable import printable
@@ -71,6 +72,8 @@ class Inspected:
     """Least and greatest value of each channel as the net sees it, (C,); None without examples."""
     varies: bool = False
     """Whether two inputs differ."""
+    extremes: list[Extremes] = field(default_factory=list)
+    """Of each channel as the files have it, (C,); none for images."""
 
     def read(self) -> None:
         """Read every task.
@@ -96,6 +99,14 @@ class Inspected:
                     low, high = seen.min(axis=others), seen.max(axis=others)
                     self.lows = low if self.lows is None else np.minimum(self.lows, low)
                     self.highs = high if self.highs is None else np.maximum(self.highs, high)
+                    if len(file.input_shape) < 3:
+                        self._count(np.moveaxis(x[begin : begin + AT_ONCE], axis, 0))
+
+    def _count(self, channels: NDArray[Any]) -> None:
+        """Count the extremes of some inputs, channels first (C, …)."""
+        self.extremes = self.extremes or [Extremes() for _ in channels]
+        for extremes, values in zip(self.extremes, channels, strict=True):
+            extremes.add(values[np.isfinite(values)])
 
     @property
     def low(self) -> float:
@@ -220,7 +231,7 @@ def inspected(root: Path) -> tuple[list[Inspected], list[Finding]]:
         found += one.found()
     whole = len(read) > 1 or PartitionStore.find(root) is not None
     found += [*_files_as_clients(root), *_between(read), *_in_global_test(root, read)]
-    found += [*_of_classes(read, whole=whole), *_constant(read)]
+    found += [*_of_classes(read, whole=whole), *_in_columns(read)]
     return read, found
 
 
@@ -254,7 +265,7 @@ def tell_own(root: Path, clients: Iterable[int], *, strict: bool = False) -> Non
             one.read()
         except DataError:
             continue
-        lines += [str(finding) for finding in [*one.found(), *_constant([one])]]
+        lines += [str(finding) for finding in [*one.found(), *_in_columns([one])]]
     for line in lines:
         log.warning("note: %s", line)
     if strict and lines:
@@ -410,17 +421,45 @@ def _of_classes(read: Sequence[Inspected], *, whole: bool) -> Iterator[Finding]:
         yield Finding(line)
 
 
-def _constant(read: Sequence[Inspected]) -> Iterator[Finding]:
-    """Yield the columns of tables that are the same in all examples."""
-    seen = [one for one in read if one.lows is not None and len(one.data.file.input_shape) < 3]
-    if not seen or not any(one.varies for one in seen):
+def _in_columns(read: Sequence[Inspected]) -> Iterator[Finding]:
+    """Yield what may not be meant in the columns of tables."""
+    seen = [one for one in read if one.extremes]
+    seen = [one for one in seen if one.data.file.input_shape == seen[0].data.file.input_shape]
+    if not any(one.varies for one in seen):
         return
+    transform = seen[0].data.file.transform or {}
+    columns = (transform.get("columns") or {}).get("features") or range(len(seen[0].extremes))
+    names = [printable(str(column), MAX_LETTERS) for column in columns]
     same = np.all([one.lows == one.highs for one in seen], axis=0)
     if same.any():
-        transform = seen[0].data.file.transform or {}
-        columns = (transform.get("columns") or {}).get("features") or range(len(same))
-        names = some(printable(str(columns[k]), MAX_LETTERS) for k in np.flatnonzero(same))
-        yield Finding(f"column {names} has one value in all examples: leave it out of features")
+        constant = some(names[k] for k in np.flatnonzero(same))
+        yield Finding(f"column {constant} has one value in all examples: leave it out of features")
+    for name, each in zip(names, zip(*(one.extremes for one in seen), strict=True), strict=True):
+        yield from _stand_ins(name, each, is_table=bool(transform))
+
+
+def _stand_ins(name: str, clients: Iterable[Extremes], *, is_table: bool) -> Iterator[Finding]:
+    """Yield the values of a column that may stand for missing ones.
+
+    Args:
+        name: of the column.
+        clients: the column's extremes at each client.
+        is_table: whether the data were cut from a table.
+    """
+    of_all = Extremes()
+    for extremes in clients:
+        of_all.join(extremes)
+    for value, count in of_all.stand_ins():
+        advice = (
+            f"[data.columns] missing_values = [{value:.15g}] makes empty cells of them, and "
+            "missing says what becomes of these"
+            if is_table
+            else "leave these examples out, or put numbers in their place"
+        )
+        yield Finding(
+            f"column {name} holds {value:.7g} in {count} of {of_all.size} places, far from all "
+            f"other values: if it stands for a missing number, {advice}"
+        )
 
 
 def some(names: Iterable[object]) -> str:

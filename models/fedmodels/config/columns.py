@@ -10,11 +10,13 @@ from fedmodels.config.bounds import Positive, PositiveCount
 from fedmodels.config.strict_table import StrictTable
 from fedmodels.errors import ConfigError
 
+Decimal = Literal[".", ","]
+"""The mark before the fraction of a number."""
 ROLES = ("label", "client", "split", "session", "time", "group")
 """The keys that name a column which a net does not see."""
 ADDED = (
     "delimiter", "decimal", "encoding", "missing", "session", "time", "time_unit", "gap", "rate",
-    "group",
+    "group", "missing_values", "client_from", "label_from", "day_first",
 )  # fmt: skip
 """Keys that older partitions lack."""
 
@@ -30,6 +32,12 @@ class Columns(StrictTable):
     """Names of the classes in label order; by default those that occur, sorted."""
     client: str | None = None
     """Column that names the natural client of a row, such as a person or a device."""
+    client_from: Literal["file", "folder"] | None = None
+    """In place of a column: each ``file``, or each ``folder`` of files, is a natural client, called
+    by its name."""
+    label_from: Literal["file", "folder"] | None = None
+    """In place of a column of labels: the name of the ``file``, or of its ``folder``, is the class
+    of all its rows."""
     split: str | None = None
     """Column that says ``train`` or ``test``; by default ``test_share`` decides."""
     test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
@@ -45,9 +53,12 @@ class Columns(StrictTable):
     """Column that names the recording of a row; no window crosses from one to the next."""
     time: str | None = None
     """Column of times, by which the rows of a recording are put in order: numbers, or texts such as
-    ``2026-05-31T12:00:00.5`` or ``12:00:00.5``."""
+    ``2026-05-31T12:00:00.5``, ``31.05.2026 12:00:00`` or ``12:00:00.5``."""
     time_unit: Literal["s", "ms", "us", "ns"] | None = None
     """Unit of times that are numbers; by default seconds."""
+    day_first: bool | None = None
+    """Whether dates such as ``03/04/2026`` begin with the day, or else with the month; by default
+    found. With points the day comes first."""
     gap: Positive | None = None
     """Seconds between two rows beyond which no window goes on; ten times the usual step of a
     recording unless given."""
@@ -58,11 +69,21 @@ class Columns(StrictTable):
     """What an empty cell means: an ``error`` unless given. ``drop`` leaves out its row, and no
     window goes over that place; ``interpolate`` puts it between its neighbours in the recording;
     ``mean`` gives it the mean of the training rows."""
+    missing_values: (
+        Annotated[
+            tuple[Annotated[float, Field(allow_inf_nan=False)] | str, ...],
+            Field(strict=False, min_length=1),
+        ]
+        | None
+    ) = None
+    """Numbers and texts that stand for an empty cell in columns of numbers, such as
+    ``[-999, "?"]``."""
     delimiter: Annotated[str, Field(min_length=1, max_length=1)] | None = None
     """What stands between the columns of a CSV: a comma, semicolon, tab or bar is found unless
     given."""
-    decimal: Literal[".", ","] | None = None
-    """Decimal sign of a CSV; by default found."""
+    decimal: Decimal | None = None
+    """Decimal mark of numbers in a CSV, or of texts in parquet; the other mark, spaces and
+    apostrophes may stand between thousands. By default found."""
     encoding: str | None = None
     """Encoding of a CSV, such as ``cp1252``; by default found."""
 
@@ -74,14 +95,23 @@ class Columns(StrictTable):
     @property
     def named(self) -> tuple[str, ...]:
         """The columns that have a role, and are no features."""
-        return tuple(filter(None, (getattr(self, role) for role in ROLES)))
+        named = (getattr(self, role) for role in ROLES if role != "label" or not self.label_from)
+        return tuple(filter(None, named))
+
+    @property
+    def missing_texts(self) -> tuple[str, ...]:
+        """What stands for an empty cell, as a file writes it."""
+        values = self.missing_values or ()
+        return tuple(v if isinstance(v, str) else f"{v:.15g}" for v in values)
 
     @model_validator(mode="after")
     def _keys_need_each_other(self) -> Columns:
         for key, needed in (("hop", "window"), ("gap", "time"), ("rate", "time"),
-                            ("time_unit", "time")):  # fmt: skip
+                            ("time_unit", "time"), ("day_first", "time")):  # fmt: skip
             if getattr(self, key) is not None and getattr(self, needed) is None:
                 raise ConfigError(f"[data.columns] {key} needs {needed}")
+        if self.client_from is not None and self.client is not None:
+            raise ConfigError("[data.columns] client_from stands in place of client: give one")
         if self.group is not None and self.split is not None:
             raise ConfigError("[data.columns] split says what is for testing: leave out group")
         return self

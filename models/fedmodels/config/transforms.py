@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from fedmodels.config.columns import Columns
+from fedmodels.config.columns import Columns, Decimal
 from fedmodels.config.strict_table import StrictTable
 from fedmodels.errors import ConfigError, DataError
 
@@ -40,6 +40,8 @@ class TableTransform(StrictTable):
     columns: Columns
     fill: Annotated[tuple[float, ...], Field(strict=False)] | None = None
     """With ``missing = "mean"``: the mean of the training rows, for each feature."""
+    decimal: Decimal | None = None
+    """The decimal mark of the files of training, for a new file whose numbers tell none."""
 
 
 Transform = ImageTransform | TableTransform

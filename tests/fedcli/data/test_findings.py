@@ -13,6 +13,7 @@ from rich.console import Console
 from fedcli.cli import main
 from fedcli.data.store.commands import run_partition
 from fedcli.data.store.findings import Finding, inspected, summaries, tell, tell_own
+from fedcli.data.store.stand_ins import Extremes
 from fedmodels.config.data import Data
 from fedmodels.config.scenario import Iid, Natural
 from fedmodels.errors import DataError
@@ -38,6 +39,7 @@ def client(
 
 GOOD = [0, 1, 2] * 8
 HALF = np.stack([np.arange(40.0) / 40, np.ones(40)], axis=1)
+RISING = np.stack([np.zeros(40), np.arange(40.0)], axis=1)
 CASES: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
     "one class": ((GOOD, [1]), {}, "all its training examples are of class Walk"),
     "handful": (([0, 1, 2], [0, 1, 2]), {}, "3 examples to train on: little can be learnt from a"),
@@ -50,6 +52,10 @@ CASES: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
         "classes 'walk' and 'Walk ' differ in capitals or signs alone",
     ),
     "constant": ((GOOD, [0, 1, 2], HALF), {}, "column 1 has one value in all examples"),
+    "stand-in": (
+        (GOOD, [0, 1, 2], np.where(np.arange(40.0)[:, None] % 9 == 4, [[1, -999]], HALF + RISING)),
+        {}, "column 1 holds -999 in 3 of 27 places, far from all other values: if it stands for",
+    ),
     "leaked": (
         (GOOD, [0, 1, 2], HALF * [[1, 0]] + np.arange(40)[:, None]), {},
         "3 test examples are among its training examples",
@@ -82,6 +88,29 @@ def test_what_may_not_be_meant_is_found(
         assert line in caplog.text
         with pytest.raises(DataError, match="--strict: "):
             tell_own(tmp_path, [0], strict=True)
+
+
+@pytest.mark.parametrize(
+    ("values", "found"),
+    [
+        ([20.5, 21, 19] * 5 + [-999, -999], {-999.0: 2}),
+        ([20.5, 21, 19] * 5 + [-999], {}),
+        ([20.5, 21, 19] * 5 + [-999, 9999] * 2, {-999.0: 2, 9999.0: 2}),
+        ([20.5, 21, 19] * 5 + [85.0] * 3, {85.0: 3}),
+        ([20.5, 21, 19] * 5 + [85.0, 90.0, 95.0], {}),  # another sitting, say
+        ([0, 1] * 9 + [0] * 30, {}),
+        ([0] * 9 + [99999.0] * 2, {99999.0: 2}),
+        (list(range(0, 20000, 7)) + [9999] * 5, {}),
+    ],
+)
+def test_values_far_from_all_others_that_repeat_may_stand_for_none(
+    values: list[float], found: dict[float, int]
+) -> None:
+    one, two = Extremes(), Extremes()
+    one.add(np.array(values[::2]))
+    two.add(np.array(values[1::2]))
+    one.join(two)
+    assert dict(one.stand_ins()) == found
 
 
 def check(*words: object, status: int = 0) -> None:

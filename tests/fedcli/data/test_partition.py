@@ -497,7 +497,10 @@ def test_more_natural_clients_than_exist_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"clients = 6, but the data set has 5 natural clients"):
         cut({"kind": "natural"}, clients=6)
     problem = {**small_problem(), "groups": None}
-    with pytest.raises(ConfigError, match="tells its subjects apart"):
+    with pytest.raises(
+        ConfigError,
+        match=r"name the column of persons in \[data.columns\] client, or set client_from",
+    ):
         partition(scenario_of(kind="natural"), num_clients=2, seed=0, **problem)
 
 
