@@ -193,7 +193,11 @@ def test_whose_model_has_to_be_said(words: list[str], line: str, capsys: Any) ->
         ("a.csv", "ax;ay\n1;2\n", "a.csv has no column 't': the model was trained on 10 rows per"),
         ("a.csv", "t;ax\n1;2\n", "a.csv has no column 'ay'"),
         ("a.csv", "t;ax;ay\n0;1;2\n0,1;?;2\n", "column 'ax' holds '?' in line 3"),
-        ("a.csv", "t;ax;ay\n0;1;2\n", "gives no window of 8 rows: the longest stretch"),
+        (
+            "a.csv",
+            "t;ax;ay\n0;1;2\n",
+            "a.csv is too short: it has 1 row at 10 a second, and a window of the model has 8",
+        ),
         ("a.csv", "t;ax;ay\n", "a.csv holds no row below the names of its columns"),
         ("a.png", "", "a.png is not an .npy file; the model takes [8, 2], and tables"),
         ("d", None, "d holds no file that the model takes: .csv, .tsv, .parquet"),

@@ -147,13 +147,12 @@ def _check_length(rows: Rows, columns: Columns, path: Path) -> None:
     length, longest = columns.window or 0, int(rows.start.max(initial=-1)) + 1
     if longest < length:
         pieces = int((rows.start == 0).sum())
-        part = (
-            f"its longest stretch without a gap has {longest} rows"
-            if pieces > 1
-            else (f"it has {longest} rows")
-        )
+        whose = "its longest stretch without a gap" if pieces > 1 else "it"
+        count = "1 row" if longest == 1 else f"{longest} rows"
         at = f" at {columns.rate:g} a second" if columns.rate else ""
-        raise DataError(f"{path} is too short: {part}{at}, and a window of the model has {length}")
+        raise DataError(
+            f"{path} is too short: {whose} has {count}{at}, and a window of the model has {length}"
+        )
 
 
 def _unlabelled(columns: Columns, known: Sequence[str], path: Path) -> Columns:

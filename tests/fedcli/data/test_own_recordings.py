@@ -309,7 +309,7 @@ def test_days_and_months_that_cannot_be_told_apart_are_asked_for(tmp_path: Path)
         loaded(tmp_path / "a.csv", day_first=first, rate=1e-4, gap=1e9, **how | {"window": None})
         for first in (True, False)
     )
-    assert (len(every(day)), len(every(month))) == (9, 260)  # a day, and the 30 of April
+    assert (len(every(day)), len(every(month))) == (9, 268)  # a day, and 31 of them
 
 
 @pytest.mark.parametrize(
