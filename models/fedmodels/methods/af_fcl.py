@@ -35,6 +35,7 @@ from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.generative.flow import Flow, check_orders, is_order
 from fedmodels.nets.split import SplitNet, load_weights, weights_of
+from fedmodels.numerics.algebra import padded
 from fedmodels.numerics.optimizers import Adam
 from fedmodels.numerics.randomness import derive_seed, seeded
 from fedmodels.techniques.continual import (
@@ -46,7 +47,7 @@ from fedmodels.techniques.continual import (
     masks_spec,
 )
 from fedmodels.techniques.credibility import credibility, distillation
-from fedmodels.techniques.moments import load_moments, moments_of
+from fedmodels.techniques.moments import grown_moments, load_moments, moments_of
 from fedmodels.tensors.bundle import Bundle, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec, scalar_spec
 from fedmodels.tensors.declared_counts import TrainsOn
@@ -118,6 +119,14 @@ class AFFCL(FedAvg):
 
     def reported(self, run: RunFacts) -> frozenset[str]:
         return frozenset({"flow_loss", "flow_density", "credibility"})
+
+    def grown(self, run: RunFacts, state: Bundle) -> Mapping[str, Tensor]:
+        net, flow, held = run.make_net(), self._flow(run), state.weights
+        optimised = {"net": net, "head": net.head, "flow": flow}
+        found = grown_moments(held, {k: [*part.parameters()] for k, part in optimised.items()})
+        if BEFORE in held:
+            found = {**found, BEFORE: padded(held[BEFORE], (run.problem.num_classes,))}
+        return under("weights", found)
 
     # --- server half ---------------------------------------------------------------------------
 

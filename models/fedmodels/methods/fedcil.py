@@ -47,7 +47,7 @@ from fedmodels.techniques.continual import (
     mask_of,
     masks_spec,
 )
-from fedmodels.techniques.moments import load_moments, moments_of
+from fedmodels.techniques.moments import grown_moments, load_moments, moments_of
 from fedmodels.tensors.bundle import Bundle, GeneratorState, Histogram, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.tensors.declared_counts import TrainsOn
@@ -63,6 +63,8 @@ ROLES = ("source", "generator")
 """What goes beside the run's net: the critic's other head, and the generator."""
 NOW, LAST = "now", "last"
 """A client's generator after its last upload, and at the end of its previous task."""
+LABELLED = "fc.weight"
+"""The generator's layer that sees the label, (…, latent)."""
 REPORTS = 10
 """How many times consolidation reports its progress."""
 
@@ -170,6 +172,20 @@ class FedCIL(FedAvg):
 
     def reported(self, run: RunFacts) -> frozenset[str]:
         return frozenset({"generator_loss"})
+
+    def grown(self, run: RunFacts, state: Bundle) -> Mapping[str, Tensor]:
+        source, generator = self._fresh(run)
+        critic = [*run.make_net().parameters(), *source.parameters()]
+        optimised = {"critic": critic, "generator": [*generator.parameters()]}
+        found = dict(under("weights", grown_moments(state.weights, optimised)))
+        label, first = run.problem.num_classes - 1, generator.state_dict()[LABELLED]
+        for key, tensor in state.by_key().items():
+            if key.split("/")[1] in ("generator", NOW, LAST):
+                found[key] = tensor
+            if found.get(key) is tensor and key.endswith(f"/{LABELLED}"):
+                found[key] = tensor.clone()  # the coordinate of this label was noise up to now
+                found[key][:, label] = first[:, label]
+        return found
 
     # --- server half ---------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ minority examples. Other readings of the paper: variants/fedmlp.py.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
@@ -41,7 +42,7 @@ from fedmodels.techniques.class_prototypes import (
 )
 from fedmodels.tensors.bundle import Bundle, Prototypes, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec
-from fedmodels.tensors.roles import without
+from fedmodels.tensors.roles import under, without
 from fedmodels.tensors.uploads import Reduction, Uploads
 from fedmodels.training.contexts import ClientContext, ServerContext, ServerState
 from fedmodels.training.method import Batch, Output, Reduced, Scores
@@ -94,6 +95,9 @@ class FedMLP(FedAvg):
 
     def global_weights(self, common: Bundle) -> Weights:
         return without(common.weights, "levels")
+
+    def grown(self, run: RunFacts, state: Bundle) -> Mapping[str, Tensor]:
+        return under("weights", levels.grown_levels(state.weights, run.problem.num_classes))
 
     # --- server half ---------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ Deviations: docs/methods/pfedgraph.md.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -23,6 +24,7 @@ from fedmodels.techniques.collaboration import (
     ROWS,
     Graph,
     graph_metrics,
+    grown_graph,
     model_spec,
     own_model,
     personal_models,
@@ -50,6 +52,9 @@ class PFedGraph(FedAvg):
     @property
     def views(self) -> tuple[str, ...]:
         return ("after_local", "after_downlink")
+
+    def grown(self, run: RunFacts, state: Bundle) -> Mapping[str, Tensor]:
+        return grown_graph(run, state)
 
     # --- server half ---------------------------------------------------------------------------
 

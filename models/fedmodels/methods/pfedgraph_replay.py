@@ -25,6 +25,7 @@ from fedmodels.techniques.collaboration import (
     ROWS,
     Graph,
     graph_metrics,
+    grown_graph,
     model_spec,
     own_model,
     personal_models,
@@ -69,6 +70,9 @@ class PFedGraphReplay(FedAvg):
 
     def reported(self, run: RunFacts) -> frozenset[str]:
         return reported_by_replay(run)
+
+    def grown(self, run: RunFacts, state: Bundle) -> Mapping[str, Tensor]:
+        return grown_graph(run, state)
 
     # --- server half ---------------------------------------------------------------------------
 

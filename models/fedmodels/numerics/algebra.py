@@ -5,6 +5,7 @@ Functions take tensors or arrays and answer in kind. All of them are determinist
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -22,6 +23,7 @@ __all__ = [
     "kmeans",
     "nearest",
     "nnls_simplex",
+    "padded",
     "replay_volumes",
     "simplex_projection",
     "weighted_mean",
@@ -159,3 +161,10 @@ def _rows(values: Any, dtype: type[np.generic]) -> NDArray[Any]:
     if isinstance(values, Tensor):
         values = values.detach().cpu()
     return np.asarray(values, dtype=dtype)
+
+
+def padded(tensor: Tensor, shape: Sequence[int]) -> Tensor:
+    """Return a tensor of a larger shape that begins with this one; the rest is zero."""
+    found = tensor.new_zeros(tuple(shape))
+    found[tuple(slice(n) for n in tensor.shape)] = tensor
+    return found

@@ -19,10 +19,11 @@ from torch import Tensor, nn
 
 from fedmodels.config.bounds import NonNegative
 from fedmodels.nets.split import SplitNet
-from fedmodels.numerics.algebra import simplex_projection, weighted_mean
+from fedmodels.numerics.algebra import padded, simplex_projection, weighted_mean
 from fedmodels.techniques.aggregation_weights import entropy
 from fedmodels.tensors.bundle import Bundle, ClientId, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec
+from fedmodels.tensors.roles import under
 from fedmodels.training.contexts import Metrics, ServerContext, ServerState
 from fedmodels.training.run import RunFacts
 from fedmodels.training.settings import Part
@@ -136,6 +137,20 @@ def reference_in(weights: Mapping[str, Tensor], device: torch.device) -> Weights
     """Return u_i in what a client was sent; None in round 0."""
     found = {k: t for k, t in weights.items() if k.startswith(NEIGHBOURS)}
     return {k.removeprefix(NEIGHBOURS): t.to(device) for k, t in found.items()} or None
+
+
+def grown_graph(run: RunFacts, state: Bundle) -> Mapping[str, Tensor]:
+    """Return what a state holds beside models, with room for one class more.
+
+    Neighbours say nothing of that class, and the graph has rows of clients.
+    """
+    kept = {}
+    for name, tensor in state.weights.items():
+        if name.startswith(NEIGHBOURS):
+            kept[name] = padded(tensor, run.forms[name.removeprefix(NEIGHBOURS)].shape)
+        elif name == ROWS:
+            kept[name] = tensor
+    return under("weights", kept)
 
 
 @dataclass(frozen=True, kw_only=True)

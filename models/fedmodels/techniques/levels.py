@@ -6,6 +6,7 @@ The cluster of each global prototype and one bit a class for J travel among the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmodels.numerics.algebra import cluster
+from fedmodels.numerics.algebra import cluster, padded
 from fedmodels.numerics.metrics import minority_classes
 from fedmodels.numerics.prototypes import ByClass
 from fedmodels.tensors.bundle import Bundle, Weights
@@ -77,3 +78,10 @@ def class_counts(ctx: ServerContext, uploads: Mapping[int, Bundle]) -> Weights:
         counts[rows.labels.long()] = rows.counts
         found[f"{COUNTS}{client}/{ctx.task}"] = counts
     return found
+
+
+def grown_levels(weights: Weights, classes: int) -> Weights:
+    """Return counts and J among these weights for K classes, one more than they were made for."""
+    sizes = {name: classes for name in weights if name.startswith(COUNTS)}
+    sizes |= {MINORITY: math.ceil(classes / 8)} if MINORITY in weights else {}
+    return {name: padded(weights[name], (size,)) for name, size in sizes.items()}

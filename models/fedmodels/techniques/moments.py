@@ -7,11 +7,12 @@ A private state keeps them; they never travel.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from fedmodels.numerics.algebra import padded
 from fedmodels.tensors.bundle import Weights
 
 
@@ -36,3 +37,20 @@ def load_moments(adams: Mapping[str, torch.optim.Adam], tensors: Mapping[str, Te
         if states:
             groups = adam.state_dict()["param_groups"]
             adam.load_state_dict({"state": states, "param_groups": groups})
+
+
+def grown_moments(
+    tensors: Mapping[str, Tensor], parameters: Mapping[str, Sequence[Tensor]]
+) -> Weights:
+    """Return kept moments with zeros for what the parameters of their optimisers came to have.
+
+    Args:
+        tensors: among which the moments are.
+        parameters: of each optimiser, as they are now.
+    """
+    found = {}
+    for key, tensor in tensors.items():
+        if key.startswith("moments/") and tensor.dim():
+            _, role, number, _ = key.split("/")
+            found[key] = padded(tensor, parameters[role][int(number)].shape)
+    return found

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
 from fedmodels.config.experiment import Experiment, NetTable
 from fedmodels.errors import ArchiveError, ConfigError
 from fedmodels.files import sha256_of
@@ -55,6 +57,16 @@ def from_file(net: NetTable, fresh: Weights) -> Weights:
         )
     _digest(net.weights, net.weights_sha256)
     return _replace(net.weights, fresh)
+
+
+def with_rows(weights: Weights, larger: Weights) -> Weights:
+    """Return weights with the rows that those of a net of more classes have beyond theirs."""
+    return {
+        name: torch.cat([tensor, larger[name][len(tensor) :]])
+        if tensor.shape != larger[name].shape
+        else tensor
+        for name, tensor in weights.items()
+    }
 
 
 def _digest(path: str, expected: str | None = None) -> str:

@@ -92,6 +92,9 @@ class Method(ABC):
     must not see; with ``replay`` it is generated examples, which count as examples."""
     needs_server_data: ClassVar[bool] = False
     """Whether the server half trains on examples of its own."""
+    grows_classes: ClassVar[bool] = True
+    """Whether classes may come while a run goes on. What stands against it is found out; False is
+    for a method that could take them, and would learn nothing of them."""
     chosen: ClassVar[Mapping[str, Any]] = {}
     """The value of each key that picks a variant (``fedmodels.methods.variants``)."""
 
@@ -122,6 +125,17 @@ class Method(ABC):
     def reported(self, run: RunFacts) -> frozenset[str]:
         """Return the names that clients may put into ``ctx.metrics``."""
         return frozenset()
+
+    def grown(self, run: RunFacts, state: Bundle) -> Mapping[str, Tensor]:
+        """Return tensors of a state with room for one class more, by the flat keys of a bundle.
+
+        Only those of which shapes do not tell it (``training/class_growth.py``).
+
+        Args:
+            run: the facts with that class.
+            state: a client's, or a part of the server's.
+        """
+        return {}
 
     # --- server half ---------------------------------------------------------------------------
 

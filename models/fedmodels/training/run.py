@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, reduce
 
 from torch import nn
 
@@ -14,7 +14,7 @@ from fedmodels.nets.grouped import can_be_grouped
 from fedmodels.nets.split import SplitNet, weights_of
 from fedmodels.numerics.randomness import derive_seed, seeded
 from fedmodels.tensors.bundle import Problem, Weights
-from fedmodels.training.initial_weights import from_file
+from fedmodels.training.initial_weights import from_file, with_rows
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,8 @@ class RunFacts:
 
     experiment: Experiment
     problem: Problem
+    began_with: int | None = None
+    """How many classes the run had at first, where more came while it went on."""
 
     def __post_init__(self) -> None:
         """Check that training data are as the config takes them.
@@ -36,6 +38,13 @@ class RunFacts:
                 f"[training] augment = {augment!r} is for images, and examples have the shape "
                 f"{list(shape)}: leave augment out"
             )
+
+    def for_classes(self, number: int) -> RunFacts:
+        """Return the facts of the same run when it has so many classes."""
+        began_with = self.began_with or self.problem.num_classes
+        return replace(
+            self, problem=replace(self.problem, num_classes=number), began_with=began_with
+        )
 
     def make_net(self, purpose: str = "init", role: str = "server") -> SplitNet:
         """Build the run's net; its initial weights depend on the run's seed, purpose and role."""
@@ -55,10 +64,15 @@ class RunFacts:
     def initial_weights(self) -> Weights:
         """Return the initial weights of all clients and the server.
 
+        Rows of classes that came while the run went on are those of a net of so many classes.
+
         Raises:
             ConfigError: ``[net] weights`` is no file of weights for this net, or is not here.
         """
-        return from_file(self.experiment.net, weights_of(self.make_net()))
+        classes = self.problem.num_classes
+        began_with = self.began_with or classes
+        fresh = (weights_of(self.for_classes(n).make_net()) for n in range(began_with, classes + 1))
+        return reduce(with_rows, fresh, from_file(self.experiment.net, next(fresh)))
 
     def forget_initial_weights(self) -> None:
         """Free the initial weights; the next access builds them again."""
@@ -74,7 +88,7 @@ class RunFacts:
 
     def beginning_with(self, weights: Weights) -> RunFacts:
         """Return the same facts with other initial weights; a file of weights is not read."""
-        facts = RunFacts(self.experiment, self.problem)
+        facts = replace(self)
         facts.__dict__.update(initial_weights=weights, forms=self.forms, width=self.width)
         return facts
 
