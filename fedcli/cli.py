@@ -173,11 +173,12 @@ def _brought(link: Link, clients: list[ClientId], data: Path, cache: Path) -> Pa
     Raises:
         ConfigError: custom files are of several clients; or they cannot be cut.
     """
-    from fedcli.data.store.site import cut, is_cut
+    from fedcli.data.store.site import cut, cut_before, is_cut
 
-    if is_cut(data) or clients == ["evaluator"]:
-        return data
     (client, *others) = clients
+    is_gone = not data.exists() and isinstance(client, int) and cut_before(cache, client)
+    if (is_cut(data) and not is_gone) or clients == ["evaluator"]:
+        return data
     if others or not isinstance(client, int):
         raise ConfigError(
             f"--data {data} holds files of one client: name it with --client-id, or give clients' "

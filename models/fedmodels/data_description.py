@@ -97,6 +97,11 @@ class ProblemFile(_File):
         """What is learned: input shape and number of classes."""
         return Problem(self.input_shape, self.num_classes)
 
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes in label order; their numbers where nobody states names."""
+        return self.class_names or tuple(map(str, range(self.num_classes)))
+
     def limits(self) -> Limits:
         """Return what raw values 0 and ``scale``, black and white, become.
 

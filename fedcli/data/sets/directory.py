@@ -57,7 +57,7 @@ def directory(source: Source) -> Dataset:
             raise DataError(f"{root / ABOUT}: unknown key {key!r}.{suggestion(key, KEYS)}")
     names = [normalize("NFC", name) for name in source.data.classes or ()]
     names = names or _class_names(root, about)
-    if _holds_arrays(root):
+    if holds_arrays(root):
         train, test = _arrays_of(root, source.data)
         return _made(root, train, test, names, about)
     folder = _training_folder(root)
@@ -82,7 +82,7 @@ def _check_root(root: Path) -> None:
         raise DataError(f"{root} is {what}: [data] root must name the directory of the data")
     if (root / "test").is_dir() and not (root / "train").is_dir():
         raise DataError(f"{root / 'train'} is missing: {root / 'test'} beside it is for testing")
-    if not _holds_arrays(root) and not class_folders(_training_folder(root), root):
+    if not holds_arrays(root) and not class_folders(_training_folder(root), root):
         raise DataError(
             f"{root} holds no data: put images into {root / 'CLASS' / '*.png'}, or into "
             f"{root / 'train' / 'CLASS' / '*.png'} and {root / 'test' / 'CLASS' / '*.png'}, or "
@@ -90,7 +90,8 @@ def _check_root(root: Path) -> None:
         )
 
 
-def _holds_arrays(root: Path) -> bool:
+def holds_arrays(root: Path) -> bool:
+    """Tell whether a directory holds arrays, and no folders of images."""
     return not (root / "train").is_dir() and any(root.glob("*_[xy].npy"))
 
 

@@ -11,7 +11,8 @@ Nothing here unpickles anything, and every value is checked before use.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -23,6 +24,7 @@ from fedcli.data.class_folders import Listed, class_folders, class_of, images_of
 from fedcli.data.folders import check_inside
 from fedcli.data.image_files import PLAIN
 from fedcli.data.sets.dataset import Labelled
+from fedcli.data.store.class_order import ClassOrder
 from fedmodels.config.transforms import ImageTransform, parse_transform
 from fedmodels.data_description import (
     SCALES,
@@ -38,6 +40,8 @@ from fedmodels.tensors.bundle import Problem
 Described = TypeVar("Described", bound=ProblemFile)
 Part = Literal["train", "test"]
 PARTS: tuple[Part, Part] = ("train", "test")
+ABOUT, SOURCE = "client.json", "source.json"
+"""A client's description, and the file that says what an added task was made of."""
 
 
 @dataclass(frozen=True)
@@ -80,19 +84,44 @@ class ClientData:
         if not directory.is_dir():
             raise DataError(f"{directory} is not there: it should be this client's data")
         self.directory = directory
-        about = directory / "client.json"
+        about = directory / ABOUT
         check_inside(about, directory)
-        self.file = read_file(about, ClientFile)
-        if "scale" not in self.file.model_fields_set:
-            self.file = scaled(self.file, self._kind(), about)
-        if "tasks" not in self.file.model_fields_set:
+        file = read_file(about, ClientFile)
+        self.file = file
+        if "scale" not in file.model_fields_set:
+            self.file = scaled(file, self.kind() or np.dtype(np.uint8), about)
+        if "tasks" not in file.model_fields_set:
             self.file = self.file.model_copy(update={"tasks": self._counted()})
+        self._begin(states_counts="tasks" in file.model_fields_set)
+
+    def _begin(self, *, states_counts: bool = True) -> None:
+        """Finish opening, once the description is known."""
         self.normaliser = Normaliser.of(self.file)
+        self.states_counts = states_counts
+        """Whether ``client.json`` itself gives the counts of all tasks."""
+        self._order = ClassOrder.own(self.file.classes)
 
     @property
     def problem(self) -> Problem:
         """What is learned: input shape and number of classes."""
         return self.file.problem
+
+    def order_by(self, classes: Sequence[str], first: int) -> None:
+        """From now on, give labels and counts in the order of a run's classes.
+
+        Args:
+            classes: names of the run's classes in label order.
+            first: how many of them the run began with.
+        """
+        self._order = ClassOrder.of(self.file.classes, classes, first)
+
+    def counts(self, task: int, part: Part) -> list[int]:
+        """Return the examples of each class, in the order of the run's classes.
+
+        Raises:
+            DataError: there are some of a class that the run does not know.
+        """
+        return self._order.counts(getattr(self.tasks[task], part), self._where(task, part))
 
     @property
     def tasks(self) -> tuple[TaskCounts, ...]:
@@ -112,7 +141,8 @@ class ClientData:
         """Return raw inputs (n, *input_shape) and labels (n,) of a task.
 
         Raises:
-            DataError: there is no such task, or its files do not hold what they must.
+            DataError: there is no such task, its files do not hold what they must, or the run does
+                not know one of its classes.
         """
         if not 0 <= task < self.num_tasks:
             raise DataError(f"{self.directory} has no task {task}: it has {self.num_tasks}")
@@ -123,17 +153,26 @@ class ClientData:
                 f"{self._place(task, part)} does not hold the {part} counts that "
                 f"client.json gives for task {task}"
             )
-        return x, y
+        return x, self._order.labels(y, self._where(task, part))
 
     def check(self) -> None:
-        """Read and check every task.
+        """Read and check every task whose data are there.
 
         Raises:
             DataError: names the first file that does not hold what it must.
         """
         for task in range(self.num_tasks):
-            self.arrays(task, "train")
-            self.arrays(task, "test")
+            for part in PARTS:
+                if not self.is_gone(task, part):
+                    self.arrays(task, part)
+
+    def is_gone(self, task: int, part: Part) -> bool:
+        """Tell whether the training data of an earlier task were deleted, which is no fault.
+
+        A run that has gone on to the next task asks for them no more.
+        """
+        is_earlier = part == "train" and self.states_counts and task < self.num_tasks - 1
+        return is_earlier and not any((self.directory / f"task-{task}").glob("train*"))
 
     def global_test(self) -> GlobalTest | None:
         """Return the global test set beside this directory, if there is one.
@@ -142,25 +181,35 @@ class ClientData:
             DataError: it is damaged, or made for another problem.
         """
         found = GlobalTest.find(self.directory.parent)
-        if found is not None and (
-            found.problem.input_shape != self.file.input_shape
-            or found.problem.num_classes != self.file.num_classes
+        if found is None:
+            return None
+        where = self.directory.parent / "global-test"
+        same = found.problem.problem == self.file.problem
+        known = self.file.classes[: found.problem.num_classes]  # the client may know more by now
+        if not same and (
+            found.problem.input_shape != self.file.input_shape or found.problem.classes != known
         ):
-            raise DataError(f"{self.directory.parent / 'global-test'} is of another problem")
-        return found
+            raise DataError(f"{where} is of another problem")
+        return replace(found, y=self._order.labels(found.y, where))
 
     def _place(self, task: int, part: Part) -> Path:
         """Return the image folder of a part if there is one, else its label file."""
         folder = self.directory / f"task-{task}" / part
         return folder if folder.is_dir() else folder.with_name(f"{part}_y.npy")
 
-    def _kind(self) -> np.dtype[Any]:
-        """Return the type of the training inputs of task 0; that of nothing is bytes."""
-        place = self._place(0, "train")
-        inputs = place.with_name("train_x.npy")
-        if place.name == "train":
-            return read_images(self._listed(place)[:1], self._images)[0].dtype
-        return self._array(inputs).dtype if inputs.exists() else np.dtype(np.uint8)
+    def kind(self) -> np.dtype[Any] | None:
+        """Return the type of the inputs of the first task that has some; None where none has."""
+        numbers = range(len(self.file.tasks) or 1)
+        for place, part in ((self._place(task, part), part) for task in numbers for part in PARTS):
+            if place.name == part and (listed := self._listed(place)):
+                return read_images(listed[:1], self._images)[0].dtype
+            if (inputs := place.with_name(f"{part}_x.npy")).exists():
+                return self._array(inputs).dtype
+        return None
+
+    def _where(self, task: int, part: Part) -> str:
+        """Return what error lines call a part of a task."""
+        return f"{self.directory}: task {task} ({part})"
 
     @property
     def _images(self) -> ImageTransform:
@@ -230,8 +279,14 @@ class ClientData:
             beside = f", but {further[-1]}" if further else ""
             raise DataError(
                 f"{self.directory} holds no task-{len(tasks)}{beside}: tasks are task-0, task-1 …"
+                + (", and client.json must give their counts where one is gone" if beside else "")
             )
         return tuple(tasks)
+
+
+def has_grown(directory: Path) -> bool:
+    """Tell whether a task was added to a client's data after the first ones."""
+    return any(directory.glob(f"task-*/{SOURCE}"))
 
 
 def scaled(file: Described, kind: np.dtype[Any], path: Path) -> Described:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcli.data.store.client_data import PARTS, ClientData, GlobalTest
+from fedcli.data.store.client_data import PARTS, ClientData, GlobalTest, has_grown
 from fedcli.data.store.opening import open_data
 from fedcli.data.store.partition_store import PartitionStore
 from fedcli.data.store.partition_writer import TABLE
@@ -74,6 +74,8 @@ class Inspected:
     """Whether two inputs differ."""
     extremes: list[Extremes] = field(default_factory=list)
     """Of each channel as the files have it, (C,); none for images."""
+    gone: list[int] = field(default_factory=list)
+    """Tasks whose training data were deleted."""
 
     def read(self) -> None:
         """Read every task.
@@ -89,8 +91,11 @@ class Inspected:
             self.counts[part] = np.zeros(file.num_classes, dtype=np.int64)
             hashes: Hashes = getattr(self, part)
             for task in range(self.data.num_tasks):
-                x, y = self.data.arrays(task, part)
-                self.counts[part] += np.bincount(y, minlength=file.num_classes)
+                self.counts[part] += self.data.counts(task, part)
+                if self.data.is_gone(task, part):
+                    self.gone.append(task)
+                    continue
+                x, _ = self.data.arrays(task, part)
                 hashes |= hashes_of(x)
                 for begin in range(0, len(x), AT_ONCE):
                     seen = self.data.normaliser(x[begin : begin + AT_ONCE])
@@ -122,6 +127,11 @@ class Inspected:
     def is_pooled(self) -> bool:
         """Whether client 0 has its training examples, as Centralized on pooled data wants it."""
         return self.name != "0" and (self.data.file.partition or {}).get("gathered") is True
+
+    @property
+    def has_grown(self) -> bool:
+        """Whether tasks were added, and with them maybe classes that other clients lack."""
+        return has_grown(self.data.directory)
 
     @property
     def may_share(self) -> bool:
@@ -312,7 +322,11 @@ def _clients(root: Path) -> list[tuple[str, Callable[[], ClientData]]]:
     """Return the name of each client below ``root``, and the function that opens its data."""
     store = PartitionStore.find(root)
     if store is not None:
-        return [(str(client), partial(store.client, client)) for client in range(len(store))]
+        late = [path for path in _directories(root) if int(path.name) >= len(store)]
+        return [
+            *((str(client), partial(store.client, client)) for client in range(len(store))),
+            *((place.name, partial(ClientData, place)) for place in late),
+        ]
     return [(place.name, partial(ClientData, place)) for place in _places(root)]
 
 
@@ -326,12 +340,18 @@ def _places(root: Path) -> list[Path]:
         raise DataError(f"{root} is no directory")
     if (root / "client.json").exists():
         return [root]
-    found = [path for path in root.glob("*") if path.is_dir() and path.name.isdecimal()]
+    found = _directories(root)
     if not found:
         raise DataError(
             f"{root} holds no client directory such as {root / '0'} with a client.json; see 'A "
             "directory of each participant' in docs/data.md"
         )
+    return found
+
+
+def _directories(root: Path) -> list[Path]:
+    """Return the clients' directories below a root, by number."""
+    found = [path for path in root.glob("*") if path.is_dir() and path.name.isdecimal()]
     return sorted(found, key=lambda path: int(path.name))
 
 
@@ -348,7 +368,8 @@ def _between(read: Sequence[Inspected]) -> Iterator[Finding]:
     owner: dict[bytes, str] = {}
     for one in read:
         first = read[0]
-        for key in ("input_shape", "num_classes", "class_names"):
+        grown = one.has_grown or first.has_grown
+        for key in ("input_shape", *(() if grown else ("num_classes", "class_names"))):
             here, there = getattr(one.data.file, key), getattr(first.data.file, key)
             if here != there:
                 line = (

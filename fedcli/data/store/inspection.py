@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedcli.data.store.findings import Inspected, inspected, some
+from fedcli.data.store.partition_store import STORE
 
 
 def inspect(root: Path, console: Console) -> bool:
@@ -27,6 +28,7 @@ def inspect(root: Path, console: Console) -> bool:
     notes = [str(finding) for finding in found if not finding.is_wrong]
     if any(one.is_pooled for one in read):
         notes.append("all training examples are at client 0: this partition is a pooled one")
+    notes += [_gone(one) for one in read if one.gone]
     wrong = [str(finding) for finding in found if finding.is_wrong]
     for line in [*notes, *_gaps(root)]:
         console.print(f"note: {line}", markup=False, highlight=False, soft_wrap=True)
@@ -40,11 +42,21 @@ def inspect(root: Path, console: Console) -> bool:
 def _gaps(root: Path) -> Iterable[str]:
     """Yield a line if numbers are left out, as on a machine that holds some of a run's clients."""
     numbers = {int(p.name) for p in root.glob("*") if p.name.isdecimal() and p.is_dir()}
-    if left_out := sorted(set(range(max(numbers, default=0))) - numbers):
+    has_store = (root / STORE).is_dir()
+    if not has_store and (left_out := sorted({*range(max(numbers, default=0))} - numbers)):
         yield (
             f"no directory of client {some(left_out)}; that is well where other machines hold "
             "them, but fedsrv launch needs every number from 0 on"
         )
+
+
+def _gone(one: Inspected) -> str:
+    """Say which training data of a client were deleted."""
+    tasks = f"task {one.gone[0]}" if len(one.gone) == 1 else f"tasks {some(one.gone)}"
+    return (
+        f"client {one.name}: the training data of {tasks} were deleted; that is well where its run "
+        "has gone on to a later task"
+    )
 
 
 def _table(read: Sequence[Inspected]) -> Table:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fedcli.data.store.client_data import ClientData, GlobalTest
 from fedcli.data.store.partition_store import PartitionStore
-from fedmodels.data_description import ClientFile, Normaliser
+from fedmodels.data_description import ClientFile
 from fedmodels.errors import DataError
 from fedmodels.tensors.bundle import ClientId
 
@@ -25,11 +25,13 @@ class EvaluatorData(ClientData):
             raise DataError(f"{root / 'global-test'} is not there: the evaluator has nothing to do")
         self.directory = root / "global-test"
         self.file = ClientFile(**found.problem.model_dump(), tasks=())
-        self.normaliser = Normaliser.of(self.file)
+        self._begin()
 
 
 def open_data(root: Path, client: ClientId, store: PartitionStore | None = None) -> ClientData:
     """Open a client's data under a partition's root: its directory, or its part of the store.
+
+    A client of a store has a directory, too, once it has got further tasks: it lacks ``task-0``.
 
     The evaluator has the global test set.
 
@@ -44,6 +46,9 @@ def open_data(root: Path, client: ClientId, store: PartitionStore | None = None)
     if not isinstance(client, int):
         return EvaluatorData(root)
     directory = root / str(client)
-    if not directory.is_dir() and (store := store or PartitionStore.find(root)) is not None:
-        return store.client(client)
+    if not (directory / "task-0").is_dir():
+        store = store or PartitionStore.find(root)
+        is_beyond = store is not None and client >= len(store) and directory.is_dir()
+        if store is not None and not is_beyond:
+            return store.client(client)
     return ClientData(directory)

@@ -29,10 +29,9 @@ from fedcli.data.arrays import IntArray, check_examples, read_array
 from fedcli.data.cuts.cut_input import Partition
 from fedcli.data.folders import check_inside
 from fedcli.data.sets.dataset import Dataset, Inputs, Labelled
-from fedcli.data.store.client_data import PARTS, ClientData, Part
+from fedcli.data.store.client_data import ABOUT, PARTS, ClientData, Part
 from fedmodels.data_description import (
     ClientFile,
-    Normaliser,
     ProblemFile,
     TaskCounts,
     first_fault,
@@ -70,6 +69,11 @@ class PartitionStore:
     def __len__(self) -> int:
         """Return how many clients there are."""
         return len(self._pairs) - 1
+
+    @property
+    def kind(self) -> np.dtype[Any]:
+        """The type of the inputs."""
+        return self._x.dtype
 
     def client(self, client: int) -> StoredClient:
         """Open one client.
@@ -165,20 +169,57 @@ class PartitionStore:
 
 
 class StoredClient(ClientData):
-    """One client of a store, read as its directory would be."""
+    """One client of a store, read as its directory would be.
+
+    Tasks that it got since lie in a directory of its own, behind those of the store.
+    """
 
     def __init__(self, store: PartitionStore, client: int) -> None:
-        """Read the client's description, and none of its inputs."""
+        """Read the client's description, and none of its inputs.
+
+        Raises:
+            DataError: the client's own directory does not go on from the store.
+        """
         self.store, self.client = store, client
         self.directory = store.root / str(client)
         self.file = store.description(client)
-        self.normaliser = Normaliser.of(self.file)
+        self.num_stored = len(self.file.tasks)
+        if (about := self.directory / ABOUT).exists():
+            check_inside(about, store.root)
+            grown = read_file(about, ClientFile)
+            if not _goes_on(self.file, grown):
+                raise DataError(f"{about} does not go on from {store.place}: remove it")
+            self.file = grown
+        self._begin()
+
+    def is_gone(self, task: int, part: Part) -> bool:
+        """Tell whether the training data of an earlier task were deleted, which is no fault."""
+        return task >= self.num_stored and super().is_gone(task, part)
 
     def _place(self, task: int, part: Part) -> Path:
+        if task >= self.num_stored:
+            return super()._place(task, part)
         return self.store.place / "indices.npy"
 
     def _read(self, task: int, part: Part) -> Labelled:
+        if task >= self.num_stored:
+            return super()._read(task, part)
         return self.store.examples(self.client, task, part)
+
+    def kind(self) -> np.dtype[Any]:
+        """Return the type of the store's inputs."""
+        return self.store.kind
+
+
+def _goes_on(before: ClientFile, grown: ClientFile) -> bool:
+    """Tell whether a description has all tasks and classes of an earlier one, and maybe more."""
+    tasks = grown.tasks[: len(before.tasks)]
+    counts = [(task.train[: before.num_classes], task.test[: before.num_classes]) for task in tasks]
+    return (
+        before.input_shape == grown.input_shape
+        and before.classes == grown.classes[: before.num_classes]
+        and counts == [(task.train, task.test) for task in before.tasks]
+    )
 
 
 def write_store(

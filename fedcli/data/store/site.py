@@ -24,7 +24,7 @@ from fedcli.data.image_files import ENDS
 from fedcli.data.own.table_files import SUFFIXES
 from fedcli.data.sets.dataset import Dataset
 from fedcli.data.sets.registry import OWN, load
-from fedcli.data.store.client_data import PARTS
+from fedcli.data.store.client_data import ABOUT, PARTS, has_grown
 from fedcli.data.store.commands import thinned
 from fedcli.data.store.partition_store import STORE
 from fedcli.data.store.partition_writer import (
@@ -41,6 +41,8 @@ from fedmodels.printable import printable
 from fedmodels.resolution import received_data
 
 FORMAT = 1
+HOW = "cut.json"
+"""Beside a client's directory that was cut of its own files: the run's ``[data]``, and its seed."""
 READ = (*SUFFIXES, *ENDS, ".npy", ".arrow")
 """How the names of files end that a site may bring."""
 MAX_LETTERS = 60
@@ -63,6 +65,9 @@ def is_cut(data: Path) -> bool:
 def cut(files: Path, tables: Mapping[str, Any], seed: int, client: int, cache: Path) -> Path:
     """Return the directory above a client's data, made of its own files unless it was before.
 
+    Files that are gone are not needed again, and those of a client that has got further tasks are
+    not read again.
+
     Args:
         files: a recording, or a directory of recordings or photos.
         tables: the run's ``[data]``, as the server sent it.
@@ -80,17 +85,24 @@ def cut(files: Path, tables: Mapping[str, Any], seed: int, client: int, cache: P
             f"--data {files} holds no client's directory, and the run's data are "
             f"{printable(data.name, MAX_LETTERS)}: bring a directory that fedcli partition made"
         )
+    before = cut_before(cache, client, (data, seed))
+    if before is not None and (has_grown(before / str(client)) or not files.exists()):
+        log.info("client %s: goes on with what was cut before; %s is not read", client, files)
+        return before
+    if not files.exists():
+        raise DataError(f"{files} is not there")
     data = data.model_copy(update={"root": str(files)})
     root = cache / _stamp(files, data, seed, client)
     if (root / str(client) / "client.json").is_file():
         log.info("client %s: %s was cut before", client, files)
         return root
-    dataset = thinned(_by_names(_loaded(data), _classes_of(data)), data, seed)
+    dataset = thinned(_by_names(loaded(files, data), _classes_of(data)), data, seed)
     try:
         cache.parent.mkdir(parents=True, exist_ok=True)
         cache.mkdir(mode=0o700, exist_ok=True)  # for nobody else
         with written_whole(root) as place:
             _write(place / str(client), dataset)
+            (place / HOW).write_text(json.dumps([dict(tables), seed]) + "\n", "utf-8")
     except OSError as error:
         if not (root / str(client) / "client.json").is_file():  # another process may have cut it
             raise DataError(why_not_written(root, error)) from None
@@ -99,10 +111,38 @@ def cut(files: Path, tables: Mapping[str, Any], seed: int, client: int, cache: P
     return root
 
 
-def _loaded(data: Data) -> Dataset:
-    """Load a site's files; classes are those that occur."""
+def cut_before(cache: Path, client: int, how: tuple[Data, int] | None = None) -> Path | None:
+    """Return the directory above data of a client that were cut last, if any; grown ones first.
+
+    Args:
+        cache: where what is cut is kept.
+        client: whose data.
+        how: ``[data]`` and seed by which they were cut; by default any.
+    """
+    places = [path.parent for path in cache.glob(f"[!.]*/{client}/{ABOUT}")]
+    known = [place for place in places if how is None or remembered(place.parent) == how]
+    last = max(known, key=lambda p: (has_grown(p), (p / ABOUT).stat().st_mtime_ns), default=None)
+    return None if last is None else last.parent
+
+
+def remembered(root: Path) -> tuple[Data, int] | None:
+    """Return how the data below a root were cut, ``[data]`` and the run's seed, if that is known.
+
+    Raises:
+        ConfigError: the file that says it is malformed.
+    """
+    try:
+        tables, seed = json.loads((root / HOW).read_bytes())
+    except (OSError, ValueError, RecursionError, TypeError):
+        return None
+    return received_data(tables, str(root / HOW)), int(seed)
+
+
+def loaded(files: Path, data: Data) -> Dataset:
+    """Load a site's files as ``[data]`` says; classes are those that occur."""
     columns = data.columns and data.columns.model_copy(update={"classes": None})
-    return load(data.model_copy(update={"classes": None, "columns": columns}))
+    update = {"classes": None, "columns": columns, "root": str(files)}
+    return load(data.model_copy(update=update))
 
 
 def _classes_of(data: Data) -> tuple[str, ...]:

@@ -1,0 +1,299 @@
+"""Adding a task to a client's data while its run goes on.
+
+    DIR/<id>/task-N.part    what is being written; a crash leaves it, and the next task removes it
+    DIR/<id>/task-N         the task, with ``source.json``: what it was made of
+    DIR/<id>/client.json    written last: it counts the examples of all tasks, also of this one
+
+A task counts once ``client.json`` counts it. So a crash at any moment leaves the data as they were
+before, or as they are with the task. What a source was is stored with the task: to add the same one
+again, as after a crash, adds nothing.
+
+A source is a folder with ``train/`` and ``test/``, arrays ``train_x.npy`` and so on, or files as
+people have them, which are cut as the run's ``[data]`` says. Inputs are normalised as those of the
+first tasks. Classes go by name; a class that the client lacks comes behind those that it has.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from fedcli.data.arrays import IntArray
+from fedcli.data.folders import files_below
+from fedcli.data.sets.dataset import Dataset
+from fedcli.data.sets.directory import holds_arrays
+from fedcli.data.store.client_data import ABOUT, PARTS, SOURCE, ClientData
+from fedcli.data.store.commands import thinned
+from fedcli.data.store.opening import open_data
+from fedcli.data.store.site import loaded
+from fedmodels.config.data import OF_IMAGES, Data
+from fedmodels.config.transforms import TableTransform, parse_transform
+from fedmodels.data_description import ClientFile, TaskCounts
+from fedmodels.errors import ArchiveNotWritten, DataError, reason_of
+from fedmodels.files import LEFTOVER, locked, sha256_of, sync_path, write_atomically
+from fedmodels.printable import printable
+
+LOCK, LOOK_AGAIN_S = ".adding.lock", 0.05
+"""Held while a task is added, and how often a process that waits for it looks."""
+MAX_LETTERS = 60
+
+
+@dataclass(frozen=True)
+class Added:
+    """What adding a task did."""
+
+    task: int
+    """The number of the task, from 0."""
+    examples: tuple[int, int] = (0, 0)
+    """For training and for testing."""
+    new_classes: tuple[str, ...] = ()
+    was_there: bool = False
+    """Whether the same source was added before, so that nothing changed."""
+
+    def __str__(self) -> str:
+        """Return what was done, in a line."""
+        if self.was_there:
+            return f"it is task {self.task} already"
+        new = [printable(name, MAX_LETTERS) for name in self.new_classes]
+        more = f", with the new class{'es' if len(new) > 1 else ''} {', '.join(new)}" if new else ""
+        train, test = self.examples
+        return f"it is task {self.task}: {train} examples to train on, {test} to test on{more}"
+
+
+def add_task(
+    root: Path, client: int, source: Path, data: Data | None = None, seed: int = 0
+) -> Added:
+    """Add a task to a client's data, whole or not at all.
+
+    Args:
+        root: the directory above the client's own, or with a store.
+        client: whose task it is.
+        source: what the task is made of; its name and its content tell sources apart.
+        data: the run's ``[data]``, by which a site's files are cut; by default what
+            ``client.json`` says of its columns or images.
+        seed: the run's, with which examples are drawn where ``[data]`` has a limit for them.
+
+    Raises:
+        DataError: the client's data or the source cannot be used; nothing was changed.
+        ConfigError: a key of ``[data]`` is for other files than these.
+        ArchiveNotWritten: the disk is full, or fails; nothing was changed.
+    """
+    held = open_data(root, client)
+    try:
+        made = _record_of(source)
+        with _alone(held.directory):
+            held = open_data(root, client)  # another process may have added one meanwhile
+            _remove_leftovers(held)
+            if (known := _task_of(held, made)) is not None:
+                return Added(known, was_there=True)
+            how = _how(source, data, held)
+            dataset = _in_own_order(_read(source, how, held), held.file, source)
+            return _added(held, thinned(dataset, how, seed), made)
+    except OSError as error:
+        raise ArchiveNotWritten(
+            f"{held.directory}: the task is not added: {reason_of(error)}"
+        ) from None
+
+
+def _added(held: ClientData, dataset: Dataset, made: Mapping[str, str]) -> Added:
+    """Write a task behind those of a client."""
+    file = _grown(held.file, dataset)
+    if not held.states_counts:  # a folder that is there would be counted
+        _write_about(held.directory, held.file)
+    place = held.directory / f"task-{held.num_tasks}"
+    _write_task(place, dataset, made)
+    _write_about(held.directory, file)
+    new = file.classes[held.file.num_classes :]
+    return Added(held.num_tasks, (len(dataset.train_y), len(dataset.test_y)), new)
+
+
+def _write_task(place: Path, dataset: Dataset, made: Mapping[str, str]) -> None:
+    """Write the files of a task, and make them safe on the disk before they have their place."""
+    part_of = place.with_name(f"{place.name}.part")
+    part_of.mkdir()
+    for name in (f"{part}_{axis}" for part in PARTS for axis in "xy"):
+        np.save(part_of / f"{name}.npy", getattr(dataset, name), allow_pickle=False)
+        sync_path(part_of / f"{name}.npy")
+    write_atomically(part_of / SOURCE, json.dumps(dict(made)) + "\n", sync=True)
+    os.rename(part_of, place)
+    sync_path(place.parent)
+
+
+def _write_about(directory: Path, file: ClientFile) -> None:
+    """Write a client's description, safely on the disk."""
+    write_atomically(directory / ABOUT, file.text(indent=1) + "\n", sync=True)
+
+
+# --- what is there --------------------------------------------------------------------------------
+
+
+@contextmanager
+def _alone(directory: Path) -> Iterator[None]:
+    """Wait until no other process adds a task to a client; a client of a store gets a directory.
+
+    A file system without locks is no error.
+    """
+    directory.mkdir(exist_ok=True)
+    handle = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        with suppress(OSError):
+            while not locked(handle):
+                time.sleep(LOOK_AGAIN_S)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _remove_leftovers(held: ClientData) -> None:
+    """Remove what a crash left: a task that was not written whole, or that nothing counts.
+
+    Raises:
+        DataError: a task is there that was put there by hand, and ``client.json`` counts it not.
+    """
+    for part in [*held.directory.glob("task-*.part"), *held.directory.glob(LEFTOVER)]:
+        shutil.rmtree(part) if part.is_dir() else part.unlink()
+    following = held.directory / f"task-{held.num_tasks}"
+    if (following / SOURCE).is_file() and held.states_counts:
+        shutil.rmtree(following)
+    if following.exists():
+        raise DataError(
+            f"{following} is there, and {held.directory / ABOUT} does not count it: move it away, "
+            "or leave out tasks there so that they are counted"
+        )
+
+
+def _record_of(source: Path) -> dict[str, str]:
+    """Return the name of a source, and the digest of its content.
+
+    Raises:
+        DataError: it is not there, or a part of it cannot be read.
+    """
+    if not source.exists():
+        raise DataError(f"{source} is not there")
+    sha = hashlib.sha256()
+    for path in files_below(source) if source.is_dir() else [source]:
+        try:
+            sha.update(f"{path.relative_to(source)}\0{sha256_of(path)}\0".encode())
+        except OSError as error:
+            raise DataError(f"{path} cannot be read: {reason_of(error)}") from None
+        except UnicodeEncodeError:
+            raise DataError(f"{str(path)!a} is no name in UTF-8: rename it") from None
+    return {"name": printable(source.absolute().name), "sha256": sha.hexdigest()}
+
+
+def _task_of(held: ClientData, made: Mapping[str, str]) -> int | None:
+    """Return the task that was made of a source, if one was."""
+    for task in reversed(range(held.num_tasks)):
+        with suppress(OSError, ValueError):
+            if json.loads((held.directory / f"task-{task}" / SOURCE).read_bytes()) == made:
+                return task
+    return None
+
+
+# --- what is new ----------------------------------------------------------------------------------
+
+
+def _is_prepared(source: Path) -> bool:
+    """Tell whether a source is arrays, or has folders of training and of test images."""
+    return source.is_dir() and ((source / "train").is_dir() or holds_arrays(source))
+
+
+def _read(source: Path, how: Data, held: ClientData) -> Dataset:
+    """Read a source, and check that it fits the client's other tasks.
+
+    Raises:
+        DataError: it cannot be read, or does not fit.
+    """
+    dataset = loaded(source, how)
+    if dataset.input_shape != held.file.input_shape:
+        raise DataError(
+            f"{source}: inputs have the shape {list(dataset.input_shape)}, and those of the "
+            f"client's other tasks {list(held.file.input_shape)}"
+        )
+    new, known = dataset.train_x.dtype, held.kind()
+    if known is not None and new != known and not new.kind == known.kind == "f":
+        raise DataError(f"{source}: inputs are {new}, and those of the client's tasks {known}")
+    return dataset
+
+
+def _how(source: Path, data: Data | None, held: ClientData) -> Data:
+    """Return how a source is cut: as ``[data]`` says, or else as the client's data were.
+
+    Raises:
+        DataError: nobody says it.
+    """
+    if _is_prepared(source):
+        arrays, tested = holds_arrays(source), any(source.glob("test*"))
+        known = data if data is not None and data.name == "directory" else _known(held)
+        share = None if tested or data is None else data.test_share
+        images = {} if arrays or known is None else {key: getattr(known, key) for key in OF_IMAGES}
+        limits = {} if data is None else {
+            key: getattr(data, key) for key in ("max_per_class", "max_test_per_class")
+        }  # fmt: skip
+        return Data(name="directory", test_share=share, **images, **limits)
+    found = data or _known(held)
+    if found is None:
+        raise DataError(
+            f"{source} holds neither arrays such as train_x.npy nor a folder train/, and "
+            f"{held.directory / ABOUT} does not say how files are cut: name the --server of the run"
+        )
+    return found
+
+
+def _known(held: ClientData) -> Data | None:
+    """Return what ``client.json`` says of how its files were cut."""
+    how = parse_transform(held.file.transform, held.directory / ABOUT)
+    if isinstance(how, TableTransform):
+        return Data(name="table", columns=how.columns)
+    if how is not None:
+        return Data(name="directory", **{key: getattr(how, key) for key in OF_IMAGES})
+    return Data(name="directory") if len(held.file.input_shape) == 3 else None
+
+
+def _in_own_order(dataset: Dataset, file: ClientFile, source: Path) -> Dataset:
+    """Return a data set whose labels are the client's; classes that it lacks come last.
+
+    Where the source is arrays or folders of training and test images, a number stands for the
+    label, as it does in the client's own directory.
+    """
+    names, by_number = list(file.classes), _is_prepared(source)
+    places: IntArray = np.zeros(dataset.num_classes, dtype=np.int64)
+    for label in np.unique(np.concatenate([dataset.train_y, dataset.test_y])):
+        name = dataset.class_names[label]
+        if by_number and name not in names and name.isdecimal() and int(name) < file.num_classes:
+            places[label] = int(name)
+            continue
+        if name not in names:
+            names.append(name)
+        places[label] = names.index(name)
+    return replace(
+        dataset, train_y=places[dataset.train_y], test_y=places[dataset.test_y],
+        num_classes=len(names), class_names=tuple(names),
+    )  # fmt: skip
+
+
+def _grown(file: ClientFile, dataset: Dataset) -> ClientFile:
+    """Return a client's description with a task, whose labels are the client's."""
+    names = dataset.class_names
+    zeros = (0,) * (len(names) - file.num_classes)
+    counts = {
+        part: tuple(np.bincount(y, minlength=len(names)).tolist())
+        for part, y in (("train", dataset.train_y), ("test", dataset.test_y))
+    }
+    tasks = [TaskCounts(train=t.train + zeros, test=t.test + zeros) for t in file.tasks]
+    is_unnamed = not file.class_names and names == tuple(map(str, range(len(names))))
+    new = {
+        "num_classes": len(names),
+        "class_names": () if is_unnamed else names,
+        "tasks": (*tasks, TaskCounts(**counts)),
+    }
+    return ClientFile.model_validate({**dict(file), **new})

@@ -1,0 +1,392 @@
+"""Tasks that are added to a client's data: whole or not at all, by names of classes, once."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from rich.console import Console
+
+from fedcli.data.store.client_data import ClientData
+from fedcli.data.store.growing import Added, add_task
+from fedcli.data.store.inspection import inspect
+from fedcli.data.store.opening import open_data
+from fedcli.data.store.partition_store import PartitionStore, StoredClient
+from fedcli.data.store.partition_writer import Layout
+from fedcli.data.store.site import cut, cut_before, remembered
+from fedcli.data.store.stream import TaskStream
+from fedmodels.errors import ArchiveNotWritten, DataError
+from tests.fedcli.data import test_partition_store as stores
+from tests.fedcli.data.test_own_data import own
+from tests.fedcli.data.test_site import TABLE, recording
+
+STEPS = ((os, "mkdir"), (os, "rename"), (os, "replace"), (np, "save"))
+ENDS = ((os, "unlink"), (os, "rmdir"), (shutil, "rmtree"))
+
+
+PHOTOS = {"name": "directory", "classes": ["cat", "dog", "fox"], "channels": "grey"}
+
+
+class Killed(BaseException):
+    """Nothing is done after it: the process is dead."""
+
+
+class Death:
+    """Kills at the step of a number, before it is done, and refuses all that would follow."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, at: int) -> None:
+        self.left, self.is_dead = at, False
+        for place, name in STEPS:
+            patch.setattr(place, name, self._counted(getattr(place, name)))
+        for place, name in ENDS:
+            patch.setattr(place, name, self._refused(getattr(place, name)))
+
+    def _counted(self, done: Callable[..., Any]) -> Callable[..., Any]:
+        def step(*args: Any, **named: Any) -> Any:
+            self.left -= 1
+            if self.is_dead or self.left < 0:
+                self.is_dead = True
+                raise Killed
+            return done(*args, **named)
+
+        return step
+
+    def _refused(self, done: Callable[..., Any]) -> Callable[..., Any]:
+        def end(*args: Any, **named: Any) -> Any:
+            if self.is_dead:
+                raise Killed
+            return done(*args, **named)
+
+        return end
+
+
+def arrays(
+    root: Path, labels: str, dtype: Any = np.uint8, shape: tuple[int, ...] = (1, 4, 4)
+) -> Path:
+    """Write arrays as a source; ``"0 0 1"`` gives labels, for training and for testing."""
+    root.mkdir(parents=True)
+    y = np.array(labels.split(), dtype=np.int64)
+    for number, part in enumerate(("train", "test")):
+        x = np.arange(y.size * np.prod(shape)).reshape(-1, *shape) % 251 + number
+        np.save(root / f"{part}_x.npy", x.astype(dtype))
+        np.save(root / f"{part}_y.npy", y)
+    return root
+
+
+def images(root: Path, *classes: str, count: int = 2) -> Path:
+    for part in ("train", "test"):
+        for shade, name in enumerate(classes):
+            (root / part / name).mkdir(parents=True)
+            for number in range(count):
+                Image.new("L", (4, 4), 50 * shade + number).save(
+                    root / part / name / f"{number}.png"
+                )
+    return root
+
+
+def shots(root: Path, *classes: str) -> Path:
+    """Write photos by class, without a part for testing."""
+    for shade, name in enumerate(classes):
+        (root / name).mkdir(parents=True)
+        for number in range(5):
+            Image.new("L", (4, 4), 50 * shade + number).save(root / name / f"{number}.png")
+    return root
+
+
+def content(place: Path) -> dict[str, bytes]:
+    """Return the files of a client but its lock."""
+    found = (path for path in place.rglob("*") if path.is_file() and path.name != ".adding.lock")
+    return {str(path.relative_to(place)): path.read_bytes() for path in found}
+
+
+@pytest.fixture(params=["counted", "uncounted", "store"])
+def held(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """The data of client 1 in two layouts; also without counts in client.json."""
+    if request.param == "store":
+        return stores.write(tmp_path / "data", Layout.STORE, stores.KINDS[0])
+    own(tmp_path / "data", 1, scale=255.0, class_names=["a", "b"])
+    if request.param == "counted":
+        data = ClientData(tmp_path / "data" / "1")
+        (data.directory / "client.json").write_text(data.file.text())
+    return tmp_path / "data"
+
+
+def test_a_kill_at_any_step_leaves_the_old_data_or_the_new(
+    held: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a killed process leaves is cleaned by the next one, and nothing is added twice."""
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
+    source, old = arrays(tmp_path / "month", "0 1 3"), open_data(held, 1).announcement()
+    saved = tmp_path / "saved"
+    shutil.copytree(held, saved)
+    add_task(held, 1, source)
+    new, want = open_data(held, 1).announcement(), content(held / "1")
+    states, step, killed = set[str](), 0, True
+    while killed:
+        shutil.rmtree(held)
+        shutil.copytree(saved, held)
+        with monkeypatch.context() as patch:
+            death = Death(patch, step)
+            with suppress(Killed):
+                add_task(held, 1, source)
+            killed = death.is_dead
+        data = open_data(held, 1)
+        data.check()
+        states.add(data.announcement())
+        assert data.announcement() in (old, new), step
+        assert add_task(held, 1, source).task == data.num_tasks - (data.announcement() == new), step
+        assert content(held / "1") == want, step
+        step += 1
+    assert states == {old, new}
+    assert step > 6
+
+
+def test_a_task_is_added_behind_the_others(held: Path, tmp_path: Path) -> None:
+    before = open_data(held, 1)
+    source = arrays(tmp_path / "month", "0 1 1 7")
+    added = add_task(held, 1, source)
+    after, known = open_data(held, 1), before.file.num_classes
+    assert added == Added(before.num_tasks, (4, 4), ("7",))
+    assert str(added) == (
+        f"it is task {before.num_tasks}: 4 examples to train on, 4 to test on, with the new class 7"
+    )
+    assert after.file.class_names == (*before.file.class_names, "7")
+    assert after.tasks[-1].train == (1, 2, *[0] * (known - 2), 1)
+    for old, new in zip(before.tasks, after.tasks, strict=False):
+        assert new.train == (*old.train, 0)
+        assert new.test == (*old.test, 0)
+    for key in ("scale", "mean", "std", "input_shape", "partition", "transform", "name"):
+        assert getattr(after.file, key) == getattr(before.file, key), key
+    x, y = after.arrays(added.task, "train")
+    assert np.array_equal(x, np.load(source / "train_x.npy"))
+    assert y.tolist() == [0, 1, 1, known]
+    for task in range(before.num_tasks):
+        assert np.array_equal(before.arrays(task, "test")[0], after.arrays(task, "test")[0])
+    assert after.states_counts
+    again = add_task(held, 1, source)
+    assert (again.task, again.was_there) == (added.task, True)
+    assert str(again) == f"it is task {added.task} already"
+    (tmp_path / "later").mkdir()
+    assert add_task(held, 1, source.rename(tmp_path / "later" / "other")).task == added.task + 1
+
+
+def test_a_client_of_a_store_has_its_added_tasks_in_its_own_directory(tmp_path: Path) -> None:
+    root = stores.write(tmp_path / "data", Layout.STORE, stores.KINDS[0])
+    add_task(root, 1, arrays(tmp_path / "month", "0 2"))
+    assert not (root / "1" / "task-0").exists()
+    grown, other = open_data(root, 1), open_data(root, 0)
+    assert isinstance(grown, StoredClient)
+    assert (grown.num_tasks, other.num_tasks) == (3, 2)
+    own(
+        root, 2, num_classes=3, class_names=[*"abc"]
+    )  # a client that came later, and has a directory alone
+    assert not isinstance(open_data(root, 2), StoredClient)
+    console = Console(record=True, width=200)
+    assert inspect(root, console), console.export_text()
+    about = json.loads((root / "1" / "client.json").read_text())
+    about["tasks"][0]["train"][0] += 1
+    (root / "1" / "client.json").write_text(json.dumps(about))
+    with pytest.raises(DataError, match=r"client\.json does not go on from .*store: remove it"):
+        PartitionStore(root).client(1)
+
+
+@pytest.mark.parametrize(
+    ("made", "line"),
+    [
+        (lambda at: at, "is not there"),
+        (lambda at: arrays(at, "0", shape=(1, 5, 5)), r"inputs have the shape \[1, 5, 5\], and"),
+        (lambda at: arrays(at, "0", np.float32), "inputs are float32, and those of .* uint8"),
+        (lambda at: arrays(at, "-1"), "negative label"),
+        (lambda at: images(at, "0", count=0), "0 is empty: a class needs images"),
+        (lambda at: at.mkdir() or at, "holds no data"),
+        (lambda at: at.write_bytes(b"\x00") and at, "is no directory"),
+    ],
+)
+def test_what_cannot_be_a_task_is_a_line_and_changes_nothing(
+    tmp_path: Path, made: Callable[[Path], Path], line: str
+) -> None:
+    own(tmp_path / "data", 1)
+    before = content(tmp_path / "data")
+    with pytest.raises(DataError, match=line) as found:
+        add_task(tmp_path / "data", 1, made(tmp_path / "month"))
+    assert "\n" not in str(found.value)
+    assert content(tmp_path / "data" / "1") == {
+        name.removeprefix("1/"): data for name, data in before.items()
+    }
+
+
+def test_a_task_that_somebody_put_there_is_not_removed(tmp_path: Path) -> None:
+    add_task(root := own(tmp_path / "data", 1).parent, 1, arrays(tmp_path / "a", "0 1"))
+    arrays(root / "1" / "task-2", "0 1")
+    with pytest.raises(DataError, match=r"task-2 is there, and .*client\.json does not count it"):
+        add_task(root, 1, arrays(tmp_path / "b", "0 1"))
+    assert (root / "1" / "task-2" / "train_x.npy").exists()
+
+
+def test_a_full_disk_is_a_line_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = own(tmp_path / "data", 1).parent
+
+    def full(*args: Any, **named: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np, "save", full)
+    with pytest.raises(ArchiveNotWritten, match="the task is not added: No space left on device"):
+        add_task(root, 1, images(tmp_path / "a", "0"))
+    assert open_data(root, 1).num_tasks == 1
+
+
+# --- classes
+
+
+def test_folders_of_classes_go_by_name_or_number(tmp_path: Path) -> None:
+    root = own(tmp_path / "data", 1, class_names=["cat", "dog"]).parent
+    assert add_task(root, 1, images(tmp_path / "a", "dog", "fox", "0")).new_classes == ("fox",)
+    data = open_data(root, 1)
+    assert data.file.class_names == ("cat", "dog", "fox")
+    assert data.tasks[1].train == (2, 2, 2)
+
+
+def test_a_client_without_names_gets_none_while_numbers_do(tmp_path: Path) -> None:
+    root = own(tmp_path / "data", 1).parent
+    add_task(root, 1, arrays(tmp_path / "a", "0 2"))
+    assert open_data(root, 1).file.class_names == ()
+    add_task(root, 1, images(tmp_path / "b", "fox", "2"))
+    data = open_data(root, 1)
+    assert data.file.class_names == ("0", "1", "2", "fox")
+    assert data.tasks[2].test == (0, 0, 2, 2)
+
+
+def test_labels_and_counts_come_in_the_order_of_the_run(tmp_path: Path) -> None:
+    root = own(tmp_path / "data", 1, class_names=["a", "b"]).parent
+    add_task(root, 1, images(tmp_path / "m", "fox", "b"))
+    add_task(root, 1, images(tmp_path / "n", "elk"))
+    data = open_data(root, 1)
+    assert data.arrays(1, "train")[1].tolist() == [1, 1, 2, 2]
+    data.order_by(("a", "b", "cow", "fox"), 2)
+    assert data.arrays(1, "train")[1].tolist() == [1, 1, 3, 3]
+    assert data.counts(1, "train") == [0, 2, 0, 2]
+    assert data.counts(0, "test") == [4, 4, 0, 0]
+    stream = TaskStream(data)
+    stream.open(2)
+    line = r"task 2 \(train\) has examples of the class 'elk', which the run does not know yet"
+    for ask in (lambda: stream.train(2), lambda: data.counts(2, "train")):
+        with pytest.raises(DataError, match=line):
+            ask()
+    data.order_by(("a", "b", "elk", "cow", "fox"), 2)
+    assert stream.train(2)[1].tolist() == [2, 2]
+    data.order_by(("no", "yes"), 2)  # a number, and no other name, stands for the label
+    with pytest.raises(DataError, match="class 'a'"):
+        data.arrays(0, "train")
+    unnamed = ClientData(own(tmp_path / "data", 2))
+    unnamed.order_by(("no", "yes", "maybe"), 2)
+    assert unnamed.counts(0, "train") == [12, 12, 0]
+    assert unnamed.arrays(0, "train")[1].tolist() == [0, 1] * 12
+
+
+# --- files as people have them
+
+
+def test_a_sites_files_are_cut_as_its_first_ones(tmp_path: Path) -> None:
+    """By what the run said, kept beside them; or by what client.json says of the columns."""
+    pytest.importorskip("pandas")
+    cache = tmp_path / "own-data"
+    root = cut(recording(tmp_path / "jan.csv", "walk sit"), TABLE, 3, 0, cache)
+    data, seed = remembered(root) or (None, -1)
+    assert data is not None
+    assert (data.classes, seed) == (("sit", "walk", "run"), 3)
+    moments = open_data(root, 0).file.mean
+    assert add_task(root, 0, recording(tmp_path / "feb.csv", "run jump run"), data, seed).task == 1
+    added = add_task(root, 0, recording(tmp_path / "mar.csv", "hop walk"))
+    held = open_data(root, 0)
+    assert added.new_classes == ("hop",)
+    assert held.file.class_names == ("sit", "walk", "run", "jump", "hop")
+    assert [task.train for task in held.tasks] == [
+        (4, 4, 0, 0, 0), (0, 0, 8, 4, 0), (0, 4, 0, 0, 4),
+    ]  # fmt: skip
+    assert held.file.mean == moments
+    held.check()
+
+
+def test_photos_are_cut_as_the_first_ones(tmp_path: Path) -> None:
+    root = cut(shots(tmp_path / "p", "fox", "cat"), PHOTOS, 0, 1, tmp_path / "own-data")
+    for number, how in enumerate((remembered(root), None)):
+        added = add_task(root, 1, shots(tmp_path / f"q{number}", "dog", "owl"), *(how or ()))
+        assert added.examples == (8, 2)
+    data = open_data(root, 1)
+    assert data.file.class_names == ("cat", "dog", "fox", "owl")
+    assert data.tasks[2].train == (0, 4, 0, 4)
+
+
+def test_a_site_goes_on_with_what_was_cut_once_it_has_grown_or_its_files_are_gone(
+    tmp_path: Path,
+) -> None:
+    cache, files = tmp_path / "own-data", shots(tmp_path / "p", "fox", "cat")
+    root = cut(files, PHOTOS, 0, 1, cache)
+    files.rename(tmp_path / "away")
+    assert cut(files, PHOTOS, 0, 1, cache) == root == cut_before(cache, 1)
+    with pytest.raises(DataError, match="not there"):
+        cut(files, {**PHOTOS, "test_share": 0.5}, 0, 1, cache)
+    shots(files, "fox")
+    other = cut(files, PHOTOS, 0, 1, cache)
+    assert other != root
+    add_task(root, 1, shots(tmp_path / "q", "dog"))
+    assert cut(files, PHOTOS, 0, 1, cache) == root == cut_before(cache, 1)
+    assert cut(files, PHOTOS, 0, 2, cache) not in (root, other)
+
+
+def test_without_a_word_of_how_files_are_cut_the_server_is_named(tmp_path: Path) -> None:
+    root, place = tmp_path / "data", tmp_path / "data" / "1" / "task-0"
+    arrays(place, "0 1", np.float32, (6,))
+    (root / "1" / "client.json").write_text(json.dumps({"input_shape": [6], "num_classes": 2}))
+    with pytest.raises(DataError, match=r"does not say how files are cut: name the --server of"):
+        add_task(root, 1, recording(tmp_path / "feb.csv", "run"))
+
+
+# --- data that are gone
+
+
+@pytest.mark.parametrize("kind", ["arrays", "images"])
+def test_training_data_of_earlier_tasks_may_be_deleted(tmp_path: Path, kind: str) -> None:
+    root = own(tmp_path / "data", 1).parent
+    add_task(root, 1, arrays(tmp_path / "a", "0 1"))
+    if kind == "images":
+        shutil.rmtree(root / "1" / "task-0")
+        images(root / "1" / "task-0", "0", "1")
+        about = json.loads((root / "1" / "client.json").read_text())
+        about["tasks"][0] = {"train": [2, 2], "test": [2, 2]}
+        (root / "1" / "client.json").write_text(json.dumps(about))
+    announced = open_data(root, 1).announcement()
+    for path in [*(root / "1" / "task-0").glob("train*")]:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    data = open_data(root, 1)
+    assert data.announcement() == announced
+    data.check()
+    stream = TaskStream(data)
+    stream.open(1)
+    assert len(stream.train(1)[1]) == 2
+    assert len(stream.test(0)[1]) == (4 if kind == "images" else 8)
+    console = Console(record=True, width=200)
+    assert inspect(root, console)
+    line = (
+        "note: client 1: the training data of task 0 were deleted; that is well where its run has"
+    )
+    assert line in console.export_text()
+    shutil.rmtree(root / "1" / "task-1")
+    assert not inspect(root, console)  # those of the last task are missed
+
+
+def test_the_scale_follows_from_what_is_left(tmp_path: Path) -> None:
+    place = own(tmp_path / "data", 1)
+    data = ClientData(place)
+    about = json.loads(data.file.text("scale", "mean", "std"))
+    (place / "client.json").write_text(json.dumps(about))
+    (place / "task-0" / "train_x.npy").unlink()
+    assert ClientData(place).file.scale == 255
