@@ -58,7 +58,7 @@ class FedAli(FedAvg):
     kmeans: KMeans = field(default_factory=KMeans)
     """How prototypes are clustered."""
 
-    def shared(self, weights: Weights) -> Weights:
+    def shared(self, run: RunFacts, weights: Weights) -> Weights:
         """Return the weights that are averaged: all but prototypes, which the server clusters."""
         return {name: w for name, w in weights.items() if not is_prototypes(name)}
 
@@ -72,7 +72,7 @@ class FedAli(FedAvg):
                 f"{run.experiment.net.name!r} has none here: set [net] alp = true of hart or "
                 "vit-tiny"
             )
-        return ServerState(Bundle(self.shared(run.initial_weights), prototypes))
+        return ServerState(Bundle(self.shared(run, run.initial_weights), prototypes))
 
     def upload_spec(self, run: RunFacts) -> BundleSpec:
         sets = Bundle(prototypes=sets_of(run.forms))

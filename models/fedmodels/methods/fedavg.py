@@ -51,23 +51,22 @@ class FedAvg(Method):
     def views(self) -> tuple[str, ...]:
         return ("after_local", "after_downlink") if self.private else super().views
 
-    def shares(self, name: str) -> bool:
+    def shares(self, run: RunFacts, name: str) -> bool:
         """Tell whether the weight of this role-prefixed name travels; other weights are private."""
         return not name.startswith(self.private)
 
-    def shared(self, weights: Weights) -> Weights:
+    def shared(self, run: RunFacts, weights: Weights) -> Weights:
         """Return the part of a net's weights that travels."""
-        if all(map(self.shares, weights)):
-            return weights
-        return {name: tensor for name, tensor in weights.items() if self.shares(name)}
+        kept = {name: tensor for name, tensor in weights.items() if self.shares(run, name)}
+        return weights if len(kept) == len(weights) else kept
 
     # --- server half ---------------------------------------------------------------------------
 
     def init_server(self, run: RunFacts) -> ServerState:
-        return ServerState(Bundle(weights=self.shared(run.initial_weights)))  # w_0
+        return ServerState(Bundle(weights=self.shared(run, run.initial_weights)))  # w_0
 
     def upload_spec(self, run: RunFacts) -> BundleSpec:
-        shared = Bundle(weights=self.shared(run.forms))
+        shared = Bundle(weights=self.shared(run, run.forms))
         return BundleSpec.of(shared) | scalar_spec("num_examples")
 
     def count(self, upload: Bundle) -> float:
@@ -84,15 +83,16 @@ class FedAvg(Method):
     def keeps_state(self, run: RunFacts) -> bool:
         """Tell whether clients keep a private state: private weights, or what a method adds."""
         adds = type(self).after_local is not FedAvg.after_local
-        return adds or not all(map(self.shares, run.forms))
+        return adds or not all(self.shares(run, key) for key in run.forms)
 
     def init_client(self, run: RunFacts, client: int) -> Bundle:
-        private = [key for key in run.forms if not self.shares(key)]
+        private = [key for key in run.forms if not self.shares(run, key)]
         return Bundle(weights={key: run.initial_weights[key] for key in private})
 
     def load(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
         received = self.global_weights(payload)
-        private = {key: w for key, w in state.weights.items() if not self.shares(key)}
+        own = state.weights.items()
+        private = {key: w for key, w in own if not self.shares(ctx.run, key)}
         weights = {**received, **private} if private else received
         if ctx.view == "global" and (missing := sorted(ctx.net.tensors().keys() - weights.keys())):
             raise ConfigError(
@@ -105,8 +105,8 @@ class FedAvg(Method):
         return run_phases(self, ctx, x, y, refs)
 
     def after_local(self, ctx: ClientContext, state: Bundle, refs: Any) -> Bundle:
-        return Bundle(weights=weights_of(ctx.net, lambda key: not self.shares(key)))
+        return Bundle(weights=weights_of(ctx.net, lambda key: not self.shares(ctx.run, key)))
 
     def uplink(self, ctx: ClientContext, state: Bundle, refs: Any, num_examples: int) -> Bundle:
         scalars = {"num_examples": float(num_examples)}
-        return Bundle(weights=self.shared(weights_of(ctx.net)), scalars=scalars)
+        return Bundle(weights=self.shared(ctx.run, weights_of(ctx.net)), scalars=scalars)

@@ -104,7 +104,7 @@ class FedMLP(FedAvg):
     def init_server(self, run: RunFacts) -> ServerState:
         unknown = levels.levels_of(torch.zeros(0), (), run.problem.num_classes)
         nothing = Prototypes.by_position(torch.zeros(0, run.width))
-        weights = {**self.shared(run.initial_weights), **unknown}
+        weights = {**self.shared(run, run.initial_weights), **unknown}
         return ServerState(Bundle(weights, {"class": nothing, "semantic": nothing}))
 
     def upload_spec(self, run: RunFacts) -> BundleSpec:
@@ -177,7 +177,9 @@ class FedMLP(FedAvg):
     def after_local(self, ctx: ClientContext, state: Bundle, refs: Levels) -> Bundle:
         found = class_means(ctx, *ctx.stream.train(ctx.task))  # eq. 1
         latest = moved(state.prototypes["class"], found, 0.0)
-        return Bundle(weights_of(ctx.net, lambda key: not self.shares(key)), {"class": latest})
+        return Bundle(
+            weights_of(ctx.net, lambda key: not self.shares(ctx.run, key)), {"class": latest}
+        )
 
     def uplink(self, ctx: ClientContext, state: Bundle, refs: Levels, num_examples: int) -> Bundle:
         upload = super().uplink(ctx, state, refs, num_examples)

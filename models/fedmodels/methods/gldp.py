@@ -98,10 +98,10 @@ class Gldp(FedAvg):
     # --- server half: lines 1 to 8 -------------------------------------------------------------
 
     def init_server(self, run: RunFacts) -> ServerState:
-        return ServerState(Bundle(self.shared(run.initial_weights), no_prototypes(run)))
+        return ServerState(Bundle(self.shared(run, run.initial_weights), no_prototypes(run)))
 
     def upload_spec(self, run: RunFacts) -> BundleSpec:
-        return BundleSpec.of(Bundle(self.shared(run.forms))) | prototype_upload(run)
+        return BundleSpec.of(Bundle(self.shared(run, run.forms))) | prototype_upload(run)
 
     def count(self, upload: Bundle) -> float:
         """Return 1, but 0 of a client that shows no prototype, as it has no example."""
@@ -159,14 +159,18 @@ class Gldp(FedAvg):
     def after_local(self, ctx: ClientContext, state: Bundle, refs: Tables) -> Bundle:
         refs.fresh = self.fresh_prototypes(ctx, refs)
         kept = moved(state.prototypes.get("class"), refs.fresh, self.beta)  # eq. 9
-        return Bundle(weights_of(ctx.net, lambda key: not self.shares(key)), {"class": kept})
+        return Bundle(
+            weights_of(ctx.net, lambda key: not self.shares(ctx.run, key)), {"class": kept}
+        )
 
     def fresh_prototypes(self, ctx: ClientContext, refs: Tables) -> Prototypes:
         """Return eq. 6: the class means of the task's training set."""
         return class_means(ctx, *self.training_data(ctx, refs))
 
     def uplink(self, ctx: ClientContext, state: Bundle, refs: Tables, num_examples: int) -> Bundle:
-        return Bundle(self.shared(weights_of(ctx.net)), self.limits.released(ctx, refs.fresh))
+        return Bundle(
+            self.shared(ctx.run, weights_of(ctx.net)), self.limits.released(ctx, refs.fresh)
+        )
 
     # --- inference -----------------------------------------------------------------------------
 

@@ -29,16 +29,20 @@ def image_shape(net: str, input_shape: tuple[int, ...], smallest: int) -> tuple[
 def normalisation(net: str, kind: str, channels: Sequence[int], width: int) -> nn.ModuleList:
     """Return what follows each convolution and, last, the embedding's layer before its ReLU.
 
-    It keeps embeddings bounded, as the batch normalisation of larger nets does, but by each
-    example alone: a client may have few. ``"none"`` adds no weights.
+    It keeps embeddings bounded. Groups and layers do so by each example alone: a client may have
+    few. ``"none"`` adds no weights.
 
     Raises:
         ConfigError: there is no such normalisation.
     """
-    if kind not in ("none", "group", "layer"):
-        raise ConfigError(f"option norm={kind!r} of net {net!r} must be none, group or layer")
+    if kind not in ("none", "group", "layer", "batch"):
+        raise ConfigError(
+            f"option norm={kind!r} of net {net!r} must be none, group, layer or batch"
+        )
     if kind == "none":
         return nn.ModuleList(nn.Identity() for _ in range(len(channels) + 1))
+    if kind == "batch":
+        return nn.ModuleList([*map(nn.BatchNorm2d, channels), nn.BatchNorm1d(width)])
     groups = 8 if kind == "group" else 1  # one group is layer normalisation of the whole map
     maps = [nn.GroupNorm(groups, count) for count in channels]
     return nn.ModuleList([*maps, nn.LayerNorm(width)])
@@ -72,7 +76,7 @@ def digits_cnn(num_classes: int, input_shape: tuple[int, ...], *, norm: str = "n
     Args:
         num_classes: K.
         input_shape: (channels, height, width) of the images.
-        norm: ``"none"``, ``"group"`` or ``"layer"``; what follows each convolution.
+        norm: ``"none"``, ``"group"``, ``"layer"`` or ``"batch"``; what follows each convolution.
     """
     base = _DigitsBase(*image_shape("digits-cnn", input_shape, 4), norm)
     return SplitNet(base, nn.Linear(64, num_classes), 64)
@@ -106,7 +110,7 @@ def cnn5(num_classes: int, input_shape: tuple[int, ...], *, norm: str = "none") 
     Args:
         num_classes: K.
         input_shape: (channels, height, width) of the images.
-        norm: ``"none"``, ``"group"`` or ``"layer"``; what follows each convolution.
+        norm: ``"none"``, ``"group"``, ``"layer"`` or ``"batch"``; what follows each convolution.
     """
     base = _Cnn5Base(*image_shape("cnn5", input_shape, 16), norm)
     return SplitNet(base, nn.Linear(128, num_classes), 128)

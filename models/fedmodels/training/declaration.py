@@ -48,7 +48,24 @@ def check_class(name: str, cls: type[Method]) -> None:
     for key, now in GONE.items():
         if hasattr(cls, key):
             raise ConfigError(f"{name}: {key} is not asked any more: {now} stands for it")
+    _check_calls(name, cls)
     hints_of(cls, name)
+
+
+def _check_calls(name: str, cls: type[Method]) -> None:
+    """Check that functions that a class overrides take what they are called with."""
+    for key, own in vars(cls).items():
+        base = next((vars(b)[key] for b in cls.__mro__[1:] if key in vars(b)), None)
+        if not (inspect.isfunction(own) and inspect.isfunction(base)) or key.startswith("__"):
+            continue
+        wanted = list(inspect.signature(base).parameters)
+        try:
+            inspect.signature(own).bind(*wanted)
+        except TypeError:
+            raise ConfigError(
+                f"{name}: {key} takes ({', '.join(inspect.signature(own).parameters)}), and is "
+                f"called with ({', '.join(wanted)})"
+            ) from None
 
 
 def hints_of(cls: type[Any], name: str) -> dict[str, Any]:

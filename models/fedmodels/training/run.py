@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ConfigError
@@ -97,6 +98,15 @@ class RunFacts:
         """Return the names of the weights that are parameters; the others are buffers."""
         tensors = self.make_net().tensors().items()
         return tuple(key for key, tensor in tensors if isinstance(tensor, nn.Parameter))
+
+    @cached_property
+    def batch_norm_weights(self) -> frozenset[str]:
+        """Return the names of the weights of batch normalisation, statistics included."""
+        net = self.make_net()
+        norms = {name for name, part in net.named_modules() if isinstance(part, _BatchNorm)}
+        return frozenset(
+            k for k in net.tensors() if k.replace("/", ".", 1).rpartition(".")[0] in norms
+        )
 
     @cached_property
     def nets_group(self) -> bool:

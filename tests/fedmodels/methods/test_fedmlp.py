@@ -336,7 +336,7 @@ def test_bytes_of_ten_classes_and_four_clusters():
 def test_bytes_of_the_extractor(net):
     shape = (1, 28, 28) if net == "cnn5" else (3, 32, 32)
     run = RunFacts(tiny_experiment(method="fedmlp", net=net), Problem(shape, 10))
-    shared = Bundle(weights=make("fedmlp").shared(run.initial_weights))
+    shared = Bundle(weights=make("fedmlp").shared(run, run.initial_weights))
     assert shared.num_bytes() == {"cnn5": 2_570_240, "resnet18": 44_713_888}[net]
 
 
@@ -496,7 +496,7 @@ class SharedExtractor(FedAvg):
     def views(self):
         return ("after_local", "after_downlink")
 
-    def shares(self, name):
+    def shares(self, run, name):
         return name.startswith("base/")
 
 

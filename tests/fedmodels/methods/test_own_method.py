@@ -51,6 +51,10 @@ def own(folder: Path, body: str) -> str:
             "def load_global(self, ctx, payload):\n    pass",
             'load_global is not asked any more: load with ctx.view == "global" stands for it',
         ),
+        (
+            "def shares(self, name):\n    return True",
+            "shares takes (self, name), and is called with (self, run, name)",
+        ),
         ("mu: Unknown = 1", "the type of a field cannot be read: name 'Unknown' is not defined"),
         ("mu: torch.Tensor = torch.zeros(2)", "the field 'mu' holds a Tensor, which no config"),
         ("mu: dict = field(default_factory=lambda: {'a': [object()]})", "'mu.a' holds a object"),

@@ -42,5 +42,5 @@ def test_the_plain_net_has_no_further_weight_and_the_same_values(name: str) -> N
 
 @NETS
 def test_an_unknown_normalisation(name: str) -> None:
-    with pytest.raises(ConfigError, match="must be none, group or layer"):
-        made(name, norm="batch")
+    with pytest.raises(ConfigError, match="must be none, group, layer or batch"):
+        made(name, norm="instance")

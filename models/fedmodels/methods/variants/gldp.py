@@ -171,7 +171,7 @@ class ScoredMeanOfARound(Gldp):
 
     def payload_spec(self, run: RunFacts) -> tuple[BundleSpec, BundleSpec]:
         common, own = super().payload_spec(run)
-        scored = BundleSpec.of(Bundle(_scored(Bundle(self.shared(run.forms)))))
+        scored = BundleSpec.of(Bundle(_scored(Bundle(self.shared(run, run.forms)))))
         return common, own | BundleSpec(optional=scored.required)
 
     def global_weights(self, common: Bundle) -> Weights:

@@ -39,8 +39,8 @@ class HeadsOfARound(FedAvg):
     def views(self) -> tuple[str, ...]:
         return ("global", "after_local", "after_downlink")
 
-    def shares(self, name: str) -> bool:
-        return is_head(name) or super().shares(name)
+    def shares(self, run: RunFacts, name: str) -> bool:
+        return is_head(name) or super().shares(run, name)
 
     def load(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
         super().load(ctx, payload, state)
@@ -66,9 +66,9 @@ class ScoredHeads(FedAvg):
     def views(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(("global", *super().views)))
 
-    def shared(self, weights: Weights) -> Weights:
-        private = {name: w for name, w in weights.items() if not self.shares(name)}
-        return {**super().shared(weights), **evaluation_heads.for_scores(private)}
+    def shared(self, run: RunFacts, weights: Weights) -> Weights:
+        private = {name: w for name, w in weights.items() if not self.shares(run, name)}
+        return {**super().shared(run, weights), **evaluation_heads.for_scores(private)}
 
     def broadcast(self, ctx: ServerContext, state: ServerState) -> Payload:
         common, own = super().broadcast(ctx, state)
