@@ -347,6 +347,78 @@ def creff(world: World) -> Expected:
     return {"common": w, "server": {"features": features}}
 
 
+def scaffold(world: World) -> Expected:
+    """Karimireddy et al., Algorithm 1, eta_g = 0.7; a client's c is the mean of its gradients."""
+    w, keys = world.first, list(world.first)
+    nothing = {k: torch.zeros_like(t) for k, t in w.items()}
+    everyones, own = nothing, dict.fromkeys(CLIENTS, nothing)
+    for number in ROUNDS:
+        nets, changes = [], []
+        for c in CLIENTS:
+            (x, y), net = world.data[c], world.net(w)
+            live = dict(zip(keys, net.parameters(), strict=True))
+            optimizer, seen = sgd(net.parameters()), []
+            for i in world.batches(c, number):
+                gradients = torch.autograd.grad(F.cross_entropy(net(x[i]), y[i]), live.values())
+                seen.append(gradients)
+                for (k, p), g in zip(live.items(), gradients, strict=True):
+                    p.grad = g - own[c][k] + everyones[k]
+                optimizer.step()
+            new = {
+                k: sum(gs) / len(gs) for k, gs in zip(keys, zip(*seen, strict=True), strict=True)
+            }
+            changes.append({k: new[k] - own[c][k] for k in keys})
+            own[c] = new
+            nets.append(copied(net))
+        average = mean(nets, [1, 1, 1])
+        w = {k: w[k] + 0.7 * (average[k] - w[k]) for k in keys}
+        step = mean(changes, [1, 1, 1])
+        everyones = {k: everyones[k] + step[k] for k in keys}
+
+    def named(weights: Weights) -> dict[str, Tensor]:
+        return {f"control/{k}": t for k, t in weights.items()}
+
+    return {"common": {**w, **named(everyones)}, **{f"state/{c}": named(own[c]) for c in CLIENTS}}
+
+
+def fedbabu(world: World) -> Expected:
+    """Oh et al., Algorithm 1: the body alone moves."""
+    w = world.first
+    for number in ROUNDS:
+        found = []
+        for c in CLIENTS:
+            (x, y), net = world.data[c], world.net(w)
+            optimizer = sgd(net.base.parameters())
+            for i in world.batches(c, number):
+                descend(optimizer, F.cross_entropy(net(x[i]), y[i]))
+            found.append(copied(net))
+        w = mean(found, [1, 1, 1])
+    return {"common": w}
+
+
+def pfedme(world: World) -> Expected:
+    """Dinh et al., Algorithm 1: K = 3, lambda = 2, eta = 0.1, beta = 0.8."""
+    w, keys = world.first, list(world.first)
+    thetas: dict[int, Weights] = {}
+    for number in ROUNDS:
+        found = []
+        for c in CLIENTS:
+            (x, y), net, local = world.data[c], world.net(w), dict(w)
+            optimizer = sgd(net.parameters())
+            for i in world.batches(c, number):
+                for _ in range(3):
+                    near = apart(net, [local[k] for k in keys])
+                    descend(optimizer, F.cross_entropy(net(x[i]), y[i]) + near)
+                theta = copied(net)
+                local = {k: local[k] - 0.2 * (local[k] - theta[k]) for k in keys}
+            thetas[c] = theta
+            found.append(local)
+        average = mean(found, [1, 1, 1])
+        w = {k: 0.2 * w[k] + 0.8 * average[k] for k in keys}
+    own = {f"state/{c}": {f"twin/{k}": t for k, t in thetas[c].items()} for c in CLIENTS}
+    return {"common": w, **own}
+
+
 LOOPS: Mapping[str, tuple[Callable[[World], Expected], Mapping[str, Any]]] = {
     "fedprox": (fedprox, {"mu": 0.5}),
     "fedntd": (fedntd, {"tau": 2.0}),
@@ -359,6 +431,9 @@ LOOPS: Mapping[str, tuple[Callable[[World], Expected], Mapping[str, Any]]] = {
     "pfedgraph": (pfedgraph, {"lam": 0.05}),
     "fedpac": (fedpac, {}),
     "creff": (creff, {"match_steps": 10, "crt_epochs": 0, "num_features": 8}),
+    "scaffold": (scaffold, {"server_lr": 0.7}),
+    "fedbabu": (fedbabu, {}),
+    "pfedme": (pfedme, {"lam": 2.0, "eta": 0.1, "inner_steps": 3, "beta": 0.8}),
 }
 
 

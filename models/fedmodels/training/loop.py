@@ -87,6 +87,7 @@ def run_phases(
     refs: Any,
     renewed: Callable[[int], tuple[Tensor, Tensor]] | None = None,
     joined: Callable[[Batch], Batch] | None = None,
+    steps: int = 1,
 ) -> float:
     """Run every phase of local training; return the last epoch's mean loss over examples.
 
@@ -99,18 +100,20 @@ def run_phases(
         renewed: gives inputs and labels of an epoch at its beginning, for data that change between
             epochs, such as replay.
         joined: adds examples to a batch, for examples that are drawn anew for each batch.
+        steps: of the optimiser on each batch.
     """
     loop = EpochLoop(method, ctx, x, y, refs, renewed, joined)
     for phase in method.phases(ctx):
         optimizer = begin_phase([ctx.net], phase, ctx.run.experiment.training)
         for batch, fixed in loop.batches(phase):
-            features = ctx.net.features(batch.x) if fixed is None else fixed
-            out = Output(features, ctx.net.head(features))
-            loss = method.loss(ctx, batch, out, refs)
-            check_loss(method, loss)
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
+            for _ in range(steps):
+                features = ctx.net.features(batch.x) if fixed is None else fixed
+                out = Output(features, ctx.net.head(features))
+                loss = method.loss(ctx, batch, out, refs)
+                check_loss(method, loss)
+                optimizer.zero_grad(set_to_none=True)
+                loss.backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
             loop.end_step(batch, loss.detach())
     return loop.end()
 

@@ -194,7 +194,10 @@ def test_what_travels_is_known_without_the_initial_weights() -> None:
         assert found == wanted, name
 
 
-NETS: dict[str, Any] = {"fedali": {"name": "vit-tiny", "alp": True}}
+NETS: dict[str, Any] = {
+    "fedali": {"name": "vit-tiny", "alp": True},
+    "fedbn": {"name": "digits-cnn", "norm": "batch"},
+}
 
 
 def test_code_that_a_file_only_imports_is_not_to_be_named(tmp_path: Path) -> None:

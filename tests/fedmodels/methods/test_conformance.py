@@ -31,7 +31,9 @@ ALIGNED = {"name": "vit-tiny", "mlp_ratio": 1, "blocks": 2, "alp": True, "protot
 
 EXTEND = Path(__file__).parents[3] / "examples" / "extend"
 
-NEEDS: dict[str, dict[str, object]] = {"fedali": {"net": ALIGNED}}
+NORMED = {"name": "digits-cnn", "norm": "batch"}
+
+NEEDS: dict[str, dict[str, object]] = {"fedali": {"net": ALIGNED}, "fedbn": {"net": NORMED}}
 """Tables a method cannot do without, by name: ``{"fedali": {"net": {"name": "hart", …}}}``."""
 
 SMALL_GENERATORS = {"generator_width": 4, "generator_epochs": 5, "n_check": 16}

@@ -12,7 +12,7 @@ from fedmodels.nets import make_net, weights_of
 from fedmodels.numerics.randomness import seeded
 from fedmodels.tensors.bundle import Weights
 from fedtide.testing.trial import context_of, method_of, payload_of
-from tests.fedmodels.methods.test_conformance import ALIGNED, experiment_for
+from tests.fedmodels.methods.test_conformance import ALIGNED, NORMED, experiment_for
 
 PLAIN = {key: value for key, value in ALIGNED.items() if key not in ("alp", "prototypes")}
 NETS: list[dict[str, object]] = [
@@ -47,15 +47,17 @@ def of_fedavg(digits: Path) -> Weights:
 def test_every_method_starts_from_the_weights_of_fedavg(
     name: str, digits: Path, of_fedavg: Weights
 ) -> None:
-    net = ALIGNED if name == "fedali" else PLAIN
-    assert differing(of_fedavg, beginning(name, net, digits)) == []
+    net = ALIGNED if name == "fedali" else NORMED if name == "fedbn" else PLAIN
+    plain = beginning("fedavg", NORMED, digits) if name == "fedbn" else of_fedavg
+    assert differing(plain, beginning(name, net, digits)) == []
 
 
 @pytest.mark.parametrize("net", NETS, ids=lambda net: "-".join(map(str, net.values())))
 def test_so_it_is_on_every_kind_of_net(net: dict[str, object], digits: Path) -> None:
-    """FedAli needs a net with alignment: the test above and the one below have it."""
+    """FedAli needs a net with alignment, FedBN one with batch normalisation: the test above has
+    both, and the one below alignment."""
     plain = beginning("fedavg", net, digits)
-    others = [name for name in names() if name != "fedali"]
+    others = [name for name in names() if name not in ("fedali", "fedbn")]
     found = {name: differing(plain, beginning(name, net, digits)) for name in others}
     assert {name: tensors for name, tensors in found.items() if tensors} == {}
 

@@ -29,8 +29,8 @@ from tests.conftest import OneTask, context_of, method_of, payload_of, tiny_expe
 from tests.fedmodels.methods.test_conformance import experiment_for
 
 TOGETHER = [
-    "centralized", "fedavg", "fedic", "fedper", "fedprox", "fedproto", "fedrep", "gldp", "local",
-    "pfedgraph",
+    "centralized", "fedavg", "fedbabu", "fedic", "fedper", "fedprox", "fedproto", "fedrep", "gldp",
+    "local", "pfedgraph", "scaffold",
 ]  # fmt: skip
 SIZES = (21, 16, 9, 21, 0)
 """Examples of each client: batches of 8, a rest of 5, none or one; the last has none at all."""
@@ -106,7 +106,7 @@ def test_every_method_comes_to_what_training_in_turn_does(name, digits):
 
 def test_there_are_no_others():
     """What the list above leaves out is refused."""
-    for name in {*names()} - {*TOGETHER, "fedali"}:  # fedali needs another net
+    for name in {*names()} - {*TOGETHER, "fedali", "fedbn"}:  # these need another net
         with pytest.raises(ConfigError, match="train in turn only; leave together out"):
             tried(name)
 

@@ -1,0 +1,84 @@
+"""FedBABU — Oh, Kim, Yun, FedBABU: Toward Enhanced Representation for Federated Image
+Classification, ICLR 2022, Algorithm 1. https://arxiv.org/abs/2106.06042
+
+    paper        here                           paper    here
+    theta_ext    weights "base/…"               tau      training.local_epochs
+    theta_cls    weights "head/…", the first    tau_f    fine_tune_epochs
+
+Clients train the body under the head that the run began with. A client's own model is the body,
+fine-tuned with the head on its training data of the task whenever it is scored.
+
+Deviations: everyone is fine-tuned at every score, not once at the end; the head goes down with the
+body, so that everybody's model is whole, and never comes up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+from fedmodels.config.bounds import Count
+from fedmodels.methods import register
+from fedmodels.methods.fedavg import FedAvg
+from fedmodels.numerics.randomness import seeded
+from fedmodels.tensors.bundle import Bundle
+from fedmodels.tensors.uploads import Uploads
+from fedmodels.training.contexts import ClientContext, ServerContext, ServerState
+from fedmodels.training.method import Phase
+from fedmodels.training.run import RunFacts
+
+PARTS = {"all": ("base/", "head/"), "body": ("base/",), "head": ("head/",)}
+
+
+@register("fedbabu")
+@dataclass(frozen=True, kw_only=True)
+class FedBABU(FedAvg):
+    """The body alone is trained and averaged; a client fine-tunes the model it predicts with."""
+
+    citation: ClassVar[str] = "Oh et al., ICLR 2022"
+
+    weighting: Literal["examples", "uniform"] = "uniform"
+    fine_tune_epochs: Count = 5
+    """Epochs behind a personal score; with 0 it is everybody's model."""
+    fine_tune: Literal["all", "body", "head"] = "all"
+    """The part of the net that they train."""
+
+    @property
+    def views(self) -> tuple[str, ...]:
+        return ("global", "after_downlink")
+
+    def shares(self, run: RunFacts, name: str) -> bool:
+        return not name.startswith("head/")
+
+    # --- server half ---------------------------------------------------------------------------
+
+    def init_server(self, run: RunFacts) -> ServerState:
+        return ServerState(Bundle(run.initial_weights))
+
+    def aggregate(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> ServerState:
+        after = super().aggregate(ctx, state, uploads)
+        return replace(after, common=Bundle({**state.common.weights, **after.common.weights}))
+
+    # --- client half ---------------------------------------------------------------------------
+
+    def keeps_state(self, run: RunFacts) -> bool:
+        return False
+
+    def init_client(self, run: RunFacts, client: int) -> Bundle:
+        return Bundle()
+
+    def load(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
+        super().load(ctx, payload, state)
+        if ctx.view == "after_downlink":
+            x, y = ctx.stream.train(ctx.task)
+            with seeded(ctx.seed("dropout")):
+                self.fit(ctx, x, y, None)
+
+    def phases(self, ctx: ClientContext) -> Sequence[Phase]:
+        if ctx.view:
+            return [Phase(self.fine_tune_epochs, PARTS[self.fine_tune])]
+        return [Phase(ctx.run.experiment.training.local_epochs, PARTS["body"])]
+
+    def after_local(self, ctx: ClientContext, state: Bundle, refs: None) -> Bundle:
+        return state
