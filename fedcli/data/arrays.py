@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from fedmodels.data_description import SCALES, ProblemFile, channel_axis
 from fedmodels.errors import DataError, reason_of
 from fedmodels.files import open_regular
+from fedmodels.machine import free_bytes
+from fedmodels.units import bytes_text
 
 IntArray = NDArray[np.int64]
 DAMAGED = (
@@ -29,6 +31,25 @@ _PARSING = Lock()
 depth mismatch``) where a thread parses while a finalizer interrupts another that does."""
 
 
+def check_memory(wanted: float, what: str, advice: str) -> None:
+    """Check that there is memory for arrays, before it is taken.
+
+    Args:
+        wanted: bytes.
+        what: the arrays, for the line.
+        advice: what makes them smaller.
+
+    Raises:
+        DataError: there is not.
+    """
+    if wanted > (free := free_bytes()):
+        raise DataError(
+            f"{what} take {bytes_text(wanted)} of memory, and {bytes_text(free)} are free: {advice}"
+        )
+
+
+AT_ONCE = 256
+"""Images after which memory is looked at anew."""
 LOST = 1e-3
 """Part of a channel's deviation by which float32 may change a number."""
 
@@ -48,10 +69,6 @@ def read_array(path: Path, mmap: bool = False) -> NDArray[Any]:
         raise DataError(f"{path} is missing") from None
     except DAMAGED as error:
         raise DataError(f"{path} cannot be read: {_reason_of(error)}") from None
-
-
-_OF_OTHERS = ("pickle", "Object arrays", "Python objects", "magic string")
-"""Words of numpy about a file that is none of its own, or holds objects."""
 
 
 _OF_OTHERS = ("pickle", "Object arrays", "Python objects", "magic string")

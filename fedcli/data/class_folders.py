@@ -10,9 +10,9 @@ from unicodedata import normalize
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcli.data.arrays import IntArray
+from fedcli.data.arrays import AT_ONCE, IntArray, check_memory
 from fedcli.data.folders import entries
-from fedcli.data.image_files import ENDS, PLAIN, Pixels, read_image
+from fedcli.data.image_files import ENDS, OTHERS, PLAIN, Pixels, read_image
 from fedmodels.config.transforms import ImageTransform
 from fedmodels.errors import DataError
 
@@ -54,7 +54,10 @@ def images_in(place: Path, root: Path) -> list[Path]:
     if inner:
         raise DataError(f"{inner[0]} is a directory; images ({known}) lie in {place} itself")
     if found and not images:
-        raise DataError(f"{found[0]} is no image, and {place} has none: {known}")
+        what = OTHERS.get(found[0].suffix.lower())
+        raise DataError(
+            f"{found[0]} is no image that is read, and {place} has none: {what or known}"
+        )
     return images
 
 
@@ -89,6 +92,8 @@ def read_images(listed: Listed, how: ImageTransform = PLAIN) -> tuple[Pixels, In
     labels: list[int] = []
     for path, label in listed:
         for image in read_image(path, how):
+            if len(images) % AT_ONCE == 0:
+                _check_memory(image, len(images), len(listed), path.parent.parent)
             images.append(image)
             labels.append(label)
             if image.shape != images[0].shape or image.dtype != images[0].dtype:
@@ -98,6 +103,22 @@ def read_images(listed: Listed, how: ImageTransform = PLAIN) -> tuple[Pixels, In
                 )
     x: Pixels = np.stack(images) if images else np.empty((0, 1, 1, 1), dtype=np.uint8)
     return x, np.array(labels, dtype=np.int64)
+
+
+def _check_memory(image: Pixels, held: int, expected: int, where: Path) -> None:
+    """Check that images find room in memory: as they are read, and once more when they are joined.
+
+    Args:
+        image: one of them.
+        held: how many of them are in memory.
+        expected: how many there are, at least.
+        where: the directory, for the error line.
+    """
+    count = max(expected, held + 1)
+    check_memory(
+        float(image.nbytes) * (2 * count - held), f"{where}: {count} images, {_described(image)},",
+        "set resize to a smaller size, or leave files out",
+    )  # fmt: skip
 
 
 def _advice(image: NDArray[Any], first: NDArray[Any]) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from fedmodels.errors import DataError, reason_of
 from fedmodels.printable import printable
@@ -17,6 +19,8 @@ FOREIGN = {
 """What systems and other programs leave beside one's files, in small letters."""
 SHOWN = 3
 """Files that a note names."""
+KINDS, MAX_LETTERS = 5, 100
+"""Ends of names that a note counts, and its letters for that."""
 log = logging.getLogger(__name__)
 
 
@@ -47,19 +51,28 @@ def files_below(root: Path) -> list[Path]:
     return sorted(path for path in _walk(root, root) if not is_foreign(path.name))
 
 
-def note_left_out(root: Path, read: Collection[Path]) -> None:
+def note_left_out(
+    root: Path, read: Collection[Path], convertible: Mapping[str, str] = MappingProxyType({})
+) -> None:
     """Say in a line which files below a directory were not read, if any.
 
     Args:
         root: the directory.
         read: the files that were.
+        convertible: by the end of a name: what such files are, and what to do with them.
     """
     found = sorted(set(_walk(root, root)) - set(read))
     if found:
         names = [printable(str(path.relative_to(root)), 60) for path in found[:SHOWN]]
         more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
         left = "1 file is" if len(found) == 1 else f"{len(found)} files are"
-        log.warning("note: %s: %s left out: %s%s", root, left, ", ".join(names), more)
+        kinds = Counter(path.suffix.lower() for path in found if not is_foreign(path.name))
+        if more and kinds:
+            counts = (f"{count} *{end}" for end, count in kinds.most_common(KINDS) if end)
+            more += f" ({printable(', '.join(counts), MAX_LETTERS)})"
+        known = dict.fromkeys(convertible[end] for end in kinds if end in convertible)
+        log.warning("note: %s: %s left out: %s%s%s", root, left, ", ".join(names), more,
+                    "".join(f"; {advice}" for advice in known))  # fmt: skip
 
 
 def check_inside(path: Path, root: Path) -> None:

@@ -6,24 +6,44 @@ is transparent, its palette and its CMYK as colours. What has no single right re
 
 from __future__ import annotations
 
+import importlib
+import math
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, ImageSequence, TiffImagePlugin, UnidentifiedImageError
 
 from fedcli.data.arrays import DAMAGED
-from fedmodels.config.transforms import ImageTransform
-from fedmodels.errors import DataError, reason_of
+from fedmodels.config.transforms import ImageTransform, Sides
+from fedmodels.errors import DataError, pip_line, reason_of
 from fedmodels.files import open_regular
 
 ENDS = (
-    ".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".pgm", ".ppm",
+    ".png", ".jpg", ".jpeg", ".jfif", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".pgm", ".ppm",
+    ".avif", ".heic", ".heif",
 )  # fmt: skip
 """How the names of image files end; capitals count alike."""
-FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "TIFF", "GIF", "PPM")
+FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "TIFF", "GIF", "PPM", "AVIF")
 """What Pillow may take a file for, whatever its name says."""
+OF_PHONES = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
+"""How the content of a photo of an iPhone begins, after the word ``ftyp``; programs may have called
+its file ``*.jpg``."""
+OTHERS = {
+    **dict.fromkeys(
+        (".nef", ".nrw", ".cr2", ".cr3", ".crw", ".arw", ".dng", ".raf", ".orf", ".rw2", ".pef"),
+        "raw photos of a camera have to be developed: save them as JPEG or PNG",
+    ),
+    **dict.fromkeys(
+        (".jxl", ".jp2", ".j2k", ".psd", ".xcf", ".tga", ".pcx", ".svg", ".eps", ".ico", ".dcm"),
+        "images of these kinds are not read: save them as PNG",
+    ),
+    **dict.fromkeys(
+        (".mov", ".mp4", ".avi", ".m4v", ".webm"), "videos are not read: save frames as PNG"
+    ),
+}
+"""How the names of files end that hold pictures and are not read, and what to do with them."""
 WITH_PREVIEW = "MPO"
 """What Pillow calls a photograph with smaller copies of it in the same file, as phones write it."""
 PLAIN = ImageTransform()
@@ -40,14 +60,35 @@ def read_image(path: Path, how: ImageTransform = PLAIN) -> list[Pixels]:
         DataError: it is missing or damaged, or there is no single right way to read it.
     """
     try:
-        with open_regular(path) as file, Image.open(file, formats=FORMATS) as image:
+        with open_regular(path) as file, _opened(file, path) as image:
             every = how.frames == "all" and image.format != WITH_PREVIEW
             frames = ImageSequence.Iterator(image) if every else [image]
             return [pixels_of(frame, how) for frame in frames]
     except UnidentifiedImageError:
-        raise DataError(f"{path} cannot be read: it is no image, or damaged") from None
+        why = OTHERS.get(path.suffix.lower(), "it is no image, or damaged")
+        raise DataError(f"{path} cannot be read: {why}") from None
     except (*DAMAGED, Image.DecompressionBombError) as error:
         raise DataError(f"{path} cannot be read: {reason_of(error)}") from None
+
+
+def _opened(file: BinaryIO, path: Path) -> Image.Image:
+    """Open an image by its content.
+
+    Raises:
+        DataError: it is a photo of a phone, and what reads these is not installed.
+    """
+    start = file.read(12)
+    file.seek(0)
+    if start[4:8] != b"ftyp" or start[8:] not in OF_PHONES:
+        return Image.open(file, formats=FORMATS)
+    try:
+        importlib.import_module("pillow_heif").register_heif_opener()
+    except ImportError:
+        raise DataError(
+            f"{path} is a photo in HEIC, and to read it takes a package more: {pip_line('heic')}; "
+            "or save such photos as JPEG"
+        ) from None
+    return Image.open(file, formats=(*FORMATS, "HEIF"))
 
 
 def pixels_of(picture: Image.Image, how: ImageTransform = PLAIN) -> Pixels:
@@ -90,6 +131,7 @@ def _sized(picture: Image.Image, how: ImageTransform) -> Image.Image:
     from torchvision.transforms import v2  # takes a second to import
 
     if how.resize is not None:
+        _check_size(picture, how.resize)
         resize = how.resize if isinstance(how.resize, int) else list(how.resize)
         picture = v2.Resize(resize)(picture)
     if how.crop is not None:
@@ -101,6 +143,19 @@ def _sized(picture: Image.Image, how: ImageTransform) -> Image.Image:
             )
         picture = v2.CenterCrop((height, width))(picture)
     return picture
+
+
+def _check_size(picture: Image.Image, resize: Sides) -> None:
+    """Check that an image does not become larger than Pillow reads one, whoever says its size."""
+    if isinstance(resize, int):
+        pixels = resize**2 * max(picture.size) / max(min(picture.size), 1)
+    else:
+        pixels = float(resize[0] * resize[1])
+    if pixels > (most := Image.MAX_IMAGE_PIXELS or math.inf):
+        raise ValueError(
+            f"resize makes {pixels / 1e6:.4g} million pixels of its {picture.width} x "
+            f"{picture.height}, and at most {most / 1e6:.4g} are made: give a smaller size"
+        )
 
 
 def _check_frames(picture: Image.Image, how: ImageTransform) -> None:

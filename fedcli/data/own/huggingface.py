@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcli.data.arrays import AT_ONCE, check_memory
 from fedcli.data.cuts.held_out import last_of_each
 from fedcli.data.image_files import PLAIN, first_set, stated
 from fedcli.data.own.cells import check_columns
@@ -132,8 +133,15 @@ def _of_numbers(parts: dict[str, Any], columns: Columns, root: Path) -> Dataset:
 
 def _inputs(values: Iterable[Any], where: str, how: ImageTransform) -> NDArray[Any]:
     """Return the cells of a column as inputs (n, *input_shape)."""
-    arrays = [as_array(value, f"{where}: row {i + 1}", how) for i, value in enumerate(values)]
-    for index, array in enumerate(arrays):
+    arrays = list[NDArray[Any]]()
+    for index, value in enumerate(values):
+        array = as_array(value, f"{where}: row {index + 1}", how)
+        if index % AT_ONCE == 0:
+            check_memory(
+                (2 + index) * float(array.nbytes), f"{where}: inputs {array.shape}",
+                "set resize to a smaller size",
+            )  # fmt: skip
+        arrays.append(array)
         if array.shape != arrays[0].shape or array.dtype != arrays[0].dtype:
             raise DataError(
                 f"{where}: row {index + 1} is {array.dtype} {array.shape}, the first one "

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from fedcli.data.arrays import read_array
 from fedcli.data.folders import files_below, note_left_out
-from fedcli.data.image_files import ENDS, read_image
+from fedcli.data.image_files import ENDS, OTHERS, read_image
 from fedcli.data.own.recordings import Rows, rows_of, windowed
-from fedcli.data.own.table_files import SUFFIXES, Table, read_table, tell_styles
+from fedcli.data.own.table_files import OTHER_TABLES, SUFFIXES, Table, read_table, tell_styles
 from fedmodels.config.columns import ROLES, Columns
 from fedmodels.config.transforms import ImageTransform, TableTransform, Transform, parse_transform
 from fedmodels.errors import DataError
@@ -68,7 +68,7 @@ def read_new(paths: Sequence[Path], facts: ModelFacts, model: object) -> Iterato
         found = [file for file in files_below(path) if file.suffix.lower() in ends]
         if not found:
             raise DataError(f"{path} holds no file that the model takes: {', '.join(ends)}")
-        note_left_out(path, found)
+        note_left_out(path, found, OTHER_TABLES if isinstance(how, TableTransform) else OTHERS)
         for file in found:
             yield _checked(_read(file, facts, how), facts)
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcli.data.arrays import check_memory
 from fedcli.data.own.cells import check_columns, named_by_place, numbers_of, texts_of
 from fedcli.data.own.table_files import Table
 from fedcli.data.own.times import times_of
@@ -232,6 +233,10 @@ def _check_growth(rows: Rows, columns: Columns, table: Table) -> None:
             f"{table.where}: [data.columns] rate = {rate:g} makes {made:.3g} rows of "
             f"{len(rows.x)}: say with time_unit in what {columns.time!r} counts, or lower rate"
         )
+    check_memory(
+        2 * made * rows.x.shape[1] * rows.x.itemsize, f"{table.where}: {made:.3g} rows",
+        f"lower [data.columns] rate = {rate:g}",
+    )  # fmt: skip
 
 
 def _resampled(rows: Rows, rate: float) -> Rows:
@@ -301,6 +306,11 @@ def windowed(rows: Rows, columns: Columns, where: object) -> Rows:
             f"{advice if unsorted and columns.time is None else ''}set [data.columns] window to "
             "that or less"
         )
+    cells = float(len(begins)) * length * rows.x.shape[1]
+    check_memory(
+        2 * cells * rows.x.itemsize, f"{where}: {len(begins)} windows of {length} rows",
+        "set a longer hop, a shorter window or fewer features",
+    )  # fmt: skip
     places = np.array(begins)
     x = rows.x[places[:, None] + np.arange(length)]  # (n, length, C)
     return replace(rows.at(places), x=x, last=rows.last[places + length - 1])

@@ -6,7 +6,7 @@ import importlib
 import logging
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +24,18 @@ from fedmodels.files import open_regular
 
 SUFFIXES = (".csv", ".tsv", ".parquet")
 OF_TEXT = (".csv", ".tsv")
+OTHER_TABLES = {
+    **dict.fromkeys((".xlsx", ".xls", ".ods"), "spreadsheets are not read: save them as CSV"),
+    **dict.fromkeys(
+        (".txt", ".dat", ".asc", ".log", ".data"),
+        "tables of text are read under the names *.csv and *.tsv: rename these if they are some",
+    ),
+    **dict.fromkeys(
+        (".json", ".jsonl", ".h5", ".hdf5", ".mat", ".feather", ".sqlite", ".db", ".gz", ".zip"),
+        "tables of these kinds are not read: save them as CSV or parquet",
+    ),
+}
+"""How the names of files end that hold tables and are not read, and what to do with them."""
 log = logging.getLogger(__name__)
 
 
@@ -105,13 +117,21 @@ def files_of(root: Path) -> list[Path]:
     if root.is_dir():
         found = [path for path in files_below(root) if path.suffix.lower() in SUFFIXES]
         if not found:
-            raise DataError(f"{root} holds no file *.csv, *.tsv or *.parquet")
+            ends = {path.suffix.lower() for path in files_below(root)}
+            raise DataError(f"{root} holds no file *.csv, *.tsv or *.parquet{_advice_for(ends)}")
         return found
     if not root.exists():
         raise DataError(f"{root} is not there: [data] root must name a file or a directory")
     if root.suffix.lower() not in SUFFIXES:
-        raise DataError(f"{root} is none of *.csv, *.tsv and *.parquet")
+        advice = _advice_for({root.suffix.lower()})
+        raise DataError(f"{root} is none of *.csv, *.tsv and *.parquet{advice}")
     return [root]
+
+
+def _advice_for(ends: Collection[str]) -> str:
+    """Return what to do with files whose names end so, where it is known."""
+    known = dict.fromkeys(OTHER_TABLES[end] for end in sorted(ends) if end in OTHER_TABLES)
+    return "".join(f"; {advice}" for advice in known)
 
 
 def read_table(path: Path, columns: Columns) -> Table:

@@ -25,7 +25,14 @@ from fedcli.data.folders import note_left_out
 from fedcli.data.own.cells import check_columns, features_of
 from fedcli.data.own.examples import coded, dataset_of
 from fedcli.data.own.recordings import PARTS, Mended, Rows, joined, rows_of, told, windowed
-from fedcli.data.own.table_files import OF_TEXT, Table, files_of, read_table, tell_styles
+from fedcli.data.own.table_files import (
+    OF_TEXT,
+    OTHER_TABLES,
+    Table,
+    files_of,
+    read_table,
+    tell_styles,
+)
 from fedcli.data.sets.dataset import Dataset, Examples
 from fedcli.data.sets.source import Source
 from fedmodels.config.columns import Decimal
@@ -48,7 +55,7 @@ def table(source: Source) -> Dataset:
     root, columns = source.roots[0], columns_of(source.data)
     files = files_of(root)
     if root.is_dir():
-        note_left_out(root, files)
+        note_left_out(root, files, OTHER_TABLES)
     for key in ("delimiter", "encoding"):
         if getattr(columns, key) and not any(path.suffix.lower() in OF_TEXT for path in files):
             raise ConfigError(f"[data.columns] {key} is for CSV, and {root} has none: leave it out")

@@ -31,7 +31,7 @@ from fedcli.data.class_folders import (
 )
 from fedcli.data.cuts.held_out import SHARE, last_of_each
 from fedcli.data.folders import check_inside, note_left_out
-from fedcli.data.image_files import PLAIN, first_set, stated
+from fedcli.data.image_files import OTHERS, PLAIN, first_set, stated
 from fedcli.data.sets.dataset import Dataset, Examples, check_finite, named_classes
 from fedcli.data.sets.source import Source
 from fedmodels.config.data import Data
@@ -124,7 +124,7 @@ def _listed(root: Path, names: list[str], data: Data) -> tuple[Listed, Listed]:
     has_test_part = (root / "test").is_dir()
     held = images_of(root / "test", names, root) if has_test_part else []
     beside = [root / ABOUT, *(_groups_file(root, part) for part in PARTS)]
-    note_left_out(root, {*beside, *(path for path, _ in listed + held)})
+    note_left_out(root, {*beside, *(path for path, _ in listed + held)}, OTHERS)
     if share := _share_of(data, root, has_test_part=has_test_part):
         test = last_of_each(np.array([label for _, label in listed]), share)
         held = [one for one, is_held in zip(listed, test, strict=True) if is_held]

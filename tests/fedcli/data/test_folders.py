@@ -87,11 +87,18 @@ def test_hidden_and_foreign_files_are_no_data(
 def test_a_file_of_another_kind_is_counted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A phone writes *.heic, which stood beside *.jpg and was passed over in silence."""
+    """What is left out is said by kind, and what to do with it."""
     photos(tmp_path / "d")
-    (tmp_path / "d/train/cat/1.heic").write_bytes(GARBAGE)
+    note = f"note: {tmp_path / 'd'}: "
+    (tmp_path / "d/train/cat/1.nef").write_bytes(GARBAGE)
     assert len(loaded("directory", tmp_path / "d").train_y) == 2
-    assert f"note: {tmp_path / 'd'}: 1 file is left out: train/cat/1.heic\n" in caplog.text
+    advice = "raw photos of a camera have to be developed: save them as JPEG or PNG\n"
+    assert f"{note}1 file is left out: train/cat/1.nef; {advice}" in caplog.text
+    for name in ("2.nef", "3.NEF", "4.txt"):
+        (tmp_path / "d/train/cat" / name).write_bytes(GARBAGE)
+    loaded("directory", tmp_path / "d")
+    names = "train/cat/1.nef, train/cat/2.nef, train/cat/3.NEF and 1 more"
+    assert f"{note}4 files are left out: {names} (3 *.nef, 1 *.txt); {advice}" in caplog.text
 
 
 def test_published_sets_pass_over_foreign_files(tmp_path: Path) -> None:

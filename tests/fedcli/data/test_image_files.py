@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
+import sys
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -275,3 +276,75 @@ def test_frames_are_read_as_asked(tmp_path: Path) -> None:
         )
         assert [image.max() for image in first] == [0]
         assert [round(image.max(), -1) for image in every] == [0, 200]
+
+
+# --- photos of phones
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "shape"),
+    [
+        ("a.heic", "HEIF", (3, 32, 64)),  # its own fields turn it, not EXIF's
+        ("a.jpg", "HEIF", (3, 32, 64)),
+        ("a.avif", "AVIF", (3, 64, 32)),
+        ("a.jfif", "JPEG", (3, 64, 32)),
+    ],
+)
+def test_photos_of_phones_are_read_whatever_they_are_called(
+    tmp_path: Path, name: str, kind: str, shape: tuple[int, ...]
+) -> None:
+    if kind == "HEIF":
+        pytest.importorskip("pillow_heif").register_heif_opener()
+    exif = Image.Exif()
+    exif[ORIENTATION] = 6
+    Image.new("RGB", (64, 32), (255, 0, 0)).save(tmp_path / name, format=kind, exif=exif)
+    (read,) = read_image(tmp_path / name)
+    assert read.shape == shape
+    assert read[0].min() > 240
+    assert read[1:].max() < 15
+
+
+def test_without_its_package_a_photo_of_a_phone_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    needs = ["pillow-heif>=1.0; extra == 'heic'"]
+    monkeypatch.setattr("fedmodels.errors.requires", lambda _: needs)
+    (tmp_path / "a.heic").write_bytes(struct.pack(">I", 24) + b"ftypheic" + b"\0" * 12)
+    line = (
+        r"HEIC, and to read it takes a package more: pip install 'pillow-heif>=1.0'; or save such"
+    )
+    with pytest.raises(DataError, match=line):
+        read_image(tmp_path / "a.heic")
+    (tmp_path / "a.nef").write_bytes(b"no image")
+    with pytest.raises(DataError, match=r"a.nef cannot be read: raw photos of a camera have to"):
+        read_image(tmp_path / "a.nef")
+
+
+# --- sizes that a server may ask for
+
+
+@pytest.mark.parametrize(
+    ("size", "resize"), [((8, 8), 10_000), ((8, 8), [10_000, 10_000]), ((4000, 4), 300)]
+)
+def test_a_size_beyond_what_is_read_is_refused(tmp_path: Path, size: Any, resize: Any) -> None:
+    """A long, narrow picture becomes far longer than what ``resize`` says."""
+    Image.new("L", size).save(tmp_path / "a.png")
+    with pytest.raises(DataError, match=r"a.png .*resize makes \d+ million pixels of its"):
+        read_image(tmp_path / "a.png", ImageTransform(resize=resize))
+
+
+def test_images_that_find_no_room_in_memory_are_refused_before_they_take_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for part in ("train", "test"):
+        for name in "0123":
+            (tmp_path / part / "cat").mkdir(parents=True, exist_ok=True)
+            Image.new("L", (8, 8)).save(tmp_path / part / f"cat/{name}.png")
+    data = Data(name="directory", root=str(tmp_path), resize=1000)
+    monkeypatch.setattr("fedcli.data.arrays.free_bytes", lambda: 8_000_000)
+    line = "4 images, 1000 x 1000, grey, with 8 bits, take 8 MB of memory, and 7.999 MB are free"
+    assert len(load(data).train_y) == 4
+    monkeypatch.setattr("fedcli.data.arrays.free_bytes", lambda: 7_999_000)
+    with pytest.raises(DataError, match=f"{line}: set resize to a smaller size"):
+        load(data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -388,6 +389,26 @@ def test_a_rate_that_makes_far_too_many_rows_is_refused(tmp_path: Path, rate: fl
     with pytest.raises(DataError, match=r"ms\.csv: .* rate = .* rows of 400: say with time_unit"):
         loaded(file, time="t", rate=rate, features=["ax"])
     assert len(every(loaded(file, time="t", time_unit="ms", rate=25, features=["ax"]))) == 200
+
+
+@pytest.mark.parametrize(
+    ("keys", "line"),
+    [
+        (
+            {"window": 20, "hop": 1},
+            "21 windows of 20 rows take 13.44 kB of memory, and 6 kB are free",
+        ),
+        ({"rate": 50, "time": "t", "features": ["ax"]}, "1.95e+03 rows take 31.22 kB of memory"),
+    ],
+)
+def test_what_finds_no_room_in_memory_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any], line: str
+) -> None:
+    """Windows that overlap, and rows of a high rate, take many times a file's own size."""
+    file = recording([(i, i, "x") for i in range(40)], tmp_path / "a.csv")
+    monkeypatch.setattr("fedcli.data.arrays.free_bytes", lambda: 6000)
+    with pytest.raises(DataError, match=re.escape(line)):
+        loaded(file, **keys)
 
 
 def test_two_rates_become_one(tmp_path: Path) -> None:

@@ -27,8 +27,11 @@ def test_wrong_places_get_one_line(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"holds no file \*.csv"):
         loaded(tmp_path)
     (tmp_path / "x.xls").write_text("")
-    with pytest.raises(DataError, match=r"none of \*.csv, \*.tsv and"):
+    advice = "; spreadsheets are not read: save them as CSV"
+    with pytest.raises(DataError, match=rf"none of \*.csv, \*.tsv and \*.parquet{advice}"):
         loaded(tmp_path / "x.xls")
+    with pytest.raises(DataError, match=rf"holds no file \*.csv, .*parquet{advice}"):
+        loaded(tmp_path)
     for name, content in (("empty.csv", b""), ("x.parquet", b"PAR1")):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(DataError, match="cannot be read") as caught:
