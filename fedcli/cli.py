@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer.core import TyperGroup
 
+from fedcli.serving.commands import live_model, rollback, serve_model
 from fedmodels.commands import Commands, end_on_sigterm, run_command
 from fedmodels.errors import ArchiveError, ConfigError, DataError
 from fedmodels.files import why_file_is_no_good
@@ -120,6 +121,14 @@ def join(
     start_over: StartOver = False,
     code: OwnCode = None,
     weights: OwnWeights = None,
+    deploy: Annotated[
+        bool,
+        typer.Option(
+            "--deploy",
+            help="Keep a model live while it trains, also where the run's config has no table for "
+            "it: STATE_DIR/<id>/model/current.safetensors.",
+        ),
+    ] = False,
     tls_ca: Authority = None,
     tls_cert: Certificate = None,
     tls_key: Key = None,
@@ -151,8 +160,10 @@ def join(
     link = Link(server, credentials, give_up_after)
     where = _device(device)
     data = _brought(link, clients, data, state_dir / "own-data")
-    own = {"code": code or (), "weights": weights or ()}
-    host = Host(clients, link, data, state_dir, where, start_over=start_over, **own)
+    host = Host(
+        clients, link, data, state_dir, where, start_over=start_over, deploys=deploy,
+        code=code or (), weights=weights or (),
+    )  # fmt: skip
     try:
         if check or strict:
             from fedcli.data.sets.registry import is_published
@@ -312,9 +323,9 @@ def pretrain(
 @app.command()
 def predict(
     inputs: Annotated[
-        list[Path],
+        list[Path] | None,
         typer.Argument(help="Photos, recordings (*.csv, *.parquet), directories of them, or .npy."),
-    ],
+    ] = None,
     run: Annotated[
         Path | None, typer.Option(help="The run directory, or a client's --state-dir.")
     ] = None,
@@ -330,9 +341,27 @@ def predict(
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="Number of classes to name.")] = 3,
     as_json: Annotated[bool, typer.Option("--json", help="One object for each input.")] = False,
+    watch: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Answer each new file of a folder by a CSV beside it, with the model that is live "
+            "then, until Ctrl-C.",
+        ),
+    ] = None,
 ) -> None:
     """Name the classes that a client's trained model sees in new files, with probabilities."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if watch is not None:
+        if inputs or out or as_json:
+            raise ConfigError("--watch DIR answers beside files: leave out files, --out, --json")
+        from fedcli.serving.watching import WatchedFolder
+
+        end_on_sigterm()
+        for line in WatchedFolder(watch, live_model(run, client, model)).watch():
+            typer.echo(line)
+    if not inputs:
+        raise ConfigError("name photos, recordings, directories or .npy files, or --watch DIR")
     from fedcli.prediction import are_many, personal_file, predictions, write_csv
     from fedmodels.nets.trained import TrainedModel
 
@@ -355,6 +384,10 @@ def predict(
     for summary in write_csv(found, trained.class_names, out):
         typer.echo(summary)
     typer.echo(f"written to {out}")
+
+
+app.command("serve-model")(serve_model)
+app.command()(rollback)
 
 
 @app.command("data")

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from fedcli.data.own.new_inputs import NewInputs, read_new
 from fedcli.data.own.table_files import SUFFIXES
+from fedcli.runtime.deployed import Deployed
 from fedcli.runtime.state import PERSONAL
 from fedmodels.errors import DataError, reason_of
 from fedmodels.files import replacing
@@ -65,15 +66,21 @@ class Predictions:
             yield [*told, *(f"{share:.6f}" for share in (shares[best], *shares))]
 
 
+def places_of(run: Path, client: int) -> tuple[Path, Path]:
+    """Return where a client keeps its models: under a run directory, or its own state directory."""
+    return run / "clients" / str(client), run / str(client)
+
+
 def personal_file(run: Path, client: int) -> Path:
-    """Return a client's model under a run directory, or under the client's own state directory.
+    """Return a client's final model; while it trains, the live one.
 
     Raises:
         DataError: there is none.
     """
-    for place in (run / "clients" / str(client), run / str(client)):
-        if (place / PERSONAL).is_file():
-            return place / PERSONAL
+    places = places_of(run, client)
+    for file in (*(p / PERSONAL for p in places), *(Deployed(p).current for p in places)):
+        if file.is_file():
+            return file
     if not run.is_dir():
         raise DataError(f"--run {run} is no directory")
     raise DataError(

@@ -68,8 +68,8 @@ ROOMS = {
     ),
     "fedmodels": (
         "errors", "machine", "printable", "units", "charts", "log_lines", "files", "processes",
-        "own_code", "commands", "tensors", "data_description", "numerics", "config", "nets",
-        "training", "techniques", "methods", "resolution",
+        "own_code", "page_server", "commands", "tensors", "data_description", "numerics", "config",
+        "nets", "training", "techniques", "methods", "resolution",
     ),
     "fedpb": (
         "", "v1", "pem", "handshakes", "channels", "tables", "descriptions", "zstd", "frames",
@@ -85,7 +85,7 @@ ROOMS = {
     ),
     "fedcli": (
         "data", "data.cuts", "data.sets", "data.own", "data.store", "runtime", "prediction",
-        "pretrain", "cli", "hosts", "__main__",
+        "serving", "pretrain", "cli", "hosts", "__main__",
     ),
 }  # fmt: skip
 """The rooms of each package, lowest first: a file imports from its own room and from lower ones."""

@@ -46,6 +46,7 @@ TABLES = {
     "evaluate": tables.Evaluate,
     "server": tables.Server,
     "compression": tables.Compression,
+    "deploy": tables.Deploy,
     "tracking": tables.Tracking,
 }
 KINDS = get_args(get_args(scenarios.Scenario)[0])

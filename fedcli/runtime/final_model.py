@@ -55,7 +55,7 @@ class FinalModel:
         per_task = how.order != "rounds_outer"
         last = how.rounds * (self.data.num_tasks if per_task else 1) - 1
         if how.selects or how.is_asynchronous or order.round == last:
-            model = self._described(net, order, "after_local")
+            model = self.described(net, "after_local", order.round)
             self.states.keep_scored(order.interaction, order.base, *model)
 
     def store(self, order: rpc.Order, net: SplitNet, view: str, *, shared: bool) -> None:
@@ -69,7 +69,7 @@ class FinalModel:
         """
         if scored := self._scored(order.base):
             return self.states.save_personal(*scored)
-        weights, facts = self._described(net, order, view)
+        weights, facts = self.described(net, view, order.round)
         found = (facts, state_digest([("", weights)])) if shared else None
         same = found is not None and found == self.last.stored
         self.states.save_personal(weights, facts, self.last.file if same else None)
@@ -83,14 +83,12 @@ class FinalModel:
             log.warning("%s; the model after the downlink is stored instead", error)
             return None
 
-    def _described(
-        self, net: SplitNet, order: rpc.Order, view: str
-    ) -> tuple[Bundle, Mapping[str, str]]:
+    def described(self, net: SplitNet, view: str, round: int) -> tuple[Bundle, Mapping[str, str]]:
         """Return a net's weights, and the header of their file."""
         file, asked = self.data.file, self.experiment.net
         facts = ModelFacts(
             asked.name, asked.options(), file.input_shape, file.num_classes, file.scale, file.mean,
-            file.std, file.class_names, self.method.name, view, order.round, self.method.rules[0],
+            file.std, file.class_names, self.method.name, view, round, self.method.rules[0],
             asked.code_sha256 or "", file.transform,
         )  # fmt: skip
         return Bundle(weights=weights_of(net)), header_of(facts)

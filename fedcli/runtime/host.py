@@ -34,6 +34,7 @@ from fedcli.runtime.state_lock import lock_states
 from fedcli.runtime.together import Task, execute_together
 from fedcli.runtime.worker import Progress, Result
 from fedcli.runtime.workers import Workers
+from fedmodels.config.experiment import Deploy
 from fedmodels.errors import ArchiveError, FedtideError, LinkError, PayloadError
 from fedmodels.own_code import refuse_exits
 from fedmodels.printable import printable
@@ -64,6 +65,7 @@ class Host:
         start_over: bool = False,
         code: Sequence[Path] = (),
         weights: Sequence[Path] = (),
+        deploys: bool = False,
     ) -> None:
         """Make ready; what is wrong with a client's data or state shows when it joins.
 
@@ -76,7 +78,9 @@ class Host:
             start_over: go on from the initial private state where a lost one is too far back.
             code: custom files whose code may run, if the server's experiment asks for it.
             weights: files that may hold the initial weights, if the experiment has such a file.
+            deploys: keep a model live while it trains, also where the experiment asks for none.
         """
+        self._deploys = deploys
         self.link, self.code, self.weights, self._states = link, code, weights, states
         self.workers = Workers(clients, data, states, device)
         self._ids = frozenset(map(str, clients))
@@ -104,6 +108,8 @@ class Host:
         experiment = received_experiment(
             values_of(reply.experiment), "the server's experiment", self.code, self.weights
         )
+        if self._deploys and experiment.deploy is None:
+            experiment = experiment.model_copy(update={"deploy": Deploy()})
         torch.set_num_threads(experiment.training.threads)
         self._together = experiment.training.together
         if experiment.zstd:

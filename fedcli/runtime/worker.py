@@ -16,9 +16,11 @@ from torch import Tensor
 from fedcli.data.store.client_data import ClientData
 from fedcli.data.store.stream import TaskStream
 from fedcli.runtime.client_log import tell, tell_scored, tell_trained
+from fedcli.runtime.deployed import Deployed
+from fedcli.runtime.deployment import Deployment
 from fedcli.runtime.final_model import FinalModel, LastStored
 from fedcli.runtime.state import StateDirectory
-from fedmodels.config.experiment import Experiment
+from fedmodels.config.experiment import Deploy, Experiment
 from fedmodels.errors import FedtideError, PayloadError
 from fedmodels.machine import peak_rss_bytes
 from fedmodels.methods import make
@@ -87,6 +89,8 @@ class Worker:
     nets: list[SplitNet] = field(init=False)
     """``net``, and the nets of the clients that train at the same time."""
     final_model: FinalModel = field(init=False)
+    deployment: Deployment | None = field(init=False)
+    """Puts this client's models live, where that is wanted."""
 
     def __post_init__(self, sibling: Worker | None) -> None:
         """Build the method, the net and the stream of tasks."""
@@ -108,9 +112,18 @@ class Worker:
             self.client, self.data, self.states, self.experiment, self.method,
             sibling.final_model.last if sibling else LastStored(),
         )  # fmt: skip
+        self.deployment = self._deployment(self.experiment.deploy)
         self._held: Result | None = None
         self._committed = -1
         self._looked_at, self._peak = -math.inf, 0
+
+    def _deployment(self, how: Deploy | None) -> Deployment | None:
+        if how is None or not isinstance(self.client, int):
+            return None
+        place = Deployed(self.states.path)
+        visits = self.experiment.schedule.order == "rounds_outer"
+        described = self.final_model.described
+        return Deployment(self.client, self.data, self.stream, place, how, visits, described)
 
     @cached_property
     def payload_spec(self) -> Mapping[str, BundleSpec]:
@@ -239,7 +252,20 @@ class Worker:
             self.nets.append(self.net.copy())
         payload, state = self.compression.received(payload), self._state(order)
         self.stream.open(order.task)
-        return ClientHalf(self.method, self._context(order, self.nets[place]), payload, state)
+        ctx = self._context(order, self.nets[place])
+        self._deploy_received(order, ctx, payload, state)
+        return ClientHalf(self.method, ctx, payload, state)
+
+    def _deploy_received(
+        self, order: rpc.Order, ctx: ClientContext, payload: Bundle, state: Bundle
+    ) -> None:
+        """Offer the model that a client holds before it trains, where that is its own model."""
+        if self.deployment is None or self.method.local_view == "after_local":
+            return
+        ctx.view = self.method.local_view
+        self.method.load(ctx, payload, state if ctx.view == "after_downlink" else Bundle())
+        self.deployment.offer(order, ctx.net, ctx.view)
+        ctx.view = ""
 
     def end(self, order: rpc.Order, half: ClientHalf, done: LocalResult, seconds: float) -> Result:
         """Save the private state, and keep the upload until it is committed."""
@@ -263,6 +289,8 @@ class Worker:
         report.durable = self.states.durable
         self.progress = Progress()
         tell_trained(order, report, upload.num_bytes())
+        if self.deployment is not None and self.method.local_view == "after_local":
+            self.deployment.offer(order, half.ctx.net, "after_local")
         result = Result(order, upload, report)
         self._held = result if upload.num_bytes() <= self.keep_bytes else None
         return result
@@ -295,6 +323,8 @@ class Worker:
             else:
                 self.method.load(ctx, payload, state)
             self._add_counts(report, order, ctx, view, payload, after)
+            if self.deployment is not None and view == self.method.local_view != "after_local":
+                self.deployment.offer(order, ctx.net, view)
         self.progress = Progress()
         tell_scored(order, report)
         return Result(order, Bundle(), report)
@@ -314,6 +344,8 @@ class Worker:
             self.method.load(ctx, payload, state)
         shared = ctx.view == "global" or not self.stateful
         self.final_model.store(order, self.net, ctx.view, shared=shared)
+        if self.deployment is not None and ctx.view == self.method.local_view:
+            self.deployment.offer(order, self.net, ctx.view)
         line = f": the run is over; its model is in {self.states.path}"
         tell("finished", self.client, line, order, path=str(self.states.path))
         if isinstance(self.client, int) and self.client < self.experiment.evaluate.pictures:

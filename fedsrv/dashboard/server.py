@@ -10,10 +10,10 @@ from http import HTTPStatus
 from pathlib import Path
 
 from fedmodels.errors import ConfigError, FedtideError
+from fedmodels.page_server import POLICY, Answer, PageServer
 from fedmodels.printable import printable
 from fedsrv.dashboard.live import TEMPLATE, LivePage
 from fedsrv.events import Ending, EventLog
-from fedsrv.monitor.page_server import POLICY, Answer, PageServer
 from fedsrv.report.run_record import read_run
 
 LAST_LOOK_S = 3.0

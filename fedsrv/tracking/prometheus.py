@@ -6,8 +6,8 @@ import importlib
 from typing import Any
 
 from fedmodels.errors import ConfigError, pip_line
+from fedmodels.page_server import Answer, PageServer
 from fedsrv.events import Ending, Event, EventLog
-from fedsrv.monitor.page_server import Answer, PageServer
 from fedsrv.run_status import Pace
 
 

@@ -27,6 +27,7 @@ from google.protobuf.message import DecodeError
 from fedcli.data.store.client_data import ClientData
 from fedmodels.config.sent import without_places
 from fedmodels.errors import ArchiveError, ConfigError, DataError, PayloadError
+from fedmodels.page_server import Answer, Handler, PageServer
 from fedmodels.resolution import experiment_of, parse_experiment, received_experiment
 from fedmodels.tensors.archive import load_named
 from fedmodels.tensors.bundle import Bundle, GeneratorState, Histogram, Prototypes
@@ -38,7 +39,6 @@ from fedpb.plans import plan_of
 from fedpb.tables import values_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.client_profile import Profile
-from fedsrv.monitor.page_server import Answer, Handler, PageServer
 from fedsrv.transport.sessions import client_id_of
 
 Target = Callable[[bytes], None]

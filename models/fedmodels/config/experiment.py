@@ -287,6 +287,21 @@ class Compression(StrictTable):
         return self
 
 
+class Deploy(StrictTable):
+    """``[deploy]``: which models of a client are served while it trains: docs/serving.md.
+
+    Left out, models are there when the run ends, and a client may still ``fedcli join --deploy``.
+    """
+
+    guard: Literal["test", "none"] = "test"
+    """What a client compares a new model with the live one on. ``test``: its own test data of the
+    tasks that it has met, so the accuracy of a live model on them is flattered. ``none``: every new
+    model goes live."""
+    tolerance: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """A new model goes live with an accuracy this much lower than the live one's; with more than 0,
+    models may get worse step by step."""
+
+
 class Tracking(StrictTable):
     """``[tracking]``: where else the numbers go."""
 
@@ -316,6 +331,7 @@ class Experiment(StrictTable):
     server: Server = Server()
     compression: Compression | None = None
     tracking: Tracking = Tracking()
+    deploy: Deploy | None = None
 
     @model_validator(mode="after")
     def _clients_suffice(self) -> Experiment:

@@ -11,10 +11,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from fedmodels import page_server
 from fedmodels.errors import ConfigError
+from fedmodels.page_server import MAX_BYTES, MAX_CONNECTIONS, Answer, PageServer
 from fedsrv.events import EventLog
-from fedsrv.monitor import page_server
-from fedsrv.monitor.page_server import MAX_BYTES, MAX_CONNECTIONS, Answer, PageServer
 from fedsrv.tracking.prometheus import export
 
 Connect = Callable[[], socket.socket]

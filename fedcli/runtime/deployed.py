@@ -1,0 +1,202 @@
+"""The models that a client serves while it trains: the live one, and the one before.
+
+    STATES/<id>/model/current.safetensors    the live model; after the first one never missing
+    STATES/<id>/model/previous.safetensors   the one that was live before
+    STATES/<id>/model/status.json            counts, and what happened last
+
+A file is written beside its place, synced and renamed. So a reader, and a crash between any two
+steps, finds a whole live model.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fedmodels.errors import ArchiveError, DataError, reason_of
+from fedmodels.files import LEFTOVER, linked, locked, read_regular, sync_path, write_atomically
+from fedmodels.nets.trained import KEY, ModelFacts
+from fedmodels.tensors.archive import load, save
+from fedmodels.tensors.bundle import Bundle
+
+FOLDER, CURRENT, PREVIOUS = "model", "current.safetensors", "previous.safetensors"
+DIGEST, AFTER = "sha256", "interaction"
+"""Keys of the header of a live model's file: the digest of the weights, and the interaction after
+which the model stood."""
+LOCK_S, ASK_AGAIN_S = 30.0, 0.02
+"""How long a change waits for another process's change, and how often it asks."""
+Count = Annotated[int, Field(ge=0)]
+
+
+class Status(BaseModel):
+    """What happened to the live model so far."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+    went_live: Count = 0
+    """Models that went live."""
+    refused: Count = 0
+    """Models that the guard kept from going live."""
+    rollbacks: Count = 0
+    """How often the model before went live again, as a user asked."""
+    held: bool = False
+    """Whether the model stays until it is released, as after a roll-back."""
+    last: str = ""
+    """What happened last."""
+    refused_sha256: str = ""
+    """Weights of the model that was refused last: a client that trains again after a crash offers
+    it again."""
+
+
+class Deployed:
+    """The folder of one client's live model; several processes may use it."""
+
+    def __init__(self, states: Path) -> None:
+        """Name the folder of a client's state directory; nothing is made yet."""
+        self.folder = states / FOLDER
+        self.current, self.previous = self.folder / CURRENT, self.folder / PREVIOUS
+
+    def status(self) -> Status:
+        """Return what happened so far; nothing where the file is missing or damaged."""
+        try:
+            return Status.model_validate_json(read_regular(self.folder / "status.json"))
+        except (OSError, ValidationError):
+            return Status()
+
+    def clear_leftovers(self) -> None:
+        """Remove what a crash in the middle of a write left."""
+        with self._locked():
+            for leftover in self.folder.glob(LEFTOVER):
+                leftover.unlink(missing_ok=True)
+
+    def go_live(self, weights: Bundle, header: Mapping[str, Any], before: str, line: str) -> bool:
+        """Put a model live unless another process has changed the live one; tell whether it did.
+
+        Args:
+            weights: of the net.
+            header: what the model is, with the keys of this module.
+            before: digest of the model that it was compared with; empty for none.
+            line: what happens, for the status.
+
+        Raises:
+            ArchiveError: the model cannot be written.
+        """
+        candidate = self.folder / ".candidate.tmp"
+        with self._locked():
+            was = self.status()
+            if was.held or self.digest() != before:
+                return False
+            save(candidate, weights, header, fsync=True)
+            if before and not linked(self.current, self.previous):  # a file system without links
+                save(self.previous, *load(self.current), fsync=True)
+            candidate.replace(self.current)
+            sync_path(self.folder)
+            self._note(was, line, went_live=was.went_live + 1)
+        return True
+
+    def refuse(self, digest: str, line: str) -> bool:
+        """Note that a model was refused; tell whether that is news."""
+        with self._locked():
+            was = self.status()
+            if was.refused_sha256 == digest:
+                return False
+            self._note(was, line, refused=was.refused + 1, refused_sha256=digest)
+        return True
+
+    def digest(self) -> str:
+        """Return the digest of the live model's weights; empty where there is no whole one."""
+        return digest_in(self.current)
+
+    def roll_back(self) -> str:
+        """Put the model before live, and hold it; return a line that says which ones.
+
+        Raises:
+            DataError: there is none before.
+            ArchiveError: a file cannot be used.
+        """
+        with self._locked():
+            if not self.current.is_file():
+                raise DataError(f"{self.folder} holds no live model to roll back from")
+            if not self.previous.is_file() or digest_in(self.previous) == self.digest():
+                raise DataError(f"{self.folder} holds no model from before the live one")
+            back, was = moment_of(self.previous), self.status()
+            try:
+                now = f"that of {moment_of(self.current)}"
+            except ArchiveError:
+                now = "a damaged one"
+            line = f"rolled back to the model of {back}, from {now}"
+            # Held first: a client that goes on must not replace what was rolled back to.
+            self._note(was, line, held=True, rollbacks=was.rollbacks + 1)
+            self.previous.replace(self.current)
+            sync_path(self.folder)
+        return line
+
+    def release(self) -> bool:
+        """Let later models go live again; tell whether they were held back."""
+        with self._locked():
+            was = self.status()
+            if was.held:
+                self._note(was, "released: later models go live again", held=False)
+        return was.held
+
+    def _note(self, was: Status, line: str, **changed: object) -> None:
+        now = was.model_copy(update={**changed, "last": line})
+        write_atomically(self.folder / "status.json", now.model_dump_json() + "\n", sync=True)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Keep other processes from changing the folder meanwhile.
+
+        Raises:
+            ArchiveError: the folder cannot be used, or another process does not end its change.
+        """
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            handle = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise ArchiveError(f"{self.folder} cannot be used: {reason_of(error)}") from None
+        try:
+            last = time.monotonic() + LOCK_S
+            while not _is_free(handle):
+                if time.monotonic() > last:
+                    raise ArchiveError(f"another process changes {self.folder} all the time")
+                time.sleep(ASK_AGAIN_S)
+            yield
+        except OSError as error:
+            raise ArchiveError(f"{self.folder} cannot be changed: {reason_of(error)}") from None
+        finally:
+            os.close(handle)
+
+
+def digest_in(file: Path) -> str:
+    """Return the digest of the weights in a live model's file; empty where it is no whole one."""
+    try:
+        return str(load(file, verify=False)[1].get(DIGEST, ""))
+    except ArchiveError:
+        return ""
+
+
+def moment_of(file: Path) -> str:
+    """Return which of a client's models a live model's file holds, as people count.
+
+    Raises:
+        ArchiveError: it is missing, damaged or does not say it.
+    """
+    try:
+        header = load(file, verify=False)[1]
+        round = ModelFacts.parse(header[KEY], str(file)).round
+        return f"round {round + 1} (interaction {int(header[AFTER]) + 1})"
+    except (KeyError, TypeError, ValueError):
+        raise ArchiveError(f"{file} does not say of which round its model is") from None
+
+
+def _is_free(handle: int) -> bool:
+    try:
+        return locked(handle)
+    except OSError:  # a file system without locks
+        return True

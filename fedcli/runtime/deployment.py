@@ -1,0 +1,149 @@
+"""Which models of a client go live while it trains: those that its own held-out data do not refuse.
+
+A model goes live if it names as many of the client's held-out examples rightly as the live model
+does, less a tolerance. Both are scored on the same examples: those of the tasks that the client has
+met by now. Both are scored as they are served: by the net's classifier.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from fedcli.data.store.client_data import ClientData
+from fedcli.data.store.stream import Examples, TaskStream
+from fedcli.runtime.client_log import tell
+from fedcli.runtime.deployed import AFTER, DIGEST, Deployed
+from fedmodels.config.experiment import Deploy
+from fedmodels.errors import FedtideError
+from fedmodels.nets.split import SplitNet
+from fedmodels.nets.trained import TrainedModel
+from fedmodels.numerics.randomness import seeded
+from fedmodels.tensors.bundle import Bundle, ClientId, state_digest
+from fedpb.v1 import coordinator_pb2 as rpc
+
+BATCH = 256
+"""Examples that are scored together."""
+Described = Callable[[SplitNet, str, int], tuple[Bundle, Mapping[str, str]]]
+"""Returns a net's weights, and the header of their file, by view and round."""
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Deployment:
+    """Offers one client's models to its folder of live models."""
+
+    client: ClientId
+    data: ClientData
+    stream: TaskStream
+    deployed: Deployed
+    how: Deploy
+    visits_tasks: bool
+    """Whether a round has an interaction for each task."""
+    described: Described
+    _offered: int | None = field(default=None, init=False)
+    """The interaction after which the last offered model stood."""
+    _says_held: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        """Clear what a crash left."""
+        if self.deployed.folder.is_dir():
+            self.deployed.clear_leftovers()
+
+    def offer(self, order: rpc.Order, net: SplitNet, view: str) -> None:
+        """Put the model in a net live, unless the guard refuses it; no fault of this ends a run.
+
+        An untrained model is not offered, and one model is offered once.
+
+        Args:
+            order: the one that is worked on.
+            net: the client's personal model.
+            view: the view of the model.
+        """
+        after, round = order.interaction, order.round
+        if order.kind == rpc.ORDER_KIND_TRAIN and view != "after_local":  # as it was received
+            after -= 1
+            round -= 0 if self.visits_tasks and order.task else 1
+        if after < 0 or after == self._offered:
+            return
+        self._offered = after
+        try:
+            with seeded(0):  # a custom net may draw
+                self._offer(order, net, view, round, after)
+        except (FedtideError, OSError) as error:
+            log.warning("client %s: its model does not go live: %s", self.client, error)
+
+    def _offer(self, order: rpc.Order, net: SplitNet, view: str, round: int, after: int) -> None:
+        held = self.deployed.status().held
+        if held and not self._says_held:
+            line = ": a roll-back holds its live model; fedcli rollback --release lets others live"
+            tell("held", self.client, line, order)
+        self._says_held = held
+        if held:
+            return
+        weights, header = self.described(net, view, round)
+        digest, before = state_digest([("", weights)]), self.deployed.digest()
+        if digest == before:
+            return
+        is_better, why = self._judged(net, self._live(before), order)
+        line = f"the model of round {round + 1}: {why}"
+        if not is_better:
+            if self.deployed.refuse(digest, f"refused {line}"):
+                tell("refused", self.client, f" refuses {line}", order)
+            return
+        header = {**header, DIGEST: digest, AFTER: str(after)}
+        if self.deployed.go_live(weights, header, before, f"live is {line}"):
+            tell("deployed", self.client, f" serves {line}", order)
+
+    def _live(self, digest: str) -> SplitNet | None:
+        """Return the net of the live model, if it can be compared with another one."""
+        if not digest or self.how.guard == "none":
+            return None
+        try:
+            model = TrainedModel.load(self.deployed.current)
+        except FedtideError as error:
+            log.warning("client %s: its live model is replaced: %s", self.client, error)
+            return None
+        told, file = model.facts, self.data.file
+        scales = (told.scale, *told.mean, *told.std), (file.scale, *file.mean, *file.std)
+        is_alike = tuple(told.input_shape) == tuple(file.input_shape) and scales[0] == scales[1]
+        return model.net.to(self.stream.device) if is_alike else None
+
+    def _judged(self, net: SplitNet, live: SplitNet | None, order: rpc.Order) -> tuple[bool, str]:
+        """Tell whether a net may go live in place of the live one, and why."""
+        if self.how.guard == "none":
+            return True, "nothing guards it"
+        seen = self.data.num_tasks
+        if order.tasks_seen and not (self.visits_tasks and order.round):
+            seen = min(order.tasks_seen, seen)
+        self.stream.meet(seen)
+        sets = [self.stream.test(task) for task in range(seen)]
+        count = sum(len(y) for _, y in sets)
+        if not count:
+            return True, "there are no test data to compare it on"
+        right = rightly_named(net, sets)
+        if right is None:
+            return False, "its outputs are not finite"
+        before = rightly_named(live, sets) if live is not None else None
+        share = f"{right} of {count} test examples are right"
+        if before is None:
+            return True, f"{share}, and no earlier model is comparable" if live else share
+        return right >= before - self.how.tolerance * count, f"{share}, {before} by the live model"
+
+
+@torch.no_grad()
+def rightly_named(net: SplitNet, sets: list[Examples]) -> int | None:
+    """Return how many examples a net's classifier names rightly; None if outputs are not finite."""
+    net.eval()
+    right = 0
+    for x, y in sets:
+        for xs, ys in zip(net.split(x, BATCH), net.split(y, BATCH), strict=True):
+            logits: Tensor = net(xs)
+            if not bool(torch.isfinite(logits).all()):
+                return None
+            right += int((logits.argmax(1) == ys).sum())
+    return right

@@ -1,0 +1,113 @@
+"""``fedcli serve-model`` and ``fedcli rollback``. Heavy imports happen inside the commands."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedmodels.commands import end_on_sigterm
+from fedmodels.errors import ConfigError, DataError
+from fedmodels.log_lines import LogLevel, set_up_logging
+
+if TYPE_CHECKING:
+    from fedcli.serving.live_model import LiveModel
+
+LAST_ANSWERS_S = 10.0
+"""Time for requests that have come when the server is stopped."""
+Run = Annotated[Path | None, typer.Option(help="The run directory, or a client's --state-dir.")]
+WhoseModel = Annotated[
+    int | None, typer.Option(min=0, help="The client whose live model is meant.")
+]
+ModelFile = Annotated[
+    Path | None, typer.Option(help="A model's file, as fedsrv export --to safetensors writes.")
+]
+Level = Annotated[
+    LogLevel,
+    typer.Option(
+        parser=LogLevel.named,
+        metavar=f"[{'|'.join(LogLevel)}]",
+        help="Lowest level of the messages to print.",
+    ),
+]
+
+
+def serve_model(
+    run: Run = None,
+    client: WhoseModel = None,
+    model: ModelFile = None,
+    listen: Annotated[
+        str, typer.Option(metavar="PORT", help="Where; loopback unless HOST:PORT.")
+    ] = "8100",
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Allow reachable addresses: there is no TLS.")
+    ] = False,
+    log_level: Level = LogLevel.INFO,
+) -> None:
+    """Answer over HTTP with a client's live model, also while it trains."""
+    from fedmodels.config.places import http_place
+    from fedpb.channels import is_loopback
+
+    set_up_logging(log_level)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    host, port = http_place(listen, "--listen")
+    if not insecure and not is_loopback(f"[{host}]" if ":" in host else host):
+        raise ConfigError(
+            f"--listen {listen} can be reached from other machines without TLS; give the port "
+            "alone for this machine, or --insecure"
+        )
+    live = live_model(run, client, model)
+    from fedcli.serving.model_server import ModelServer
+
+    end_on_sigterm()
+    with ModelServer(host, port, live) as server:
+        typer.echo(f"answers at {server.url}predict, {server.url}health and {server.url}metrics")
+        try:
+            server.serve_forever()
+        finally:
+            server.await_answers(LAST_ANSWERS_S)
+
+
+def rollback(
+    run: Annotated[Path, typer.Option(help="The run directory, or a client's --state-dir.")],
+    client: Annotated[int, typer.Option(min=0, help="The client whose live model is meant.")],
+    release: Annotated[
+        bool, typer.Option("--release", help="Let later models go live again, and change nothing.")
+    ] = False,
+) -> None:
+    """Put the model before the live one live again, and hold it until --release."""
+    from fedcli.prediction import places_of
+    from fedcli.runtime.deployed import Deployed
+
+    found = [Deployed(place) for place in places_of(run, client)]
+    deployed = next((one for one in found if one.folder.is_dir()), None)
+    if deployed is None:
+        raise DataError(
+            f"{run} holds no live model of client {client}: it deploys none, or --run is another "
+            "directory"
+        )
+    again = f"fedcli rollback --run {run} --client {client} --release"
+    if release:
+        held = deployed.release()
+        typer.echo("later models go live again" if held else "no roll-back holds the live model")
+        return
+    typer.echo(f"client {client} is {deployed.roll_back()}; no other goes live until: {again}")
+
+
+def live_model(run: Path | None, client: int | None, model: Path | None) -> LiveModel:
+    """Return whose model answers, as the options of a command say it.
+
+    Raises:
+        ConfigError: they do not say it.
+    """
+    from fedcli.serving.live_model import LiveModel
+
+    if model is not None:
+        if run is not None or client is not None:
+            raise ConfigError("--model FILE says which model: leave out --run and --client")
+        return LiveModel([model], str(model))
+    if run is None or client is None:
+        raise ConfigError("say whose model it is: --run RUN --client ID, or --model FILE")
+    return LiveModel.of(run, client)

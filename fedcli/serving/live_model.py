@@ -1,0 +1,116 @@
+"""The model that answers now: read again whenever its file is replaced."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedcli.prediction import places_of
+from fedcli.runtime.deployed import Deployed, Status
+from fedcli.runtime.state import PERSONAL
+from fedmodels.errors import DataError, FedtideError
+from fedmodels.nets.trained import TrainedModel
+
+log = logging.getLogger(__name__)
+Stamp = tuple[Path, int, int, int]
+"""A file, and its inode, time and size: another model has another one."""
+
+
+class NoModelYet(DataError):
+    """A client has no model so far."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model in memory, and the file that it came from."""
+
+    model: TrainedModel
+    file: Path
+
+    @property
+    def moment(self) -> str:
+        """Which of the client's models it is."""
+        return f"round {self.model.facts.round + 1}"
+
+
+class LiveModel:
+    """The first of some files that is there, as a model; safe between threads."""
+
+    def __init__(self, files: Sequence[Path], whose: str, folders: Sequence[Deployed] = ()) -> None:
+        """Read nothing yet.
+
+        Args:
+            files: where the model may be, the first choice first.
+            whose: whom an error names.
+            folders: where the client's folder of live models may be.
+        """
+        self._files, self._whose, self._folders = files, whose, folders
+        self._lock = threading.Lock()
+        self._loaded: Loaded | None = None
+        self._stamp: Stamp | None = None
+        self.reads = 0
+        """How many models were read."""
+
+    @classmethod
+    def of(cls, run: Path, client: int) -> LiveModel:
+        """Return the live model of a client; without one, what it stored at the end of its run.
+
+        Raises:
+            DataError: the client has no directory there.
+        """
+        places = [place for place in places_of(run, client) if place.is_dir()]
+        if not places:
+            raise DataError(
+                f"{run} has no directory of client {client}: give RUN of fedsrv launch, or its own "
+                "--state-dir, as --run"
+            )
+        folders = [Deployed(place) for place in places]
+        files = [folder.current for folder in folders] + [place / PERSONAL for place in places]
+        return cls(files, f"client {client}", folders)
+
+    def status(self) -> Status:
+        """Return what happened to the live model; nothing for a model that is a file alone."""
+        return next((f.status() for f in self._folders if f.folder.is_dir()), Status())
+
+    def now(self) -> Loaded:
+        """Return the model that is live now.
+
+        Raises:
+            NoModelYet: there is none so far.
+            FedtideError: it cannot be used, and none was read before.
+        """
+        with self._lock:
+            stamp = next(filter(None, map(_stamp, self._files)), None)
+            if stamp is not None and stamp != self._stamp:
+                self._stamp = stamp
+                self._read(stamp[0])
+            if self._loaded is None:
+                raise NoModelYet(
+                    f"{self._whose} has no model yet: the first one is live after a round, where "
+                    "it joined with --deploy or the run's config has [deploy]"
+                )
+            return self._loaded
+
+    def _read(self, file: Path) -> None:
+        try:
+            self._loaded = Loaded(TrainedModel.load(file), file)
+        except FedtideError as error:
+            if self._loaded is None:
+                self._stamp = None
+                raise
+            log.warning("%s; the model before goes on to answer", error)
+            return
+        self.reads += 1
+        for caveat in self._loaded.model.caveats() if self.reads == 1 else ():
+            log.warning("note: %s", caveat)
+
+
+def _stamp(file: Path) -> Stamp | None:
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return file, found.st_ino, found.st_mtime_ns, found.st_size

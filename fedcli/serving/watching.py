@@ -1,0 +1,117 @@
+"""A watched folder: each new file gets the model's answer as a CSV beside it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fedcli.data.folders import is_foreign
+from fedcli.data.image_files import ENDS
+from fedcli.data.own.new_inputs import ARRAYS
+from fedcli.data.own.table_files import SUFFIXES
+from fedcli.prediction import predictions, write_csv
+from fedcli.serving.live_model import LiveModel, Loaded, NoModelYet
+from fedmodels.errors import DataError, FedtideError, reason_of
+from fedmodels.files import write_atomically
+from fedmodels.printable import printable
+
+ANSWER, REFUSAL = ".predictions.csv", ".error.txt"
+"""How the name of an answer goes on after that of its file."""
+LOOK_S = 0.5
+"""How often a folder is looked at."""
+KINDS = (*ENDS, *SUFFIXES, ARRAYS)
+Stamp = tuple[int, int]
+"""Size and time of a file."""
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class WatchedFolder:
+    """The files of a folder that have no answer yet.
+
+    A file is complete if two looks find the same size and time: a program that writes for longer
+    writes under a hidden name, and renames the file. An answer has the time of its file, so a file
+    that is replaced is answered again, also after a restart.
+    """
+
+    place: Path
+    live: LiveModel
+    _seen: dict[Path, Stamp] = field(default_factory=dict, init=False)
+    """What the last look found."""
+    _waits: bool = field(default=False, init=False)
+
+    def answers(self) -> Iterator[str]:
+        """Look at the folder; yield a line for each file that is answered.
+
+        Raises:
+            DataError: the folder cannot be read.
+        """
+        seen, self._seen = self._seen, self._open_files()
+        complete = sorted(path for path, stamp in self._seen.items() if seen.get(path) == stamp)
+        if not complete:
+            return
+        try:
+            now = self.live.now()
+        except NoModelYet as error:
+            if not self._waits:
+                yield f"waiting: {error}"
+            self._waits = True
+            return
+        self._waits = False
+        for path in complete:
+            yield self._answer(path, now)
+
+    def watch(self) -> Iterator[str]:
+        """Look again and again."""
+        while True:
+            yield from self.answers()
+            time.sleep(LOOK_S)
+
+    def _open_files(self) -> dict[Path, Stamp]:
+        """Return the files of the folder that have no answer, or that of another content."""
+        found = dict[Path, Stamp]()
+        try:
+            with os.scandir(self.place) as entries:
+                all_of = {entry.name: facts for entry in entries if (facts := _facts(entry))}
+        except OSError as error:
+            raise DataError(f"{self.place} cannot be read: {reason_of(error)}") from None
+        for name, facts in all_of.items():
+            if is_foreign(name) or name.endswith((ANSWER, REFUSAL)):
+                continue
+            if not name.lower().endswith(KINDS):
+                continue
+            given = (all_of.get(name + end) for end in (ANSWER, REFUSAL))
+            if not any(one and one.st_mtime_ns == facts.st_mtime_ns for one in given):
+                found[self.place / name] = (facts.st_size, facts.st_mtime_ns)
+        return found
+
+    def _answer(self, path: Path, now: Loaded) -> str:
+        """Write the answer to a file, or why there is none; return a line about it."""
+        answer, refusal = (path.with_name(path.name + end) for end in (ANSWER, REFUSAL))
+        try:
+            try:
+                found = predictions(now.model, now.file, [path])
+                told = [*write_csv(found, now.model.class_names, answer)]
+                line, written, other = f"{told[0]}, by the model of {now.moment}", answer, refusal
+            except FedtideError as error:
+                line, written, other = f"not answered: {printable(str(error))}", refusal, answer
+                write_atomically(refusal, f"{printable(str(error))}\n")
+            other.unlink(missing_ok=True)
+            os.utime(written, ns=(self._seen[path][1],) * 2)
+        except OSError as error:
+            raise DataError(f"no answer to {path} can be written: {reason_of(error)}") from None
+        return line
+
+
+def _facts(entry: os.DirEntry[str]) -> os.stat_result | None:
+    """Return the facts of a regular file; a link that leads elsewhere is nobody's new file."""
+    try:
+        facts = entry.stat(follow_symlinks=False)
+    except OSError:  # it went away meanwhile
+        return None
+    return facts if stat.S_ISREG(facts.st_mode) else None

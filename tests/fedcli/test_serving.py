@@ -1,0 +1,430 @@
+"""The live model of a client: what goes live, what is refused and rolled back, and who answers."""
+
+from __future__ import annotations
+
+import csv
+import http.client
+import io
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import fedtide
+from fedcli.cli import main
+from fedcli.runtime import deployed as deployed_module
+from fedcli.runtime import deployment
+from fedcli.runtime.deployed import Deployed
+from fedcli.serving import model_server
+from fedcli.serving.live_model import LiveModel, NoModelYet
+from fedcli.serving.model_server import ModelServer
+from fedcli.serving.watching import WatchedFolder
+from fedmodels.errors import ArchiveError, DataError
+from fedmodels.nets.trained import ModelFacts, TrainedModel, header_of
+from fedmodels.tensors.bundle import Bundle, state_digest
+
+TINY: dict[str, Any] = {
+    "seed": 3,
+    "data": {"name": "digits", "max_per_class": 40},
+    "scenario": {"kind": "per_class_shards", "shards": 5, "tasks": 2},
+    "net": {"name": "mlp", "hidden": [8]},
+    "schedule": {"rounds": 2, "clients": 2, "order": "tasks_outer"},
+    "training": {"batch_size": 16, "lr": 0.05},
+    "evaluate": {"pictures": 0},
+}  # fmt: skip
+
+
+def facts(round: int = 0) -> ModelFacts:
+    """Return what a linear model of two numbers and two classes is."""
+    names = ("no", "yes")
+    more = {"class_names": names, "method": "fedavg", "round": round}
+    return ModelFacts("mlp", {"hidden": []}, (2,), 2, **more)  # type: ignore[arg-type]
+
+
+def put_live(place: Deployed, round: int, sign: float = 1.0) -> bool:
+    """Put a model live that says "yes" to a positive first number, or to a negative one."""
+    rows, bias = torch.tensor([[-sign, 0.0], [sign, 0.0]]), torch.full((2,), float(round))
+    bundle = Bundle(weights={"head/weight": rows, "head/bias": bias})
+    more = {"sha256": state_digest([("", bundle)]), "interaction": str(2 * round)}
+    return place.go_live(bundle, header_of(facts(round)) | more, place.digest(), f"round {round}")
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Deployed:
+    """Return the folder of client 7, with no model yet."""
+    (tmp_path / "states/7").mkdir(parents=True)
+    return Deployed(tmp_path / "states/7")
+
+
+def round_of(file: Path) -> int:
+    return TrainedModel.load(file).facts.round
+
+
+def typed(*words: object) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main([*map(str, words)])
+    return int(ended.value.code or 0)
+
+
+# --- the folder -----------------------------------------------------------------------------------
+
+
+def test_the_live_model_and_the_one_before(place: Deployed, capsys: Any) -> None:
+    assert put_live(place, 0)
+    assert put_live(place, 1)
+    assert put_live(place, 2)
+    assert (round_of(place.previous), round_of(place.current)) == (1, 2)
+    run = place.folder.parent.parent
+    words = "rollback", "--run", run, "--client", 7
+    assert typed(*words) == 0
+    line = (
+        "rolled back to the model of round 2 (interaction 3), from that of round 3 (interaction 5);"
+    )
+    assert line in capsys.readouterr().out
+    assert round_of(place.current) == 1
+    assert not put_live(place, 3), "a roll-back holds"
+    assert typed(*words) == 1
+    assert "no model from before the live one" in capsys.readouterr().err
+    assert typed(*words, "--release") == 0
+    assert put_live(place, 3)
+    status = place.status()
+    assert (status.went_live, status.rollbacks, status.held) == (4, 1, False)
+    assert typed("rollback", "--run", run, "--client", 8) == 1
+
+
+class Killed(BaseException):
+    """Stands for ``kill -9``: no ``except Exception`` sees it."""
+
+
+STEPS = ("save", "linked", "sync_path", "write_atomically", "replace")
+
+
+@pytest.mark.parametrize("change", ["go live", "roll back"])
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("step", STEPS)
+def test_a_kill_between_any_two_steps_leaves_a_good_model(
+    place: Deployed, step: str, after: bool, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the change can be made again."""
+    put_live(place, 0)
+    put_live(place, 1)
+    owner = Path if step == "replace" else deployed_module
+    original = getattr(owner, step)
+
+    def dies(*args: Any, **more: Any) -> Any:
+        if after:
+            original(*args, **more)
+        raise Killed
+
+    def changed() -> None:
+        put_live(place, 2) if change == "go live" else place.roll_back()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, step, dies)
+        try:
+            changed()
+        except Killed:
+            pass
+        else:
+            assert (step, change) in {("save", "roll back"), ("linked", "roll back")}
+    assert round_of(place.current) in (0, 1, 2)
+    place.clear_leftovers()
+    assert {file.name for file in place.folder.glob("*")} >= {"current.safetensors"}
+    assert not [*place.folder.glob(".*.tmp")]
+    if place.status().held:
+        place.release()
+    put_live(place, 5)
+    assert round_of(place.current) == 5
+    assert place.roll_back().endswith("from that of round 6 (interaction 11)")
+
+
+def test_a_change_waits_for_that_of_another_process(
+    place: Deployed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deployed_module, "LOCK_S", 0.0)
+    with (
+        place._locked(),
+        pytest.raises(ArchiveError, match="another process changes"),
+    ):
+        Deployed(place.folder.parent).release()
+
+
+# --- the guard ------------------------------------------------------------------------------------
+
+
+def deployed_by(run: fedtide.Run, client: int = 0) -> Deployed:
+    return Deployed(run.path / "clients" / str(client))
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedrep"])
+def test_what_goes_live_is_no_worse_on_the_clients_own_test_data(
+    tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each model is compared with the live one, on the tasks met by then."""
+    judged: list[tuple[str, int | None]] = []
+    original = deployment.rightly_named
+
+    def seen(net: Any, sets: Any) -> int | None:
+        found = original(net, sets)
+        judged.append((f"{len(sets)} tasks", found))
+        return found
+
+    monkeypatch.setattr(deployment, "rightly_named", seen)
+    tables = {**TINY, "method": {"name": method}, "deploy": {}}
+    run = fedtide.run(tables, backend="inprocess", out=tmp_path / "run")
+    assert {tasks for tasks, _ in judged} == {"1 tasks", "2 tasks"}
+    for client in range(2):
+        place, status = deployed_by(run, client), deployed_by(run, client).status()
+        live = TrainedModel.load(place.current)
+        assert live.facts.view == {"fedavg": "after_local", "fedrep": "after_downlink"}[method]
+        assert status.went_live + status.refused >= 4
+        assert "test examples are right" in status.last
+        x, y = run.path / f"data/{client}/task-1/test_x.npy", f"data/{client}/task-1/test_y.npy"
+        assert live.predict(np.load(x)).shape == np.load(run.path / y).shape
+    judged.clear()
+    outer = {**tables, "schedule": {**TINY["schedule"], "order": "rounds_outer"}}
+    fedtide.run(outer, backend="inprocess", out=tmp_path / "outer")
+    assert [tasks for tasks, _ in judged][-4:] == ["2 tasks"] * 4, "a second round has met all"
+    without = fedtide.run({**tables, "deploy": None}, backend="inprocess", out=tmp_path / "plain")
+    assert without.summary["state_sha256"] == run.summary["state_sha256"]
+    assert not deployed_by(without).folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("guard", "rights", "live"),
+    [
+        ({}, [5, 4, 9], 1),  # refused: 4 of the new model, 9 of the live one
+        ({}, [5, 9, 9], 2),
+        ({}, [5, None], 1),
+        ({}, [5, 5, None], 2),
+        ({"tolerance": 1.0}, [5, 0, 9], 2),
+        ({"guard": "none"}, [], 2),
+    ],
+)
+def test_the_guard_refuses_worse_models(
+    tmp_path: Path,
+    guard: Mapping[str, Any],
+    rights: list[int | None],
+    live: int,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    left = list(rights)
+    monkeypatch.setattr(deployment, "rightly_named", lambda net, sets: left.pop(0))
+    caplog.set_level("INFO")
+    more = {"schedule": {"clients": 1, "rounds": 2}, "scenario": {"kind": "iid"}}
+    tables = {**TINY, "method": {"name": "fedavg"}, **more, "deploy": guard}
+    run = fedtide.run(tables, backend="inprocess", out=tmp_path / "run")
+    status = deployed_by(run).status()
+    assert (status.went_live, status.refused) == (live, 2 - live)
+    assert ("refuses the model of round 2" in caplog.text) == (live == 1)
+    assert not left
+
+
+def test_a_full_disk_costs_no_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: Any, **more: Any) -> None:
+        raise ArchiveError("No space left on device")
+
+    monkeypatch.setattr(deployed_module, "save", full)
+    tables = {**TINY, "method": {"name": "fedavg"}, "deploy": {}}
+    run = fedtide.run(tables, backend="inprocess", out=tmp_path / "run")
+    assert run.summary["metrics"]
+    assert not deployed_by(run).current.exists()
+
+
+# --- answers over HTTP ----------------------------------------------------------------------------
+
+Ask = Callable[..., tuple[int, Any]]
+
+
+@contextmanager
+def asking(place: Deployed) -> Iterator[Ask]:
+    """Return what asks a server of client 7's live model."""
+    live = LiveModel.of(place.folder.parent.parent, 7)
+    server = ModelServer("127.0.0.1", 0, live)
+    end = server.begin("serve-model")
+
+    def asked(
+        path: str, body: bytes | None = None, kind: str = "application/json", **headers: str
+    ) -> tuple[int, Any]:
+        connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=30)
+        try:
+            more = {"Content-Type": kind} if kind else {}
+            connection.request("GET" if body is None else "POST", path, body, {**more, **headers})
+            answer = connection.getresponse()
+            text = answer.read().decode()
+        finally:
+            connection.close()
+        if path == "/metrics" and answer.status == 200:
+            return answer.status, text
+        assert text.count("\n") == 1
+        return answer.status, json.loads(text)
+
+    yield asked
+    end()
+
+
+@pytest.fixture(scope="module")
+def ask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ask]:
+    place = Deployed(tmp_path_factory.mktemp("served") / "7")
+    put_live(place, 0)
+    with asking(place) as asked:
+        yield asked
+
+
+def test_the_server_answers_with_the_model_that_is_live(place: Deployed) -> None:
+    pytest.importorskip("prometheus_client")
+    with asking(place) as ask:
+        check_answers(place, ask)
+
+
+def check_answers(place: Deployed, ask: Ask) -> None:
+    assert ask("/health") == (503, {"error": pytest.approx(ask("/health")[1]["error"])})
+    assert ask("/predict", b"[1, 0]")[0] == 503
+    put_live(place, 0)
+    status, found = ask("/predict", b"[[1, 0], [-1, 0]]")
+    assert status == 200
+    assert [one["class"] for one in found["predictions"]] == ["yes", "no"]
+    assert found["predictions"][0]["probabilities"][1] == pytest.approx(1 / (1 + np.exp(-2)))
+    put_live(place, 1, sign=-1.0)
+    _, found = ask("/predict", b'{"inputs": [1, 0]}')
+    assert (found["model"]["round"], found["predictions"][0]["class"]) == (2, "no")
+    place.current.write_bytes(b"half")  # no program of fedtide does that
+    assert ask("/predict", b"[1, 0]")[1]["predictions"][0]["class"] == "no"
+    place.roll_back()
+    assert ask("/predict", b"[1, 0]")[1]["predictions"][0]["class"] == "yes"
+    _, health = ask("/health")
+    assert (health["model"]["round"], health["held"]) == (1, True)
+    assert "rolled back to the model of round 1" in health["last"]
+    _, page = ask("/metrics")
+    for line in (
+        "fedtide_live_model_round 1.0", 'fedtide_live_model_events{event="rollbacks"} 1.0',
+        'fedtide_predictions_total{class="yes"} 2.0', "fedtide_live_model_held 1.0",
+        'fedtide_predict_requests_total{code="200"} 4.0', "fedtide_live_model_reads 3.0",
+    ):  # fmt: skip
+        assert line in page
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "kind", "headers", "status", "line"),
+    [
+        ("/predict", b"[1]", "application/json", {}, 400, "the input is [1]; the model takes [2]"),
+        ("/predict", b"nonsense", "application/json", {}, 400, "no JSON array of numbers"),
+        ("/predict", b"[" * 100_000, "application/json", {}, 400, "no JSON array of numbers"),
+        ("/predict", b'["a", 0]', "application/json", {}, 400, "no JSON array of numbers"),
+        ("/predict", b"[[1, 0], [1]]", "application/json", {}, 400, "no JSON array of numbers"),
+        ("/predict", b"[NaN, 0]", "application/json", {}, 400, "not finite"),
+        ("/predict", b"1", "application/json", {}, 400, "no JSON array of numbers"),
+        ("/predict", b"", "application/json", {}, 400, "no JSON array of numbers"),
+        ("/predict", b"a,b\n1,2\n", "text/csv", {}, 400, "is not an .npy file; the model takes"),
+        ("/predict", b"PNG", "image/png", {}, 400, "the input is no image, or damaged"),
+        ("/predict", b"[1, 0]", "text/plain", {}, 415, "is none of text/csv"),
+        ("/predict", b"[1, 0]", "", {}, 415, "is none of text/csv"),
+        ("/predict", b"x" * ((16 << 20) + 1), "text/csv", {}, 413, "at most 16777216 are taken"),
+        ("/predict", b"[1, 0]", "application/json", {"Host": "evil.example"}, 421, "asked for by"),
+        ("/predict", b"[1, 0]", "application/json", {"Content-Length": "x"}, 411, "Content-Length"),
+        ("/predict", None, "", {}, 404, "there are /health and /metrics and /predict"),
+        ("/other", b"[1, 0]", "application/json", {}, 404, "there are /health"),
+    ],
+)  # fmt: skip
+def test_what_is_refused_is_one_line(
+    ask: Ask, path: str, body: bytes | None, kind: str, headers: Mapping[str, str], status: int,
+    line: str,
+) -> None:  # fmt: skip
+    found, told = ask(path, body, kind, **headers)
+    assert (found, [*told]) == (status, ["error"])
+    assert line in told["error"]
+    assert "/tmp" not in told["error"]
+
+
+def test_a_fault_inside_is_one_line(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_server, "predictions", lambda *args: 1 / 0)
+    assert ask("/predict", b"[1, 0]") == (500, {"error": "the model cannot answer this"})
+
+
+def test_what_would_grow_beyond_all_bounds_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    columns = {"features": ["a", "b"], "window": 64, "hop": 1, "time": "t", "rate": 10.0}
+    transform = {"kind": "table", "columns": columns}
+    of_windows = ModelFacts("mlp", {}, (2, 64), 2, transform=transform)
+    body = b"t,a,b\n" + b"1,1,1\n" * 6000
+    with pytest.raises(DataError, match="makes more than 67108864 numbers: send it in parts"):
+        model_server._check_growth(tmp_path / "x.csv", "csv", body, of_windows)
+    model_server._check_growth(tmp_path / "x.csv", "csv", body[:6000], of_windows)
+    frames = [Image.new("L", (100, 100), shade) for shade in range(9)]
+    frames[0].save(tmp_path / "x.gif", save_all=True, append_images=frames[1:])
+    monkeypatch.setattr(model_server, "MAX_VALUES", 80_000)
+    with pytest.raises(DataError, match="send it in parts"):
+        model_server._check_growth(tmp_path / "x.gif", "gif", b"", of_windows)
+
+
+def test_a_server_is_of_this_machine_unless_it_is_told_otherwise(place: Deployed) -> None:
+    words = "serve-model", "--run", place.folder.parent.parent, "--client", 7
+    assert typed(*words, "--listen", "0.0.0.0:0") == 2
+    assert typed("serve-model", "--listen", "0") == 2
+    assert typed("serve-model", "--run", place.folder, "--client", 9) == 1
+
+
+# --- a watched folder -----------------------------------------------------------------------------
+
+
+def test_new_files_of_a_folder_are_answered_beside_them(place: Deployed, tmp_path: Path) -> None:
+    put_live(place, 0)
+    inbox = tmp_path / "inbox"
+    inbox.mkdir()
+    watched = WatchedFolder(inbox, LiveModel.of(place.folder.parent.parent, 7))
+    assert [*watched.answers()] == []
+    np.save(inbox / "one.npy", np.array([1.0, 0.0]))
+    np.save(inbox / "bad.npy", np.array([1.0]))
+    (inbox / ".half.npy").write_bytes(b"")
+    (inbox / "notes.txt").write_text("no input")
+    assert [*watched.answers()] == [], "it may still be written"
+    said = [*watched.answers()]
+    assert len(said) == 2
+    assert said[0].startswith("not answered: ")
+    assert "the model takes [2]" in (inbox / "bad.npy.error.txt").read_text()
+    answer = inbox / "one.npy.predictions.csv"
+    assert next(csv.DictReader(io.StringIO(answer.read_text())))["class"] == "yes"
+    assert [*watched.answers()] == [*watched.answers()] == [], "each file once"
+    again = WatchedFolder(inbox, watched.live)
+    assert [*again.answers()] == [*again.answers()] == [], "also after a restart"
+
+    put_live(place, 1, sign=-1.0)
+    np.save(inbox / "bad.npy", np.array([1.0, 0.0]))
+    os.utime(inbox / "bad.npy", (time.time() + 1e6, time.time() + 1e6))  # a clock that is ahead
+    assert [*watched.answers()] == []
+    (line,) = watched.answers()
+    assert line.endswith("no 1, by the model of round 2")
+    assert not (inbox / "bad.npy.error.txt").exists()
+    assert [*watched.answers()] == [*watched.answers()] == []
+
+
+def test_a_folder_waits_for_the_first_model(place: Deployed, tmp_path: Path) -> None:
+    inbox = tmp_path / "inbox"
+    inbox.mkdir()
+    np.save(inbox / "one.npy", np.array([1.0, 0.0]))
+    watched = WatchedFolder(inbox, LiveModel.of(place.folder.parent.parent, 7))
+    said = [line for _ in range(4) for line in watched.answers()]
+    assert len(said) == 1
+    assert "client 7 has no model yet" in said[0]
+    with pytest.raises(NoModelYet):
+        watched.live.now()
+    put_live(place, 0)
+    assert len([*watched.answers()]) == 1
+    with pytest.raises(DataError, match="cannot be read"):
+        [*WatchedFolder(tmp_path / "none", watched.live).answers()]
+
+
+def test_what_is_to_be_watched_is_said_in_full() -> None:
+    assert typed("predict", "--watch", "inbox") == 2
+    assert typed("predict", "--run", "run", "--client", "0") == 2
+    assert typed("predict", "x.npy", "--watch", "inbox", "--run", "run", "--client", 0) == 2
