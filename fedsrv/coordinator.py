@@ -168,9 +168,9 @@ def serve(
         address = _open_server(stack, service, listen)
         stack.enter_context(telling_the_end(events))
         began.set()
-        clients = experiment.schedule.clients
+        clients = len(experiment.schedule.beginners)
         all_are_needed = experiment.server.deadline_s is None  # to begin with
-        needed = clients if all_are_needed else experiment.min_clients
+        needed = clients if all_are_needed else min(experiment.min_clients, clients)
         events.tell("listening", address=address, clients=clients, needed=needed)
         for line in (*listen.caveats(), *store.differences, *_without(store)):
             events.tell("note", line=line)
@@ -233,6 +233,7 @@ def _cohort_of(
         admission=Admission.of(experiment, store.profiles()),
         expects_evaluator=expects_evaluator,
         aside=store.aside(),
+        beginners=experiment.schedule.beginners,
         together=experiment.training.together,
     )
 

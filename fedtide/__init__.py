@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from fedmodels.training.method import Batch, Method, Output, Payload, Phase, Reduced, Scores
     from fedmodels.training.run import RunFacts
     from fedtide.models import TrainedModel
+    from fedtide.open_runs import OpenRun, open_run
     from fedtide.runs import Run, open, run
 
 _BUNDLE = "fedmodels.tensors.bundle"
@@ -44,6 +45,8 @@ _HOMES = {
     "run": "fedtide.runs",
     "open": "fedtide.runs",
     "Run": "fedtide.runs",
+    "open_run": "fedtide.open_runs",
+    "OpenRun": "fedtide.open_runs",
     "TrainedModel": "fedtide.models",
     "methods": "fedmodels.methods:names",
     "make_method": "fedmodels.resolution:make_method",
@@ -77,6 +80,7 @@ __all__ = [
     "GeneratorState",
     "Histogram",
     "Method",
+    "OpenRun",
     "Output",
     "Payload",
     "Phase",
@@ -95,6 +99,7 @@ __all__ = [
     "make_net",
     "methods",
     "open",
+    "open_run",
     "prototype_spec",
     "register",
     "run",

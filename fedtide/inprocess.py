@@ -31,9 +31,10 @@ from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.availability import with_digest
 from fedsrv.coordinator import set_aside, write_facts
 from fedsrv.engine.buffered_rounds import check_schedule
-from fedsrv.engine.cohort import Answer, Answers, BufferedUploads, Trip, stamped
+from fedsrv.engine.cohort import Answer, Answers, BufferedUploads, News, Trip, stamped
 from fedsrv.engine.rounds import Engine
 from fedsrv.engine.server_data import server_data_for
+from fedsrv.engine.stages import AtRest
 from fedsrv.events import EventLog
 from fedsrv.state.run_directory import (
     beginning,
@@ -68,6 +69,8 @@ class InProcessCohort:
         evaluator: bool = False,
         arrival: random.Random | None = None,
         before: Callable[[rpc.Order], None] = lambda order: None,
+        retired: Sequence[int] = (),
+        forgets: bool = False,
     ) -> None:
         ids: list[ClientId] = [*range(experiment.schedule.clients)]
         if evaluator:
@@ -75,6 +78,7 @@ class InProcessCohort:
         self.workers = Workers(ids, data, states, torch.device("cpu"))
         self.workers.begin(experiment)
         self._together = experiment.training.together
+        self._steered = tuple(retired), forgets
         self.arrival, self.before = arrival, before
         self.committed = self.watermark = -1
         self._lasting: dict[ClientId, Trip] = {}
@@ -88,6 +92,15 @@ class InProcessCohort:
 
     def meet(self, clients: Sequence[int], needed: int) -> Mapping[int, str]:
         return self.gather()
+
+    def begin(self, classes: Sequence[str]) -> None:
+        """Clients of this process have the classes of the run."""
+
+    def news(self) -> News:
+        return News(0, self.gather(), *self._steered)
+
+    def rest(self, number: int, seconds: float | None) -> None:
+        raise AssertionError("an open run in one process does not wait")
 
     def has_evaluator(self) -> bool:
         return EVALUATOR in self.workers.clients
@@ -195,6 +208,16 @@ def launch_in_process(
     Raises:
         FedtideError: the run failed, or could not start; one line says why.
     """
+    experiment = deal_out(experiment, out, resume=resume)
+    go_on(experiment, out, "close", without=without)
+
+
+def deal_out(experiment: Experiment, out: Path, *, resume: bool = False) -> Experiment:
+    """Make a run directory with the clients' data; return the experiment with all its digests.
+
+    Raises:
+        FedtideError: the run could not start; one line says why.
+    """
     if not resume:
         refuse_existing(out)
     check_schedule(experiment)
@@ -211,11 +234,27 @@ def launch_in_process(
             gather=experiment.method.pools_data,
         )
         began.set()
-    threads = torch.get_num_threads()
+    return experiment
+
+
+def go_on(experiment: Experiment, out: Path, at_rest: AtRest, **options: Any) -> None:
+    """Go on with the run of a directory that :func:`deal_out` made, and write its result.
+
+    Args:
+        experiment: what is run.
+        out: the run directory.
+        at_rest: what an open run does that has nothing to learn.
+        options: of :func:`run_in_process`.
+
+    Raises:
+        RunPaused: an open run has nothing to learn, and ``at_rest`` says "pause".
+        FedtideError: the run failed; one line says why.
+    """
+    data, threads = out / "data", torch.get_num_threads()
     try:
         evaluator = (data / "global-test").is_dir()
-        how = {"evaluator": evaluator, "resume": True, "facts": True, "without": without}
-        summary = run_in_process(experiment, data, out, **how)
+        how = {"evaluator": evaluator, "resume": True, "facts": True, "at_rest": at_rest}
+        summary = run_in_process(experiment, data, out, **how, **options)
     finally:
         torch.set_num_threads(threads)
     write_atomically(out / "summary.json", json.dumps(summary, indent=2) + "\n")
@@ -232,11 +271,12 @@ def run_in_process(
         out: the run directory.
         options: of the cohort; ``resume`` to go on with the run that is there; ``facts`` to write
             what it is resumed by outside of this function: config and versions; ``without`` names
-            clients that take no part from now on.
+            clients that take no part from now on; ``at_rest`` says what an open run does that has
+            nothing to learn.
     """
     experiment = tables if isinstance(tables, Experiment) else experiment_of(tables)
     resume, facts = bool(options.pop("resume", False)), bool(options.pop("facts", False))
-    without = options.pop("without", ())
+    without, at_rest = options.pop("without", ()), options.pop("at_rest", "close")
     torch.set_num_threads(experiment.training.threads)  # the count changes floats
     place = data / "server"
     held = server_data_for(experiment, place if place.is_dir() else None)
@@ -248,7 +288,7 @@ def run_in_process(
         if facts:
             write_facts(out, experiment, computes=store.ended() is None)
         cohort = InProcessCohort(experiment, data, out / "clients", **options)
-        engine = Engine(experiment, cohort, store, EventLog(), held)
+        engine = Engine(experiment, cohort, store, EventLog(), held, at_rest)
         with name_faults(engine.method), refuse_exits():
             return engine.run()
     finally:

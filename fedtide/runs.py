@@ -53,11 +53,22 @@ def run(
     Raises:
         FedtideError: the config is wrong, data are missing, or the run failed; one line says why.
     """
+    experiment, place = experiment_and_place(config, overrides, out)
+    return _run(experiment, place, backend, progress, resume=False)
+
+
+def experiment_and_place(
+    config: Config, overrides: Mapping[str, Any] | None, out: str | os.PathLike[str] | None
+) -> tuple[Experiment, Path]:
+    """Return the experiment of a config, and the run directory; by default a temporary one.
+
+    Raises:
+        ConfigError: the config is wrong.
+    """
     from fedmodels.resolution import experiment_of
 
     experiment = experiment_of(_tables(config, overrides or {}), _name_of(config))
-    place = Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="fedtide-"))
-    return _run(experiment, place, backend, progress, resume=False)
+    return experiment, Path(out or tempfile.mkdtemp(prefix="fedtide-"))
 
 
 def open(path: str | os.PathLike[str]) -> Run:

@@ -20,6 +20,7 @@ GRPC_FILES = {
     "fedsrv/monitor/health.py",
     "fedsrv/relay/service.py",
     "fedsrv/relay/uplink.py",
+    "fedsrv/monitor/steering.py",
     "fedsrv/monitor/watch.py",
     "fedsrv/transport/server.py",
     "fedsrv/transport/service.py",
@@ -64,7 +65,7 @@ ROOMS = {
     "fedtide": (
         "nets", "numerics", "prototypes", "metrics", "partition", "models", "inprocess", "runs",
         *(f"testing.{name}" for name in ("trial", "case", "little_data", "mistakes", "spelling")),
-        "testing.stacked", "testing.suite", "testing",
+        "open_runs", "testing.stacked", "testing.suite", "testing",
     ),
     "fedmodels": (
         "errors", "machine", "printable", "units", "charts", "log_lines", "files", "processes",

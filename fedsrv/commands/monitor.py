@@ -87,6 +87,39 @@ def health(server: Coordinator, ca: Authority = None, cert: Cert = None, key: Ke
     check_health(server, caller_credentials(ca, cert, key, "--tls"))
 
 
+@monitor_app.command()
+def retire(
+    server: Coordinator,
+    clients: Annotated[list[int], typer.Argument(help="Ids of the clients.")],
+    forget: Annotated[
+        bool, typer.Option("--forget", help="Drop the server's state of these clients alone, too.")
+    ] = False,
+    ca: Authority = None,
+    cert: Cert = None,
+    key: Key = None,
+) -> None:
+    """Let clients leave an open run for good, before its next round.
+
+    What they taught the shared model stays in it.
+    """
+    from fedsrv.identity.tls import caller_credentials
+    from fedsrv.monitor.steering import steer
+
+    credentials = caller_credentials(ca, cert, key, "--tls")
+    steer(server, credentials, retire=[str(c) for c in clients], forget=forget)
+    typer.echo(f"{server}: retires before the next round: {', '.join(map(str, clients))}")
+
+
+@monitor_app.command()
+def close(server: Coordinator, ca: Authority = None, cert: Cert = None, key: Key = None) -> None:
+    """End an open run after the round under way: clients store their final models and leave."""
+    from fedsrv.identity.tls import caller_credentials
+    from fedsrv.monitor.steering import steer
+
+    steer(server, caller_credentials(ca, cert, key, "--tls"), close=True)
+    typer.echo(f"{server}: the run ends after the round under way")
+
+
 def _events(
     server: str, ca: Path | None, cert: Path | None, key: Path | None, seconds: float | None
 ) -> Iterator[Event]:

@@ -9,12 +9,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 from unicodedata import normalize
 
+import numpy as np
+
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.origin import check_origin
 from fedmodels.errors import ConfigError, PayloadError, RunFailed
+from fedmodels.methods import make
 from fedmodels.printable import printable
 from fedmodels.tensors.bundle import EVALUATOR, ClientId, Problem
-from fedsrv.engine.client_profile import Profile
+from fedmodels.training.class_growth import check_grows
+from fedmodels.training.run import RunFacts
+from fedsrv.engine.client_profile import CountTable, Profile
+from fedsrv.engine.growth import new_classes
 
 Names = tuple[str, ...]
 _HELP = (
@@ -43,6 +49,7 @@ class Admission:
         problem: Problem | None = None,
         most_tasks: Callable[[int, int], int] | None = None,
         experiment: Experiment | None = None,
+        refusal: Callable[[Problem], str] | None = None,
     ) -> None:
         """Start from earlier descriptions and the config.
 
@@ -52,11 +59,16 @@ class Admission:
             problem: the problem, if the config states it.
             most_tasks: gives a client's number of tasks by the config, for a number of classes.
             experiment: the config that dealt-out data are compared with.
+            refusal: says why an open run of a problem cannot take in new classes; empty if it can.
         """
         self._lock = threading.Lock()
         self._known = dict(known)
         self._clients, self._problem, self._most_tasks = clients, problem, most_tasks
         self._experiment = experiment
+        self._is_open = experiment is not None and experiment.schedule.open
+        self._refusal = refusal
+        self._classes = set[str]()
+        """Of an open run: the names of all classes that clients announced."""
         self._said: dict[ClientId, tuple[str, Problem]] = {}
         """Description and problem of each admitted client."""
         self._called: dict[ClientId, Names] = {}
@@ -72,6 +84,9 @@ class Admission:
             profile = Profile.parse(client, text)
             self._problem = self._problem or profile.problem
             self._names = self._names or profile.class_names
+        self._has_begun = False
+        """Whether the clients of an open run may bring more than it began with."""
+        self._begin()
 
     @classmethod
     def of(cls, experiment: Experiment, known: Mapping[int, str]) -> Self:
@@ -86,7 +101,16 @@ class Admission:
                 return MAX_TASKS
             return experiment.scenario.tasks_per_client(clients, num_classes)[client]
 
-        return cls(known, clients, problem, most_tasks, experiment)
+        def refusal(problem: Problem) -> str:
+            table = experiment.method
+            method = make(table.name, **table.hyper_parameters())
+            try:
+                check_grows(method, RunFacts(experiment, problem))
+            except ConfigError as error:
+                return str(error)
+            return ""
+
+        return cls(known, clients, problem, most_tasks, experiment, refusal)
 
     def check(self, client: ClientId, text: str) -> None:
         """Check a client's description.
@@ -99,7 +123,7 @@ class Admission:
         profile = Profile.parse(client, text)
         with self._lock:
             known = self._known.get(client) if isinstance(client, int) else None
-            if known is not None and json.loads(known) != json.loads(text):
+            if not self._has_begun and known is not None and json.loads(known) != json.loads(text):
                 raise PayloadError(
                     f"client {client} had other data when it first joined this run, by its "
                     "description; a run keeps the data that it began with, so begin a new run "
@@ -112,20 +136,76 @@ class Admission:
                     f"does not know: it has {_listed(self._names)}; add it to [data] classes of "
                     "the coordinator's config, or leave it out of the client's data"
                 )
-            if self._problem is not None and profile.problem != self._problem:
+            if self._problem is not None and self._differs(profile.problem):
                 others = profile.class_names not in ((), self._names)
                 raise PayloadError(
                     f"client {client} has {_described(profile.problem)}; the run has "
                     f"{_described(self._problem)}{_HELP if others and self._names else ''}"
                 )
-            if self._names and profile.class_names not in ((), self._names):
+            if self._calls_differently(profile.class_names):
                 raise PayloadError(
                     f"client {client} calls its classes {_listed(profile.class_names)}, which the "
                     f'run names differently: write into its client.json "class_names": '
                     f"{_listed(self._names)}, and number its labels so"
                 )
+            if self._has_begun and isinstance(client, int):
+                self._check_extends(client, known, profile, text)
         self._check_origin(client, profile)
         self._check_tasks(client, profile)
+
+    def _differs(self, problem: Problem) -> bool:
+        """Tell whether a problem is not the run's; an open run may get classes that it lacks."""
+        if self._problem is None:
+            return False
+        if self._has_begun:
+            return problem.input_shape != self._problem.input_shape
+        return problem != self._problem
+
+    def _calls_differently(self, names: Names) -> bool:
+        """Tell whether a client's names of the classes are none that the run can have."""
+        if self._has_begun:  # classes go by name then
+            return bool(self._names) != bool(names)
+        return bool(self._names) and names not in ((), self._names)
+
+    def _check_extends(self, client: int, known: str | None, profile: Profile, text: str) -> None:
+        """Check that a client of an open run has what it had, and more tasks at most.
+
+        Raises:
+            PayloadError: says what is missing, or what the run cannot take in.
+        """
+        if known is not None:
+            before = Profile.parse(client, known)
+            if profile.num_tasks < before.num_tasks:
+                raise PayloadError(
+                    f"client {client} has {profile.num_tasks} tasks, and had {before.num_tasks}: "
+                    "put back its client.json, which counts earlier tasks whose data are gone"
+                )
+            if profile.classes[: len(before.classes)] != before.classes:
+                raise PayloadError(
+                    f"client {client} calls its classes {_listed(profile.classes)}, and called "
+                    f"them {_listed(before.classes)}: new ones come behind those that it had"
+                )
+            same = all(
+                _begins_with(getattr(profile, part), getattr(before, part))
+                for part in ("train", "test")
+            )
+            if not same or _fixed_part(known) != _fixed_part(text):
+                raise PayloadError(
+                    f"client {client} had other data in its first {before.num_tasks} tasks; an "
+                    "open run takes new tasks behind those that it knows"
+                )
+        new = new_classes(sorted(self._classes), [profile.classes])
+        if not new:
+            return
+        assert self._problem is not None, "the run has begun"
+        if self._refusal is not None and (why := self._refusal(self._problem)):
+            raise PayloadError(f"client {client} has a new class {printable(new[0], 60)!r}: {why}")
+        most = self._experiment.schedule.max_classes if self._experiment else 0
+        if len(self._classes) + len(new) > most:
+            raise PayloadError(
+                f"client {client} brings {len(new)} new classes to {len(self._classes)}, and "
+                f"[schedule] max_classes = {most}"
+            )
 
     def _check_origin(self, client: ClientId, profile: Profile) -> None:
         """Check that data come from the config's partition, pooled if the method needs it."""
@@ -149,6 +229,10 @@ class Admission:
     def _check_tasks(self, client: ClientId, profile: Profile) -> None:
         if self._most_tasks is None or not isinstance(client, int):
             return
+        if self._is_open:
+            if profile.num_tasks > MAX_TASKS:
+                raise PayloadError(f"client {client} announces more than {MAX_TASKS} tasks")
+            return
         try:
             most = self._most_tasks(client, profile.problem.num_classes)
         except ConfigError as error:
@@ -167,6 +251,9 @@ class Admission:
             profile = Profile.parse(client, text)
             self._forget(client)
             self._said[client] = text, profile.problem
+            if self._has_begun and isinstance(client, int):
+                self._known[client] = text
+                self._classes |= {*profile.classes}
             if profile.class_names:
                 self._called[client] = profile.class_names
             self._count(client, 1)
@@ -208,7 +295,14 @@ class Admission:
             self._names = self._names or names
             away = self._turned_away(list(self._said))
             self._known |= {c: said[0] for c, said in self._said.items() if isinstance(c, int)}
+            self._begin()
             return away
+
+    def _begin(self) -> None:
+        """Bind an open run to what its first clients describe: from now on it may grow."""
+        self._has_begun = self._is_open and bool(self._known)
+        for client, text in self._known.items() if self._has_begun else ():
+            self._classes |= {*Profile.parse(client, text).classes}
 
     def _most_said(self) -> tuple[Problem | None, int]:
         """Return the most frequent problem and its votes; the evaluator has no vote."""
@@ -223,8 +317,8 @@ class Admission:
         away = [
             c
             for c in clients
-            if (self._problem is not None and self._said[c][1] != self._problem)
-            or (self._names and self._called.get(c, self._names) != self._names)
+            if self._differs(self._said[c][1])
+            or self._calls_differently(self._called.get(c, self._names))
         ]
         for client in away:
             self._forget(client)
@@ -246,6 +340,18 @@ class Admission:
         if client in self._called:
             self._voices[self._called[client]] += vote
             self._voices += Counter()
+
+
+def _begins_with(table: CountTable, before: CountTable) -> bool:
+    """Tell whether counts (T', K') begin with (T, K), and have nothing of new classes there."""
+    tasks, classes = before.shape
+    return np.array_equal(table[:tasks, :classes], before) and not table[:tasks, classes:].any()
+
+
+def _fixed_part(text: str) -> dict[str, Any]:
+    """Return what a description says beside its tasks and classes, which may become more."""
+    found = json.loads(text)
+    return {k: v for k, v in found.items() if k not in ("tasks", "num_classes", "class_names")}
 
 
 def _listed_in(experiment: Experiment | None) -> Names:

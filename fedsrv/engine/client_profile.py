@@ -69,6 +69,31 @@ class Profile:
         """Return the classes the client has training examples of in its first tasks."""
         return tuple(int(c) for c in np.flatnonzero(self.train[:tasks].sum(0)))
 
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Return the names of the classes in label order; numbers where the client states none."""
+        return self.class_names or tuple(map(str, range(self.problem.num_classes)))
+
+    def within(self, tasks: int, classes: Sequence[str]) -> Profile:
+        """Return the description of the first tasks alone, in the order of the run's classes.
+
+        Args:
+            tasks: how many the run has begun.
+            classes: names of the run's classes; they hold every class of these tasks.
+        """
+        problem = Problem(self.problem.input_shape, len(classes))
+        labels = {name: label for label, name in enumerate(classes)}
+        own = [n for n, name in enumerate(self.classes) if name in labels]
+        places = [labels[self.classes[n]] for n in own]
+        tables = []
+        for counts in (self.train[:tasks], self.test[:tasks]):
+            table = np.zeros((len(counts), len(classes)), dtype=np.int64)
+            table[:, places] = counts[:, own]
+            tables.append(table)
+        names = tuple(classes) if self.class_names else ()
+        train, test = tables
+        return replace(self, problem=problem, train=train, test=test, class_names=names)
+
     @staticmethod
     def parse(client: ClientId, text: str) -> Profile:
         """Read a ``client.json``.

@@ -187,6 +187,22 @@ class TooFewOrders(Exception):
         """Clients that are there and have no order, and how many of them must train."""
 
 
+@dataclass(frozen=True)
+class News:
+    """What clients and the operator of an open run have said by now."""
+
+    number: int
+    """Counts what was said."""
+    descriptions: Mapping[int, str]
+    """client.json of each client that has joined."""
+    retired: tuple[int, ...] = ()
+    """Clients that leave for good."""
+    forgets: bool = False
+    """Whether what the server's state holds of them alone goes, too."""
+    closes: bool = False
+    """Whether the run is to end."""
+
+
 HoldsState = Callable[[int, Sequence[int]], bool]
 """Tells whether a client with these private states holds the required one. Raises
 :class:`LossTooLarge` if the run may not go back to any of these states."""
@@ -201,6 +217,18 @@ class Cohort(Protocol):
 
     def meet(self, clients: Sequence[int], needed: int) -> Mapping[int, str]:
         """Wait until ``needed`` of these clients have joined; return all descriptions."""
+        ...
+
+    def begin(self, classes: Sequence[str]) -> None:
+        """Let clients know the names of the classes that an open run began with."""
+        ...
+
+    def news(self) -> News:
+        """Return what was said by now; for open runs."""
+        ...
+
+    def rest(self, number: int, seconds: float | None) -> None:
+        """Wait until more was said than in the news of this number, or some seconds have passed."""
         ...
 
     def has_evaluator(self) -> bool:

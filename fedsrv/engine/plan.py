@@ -13,20 +13,19 @@ from functools import cached_property, partial
 import numpy as np
 from torch import Tensor
 
-from fedmodels.errors import RunFailed
+from fedmodels.errors import ConfigError, RunFailed
 from fedmodels.nets.cost import multiply_adds
 from fedmodels.numerics.metrics import frequency_groups
 from fedmodels.tensors.bundle import ClientId
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.training.compression import Compression
-from fedmodels.training.criterion import check_own_loss
 from fedmodels.training.method import Method
 from fedmodels.training.run import RunFacts
-from fedmodels.training.server_optimizer import check_server_optimizer
 from fedmodels.training.stack_trial import check_together
 from fedsrv.engine import schedule
 from fedsrv.engine.client_profile import Profile, common_limits
 from fedsrv.engine.cohort import Trip
+from fedsrv.engine.growth import Beginning, Growth
 from fedsrv.engine.report_validator import ReportValidator
 from fedsrv.engine.schedule import Step, takes_part
 from fedsrv.engine.summary import check_reference
@@ -50,6 +49,8 @@ class Plan:
     """The first interaction without each client that was set aside."""
     terms: ReportValidator
     """What an answer has to keep to."""
+    growths: Sequence[Growth] = ()
+    """Of an open run: how it grew so far."""
 
     @classmethod
     def of(cls, method: Method, store: Store, descriptions: Mapping[int, str]) -> Plan:
@@ -60,8 +61,6 @@ class Plan:
         """
         experiment, profiles = store.experiment, stored_profiles(store, descriptions)
         run = RunFacts(experiment, next(iter(profiles.values())).problem)
-        check_server_optimizer(method, run)
-        check_own_loss(method, run)
         if experiment.training.together > 1:
             check_together(method, run)
         tasks, weights = fixed_tasks(store, profiles), fixed_weights(store, profiles)
@@ -78,6 +77,57 @@ class Plan:
             return self
         profiles = stored_profiles(store, descriptions)
         return replace(self, profiles=profiles, terms=replace(self.terms, profiles=profiles))
+
+    @classmethod
+    def opened(cls, method: Method, store: Store, beginning: Beginning) -> Plan:
+        """Return the plan of an open run before its first stage.
+
+        Raises:
+            ConfigError: the method, or the config, does not fit an open run.
+        """
+        experiment = store.experiment
+        run = RunFacts(experiment, beginning.problem)
+        if experiment.method.pools_data:
+            raise ConfigError("centralized has all data in one place, and an open run gets more")
+        if experiment.training.together > 1:
+            check_together(method, run)
+        terms = ReportValidator(method, run, {}, ())
+        return cls(method, run, {}, {}, (), store.aside(), terms)
+
+    def grown(self, growth: Growth, known: Mapping[int, Profile], names: Sequence[str]) -> Plan:
+        """Return the plan of an open run from a growth on.
+
+        Args:
+            growth: what is new.
+            known: what clients announced by now, or later.
+            names: of the classes that the run began with.
+        """
+        experiment, growths = self.run.experiment, [*self.growths, growth]
+        names = [*names, *(name for each in growths for name in each.classes)]
+        tasks = {**self.tasks, **growth.tasks}
+        aside = {**self.aside, **dict.fromkeys(growth.retired, growth.interaction)}
+        profiles = {c: known[c].within(tasks[c], names) for c in sorted(tasks)}
+        present = {c: tasks[c] - 1 for c in profiles if takes_part(c, growth.interaction, aside)}
+        weights = None
+        if experiment.schedule.sampling == "weighted":
+            weights = {c: int(profiles[c].train[task].sum()) for c, task in present.items()}
+        before = self.steps[: growth.interaction]
+        steps = [
+            *before,
+            *schedule.stage_steps(
+                experiment,
+                len(self.growths),
+                before,
+                present,
+                experiment.schedule.rounds if growth.tasks else len(self.steps) - len(before),
+                weights,
+            ),
+        ]
+        run = self.run
+        if growth.classes:
+            run = RunFacts(experiment, replace(run.problem, num_classes=len(names)))
+        terms = self.terms.grown(run, profiles, steps)
+        return Plan(self.method, run, profiles, tasks, steps, aside, terms, growths)
 
     # --- what follows -----------------------------------------------------------------------------
 
@@ -133,13 +183,39 @@ class Plan:
         """Return the multiply-adds of one forward pass."""
         return multiply_adds(self.run.make_net(), self.run.problem.input_shape)
 
-    def tasks_seen(self, step: Step) -> int:
-        """Return how many tasks clients are scored on: with ``rounds_outer``, all after a round."""
+    @cached_property
+    def new_classes(self) -> tuple[str, ...]:
+        """Names of the classes since the run's beginning, in label order."""
+        return tuple(name for growth in self.growths for name in growth.classes)
+
+    def resting(self, interaction: int) -> set[int]:
+        """Return the clients that have had all rounds of their present task by an interaction."""
+        began = {c: growth.interaction for growth in self.growths for c in growth.tasks}
+        rounds = self.run.experiment.schedule.rounds
+        if interaction >= len(self.steps):
+            return set(began)
+        return {c for c, first in began.items() if interaction - first >= rounds}
+
+    def tasks_seen(self, step: Step, client: ClientId | None = None) -> int:
+        """Return how many tasks clients are scored on: with ``rounds_outer``, all after a round.
+
+        Args:
+            step: after which.
+            client: whose tasks, in an open run; by default the most of any client.
+        """
+        if step.tasks:
+            own = step.tasks.get(client) if isinstance(client, int) else None
+            return 1 + (max(step.tasks.values()) if own is None else own)
         all_seen = self.run.experiment.schedule.order == "rounds_outer" and step.ends_round
         return max(self.tasks.values()) if all_seen else step.task + 1
 
     def ends_task(self, step: Step) -> bool:
-        """Tell whether the interaction after a step is on another task; false for the last one."""
+        """Tell whether the interaction after a step is on another task; false for the last one.
+
+        An open run waits for the next task after the last round of a stage.
+        """
+        if step.tasks:
+            return step.ends_stage
         following = self.steps[step.interaction + 1 : step.interaction + 2]
         return any(other.task != step.task for other in following)
 
@@ -152,7 +228,7 @@ class Plan:
             RunFailed: no known client of the step has it.
         """
         known = self.profiles
-        found = tuple(c for c in step.cohort if c in known and known[c].num_tasks > step.task)
+        found = tuple(c for c in step.cohort if c in known and known[c].num_tasks > step.task_of(c))
         if not found:
             where = f"interaction {step.interaction + 1}"
             raise RunFailed(f"{where}: no known client has task {step.task}")
@@ -178,7 +254,7 @@ class Plan:
         if not is_due or experiment.evaluate.trained != "all":
             return ()
         found = schedule.scorers(experiment, self.profiles, cohort)
-        others = (c for c in found if c not in cohort and tasks[c] > step.task)
+        others = (c for c in found if c not in cohort and tasks[c] > step.task_of(c))
         return tuple(c for c in others if takes_part(c, step.interaction, self.aside))
 
     def needed(self, clients: Sequence[ClientId], wanted: int | None = None) -> int:
@@ -196,16 +272,21 @@ def stored_profiles(store: Store, descriptions: Mapping[int, str]) -> dict[int, 
     for client, text in known.items():
         store.add_profile(client, text)
     found = {c: Profile.parse(c, text) for c, text in sorted(known.items())}
-    examples = _examples(found)
+    describe(store, found)
+    return found
+
+
+def describe(store: Store, profiles: Mapping[int, Profile]) -> None:
+    """Write what clients announced of their data in common, for reports to read."""
+    examples = _examples(profiles)
     store.describe(
         {
-            "classes": next((p.class_names for p in found.values() if p.class_names), ()),
+            "classes": next((p.class_names for p in profiles.values() if p.class_names), ()),
             "examples": examples.tolist(),
             "rare": frequency_groups(examples)["minority"],
-            "clients": {c: p.name for c, p in found.items() if p.name},
+            "clients": {c: p.name for c, p in profiles.items() if p.name},
         }
     )
-    return found
 
 
 def fixed_tasks(store: Store, profiles: Mapping[int, Profile]) -> dict[int, int]:

@@ -60,6 +60,19 @@ class ReportValidator:
                 "report has already: give it another name in ctx.metrics and in reported"
             )
 
+    def grown(
+        self, run: RunFacts, profiles: Mapping[int, Profile], steps: Sequence[Step]
+    ) -> ReportValidator:
+        """Return the rules of an open run that has grown; what is known of clients stays."""
+        found = ReportValidator(self.method, run, profiles, steps)
+        classes = run.problem.num_classes
+        for client, (interaction, counts) in self._announced.items():
+            if interaction < len(steps) and client in profiles:
+                parts = counts.now, counts.met, counts.trained
+                wider = (_padded(part, classes) for part in parts)
+                found._announced[client] = interaction, DeclaredCounts(client, *wider)
+        return found
+
     def announced(self, client: int, step: Step) -> DeclaredCounts:
         """Return the announced examples behind a client's upload."""
         profile, accumulates = self.profiles[client], self.run.experiment.accumulates
@@ -71,9 +84,13 @@ class ReportValidator:
             if begun > step.interaction:
                 return known[1]
         steps = self.steps[begun : step.interaction + 1]
-        ordered = [s.task for s in steps if client in s.cohort and s.task < len(train)]
-        each = np.array([profile.given(task, accumulates) for task in range(len(train))])
-        counts = each[step.task], train[: step.task + 1].sum(0), each[ordered].sum(0)
+        orders = [s.task_of(client) for s in steps if client in s.cohort]
+        ordered = [task for task in orders if task < len(train)]
+        now_at = step.task_of(client)
+        given = {task: profile.given(task, accumulates) for task in {*ordered, now_at}}
+        nothing = np.zeros(train.shape[1], dtype=np.int64)
+        again = np.sum([nothing, *(given[task] for task in ordered)], axis=0)
+        counts = given[now_at], train[: now_at + 1].sum(0), again
         now, met, more = (torch.from_numpy(part.copy()) for part in counts)
         found = DeclaredCounts(client, now, met, trained + more)
         if len(self._announced) >= MAX_REMEMBERED:
@@ -146,8 +163,8 @@ class ReportValidator:
         """Return the examples of each class of the test sets that a client was asked to score."""
         if not isinstance(client, int):
             return {}
-        rows = self.profiles[client].test[: order.tasks_seen]
-        return {f"task/{task}": row.tolist() for task, row in enumerate(rows)}
+        rows = self.profiles[client].test[order.first_task : order.tasks_seen]
+        return {f"task/{task}": row.tolist() for task, row in enumerate(rows, order.first_task)}
 
     def _check_sums(self, counts: rpc.Counts) -> None:
         arrays = (counts.support, counts.predicted, counts.correct)
@@ -182,6 +199,11 @@ class ReportValidator:
             small = 0 <= cells.min() <= cells.max() <= counted[0].sum()  # sums cannot overflow
             if not own or not small or not np.array_equal(sums, counted):
                 raise PayloadError("a confusion of the report contradicts its counts")
+
+
+def _padded(counts: torch.Tensor, classes: int) -> torch.Tensor:
+    """Return counts (K,) with a zero for each class that is new."""
+    return torch.nn.functional.pad(counts, (0, classes - len(counts)))
 
 
 def _scores_globally(client: ClientId, order: rpc.Order, view: str) -> bool:

@@ -45,7 +45,8 @@ class RoundParts:
         A run may begin without some clients. Those that have joined since take part from now on.
         With ``over_select``, a replay asks the clients whose uploads counted the first time.
         """
-        if len(self.plan.profiles) < self.experiment.schedule.clients:
+        is_open, clients = self.experiment.schedule.open, self.experiment.schedule.clients
+        if not is_open and len(self.plan.profiles) < clients:
             needed = min(self.experiment.min_clients, len(step.cohort))
             self.plan = self.plan.with_clients(self.store, self.cohort.meet(step.cohort, needed))
         chosen = self.experiment.schedule.over_select > 0
@@ -60,7 +61,8 @@ class RoundParts:
             step,
             cohort,
             server_data=self.server_data,
-            labels={c: plan.profiles[c].labels(step.task, accumulates) for c in cohort},
+            labels={c: plan.profiles[c].labels(step.task_of(c), accumulates) for c in cohort},
+            tasks={c: step.tasks[c] for c in cohort if c in step.tasks},
             limits=plan.limits,
             ends_task=plan.ends_task(step),
             tell=partial(self.tell_work, step),
@@ -84,7 +86,7 @@ class RoundParts:
         plan, wanted = self.plan, self.experiment.cohort_size
         common, personal = broadcast(self.method, ctx, state)
         views = ["after_local"] if is_scored and plan.scores_trained else []
-        orders = self._orders(ctx, rpc.ORDER_KIND_TRAIN, ctx.cohort, views, ctx.task + 1)
+        orders = self._orders(ctx, rpc.ORDER_KIND_TRAIN, ctx.cohort, views)
         count = self.method.count if self.method.reduction == "mean" else None
         return plan.trip(
             orders, common, personal, plan.upload_spec, plan.needed(ctx.cohort, wanted), count,
@@ -106,18 +108,22 @@ class RoundParts:
         kind: rpc.OrderKind,
         clients: Iterable[ClientId],
         views: Sequence[str],
-        tasks_seen: int,
+        tasks_seen: int | None = None,
     ) -> dict[ClientId, rpc.Order]:
+        """Return orders; clients are scored on their tasks up to the one they train on."""
+        step, most = self.plan.steps[ctx.interaction], self.experiment.evaluate.last_tasks
         is_last = ctx.interaction == len(self.plan.steps) - 1
+        seen = {c: step.task_of(c) + 1 if tasks_seen is None else tasks_seen for c in clients}
         confusion = is_last and ctx.run.problem.num_classes <= MAX_CONFUSED
         last_trained = self.commits.last_trained
         return {client: rpc.Order(
             kind=kind, client_id=str(client), interaction=ctx.interaction, round=ctx.round,
-            task=ctx.task, views=views, tasks_seen=tasks_seen,
+            task=step.task_of(client), views=views, tasks_seen=tasks,
+            first_task=max(0, tasks - (most or tasks)), new_classes=self.plan.new_classes,
             global_test=self.experiment.evaluate.generalization,
             confusion=confusion and bool(views) and client != EVALUATOR,
             base=last_trained.get(client, -1) if isinstance(client, int) else -1,
-        ) for client in clients}  # fmt: skip
+        ) for client, tasks in seen.items()}  # fmt: skip
 
     def _asked(
         self,
@@ -186,6 +192,8 @@ class RoundParts:
             done: the same, at which they had answered.
         """
         record = record_of(step, results, found.metrics, found.series, self.method.count)
+        if new := [g.to_json() for g in self.plan.growths if g.interaction == step.interaction]:
+            record["growths"] = new
         record["seconds"]["server"] = time.monotonic() - done
         self.commits.settle()
         record["seconds"]["wall"] = time.monotonic() - began
@@ -209,7 +217,7 @@ class RoundParts:
         ctx = self.context(step, others)
         common, personal = broadcast(self.method, ctx, state)
         kind = rpc.ORDER_KIND_EVALUATE
-        orders = self._orders(ctx, kind, others, ["after_local"], step.task + 1)
+        orders = self._orders(ctx, kind, others, ["after_local"])
         return self._asked(orders, common, personal)
 
     def score(self, step: Step, record: Record, scores: Scores, state: ServerState) -> None:
@@ -221,7 +229,8 @@ class RoundParts:
         if step.ends_round and self.cohort.has_evaluator():
             clients.append(EVALUATOR)
         views, kind = plan.views(step), rpc.ORDER_KIND_EVALUATE
-        orders = self._orders(ctx, kind, clients, views, plan.tasks_seen(step))
+        tasks_seen = None if step.tasks else plan.tasks_seen(step)
+        orders = self._orders(ctx, kind, clients, views, tasks_seen)
         results = self._asked(orders, common, personal)
         scores.add(results.by_client)
         add_wire(record, results)
@@ -265,7 +274,8 @@ class RoundParts:
         summary = summarise(records, self.experiment, view, digest, plan.count_macs, names)
         for figure, why in summary.get("figures_missing", {}).items():
             self.events.tell("note", line=f"the summary goes without {figure}: {why}")
-        missing = {*everyone, *range(clients)} - plan.aside.keys() - results.by_client.keys()
+        expected = plan.profiles if plan.growths else range(clients)
+        missing = {*everyone, *expected} - plan.aside.keys() - results.by_client.keys()
         missing -= digests.keys()
         named: dict[str, list[Any]] = {
             "clients_missing": sorted(map(str, missing)),

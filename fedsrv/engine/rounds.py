@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,7 @@ from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ClientFailed, TooFewClients
 from fedmodels.methods import make
 from fedmodels.tensors.allocator import give_back_free_pages
+from fedmodels.training.class_growth import grow_server
 from fedmodels.training.contexts import ServerContext, ServerData
 from fedsrv.engine.buffered_rounds import BufferedRounds
 from fedsrv.engine.client_profile import untrained
@@ -21,12 +23,16 @@ from fedsrv.engine.round_parts import RoundParts
 from fedsrv.engine.schedule import Step
 from fedsrv.engine.scores import Scores
 from fedsrv.engine.server_data import check_fits, check_given
+from fedsrv.engine.stages import AtRest, Stages
 from fedsrv.events import EventLog
 from fedsrv.state.store import Store
 
 
 class Engine:
     """Runs an experiment from its last commit to its end."""
+
+    stages: Stages | None = None
+    """What an open run learns; None where all is known from the beginning."""
 
     def __init__(
         self,
@@ -35,8 +41,11 @@ class Engine:
         store: Store,
         events: EventLog,
         server_data: ServerData | None = None,
+        at_rest: AtRest = "wait",
     ) -> None:
+        """Run nothing yet; ``at_rest`` says what an open run does that has nothing to learn."""
         self.experiment, self.cohort, self.store, self.events = experiment, cohort, store, events
+        self.at_rest = at_rest
         check_given(experiment, server_data is not None)
         self.server_data = server_data
         self.method = make(experiment.method.name, **experiment.method.hyper_parameters())
@@ -46,6 +55,7 @@ class Engine:
 
         Raises:
             RunFailed: too many clients failed.
+            RunPaused: an open run has nothing to learn, and does not wait.
         """
         plan, lost = self._meet_clients(), None
         with Commits(self.store, self.cohort, self.events) as commits:
@@ -65,7 +75,14 @@ class Engine:
 
     def _meet_clients(self) -> Plan:
         """Wait for the clients; derive the plan from their descriptions."""
-        plan = Plan.of(self.method, self.store, self.cohort.gather())
+        descriptions = self.cohort.gather()
+        if self.experiment.schedule.open:
+            self.stages = Stages(
+                self.method, self.store, self.cohort, self.events, descriptions, self.at_rest
+            )
+            plan = self.stages.plan_at(self.store.committed)
+        else:
+            plan = Plan.of(self.method, self.store, descriptions)
         if not self.experiment.method.pools_data and (line := untrained(plan.profiles)):
             self.events.tell("note", line=line)
         check_fits(self.server_data, plan.run.problem)
@@ -74,6 +91,8 @@ class Engine:
     def _go_on(self, parts: RoundParts, interaction: int) -> dict[str, Any]:
         """Do everything that is left after a commit, and return the summary."""
         # --- begin: load what the run needs
+        if self.stages is not None:
+            parts.plan = self.stages.plan_at(interaction)
         kind = BufferedRounds if self.experiment.schedule.is_asynchronous else Rounds
         rounds = kind(parts, interaction)
         parts.plan.run.forget_initial_weights()  # few methods need them again
@@ -86,12 +105,30 @@ class Engine:
             parts.score(step, record, Scores.from_json(counts), rounds.state)
 
         # --- every interaction that is left
-        for step in parts.plan.steps[interaction + 1 :]:
+        for step in self._steps_after(rounds, interaction):
             rounds.interact(step)
         parts.commits.settle()
 
         # --- the end
         return parts.finish(rounds.state)
+
+    def _steps_after(self, rounds: Rounds | BufferedRounds, interaction: int) -> Iterator[Step]:
+        """Yield the steps after an interaction; an open run grows in between."""
+        if self.stages is None:
+            yield from rounds.parts.plan.steps[interaction + 1 :]
+            return
+        assert isinstance(rounds, Rounds), "open runs have no asynchronous rounds"
+        while True:
+            interaction += 1
+            plan = rounds.parts.plan
+            if interaction >= len(plan.steps):
+                rounds.parts.commits.settle()  # what comes may come much later
+            following = self.stages.following(plan, interaction)
+            if following is None:
+                return
+            if following is not plan:
+                rounds.grow(following)
+            yield following.steps[interaction]
 
 
 class Rounds:
@@ -100,6 +137,18 @@ class Rounds:
     def __init__(self, parts: RoundParts, interaction: int) -> None:
         """Go on after the last commit, -1 before the first."""
         self.parts, self.state = parts, parts.state_after(interaction)
+
+    def grow(self, plan: Plan) -> None:
+        """Go on with another plan of an open run: new classes get rows, and who left may go."""
+        before, self.parts.plan = self.parts.plan, plan
+        self.state = grow_server(self.parts.method, before.run, plan.run, self.state)
+        new = plan.growths[len(before.growths) :]
+        if gone := {c for growth in new if growth.forgets for c in growth.retired}:
+            clients = {c: part for c, part in self.state.clients.items() if c not in gone}
+            self.state = replace(self.state, clients=clients)
+        if any(growth.retired for growth in new):  # nobody waits for their states any more
+            self.parts.commits.settle()
+            self.parts.commits.remember(plan, self.parts.store.committed)
 
     def interact(self, step: Step) -> None:
         """Do one interaction."""

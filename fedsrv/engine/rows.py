@@ -112,6 +112,9 @@ def put_scores(record: Record, scores: Scores, plan: Plan, step: Step) -> None:
         record["metrics"] |= round_metrics(scores, view, plan.groups, plan.profiles, seen)
     for client, row in client_rows(scores, seen, plan.groups.get("minority", ())).items():
         record["clients"].setdefault(client, {}).update(row)
+    if step.tasks:
+        for number, task in step.tasks.items():
+            record["clients"].get(str(number), {})["task"] = task
     if scores.confusions:
         record["confusions"] = scores.confusions
 

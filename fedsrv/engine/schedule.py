@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -24,6 +24,14 @@ class Step(Position):
     ends_round: bool
     """Whether it is the last interaction of its round."""
     ends_run: bool
+    ends_stage: bool = False
+    """Of an open run: whether no further round was due when this one was planned."""
+    tasks: Mapping[int, int] = field(default_factory=dict)
+    """Of an open run: the present task of each client; ``task`` counts the stages."""
+
+    def task_of(self, client: ClientId) -> int:
+        """Return the task that a client trains on."""
+        return self.tasks.get(client, self.task) if isinstance(client, int) else self.task
 
 
 def draw_cohort(
@@ -75,6 +83,8 @@ def steps(
         ConfigError: the availability trace cannot be used, or nobody is there in any round.
     """
     aside = aside or {}
+    if experiment.schedule.open:
+        return []  # they come with the stages
     if trainers and {*trainers} <= aside.keys():
         raise ConfigError("every client that trains was set aside (--without): nobody is left")
     found = list(_visits(experiment, trainers, tasks, weights, aside))
@@ -139,6 +149,34 @@ def _visits(
                     number += 1
 
 
+def stage_steps(
+    experiment: Experiment,
+    stage: int,
+    before: Sequence[Step],
+    tasks: Mapping[int, int],
+    rounds: int,
+    weights: Mapping[int, int] | None = None,
+) -> list[Step]:
+    """Return the interactions of a stage of an open run; there are none where nobody may train.
+
+    Args:
+        experiment: gives cohort size and seed.
+        stage: from 0.
+        before: the interactions before it.
+        tasks: the present task of each client that may train.
+        rounds: how many.
+        weights: of each client, as for :func:`draw_cohort`.
+    """
+    size = experiment.cohort_size + experiment.schedule.over_select
+    numbers = range(len(before), len(before) + rounds)  # every round is one interaction
+    cohorts = {n: draw_cohort(experiment.seed, n, sorted(tasks), size, weights) for n in numbers}
+    return [
+        Step(n, n, stage, cohort, True, False, n == numbers[-1], tasks)
+        for n, cohort in cohorts.items()
+        if cohort
+    ]
+
+
 def takes_part(client: ClientId, interaction: int, aside: Mapping[int, int]) -> bool:
     """Tell whether a client takes part in an interaction, and was not set aside before it.
 
@@ -165,6 +203,9 @@ def scorers(experiment: Experiment, known: Collection[int], cohort: Iterable[int
 
 
 def is_scored(steps: Sequence[Step], step: Step, every: int) -> bool:
-    """Tell whether the round of a step is scored: each ``every``-th, and the last one."""
-    is_last = step.round == steps[-1].round
+    """Tell whether the round of a step is scored: each ``every``-th, and the last one.
+
+    Of an open run that is the last one of each stage.
+    """
+    is_last = step.ends_stage if step.tasks else step.round == steps[-1].round
     return is_last or (every > 0 and (step.round + 1) % every == 0)

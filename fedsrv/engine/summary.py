@@ -124,13 +124,16 @@ def run_metrics(
     if iaa:
         rounds = 1 + max(record["round"] for record in records)
         out["aa" if len(iaa) == rounds else "aa_scored"] = float(np.mean(iaa))
-    whole = _ends_of_tasks_are_scored(records)
+    whole = experiment.schedule.open or _ends_of_tasks_are_scored(records)
     views = {"forgetting" if whole else "forgetting_scored": local_view}
     if whole:
         views["forgetting_received"] = "after_downlink"
         if _is_scored(records, "after_local"):
             views["forgetting_trained"] = "after_local"
     for name, view in views.items():
+        if experiment.schedule.open:
+            out[name] = forgetting_of_streams(records, view)
+            continue
         lost = accuracy_lost(records, view)
         if len(lost) > 1:
             out[name] = forgetting(lost)
@@ -217,6 +220,36 @@ def accuracy_lost(records: Sequence[Record], local_view: str) -> np.ndarray[Any,
             lost = [then - now for then, now in pairs if then is not None and now is not None]
             matrix[i, j] = np.mean(lost) if lost else np.nan
     return matrix
+
+
+def forgetting_of_streams(records: Sequence[Record], local_view: str) -> float:
+    """Return the forgetting of an open run, whose clients have tasks of their own.
+
+    R_i[t, k] is client i's accuracy on its task k after the last scored round in which its present
+    task was t. Its forgetting is that of R_i (:func:`~fedmodels.numerics.metrics.forgetting`), over
+    the tasks that its last score covers. The mean is over the clients that have one.
+    """
+    view = local_view if _is_scored(records, local_view) else "global"
+    best: dict[str, dict[int, float]] = {}
+    last: dict[str, tuple[int, list[float | None]]] = {}
+    for record in records:
+        for client, row in record.get("clients", {}).items():
+            series, known = _task_series(row, view), last.get(client)
+            if not series or "task" not in row:
+                continue
+            if known is not None and row["task"] > known[0]:  # the client has gone on
+                before = best.setdefault(client, {})
+                for task, accuracy in enumerate(known[1]):
+                    if accuracy is not None:
+                        before[task] = max(before.get(task, accuracy), accuracy)
+            last[client] = row["task"], series
+    lost = [
+        [was - now for task, was in best[c].items() if (now := _entry(series, task)) is not None]
+        for c, (_, series) in last.items()
+        if c in best
+    ]
+    each = [float(np.mean(differences)) for differences in lost if differences]
+    return float(np.mean(each)) if each else np.nan
 
 
 def _entry(series: Sequence[float | None], task: int) -> float | None:

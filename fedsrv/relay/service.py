@@ -59,6 +59,7 @@ class RelayService:
         self.gate, self.complaints, self.refuse = below.gate, below.complaints, below.refuse
         self.pull, self.push, self.watch = below.pull, below.push, below.watch
         self.push_several = below.push_several
+        self.announce, self.steer = below.announce, below.steer  # relays have no open runs
         self._last: RelayedRun | None = None
         """Of the client that joined last; most clients have the same problem."""
 

@@ -16,7 +16,7 @@ import sqlite3
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from fedmodels.errors import ArchiveError, RunFailed
 from fedsrv.state.record import Record
@@ -32,6 +32,7 @@ _TABLES = {
     "started_over": "client INTEGER PRIMARY KEY, after INTEGER NOT NULL",
     "interactions": _ROW,
     "undone": f"{_ROW}, before TEXT NOT NULL",
+    "growths": "number INTEGER PRIMARY KEY, growth TEXT NOT NULL, link TEXT NOT NULL",
 }
 T = TypeVar("T")
 
@@ -110,6 +111,8 @@ class Ledger:
         found = str(self.db.execute("PRAGMA integrity_check(1)").fetchone()[0])
         if found != "ok":
             raise self.damaged(" ".join(found.split()))
+        columns = _TABLES["growths"]  # runs of earlier versions begin without it
+        self.db.execute(f"CREATE TABLE IF NOT EXISTS growths ({columns})")
         missing = sorted(_TABLES.keys() - self._tables())
         if missing:
             raise self.damaged(f"it has no table {missing[0]!r}")
@@ -127,6 +130,11 @@ class Ledger:
                     f"the record of interaction {number + 1} is not the one that was written, or "
                     "one before it is missing"
                 )
+            before = link
+        before = self.run_id
+        for number, growth, link in self.db.execute("SELECT * FROM growths ORDER BY 1"):
+            if link != _link(before, number, growth):
+                raise self.damaged(f"growth {number + 1} is not the one that was written")
             before = link
 
     # --- facts ------------------------------------------------------------------------------------
@@ -265,6 +273,22 @@ class Ledger:
     def forget_undone(self, first: int) -> None:
         """Delete the undone records from an interaction on: the replay computed other ones."""
         self.db.execute("DELETE FROM undone WHERE interaction >= ?", (first,))
+
+    # --- open runs --------------------------------------------------------------------------------
+
+    def growths(self) -> list[dict[str, Any]]:
+        """Return how an open run grew, in order."""
+        rows = self.db.execute("SELECT growth FROM growths ORDER BY number")
+        return [json.loads(growth) for (growth,) in rows]
+
+    def grow(self, growth: Mapping[str, Any]) -> None:
+        """Add a growth behind those that are there."""
+        with self.transaction():
+            query = "SELECT number, link FROM growths ORDER BY number DESC LIMIT 1"
+            last, before = self.db.execute(query).fetchone() or (-1, self.run_id)
+            text = json.dumps(growth)
+            row = (last + 1, text, _link(before, last + 1, text))
+            self.db.execute("INSERT INTO growths VALUES (?, ?, ?)", row)
 
     # --- clients ----------------------------------------------------------------------------------
 

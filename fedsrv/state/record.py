@@ -65,6 +65,8 @@ class Record(TypedDict):
     order that it answered."""
     under_way: NotRequired[list[tuple[int, int]]]
     """Asynchronous: the clients with an order that is not counted yet, and its interaction."""
+    growths: NotRequired[list[dict[str, Any]]]
+    """Of an open run: what it grew by before this interaction (:mod:`fedsrv.engine.growth`)."""
     series: NotRequired[Mapping[str, Any]]
     """Nested lists for the reports, such as ``aggregation_weights``."""
 

@@ -81,6 +81,8 @@ class Store:
         """What ``run.db`` and ``rounds.jsonl`` did not have in common, a line each."""
         try:
             self._compare_experiment()
+            self._grown = max((int(growth["interaction"]) for growth in self.growths()), default=-1)
+            """First interaction of the last stage of an open run."""
             self._sync_log()  # before any client stores the run's id
             with writing(path):
                 self._reconcile_files()
@@ -202,7 +204,8 @@ class Store:
     def floor(self) -> int:
         """Return the earliest interaction the run may be rolled back to."""
         behind = max(self._highest, self.committed) - self.experiment.server.max_rollback
-        return max(-1, min(self.watermark, behind))
+        # earlier tasks' data may be gone since the run last grew
+        return max(-1, min(self.watermark, max(behind, self._grown - 1)))
 
     def go_to(self, interaction: int) -> None:
         """Make an interaction the last committed one: roll back, or redo undone commits."""
@@ -302,6 +305,26 @@ class Store:
             self.committed,
         )
         return dict(end["summary"]) if end and same else None
+
+    # --- open runs --------------------------------------------------------------------------------
+
+    def begin(self, problem: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the problem that an open run began with; the first call stores it."""
+        found = self._ledger.fact("beginning", dict)
+        if found is None:
+            with writing(self.path):
+                self._ledger.set_facts(beginning=json.dumps(problem))
+        return dict(problem if found is None else found)
+
+    def growths(self) -> list[dict[str, Any]]:
+        """Return how an open run grew so far, in order (:mod:`fedsrv.engine.growth`)."""
+        return self._ledger.growths()
+
+    def grow(self, growth: Mapping[str, Any]) -> None:
+        """Store a growth before it takes effect; the run goes back behind it no more."""
+        with writing(self.path):
+            self._ledger.grow(growth)
+        self._grown = max(self._grown, int(growth["interaction"]))
 
     # --- clients ----------------------------------------------------------------------------------
 

@@ -15,13 +15,14 @@ from fedmodels.errors import FedtideError, RunFailed
 from fedmodels.tensors.bundle import EVALUATOR, ClientId
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
-from fedsrv.engine.cohort import Answer, Answers, BufferedUploads, TooFewOrders, Trip
+from fedsrv.engine.cohort import Answer, Answers, BufferedUploads, News, TooFewOrders, Trip
 from fedsrv.events import EventLog
 from fedsrv.transport.joined_clients import JoinedClients
 from fedsrv.transport.open_trip import OpenTrip, check_enough, what_for
 from fedsrv.transport.open_trips import GroupSum, OpenTrips
 from fedsrv.transport.sessions import (
     Caller,
+    ClientSession,
     NotReady,
     RunHasFailed,
     RunOver,
@@ -56,6 +57,7 @@ class RemoteCohort(JoinedClients):
         most_present: int | None = None,
         expects_evaluator: bool = False,
         aside: Collection[int] = (),
+        beginners: Collection[int] = (),
         together: int = 1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -65,7 +67,7 @@ class RemoteCohort(JoinedClients):
         self.look_ahead(together)
         self._min_clients = min_clients or num_clients
         evaluators = [EVALUATOR] if expects_evaluator else []
-        numbered = (client for client in range(num_clients) if client not in aside)
+        numbered = (client for client in beginners or range(num_clients) if client not in aside)
         self._expected: list[ClientId] = [*numbered, *evaluators]
         self._trips = OpenTrips()
         self._over: RunOver | RunHasFailed | None = None
@@ -73,6 +75,12 @@ class RemoteCohort(JoinedClients):
         self._patience = ClientWait(self.changed, who.is_there, who.may_come, deadline_s, clock)
         self._gathering = WaitNotice("gathering the run's clients", events, clock)
         self.committed = self.watermark = -1
+        self.class_names: tuple[str, ...] = ()
+        """Of the classes that an open run began with; none before."""
+        self._said = 0
+        """Counts what clients and the operator of an open run said."""
+        self._steered: tuple[tuple[int, ...], bool, bool] = (), False, False
+        """Who retires, whether they are forgotten, and whether the run ends."""
 
     def look_ahead(self, together: int) -> None:
         """Let a process have orders enough for clients that train together."""
@@ -93,6 +101,21 @@ class RemoteCohort(JoinedClients):
         with self.changed:
             self._patience.wait_to_join(notice, clients, self.sessions, needed, enough_will_do=True)
             return self._descriptions()
+
+    def begin(self, classes: Sequence[str]) -> None:
+        self.class_names = tuple(classes)
+
+    def news(self) -> News:
+        with self.changed:
+            found = News(self._said, self._descriptions(), *self._steered)
+        return found
+
+    def rest(self, number: int, seconds: float | None) -> None:
+        until = None if seconds is None else self._clock() + seconds
+        with self.changed:
+            while self._said == number and (until is None or self._clock() < until):
+                self._patience.check_begin()
+                self.changed.wait(None if until is None else max(0.0, until - self._clock()))
 
     def send_and_receive(self, trip: Trip) -> Answers:
         """Give the orders, and wait until all clients answer or the deadline closes the trip.
@@ -243,6 +266,29 @@ class RemoteCohort(JoinedClients):
 
     def _has_joined(self, client: ClientId, relay: str) -> None:
         self._trips.regroup(client, relay)
+        self._said += 1
+
+    def announce(self, client: ClientId, session: ClientSession, client_json: str) -> None:
+        """Take what a client of an open run says of its data by now.
+
+        Raises:
+            PayloadError: the description does not fit the run, or what the client had.
+        """
+        assert self.admission is not None, "a run admits its clients"
+        self.admission.check(client, client_json)
+        with self.changed:
+            self.admission.admit(client, client_json)
+            session.client_json = client_json
+            self._said += 1
+            self.changed.notify_all()
+
+    def steer(self, retire: Sequence[int], *, forget: bool, close: bool) -> None:
+        """Take what the operator of an open run wants before its next round."""
+        with self.changed:
+            retired, forgets, closes = self._steered
+            self._steered = (*retired, *retire), forgets or forget, closes or close
+            self._said += 1
+            self.changed.notify_all()
 
     def is_superseded(self, interaction: int) -> bool:
         """Tell whether nobody wants the result of an interaction's order to train any more."""

@@ -52,7 +52,9 @@ def _handlers(service: Any) -> tuple[grpc.GenericRpcHandler, ...]:
             "Join": join,
             "JoinSeveral": several,
             "Beat": unary(service.beat, rpc.BeatRequest, rpc.BeatResponse),
+            "Announce": unary(service.announce, rpc.AnnounceRequest, rpc.AnnounceResponse),
             "Leave": unary(service.leave, rpc.LeaveRequest, rpc.LeaveResponse),
+            "Steer": unary(service.steer, rpc.SteerRequest, rpc.SteerResponse),
             "Pull": grpc.unary_stream_rpc_method_handler(parsed(service.pull, rpc.PullRequest)),
             "Push": grpc.stream_unary_rpc_method_handler(
                 service.push, None, rpc.PushResponse.SerializeToString

@@ -20,7 +20,7 @@ from grpc_health.v1 import health
 
 from fedmodels.errors import PayloadError, PayloadTooLarge
 from fedmodels.printable import printable
-from fedmodels.tensors.bundle import ClientId
+from fedmodels.tensors.bundle import EVALUATOR, ClientId
 from fedpb import AGAIN_AFTER, PROTOCOL
 from fedpb.codec import Encoded, messages
 from fedpb.descriptions import client_json_of
@@ -115,6 +115,7 @@ class Service:
         self.run_id, self.experiment = run_id, table_of(experiment)
         self._data: Mapping[str, Any] | None = experiment.get("data")
         self._seed = int(experiment.get("seed", 0))
+        self._is_open = bool(experiment.get("schedule", {}).get("open"))
         self.cohort, self.events = cohort, events
         self.requires_identity, self.check_id = requires_identity, check_id
         self.complaints = RejectionLog(log)
@@ -244,6 +245,8 @@ class Service:
         """
         if not request.relay:
             return ""
+        if self._is_open:
+            raise PayloadError("an open run has no relays: its clients join at the coordinator")
         found = re.fullmatch(r"([0-9]{1,9})-([0-9]{1,9})", request.relay)
         ids = range(int(found[1]), int(found[2]) + 1) if found else range(0)
         for client in clients:
@@ -260,6 +263,7 @@ class Service:
             token=token,
             experiment=self.experiment,
             committed=self.cohort.committed,
+            class_names=self.cohort.class_names,
             beat_every_s=BEAT_EVERY_S,
         )
 
@@ -364,6 +368,36 @@ class Service:
         return rpc.BeatResponse(superseded=self.cohort.is_superseded(request.interaction))
 
     @coded
+    def announce(
+        self, request: rpc.AnnounceRequest, context: grpc.ServicerContext
+    ) -> rpc.AnnounceResponse:
+        """Take a client's description with new tasks."""
+        client, session = self.session(request.client_id, request.token, context)
+        self._check_open()
+        self.cohort.announce(client, session, client_json_of(request.description))
+        return rpc.AnnounceResponse()
+
+    @coded
+    def steer(self, request: rpc.SteerRequest, context: grpc.ServicerContext) -> rpc.SteerResponse:
+        """Note what the operator of an open run wants."""
+        self._check_monitor(context)
+        self._check_open()
+        retire = [client_id_of(text, self.cohort.num_clients) for text in request.retire]
+        if EVALUATOR in retire:
+            raise PayloadError("the evaluator does not retire: stop its process")
+        numbered = [client for client in retire if isinstance(client, int)]
+        self.cohort.steer(numbered, forget=request.forget, close=request.close)
+        return rpc.SteerResponse()
+
+    def _check_open(self) -> None:
+        """Check that the run may grow."""
+        if not self._is_open:
+            raise WrongRun(
+                "this run knew all its tasks and clients when it began; a run with [schedule] "
+                "open = true takes new ones"
+            )
+
+    @coded
     def leave(self, request: rpc.LeaveRequest, context: grpc.ServicerContext) -> rpc.LeaveResponse:
         """End a session at the client's wish."""
         client, _ = self.session(request.client_id, request.token, context)
@@ -374,19 +408,25 @@ class Service:
         self, request: rpc.WatchRequest, context: grpc.ServicerContext
     ) -> Iterator[rpc.WatchResponse]:
         """Stream the run's events; over mutual TLS this takes the certificate of a monitor."""
-        identity = peer_identity(context)
-        if self.requires_identity and identity != MONITOR_URI:
-            line = (
-                f"{identity or 'nobody'} may not watch this run: show the certificate of a monitor "
-                "(fedsrv certs issue monitor)"
-            )
-            self.refuse(context, NotYours(line))
+        try:
+            self._check_monitor(context)
+        except NotYours as error:
+            self.refuse(context, error)
         if not self._watchers.acquire(blocking=False):
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many monitors watch this run")
         try:
             yield from self._watched(request, context)
         finally:
             self._watchers.release()
+
+    def _check_monitor(self, context: grpc.ServicerContext) -> None:
+        """Check that the caller may watch and steer the run: over mutual TLS, a monitor."""
+        identity = peer_identity(context)
+        if self.requires_identity and identity != MONITOR_URI:
+            raise NotYours(
+                f"{identity or 'nobody'} may not watch this run: show the certificate of a monitor "
+                "(fedsrv certs issue monitor)"
+            )
 
     def _watched(
         self, request: rpc.WatchRequest, context: grpc.ServicerContext

@@ -16,7 +16,6 @@ from fedmodels.config.bounds import Count, PositiveCount
 from fedmodels.config.data import Data
 from fedmodels.config.scenario import Scenario
 from fedmodels.config.strict_table import CodeName, Place, StrictTable
-from fedmodels.config.training import ServerOptimizer, Training
 from fedmodels.errors import ConfigError
 from fedmodels.own_code import short_name
 
@@ -95,6 +94,17 @@ class Schedule(StrictTable):
     (1 + tau)^-a: FedBuff's 1 / sqrt(1 + tau) unless given; with 0, stale uploads count in full."""
     arrivals: Place = None
     """With ``asynchronous``, a run directory whose recorded order of arrivals is followed."""
+    open: bool = False
+    """The run has no last round: tasks, classes and clients may come while it goes on. ``rounds``
+    are then those on each task of a client; ``[trigger]`` says when they begin: docs/streams.md."""
+    begin_with: PositiveCount | None = None
+    """With ``open``, clients 0 to ``begin_with`` - 1 are those that the run begins with; by default
+    all. The others of its ``clients`` may join at any time."""
+    newcomers: PositiveCount | None = None
+    """With ``open``, how many new clients at most are taken in at the end of a stage, and none
+    before it; by default all, before the next round."""
+    max_classes: Annotated[int, Field(ge=1, le=100_000)] = 1000
+    """With ``open``, limit of the classes that clients may bring in the end."""
 
     @property
     def selects(self) -> bool:
@@ -105,6 +115,27 @@ class Schedule(StrictTable):
     def is_asynchronous(self) -> bool:
         """Whether a round ends with the first uploads, and not with its cohort's last one."""
         return self.order == "asynchronous"
+
+    @property
+    def beginners(self) -> range:
+        """The ids of the clients that a run begins with."""
+        return range(self.begin_with or self.clients)
+
+    @model_validator(mode="after")
+    def _open_fits(self) -> Schedule:
+        if self.open and self.order != "tasks_outer":
+            raise ValueError(
+                f'open = true needs order = "tasks_outer", not {self.order!r}: a client goes from '
+                "one task to the next, and earlier data may be gone"
+            )
+        if self.open and self.availability is not None:
+            raise ValueError("availability does nothing with open = true: who has joined is there")
+        for key in ("begin_with", "newcomers"):
+            if not self.open and getattr(self, key) is not None:
+                raise ValueError(f"{key} belongs to open = true")
+        if self.begin_with is not None and self.begin_with > self.clients:
+            raise ValueError(f"begin_with = {self.begin_with} exceeds clients = {self.clients}")
+        return self
 
     @model_validator(mode="after")
     def _cohort_fits(self) -> Schedule:
@@ -137,6 +168,60 @@ class Schedule(StrictTable):
         elif self.buffer > at_once:
             raise ValueError(f"buffer = {self.buffer} exceeds the {at_once} that train at once")
         return self
+
+
+class Trigger(StrictTable):
+    """``[trigger]``: when an open run that has learned all it has goes on."""
+
+    new_data: PositiveCount = 1
+    """How many clients with data that they have not trained on begin the next rounds."""
+    every_s: Annotated[float, Field(gt=0)] | None = None
+    """Seconds after which one such client is enough."""
+    score_drop: Annotated[float, Field(gt=0, le=1)] | None = None
+    """One such client is enough, too, where the accuracy of clients' present models on their new
+    test data lies this far below that of the last scored round."""
+    close_after_s: Annotated[float, Field(ge=0)] | None = None
+    """Seconds without rounds after which the run ends; by default it waits for ever."""
+
+
+class Training(StrictTable):
+    """``[training]``: the local work every method's stock loop does."""
+
+    local_epochs: PositiveCount = 1
+    """Passes over the data of a task in one interaction."""
+    batch_size: PositiveCount = 32
+    """Examples of a training step; 2 or more for nets with batch normalisation, which leave a batch
+    of one out."""
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
+    """The optimiser; its state lives for one phase of local training."""
+    lr: Annotated[float, Field(gt=0)] = 0.01
+    """Learning rate."""
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Momentum of SGD."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """Weight decay of the optimiser."""
+    threads: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Torch threads of a client process; the count changes floats, so it belongs to the run."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """What nets compute in on the way to their embeddings, in training and in scoring; weights,
+    losses and what travels are float32 all the same. It changes floats, and pays on CPUs with
+    AMX and on AMD's with ``avx512_bf16``, but for the smallest nets: docs/results/speed.md."""
+    augment: Literal["none", "flip", "crop-flip", "turn-flip", "affine-flip", "jitter-flip"] = (
+        "none"
+    )
+    """Random changes of training images, each of which mirrors some of them as well. ``crop-flip``
+    shifts by up to 4 pixels; ``turn-flip`` turns by quarters of a circle, for images without an
+    upright; ``affine-flip`` turns by up to 15 degrees, shifts and zooms by up to a tenth;
+    ``jitter-flip`` changes brightness and contrast."""
+    together: PositiveCount = 1
+    """Clients of one process that train as one stacked step at most; 1: in turn. Floats then depend
+    on who trains beside whom, so a crash may change the last bits of a run. It pays for small nets
+    alone: docs/results/speed.md."""
+
+    @property
+    def mixed_precision(self) -> bool:
+        """Whether nets compute in bfloat16 where they may."""
+        return self.precision == "bfloat16"
 
 
 class Evaluate(StrictTable):
@@ -175,6 +260,9 @@ class Evaluate(StrictTable):
     influence: bool = False
     """Let FedAli's clients measure after training how much prototypes change their tokens
     (``prototype_share``, ``prototype_angle``): a further forward pass."""
+    last_tasks: PositiveCount | None = None
+    """Score clients on their last so many tasks alone; by default on all so far. In an open run the
+    cost of scoring then does not grow with its past."""
     select_by: Literal["f1", "accuracy"] = "f1"
     """What makes a round the best: mean macro-F1, or mean accuracy as FedAli's published code."""
 
@@ -287,10 +375,10 @@ class Experiment(StrictTable):
     net: NetTable
     method: MethodTable
     schedule: Schedule = Schedule()
+    trigger: Trigger | None = None
     training: Training = Training()
     evaluate: Evaluate = Evaluate()
     server: Server = Server()
-    server_optimizer: ServerOptimizer | None = None
     compression: Compression | None = None
     tracking: Tracking = Tracking()
     deploy: Deploy | None = None
@@ -303,6 +391,21 @@ class Experiment(StrictTable):
         return self
 
     @model_validator(mode="after")
+    def _open_runs_forget(self) -> Experiment:
+        if not self.schedule.open:
+            if self.trigger is not None:
+                raise ConfigError("[trigger] belongs to [schedule] open = true")
+            return self
+        if self.accumulates:
+            raise ConfigError(
+                '[scenario] training_data = "accumulated" needs the data of all earlier tasks, and '
+                "in an open run they may be gone: leave it out"
+            )
+        if self.evaluate.reference is not None:
+            raise ConfigError("[evaluate] reference needs the rounds of a run that is not open")
+        return self
+
+    @model_validator(mode="after")
     def _cohorts_are_known(self) -> Experiment:
         if self.evaluate.trained == "all" and self.schedule.is_asynchronous:
             raise ConfigError(
@@ -310,6 +413,11 @@ class Experiment(StrictTable):
                 'order = "asynchronous"'
             )
         return self
+
+    @property
+    def begins(self) -> Trigger:
+        """Return when an open run goes on."""
+        return self.trigger or Trigger()
 
     @property
     def accumulates(self) -> bool:
@@ -355,15 +463,12 @@ def difference(one: Experiment, other: Experiment) -> list[str]:
 def forbidden_changes(before: Experiment, now: Experiment) -> list[str]:
     """Return the dotted keys in which a resumed run differs from what it was, and must not.
 
-    It may have another ``max_rollback``, and more rounds at the end, unless learning rates of
-    earlier rounds would change with their number.
+    It may have another ``max_rollback``, and more rounds at the end.
     """
     scenario, schedule = now.scenario, now.schedule
     one_task = scenario is not None and scenario.tasks == 1 and not scenario.fixes_tasks
     allowed = {"server.max_rollback"}
-    rate = now.training.lr_schedule
-    longer = schedule.rounds >= before.schedule.rounds and not (rate and rate.follows_rounds)
-    if longer and (schedule.order == "rounds_outer" or one_task):
+    if schedule.rounds >= before.schedule.rounds and (schedule.order == "rounds_outer" or one_task):
         allowed.add("schedule.rounds")
     return [key for key in difference(before, now) if key not in allowed]
 

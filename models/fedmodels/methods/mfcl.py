@@ -69,6 +69,7 @@ class MFCL(FedAvg):
 
     citation: ClassVar[str] = "Babakniya et al., NeurIPS 2023"
     trains_on: ClassVar[TrainsOn] = "memory"
+    learns_at_task_end: ClassVar[bool] = True
 
     weighting: Literal["examples", "uniform"] = "uniform"
     """Aggregation weights of the mean model: 1 / the number of participants, or n_k / n."""

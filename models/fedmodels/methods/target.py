@@ -62,6 +62,7 @@ class TARGET(FedAvg):
 
     citation: ClassVar[str] = "Zhang et al., ICCV 2023"
     trains_on: ClassVar[TrainsOn] = "memory"
+    learns_at_task_end: ClassVar[bool] = True
 
     kd: NonNegative = 25.0
     """Weight of the distillation on clients."""

@@ -148,7 +148,8 @@ SCORES = (
         "mean over tasks k < T − 1 of max_t R[t, k] − R[T − 1, k], k ≤ t < T − 1. R[t, k]: mean "
         "accuracy of clients on task k after the last round of task t, in the view of `a_loc`. A "
         "difference is of the clients that are scored at both times; where there are none, the "
-        "metric is missing",
+        "metric is missing. In an open run: that of each client over its own tasks, mean over "
+        "clients (docs/streams.md)",
         "Chaudhry et al. 2018", -1, range="−1 … 1",
         population="as that of `a_loc`",
     ),

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from fedmodels.nets.embedding import embeddings
 from fedmodels.nets.split import weights_of
@@ -89,6 +90,9 @@ class Method(ABC):
     """The examples that clients train on: those of the order's ``task``, or of the ``history`` of
     all tasks so far. With ``memory`` something stands in for earlier tasks, whose data the method
     must not see; with ``replay`` it is generated examples, which count as examples."""
+    learns_at_task_end: ClassVar[bool] = False
+    """Whether the server half reads ``ctx.ends_task``: an open run goes on to new tasks after the
+    last round of a stage alone."""
     needs_server_data: ClassVar[bool] = False
     """Whether the server half trains on examples of its own."""
     grows_classes: ClassVar[bool] = True
@@ -227,7 +231,7 @@ class Method(ABC):
 
     def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: Any) -> Tensor:
         """Return the scalar loss of a mini-batch: a mean over its examples."""
-        return ctx.criterion(out.logits, batch.y)
+        return cross_entropy(out.logits, batch.y)
 
     def after_step(self, ctx: ClientContext, batch: Batch, refs: Any) -> None:
         """Act after an optimiser step."""

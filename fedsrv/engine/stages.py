@@ -1,0 +1,202 @@
+"""The stages of an open run: what they begin with, and the wait until there is something to learn.
+
+:mod:`fedsrv.engine.growth` says what a stage is. Between two rounds the run looks at what clients
+and its operator have said. Where enough clients have new data (``[trigger]``), it stores a growth
+and goes on with the plan that follows from it. Where no round is due, it waits without work.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+from fedmodels.errors import RunFailed
+from fedmodels.training.method import Method
+from fedsrv.engine.client_profile import Profile, clients_text
+from fedsrv.engine.cohort import Cohort, News
+from fedsrv.engine.growth import Beginning, Growth, movers, new_classes
+from fedsrv.engine.plan import Plan, describe
+from fedsrv.engine.schedule import takes_part
+from fedsrv.events import EventLog
+from fedsrv.state.store import Store
+
+AtRest = Literal["wait", "close", "pause"]
+"""What a run does that has nothing to learn: wait for news, end, or stop where it is."""
+LINE_EVERY_S = 3600.0
+"""After so many seconds of rest a line says again that the run waits."""
+
+
+class RunPaused(Exception):
+    """An open run has nothing to learn, and its caller goes on with it later."""
+
+
+class Stages:
+    """What an open run learns, stage by stage."""
+
+    def __init__(
+        self,
+        method: Method,
+        store: Store,
+        cohort: Cohort,
+        events: EventLog,
+        descriptions: Mapping[int, str],
+        at_rest: AtRest = "wait",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Take what clients announced so far; the run's first ones have joined.
+
+        Args:
+            method: what is run.
+            store: holds what the run grew by.
+            cohort: the clients.
+            events: log of what happens.
+            descriptions: client.json of each client that has joined.
+            at_rest: what to do where nothing is to be learned.
+            clock: the monotonic clock.
+        """
+        self.method, self.store, self.cohort, self.events = method, store, cohort, events
+        self.at_rest, self._clock = at_rest, clock
+        self._texts: dict[int, str] = {}
+        self.known: dict[int, Profile] = {}
+        """What each client announced, its classes in its own order."""
+        self._learn(store.profiles())
+        self._learn(descriptions)
+        self.beginning = Beginning.stored(store, self.known)
+        cohort.begin(self.beginning.classes)
+        self.growths = [Growth.from_json(found) for found in store.growths()]
+
+    # --- plans ------------------------------------------------------------------------------------
+
+    def plan_at(self, interaction: int) -> Plan:
+        """Return the plan that an interaction was done by, or the first one."""
+        plan = Plan.opened(self.method, self.store, self.beginning)
+        for growth in self.growths:
+            if growth.interaction <= max(interaction, 0):
+                plan = self._grown(plan, growth)
+        return plan if plan.growths else self._begun(plan)
+
+    def _begun(self, plan: Plan) -> Plan:
+        """Return the plan of the first stage."""
+        beginners = [c for c in self.known if c in self.store.experiment.schedule.beginners]
+        if not beginners:
+            raise RunFailed("no client that an open run could begin with has joined")
+        return self._stored(plan, Growth(0, dict.fromkeys(sorted(beginners), 1)))
+
+    def _grown(self, plan: Plan, growth: Growth) -> Plan:
+        return plan.grown(growth, self.known, self.beginning.classes)
+
+    def _stored(self, plan: Plan, growth: Growth) -> Plan:
+        """Store a growth, tell it, and return the plan from it on."""
+        self.store.grow(growth.to_json())
+        self.growths.append(growth)
+        if plan.growths:
+            self.events.tell("note", line=f"the run goes on: {_line_of(growth, plan.tasks)}")
+        grown = self._grown(plan, growth)
+        describe(self.store, grown.profiles)
+        return grown
+
+    # --- what comes next --------------------------------------------------------------------------
+
+    def following(self, plan: Plan, interaction: int) -> Plan | None:
+        """Return the plan of an interaction that comes next; None if the run is to end.
+
+        Raises:
+            RunPaused: nothing is to be learned, and the run does not wait.
+        """
+        replayed = [g for g in self.growths[len(plan.growths) :] if g.interaction == interaction]
+        for stored in replayed:
+            plan = self._grown(plan, stored)
+        if replayed and interaction < len(plan.steps):
+            return plan
+        since, told = self._clock(), False
+        while True:
+            news = self.cohort.news()
+            self._learn(news.descriptions)
+            if news.closes:
+                return None
+            waited = self._clock() - since
+            if growth := self._growth_of(plan, interaction, news, waited):
+                plan = self._stored(plan, growth)
+            if interaction < len(plan.steps):
+                return plan
+            if growth:
+                continue
+            if self._ends(waited):
+                return None
+            if not told:
+                self._tell_rest()
+                told = True
+            self.cohort.rest(news.number, self._seconds_left(waited))
+
+    def _learn(self, descriptions: Mapping[int, str]) -> None:
+        """Store the descriptions that are new."""
+        new = {c: text for c, text in descriptions.items() if self._texts.get(c) != text}
+        if new:
+            self._texts |= new
+            self.known |= {c: Profile.parse(c, text) for c, text in new.items()}
+            for client, text in new.items():
+                self.store.add_profile(client, text)
+
+    def _growth_of(self, plan: Plan, interaction: int, news: News, waited: float) -> Growth | None:
+        """Return what the run grows by at an interaction; None if that is not due."""
+        experiment = self.store.experiment
+        retired = tuple(c for c in news.retired if c in plan.tasks and c not in plan.aside)
+        aside = {**plan.aside, **dict.fromkeys(retired, interaction)}
+        if plan.tasks.keys() <= aside.keys():
+            raise RunFailed("every client of the run has retired: nobody is left")
+        known = {c: p.num_tasks for c, p in self.known.items() if takes_part(c, interaction, aside)}
+        moving, is_idle = {}, interaction >= len(plan.steps)
+        if not self.method.learns_at_task_end or is_idle:
+            moving = movers(experiment, known, plan.tasks, plan.resting(interaction), is_idle)
+        every_s = experiment.begins.every_s
+        is_time = every_s is not None and waited >= every_s
+        if len(moving) < (1 if is_time else experiment.begins.new_data):
+            moving = {}
+        if not moving and not retired:
+            return None
+        classes = [*self.beginning.classes, *plan.new_classes]
+        added = new_classes(classes, [self.known[c].classes for c in moving])
+        return Growth(interaction, moving, added, retired, bool(retired) and news.forgets)
+
+    # --- rest -------------------------------------------------------------------------------------
+
+    def _ends(self, waited: float) -> bool:
+        """Tell whether a run that has nothing to learn ends now.
+
+        Raises:
+            RunPaused: it stops where it is.
+        """
+        if self.at_rest == "pause":
+            raise RunPaused
+        until = self.store.experiment.begins.close_after_s
+        return self.at_rest == "close" or (until is not None and waited >= until)
+
+    def _seconds_left(self, waited: float) -> float | None:
+        """Return after how many seconds something may be due without news."""
+        begins = self.store.experiment.begins
+        left = [s - waited for s in (begins.every_s, begins.close_after_s) if s is not None]
+        return min((s for s in left if s > 0), default=None)
+
+    def _tell_rest(self) -> None:
+        """Say that the run waits, and for what."""
+        needed = self.store.experiment.begins.new_data
+        line = f"the run has learned all it has: it waits for new data at {_number_of(needed)}"
+        self.events.tell("waiting", line=line, clients=[], seconds=0)
+
+
+def _number_of(clients: int) -> str:
+    return "a client" if clients == 1 else f"{clients} clients"
+
+
+def _line_of(growth: Growth, tasks: Mapping[int, int]) -> str:
+    """Return what is new in words."""
+    new = [c for c in growth.tasks if c not in tasks]
+    on = [c for c in growth.tasks if c in tasks]
+    parts = [
+        f"{clients_text(on)} with another task" if on else "",
+        f"{clients_text(new)} joined" if new else "",
+        f"{clients_text(growth.retired)} retired" if growth.retired else "",
+        f"new classes {', '.join(growth.classes)}" if growth.classes else "",
+    ]
+    return "; ".join(filter(None, parts))

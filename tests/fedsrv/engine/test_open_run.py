@@ -1,0 +1,327 @@
+"""Open runs: tasks and clients that come while a run goes on, and what a crash leaves of them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedtide
+from fedcli.data.store.growing import add_task
+from fedmodels.errors import ConfigError, PayloadError, RunFailed
+from fedsrv.engine.admission import Admission
+from fedsrv.engine.growth import movers
+from fedsrv.engine.stages import RunPaused
+from fedsrv.engine.summary import forgetting_of_streams
+from fedsrv.events import EventLog
+from fedsrv.transport.remote_cohort import RemoteCohort
+from fedtide.inprocess import run_in_process
+from tests.conftest import records_of, tiny_experiment
+
+TWICE = {"order": "tasks_outer", "rounds": 2}
+"""Four interactions on the two tasks of each of three clients."""
+OPEN = {**TWICE, "open": True}
+
+
+def growths_of(run: Path) -> list[tuple[int, list[list[int]]]]:
+    """Return the first interaction of each stage, and who went on to which number of tasks."""
+    found = [g for record in records_of(run) for g in record.get("growths", ())]
+    return [(growth["interaction"], growth["tasks"]) for growth in found]
+
+
+# --- what it learns -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["fedavg", "gldp", "scaffold"])
+def test_streams_of_one_length_are_learned_as_by_a_run_that_knows_them(
+    method: str, digits: Path, tmp_path: Path
+) -> None:
+    closed = run_in_process(tiny_experiment(method=method, schedule=TWICE), digits, tmp_path / "a")
+    opened = run_in_process(tiny_experiment(method=method, schedule=OPEN), digits, tmp_path / "b")
+    assert opened["state_sha256"] == closed["state_sha256"]
+    assert growths_of(tmp_path / "b") == [
+        (0, [[0, 1], [1, 1], [2, 1]]),
+        (2, [[0, 2], [1, 2], [2, 2]]),
+    ]
+
+
+def test_late_clients_join_at_the_end_of_a_stage_and_begin_with_their_first_task(
+    digits: Path, tmp_path: Path
+) -> None:
+    schedule = {**OPEN, "begin_with": 1, "newcomers": 1, "rounds": 1}
+    run_in_process(tiny_experiment(schedule=schedule), digits, tmp_path)
+    assert growths_of(tmp_path) == [
+        (0, [[0, 1]]), (1, [[0, 2], [1, 1]]), (2, [[1, 2], [2, 1]]), (3, [[2, 2]]),
+    ]  # fmt: skip
+    records = records_of(tmp_path)
+    assert [record["cohort"] for record in records] == [[0], [0, 1], [0, 1, 2], [0, 1, 2]]
+    present = [
+        {c: row["task"] for c, row in r["clients"].items() if "task" in row} for r in records
+    ]
+    assert present[2] == {"0": 1, "1": 1, "2": 0}
+    assert [len(records[2]["clients"][c]["views"]["global"]["tasks"]) for c in "012"] == [2, 2, 1]
+
+
+def test_who_goes_on_has_had_all_rounds_of_the_present_task() -> None:
+    experiment = tiny_experiment(schedule=OPEN)
+    known, present = {0: 3, 1: 2, 2: 1, 3: 4}, {0: 1, 1: 1, 2: 1}
+    assert movers(experiment, known, present, {0, 2}, False) == {0: 2, 3: 1}
+    few = tiny_experiment(schedule={**OPEN, "newcomers": 1})
+    assert movers(few, {**known, 4: 1}, present, {0, 1}, False) == {0: 2, 1: 2}
+    assert movers(few, {**known, 4: 1}, present, {0, 1}, True) == {0: 2, 1: 2, 3: 1}
+
+
+def test_a_trigger_waits_until_enough_clients_have_new_data(digits: Path, tmp_path: Path) -> None:
+    """Client 0 has one task less, so the second stage has but two movers."""
+    trigger = {"new_data": 3}
+    experiment = tiny_experiment(schedule={**OPEN, "rounds": 1}, trigger=trigger)
+    data = tmp_path / "data"
+    shutil.copytree(digits, data)
+    forget_last_task(data / "0")
+    run_in_process(experiment, data, tmp_path / "run")
+    assert growths_of(tmp_path / "run") == [(0, [[0, 1], [1, 1], [2, 1]])]
+
+
+def forget_last_task(client: Path) -> None:
+    """Let a client have one task less."""
+    about = json.loads((client / "client.json").read_text())
+    about["tasks"].pop()
+    (client / "client.json").write_text(json.dumps(about))
+
+
+# --- what comes -----------------------------------------------------------------------------------
+
+
+def arrays_in(place: Path, labels: list[int], seed: int) -> Path:
+    """Write a task of noise, six examples to train on of each label and two to test on."""
+    place.mkdir(parents=True)
+    rng = np.random.default_rng(seed)
+    for part, count in (("train", 6), ("test", 2)):
+        y = np.repeat(np.array(labels, dtype=np.int64), count)
+        np.save(place / f"{part}_y.npy", y)
+        np.save(place / f"{part}_x.npy", rng.integers(0, 256, (len(y), 1, 8, 8), dtype=np.uint8))
+    return place
+
+
+def opened(data: Path, out: Path, at_rest: str = "pause", **options: Any) -> dict[str, Any] | None:
+    """Go on with an open run of two clients, of which the first brings tasks."""
+    schedule = {**OPEN, "rounds": 1, "clients": 2}
+    method = options.pop("method", "fedavg")
+    experiment = tiny_experiment(method=method, schedule=schedule, data={"name": "digits"})
+    experiment = experiment.model_copy(update={"scenario": None, "data": None})
+    try:
+        return run_in_process(experiment, data, out, resume=True, at_rest=at_rest, **options)
+    except RunPaused:
+        return None
+
+
+@pytest.fixture
+def own(digits: Path, tmp_path: Path) -> Path:
+    """Two clients' data that no config dealt out, each with one task."""
+    for client in "01":
+        shutil.copytree(digits / client, tmp_path / "data" / client)
+        about = json.loads((tmp_path / "data" / client / "client.json").read_text())
+        del about["tasks"][1:], about["partition"]
+        (tmp_path / "data" / client / "client.json").write_text(json.dumps(about))
+        shutil.rmtree(tmp_path / "data" / client / "task-1")
+    return tmp_path / "data"
+
+
+class Killed(BaseException):
+    """The process dies at this point."""
+
+
+class Dies:
+    """Ends the process before its n-th order; at None never."""
+
+    def __init__(self, at: int | None) -> None:
+        self.left = at
+
+    def __call__(self, order: Any) -> None:
+        if self.left is not None:
+            self.left -= 1
+            if self.left < 0:
+                raise Killed
+
+
+def grown(data: Path, out: Path, kills: dict[int, int], method: str) -> dict[str, Any]:
+    """Run while tasks come, some with new classes; old training data go once they were learned.
+
+    Args:
+        data: of the clients.
+        out: the run directory.
+        kills: after how many orders the process dies, in which of the stretches between tasks.
+        method: what is run.
+    """
+    summary = None
+    for stretch in range(6):
+        if stretch:
+            source = arrays_in(data.parent / "in" / f"{stretch}", [stretch, 8 + stretch], stretch)
+            add_task(data, stretch % 2, source)
+            for gone in data.glob(f"{stretch % 2}/task-{(stretch - 1) // 2}/train*"):
+                gone.unlink()
+        at_rest = "close" if stretch == 5 else "pause"
+        if stretch in kills:
+            with pytest.raises(Killed):
+                opened(data, out, at_rest, before=Dies(kills[stretch]), method=method)
+        summary = opened(data, out, at_rest, method=method)
+    assert summary is not None
+    return summary
+
+
+@pytest.mark.skip(reason="clients grow in the next step")
+@pytest.mark.parametrize("method", ["gldp", "fedmlp"])
+def test_a_run_that_grows_and_dies_ends_in_the_same_bits(
+    method: str, own: Path, tmp_path: Path
+) -> None:
+    """Labels 10 to 13 are new: heads and prototypes grow while training data of old tasks go."""
+    other = tmp_path / "other" / "data"
+    shutil.copytree(own, other)
+    whole = grown(own, tmp_path / "whole", {}, method)
+    kills = {0: 0, 1: 3, 2: 1, 3: 2, 4: 4, 5: 0}
+    again = grown(other, tmp_path / "again", kills, method)
+    assert again["state_sha256"] == whole["state_sha256"]
+    records = records_of(tmp_path / "whole")
+    new = [g["classes"] for record in records for g in record.get("growths", ())]
+    assert [*filter(None, new)] == [["10"], ["11"], ["12"], ["13"]]
+    assert growths_of(tmp_path / "whole") == growths_of(tmp_path / "again")
+
+
+def test_clients_that_retire_are_asked_no_more_and_may_be_forgotten(
+    own: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    opened(own, out)
+    add_task(own, 0, arrays_in(tmp_path / "in", [1, 2], 0))
+    assert opened(own, out, "close", retired=[1], forgets=True)
+    records = records_of(out)
+    assert records[-1]["growths"][0]["retired"] == [1]
+    assert [record["cohort"] for record in records] == [[0, 1], [0]]
+    with pytest.raises(RunFailed, match="nobody is left"):
+        opened(own, tmp_path / "other", retired=[0, 1])
+
+
+# --- what is taken --------------------------------------------------------------------------------
+
+
+def described(*tasks: list[int], **facts: Any) -> str:
+    counts = [{"train": task, "test": task} for task in tasks]
+    about = {"format": 1, "input_shape": [1], "num_classes": len(tasks[0]), "tasks": counts}
+    return json.dumps({**about, **facts})
+
+
+def admission(method: str = "fedavg", **schedule: Any) -> Admission:
+    """Return the admission of an open run that has begun with client 0."""
+    experiment = tiny_experiment(method=method, net="mlp", schedule={**OPEN, **schedule})
+    found = Admission.of(experiment.model_copy(update={"scenario": None, "data": None}), {})
+    found.admit(0, described([3, 3]))
+    found.settle()
+    return found
+
+
+def test_an_open_run_takes_more_tasks_and_classes_behind_those_it_knows() -> None:
+    taken = admission()
+    taken.check(0, longer := described([3, 3], [0, 4]))
+    taken.admit(0, longer)
+    taken.check(0, longer)
+    taken.check(0, described([3, 3, 0], [0, 4, 0], [1, 0, 5]))
+    taken.check(2, described([1, 1, 1]))
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (described([3, 4], [1, 1]), "had other data in its first 1 tasks"),
+        (described([3, 3], [1, 1], dataset="others"), "had other data in its first 1 tasks"),
+        (described([3, 3, 1], [1, 1, 1]), "had other data"),
+        (described([3, 3], class_names=["a", "b"]), "calls its classes"),
+        (described([3, 3], [1, 1], input_shape=[2]), "has inputs [2]"),
+        (described([3, 3, *[0] * 9], [1, 1, *[1] * 9]), "[schedule] max_classes = 10"),
+    ],
+)
+def test_what_a_client_had_stays_and_what_comes_is_bounded(text: str, line: str) -> None:
+    with pytest.raises(PayloadError) as refused:
+        admission(max_classes=10).check(0, text)
+    assert line in str(refused.value)
+
+
+def test_fewer_tasks_than_before_are_refused() -> None:
+    taken = admission()
+    taken.admit(0, described([3, 3], [1, 1]))
+    with pytest.raises(PayloadError, match="has 1 tasks, and had 2: put back its client"):
+        taken.check(0, described([3, 3]))
+
+
+def test_a_method_that_cannot_grow_refuses_new_classes_in_a_line() -> None:
+    taken = admission("fedavg", rounds=1)
+    taken._refusal = lambda problem: "it cannot"
+    with pytest.raises(PayloadError, match="has a new class '2': it cannot"):
+        taken.check(0, described([3, 3, 0], [1, 1, 1]))
+
+
+def test_the_operator_and_clients_wake_a_run_that_rests() -> None:
+    cohort = RemoteCohort(3, None, EventLog(), admission=admission())  # type: ignore[arg-type]
+    token = cohort.join(0, described([3, 3]), b"", ())
+    before = cohort.news()
+    cohort.rest(before.number, 0.0)
+    cohort.announce(0, cohort.session(0, token), longer := described([3, 3], [1, 1]))
+    cohort.steer([1], forget=True, close=True)
+    cohort.rest(before.number, None)
+    news = cohort.news()
+    assert news.descriptions == {0: longer}
+    assert (news.retired, news.forgets, news.closes) == ((1,), True, True)
+
+
+@pytest.mark.parametrize(
+    ("tables", "line"),
+    [
+        ({"schedule": {"open": True}}, 'open = true needs order = "tasks_outer"'),
+        ({"schedule": {"begin_with": 1}}, "begin_with belongs to open = true"),
+        ({"schedule": {**OPEN, "begin_with": 9}}, "begin_with = 9 exceeds clients = 3"),
+        ({"trigger": {"new_data": 2}}, "[trigger] belongs to [schedule] open = true"),
+        ({"schedule": OPEN, "evaluate": {"reference": "x"}}, "needs the rounds of a run"),
+    ],
+)
+def test_what_an_open_run_cannot_have_is_said(tables: dict[str, Any], line: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        tiny_experiment(**tables)
+    assert line in str(refused.value)
+
+
+# --- what it reports ------------------------------------------------------------------------------
+
+
+def scored(**rows: tuple[int, list[float | None]]) -> Any:
+    """Return a record with clients' present tasks and their accuracies by task."""
+    views = {c[1:]: {"task": t, "views": {"global": {"tasks": a}}} for c, (t, a) in rows.items()}
+    return {"clients": views}
+
+
+def test_forgetting_of_streams_is_that_of_each_client_over_its_own_tasks() -> None:
+    """Client 0: max(0.9, 0.7) - 0.5 and 0.8 - 0.6, mean 0.3; client 1: 0.6 - 0.5."""
+    records = [
+        scored(c0=(0, [0.9]), c1=(0, [0.4])),
+        scored(c0=(1, [0.7, 0.8]), c1=(0, [0.6]), c2=(0, [0.3])),
+        scored(c0=(2, [0.5, 0.6, 0.9]), c1=(1, [0.5, 0.1]), c2=(0, [0.2])),
+    ]
+    assert forgetting_of_streams(records, "global") == pytest.approx((0.3 + 0.1) / 2)
+    window = [*records[:2], scored(c0=(2, [None, 0.6, 0.9]))]
+    assert forgetting_of_streams(window, "global") == pytest.approx(0.2)
+
+
+def test_an_open_run_of_python_learns_when_asked(tmp_path: Path) -> None:
+    tables = {
+        "data": {"name": "digits"}, "scenario": {"kind": "iid", "tasks": 1}, "net": {"name": "mlp"},
+        "method": {"name": "fedavg"}, "schedule": {**OPEN, "rounds": 1, "clients": 2},
+    }  # fmt: skip
+    with pytest.raises(ConfigError, match="open_run needs"):
+        fedtide.open_run(tables, {"schedule.open": False}, tmp_path / "run")
+    run = fedtide.open_run(tables, out=tmp_path / "run")
+    run.learn()
+    added = run.add_task(1, arrays_in(tmp_path / "in", [3, 4], 0))
+    assert added.task == 1
+    assert growths_of(run.close().path) == [(0, [[0, 1], [1, 1]]), (1, [[1, 2]])]
