@@ -14,30 +14,6 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
 from fedmodels.config.experiment import Experiment
-from fedmodels.tensors.bundle import Problem
-from fedsrv.engine.client_profile import Profile
-from fedsrv.state.store import Store
-
-
-@dataclass(frozen=True)
-class Beginning:
-    """The problem that an open run began with."""
-
-    input_shape: tuple[int, ...]
-    classes: tuple[str, ...]
-    """Names in label order; numbers where clients state none."""
-
-    @property
-    def problem(self) -> Problem:
-        """Return it as a net is built for it."""
-        return Problem(self.input_shape, len(self.classes))
-
-    @classmethod
-    def stored(cls, store: Store, profiles: Mapping[int, Profile]) -> Self:
-        """Return what the run began with; at first, what its clients describe alike."""
-        first = next(iter(profiles.values()))
-        found = store.begin({"input_shape": first.problem.input_shape, "classes": first.classes})
-        return cls(tuple(found["input_shape"]), tuple(found["classes"]))
 
 
 @dataclass(frozen=True)
@@ -48,7 +24,7 @@ class Growth:
     tasks: Mapping[int, int] = field(default_factory=dict)
     """The number of tasks of each client that goes on to another one, or is new."""
     classes: tuple[str, ...] = ()
-    """Names of the new classes, in label order."""
+    """Names of the new classes, in label order; of the first growth, those the run begins with."""
     retired: tuple[int, ...] = ()
     """Clients that left for good."""
     forgets: bool = False

@@ -16,7 +16,7 @@ from torch import Tensor
 from fedmodels.errors import ConfigError, RunFailed
 from fedmodels.nets.cost import multiply_adds
 from fedmodels.numerics.metrics import frequency_groups
-from fedmodels.tensors.bundle import ClientId
+from fedmodels.tensors.bundle import ClientId, Problem
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.training.compression import Compression
 from fedmodels.training.method import Method
@@ -25,7 +25,7 @@ from fedmodels.training.stack_trial import check_together
 from fedsrv.engine import schedule
 from fedsrv.engine.client_profile import Profile, common_limits
 from fedsrv.engine.cohort import Trip
-from fedsrv.engine.growth import Beginning, Growth
+from fedsrv.engine.growth import Growth
 from fedsrv.engine.report_validator import ReportValidator
 from fedsrv.engine.schedule import Step, takes_part
 from fedsrv.engine.summary import check_reference
@@ -79,14 +79,21 @@ class Plan:
         return replace(self, profiles=profiles, terms=replace(self.terms, profiles=profiles))
 
     @classmethod
-    def opened(cls, method: Method, store: Store, beginning: Beginning) -> Plan:
-        """Return the plan of an open run before its first stage.
+    def opened(cls, method: Method, store: Store, first: Growth, known: Profile) -> Plan:
+        """Return the plan of an open run before its first growth.
+
+        Args:
+            method: what is run.
+            store: holds the config, and who was set aside.
+            first: names the classes that the run begins with.
+            known: a client's description; all clients have inputs of one shape.
 
         Raises:
             ConfigError: the method, or the config, does not fit an open run.
         """
         experiment = store.experiment
-        run = RunFacts(experiment, beginning.problem)
+        problem = Problem(known.problem.input_shape, len(first.classes))
+        run = RunFacts(experiment, problem)
         if experiment.method.pools_data:
             raise ConfigError("centralized has all data in one place, and an open run gets more")
         if experiment.training.together > 1:
@@ -94,16 +101,15 @@ class Plan:
         terms = ReportValidator(method, run, {}, ())
         return cls(method, run, {}, {}, (), store.aside(), terms)
 
-    def grown(self, growth: Growth, known: Mapping[int, Profile], names: Sequence[str]) -> Plan:
+    def grown(self, growth: Growth, known: Mapping[int, Profile]) -> Plan:
         """Return the plan of an open run from a growth on.
 
         Args:
             growth: what is new.
             known: what clients announced by now, or later.
-            names: of the classes that the run began with.
         """
         experiment, growths = self.run.experiment, [*self.growths, growth]
-        names = [*names, *(name for each in growths for name in each.classes)]
+        names = [name for each in growths for name in each.classes]
         tasks = {**self.tasks, **growth.tasks}
         aside = {**self.aside, **dict.fromkeys(growth.retired, growth.interaction)}
         profiles = {c: known[c].within(tasks[c], names) for c in sorted(tasks)}
@@ -124,7 +130,7 @@ class Plan:
             ),
         ]
         run = self.run
-        if growth.classes:
+        if len(names) > run.problem.num_classes:
             run = RunFacts(experiment, replace(run.problem, num_classes=len(names)))
         terms = self.terms.grown(run, profiles, steps)
         return Plan(self.method, run, profiles, tasks, steps, aside, terms, growths)
@@ -184,9 +190,14 @@ class Plan:
         return multiply_adds(self.run.make_net(), self.run.problem.input_shape)
 
     @cached_property
-    def new_classes(self) -> tuple[str, ...]:
-        """Names of the classes since the run's beginning, in label order."""
+    def classes(self) -> tuple[str, ...]:
+        """Of an open run: the names of its classes, in label order."""
         return tuple(name for growth in self.growths for name in growth.classes)
+
+    @property
+    def new_classes(self) -> tuple[str, ...]:
+        """Of an open run: the names of the classes that it did not begin with."""
+        return self.classes[len(self.growths[0].classes) :] if self.growths else ()
 
     def resting(self, interaction: int) -> set[int]:
         """Return the clients that have had all rounds of their present task by an interaction."""

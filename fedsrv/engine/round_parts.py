@@ -21,7 +21,7 @@ from fedsrv.engine.plan import Plan
 from fedsrv.engine.reduction import Reduced, reduced
 from fedsrv.engine.rows import add_wire, put_scores, record_of
 from fedsrv.engine.schedule import Step
-from fedsrv.engine.scores import Scores
+from fedsrv.engine.scores import Scores, accuracy_over
 from fedsrv.engine.summary import summarise
 from fedsrv.state.record import Record
 
@@ -236,6 +236,20 @@ class RoundParts:
         add_wire(record, results)
         self._fill_in(step, record, scores)
         self.store.add_scores(record)
+
+    def accuracy_on(self, step: Step, clients: Sequence[int], state: ServerState) -> float | None:
+        """Return the mean accuracy of clients' received models on their tasks of a step.
+
+        None where nobody has test data of that task.
+        """
+        ctx = self.context(step, tuple(clients))
+        common, personal = evaluation(self.method, ctx, state)
+        view = "after_downlink" if "after_downlink" in self.method.views else "global"
+        orders = self._orders(ctx, rpc.ORDER_KIND_EVALUATE, clients, [view])
+        scores = Scores()
+        scores.add(self._asked(orders, common, personal).by_client)
+        found = scores.of(view)
+        return accuracy_over(found[c].get(f"task/{step.task_of(c)}") for c in found)
 
     def _fill_in(self, step: Step, record: Record, scores: Scores) -> None:
         """Put scores into a record."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from fedsrv.engine.client_profile import untrained
 from fedsrv.engine.cohort import Answers, Cohort, StateLost
 from fedsrv.engine.commits import Commits, back_before_the_odd
 from fedsrv.engine.odd_uploads import check_left, far_out
-from fedsrv.engine.plan import Plan
+from fedsrv.engine.plan import Plan, describe
 from fedsrv.engine.round_parts import RoundParts
 from fedsrv.engine.schedule import Step
 from fedsrv.engine.scores import Scores
@@ -81,6 +81,7 @@ class Engine:
                 self.method, self.store, self.cohort, self.events, descriptions, self.at_rest
             )
             plan = self.stages.plan_at(self.store.committed)
+            describe(self.store, plan.profiles)
         else:
             plan = Plan.of(self.method, self.store, descriptions)
         if not self.experiment.method.pools_data and (line := untrained(plan.profiles)):
@@ -123,7 +124,7 @@ class Engine:
             plan = rounds.parts.plan
             if interaction >= len(plan.steps):
                 rounds.parts.commits.settle()  # what comes may come much later
-            following = self.stages.following(plan, interaction)
+            following = self.stages.following(plan, interaction, rounds.score_ahead)
             if following is None:
                 return
             if following is not plan:
@@ -149,6 +150,16 @@ class Rounds:
         if any(growth.retired for growth in new):  # nobody waits for their states any more
             self.parts.commits.settle()
             self.parts.commits.remember(plan, self.parts.store.committed)
+
+    def score_ahead(self, plan: Plan, clients: Sequence[int]) -> float | None:
+        """Return the accuracy of present models on the tasks that a plan would begin with."""
+        kept = self.parts.plan
+        state = grow_server(self.parts.method, kept.run, plan.run, self.state)
+        self.parts.plan = plan
+        try:
+            return self.parts.accuracy_on(plan.steps[-1], clients, state)
+        finally:
+            self.parts.plan = kept
 
     def interact(self, step: Step) -> None:
         """Do one interaction."""

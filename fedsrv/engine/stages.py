@@ -8,19 +8,22 @@ and goes on with the plan that follows from it. Where no round is due, it waits 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
 from fedmodels.errors import RunFailed
 from fedmodels.training.method import Method
 from fedsrv.engine.client_profile import Profile, clients_text
 from fedsrv.engine.cohort import Cohort, News
-from fedsrv.engine.growth import Beginning, Growth, movers, new_classes
+from fedsrv.engine.growth import Growth, movers, new_classes
 from fedsrv.engine.plan import Plan, describe
 from fedsrv.engine.schedule import takes_part
 from fedsrv.events import EventLog
 from fedsrv.state.store import Store
 
+Ahead = Callable[[Plan, Sequence[int]], float | None]
+"""Returns the accuracy of clients' present models on the tasks that a plan begins for them."""
 AtRest = Literal["wait", "close", "pause"]
 """What a run does that has nothing to learn: wait for news, end, or stop where it is."""
 LINE_EVERY_S = 3600.0
@@ -58,55 +61,63 @@ class Stages:
         self.method, self.store, self.cohort, self.events = method, store, cohort, events
         self.at_rest, self._clock = at_rest, clock
         self._texts: dict[int, str] = {}
+        self._looked_at: Mapping[int, int] = {}
+        """The tasks that present models were last scored on before anybody trained on them."""
         self.known: dict[int, Profile] = {}
         """What each client announced, its classes in its own order."""
         self._learn(store.profiles())
         self._learn(descriptions)
-        self.beginning = Beginning.stored(store, self.known)
-        cohort.begin(self.beginning.classes)
         self.growths = [Growth.from_json(found) for found in store.growths()]
+        if not self.growths:
+            self._store(self._first())
+        cohort.begin(self.growths[0].classes)
 
     # --- plans ------------------------------------------------------------------------------------
 
     def plan_at(self, interaction: int) -> Plan:
         """Return the plan that an interaction was done by, or the first one."""
-        plan = Plan.opened(self.method, self.store, self.beginning)
+        some = next(iter(self.known.values()))
+        plan = Plan.opened(self.method, self.store, self.growths[0], some)
         for growth in self.growths:
             if growth.interaction <= max(interaction, 0):
-                plan = self._grown(plan, growth)
-        return plan if plan.growths else self._begun(plan)
+                plan = plan.grown(growth, self.known)
+        return plan
 
-    def _begun(self, plan: Plan) -> Plan:
-        """Return the plan of the first stage."""
-        beginners = [c for c in self.known if c in self.store.experiment.schedule.beginners]
+    def _first(self) -> Growth:
+        """Return what the run begins with."""
+        beginners = sorted(self.known.keys() & {*self.store.experiment.schedule.beginners})
         if not beginners:
             raise RunFailed("no client that an open run could begin with has joined")
-        return self._stored(plan, Growth(0, dict.fromkeys(sorted(beginners), 1)))
+        return Growth(0, dict.fromkeys(beginners, 1), self.known[beginners[0]].classes)
 
-    def _grown(self, plan: Plan, growth: Growth) -> Plan:
-        return plan.grown(growth, self.known, self.beginning.classes)
+    def _store(self, growth: Growth) -> None:
+        self.store.grow(growth.to_json())
+        self.growths.append(growth)
 
     def _stored(self, plan: Plan, growth: Growth) -> Plan:
         """Store a growth, tell it, and return the plan from it on."""
-        self.store.grow(growth.to_json())
-        self.growths.append(growth)
-        if plan.growths:
-            self.events.tell("note", line=f"the run goes on: {_line_of(growth, plan.tasks)}")
-        grown = self._grown(plan, growth)
+        self._store(growth)
+        self.events.tell("note", line=f"the run goes on: {_line_of(growth, plan.tasks)}")
+        grown = plan.grown(growth, self.known)
         describe(self.store, grown.profiles)
         return grown
 
     # --- what comes next --------------------------------------------------------------------------
 
-    def following(self, plan: Plan, interaction: int) -> Plan | None:
+    def following(self, plan: Plan, interaction: int, ahead: Ahead) -> Plan | None:
         """Return the plan of an interaction that comes next; None if the run is to end.
+
+        Args:
+            plan: that of the interaction before.
+            interaction: the one that comes next.
+            ahead: scores the present models on the tasks that some clients would begin.
 
         Raises:
             RunPaused: nothing is to be learned, and the run does not wait.
         """
         replayed = [g for g in self.growths[len(plan.growths) :] if g.interaction == interaction]
         for stored in replayed:
-            plan = self._grown(plan, stored)
+            plan = plan.grown(stored, self.known)
         if replayed and interaction < len(plan.steps):
             return plan
         since, told = self._clock(), False
@@ -116,7 +127,7 @@ class Stages:
             if news.closes:
                 return None
             waited = self._clock() - since
-            if growth := self._growth_of(plan, interaction, news, waited):
+            if growth := self._growth_of(plan, interaction, news, waited, ahead):
                 plan = self._stored(plan, growth)
             if interaction < len(plan.steps):
                 return plan
@@ -138,26 +149,45 @@ class Stages:
             for client, text in new.items():
                 self.store.add_profile(client, text)
 
-    def _growth_of(self, plan: Plan, interaction: int, news: News, waited: float) -> Growth | None:
+    def _growth_of(
+        self, plan: Plan, interaction: int, news: News, waited: float, ahead: Ahead
+    ) -> Growth | None:
         """Return what the run grows by at an interaction; None if that is not due."""
-        experiment = self.store.experiment
         retired = tuple(c for c in news.retired if c in plan.tasks and c not in plan.aside)
         aside = {**plan.aside, **dict.fromkeys(retired, interaction)}
         if plan.tasks.keys() <= aside.keys():
             raise RunFailed("every client of the run has retired: nobody is left")
-        known = {c: p.num_tasks for c, p in self.known.items() if takes_part(c, interaction, aside)}
         moving, is_idle = {}, interaction >= len(plan.steps)
         if not self.method.learns_at_task_end or is_idle:
-            moving = movers(experiment, known, plan.tasks, plan.resting(interaction), is_idle)
-        every_s = experiment.begins.every_s
-        is_time = every_s is not None and waited >= every_s
-        if len(moving) < (1 if is_time else experiment.begins.new_data):
-            moving = {}
-        if not moving and not retired:
-            return None
-        classes = [*self.beginning.classes, *plan.new_classes]
-        added = new_classes(classes, [self.known[c].classes for c in moving])
-        return Growth(interaction, moving, added, retired, bool(retired) and news.forgets)
+            known = {
+                c: p.num_tasks for c, p in self.known.items() if takes_part(c, interaction, aside)
+            }
+            resting = plan.resting(interaction)
+            moving = movers(self.store.experiment, known, plan.tasks, resting, is_idle)
+        added = new_classes(plan.classes, [self.known[c].classes for c in moving])
+        forgets = bool(retired) and news.forgets
+        found = Growth(interaction, moving, added, retired, forgets)
+        if self._is_due(plan, found, waited, is_idle, ahead):
+            return found
+        return replace(found, tasks={}, classes=()) if retired else None
+
+    def _is_due(
+        self, plan: Plan, growth: Growth, waited: float, is_idle: bool, ahead: Ahead
+    ) -> bool:
+        """Tell whether ``[trigger]`` lets clients go on."""
+        begins, moving = self.store.experiment.begins, growth.tasks
+        if not moving or len(moving) >= begins.new_data:
+            return bool(moving)
+        if begins.every_s is not None and waited >= begins.every_s:
+            return True
+        if begins.score_drop is None or not is_idle or moving == self._looked_at:
+            return False
+        self._looked_at = moving
+        accuracy = ahead(plan.grown(growth, self.known), sorted(moving))
+        record = self.store.record(self.store.committed)
+        before = record["metrics"] if record else {}
+        known = before.get("a_loc_received", before.get("a_glo"))
+        return accuracy is not None and known is not None and known - accuracy >= begins.score_drop
 
     # --- rest -------------------------------------------------------------------------------------
 

@@ -158,6 +158,8 @@ def _write(
         text = json.dumps(experiment.to_dict(), sort_keys=True)
         ledger.set_facts(experiment=text, **facts)
         for record in records:
+            for growth in record.get("growths", ()):
+                ledger.grow(growth)
             ledger.append(record, None)
         ledger.db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         ledger.db.execute("PRAGMA journal_mode=DELETE")

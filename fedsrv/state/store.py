@@ -308,14 +308,6 @@ class Store:
 
     # --- open runs --------------------------------------------------------------------------------
 
-    def begin(self, problem: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the problem that an open run began with; the first call stores it."""
-        found = self._ledger.fact("beginning", dict)
-        if found is None:
-            with writing(self.path):
-                self._ledger.set_facts(beginning=json.dumps(problem))
-        return dict(problem if found is None else found)
-
     def growths(self) -> list[dict[str, Any]]:
         """Return how an open run grew so far, in order (:mod:`fedsrv.engine.growth`)."""
         return self._ledger.growths()

@@ -18,6 +18,7 @@ from fedsrv.engine.growth import movers
 from fedsrv.engine.stages import RunPaused
 from fedsrv.engine.summary import forgetting_of_streams
 from fedsrv.events import EventLog
+from fedsrv.state.recovery import recover
 from fedsrv.transport.remote_cohort import RemoteCohort
 from fedtide.inprocess import run_in_process
 from tests.conftest import records_of, tiny_experiment
@@ -75,6 +76,21 @@ def test_who_goes_on_has_had_all_rounds_of_the_present_task() -> None:
     assert movers(few, {**known, 4: 1}, present, {0, 1}, True) == {0: 2, 1: 2, 3: 1}
 
 
+def test_a_run_whose_database_is_gone_goes_on_from_its_records(
+    digits: Path, tmp_path: Path
+) -> None:
+    experiment = tiny_experiment(schedule=OPEN)
+    whole = run_in_process(experiment, digits, tmp_path / "whole", facts=True)
+    out = tmp_path / "run"
+    with pytest.raises(Killed):
+        run_in_process(experiment, digits, out, before=Dies(17), facts=True)
+    for file in out.glob("run.db*"):
+        file.unlink()
+    recover(out, lambda line: None)
+    again = run_in_process(experiment, digits, out, resume=True)
+    assert again["state_sha256"] == whole["state_sha256"]
+
+
 def test_a_trigger_waits_until_enough_clients_have_new_data(digits: Path, tmp_path: Path) -> None:
     """Client 0 has one task less, so the second stage has but two movers."""
     trigger = {"new_data": 3}
@@ -84,6 +100,18 @@ def test_a_trigger_waits_until_enough_clients_have_new_data(digits: Path, tmp_pa
     forget_last_task(data / "0")
     run_in_process(experiment, data, tmp_path / "run")
     assert growths_of(tmp_path / "run") == [(0, [[0, 1], [1, 1], [2, 1]])]
+
+
+@pytest.mark.parametrize(("drop", "goes_on"), [(0.05, True), (0.9, False)])
+def test_models_that_fail_on_new_data_are_a_reason_to_go_on(
+    drop: float, goes_on: bool, own: Path, tmp_path: Path
+) -> None:
+    """Client 0 alone has a new task, of noise; two are needed unless models fail on it."""
+    trigger = {"new_data": 2, "score_drop": drop}
+    add_task(own, 0, arrays_in(tmp_path / "in", [1, 2], 0))
+    opened(own, tmp_path / "run", "close", trigger=trigger, rounds=8)
+    stages = growths_of(tmp_path / "run")
+    assert [tasks for _, tasks in stages[1:]] == ([[[0, 2]]] if goes_on else [])
 
 
 def forget_last_task(client: Path) -> None:
@@ -109,9 +137,9 @@ def arrays_in(place: Path, labels: list[int], seed: int) -> Path:
 
 def opened(data: Path, out: Path, at_rest: str = "pause", **options: Any) -> dict[str, Any] | None:
     """Go on with an open run of two clients, of which the first brings tasks."""
-    schedule = {**OPEN, "rounds": 1, "clients": 2}
-    method = options.pop("method", "fedavg")
-    experiment = tiny_experiment(method=method, schedule=schedule, data={"name": "digits"})
+    schedule = {**OPEN, "rounds": options.pop("rounds", 1), "clients": 2}
+    tables = {name: options.pop(name) for name in ("method", "trigger") if name in options}
+    experiment = tiny_experiment(schedule=schedule, **tables)
     experiment = experiment.model_copy(update={"scenario": None, "data": None})
     try:
         return run_in_process(experiment, data, out, resume=True, at_rest=at_rest, **options)
