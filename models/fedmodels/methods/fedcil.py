@@ -207,7 +207,8 @@ class FedCIL(FedAvg):
             return state
         weights, clients = mean.common.weights, dict(state.clients)
         for client, upload in uploads.items():
-            clients[client] = _update_kept(clients.get(client), upload, ctx)
+            task = ctx.task_of(client)
+            clients[client] = _update_kept(clients.get(client), upload, ctx.interaction, task)
         extra = {k: t for role in ROLES for k, t in of_role(weights, role).items()}
         own = Bundle(weights=extra, histogram=add_answered(ctx, state.own.histogram, uploads))
         return ServerState(Bundle(weights=without(weights, *ROLES)), own, clients)
@@ -380,16 +381,16 @@ def _endless(ctx: ClientContext, n: int) -> Iterator[Tensor]:
     ctx.skipped = n
 
 
-def _update_kept(held: Bundle | None, upload: Bundle, ctx: ServerContext) -> Bundle:
+def _update_kept(held: Bundle | None, upload: Bundle, interaction: int, task: int) -> Bundle:
     """Return what the server keeps of a client: its generators, and the classes they know."""
     tensors = {k: t.clone() for k, t in part_of(upload.weights, "generator").items()}
     generators = dict(held.generators) if held else {}
-    if held is not None and held.scalars["task"] != ctx.task:
+    if held is not None and held.scalars["task"] != task:
         generators[LAST] = generators[NOW]
-    generators[NOW] = GeneratorState(ctx.interaction, tensors)
+    generators[NOW] = GeneratorState(interaction, tensors)
     assert upload.histogram is not None
     label_counts = Histogram(*((t > 0).to(torch.int32) for t in vars(upload.histogram).values()))
-    return Bundle(generators=generators, histogram=label_counts, scalars={"task": float(ctx.task)})
+    return Bundle(generators=generators, histogram=label_counts, scalars={"task": float(task)})
 
 
 def _extra(source: nn.Module, generator: nn.Module) -> Weights:

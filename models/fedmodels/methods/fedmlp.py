@@ -114,10 +114,10 @@ class FedMLP(FedAvg):
         mean = super().aggregate(ctx, state, uploads).common.weights
         found = mean_class_prototypes(ctx.run, uploads)  # eq. 3
         g = moved(state.common.prototypes["class"], found, 0.0)  # eq. 4
-        counts = levels.class_counts(ctx, uploads)  # every (client, task) counts once
+        own = levels.class_counts(ctx, state.own.weights, uploads)  # a (client, task) counts once
         prototypes = {**state.common.prototypes, "class": g}
         common = Bundle({**state.common.weights, **mean}, prototypes)
-        return ServerState(common, Bundle({**state.own.weights, **counts}), state.clients)
+        return ServerState(common, Bundle(own), state.clients)
 
     def finish(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> Reduced:
         classes, g = ctx.run.problem.num_classes, state.common.prototypes["class"]

@@ -24,6 +24,8 @@ from fedmodels.training.run import RunFacts
 CLUSTER, MINORITY = "levels/cluster", "levels/minority"
 COUNTS = "counts/"
 """In the server's own state, before client and task: examples of each class."""
+EARLIER = "earlier"
+"""In the place of a task: all tasks before a client's present one."""
 
 
 def levels_of(cluster: Tensor, minority: Iterable[int], num_classes: int) -> Weights:
@@ -69,14 +71,34 @@ def semantic_by_class(ctx: ClientContext, payload: Bundle) -> ByClass:
     return ByClass(found.vectors, found.known & rare)
 
 
-def class_counts(ctx: ServerContext, uploads: Mapping[int, Bundle]) -> Weights:
-    """Return the examples of each class that clients report for this task, (K,) int32 each."""
-    found = {}
+def class_counts(ctx: ServerContext, before: Weights, uploads: Mapping[int, Bundle]) -> Weights:
+    """Return the server's own weights with the examples of each class that clients report now.
+
+    They are (K,) int32 for each client and task. In an open run no client goes back to a task, and
+    those of its earlier tasks are one sum.
+
+    Args:
+        ctx: where in the run.
+        before: the server's own weights.
+        uploads: class prototypes with counts.
+    """
+    found = dict(before)
     for client, upload in uploads.items():
         rows = upload.prototypes["class"]
         counts = torch.zeros(ctx.run.problem.num_classes, dtype=torch.int32)
         counts[rows.labels.long()] = rows.counts
-        found[f"{COUNTS}{client}/{ctx.task}"] = counts
+        found[f"{COUNTS}{client}/{ctx.task_of(client)}"] = counts
+    return _folded(found, ctx.tasks) if ctx.tasks else found
+
+
+def _folded(weights: Weights, tasks: Mapping[int, int]) -> Weights:
+    """Return weights in which each client has counts of its present task and of all before it."""
+    found = dict[str, Tensor]()
+    for name, tensor in weights.items():
+        client, _, task = name.removeprefix(COUNTS).partition("/")
+        if name.startswith(COUNTS) and task != str(tasks.get(int(client), task)):
+            name = f"{COUNTS}{client}/{EARLIER}"
+        found[name] = found[name] + tensor if name in found else tensor
     return found
 
 

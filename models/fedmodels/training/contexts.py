@@ -81,6 +81,10 @@ class ServerContext(HasPosition):
     tell: Callable[[str, int, int, float], None] = lambda what, step, of, loss: None
     """Reports the progress of long work on the server: what, step, number of steps, loss."""
 
+    def task_of(self, client: int) -> int:
+        """Return the task that a client of the cohort trains on."""
+        return self.tasks.get(client, self.task)
+
     def generator(self, purpose: str = "method") -> torch.Generator:
         """Return a fresh generator of this interaction for one purpose."""
         seed = derive_seed(self.run.experiment.seed, "server", self.interaction, purpose)

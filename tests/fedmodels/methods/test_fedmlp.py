@@ -23,7 +23,13 @@ from fedmodels.numerics.algebra import cluster, nearest
 from fedmodels.numerics.distances import divergence, smooth_l1
 from fedmodels.numerics.metrics import minority_classes
 from fedmodels.numerics.prototypes import ByClass
-from fedmodels.techniques.levels import CLUSTER, MINORITY
+from fedmodels.techniques.levels import (
+    CLUSTER,
+    MINORITY,
+    class_counts,
+    grown_levels,
+    minority_by_counts,
+)
 from fedmodels.tensors.archive import load_named
 from fedmodels.tensors.bundle import Bundle, Problem, Prototypes
 from fedmodels.training.contexts import ServerContext
@@ -585,3 +591,44 @@ def test_what_leaves_can_be_clipped_blurred_and_held_back(digits):
             assert not any(torch.equal(sent[k][0], held[k][0]) for k in held)
         else:
             assert sent.keys() == {k for k, (_, count) in held.items() if count > fewest}
+
+
+# --- runs without a known end ---------------------------------------------------------------------
+
+
+def counted(client, task, *counts):
+    """Return an upload with examples of classes 0, 1, … and its context in an open run."""
+    run = RunFacts(tiny_experiment(), Problem((1, 8, 8), len(counts)))
+    rows = {k: (torch.zeros(1), n) for k, n in enumerate(counts) if n}
+    upload = Bundle(prototypes={"class": Prototypes.of(rows, 1)})
+    ctx = ServerContext(run, Position(0, 0, 5), (client,), tasks={client: task})
+    return ctx, {client: upload}
+
+
+def test_counts_of_earlier_tasks_are_one_sum_by_hand():
+    """Client 7 reports (2, 1) on task 0, twice; (0, 4) on task 1; (1, 0) on task 3.
+
+    Every task counts once: 2 + 0 and 1 + 4 of the earlier ones, then (1, 0). Client 8 has (9, 0).
+    """
+    own = {}
+    reports = [(7, 0, 2, 1), (8, 0, 9, 0), (7, 0, 2, 1), (7, 1, 0, 4), (7, 3, 1, 0)]
+    for client, task, *counts in reports:
+        ctx, uploads = counted(client, task, *counts)
+        own = class_counts(ctx, own, uploads)
+        assert len([name for name in own if name.startswith("counts/7/")]) <= 2
+    assert {name: found.tolist() for name, found in own.items()} == {
+        "counts/7/earlier": [2, 5],
+        "counts/7/3": [1, 0],
+        "counts/8/0": [9, 0],
+    }
+    assert minority_by_counts(own) == [1]  # 5 of 17
+    closed, uploads = counted(7, 0, 1, 1)
+    kept = class_counts(replace(closed, tasks={}), own, uploads)  # a client may come back to a task
+    assert kept.keys() == {*own, "counts/7/5"}
+
+
+def test_the_ninth_class_takes_another_byte_of_the_minority():
+    held = {MINORITY: torch.tensor([3], dtype=torch.uint8), "counts/7/0": torch.arange(8)}
+    found = grown_levels({**held, "another": torch.zeros(8)}, 9)
+    wanted = {MINORITY: [3, 0], "counts/7/0": [*range(8), 0]}
+    assert {name: kept.tolist() for name, kept in found.items()} == wanted

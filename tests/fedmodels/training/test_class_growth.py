@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
+import pytest
 import torch
 from torch import Tensor
 
 from fedmodels.config.experiment import Experiment
+from fedmodels.errors import ConfigError
+from fedmodels.methods import make
+from fedmodels.methods.fedavg import FedAvg
+from fedmodels.methods.fedcil import LABELLED
+from fedmodels.tensors.archive import save
 from fedmodels.tensors.bundle import Bundle, ClientId, Problem
-from fedmodels.training.class_growth import grow_client, grow_server
+from fedmodels.training.class_growth import check_grows, grow_client, grow_server
+from fedmodels.training.compression import RESIDUAL, Compression
 from fedmodels.training.contexts import ClientContext, ServerState
 from fedmodels.training.hooks import as_uploads, broadcast, init_client, init_server, reduce
 from fedmodels.training.loop import train_locally
@@ -20,15 +28,13 @@ from fedmodels.training.returned import check_upload
 from fedmodels.training.run import RunFacts
 from fedpb.codec import merged
 from fedtide.testing.case import bytes_of, states_of
-from fedtide.testing.trial import method_of, server_context
-from tests.fedmodels.methods.test_conformance import EVERY_CASE, experiment_for
+from fedtide.testing.trial import method_of, server_context, tiny_experiment
+from tests.fedmodels.methods.test_conformance import ALIGNED, CASES, experiment_for
 
 SHAPE = (1, 8, 8)
-EARLIER, LATER = 3, 5
-"""Classes before and after."""
+EARLIER, LATER = 2, 4
+"""Classes before and after; as many before as clients, so that the two could be mixed up."""
 CLIENTS = (0, 1)
-BY_LABEL = ("prototypes/", "generators/", "weights/levels/cluster")
-"""What begins empty, and comes to have parts by class."""
 
 
 @dataclass
@@ -115,44 +121,241 @@ class World:
         return {**dict(self.server.named()), **{f"client {c}": s for c, s in self.clients.items()}}
 
 
-def assert_begins_with(found: Bundle, kept: Bundle, where: str) -> None:
-    """Every tensor begins with what it was."""
-    tensors = found.by_key()
-    assert tensors.keys() == kept.by_key().keys(), where
-    for key, tensor in kept.by_key().items():
-        part = tensors[key][tuple(slice(n) for n in tensor.shape)]
-        assert torch.equal(part, tensor), (where, key)
+READINGS = [
+    ("gldp", {"eval_model": "stage_mean"}),
+    ("fedper", {"eval_upload_head": True}),
+    ("fedrep", {"heads": "round"}),
+]
+"""Beside those of the conformance tests: what else changes the states."""
 
 
-@EVERY_CASE
+@pytest.mark.parametrize("case", [*CASES, *READINGS], ids=str)
 def test_the_states_of_every_method_grow(case: tuple[str, dict[str, Any]]) -> None:
-    world = World.begun(experiment_for(case))
+    small = {"net": {**ALIGNED, "blocks": 1, "prototypes": [4]}} if case[0] == "fedali" else {}
+    optimizer = "adam" if case[0] == "af-fcl" else "sgd"  # its moments are kept
+    world = World.begun(experiment_for(case, training={"optimizer": optimizer}, **small))
     world.interact()
     world.interact()
-    before, after, fresh = (
-        world.scores(),
-        world.grown(LATER),
-        World.begun(world.run.experiment, LATER),
-    )
-    small = World.begun(world.run.experiment).bundles()
-    for where, kept in world.bundles().items():
-        found = after.bundles()[where]
-        if case[0] != "fedcil":  # its generators see a label where they saw noise
-            assert_begins_with(found, kept, where)
-        wanted = fresh.bundles().get(where, Bundle()).by_key()
-        for key, form in small.get(where, Bundle()).by_key().items():
-            if not key.startswith(BY_LABEL):
-                assert found.by_key()[key].shape == wanted[key].shape, (where, key)
-                assert kept.by_key()[key].shape == form.shape, (where, key)
-
+    before, after = world.scores(), world.grown(LATER)
+    _check_bundles(world, after, begins_alike=case[0] != "fedcil")
     in_steps = world.grown(EARLIER + 1, LATER)
     assert states_of(in_steps.server) == states_of(after.server)
     assert bytes_of(*in_steps.clients.values()) == bytes_of(*after.clients.values())
-
     for rule, scores in after.scores().items():
         assert scores.shape[1] == LATER
         if rule != "mixture":  # a mean of probabilities, which sum to 1 over all classes
-            # the same weights, but a library adds products of five columns in another order
+            # the same weights, but a library may add up more columns in another order
             torch.testing.assert_close(scores[:, :EARLIER], before[rule], rtol=1e-5, atol=1e-6)
     after.interact()
-    assert after.scores()["net"].shape[1] == LATER
+    assert all(scores.shape[1] == LATER for scores in after.scores().values())
+
+
+def _check_bundles(world: World, after: World, *, begins_alike: bool) -> None:
+    """Check the bits of earlier classes, and the shapes against those of a run of all classes."""
+    of_few, of_many = (
+        World.begun(world.run.experiment, classes).bundles() for classes in (EARLIER, LATER)
+    )
+    for where, kept in world.bundles().items():
+        found, form = after.bundles()[where].by_key(), of_few.get(where, Bundle()).by_key()
+        assert found.keys() == kept.by_key().keys()
+        for key, tensor in kept.by_key().items():
+            part = found[key][tuple(slice(n) for n in tensor.shape)]
+            # FedCIL's generators see a label where they saw noise
+            assert torch.equal(part, tensor) or (not begins_alike and LABELLED in key), (where, key)
+            if key in form and form[key].shape == tensor.shape:
+                assert found[key].shape == of_many[where].by_key()[key].shape, (where, key)
+
+
+def test_a_client_that_goes_on_while_another_stays_has_another_last_generator() -> None:
+    """The server reads from its own copies which generator is the last one of an earlier task."""
+    world = World.begun(experiment_for(("fedcil", {"md_iter": 0})))
+    sent = {
+        c: train_locally(world.method, world.context(c), payload, world.clients[c]).upload
+        for c, payload in world.payloads().items()
+    }
+    ctx, state = server_context(world.run, 0, CLIENTS), world.server
+    for tasks in ({0: 0, 1: 0}, {0: 1, 1: 0}):
+        state = world.method.aggregate(
+            replace(ctx, tasks=tasks), state, as_uploads(world.method, sent)
+        )
+    assert [sorted(state.clients[c].generators) for c in CLIENTS] == [["last", "now"], ["now"]]
+
+
+def test_nothing_new_is_the_same_object() -> None:
+    world = World.begun(tiny_experiment())
+    again = replace(world.run)
+    assert grow_server(world.method, world.run, again, world.server) is world.server
+    assert grow_client(world.method, world.run, again, 0, world.clients[0]) is world.clients[0]
+
+
+# --- by hand --------------------------------------------------------------------------------------
+
+NETS = """
+import torch
+from torch import nn
+
+class Ruled(nn.Module):
+    '''Row k of the head for K classes is 10 K + k.'''
+    def __init__(self, num_classes, input_shape):
+        super().__init__()
+        self.features = nn.Sequential(nn.Flatten(), nn.Linear(64, 1))
+        self.head = nn.Linear(1, num_classes, bias=False)
+        rows = 10.0 * num_classes + torch.arange(num_classes)
+        self.head.weight.data = rows[:, None]
+
+class Wide(nn.Module):
+    def __init__(self, num_classes, input_shape):
+        super().__init__()
+        self.features = nn.Sequential(nn.Flatten(), nn.Linear(64, 2 * num_classes))
+        self.head = nn.Linear(2 * num_classes, num_classes)
+
+class Cooled(nn.Module):
+    def __init__(self, num_classes, input_shape):
+        super().__init__()
+        self.classes, self.inner = num_classes, nn.Sequential(nn.Flatten(), nn.Linear(64, 2))
+        self.head = nn.Linear(2, num_classes)
+
+    def features(self, x):
+        return self.inner(x) * self.classes
+"""
+
+
+@pytest.fixture(scope="module")
+def nets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("nets") / "nets.py"
+    file.write_text(NETS, "utf-8")
+    return file
+
+
+def test_rows_by_hand(nets: Path) -> None:
+    """Class 2 gets the last row for 3 classes, 30 + 2; class 3 the last one for 4, 40 + 3.
+
+    The trained rows 7 and 8 stay. A client still owes -1 and 5 of them, and nothing of new ones.
+    Newcomers begin with the rows of a run of 2 classes, 20 and 21, and with the same new rows.
+    """
+    experiment = tiny_experiment(
+        net={"name": f"{nets}:Ruled"}, method={"name": "fedper"}, compression={"up": "top-k"}
+    )
+    world = World.begun(experiment)
+    now, method = world.run.for_classes(LATER), world.method
+    heads = {"head/weight": torch.tensor([[7.0], [8.0]])}
+    state = Bundle({**heads, f"{RESIDUAL}head/weight": torch.tensor([[-1.0], [5.0]])})
+    found = grow_client(method, world.run, now, 0, state).weights
+    assert found["head/weight"].flatten().tolist() == [7.0, 8.0, 32.0, 43.0]
+    assert found[f"{RESIDUAL}head/weight"].flatten().tolist() == [-1.0, 5.0, 0.0, 0.0]
+    newcomer = init_client(method, now, 0).weights["head/weight"]
+    assert newcomer.flatten().tolist() == [20.0, 21.0, 32.0, 43.0]
+    check_grows(method, world.run)
+
+
+def test_a_file_of_weights_gives_the_rows_of_its_classes(tmp_path: Path, nets: Path) -> None:
+    """The head of the file is 5 and 6; later rows are the seed's, 32 and 43."""
+    file = tmp_path / "trained.safetensors"
+    save(file, Bundle({"head/weight": torch.tensor([[5.0], [6.0]])}), {})
+    table = {"name": f"{nets}:Ruled", "weights": str(file)}
+    world = World.begun(tiny_experiment(net=table))
+    now = world.run.for_classes(LATER)
+    grown = grow_server(world.method, world.run, now, world.server).common.weights
+    for weights in (grown, now.initial_weights):
+        assert weights["head/weight"].flatten().tolist() == [5.0, 6.0, 32.0, 43.0]
+    check_grows(world.method, world.run)
+
+
+def test_a_later_run_knows_its_own_width_and_forms() -> None:
+    """What a process derives once of a run is derived anew of the later one."""
+    experiment = tiny_experiment(compression={"up": "int8"})
+    run = RunFacts(experiment, Problem(SHAPE, EARLIER))
+    assert run.forms["head/bias"].shape == (EARLIER,)
+    now, method = run.for_classes(LATER), method_of(experiment)
+    assert now.forms["head/bias"].shape == (LATER,)
+    assert Compression.of(method, now).returned["head/bias"] == (LATER,)
+    assert method.upload_spec(now).required["weights/head/bias"].shape == (LATER,)
+    assert method.payload_spec(now)[0].required["weights/head/bias"].shape == (LATER,)
+
+
+# --- refusals -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Odd(FedAvg):
+    """A method whose server keeps something for each class."""
+
+    citation: ClassVar[str] = "nobody"
+    keeps: str = "flat"
+
+    def init_server(self, run: RunFacts) -> ServerState:
+        classes = run.problem.num_classes
+        own = {
+            "flat": Bundle({"margins": torch.zeros(2 * classes)}),
+            "halves": Bundle({"margins": torch.zeros((classes + 1) // 2)}),
+            "scalar": Bundle(scalars={"classes": float(classes)}),
+            "named": Bundle({f"margins/{k}": torch.full((2,), float(k)) for k in range(classes)}),
+            "later": Bundle(),
+        }
+        return replace(super().init_server(run), own=own[self.keeps])
+
+
+class Fixed(Odd):
+    """A method that takes none."""
+
+    grows_classes = False
+
+
+class Told(Odd):
+    """A method that says how."""
+
+    def grown(self, run: RunFacts, state: Bundle) -> dict[str, Tensor]:
+        held = state.weights.get("margins")
+        return {} if held is None else {"weights/margins": torch.cat([held, torch.ones(2)])}
+
+
+@pytest.mark.parametrize(
+    ("method", "net", "line"),
+    [
+        (make("fedic"), "mlp", "'fedic' with net 'mlp' .*: its server half trains on examples"),
+        (Fixed(), "mlp", r"'fixed'.*: its class says grows_classes = False"),
+        (Odd(), "mlp", r"'odd'.*: 'weights/margins' of shape \[4\] has the shapes \[6\] and"),
+        (Odd(keeps="halves"), "mlp", r"shape \[1\] has the shapes \[2\] and \[2\] for one class"),
+        (Odd(keeps="scalar"), "mlp", "'scalars/classes' of shape .*, or another value"),
+        (make("fedavg"), "Wide", r"'base/1.weight' of the net is \[4, 64\] for 2"),
+        (make("fedavg"), "Cooled", "scores of old classes change with the number of classes"),
+    ],
+)
+def test_what_cannot_grow_is_told_before_anything_is_trained(
+    method: Method, net: str, line: str, nets: Path
+) -> None:
+    name = net if net == "mlp" else f"{nets}:{net}"
+    type(method).name = vars(type(method)).get("name", type(method).__name__.lower())
+    run = RunFacts(tiny_experiment(net={"name": name}), Problem(SHAPE, EARLIER))
+    with pytest.raises(ConfigError, match=line) as told:
+        check_grows(method, run)
+    assert str(told.value).endswith("; list every class in [data] classes from the start")
+    assert "\n" not in str(told.value)
+
+
+def test_a_method_of_ones_own_may_tell_how() -> None:
+    run = RunFacts(tiny_experiment(), Problem(SHAPE, EARLIER))
+    check_grows(Told(), run)
+    own = Bundle({"margins": torch.tensor([1.0, 2.0, 3.0, 4.0])})
+    state = replace(Told().init_server(run), own=own)
+    found = grow_server(Told(), run, run.for_classes(3), state).own.weights["margins"]
+    assert found.tolist() == [1.0, 2.0, 3.0, 4.0, 1.0, 1.0]
+
+
+def test_a_tensor_for_each_class_gets_one_for_the_new_class() -> None:
+    run, method = RunFacts(tiny_experiment(), Problem(SHAPE, EARLIER)), Odd(keeps="named")
+    check_grows(method, run)
+    found = grow_server(method, run, run.for_classes(3), method.init_server(run)).own.weights
+    assert {name: rows.tolist() for name, rows in found.items()} == {
+        "margins/0": [0.0, 0.0], "margins/1": [1.0, 1.0], "margins/2": [2.0, 2.0],
+    }  # fmt: skip
+
+
+def test_what_only_a_later_state_holds_is_not_guessed() -> None:
+    run, method = RunFacts(tiny_experiment(), Problem(SHAPE, EARLIER)), Odd(keeps="later")
+    state = replace(method.init_server(run), own=Bundle({"seen": torch.zeros(EARLIER)}))
+    with pytest.raises(ConfigError, match="nothing tells whether 'weights/seen' of shape"):
+        grow_server(method, run, run.for_classes(LATER), state)
+    momentum = replace(state, own=Bundle({"head/bias": torch.ones(EARLIER)}))
+    found = grow_server(method, run, run.for_classes(LATER), momentum).own.weights["head/bias"]
+    assert found.tolist() == [1.0, 1.0, 0.0, 0.0]  # what the server keeps for itself is no weight
