@@ -181,6 +181,19 @@ def test_a_client_that_goes_on_while_another_stays_has_another_last_generator() 
     assert [sorted(state.clients[c].generators) for c in CLIENTS] == [["last", "now"], ["now"]]
 
 
+def test_the_coordinate_of_a_new_label_was_noise_to_the_generator() -> None:
+    """For two classes z is (label, label, noise, …): the third class takes coordinate 2."""
+    world = World.begun(experiment_for(("fedcil", {})))
+    name = f"generator/{LABELLED}"
+    initial = world.server.own.weights[name]
+    trained = {**world.server.own.weights, name: torch.ones_like(initial)}
+    state = replace(world.server, own=Bundle(trained))
+    grown = grow_server(world.method, world.run, world.run.for_classes(3), state)
+    found = grown.own.weights[name]
+    assert torch.equal(found[:, 2], initial[:, 2])
+    assert bool((found[:, [0, 1, *range(3, found.shape[1])]] == 1).all())
+
+
 def test_nothing_new_is_the_same_object() -> None:
     world = World.begun(tiny_experiment())
     again = replace(world.run)
