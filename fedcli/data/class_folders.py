@@ -127,7 +127,7 @@ def _advice(image: NDArray[Any], first: NDArray[Any]) -> str:
         return "give all one size, by resize = [HEIGHT, WIDTH]"
     if len(image) != len(first):
         return 'make all grey or all coloured, by channels = "grey" or "rgb"'
-    return "save all with as many bits"
+    return "give all as many bits, by depth = 8 or 16"
 
 
 def _described(image: NDArray[Any]) -> str:

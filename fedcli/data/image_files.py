@@ -107,7 +107,7 @@ def pixels_of(picture: Image.Image, how: ImageTransform = PLAIN) -> Pixels:
         picture = Image.fromarray(_of_16_bits(white - shades if white else shades))
     else:
         picture = picture.convert("L" if grey else "RGB")
-    pixels = np.asarray(_sized(picture, how))
+    pixels = _of_depth(np.asarray(_sized(picture, how)), how.depth)
     if pixels.ndim == 2:
         return np.repeat(pixels[None], 1 if grey else 3, axis=0)
     return np.ascontiguousarray(pixels.transpose(2, 0, 1))
@@ -186,6 +186,15 @@ def _on_ground(picture: Image.Image, ground: str) -> Image.Image:
     above = picture.convert("RGBA")
     laid = Image.alpha_composite(Image.new("RGBA", above.size, ground), above)
     return laid.convert("L" if picture.mode in ("1", "L", "LA", "La") else "RGB")
+
+
+def _of_depth(shades: NDArray[Any], bits: int | None) -> NDArray[Any]:
+    """Return shades with so many bits; white stays white."""
+    if bits == 16 and shades.dtype == np.uint8:
+        return shades.astype(np.uint16) * 257
+    if bits == 8 and shades.dtype == np.uint16:
+        return (shades >> 8).astype(np.uint8)
+    return shades
 
 
 def _white_is_zero(picture: Image.Image) -> int:

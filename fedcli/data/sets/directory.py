@@ -129,7 +129,19 @@ def _listed(root: Path, names: list[str], data: Data) -> tuple[Listed, Listed]:
         test = last_of_each(np.array([label for _, label in listed]), share)
         held = [one for one, is_held in zip(listed, test, strict=True) if is_held]
         listed = [one for one, is_held in zip(listed, test, strict=True) if not is_held]
+        _tell_kinds(root, listed, held)
     return listed, held
+
+
+def _tell_kinds(root: Path, listed: Listed, held: Listed) -> None:
+    """Say which kinds of files are for testing alone: their names may tell where they come from."""
+    trained, tested = ({path.suffix.lower() for path, _ in part} for part in (listed, held))
+    if only := sorted(tested - trained):
+        log.warning(
+            "note: %s: all files *%s are for testing, and none is trained on: rename files so that "
+            "each kind is in both parts, or choose by hand what lies in test/",
+            root, ", *".join(only),
+        )  # fmt: skip
 
 
 def _arrays_of(root: Path, data: Data) -> tuple[Examples, Examples]:

@@ -16,7 +16,7 @@ from fedmodels.errors import ConfigError
 __all__ = ["Columns", "Data"]
 
 
-OF_IMAGES = ("channels", "resize", "crop", "ground", "frames")
+OF_IMAGES = ("channels", "resize", "crop", "ground", "frames", "depth")
 """The keys of ``[data]`` that say how images are read."""
 _ADDED = ("test_share", "classes", *OF_IMAGES)
 
@@ -63,6 +63,10 @@ class Data(StrictTable):
     frames: Literal["first", "all"] | None = None
     """What is read of a file of several frames or pages, which is refused unless given: the first,
     or each as an example."""
+
+    depth: Literal[8, 16] | None = None
+    """Bits that a shade gets, where some images have 8 and others 16; by default as they are. Of 16
+    bits, 8 keeps the upper half."""
 
     def identity(self) -> dict[str, Any]:
         """Return what examples follow from: every key but the place of the files."""

@@ -31,6 +31,8 @@ class ImageTransform(StrictTable):
     ground: Literal["white", "black"] = "white"
     frames: Literal["first", "all"] | None = None
     """A file of several frames or pages is refused unless given."""
+    depth: Literal[8, 16] | None = None
+    """Bits of a shade; as the file has them unless given."""
 
 
 class TableTransform(StrictTable):

@@ -216,9 +216,21 @@ def test_images_of_two_depths_are_named(tmp_path: Path) -> None:
         (tmp_path / part / "cat").mkdir(parents=True)
         Image.new("L", (3, 1)).save(tmp_path / part / "cat" / "a.png")
         deep(65535)(tmp_path / part / "cat" / "b.png")
-    line = r"b.png is 3 x 1, grey, with 16 bits, and .*a.png is 3 x 1, grey, with 8 bits: save all"
+    line = r"b.png is 3 x 1, grey, with 16 bits, and .*a.png is 3 x 1, grey, with 8 bits: give all"
     with pytest.raises(DataError, match=line):
         load(Data(name="directory", root=str(tmp_path)))
+
+
+def test_images_of_two_depths_may_become_alike(tmp_path: Path) -> None:
+    for name, kind in (("a", np.uint8), ("b", np.uint16)):
+        Image.fromarray(np.array([[0, 1, np.iinfo(kind).max]], dtype=kind)).save(
+            tmp_path / f"{name}.png"
+        )
+    for depth, shades in ((8, [[0, 1, 255], [0, 0, 255]]), (16, [[0, 257, 65535], [0, 1, 65535]])):
+        for name, row in zip("ab", shades, strict=True):
+            (read,) = read_image(tmp_path / f"{name}.png", ImageTransform(depth=depth))
+            assert read.dtype == np.dtype(f"uint{depth}")
+            assert read.tolist() == [[row]]
 
 
 def test_a_deep_grey_in_three_channels_keeps_its_shades() -> None:

@@ -52,7 +52,7 @@ def test_photos_of_two_sizes_get_one(tmp_path: Path) -> None:
     assert found.input_shape == (1, 8, 8)
     assert found.transform == {
         "kind": "images", "channels": "grey", "resize": [8, 8], "crop": None, "ground": "white",
-        "frames": None,
+        "frames": None, "depth": None,
     }  # fmt: skip
     assert loaded(root, resize=9, crop=[8, 6], channels="rgb").input_shape == (3, 8, 6)
 
@@ -74,6 +74,21 @@ def test_without_a_test_part_the_last_photos_of_each_class_are_for_testing(
     assert len(loaded(tmp_path / "other", **sized).test_y) == 10
     with pytest.raises(ConfigError, match=r"test_share: .*other has a test part of its own"):
         loaded(tmp_path / "other", **sized, test_share=0.2)
+
+
+def test_a_kind_of_files_that_is_tested_alone_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of phone-1.jpg … and scan-1.png, the last by name were all scans."""
+    (tmp_path / "cat").mkdir()
+    for name in ("phone-1.jpg", "phone-2.jpg", "phone-3.jpg", "scan-1.png"):
+        Image.new("L", (4, 4)).save(tmp_path / "cat" / name)
+    loaded(tmp_path, test_share=0.25)
+    assert f"{tmp_path}: all files *.png are for testing, and none is trained on" in caplog.text
+    caplog.clear()
+    Image.new("L", (4, 4)).save(tmp_path / "cat" / "a.png")
+    loaded(tmp_path, test_share=0.25)
+    assert "none is trained on" not in caplog.text
 
 
 def test_arrays_without_a_test_part_are_split_by_client_and_class(tmp_path: Path) -> None:
