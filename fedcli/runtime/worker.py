@@ -18,6 +18,7 @@ from fedcli.data.store.stream import TaskStream
 from fedcli.runtime.client_log import tell, tell_scored, tell_trained
 from fedcli.runtime.deployed import Deployed
 from fedcli.runtime.deployment import Deployment
+from fedcli.runtime.drift import DriftMeter, without_summaries
 from fedcli.runtime.final_model import FinalModel, LastStored
 from fedcli.runtime.state import StateDirectory
 from fedmodels.config.experiment import Deploy, Experiment
@@ -107,7 +108,9 @@ class Worker:
         )
         how = sibling.compression if sibling else Compression.of(self.method, self.run)
         self.compression = how
-        self.stateful = self.method.keeps_state(self.run) or self.compression.feedback
+        self.keeps = self.method.keeps_state(self.run) or self.compression.feedback
+        self.drift = DriftMeter(self.stream) if self.experiment.evaluate.drift else None
+        self.stateful = self.keeps or self.drift is not None
         self.final_model = FinalModel(
             self.client, self.data, self.states, self.experiment, self.method,
             sibling.final_model.last if sibling else LastStored(),
@@ -214,6 +217,11 @@ class Worker:
 
     def _stored(self, order: rpc.Order) -> Bundle:
         """Return the private state to start from, with the residual that the client keeps."""
+        loaded = self._loaded(order)
+        return without_summaries(loaded) if self.keeps else self._fixed_state
+
+    def _loaded(self, order: rpc.Order) -> Bundle:
+        """Return the private state as it is stored, with the summaries of earlier tasks."""
         if not isinstance(self.client, int):
             raise PayloadError("the evaluator has no private state to train with")
         if not self.stateful:
@@ -254,6 +262,9 @@ class Worker:
         self.stream.open(order.task)
         ctx = self._context(order, self.nets[place])
         self._deploy_received(order, ctx, payload, state)
+        if self.drift is not None:
+            self.method.load(ctx, payload, state)
+            self.drift.measure(ctx, self._loaded(order))
         return ClientHalf(self.method, ctx, payload, state)
 
     def _deploy_received(
@@ -285,6 +296,9 @@ class Worker:
         upload, residual = self.compression.returned_by(done.upload, half.payload, stored)
         if self.stateful:
             after = self.compression.with_residual(done.state, residual)
+            if self.drift is not None:
+                after = self.drift.with_summaries(after)
+                report.extra.update(self.drift.figures)
             self.states.save(order.interaction, after)
         report.durable = self.states.durable
         self.progress = Progress()
@@ -342,7 +356,7 @@ class Worker:
         else:
             ctx.view = "after_downlink"
             self.method.load(ctx, payload, state)
-        shared = ctx.view == "global" or not self.stateful
+        shared = ctx.view == "global" or not self.keeps
         self.final_model.store(order, self.net, ctx.view, shared=shared)
         if self.deployment is not None and ctx.view == self.method.local_view:
             self.deployment.offer(order, self.net, ctx.view)

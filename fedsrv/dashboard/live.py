@@ -22,7 +22,7 @@ from fedsrv.events import Event
 from fedsrv.report import quantities as q
 from fedsrv.report.comparison import one_column
 from fedsrv.report.page import template
-from fedsrv.report.panels import cells_of, telling, weights_of
+from fedsrv.report.panels import cells_of, of_drift, telling, weights_of
 from fedsrv.report.quantities import view_name
 from fedsrv.report.run_record import RunRecord, read_run
 from fedsrv.report.table import Name, Table
@@ -150,6 +150,7 @@ def charts_of(run: RunRecord) -> Iterator[Chart]:
     shares = {(client, at): weight for (at, client), weight in q.weight_vectors(run).items()}
     names = run.client_names
     yield cells_of("Who contributed", shares, "interaction", "client", y_names=names)
+    yield from of_drift(run)
     moved = {way: q.spent(run, "bytes", way) for way in ("down", "up")}
     yield _lines("Bytes by interaction", moved, "interaction", "bytes", "bytes")
 

@@ -12,11 +12,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Self
 
 from fedmodels.errors import FedtideError, TooFewClients
+from fedmodels.numerics.data_drift import ALPHA
 from fedmodels.training.contexts import ServerState
+from fedsrv.engine.client_profile import clients_text
 from fedsrv.engine.cohort import Cohort, StateLost
 from fedsrv.engine.odd_uploads import Oddity, first_odd
 from fedsrv.engine.plan import Plan
-from fedsrv.engine.rows import commit_facts, left_out_of
+from fedsrv.engine.rows import commit_facts, drifted_in, left_out_of
 from fedsrv.engine.schedule import takes_part
 from fedsrv.events import EventLog
 from fedsrv.state.history import History
@@ -38,6 +40,8 @@ class Commits:
         self._under_way: Future[None] | None = None
         self._told = set[str]()
         """Kinds of notes on skipped examples that were told."""
+        self._warned: dict[tuple[str, str], int] = {}
+        """The last task of which drift was told, by part and client."""
 
     def __enter__(self) -> Self:
         """Return it."""
@@ -129,6 +133,21 @@ class Commits:
         for kind, line in left_out_of(record).items():
             if kind not in self._told:  # it is the same in most rounds
                 self._told.add(kind)
+                self.events.tell("note", line=line)
+        self._warn_of_drift(record)
+
+    def _warn_of_drift(self, record: Record) -> None:
+        """Say once of each client and task that examples moved from those of the task before."""
+        for part, moved in drifted_in(record).items():
+            task = record["task"]
+            news = {c: d for c, d in moved.items() if self._warned.get((part, c), -1) < task}
+            self._warned |= {(part, client): task for client in news}
+            if news:
+                line = (
+                    f"{part}s of task {task} moved from those of the task before at "
+                    f"{clients_text([*news])}: by up to {max(news.values()):.2f} of 1 "
+                    f"(Kolmogorov-Smirnov, p < {ALPHA:g}; docs/metrics.md#drift)"
+                )
                 self.events.tell("note", line=line)
 
 

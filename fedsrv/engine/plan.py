@@ -160,7 +160,8 @@ class Plan:
     @cached_property
     def is_stateful(self) -> bool:
         """Whether clients keep a private state."""
-        return self.method.keeps_state(self.run) or self.compression.feedback
+        drift = self.run.experiment.evaluate.drift
+        return self.method.keeps_state(self.run) or self.compression.feedback or drift
 
     @property
     def trip(self) -> partial[Trip]:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from fedmodels.errors import ConfigError, PayloadError
+from fedmodels.numerics.data_drift import NAMES as DRIFT
 from fedmodels.numerics.metric_tables import UPLOADS
 from fedmodels.tensors.bundle import EVALUATOR, ClientId
 from fedmodels.tensors.declared_counts import DeclaredCounts, check_examples
@@ -31,6 +32,7 @@ GLOBAL_TEST = "global-test"
 OWN_KEYS = frozenset(
     ["loss", "seconds", "num_examples", "skipped_examples", "peak_rss_bytes", "views"]
     + [one.name for one in UPLOADS]
+    + [*DRIFT]
 )
 """Names that a client's row of a record uses itself; a method's own numbers have others."""
 MAX_SECONDS = 1e8
@@ -110,10 +112,13 @@ class ReportValidator:
             what = "no digest of a state" if is_last else "a digest that nobody asked for"
             raise PayloadError(f"the report holds {what}")
         trains = order.kind == rpc.ORDER_KIND_TRAIN
-        known = self.method.reported(self.run) - OWN_KEYS if trains else ()
-        for name in report.extra:
-            if name not in known:
+        known = self.method.reported(self.run) - OWN_KEYS if trains else frozenset[str]()
+        measured = DRIFT if trains and self.run.experiment.evaluate.drift else ()
+        for name, value in report.extra.items():
+            if name not in known and name not in measured:
                 raise PayloadError(f"the report holds {name[:50]!r}, unknown to the method")
+            if name in measured and not 0 <= value <= 1:
+                raise PayloadError(f"the report's {name!r} is {value:g}, not from 0 to 1")
         self._check_counts(client, order, report)
         self._check_confusions(order, report)
 

@@ -6,8 +6,10 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from fedmodels.numerics.data_drift import ALPHA, PARTS
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.training.contexts import Metrics
+from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine import odd_uploads
 from fedsrv.engine.client_profile import clients_text
 from fedsrv.engine.cohort import Answer, Answers
@@ -47,7 +49,9 @@ def record_of(
         "interaction": step.interaction,
         "task": step.task,
         "cohort": sorted(clients),
-        "metrics": _finite({"loss": loss / examples if examples else math.nan, **metrics}),
+        "metrics": _finite(
+            {"loss": loss / examples if examples else math.nan, **_drift_of(reports), **metrics}
+        ),
         "bytes": _traffic_of(results, clients),
         "seconds": {"train": max((r.seconds for r in reports.values()), default=0.0)},
         "clients": {
@@ -58,7 +62,7 @@ def record_of(
                     "num_examples": r.num_examples,
                     **({"skipped_examples": r.skipped_examples} if r.skipped_examples else {}),
                     "peak_rss_bytes": r.peak_rss_bytes,
-                    **dict(r.extra),
+                    **dict(sorted(r.extra.items())),
                 }
             )
             for c, r in reports.items()
@@ -76,6 +80,28 @@ def record_of(
     if series:
         record["series"] = series
     return record
+
+
+def _drift_of(reports: Mapping[int, rpc.Report]) -> dict[str, float]:
+    """Return the mean drift of the clients that report one, by part."""
+    names = [f"{part}_drift" for part in PARTS]
+    found = {name: [r.extra[name] for r in reports.values() if name in r.extra] for name in names}
+    return {name: math.fsum(values) / len(values) for name, values in found.items() if values}
+
+
+def drifted_in(record: Record) -> dict[str, dict[str, float]]:
+    """Return the clients whose examples moved beyond chance, and how far, by part."""
+    return {
+        part: moved
+        for part in PARTS
+        if (
+            moved := {
+                client: row[f"{part}_drift"]
+                for client, row in record["clients"].items()
+                if row.get(f"{part}_drift_p", 1.0) < ALPHA
+            }
+        )
+    }
 
 
 def left_out_of(record: Record) -> dict[str, str]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 from fedmodels.charts import Chart, Spread
+from fedmodels.numerics.data_drift import PARTS
 from fedmodels.numerics.metric_names import metric
 from fedmodels.units import Unit
 from fedsrv.report import quantities as q
@@ -152,6 +153,15 @@ def of_clients(group: SeedGroup) -> Charts:
     text, series = "last accuracy per client", _by_view(group, q.client_accuracy)
     names = group.runs[0].client_names
     yield Chart(text, "bars", series, "client", "accuracy", "percent", names)
+    yield from of_drift(group.runs[0])
+
+
+def of_drift(run: RunRecord) -> Charts:
+    """Yield how far inputs and predictions of each client moved from those of the task before."""
+    for part in PARTS:
+        text = f"how far {part}s moved from the task before"
+        names = run.client_names
+        yield cells_of(text, q.drift(run, part), "interaction", "client", y_names=names)
 
 
 def of_classes(group: SeedGroup) -> Charts:

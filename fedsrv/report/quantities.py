@@ -221,6 +221,16 @@ def _weights(
         yield interaction_of(row, index), weights, cohort
 
 
+def drift(run: RunRecord, part: str) -> dict[tuple[int, int], float]:
+    """Return ``{(interaction, client): how far its inputs, or its predictions, moved}``."""
+    found = {
+        (interaction_of(row, index), client): number(facts.get(f"{part}_drift"))
+        for index, row in enumerate(run.rows)
+        for client, facts in _clients(row)
+    }
+    return {place: value for place, value in found.items() if value is not None}
+
+
 def bytes_of_client(run: RunRecord, direction: str) -> dict[int, float]:
     """Return ``{client: logical bytes over the whole run}``; ``direction`` is down or up."""
     return _sums(

@@ -263,6 +263,11 @@ class Evaluate(StrictTable):
     last_tasks: PositiveCount | None = None
     """Score clients on their last so many tasks alone; by default on all so far. In an open run the
     cost of scoring then does not grow with its past."""
+    drift: bool = False
+    """Let clients report how far the inputs and the predictions of a task moved from those of the
+    task before (``input_drift``, ``prediction_drift``): two forward passes of at most 1000 test
+    examples, and a summary of the inputs in the private state. What is beyond chance is a warning:
+    docs/metrics.md."""
     select_by: Literal["f1", "accuracy"] = "f1"
     """What makes a round the best: mean macro-F1, or mean accuracy as FedAli's published code."""
 

@@ -223,6 +223,7 @@ def _number(name: str, title: str, meaning: str, source: str = "–", range: str
     return Metric(name, title, meaning, source, better=0, unit="", range=range)
 
 
+DRIFT = "Rabanser et al. 2019"
 UPLOADS = (
     _number(
         "difference_norm", "how far an upload lies from what was given",
@@ -255,6 +256,25 @@ REPORTED = (
     _number(
         "prototype_drift", "how far class prototypes moved",
         "mean over classes of ‖p' − p‖ / ‖p‖: prototypes p before and p' after an interaction",
+    ),
+    _number(
+        "input_drift", "how far inputs moved",
+        "with `[evaluate] drift`: the largest Kolmogorov-Smirnov statistic between the training "
+        "inputs of a client's task and of its task before, over at most 32 numbers of each; of a "
+        "round: mean over the clients that report it", DRIFT, "0 … 1",
+    ),
+    _number(
+        "input_drift_p", "chance of inputs that far apart",
+        "p-value of `input_drift`, times how many numbers were tested (Bonferroni)", DRIFT, "0 … 1",
+    ),
+    _number(
+        "prediction_drift", "how far predictions moved",
+        "as `input_drift`, of the softmax that the client's model, before it trains, gives for the "
+        "test data of both tasks", DRIFT, "0 … 1",
+    ),
+    _number(
+        "prediction_drift_p", "chance of predictions that far apart",
+        "p-value of `prediction_drift`, as `input_drift_p`", DRIFT, "0 … 1",
     ),
     _number(
         "staleness", "rounds that uploads lag behind",

@@ -17,7 +17,7 @@ import torch
 
 from fedmodels.errors import ConfigError, suggestion
 
-PURPOSES = ("init", "order", "augment", "dropout", "method", "cohort", "evaluate")
+PURPOSES = ("init", "order", "augment", "dropout", "method", "cohort", "evaluate", "drift")
 """What a seed may be for; two purposes never share a stream."""
 _default_generators = threading.RLock()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -187,6 +188,28 @@ LIES = {
     "no-digest": (FINISH, report(), "no digest of a state"),
     "early-digest": (order(), report(state_sha256=HALVES), "digest that nobody asked for"),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("asks", "told", "line"),
+    [
+        (False, 0.5, "'input_drift', unknown to the method"),
+        (True, 1.01, "'input_drift' is 1.01, not from 0 to 1"),
+        (True, -0.1, "not from 0 to 1"),
+        (True, math.nan, "not from 0 to 1"),
+        (True, 1.0, ""),
+    ],
+)
+def test_drift_is_asked_for_and_has_bounds(asks, told, line):
+    terms = terms_of()
+    evaluate = terms.run.experiment.evaluate.model_copy(update={"drift": asks})
+    experiment = terms.run.experiment.model_copy(update={"evaluate": evaluate})
+    terms = replace(terms, run=replace(terms.run, experiment=experiment))
+    said = report(counts(), empty(), extra={"input_drift": told})
+    if not line:
+        return terms.check_report(0, order(), said)
+    with pytest.raises(PayloadError, match=line):
+        terms.check_report(0, order(), said)
 
 
 @pytest.mark.parametrize("name", LIES)

@@ -1,0 +1,125 @@
+"""Drift of a client: in records, report and live page, warned of, and the same after a restart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedcli.runtime.worker import Worker
+from fedmodels.config.experiment import Experiment
+from fedmodels.numerics.data_drift import NAMES
+from fedsrv.dashboard.live import charts_of
+from fedsrv.engine.commits import Commits
+from fedsrv.engine.rounds import Engine
+from fedsrv.events import EventLog
+from fedsrv.report.page import page
+from fedsrv.report.run_record import group_runs, read_run
+from fedsrv.state.store import Store
+from fedtide.inprocess import InProcessCohort, run_in_process
+from tests.conftest import records_of, tiny_experiment
+
+CAPTIONS = {f"how far {part}s moved from the task before" for part in ("input", "prediction")}
+
+
+def experiment_with(drift: bool = True, **more: Any) -> Experiment:
+    schedule = {"order": "tasks_outer", "rounds": 2, "clients": 3}
+    return tiny_experiment(schedule=schedule, evaluate={"drift": drift}, **more)
+
+
+def figures_of(run: Path) -> list[dict[str, dict[str, float]]]:
+    """Return the figures of drift of each record, by client."""
+    return [
+        {c: {k: v for k, v in row.items() if k in NAMES} for c, row in record["clients"].items()}
+        for record in records_of(run)
+    ]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"method": "fedrep"},
+        {"method": "fedavg", "compression": {"up": "int8"}},
+        {"method": "fedavg", "training": {"together": 3}},
+    ],
+)
+def test_drift_is_measured_from_the_second_task_on(
+    digits: Path, tmp_path: Path, more: dict[str, Any]
+) -> None:
+    """It changes no state, and no upload."""
+    summary = run_in_process(experiment_with(**more), digits, tmp_path / "run")
+    plain = run_in_process(experiment_with(drift=False, **more), digits, tmp_path / "plain")
+    assert summary["state_sha256"] == plain["state_sha256"]
+    assert summary["bytes"]["up"] == plain["bytes"]["up"]
+    found = figures_of(tmp_path / "run")
+    assert all(not row for record in found[:2] for row in record.values())
+    for record, row in zip(records_of(tmp_path / "run")[2:], found[2:], strict=True):
+        for client in ("0", "1", "2"):
+            assert row[client].keys() == set(NAMES)
+            assert all(0 <= value <= 1 for value in row[client].values())
+        mean = sum(row[client]["input_drift"] for client in ("0", "1", "2")) / 3
+        assert record["metrics"]["input_drift"] == pytest.approx(mean)
+    inputs = [[row[c]["input_drift"] for c in ("0", "1", "2")] for row in found[2:]]
+    assert inputs[0] == inputs[1], "the inputs of a task stay"
+    assert not any(set(NAMES) & row.keys() for row in figures_of(tmp_path / "plain")[3].values())
+
+
+def test_a_client_that_restarts_before_each_order_says_the_same(
+    digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_in_process(experiment_with(), digits, tmp_path / "run")
+    began = Worker.begin
+
+    def restarted(worker: Worker, *args: Any) -> Any:
+        worker.close()
+        worker.stream.num_seen = 0
+        if worker.drift is not None:
+            worker.drift._kept, worker.drift.figures = {}, {}
+        return began(worker, *args)
+
+    monkeypatch.setattr(Worker, "begin", restarted)
+    run_in_process(experiment_with(), digits, tmp_path / "again")
+    assert figures_of(tmp_path / "again") == figures_of(tmp_path / "run")
+
+
+def test_a_shift_is_a_warning_once_and_shown(digits: Path, tmp_path: Path) -> None:
+    """A line for each part of a task, which names its clients."""
+    experiment, events = experiment_with(), EventLog()
+    store = Store(tmp_path / "run", experiment, resume=False)
+    cohort = InProcessCohort(experiment, digits, tmp_path / "run" / "clients")
+    Engine(experiment, cohort, store, events).run()
+    store.close()
+    lines = [event.detail["line"] for event in events._kept if event.kind == "note"]
+    moved = [line for line in lines if "moved from those of the task before" in line]
+    assert len(moved) == len({*moved}) > 0
+    rows = figures_of(tmp_path / "run")[2]
+    clients = [c for c in ("0", "1", "2") if rows[c]["input_drift_p"] < 0.01]
+    (inputs,) = (line for line in moved if line.startswith("inputs of task 1"))
+    assert f"at client{'s' if len(clients) > 1 else ''} {', '.join(clients)}: by up to" in inputs
+    run = read_run(tmp_path / "run")
+    assert {chart.caption for chart in charts_of(run) if chart.is_telling} >= CAPTIONS
+    assert all(caption in page(group_runs([run])) for caption in CAPTIONS)
+
+
+def test_each_client_and_task_is_warned_of_once() -> None:
+    """With rounds_outer, tasks come again in each round."""
+    events = EventLog()
+    commits = Commits.__new__(Commits)
+    commits.events, commits._warned = events, {}
+
+    def record(task: int, *clients: str) -> Any:
+        rows = {c: {"input_drift": 0.5, "input_drift_p": 0.001} for c in clients}
+        return {"task": task, "clients": {**rows, "9": {"input_drift": 0.1, "input_drift_p": 0.5}}}
+
+    for each in (record(1, "0"), record(2, "0"), record(1, "0"), record(2, "0", "4"), record(3)):
+        commits._warn_of_drift(each)
+    said = [event.detail["line"].partition(":")[0] for event in events._kept]
+    before = "moved from those of the task before at client"
+    assert said == [f"inputs of task {t} {before} {c}" for t, c in ((1, 0), (2, 0), (2, 4))]
+
+
+def test_the_figures_are_those_of_the_page_of_metrics() -> None:
+    from fedmodels.numerics.metric_names import METRICS
+
+    assert set(NAMES) <= METRICS.keys()
