@@ -44,6 +44,8 @@ class Deployment:
     how: Deploy
     visits_tasks: bool
     """Whether a round has an interaction for each task."""
+    last_tasks: int | None
+    """How many tasks are scored, the last ones; None for all."""
     described: Described
     _offered: int | None = field(default=None, init=False)
     """The interaction after which the last offered model stood."""
@@ -121,7 +123,8 @@ class Deployment:
         if order.tasks_seen and not (self.visits_tasks and order.round):
             seen = min(order.tasks_seen, seen)
         self.stream.meet(seen)
-        sets = [self.stream.test(task) for task in range(seen)]
+        first = max(0, seen - (self.last_tasks or seen))
+        sets = [self.stream.test(task) for task in range(first, seen)]
         count = sum(len(y) for _, y in sets)
         if not count:
             return True, "there are no test data to compare it on"

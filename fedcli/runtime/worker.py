@@ -125,8 +125,8 @@ class Worker:
             return None
         place = Deployed(self.states.path)
         visits = self.experiment.schedule.order == "rounds_outer"
-        described = self.final_model.described
-        return Deployment(self.client, self.data, self.stream, place, how, visits, described)
+        last, described = self.experiment.evaluate.last_tasks, self.final_model.described
+        return Deployment(self.client, self.data, self.stream, place, how, visits, last, described)
 
     @cached_property
     def payload_spec(self) -> Mapping[str, BundleSpec]:
