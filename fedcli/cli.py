@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import sys
@@ -22,7 +21,6 @@ from fedmodels.log_lines import LogLevel, set_up_logging
 if TYPE_CHECKING:
     import torch
 
-    from fedcli.runtime.link import Link
     from fedmodels.tensors.bundle import ClientId
 
 
@@ -141,29 +139,19 @@ def join(
     """Take part in a run as one client, or as several hosted in this process."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     set_up_logging(LogLevel.WARNING if quiet else log_level, as_json=as_json)
-    from fedmodels.config.places import check_address
     from fedmodels.tensors.allocator import keep_large_blocks
 
     keep_large_blocks()
     clients = clients_of(client_id)
-    check_address(server, "--server")
-    from fedcli.runtime.host import Host
-    from fedcli.runtime.link import Link
-    from fedcli.runtime.tls import channel_credentials
+    from fedcli.runtime.joining import host_of
 
-    credentials = channel_credentials(tls_ca, tls_cert, tls_key)
     end_on_sigterm()
-    if give_up_after is not None and math.isnan(give_up_after):
-        raise ConfigError("--give-up-after nan is no number of seconds")
-    if state_dir.exists() and not state_dir.is_dir():
-        raise ConfigError(f"--state-dir {state_dir} is a file, not a directory; give another one")
-    link = Link(server, credentials, give_up_after)
-    where = _device(device)
-    data = _brought(link, clients, data, state_dir / "own-data")
-    host = Host(
-        clients, link, data, state_dir, where, start_over=start_over, deploys=deploy,
-        code=code or (), weights=weights or (),
+    host = host_of(
+        clients, server, data, state_dir, _device(device), tls=(tls_ca, tls_cert, tls_key),
+        give_up_after=give_up_after, start_over=start_over, deploys=deploy, code=code or (),
+        weights=weights or (),
     )  # fmt: skip
+    data = host.data
     try:
         if check or strict:
             from fedcli.data.sets.registry import is_published
@@ -176,32 +164,6 @@ def join(
         raise ConfigError(str(error)) from None
     except OSError as error:  # a disk that is full now may have room later
         raise ArchiveError(why_file_is_no_good(error) or str(error)) from None
-
-
-def _brought(link: Link, clients: list[ClientId], data: Path, cache: Path) -> Path:
-    """Return where clients' directories are; files as a site has them are cut first.
-
-    Raises:
-        ConfigError: custom files are of several clients; or they cannot be cut.
-    """
-    from fedcli.data.store.site import cut, cut_before, is_cut
-
-    (client, *others) = clients
-    is_gone = not data.exists() and isinstance(client, int) and cut_before(cache, client)
-    if (is_cut(data) and not is_gone) or clients == ["evaluator"]:
-        return data
-    if others or not isinstance(client, int):
-        raise ConfigError(
-            f"--data {data} holds files of one client: name it with --client-id, or give clients' "
-            "directories as fedcli partition makes them"
-        )
-    from fedpb.tables import values_of
-
-    wanted = link.prepare(client)
-    try:
-        return cut(data, values_of(wanted.data), wanted.seed, client, cache)
-    except DataError as error:  # as with a wrong option, the same command again is in vain
-        raise ConfigError(str(error)) from None
 
 
 def clients_of(text: str) -> list[ClientId]:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from fedmodels.training.run import RunFacts
     from fedtide.models import TrainedModel
     from fedtide.open_runs import OpenRun, open_run
+    from fedtide.own_loop import LoopTask, client
     from fedtide.runs import Run, open, run
 
 _BUNDLE = "fedmodels.tensors.bundle"
@@ -48,6 +49,8 @@ _HOMES = {
     "open_run": "fedtide.open_runs",
     "OpenRun": "fedtide.open_runs",
     "TrainedModel": "fedtide.models",
+    "client": "fedtide.own_loop",
+    "LoopTask": "fedtide.own_loop",
     "methods": "fedmodels.methods:names",
     "make_method": "fedmodels.resolution:make_method",
     "register": "fedmodels.methods",
@@ -79,6 +82,7 @@ __all__ = [
     "FedtideError",
     "GeneratorState",
     "Histogram",
+    "LoopTask",
     "Method",
     "OpenRun",
     "Output",
@@ -95,6 +99,7 @@ __all__ = [
     "ServerState",
     "TrainedModel",
     "Uploads",
+    "client",
     "make_method",
     "make_net",
     "methods",

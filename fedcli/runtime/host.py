@@ -35,7 +35,7 @@ from fedcli.runtime.together import Task, execute_together
 from fedcli.runtime.worker import Progress, Result
 from fedcli.runtime.workers import Workers
 from fedmodels.config.experiment import Deploy
-from fedmodels.errors import ArchiveError, FedtideError, LinkError, PayloadError
+from fedmodels.errors import ArchiveError, ConfigError, FedtideError, LinkError, PayloadError
 from fedmodels.own_code import refuse_exits
 from fedmodels.printable import printable
 from fedmodels.resolution import received_experiment
@@ -82,6 +82,7 @@ class Host:
         """
         self._deploys = deploys
         self.link, self.code, self.weights, self._states = link, code, weights, states
+        self.data = data
         self.workers = Workers(clients, data, states, device)
         self._ids = frozenset(map(str, clients))
         self.enrolment = Enrolment(link, self.workers, states, start_over=start_over)
@@ -122,7 +123,21 @@ class Host:
     def run(self) -> None:
         """Do what the server orders until it says that the run is over.
 
-        A client whose last result was taken stays until then: a server that dies before it has
+        Raises:
+            FedtideError: see :meth:`taking_part`.
+        """
+        with self.taking_part(), refuse_exits():
+            self._work()
+
+    def _work(self) -> None:
+        for tasks in self.orders():
+            self.hand_on(self.execute(tasks))
+
+    @contextmanager
+    def taking_part(self) -> Iterator[None]:
+        """Join, let the block do what the server orders, and leave.
+
+        A client whose last result was taken stays until the end: a server that dies before it has
         committed the end wants everybody again.
 
         Raises:
@@ -136,8 +151,7 @@ class Host:
             self.join()
             log.info("waiting for orders")
             give_back_free_pages()
-            with refuse_exits():
-                self._work()
+            yield
             leaving = "finished"
             self._hand_on(None)
             while self._pushing.is_alive():
@@ -148,7 +162,10 @@ class Host:
         except Dismissed:
             leaving = "told that the run has failed"
             raise
-        except (KeyboardInterrupt, SystemExit):
+        except ConfigError:
+            leaving = "cannot do what the run asks for"
+            raise
+        except (KeyboardInterrupt, SystemExit, GeneratorExit):
             leaving = "stopped"
             log.warning("stopped as asked: leaves the run; the same command takes part again")
             raise
@@ -160,8 +177,11 @@ class Host:
             if lock is not None:
                 os.close(lock)
 
-    def _work(self) -> None:
-        """Do what orders say until the run is over."""
+    def orders(self) -> Iterator[list[Task]]:
+        """Yield what is to be done next, until the run is over: one order, or some to do at once.
+
+        Whoever iterates hands on the results.
+        """
         self._pushing = threading.Thread(target=self._push_forever, name="push", daemon=True)
         self._pushing.start()
         for work in (self._pull_forever, self._beat_forever):
@@ -171,8 +191,16 @@ class Host:
                 tasks = self._next_tasks()
             except RunOver:
                 return
-            if results := self._execute(tasks):
-                self._hand_on(results)
+            yield tasks
+
+    def hand_on(self, results: list[Result]) -> None:
+        """Bring results to the server; wait until the thread that does so has room for them.
+
+        Raises:
+            BaseException: what another thread says ends this process.
+        """
+        if results:
+            self._hand_on(results)
 
     def _hand_on(self, results: list[Result] | None) -> None:
         """Wait until the thread that pushes has room for results, or for the end.
@@ -202,7 +230,7 @@ class Host:
             taken.append(found)
         return [Task(self.workers.of(client_of(o.client_id)), o, payload) for o, payload in taken]
 
-    def _execute(self, tasks: list[Task]) -> list[Result]:
+    def execute(self, tasks: list[Task]) -> list[Result]:
         """Do what orders say; those that were abandoned on the way have no result."""
         first = tasks[0]
         if self._together > 1 and first.order.kind == rpc.ORDER_KIND_TRAIN:

@@ -147,7 +147,7 @@ def _needs_two(part: nn.Module, x: Tensor) -> bool:
 
 def _split(net: nn.Module, width: int, x: Tensor, name: str) -> SplitNet:
     """Take the head off a module, and put both parts side by side."""
-    head = net.head
+    head, names = net.head, {id(t): key for key, t in net.state_dict(keep_vars=True).items()}
     assert isinstance(head, nn.Module)
     shared = {id(p) for p in head.parameters()}
     del net.head
@@ -159,7 +159,9 @@ def _split(net: nn.Module, width: int, x: Tensor, name: str) -> SplitNet:
         base = Features(net)
     with torch.no_grad():
         _call(base.eval(), x, name, "features without the head")
-    return SplitNet(base.train(), head, width)
+    split = SplitNet(base.train(), head, width)
+    split.own_names = {key: names[id(tensor)] for key, tensor in split.tensors().items()}
+    return split
 
 
 def _outside(net: nn.Module, child: str) -> bool:

@@ -36,6 +36,8 @@ class SplitNet(nn.Module):
             batch and keeps no statistics, it cannot; one example is then embedded beside a copy.
         mixed_precision: whether the base computes in bfloat16, as autocast has it; weights,
             embeddings and the head are float32 all the same.
+        own_names: what a tensor is called in the state dict of the module that the net was made
+            from, by role-prefixed key; empty where the net is its own module.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class SplitNet(nn.Module):
         self.mixes_examples, self.takes_one = mixes_examples, takes_one
         self.mixed_precision = False
         self.base, self.head, self.width = base, head, width
+        self.own_names: Mapping[str, str] = {}
         self._slots: list[tuple[str, dict[str, Tensor], str]] = []
         self._parameter_slots: list[tuple[str, dict[str, Tensor], str]] = []
         self._packed: PackedWeights | None = None

@@ -32,7 +32,7 @@ class OneOrder(Host):
         order = rpc.Order(
             kind=rpc.ORDER_KIND_FINISH, client_id="0", interaction=5, base=-1, committed=4
         )
-        self._execute([Task(self.workers.of(0), order, Bundle())])
+        self.execute([Task(self.workers.of(0), order, Bundle())])
 
 
 @pytest.fixture

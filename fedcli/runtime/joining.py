@@ -1,0 +1,86 @@
+"""The way from a server's address and files of data to a host of clients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from fedcli.data.store.site import cut, cut_before, is_cut
+from fedcli.runtime.host import Host
+from fedcli.runtime.link import Link
+from fedcli.runtime.tls import channel_credentials
+from fedmodels.config.places import check_address
+from fedmodels.errors import ConfigError, DataError
+from fedmodels.tensors.bundle import ClientId
+from fedpb.tables import values_of
+
+
+def host_of(
+    clients: Sequence[ClientId],
+    server: str,
+    data: Path,
+    states: Path,
+    device: torch.device,
+    *,
+    tls: tuple[Path | None, Path | None, Path | None] = (None, None, None),
+    give_up_after: float | None = None,
+    start_over: bool = False,
+    deploys: bool = False,
+    code: Sequence[Path] = (),
+    weights: Sequence[Path] = (),
+) -> Host:
+    """Return a host that is ready to join; files as a site has them are cut first.
+
+    Args:
+        clients: their ids.
+        server: the address of the coordinator.
+        data: a directory with one for each client, or with a store, or one client's own files.
+        states: a directory for the clients' states.
+        device: where nets are trained.
+        tls: authority of the server, the client's certificate and its key.
+        give_up_after: seconds without the server; None is never.
+        start_over: go on from the initial private state where a lost one is too far back.
+        deploys: keep a model live while it trains.
+        code: custom files whose code may run, if the server's experiment asks for it.
+        weights: files that may hold the initial weights, if the experiment has such a file.
+
+    Raises:
+        ConfigError: an argument is no good; or own files are of several clients, or cannot be cut.
+    """
+    check_address(server, "--server")
+    credentials = channel_credentials(*tls)
+    if give_up_after is not None and math.isnan(give_up_after):
+        raise ConfigError("--give-up-after nan is no number of seconds")
+    if states.exists() and not states.is_dir():
+        raise ConfigError(f"--state-dir {states} is a file, not a directory; give another one")
+    link = Link(server, credentials, give_up_after)
+    data = _brought(link, clients, data, states / "own-data")
+    return Host(
+        clients, link, data, states, device, start_over=start_over, deploys=deploys, code=code,
+        weights=weights,
+    )  # fmt: skip
+
+
+def _brought(link: Link, clients: Sequence[ClientId], data: Path, cache: Path) -> Path:
+    """Return where clients' directories are; files as a site has them are cut first.
+
+    Raises:
+        ConfigError: custom files are of several clients; or they cannot be cut.
+    """
+    (client, *others) = clients
+    is_gone = not data.exists() and isinstance(client, int) and cut_before(cache, client)
+    if (is_cut(data) and not is_gone) or clients == ["evaluator"]:
+        return data
+    if others or not isinstance(client, int):
+        raise ConfigError(
+            f"--data {data} holds files of one client: name it with --client-id, or give clients' "
+            "directories as fedcli partition makes them"
+        )
+    wanted = link.prepare(client)
+    try:
+        return cut(data, values_of(wanted.data), wanted.seed, client, cache)
+    except DataError as error:  # as with a wrong option, the same command again is in vain
+        raise ConfigError(str(error)) from None

@@ -1,0 +1,223 @@
+"""A client around a training loop of one's own.
+
+    import fedtide
+
+    for task in fedtide.client("127.0.0.1:5055", 0, "data"):
+        task.load(model)                    # everybody's weights
+        loss = train(model, task.data)      # as ever
+        task.send(model, loss=loss)
+
+All else is what ``fedcli join`` does: joining, TLS, checks, recovery, scores, the final model.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from fedcli.runtime.host import Host
+from fedcli.runtime.joining import host_of
+from fedcli.runtime.together import Task
+from fedcli.runtime.worker import Result
+from fedmodels.errors import ConfigError, TrainingFailed
+from fedmodels.methods.fedavg import FedAvg
+from fedmodels.nets.split import SplitNet, load_weights
+from fedmodels.numerics.randomness import seeded
+from fedmodels.training.loop import ClientHalf
+from fedmodels.training.method import Method
+from fedmodels.training.stack import begin_apart, end_apart
+from fedpb.v1 import coordinator_pb2 as rpc
+
+PathLike = str | os.PathLike[str]
+LOOP = ("fit", "phases", "loss", "after_step", "training_data")
+"""What a loop of one's own does in place of the method's functions."""
+
+
+@dataclass
+class LoopTask:
+    """One interaction: weights and data to train with, and the way back."""
+
+    client: int
+    round: int
+    """From 0, as all numbers in Python."""
+    task: int
+    """The number of the client's task, from 0."""
+    model: nn.Module
+    """The run's net with the weights to train from; an own module may take its place."""
+    data: TensorDataset
+    """Normalised inputs (n, …) and labels (n,) of the task."""
+    seed: int
+    """Of this client in this interaction, for whatever a loop draws beside torch's generators,
+    which are seeded with another number."""
+    _net: SplitNet = field(repr=False)
+    _loss: float | None = None
+
+    def load(self, model: nn.Module) -> None:
+        """Copy the weights to train from into a module that has the run's net's tensors.
+
+        Raises:
+            ConfigError: it has others.
+        """
+        held = self._held_by(model)
+        with torch.no_grad():
+            for key, tensor in self._net.tensors().items():
+                held[key].copy_(tensor)
+
+    def send(self, model: nn.Module | None = None, *, loss: float | Tensor) -> None:
+        """End the interaction with the weights of a module, by default those of ``model``.
+
+        Args:
+            model: has the run's net's tensors, trained.
+            loss: the mean training loss, for the run's records.
+
+        Raises:
+            ConfigError: the module has other tensors.
+        """
+        if model is not None and model is not self.model:
+            load_weights(self._net, {k: t.detach() for k, t in self._held_by(model).items()})
+        self._loss = float(loss)
+
+    def _held_by(self, model: nn.Module) -> dict[str, Tensor]:
+        """Return the tensors of an own module by the keys of the run's net."""
+        state, names, found = model.state_dict(keep_vars=True), self._net.own_names, {}
+        for key, tensor in self._net.tensors().items():
+            name = names.get(key, key.replace("/", ".", 1))
+            held = state.get(name)
+            if held is None or held.shape != tensor.shape:
+                has = "no such tensor" if held is None else f"one of {list(held.shape)}"
+                raise ConfigError(
+                    f"the run's net has {name} of {list(tensor.shape)}, and "
+                    f"{type(model).__name__} has {has}: give the module that [net] name names"
+                )
+            found[key] = held
+        return found
+
+
+def client(
+    server: str,
+    client_id: int,
+    data: PathLike,
+    *,
+    state_dir: PathLike = "fedtide-state",
+    device: str = "cpu",
+    tls_ca: PathLike | None = None,
+    tls_cert: PathLike | None = None,
+    tls_key: PathLike | None = None,
+    code: Sequence[PathLike] = (),
+    weights: Sequence[PathLike] = (),
+    give_up_after: float | None = None,
+    start_over: bool = False,
+) -> Iterator[LoopTask]:
+    """Take part in a run as one client; yield each interaction to train, until the run is over.
+
+    The method's server half does the rest, so it must leave the loop to FedAvg: ``fedavg``,
+    ``fedper``, ``fedbn`` and the like. Options are those of ``fedcli join``.
+
+    Args:
+        server: ``HOST:PORT`` of the coordinator.
+        client_id: the client's id.
+        data: the client's own recordings or photos, or a partition's root.
+        state_dir: where the private state and the session are kept; a loop that was killed goes on
+            from there.
+        device: where the data lie and the client is scored; a loop trains where it likes.
+        tls_ca: authority of the server.
+        tls_cert: this client's certificate.
+        tls_key: its key.
+        code: custom files that the run's config may name, such as that of the net.
+        weights: a copy of the file of weights that the run's config may begin with.
+        give_up_after: seconds without the server; by default never.
+        start_over: go on from the initial private state where a lost one is too far back.
+
+    Raises:
+        FedtideError: an argument is no good, the server refuses the client, or the run failed.
+    """
+    tls = [None if file is None else _path(file) for file in (tls_ca, tls_cert, tls_key)]
+    host = host_of(
+        [client_id], server, _path(data), _path(state_dir), torch.device(device),
+        tls=(tls[0], tls[1], tls[2]), give_up_after=give_up_after, start_over=start_over,
+        code=[*map(_path, code)], weights=[*map(_path, weights)],
+    )  # fmt: skip
+    return _interactions(host)
+
+
+def _path(given: PathLike) -> Path:
+    return Path(os.fspath(given))
+
+
+def _interactions(host: Host) -> Iterator[LoopTask]:
+    """Yield what is to be trained, and do all other orders."""
+    with host.taking_part():
+        _check_leaves_the_loop(host.workers.of(host.workers.clients[0]).method)
+        for tasks in host.orders():
+            if tasks[0].order.kind == rpc.ORDER_KIND_TRAIN:
+                host.hand_on((yield from _trained(tasks[0])))
+            else:
+                host.hand_on(host.execute(tasks))
+
+
+def _check_leaves_the_loop(method: Method) -> None:
+    """Check that a method says nothing of its own about the steps of local training.
+
+    Raises:
+        ConfigError: it does; says by which function.
+    """
+    own = [name for name in LOOP if getattr(type(method), name) is not getattr(FedAvg, name)]
+    if own:
+        raise ConfigError(
+            f"method {method.name!r} trains in a way of its own ({own[0]}), which a loop of yours "
+            "would replace: take a method that leaves the loop to FedAvg, such as fedavg, fedper "
+            "or fedbn, or join by fedcli join"
+        )
+
+
+def _trained(found: Task) -> Generator[LoopTask, None, list[Result]]:
+    """Let the loop train; return its result, none where nobody waits for it any more."""
+    worker, order = found.worker, found.order
+    try:
+        half = worker.begin(order, found.payload)
+        if isinstance(half, Result):  # of an earlier order for the same training
+            return [half]
+        begin_apart(half)
+    except Exception as error:  # the client fails, and goes on
+        return [done] if (done := worker.failed(order, error)) else []
+    begun, task = time.monotonic(), _task_of(half)
+    with seeded(half.ctx.seed("dropout")):
+        torch.set_rng_state(half.drawn)
+        yield task
+    if worker.progress.superseded:
+        return []
+    if task._loss is None:
+        raise ConfigError(
+            f"round {task.round + 1} of client {task.client} was not sent: end what the loop does "
+            "with task.send(model, loss=loss)"
+        )
+    try:
+        if not math.isfinite(task._loss):
+            raise TrainingFailed(f"the loss of client {task.client} is {task._loss}")
+        _as_before(half.ctx.net.to(half.ctx.device))
+        done = worker.end(order, half, end_apart(half, task._loss), time.monotonic() - begun)
+    except Exception as error:
+        done = worker.failed(order, error)
+    return [] if done is None else [done]
+
+
+def _task_of(half: ClientHalf) -> LoopTask:
+    ctx = half.ctx
+    assert isinstance(ctx.client, int)
+    net, data = ctx.net.train(), TensorDataset(half.x, half.y)
+    return LoopTask(ctx.client, ctx.round, ctx.task, net, data, ctx.seed("order"), net)
+
+
+def _as_before(net: SplitNet) -> None:
+    """Undo what a loop may have set: frozen parameters, and gradients."""
+    for parameter in net.parameters_by_key().values():
+        parameter.requires_grad_(True)
+        parameter.grad = None

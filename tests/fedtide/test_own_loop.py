@@ -1,0 +1,126 @@
+"""A training loop of one's own is a client like any other."""
+
+from __future__ import annotations
+
+import runpy
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from torch.nn.functional import cross_entropy
+
+import fedtide
+from fedcli.data.store.commands import run_partition
+from fedmodels.errors import ConfigError
+from fedmodels.methods import make
+from fedtide.inprocess import run_in_process
+from fedtide.own_loop import _check_leaves_the_loop
+from tests.conftest import tiny_experiment
+from tests.fuzz.live import Live
+
+SCRIPTS = Path(__file__).parents[2] / "examples" / "own-loop"
+TRAINING = {"batch_size": 16, "lr": 0.05, "local_epochs": 2, "momentum": 0.5}
+Make = Callable[..., Live]
+
+
+@pytest.fixture
+def live() -> Iterator[Make]:
+    """Return what starts a coordinator in this process."""
+    made: list[Live] = []
+
+    def make(data: Path, **tables: Any) -> Live:
+        root = Path(tempfile.mkdtemp(prefix="live-"))  # a socket's path must be short
+        made.append(Live(tiny_experiment(training=TRAINING, **tables), data, root))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+        shutil.rmtree(one.root)
+
+
+def client(run: Live, **options: Any) -> Iterator[fedtide.LoopTask]:
+    return fedtide.client(
+        run.address, 0, run.data, state_dir=run.root / "own", give_up_after=20, **options
+    )
+
+
+def as_fedavg(task: fedtide.LoopTask, model: torch.nn.Module) -> torch.Tensor:
+    """Train a module as FedAvg's loop does; return the last epoch's mean loss."""
+    x, y = task.data.tensors
+    order = torch.Generator().manual_seed(task.seed)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5)
+    for _ in range(2):
+        total = torch.zeros(())
+        for index in torch.split(torch.randperm(len(y), generator=order), 16):
+            loss = cross_entropy(model(x[index]), y[index])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            total += loss.detach() * len(index)
+    return total / len(y)
+
+
+def test_a_loop_that_trains_as_fedavg_does_is_the_same_run(
+    live: Make, digits: Path, tmp_path: Path
+) -> None:
+    """It forgets to send once, is started again, and goes on from where the run is."""
+    plain = run_in_process(tiny_experiment(training=TRAINING), digits, tmp_path / "run")
+    run, seen = live(digits), list[tuple[int, int]]()
+    run.join(1, 2)
+    tasks = client(run)
+    for _ in range(2):
+        task = next(tasks)
+        seen.append((task.round, task.task))
+        if not seen[1:]:
+            task.send(loss=as_fedavg(task, task.model))
+    with pytest.raises(ConfigError, match="no such tensor: give the module that"):
+        task.load(torch.nn.Linear(2, 2))
+    with pytest.raises(ConfigError, match="round 1 of client 0 was not sent: end what the loop"):
+        next(tasks)
+    for task in client(run):
+        seen.append((task.round, task.task))
+        task.send(loss=as_fedavg(task, task.model))
+    summary = run.summary()
+    assert seen == [(0, 0), (0, 1), (0, 1), (1, 0), (1, 1)]
+    assert summary["state_sha256"] == plain["state_sha256"]
+    assert summary["metrics"] == pytest.approx(plain["metrics"], abs=1e-6)
+    assert (run.root / "own" / "0" / "personal.safetensors").exists()
+
+
+@pytest.mark.parametrize("script", ["with_torch.py", "with_lightning.py"])
+@pytest.mark.filterwarnings("ignore")  # Lightning has its own
+def test_the_scripts_take_part_with_ten_changed_lines(
+    script: str, live: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "lightning" in script:
+        pytest.importorskip("lightning", reason="needs Lightning: pip install 'fedtide[lightning]'")
+    tables = {"net": {"name": f"{SCRIPTS / 'net.py'}:Net"}, "schedule": {"rounds": 2, "clients": 1}}
+    e = tiny_experiment(**tables)
+    run_partition(e.data, e.scenario, 1, e.seed, tmp_path / "data", Console(quiet=True))
+    run = live(tmp_path / "data", **tables)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(SCRIPTS)
+    monkeypatch.setattr(sys, "argv", [script, run.address, "0", str(run.data)])
+    runpy.run_path(str(SCRIPTS / script))
+    metrics = run.summary()["metrics"]
+    assert metrics["a_loc"] > 0.5
+    assert 0 < metrics["loss"] < 2
+    changed = [line for line in (SCRIPTS / script).read_text().splitlines() if "# fedtide" in line]
+    assert 0 < len(changed) <= 10
+
+
+@pytest.mark.parametrize(
+    ("name", "own"), [("fedprox", "loss"), ("scaffold", "loss"), ("fedrep", "phases")]
+)
+def test_a_method_with_a_loop_of_its_own_is_refused(name: str, own: str) -> None:
+    with pytest.raises(ConfigError, match=rf"'{name}' trains in a way of its own \({own}\)"):
+        _check_leaves_the_loop(make(name))
+    for plain in ("fedavg", "fedper", "fedbn", "local"):
+        _check_leaves_the_loop(make(plain))
