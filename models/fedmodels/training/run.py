@@ -71,8 +71,8 @@ class RunFacts:
             ConfigError: ``[net] weights`` is no file of weights for this net, or is not here.
         """
         classes = self.problem.num_classes
-        began_with = self.began_with or classes
-        fresh = (weights_of(self.for_classes(n).make_net()) for n in range(began_with, classes + 1))
+        earlier = map(self.for_classes, range(self.began_with or classes, classes))
+        fresh = (weights_of(run.make_net()) for run in (*earlier, self))
         return reduce(with_rows, fresh, from_file(self.experiment.net, next(fresh)))
 
     def forget_initial_weights(self) -> None:
