@@ -131,13 +131,17 @@ READINGS = [
 
 @pytest.mark.parametrize("case", [*CASES, *READINGS], ids=str)
 def test_the_states_of_every_method_grow(case: tuple[str, dict[str, Any]]) -> None:
-    small = {"net": {**ALIGNED, "blocks": 1, "prototypes": [4]}} if case[0] == "fedali" else {}
-    optimizer = "adam" if case[0] == "af-fcl" else "sgd"  # its moments are kept
-    world = World.begun(experiment_for(case, training={"optimizer": optimizer}, **small))
+    name, switches = case
+    small = {"net": {**ALIGNED, "blocks": 1, "prototypes": [4]}} if name == "fedali" else {}
+    optimizer = "adam" if name == "af-fcl" else "sgd"  # its moments are kept
+    if name == "fedbabu":  # fine-tuning on more classes moves the scores of all
+        switches = {**switches, "fine_tune_epochs": 0}
+    experiment = experiment_for((name, switches), training={"optimizer": optimizer}, **small)
+    world = World.begun(experiment)
     world.interact()
     world.interact()
     before, after = world.scores(), world.grown(LATER)
-    _check_bundles(world, after, begins_alike=case[0] != "fedcil")
+    _check_bundles(world, after, begins_alike=name != "fedcil")
     in_steps = world.grown(EARLIER + 1, LATER)
     assert states_of(in_steps.server) == states_of(after.server)
     assert bytes_of(*in_steps.clients.values()) == bytes_of(*after.clients.values())
