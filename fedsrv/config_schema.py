@@ -12,6 +12,7 @@ from pydantic import BaseModel, TypeAdapter
 from fedmodels.config import experiment as tables
 from fedmodels.config import scenario as scenarios
 from fedmodels.config.data import Columns, Data
+from fedmodels.config.training import LrSchedule
 from fedmodels.methods import method_class
 from fedmodels.methods import names as method_names
 from fedmodels.methods.variants import Choices, variants_of
@@ -30,7 +31,7 @@ def config_schema() -> Form:
     """Return the schema of a whole config, with the keys of every method and net."""
     whole = tables.Experiment.model_json_schema()
     definitions = whole["$defs"]
-    for table in (Data, Columns, *_tables_of(tables), *KINDS):
+    for table in (Data, Columns, LrSchedule, *_tables_of(tables), *KINDS):
         if table.__name__ in definitions:
             _explain(definitions[table.__name__], table)
     by_name = {

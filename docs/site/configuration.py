@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from fedmodels.config import experiment as tables
 from fedmodels.config import scenario as scenarios
+from fedmodels.config import training
 from fedmodels.config.bounds import MAX_COUNT
 from fedmodels.config.data import Columns, Data
 from fedmodels.methods import names
@@ -43,9 +44,11 @@ TABLES = {
     "method": tables.MethodTable,
     "schedule": tables.Schedule,
     "trigger": tables.Trigger,
-    "training": tables.Training,
+    "training": training.Training,
+    "training.lr_schedule": training.LrSchedule,
     "evaluate": tables.Evaluate,
     "server": tables.Server,
+    "server_optimizer": training.ServerOptimizer,
     "compression": tables.Compression,
     "deploy": tables.Deploy,
     "tracking": tables.Tracking,

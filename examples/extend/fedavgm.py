@@ -3,6 +3,8 @@
 Hsu et al., Measuring the Effects of Non-Identical Data Distribution, 2019, section 4.3.
 https://arxiv.org/abs/1909.06335
 
+``[server_optimizer]`` has it for every method; here it shows what ``finish`` is for.
+
     fedsrv launch examples/quickstart.toml --out run --set method.name=examples/extend/fedavgm.py:FedAvgM
 """  # noqa: E501
 

@@ -31,6 +31,7 @@ from fedmodels.tensors.staleness import discount, rebase
 from fedmodels.training.contexts import ServerContext, ServerState
 from fedmodels.training.hooks import init_server
 from fedmodels.training.method import Method
+from fedmodels.training.optimizer import check_training
 from fedmodels.training.run import RunFacts
 from fedsrv.availability import read_availability
 from fedsrv.engine.cohort import Answers, BufferedUploads, TooFewOrders, Trip
@@ -42,12 +43,13 @@ from fedsrv.state.record import Record
 
 
 def check_schedule(experiment: Experiment) -> None:
-    """Check a run's schedule as far as that needs neither data nor clients.
+    """Check a run's schedule, and its optimiser, as far as that needs neither data nor clients.
 
     Raises:
         ConfigError: the schedule names a file that cannot be used, no client is there in any
-            round, or the method's rounds may not be asynchronous.
+            round, the method's rounds may not be asynchronous, or the optimiser lacks an option.
     """
+    check_training(experiment)
     read_availability(experiment)
     recorded_arrivals(experiment)
     if experiment.schedule.is_asynchronous:

@@ -19,8 +19,10 @@ from fedmodels.numerics.metrics import frequency_groups
 from fedmodels.tensors.bundle import ClientId, Problem
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.training.compression import Compression
+from fedmodels.training.criterion import check_own_loss
 from fedmodels.training.method import Method
 from fedmodels.training.run import RunFacts
+from fedmodels.training.server_optimizer import check_server_optimizer
 from fedmodels.training.stack_trial import check_together
 from fedsrv.engine import schedule
 from fedsrv.engine.client_profile import Profile, common_limits
@@ -61,6 +63,8 @@ class Plan:
         """
         experiment, profiles = store.experiment, stored_profiles(store, descriptions)
         run = RunFacts(experiment, next(iter(profiles.values())).problem)
+        check_server_optimizer(method, run)
+        check_own_loss(method, run)
         if experiment.training.together > 1:
             check_together(method, run)
         tasks, weights = fixed_tasks(store, profiles), fixed_weights(store, profiles)

@@ -53,7 +53,8 @@ class StateFiles:
             raise ArchiveError(f"{self.path(interaction)} belongs to another run")
         parts = ClientParts(self.directory) if aside else self._parts
         clients = parts.load(self._manifest(interaction))
-        return ServerState(named.get("common", Bundle()), named.get("own", Bundle()), clients)
+        common, own, moments = (named.get(k, Bundle()) for k in ("common", "own", "optimizer"))
+        return ServerState(common, own, clients, moments)
 
     def why_unusable(self, interaction: int) -> str:
         """Return why a state is of no use; an empty text if it can be read.
@@ -92,7 +93,8 @@ class StateFiles:
         """
         header = {"run": self.run_id}
         parts = self._parts.save(interaction, state, header, fsync=self.strict)
-        bundles, facts = {"common": state.common, "own": state.own}, {**header, "parts": parts}
+        facts = {**header, "parts": parts}
+        bundles = {name: bundle for name, bundle in state.named() if "/" not in name}
         save_named(self.path(interaction), bundles, facts, fsync=self.strict)
         self.kept.add(interaction)
         self._manifests[interaction] = parts

@@ -16,6 +16,7 @@ from fedmodels.config.bounds import Count, PositiveCount
 from fedmodels.config.data import Data
 from fedmodels.config.scenario import Scenario
 from fedmodels.config.strict_table import CodeName, Place, StrictTable
+from fedmodels.config.training import ServerOptimizer, Training
 from fedmodels.errors import ConfigError
 from fedmodels.own_code import short_name
 
@@ -184,46 +185,6 @@ class Trigger(StrictTable):
     """Seconds without rounds after which the run ends; by default it waits for ever."""
 
 
-class Training(StrictTable):
-    """``[training]``: the local work every method's stock loop does."""
-
-    local_epochs: PositiveCount = 1
-    """Passes over the data of a task in one interaction."""
-    batch_size: PositiveCount = 32
-    """Examples of a training step; 2 or more for nets with batch normalisation, which leave a batch
-    of one out."""
-    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
-    """The optimiser; its state lives for one phase of local training."""
-    lr: Annotated[float, Field(gt=0)] = 0.01
-    """Learning rate."""
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Momentum of SGD."""
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    """Weight decay of the optimiser."""
-    threads: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Torch threads of a client process; the count changes floats, so it belongs to the run."""
-    precision: Literal["float32", "bfloat16"] = "float32"
-    """What nets compute in on the way to their embeddings, in training and in scoring; weights,
-    losses and what travels are float32 all the same. It changes floats, and pays on CPUs with
-    AMX and on AMD's with ``avx512_bf16``, but for the smallest nets: docs/results/speed.md."""
-    augment: Literal["none", "flip", "crop-flip", "turn-flip", "affine-flip", "jitter-flip"] = (
-        "none"
-    )
-    """Random changes of training images, each of which mirrors some of them as well. ``crop-flip``
-    shifts by up to 4 pixels; ``turn-flip`` turns by quarters of a circle, for images without an
-    upright; ``affine-flip`` turns by up to 15 degrees, shifts and zooms by up to a tenth;
-    ``jitter-flip`` changes brightness and contrast."""
-    together: PositiveCount = 1
-    """Clients of one process that train as one stacked step at most; 1: in turn. Floats then depend
-    on who trains beside whom, so a crash may change the last bits of a run. It pays for small nets
-    alone: docs/results/speed.md."""
-
-    @property
-    def mixed_precision(self) -> bool:
-        """Whether nets compute in bfloat16 where they may."""
-        return self.precision == "bfloat16"
-
-
 class Evaluate(StrictTable):
     """``[evaluate]``: when, and which models, are scored."""
 
@@ -384,6 +345,7 @@ class Experiment(StrictTable):
     training: Training = Training()
     evaluate: Evaluate = Evaluate()
     server: Server = Server()
+    server_optimizer: ServerOptimizer | None = None
     compression: Compression | None = None
     tracking: Tracking = Tracking()
     deploy: Deploy | None = None
@@ -468,12 +430,15 @@ def difference(one: Experiment, other: Experiment) -> list[str]:
 def forbidden_changes(before: Experiment, now: Experiment) -> list[str]:
     """Return the dotted keys in which a resumed run differs from what it was, and must not.
 
-    It may have another ``max_rollback``, and more rounds at the end.
+    It may have another ``max_rollback``, and more rounds at the end, unless learning rates of
+    earlier rounds would change with their number.
     """
     scenario, schedule = now.scenario, now.schedule
     one_task = scenario is not None and scenario.tasks == 1 and not scenario.fixes_tasks
     allowed = {"server.max_rollback"}
-    if schedule.rounds >= before.schedule.rounds and (schedule.order == "rounds_outer" or one_task):
+    rate = now.training.lr_schedule
+    longer = schedule.rounds >= before.schedule.rounds and not (rate and rate.follows_rounds)
+    if longer and (schedule.order == "rounds_outer" or one_task):
         allowed.add("schedule.rounds")
     return [key for key in difference(before, now) if key not in allowed]
 

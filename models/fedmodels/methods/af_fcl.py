@@ -54,8 +54,9 @@ from fedmodels.tensors.declared_counts import TrainsOn
 from fedmodels.tensors.roles import part_of, tensors_of, under, without
 from fedmodels.tensors.uploads import Uploads
 from fedmodels.training.contexts import ClientContext, ServerContext, ServerState
-from fedmodels.training.loop import EpochLoop, begin_phase, optimizer_of
+from fedmodels.training.loop import EpochLoop, begin_phase
 from fedmodels.training.method import Batch, Output, Payload
+from fedmodels.training.optimizer import optimizer_of
 from fedmodels.training.run import RunFacts
 
 BEFORE = "before"
@@ -203,13 +204,13 @@ class AFFCL(FedAvg):
         return Predecessor(net, flow, kept[BEFORE].nonzero().flatten().to(ctx.device))
 
     def fit(self, ctx: ClientContext, x: Tensor, y: Tensor, refs: AfFclReferences) -> float:
-        training, loop = ctx.run.experiment.training, EpochLoop(self, ctx, x, y, refs)
+        decay, loop = ctx.run.experiment.training.weight_decay, EpochLoop(self, ctx, x, y, refs)
         (phase,) = self.phases(ctx)
-        whole = begin_phase([ctx.net], phase, training)
-        head = {"params": list(ctx.net.head.parameters()), "weight_decay": training.weight_decay}
+        whole = begin_phase([ctx.net], phase, ctx)
+        head = {"params": list(ctx.net.head.parameters()), "weight_decay": decay}
         refs.adams = {
             "net": whole,
-            "head": optimizer_of([head], training, training.lr),
+            "head": optimizer_of([head], ctx),
             "flow": Adam(refs.flow.parameters(), self.flow_lr),
         }
         load_moments(_adams(refs), refs.moments)
@@ -272,7 +273,7 @@ class AFFCL(FedAvg):
         return self.k_flow * loss
 
     def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: AfFclReferences) -> Tensor:
-        loss = cross_entropy(out.logits, batch.y)
+        loss = super().loss(ctx, batch, out, refs)
         if refs.last is None or not self.k_kd:
             return loss
         with torch.no_grad():

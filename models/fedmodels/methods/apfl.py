@@ -21,7 +21,6 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 from torch.func import functional_call
-from torch.nn.functional import cross_entropy
 
 from fedmodels.config.bounds import Share
 from fedmodels.methods import register
@@ -31,6 +30,7 @@ from fedmodels.techniques.twins import Twin, begin_twin, from_state, to_state
 from fedmodels.tensors.bundle import Bundle, Weights
 from fedmodels.training.contexts import ClientContext
 from fedmodels.training.method import Batch, Scores
+from fedmodels.training.optimizer import lr_of
 from fedmodels.training.run import RunFacts
 
 
@@ -107,11 +107,11 @@ class Apfl(FedAvg):
             buffers = {k: b.clone() for k, b in ctx.net.named_buffers()}  # w_i's do not move
             with torch.no_grad():
                 fixed = functional_call(ctx.net, buffers, (batch.x,))
-            return cross_entropy(alpha * twin(batch.x) + (1 - alpha) * fixed, batch.y)
+            return ctx.criterion(alpha * twin(batch.x) + (1 - alpha) * fixed, batch.y)
         w = {k: p.detach() for k, p in ctx.net.named_parameters()}
         weights = mix(dict(twin.named_parameters()), w, alpha)
         logits: Tensor = functional_call(twin, weights, (batch.x,))
-        return cross_entropy(logits, batch.y)
+        return ctx.criterion(logits, batch.y)
 
     def after_step(self, ctx: ClientContext, batch: Batch, refs: ApflReferences) -> None:
         adapts = self.adaptive and (self.alpha_every == "step" or refs.twin.steps == 0)
@@ -123,7 +123,7 @@ class Apfl(FedAvg):
             self.mixture_loss(ctx, batch, refs, alpha).backward()  # type: ignore[no-untyped-call]
             refs.twin.optimizer.step()
             if alpha.grad is not None:  # <v - w, grad f(v-bar)>, section 4.1 (adaptive alpha)
-                step = ctx.run.experiment.training.lr * alpha.grad
+                step = lr_of(ctx) * alpha.grad
                 refs.alpha = (refs.alpha - step).clamp(0, 1)
 
     def after_local(self, ctx: ClientContext, state: Bundle, refs: ApflReferences) -> Bundle:

@@ -17,7 +17,6 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from fedmodels.config.bounds import NonNegative
 from fedmodels.methods import register
@@ -70,7 +69,7 @@ class Ditto(FedAvg):
         with twin.apart():
             pairs = zip(twin.net.parameters(), refs.global_, strict=True)
             distance = torch.stack([(v - w).square().sum() for v, w in pairs]).sum()
-            loss = cross_entropy(twin.net(batch.x), batch.y) + self.lam / 2 * distance  # eq. 2
+            loss = ctx.criterion(twin.net(batch.x), batch.y) + self.lam / 2 * distance  # eq. 2
             twin.optimizer.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]
             twin.optimizer.step()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from typing import TypeVar, cast
+from collections.abc import Callable
+from functools import cache
+from typing import Any, TypeVar, cast
 
 import torch
 from torch.optim import Optimizer
@@ -15,12 +17,26 @@ def eager(kind: Kind) -> Kind:
     """Return a class of optimiser that makes the same steps and is never compiled.
 
     torch wraps these functions, and each wrapper imports ``torch._dynamo`` when it is first called.
+    Of the hooks around a step, those before it are called.
     """
     names = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
     bare = {name: inspect.unwrap(getattr(kind, name)) for name in names}
-    step = torch.no_grad()(inspect.unwrap(kind.step))
-    step.hooked = True  # else torch wraps it once more, to profile
+    plain: Callable[..., Any] = torch.no_grad()(inspect.unwrap(kind.step))
+
+    def step(self: Optimizer) -> None:
+        for hook in self._optimizer_step_pre_hooks.values():
+            hook(self, (), {})
+        plain(self)
+
+    step.hooked = True  # type: ignore[attr-defined]  # else torch wraps it once more, to profile
     return cast(Kind, type(kind.__name__, (kind,), {**bare, "step": step}))
 
 
-SGD, Adam, AdamW = eager(torch.optim.SGD), eager(torch.optim.Adam), eager(torch.optim.AdamW)
+@cache
+def kind_of(name: str) -> type[Optimizer]:
+    """Return the class of ``torch.optim`` with this name in small letters, never compiled."""
+    found = {each.lower(): each for each in dir(torch.optim)}
+    return eager(cast(type[Optimizer], getattr(torch.optim, found[name])))
+
+
+Adam = eager(torch.optim.Adam)

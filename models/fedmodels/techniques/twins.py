@@ -16,7 +16,7 @@ from fedmodels.nets.split import SplitNet, load_weights
 from fedmodels.numerics.randomness import seeded
 from fedmodels.tensors.bundle import Weights
 from fedmodels.training.contexts import ClientContext
-from fedmodels.training.loop import optimizer_of
+from fedmodels.training.optimizer import optimizer_of
 
 PREFIX = "twin/"
 
@@ -51,9 +51,9 @@ class Twin:
 
 def begin_twin(ctx: ClientContext, weights: Mapping[str, Tensor]) -> Twin:
     """Return a twin that starts from ``weights``, with the run's optimiser, in training mode."""
-    training = ctx.run.experiment.training
     net = ctx.net.copy()
     load_weights(net, weights)
     net.requires_grad_(True).train()
-    groups = [{"params": list(net.parameters()), "weight_decay": training.weight_decay}]
-    return Twin(net, optimizer_of(groups, training, training.lr), ctx.generator("method"))
+    decay = ctx.run.experiment.training.weight_decay
+    groups = [{"params": list(net.parameters()), "weight_decay": decay}]
+    return Twin(net, optimizer_of(groups, ctx), ctx.generator("method"))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedmodels.config.experiment import Training
+from fedmodels.config.training import Training
 
 BORDER = 4
 """Pixels around an image out of which ``crop-flip`` cuts."""

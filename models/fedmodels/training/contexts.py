@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.randomness import derive_seed
@@ -33,12 +34,15 @@ class ServerState:
     """What only the server needs, such as features that the server optimises."""
     clients: Mapping[int, Bundle] = field(default_factory=dict)
     """What the paper keeps on the server for each client; empty for most methods."""
+    optimizer: Bundle = field(default_factory=Bundle)
+    """Moments of the server's optimiser, if the run has one; methods neither read nor keep it."""
 
     def named(self) -> list[tuple[str, Bundle]]:
         """Return its bundles by name, for the archive and the digest."""
         return [
             ("common", self.common),
             ("own", self.own),
+            *([("optimizer", self.optimizer)] if self.optimizer.weights else []),
             *((f"clients/{c}", self.clients[c]) for c in sorted(self.clients)),
         ]
 
@@ -125,6 +129,12 @@ class ClientContext(HasPosition):
     """Training examples that the last epoch left out, as a batch of one cannot be normalised."""
     view: str = ""
     """Which of the method's views is being loaded and scored; empty while it trains."""
+    criterion: Callable[[Tensor, Tensor], Tensor] = cross_entropy
+    """The run's loss of logits (B, K) and labels (B,)."""
+    epoch: int = 0
+    """The present epoch of local training."""
+    asked: set[str] = field(default_factory=set)
+    """What was asked of the run's settings: ``criterion``, ``optimizer``."""
     secret: Callable[[], Secret] = field(default_factory=lambda: cache(Secret.fresh))
     """Returns the client's secret; a worker keeps it in its state directory."""
 

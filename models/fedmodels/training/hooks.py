@@ -22,6 +22,7 @@ from fedmodels.training.contexts import Metrics, ServerContext, ServerState
 from fedmodels.training.method import Method, Payload
 from fedmodels.training.returned import check_finished, check_sent
 from fedmodels.training.run import RunFacts
+from fedmodels.training.server_optimizer import stepped
 
 log = logging.getLogger(__name__)
 
@@ -67,8 +68,11 @@ def reduce(
     """
     ctx = replace(ctx, before=state)
     with _seeded_for(ctx.run, "reduce", ctx.interaction):
-        found = method.finish(ctx, method.aggregate(ctx, state, uploads), uploads)
+        reduced = stepped(ctx, state, method.aggregate(ctx, state, uploads))
+        found = method.finish(ctx, reduced, uploads)
     after, metrics = check_finished(method, found)
+    if reduced.optimizer is not after.optimizer:  # methods make states without it
+        after = replace(after, optimizer=reduced.optimizer)
     for name, value in metrics.items():
         if is_written_by_runs(name):
             raise ConfigError(

@@ -13,19 +13,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedmodels.config.experiment import Training
+from fedmodels.config.training import Training
 from fedmodels.errors import ConfigError, TrainingFailed
 from fedmodels.nets.embedding import embed
 from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.metrics import ClassCounts
-from fedmodels.numerics.optimizers import SGD, Adam, AdamW
 from fedmodels.numerics.randomness import seeded
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.training.augmentation import augment
 from fedmodels.training.class_masks import mask_scores
 from fedmodels.training.contexts import ClientContext
+from fedmodels.training.criterion import Criterion, criterion_of
 from fedmodels.training.method import Batch, LocalResult, Method, Output, Phase
-from fedmodels.training.returned import check_loss, check_scores, check_trained
+from fedmodels.training.optimizer import optimizer_of
+from fedmodels.training.returned import check_asked, check_loss, check_scores, check_trained
 
 TestSets = Mapping[str, tuple[Tensor, Tensor]]
 
@@ -47,6 +48,16 @@ def train_locally(
         return half.end(method.fit(ctx, half.x, half.y, half.refs))
 
 
+def _noting(loss: Criterion, asked: set[str]) -> Criterion:
+    """Return a loss that notes that it was asked."""
+
+    def noted(logits: Tensor, y: Tensor) -> Tensor:
+        asked.add("criterion")
+        return loss(logits, y)
+
+    return noted
+
+
 @dataclass
 class ClientHalf:
     """One client's work in an interaction before and after its net is fitted."""
@@ -66,13 +77,19 @@ class ClientHalf:
         self.method.load(self.ctx, self.payload, self.state)
         self.refs = self.method.prepare(self.ctx, self.payload, self.state)
         self.x, self.y = self.method.training_data(self.ctx, self.refs)
+        if (training := self.ctx.run.experiment.training).own_loss:
+            loss = criterion_of(training, self.y, self.ctx.run.problem.num_classes)
+            self.ctx.criterion = _noting(loss, self.ctx.asked)
 
     def end(self, loss: float) -> LocalResult:
         """Return the result of local training; ``loss`` is the last epoch's mean over examples.
 
         Raises:
-            ConfigError: the method returns what nobody would keep or take.
+            ConfigError: the method returns what nobody would keep or take, or has trained without
+                what the config says of losses or steps.
         """
+        if len(self.y):
+            check_asked(self.method, self.ctx)
         state = self.method.after_local(self.ctx, self.state, self.refs)
         upload = self.method.uplink(self.ctx, state, self.refs, len(self.y))
         check_trained(self.method, self.ctx, state, upload)
@@ -104,7 +121,7 @@ def run_phases(
     """
     loop = EpochLoop(method, ctx, x, y, refs, renewed, joined)
     for phase in method.phases(ctx):
-        optimizer = begin_phase([ctx.net], phase, ctx.run.experiment.training)
+        optimizer = begin_phase([ctx.net], phase, ctx)
         for batch, fixed in loop.batches(phase):
             for _ in range(steps):
                 features = ctx.net.features(batch.x) if fixed is None else fixed
@@ -161,6 +178,7 @@ class EpochLoop:
         fixed = embed_once(net, self._x, training) if is_same else None
         for _ in range(phase.epochs):
             self._epoch, self._losses = self._epoch + 1, []
+            self.ctx.epoch = self._epoch
             if self._renewed is not None:
                 self._x, self._y = self._renewed(self._epoch)
             taken = list(batches(len(self._y), net, training, self._order))
@@ -212,14 +230,14 @@ class EpochLoop:
 
 
 def begin_phase(
-    nets: Sequence[SplitNet], phase: Phase, training: Training
+    nets: Sequence[SplitNet], phase: Phase, ctx: ClientContext
 ) -> torch.optim.Optimizer:
     """Freeze weights outside the phase, set modes, return a fresh optimiser for the others.
 
     Args:
         nets: nets of one shape; one optimiser steps all nets with gradients.
         phase: names the weights that train.
-        training: the run's settings.
+        ctx: gives the run's settings and the present place in it.
     """
     groups: dict[float, list[nn.Parameter]] = {}
     for net in nets:
@@ -228,18 +246,15 @@ def begin_phase(
             if parameter.requires_grad != trains:
                 parameter.requires_grad_(trains)
             if trains:
-                decay = training.weight_decay
+                decay = ctx.run.experiment.training.weight_decay
                 for prefix, value in phase.weight_decay.items():
                     decay = value if key.startswith(prefix) else decay
                 groups.setdefault(decay, []).append(parameter)
         _set_modes(net, phase)
     if not groups:
         raise ConfigError(f"a phase trains {list(phase.trains)}, and the net has no such weights")
-    return optimizer_of(
-        [{"params": ps, "weight_decay": decay} for decay, ps in groups.items()],
-        training,
-        training.lr if phase.lr is None else phase.lr,
-    )
+    each = [{"params": ps, "weight_decay": decay} for decay, ps in groups.items()]
+    return optimizer_of(each, ctx, phase.lr)
 
 
 def _set_modes(net: SplitNet, phase: Phase) -> None:
@@ -262,16 +277,6 @@ def embed_once(net: SplitNet, x: Tensor, training: Training) -> Tensor | None:
     if any(parameter.requires_grad for parameter in net.base.parameters()):
         return None
     return embed(net, x)
-
-
-def optimizer_of(
-    groups: list[dict[str, Any]], training: Training, lr: float
-) -> torch.optim.Optimizer:
-    """Return the run's optimiser over parameter groups; its state lives for one phase."""
-    if training.optimizer == "sgd":
-        return SGD(groups, lr=lr, momentum=training.momentum, fused=True)
-    kind = Adam if training.optimizer == "adam" else AdamW
-    return kind(groups, lr=lr, fused=True)
 
 
 def batches(n: int, net: SplitNet, training: Training, order: torch.Generator) -> Iterator[Tensor]:

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from fedmodels.nets.embedding import embeddings
 from fedmodels.nets.split import weights_of
@@ -231,7 +230,7 @@ class Method(ABC):
 
     def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: Any) -> Tensor:
         """Return the scalar loss of a mini-batch: a mean over its examples."""
-        return cross_entropy(out.logits, batch.y)
+        return ctx.criterion(out.logits, batch.y)
 
     def after_step(self, ctx: ClientContext, batch: Batch, refs: Any) -> None:
         """Act after an optimiser step."""

@@ -71,6 +71,27 @@ def check_trained(method: Method, ctx: ClientContext, state: object, upload: obj
         ctx.metrics[name] = _number(value, what)
 
 
+def check_asked(method: Method, ctx: ClientContext) -> None:
+    """Check that local training took what the config says of its loss and of its steps.
+
+    Raises:
+        ConfigError: the method has a loss or an optimiser of its own.
+    """
+    training = ctx.run.experiment.training
+    steps = ("lr_schedule", "clip_norm", "optimizer_options")
+    given = {
+        "criterion": [key for key in ("loss", "label_smoothing", "class_weights")
+                      if getattr(training, key) != type(training).model_fields[key].default],
+        "optimizer": [key for key in steps if getattr(training, key) is not None],
+    }  # fmt: skip
+    for what, keys in given.items():
+        if keys and what not in ctx.asked:
+            raise ConfigError(
+                f"[training] {keys[0]} has no effect: {type(method).__name__} trains with "
+                f"{'a loss' if what == 'criterion' else 'steps'} of its own; leave it out"
+            )
+
+
 def check_upload(method: Method, run: RunFacts, upload: Bundle) -> None:
     """Check that an upload holds what the server expects.
 

@@ -143,7 +143,9 @@ class _ParameterStack:
         self.method, self.net, self.ctx = method, first.net, _CommonContext.of(first)
         self._rows = list(loops)
         nets = [loop.ctx.net for loop in loops]
-        self._optimizer = begin_phase(nets, phase, first.run.experiment.training)
+        for loop in loops:  # one loss and one optimiser are for all
+            loop.ctx.asked = first.asked
+        self._optimizer = begin_phase(nets, phase, first)
         self._nets = {loop: _OwnTensors(loop.ctx.net) for loop in loops}
         self._parameters = self._stacked(first.net.parameters_by_key())
         self._buffers = self._stacked(first.net.buffers_by_key())

@@ -32,6 +32,8 @@ TRAINING = {
     "batch_size": 8,
     "local_epochs": 1,
     "optimizer": "sgd",
+    "optimizer_options": None,
+    "lr_schedule": None,
     "lr": 0.001,
     "momentum": 0.0,
     "precision": "float32",

@@ -37,6 +37,7 @@ WORDS = {
     **dict.fromkeys((f"data.columns.{key}" for key in ("delimiter", "encoding")), "of a file"),
     "data.columns.features": "columns",
     "data.columns.missing_values": "cells",
+    "training.optimizer_options": "arguments of a class of torch",
     **dict.fromkeys(("data.classes", "data.columns.classes"), "classes"),
 }
 """Keys that take any text, which names nothing on a machine."""

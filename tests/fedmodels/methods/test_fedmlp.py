@@ -43,6 +43,9 @@ from tests.conftest import context_of, digest_of, method_of, payload_of, tiny_ex
 
 OFF = {"loss_p": False, "loss_i": False, "loss_s": False}
 
+PLAIN = SimpleNamespace(criterion=torch.nn.functional.cross_entropy)
+"""What a loss reads of its context."""
+
 
 def drawn(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
@@ -179,7 +182,7 @@ def test_semantic_loss_touches_minority_examples_only():
         z = drawn(3, 2).requires_grad_(True)
         out = SimpleNamespace(features=z, logits=z @ drawn(2, 4, seed=1))
         batch = SimpleNamespace(y=y)
-        make("fedmlp", alpha=alpha).loss(None, batch, out, refs).backward()
+        make("fedmlp", alpha=alpha).loss(PLAIN, batch, out, refs).backward()
         gradients.append(z.grad)
     assert torch.equal(gradients[0][[0, 2]], gradients[1][[0, 2]])
     assert not torch.equal(gradients[0][1], gradients[1][1])
@@ -213,7 +216,7 @@ def test_loss_is_the_sum_of_what_is_on(on):
     expected = torch.nn.functional.cross_entropy(logits, y) + sum(
         t for t, is_on in zip(terms, on, strict=True) if is_on
     )
-    torch.testing.assert_close(method.loss(None, batch, out, refs), expected)
+    torch.testing.assert_close(method.loss(PLAIN, batch, out, refs), expected)
 
 
 def test_first_interaction_is_cross_entropy_alone(digits):

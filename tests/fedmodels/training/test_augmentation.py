@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedmodels.config.experiment import Training
+from fedmodels.config.training import Training
 from fedmodels.training.augmentation import AUGMENTATIONS, augment
 
 IMAGES = torch.rand(24, 3, 10, 12, generator=torch.Generator().manual_seed(7))

@@ -104,6 +104,20 @@ def test_every_method_comes_to_what_training_in_turn_does(name, digits):
     tried(name)
 
 
+@pytest.mark.parametrize(
+    "training",
+    [
+        {"loss": "focal", "class_weights": [1.0 + k for k in range(10)]},
+        {"label_smoothing": 0.1, "optimizer": "nadam", "lr": 0.001},
+        {"lr_schedule": {"kind": "cosine", "warmup": 2}, "optimizer": "rmsprop", "lr": 0.001},
+    ],
+)
+def test_losses_and_steps_of_the_config_come_to_the_same(training, digits):
+    experiment = experiment_for(("fedprox", {}), training=training)
+    assert_as_in_turn(experiment, digits)
+    check_together(method_of(experiment), RunFacts(experiment, Problem((1, 8, 8), 10)))
+
+
 def test_there_are_no_others():
     """What the list above leaves out is refused."""
     for name in {*names()} - {*TOGETHER, "fedali", "fedbn"}:  # these need another net

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fedmodels.config.experiment import Training
+from fedmodels.config.training import Training
 from fedmodels.errors import ConfigError, TrainingFailed
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets import make_net
@@ -19,7 +19,6 @@ from fedmodels.training.loop import (
     batches,
     begin_phase,
     embed_once,
-    optimizer_of,
     run_phases,
     score,
     train_locally,
@@ -133,9 +132,9 @@ def test_requires_grad_is_restored():
 
 def test_learning_rate_and_decay_of_a_phase():
     net = small_net()
-    training = Training(lr=0.1, weight_decay=0.5, momentum=0.9)
+    ctx = context(net, weight_decay=0.5, momentum=0.9)
     phase = Phase(1, lr=0.3, weight_decay={"head/1": 0.0, "head/1.bias": 0.25})
-    optimizer = begin_phase([net], phase, training)
+    optimizer = begin_phase([net], phase, ctx)
     found = {
         id(p): (group["lr"], group["weight_decay"], group["momentum"])
         for group in optimizer.param_groups
@@ -145,20 +144,8 @@ def test_learning_rate_and_decay_of_a_phase():
     assert found[id(net.head[1].weight)] == (0.3, 0.0, 0.9)
     assert found[id(net.head[1].bias)] == (0.3, 0.25, 0.9)
     assert len(found) == len(PARAMETERS)
-    still = begin_phase([net], Phase(1, lr=0.0), training)
+    still = begin_phase([net], Phase(1, lr=0.0), ctx)
     assert {group["lr"] for group in still.param_groups} == {0.0}
-
-
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [("sgd", torch.optim.SGD), ("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW)],
-)
-def test_optimizers(name, kind):
-    group = {"params": [nn.Parameter(torch.ones(1))], "weight_decay": 0.25}
-    found = optimizer_of([group], Training(optimizer=name, momentum=0.5), 0.2)
-    assert type(found).__base__ is kind
-    assert found.param_groups[0]["lr"] == 0.2
-    assert found.param_groups[0]["weight_decay"] == 0.25
 
 
 def test_every_step_is_told():
@@ -420,7 +407,7 @@ def test_a_teacher_stays_as_it_was_and_in_eval_mode():
 def frozen_base(mode="eval", **training):
     """Return a context whose net is in a phase of the head."""
     ctx = context(**training)
-    begin_phase([ctx.net], Phase(1, ("head/",), bn_of_frozen=mode), ctx.run.experiment.training)
+    begin_phase([ctx.net], Phase(1, ("head/",), bn_of_frozen=mode), ctx)
     return ctx
 
 
@@ -459,7 +446,7 @@ def test_features_are_computed_anew_where_they_can_change():
 )
 def test_memory_format_and_fused_steps_are_the_plain_ones(net, optimizer):
     """In float64: without AVX the rounding of float32 grew to 2e-4 in three steps of ResNet-20."""
-    training = Training(optimizer=optimizer, lr=0.01, momentum=0.5, weight_decay=0.1)
+    ctx = context(optimizer=optimizer, lr=0.01, momentum=0.5, weight_decay=0.1)
     x = torch.randn(8, 3, 8, 8, generator=RNG, dtype=torch.float64)
     y = torch.randint(0, 4, (8,), generator=RNG)
     with seeded(0):
@@ -467,7 +454,7 @@ def test_memory_format_and_fused_steps_are_the_plain_ones(net, optimizer):
     plain = copy.deepcopy(fast)
     runs = ((fast, fast, True), (plain, nn.Sequential(plain.base, plain.head), False))
     for model, forward, fused in runs:
-        stepping = begin_phase([model], Phase(1), training)
+        stepping = begin_phase([model], Phase(1), ctx)
         for group in stepping.param_groups:
             group["fused"] = fused
         for _ in range(3):

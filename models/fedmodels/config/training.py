@@ -1,0 +1,169 @@
+"""What a config may say of training: steps and losses of clients, and the step of the server."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from fedmodels.config.bounds import Count, NonNegative, Positive, PositiveCount, Share
+from fedmodels.config.strict_table import StrictTable
+
+Optimizer = Literal[
+    "sgd", "adam", "adamw", "adadelta", "adafactor", "adagrad", "adamax", "asgd", "nadam", "radam",
+    "rmsprop", "rprop",
+]  # fmt: skip
+"""Classes of ``torch.optim`` whose step needs a gradient of any shape, and nothing else."""
+Numbers = Annotated[tuple[float, ...], Field(strict=False)]
+ClassWeights = Literal["balanced"] | Annotated[tuple[Positive, ...], Field(strict=False)]
+
+
+class LrSchedule(StrictTable):
+    """``[training.lr_schedule]``: how the learning rate changes.
+
+    Its factor depends on the number of the round or of the local epoch alone.
+    """
+
+    kind: Literal["constant", "linear", "cosine", "step", "exponential"]
+    """Course after the warm-up, as in ``torch.optim.lr_scheduler``."""
+    over: Literal["rounds", "epochs"] = "rounds"
+    """What it counts: rounds, on each task anew with ``tasks_outer`` and ``asynchronous``, or the
+    epochs of one local training."""
+    warmup: Count = 0
+    """So many rounds or epochs at first, over which the rate rises evenly to ``lr``."""
+    length: PositiveCount | None = None
+    """Rounds or epochs, with the warm-up, at which ``linear`` and ``cosine`` end; by default all
+    rounds of ``[schedule]``, or ``local_epochs``."""
+    final: Share = 0.0
+    """What ``linear`` and ``cosine`` end with, as a part of ``lr``."""
+    every: PositiveCount | None = None
+    """Rounds or epochs after which ``step`` multiplies the rate by ``gamma``."""
+    gamma: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Factor of each step of ``step``, and of each round or epoch of ``exponential``."""
+
+    @model_validator(mode="after")
+    def _has_its_numbers(self) -> LrSchedule:
+        decays = self.kind in ("linear", "cosine")
+        uses = {"step": ("every", "gamma"), "exponential": ("gamma",)}.get(self.kind, ())
+        for key in ("every", "gamma"):
+            if (getattr(self, key) is not None) != (key in uses):
+                belongs = "needs" if key in uses else "knows no"
+                raise ValueError(f"kind = {self.kind!r} {belongs} {key}")
+        if not decays and (self.length is not None or self.final):
+            raise ValueError(f"length and final belong to linear and cosine, not to {self.kind!r}")
+        if self.length is not None and self.length <= self.warmup:
+            raise ValueError(f"length = {self.length} ends within warmup = {self.warmup}")
+        return self
+
+    @property
+    def follows_rounds(self) -> bool:
+        """Whether the rate of a round depends on how many rounds the run has."""
+        ends = self.kind in ("linear", "cosine") and self.length is None
+        return ends and self.over == "rounds"
+
+
+class Training(StrictTable):
+    """``[training]``: the local work every method's stock loop does."""
+
+    local_epochs: PositiveCount = 1
+    """Passes over the data of a task in one interaction."""
+    batch_size: PositiveCount = 32
+    """Examples of a training step; 2 or more for nets with batch normalisation, which leave a batch
+    of one out."""
+    optimizer: Optimizer = "sgd"
+    """The optimiser of ``torch.optim``; its state lives for one phase of local training."""
+    optimizer_options: dict[str, bool | int | float | Numbers] | None = None
+    """Further arguments of that optimiser, such as ``{betas = [0.9, 0.99]}``."""
+    lr: Annotated[float, Field(gt=0)] = 0.01
+    """Learning rate."""
+    lr_schedule: LrSchedule | None = None
+    """How the learning rate changes; by default it stays."""
+    clip_norm: Positive | None = None
+    """Largest norm of the gradient of a step, which is scaled down to it."""
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Momentum of SGD."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """Weight decay of the optimiser."""
+    loss: Literal["cross-entropy", "focal"] = "cross-entropy"
+    """Loss of the labels, where the method trains on it: ``focal`` multiplies the cross-entropy of
+    an example by (1 - p)^``focal_gamma``, p the probability of its label (Lin et al., 2017)."""
+    focal_gamma: NonNegative = 2.0
+    """Exponent of the focal loss."""
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Part of a label that is spread over all classes."""
+    class_weights: ClassWeights | None = None
+    """Weight of each class in the loss. ``balanced`` is n / (K n_c) of the n examples that a client
+    trains on, n_c of them of class c, of K classes that it has."""
+    threads: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Torch threads of a client process; the count changes floats, so it belongs to the run."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """What nets compute in on the way to their embeddings, in training and in scoring; weights,
+    losses and what travels are float32 all the same. It changes floats, and pays on CPUs with
+    AMX and on AMD's with ``avx512_bf16``, but for the smallest nets: docs/results/speed.md."""
+    augment: Literal["none", "flip", "crop-flip", "turn-flip", "affine-flip", "jitter-flip"] = (
+        "none"
+    )
+    """Random changes of training images, each of which mirrors some of them as well. ``crop-flip``
+    shifts by up to 4 pixels; ``turn-flip`` turns by quarters of a circle, for images without an
+    upright; ``affine-flip`` turns by up to 15 degrees, shifts and zooms by up to a tenth;
+    ``jitter-flip`` changes brightness and contrast."""
+    together: PositiveCount = 1
+    """Clients of one process that train as one stacked step at most; 1: in turn. Floats then depend
+    on who trains beside whom, so a crash may change the last bits of a run. It pays for small nets
+    alone: docs/results/speed.md."""
+
+    @model_validator(mode="after")
+    def _loss_fits(self) -> Training:
+        if (
+            self.loss != "focal"
+            and self.focal_gamma != type(self).model_fields["focal_gamma"].default
+        ):
+            raise ValueError('focal_gamma belongs to loss = "focal"')
+        if self.loss == "focal" and self.label_smoothing:
+            raise ValueError('label_smoothing belongs to loss = "cross-entropy"')
+        return self
+
+    @model_validator(mode="after")
+    def _stacks(self) -> Training:
+        own = {
+            "clip_norm": self.clip_norm is not None,
+            "lr_schedule.over = 'epochs'": self.lr_schedule is not None
+            and self.lr_schedule.over == "epochs",
+            "class_weights = 'balanced'": self.class_weights == "balanced",
+        }
+        for key, given in own.items():
+            if given and self.together > 1:
+                raise ValueError(
+                    f"{key} is each client's own, and together = {self.together} makes one step of "
+                    "several: leave together out"
+                )
+        return self
+
+    @property
+    def own_loss(self) -> bool:
+        """Whether labels have another loss than the plain cross-entropy."""
+        return bool(self.loss == "focal" or self.label_smoothing or self.class_weights)
+
+    @property
+    def mixed_precision(self) -> bool:
+        """Whether nets compute in bfloat16 where they may."""
+        return self.precision == "bfloat16"
+
+
+class ServerOptimizer(StrictTable):
+    """``[server_optimizer]``: a step of the server along what the clients' mean would change.
+
+    Reddi et al., Adaptive Federated Optimization, ICLR 2021, algorithm 2; FedAvgM is of Hsu et al.,
+    2019. Left out, the mean is the next model.
+    """
+
+    name: Literal["fedavgm", "fedadam", "fedyogi", "fedadagrad"]
+    """Which one, for every method whose server keeps a mean of weights that clients share."""
+    lr: Positive
+    """Learning rate of the server: 1 is usual with ``fedavgm``, 0.001 to 0.1 with the others."""
+    beta_1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Momentum; FedAdaGrad has 0 in the paper."""
+    beta_2: Annotated[float, Field(ge=0, lt=1)] = 0.99
+    """Memory of the squares of FedAdam and FedYogi."""
+    tau: Positive = 1e-3
+    """Degree of adaptivity: it is added to the root of the squares, which begin at its square."""

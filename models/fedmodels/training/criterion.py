@@ -1,0 +1,70 @@
+"""The loss of labels: cross-entropy with weights and smoothing, or the focal loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from fedmodels.config.training import Training
+from fedmodels.errors import ConfigError
+from fedmodels.training.method import Method
+from fedmodels.training.run import RunFacts
+
+Criterion = Callable[[Tensor, Tensor], Tensor]
+"""Returns the loss () of logits (B, K) and labels (B,)."""
+
+
+def criterion_of(training: Training, y: Tensor, classes: int) -> Criterion:
+    """Return the loss of a client that trains on labels ``y`` (n,), of K ``classes``.
+
+    Raises:
+        ConfigError: there is not one weight for each class.
+    """
+    weights = _class_weights(training, y, classes)
+    if training.loss == "cross-entropy":
+        smoothing = training.label_smoothing
+        return lambda logits, y: cross_entropy(logits, y, weights, label_smoothing=smoothing)
+
+    def focal(logits: Tensor, y: Tensor) -> Tensor:
+        """As the mean of the cross-entropy, over the weights of the examples."""
+        log_p = logits.log_softmax(1).gather(1, y[:, None])[:, 0]
+        weight = torch.ones_like(log_p) if weights is None else weights.to(log_p.dtype)[y]
+        lack = -torch.expm1(log_p).clamp_max(-1e-12)  # 1 - p, with a gradient for every exponent
+        return -(weight * lack**training.focal_gamma * log_p).sum() / weight.sum()
+
+    return focal
+
+
+def check_own_loss(method: Method, run: RunFacts) -> None:
+    """Check that the method's clients train on the loss that the config says.
+
+    Raises:
+        ConfigError: they have one of their own for earlier tasks, or there is not one weight for
+            each class.
+    """
+    training = run.experiment.training
+    if training.own_loss and method.trains_on == "memory":
+        raise ConfigError(
+            f"method {run.experiment.method.name!r} has a loss of its own for earlier tasks: leave "
+            "[training] loss, label_smoothing and class_weights out"
+        )
+    if training.class_weights != "balanced":
+        _class_weights(training, torch.zeros(0, dtype=torch.int64), run.problem.num_classes)
+
+
+def _class_weights(training: Training, y: Tensor, classes: int) -> Tensor | None:
+    given = training.class_weights
+    if given is None:
+        return None
+    if given == "balanced":
+        counts = torch.bincount(y, minlength=classes)
+        known = counts > 0
+        return torch.where(known, len(y) / (known.sum() * counts.clamp_min(1)), 0.0).float()
+    if len(given) != classes:
+        raise ConfigError(
+            f"[training] class_weights has {len(given)} weights for {classes} classes"
+        )
+    return torch.tensor(given, dtype=torch.float32, device=y.device)

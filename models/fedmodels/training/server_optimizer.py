@@ -1,0 +1,93 @@
+"""The server's step along what the clients' mean would change.
+
+Reddi et al., Adaptive Federated Optimization, ICLR 2021, algorithm 2, with its symbols:
+
+    Delta_t   mean - before      m_t, v_t   ``m/…``, ``v/…`` of the state
+    eta       lr                 beta_1, beta_2, tau
+
+FedAvgM is Hsu et al., 2019, section 4.3: m <- beta_1 m + Delta. Statistics of batch normalisation
+are the clients' mean. There is no correction of the bias of m and v, as in the paper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fedmodels.config.training import ServerOptimizer
+from fedmodels.errors import ConfigError
+from fedmodels.tensors.bundle import Bundle
+from fedmodels.training.contexts import ServerContext, ServerState
+from fedmodels.training.method import Method
+from fedmodels.training.run import RunFacts
+
+
+def stepped(ctx: ServerContext, before: ServerState, after: ServerState) -> ServerState:
+    """Return the state after ``aggregate`` with a step of the server's optimiser, if it has one.
+
+    Args:
+        ctx: gives the settings.
+        before: the state that ``aggregate`` was given, with the optimiser's.
+        after: the state that it returned; equal to ``before`` where no upload counts.
+    """
+    settings = ctx.run.experiment.server_optimizer
+    if settings is None or after is before:
+        return after
+    old, weights, kept = before.optimizer.weights, dict(after.common.weights), dict[str, Tensor]()
+    for key in trained_keys(ctx.run, after.common.weights):
+        x = before.common.weights.get(key)
+        if x is None:  # it has just begun to be shared
+            continue
+        delta = after.common.weights[key] - x
+        m, v = old.get(f"m/{key}", torch.zeros_like(x)), old.get(f"v/{key}")
+        step, m, v = _step(settings, delta, m, v)
+        weights[key] = x + settings.lr * step
+        kept |= {f"m/{key}": m} if v is None else {f"m/{key}": m, f"v/{key}": v}
+    common = replace(after.common, weights=weights)
+    return replace(after, common=common, optimizer=Bundle(weights=kept))
+
+
+def _step(
+    settings: ServerOptimizer, delta: Tensor, m: Tensor, v: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return a step, and the moments that follow."""
+    beta_1, beta_2, tau = settings.beta_1, settings.beta_2, settings.tau
+    if settings.name == "fedavgm":
+        m = beta_1 * m + delta
+        return m, m, None
+    m = beta_1 * m + (1 - beta_1) * delta
+    square = delta.square()
+    v = torch.full_like(m, tau**2) if v is None else v  # v_{-1}
+    if settings.name == "fedadagrad":
+        v = v + square
+    elif settings.name == "fedyogi":
+        v = v - (1 - beta_2) * square * (v - square).sign()
+    else:
+        v = beta_2 * v + (1 - beta_2) * square
+    return m / (v.sqrt() + tau), m, v
+
+
+def trained_keys(run: RunFacts, names: Iterable[str]) -> list[str]:
+    """Return the names of weights that are parameters of the net, or of one of several nets."""
+    known = frozenset(run.parameters)
+    return [key for key in names if key in known or key.partition("/")[2] in known]
+
+
+def check_server_optimizer(method: Method, run: RunFacts) -> None:
+    """Check that the server has a mean of weights to step along.
+
+    Raises:
+        ConfigError: the server sends everybody no parameters of the net.
+    """
+    if run.experiment.server_optimizer is None:
+        return
+    common, _ = method.payload_spec(run)
+    shared = (*common.required, *common.optional)
+    if not trained_keys(run, [key.removeprefix("weights/") for key in shared]):
+        raise ConfigError(
+            "[server_optimizer] is for methods whose server keeps a mean of weights; the clients "
+            f"of {run.experiment.method.name!r} share none: leave it out"
+        )
