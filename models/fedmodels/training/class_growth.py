@@ -104,6 +104,7 @@ class Growth:
                 self._grown(state.common, given, [each.common for each in first]),
                 self._grown(state.own, given, [each.own for each in first], zeros=True),
                 clients,
+                self._grown(state.optimizer, given, [Bundle()] * len(first), zeros=True),
             )
         return state
 

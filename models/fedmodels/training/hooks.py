@@ -68,7 +68,7 @@ def reduce(
     """
     ctx = replace(ctx, before=state)
     with _seeded_for(ctx.run, "reduce", ctx.interaction):
-        reduced = stepped(ctx, state, method.aggregate(ctx, state, uploads))
+        reduced = stepped(method, ctx, state, method.aggregate(ctx, state, uploads))
         found = method.finish(ctx, reduced, uploads)
     after, metrics = check_finished(method, found)
     if reduced.optimizer is not after.optimizer:  # methods make states without it

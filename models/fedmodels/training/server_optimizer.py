@@ -11,7 +11,6 @@ are the clients' mean. There is no correction of the bias of m and v, as in the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
@@ -25,10 +24,13 @@ from fedmodels.training.method import Method
 from fedmodels.training.run import RunFacts
 
 
-def stepped(ctx: ServerContext, before: ServerState, after: ServerState) -> ServerState:
+def stepped(
+    method: Method, ctx: ServerContext, before: ServerState, after: ServerState
+) -> ServerState:
     """Return the state after ``aggregate`` with a step of the server's optimiser, if it has one.
 
     Args:
+        method: says which weights are the global model's.
         ctx: gives the settings.
         before: the state that ``aggregate`` was given, with the optimiser's.
         after: the state that it returned; equal to ``before`` where no upload counts.
@@ -37,7 +39,7 @@ def stepped(ctx: ServerContext, before: ServerState, after: ServerState) -> Serv
     if settings is None or after is before:
         return after
     old, weights, kept = before.optimizer.weights, dict(after.common.weights), dict[str, Tensor]()
-    for key in trained_keys(ctx.run, after.common.weights):
+    for key in trained_keys(method, ctx.run, after.common):
         x = before.common.weights.get(key)
         if x is None:  # it has just begun to be shared
             continue
@@ -70,10 +72,11 @@ def _step(
     return m / (v.sqrt() + tau), m, v
 
 
-def trained_keys(run: RunFacts, names: Iterable[str]) -> list[str]:
-    """Return the names of weights that are parameters of the net, or of one of several nets."""
-    known = frozenset(run.parameters)
-    return [key for key in names if key in known or key.partition("/")[2] in known]
+def trained_keys(method: Method, run: RunFacts, common: Bundle) -> list[str]:
+    """Return the names of the global model's weights that are parameters: of one net or several."""
+    known, names = frozenset(run.parameters), method.global_weights(common).keys()
+    found = sorted(names & common.weights.keys())
+    return [key for key in found if key in known or key.partition("/")[2] in known]
 
 
 def check_server_optimizer(method: Method, run: RunFacts) -> None:
@@ -84,9 +87,10 @@ def check_server_optimizer(method: Method, run: RunFacts) -> None:
     """
     if run.experiment.server_optimizer is None:
         return
-    common, _ = method.payload_spec(run)
-    shared = (*common.required, *common.optional)
-    if not trained_keys(run, [key.removeprefix("weights/") for key in shared]):
+    common, nothing = method.payload_spec(run)[0], torch.empty(0)
+    keys = [key for key in (*common.required, *common.optional) if key.startswith("weights/")]
+    shared = Bundle({key.removeprefix("weights/"): nothing for key in keys})
+    if not trained_keys(method, run, shared):
         raise ConfigError(
             "[server_optimizer] is for methods whose server keeps a mean of weights; the clients "
             f"of {run.experiment.method.name!r} share none: leave it out"

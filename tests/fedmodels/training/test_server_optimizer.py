@@ -8,11 +8,12 @@ from fedmodels.errors import ConfigError
 from fedmodels.methods import names
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.tensors.bundle import Bundle, Problem
+from fedmodels.training.class_growth import grow_server
 from fedmodels.training.contexts import ServerContext, ServerState
 from fedmodels.training.hooks import as_uploads, reduce
 from fedmodels.training.position import Position
 from fedmodels.training.run import RunFacts
-from fedmodels.training.server_optimizer import check_server_optimizer
+from fedmodels.training.server_optimizer import check_server_optimizer, trained_keys
 from tests.conftest import method_of, tiny_experiment
 
 KEY = "head/weight"
@@ -123,7 +124,12 @@ WITHOUT = {"fedproto", "local", "pfedgraph", "pfedgraph-replay"}
 
 @pytest.mark.parametrize("name", names())
 def test_it_is_for_every_method_whose_server_keeps_a_mean(name):
-    nets = {"fedcil": {"name": "acgan"}, "fedali": {"name": "vit-tiny", "alp": True, "patch": 4}}
+    normed = {"name": "digits-cnn", "norm": "batch"}
+    nets = {
+        "fedbn": normed,
+        "fedcil": {"name": "acgan"},
+        "fedali": {"name": "vit-tiny", "alp": True, "patch": 4},
+    }
     net = nets.get(name, {"name": "mlp", "hidden": [4]})
     experiment = tiny_experiment(
         method=name, net=net, server_optimizer={"name": "fedadam", "lr": 0.1}
@@ -134,3 +140,25 @@ def test_it_is_for_every_method_whose_server_keeps_a_mean(name):
             check_server_optimizer(method, run)
     else:
         check_server_optimizer(method, run)
+
+
+def test_control_variates_are_a_mean_and_no_model():
+    experiment = tiny_experiment(method="scaffold", server_optimizer={"name": "fedadam", "lr": 1.0})
+    method, run = method_of(experiment), RunFacts(experiment, Problem((1, 8, 8), 10))
+    common = method.init_server(run).common
+    assert {*trained_keys(method, run, common)} == {*run.parameters} < {*common.weights}
+
+
+def test_moments_grow_with_classes_that_come():
+    experiment = tiny_experiment(server_optimizer={"name": "fedyogi", "lr": 1.0})
+    method, run = method_of(experiment), RunFacts(experiment, Problem((1, 8, 8), 10))
+    state = method.init_server(run)
+    ctx = ServerContext(run, Position(0, 0, 0), (0,))
+    moved = {key: w + 1 for key, w in state.common.weights.items()}
+    upload = Bundle(weights=moved, scalars={"num_examples": 1.0})
+    state, _ = reduce(method, ctx, state, as_uploads(method, {0: upload}))
+    grown = grow_server(method, run, run.for_classes(11), state)
+    held = grown.optimizer.weights
+    assert held["m/head/weight"].shape == grown.common.weights["head/weight"].shape
+    assert torch.equal(held["v/head/weight"][:10], state.optimizer.weights["v/head/weight"])
+    assert not held["m/head/weight"][10].any()
