@@ -32,7 +32,7 @@ from fedcli.runtime.worker import Progress, Result
 from fedmodels.errors import ConfigError, LinkError
 from fedmodels.tensors.bundle import Bundle, ClientId
 from fedpb import PROTOCOL, SERVICE
-from fedpb.channels import channel_options, why_unreachable
+from fedpb.channels import channel_options, clearest, why_unreachable
 from fedpb.codec import frames_of, merged, messages
 from fedpb.frames import MESSAGE_BYTES, WHOLE_BYTES, packed
 from fedpb.handshakes import distrust
@@ -66,17 +66,13 @@ class Link:
     ) -> None:
         self.address, self.zstd = address, False
         self._give_up_after_s = give_up_after_s
-        self._over_tls = credentials is not None
+        self._credentials = credentials
         self._closed = threading.Event()
         self._answered = False
         """Whether the server has ever answered a call."""
         alone = ChannelOptions.SingleThreadedUnaryStream  # a Pull needs no thread of its own
         options = [*channel_options(address), (alone, 1)]
-        self._channel = (
-            grpc.secure_channel(address, credentials, options)
-            if credentials
-            else grpc.insecure_channel(address, options)
-        )
+        self._channel = self._opened(address, options)
         self._prepare = self._unary("Prepare", rpc.PrepareRequest, rpc.PrepareResponse)
         self._join = self._unary("Join", rpc.JoinRequest, rpc.JoinResponse)
         self._join_several = self._unary(
@@ -100,6 +96,11 @@ class Link:
         """When something that may be done again and again was last done, and the pause before."""
         self._held: dict[bytes, Bundle] = {}
         """The last common part by digest."""
+
+    def _opened(self, target: str, options: Sequence[tuple[str, Any]]) -> grpc.Channel:
+        if self._credentials is None:
+            return grpc.insecure_channel(target, options)
+        return grpc.secure_channel(target, self._credentials, options)
 
     def _unary(self, name: str, request: Any, reply: Any) -> Any:
         return self._channel.unary_unary(
@@ -177,11 +178,23 @@ class Link:
         Raises:
             LinkError: the server's certificate is not to be trusted, or names another host.
         """
+        if not self._answered:
+            details = clearest(details, self.address, self._said_by)
         if why := distrust(details, self.address):
             raise LinkError(why)
         if self._answered and "handshake" not in details.lower():
             return details
-        return why_unreachable(details, self.address, over_tls=self._over_tls)
+        over_tls = self._credentials is not None
+        return why_unreachable(details, self.address, over_tls=over_tls)
+
+    def _said_by(self, target: str, options: Sequence[tuple[str, Any]]) -> str:
+        """Return what gRPC says of one address of the server; nothing if that answers."""
+        with self._opened(target, [*channel_options(target), *options]) as channel:
+            try:
+                channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=1.0)
+            except grpc.RpcError as error:
+                return said(error)
+        return ""
 
     # --- calls ------------------------------------------------------------------------------------
 

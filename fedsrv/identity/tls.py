@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import grpc
 
 from fedmodels.printable import printable
-from fedpb.channels import channel_options, why_unreachable
+from fedpb.channels import channel_options, clearest, why_unreachable
 from fedpb.handshakes import distrust, meaning_of_failure
 from fedpb.pem import caller_pems, check_authority, check_pair, read_pem
 
@@ -51,16 +52,19 @@ def caller_credentials(
     return None if pems is None else grpc.ssl_channel_credentials(*pems)
 
 
-def caller_channel(address: str, credentials: ChannelCredentials | None) -> grpc.Channel:
+def caller_channel(
+    address: str, credentials: ChannelCredentials | None, options: Sequence[tuple[str, Any]] = ()
+) -> grpc.Channel:
     """Return a monitor's or a relay's channel, over TLS if there are credentials."""
+    every = [*channel_options(address), *options]
     if credentials is None:
-        return grpc.insecure_channel(address, options=channel_options(address))
-    return grpc.secure_channel(address, credentials, options=channel_options(address))
+        return grpc.insecure_channel(address, options=every)
+    return grpc.secure_channel(address, credentials, options=every)
 
 
-def silence_of(channel: grpc.Channel, address: str, *, over_tls: bool) -> str:
-    """Return why a channel that never got ready did not, as far as that can be told."""
-    details = _failure(channel)
+def silence_of(address: str, credentials: ChannelCredentials | None) -> str:
+    """Return why a coordinator does not answer, as far as that can be told."""
+    details, over_tls = failure_of(address, credentials), credentials is not None
     why = why_unreachable(details, address, over_tls=over_tls)
     meaning = meaning_of_failure(details, over_tls, "--tls")
     if meaning and over_tls and "--tls-cert" in meaning:
@@ -70,18 +74,23 @@ def silence_of(channel: grpc.Channel, address: str, *, over_tls: bool) -> str:
     return distrust(details, address) or f"no coordinator answers at {address}: {why}"
 
 
-def distrust_of(channel: grpc.Channel, address: str) -> str:
-    """Return why a channel that never got ready distrusts its server; empty if it does not."""
-    return distrust(_failure(channel), address)
+def distrust_of(address: str, credentials: ChannelCredentials | None) -> str:
+    """Return why a caller distrusts its server; empty if it does not."""
+    return distrust(failure_of(address, credentials), address)
 
 
-def _failure(channel: grpc.Channel) -> str:
+def failure_of(address: str, credentials: ChannelCredentials | None) -> str:
     """Return what gRPC says of a failed call, which it tells a call that does not wait alone."""
-    try:
-        channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=1.0)
-    except grpc.RpcError as error:
-        return printable(error.details() or "")
-    return ""
+
+    def asked(target: str, options: Sequence[tuple[str, Any]] = ()) -> str:
+        with caller_channel(target, credentials, options) as channel:
+            try:
+                channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=1.0)
+            except grpc.RpcError as error:
+                return printable(error.details() or "")
+        return ""
+
+    return clearest(asked(address), address, asked)
 
 
 def peer_identity(context: grpc.ServicerContext) -> str | None:

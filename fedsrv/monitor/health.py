@@ -37,9 +37,8 @@ def check_health(
         except grpc.RpcError as error:
             code = error.code()
             if code == grpc.StatusCode.DEADLINE_EXCEEDED:
-                over_tls = credentials is not None
-                raise LinkError(silence_of(channel, address, over_tls=over_tls)) from None
-            why = distrust_of(channel, address) or f"no health of {address}: {code.name}"
+                raise LinkError(silence_of(address, credentials)) from None
+            why = distrust_of(address, credentials) or f"no health of {address}: {code.name}"
             raise LinkError(why) from None
     if answer.status != health_pb2.HealthCheckResponse.SERVING:
         status = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)

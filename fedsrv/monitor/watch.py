@@ -44,8 +44,7 @@ def watched(
             )
         except grpc.RpcError as error:
             if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:  # any other code is an answer
-                over_tls = credentials is not None
-                raise LinkError(silence_of(channel, address, over_tls=over_tls)) from None
+                raise LinkError(silence_of(address, credentials)) from None
         watch: Any = channel.unary_stream(
             f"/{SERVICE}/Watch", rpc.WatchRequest.SerializeToString, rpc.WatchResponse.FromString
         )

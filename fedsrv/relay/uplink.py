@@ -17,7 +17,7 @@ from fedpb.handshakes import distrust
 from fedpb.headers import header_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import OtherPartition
-from fedsrv.identity.tls import caller_channel
+from fedsrv.identity.tls import caller_channel, failure_of
 from fedsrv.transport.service import NotYours, WrongRun
 from fedsrv.transport.sessions import (
     AlreadyConnected,
@@ -70,7 +70,7 @@ class Uplink:
 
     def __init__(self, address: str, credentials: grpc.ChannelCredentials | None = None) -> None:
         self.address, self.zstd = address, False
-        self._over_tls = credentials is not None
+        self._credentials = credentials
         self._channel = caller_channel(address, credentials)
         self._prepare = self._unary("Prepare", rpc.PrepareRequest, rpc.PrepareResponse)
         self._join = self._unary("Join", rpc.JoinRequest, rpc.JoinResponse)
@@ -143,10 +143,12 @@ class Uplink:
             self._channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=CHECK_S)
         except CallFailed as error:
             details = printable(error.details() or "")
+            if isinstance(meaning_of(error), CoordinatorUnreachable):
+                details = failure_of(self.address, self._credentials) or details
             if why := distrust(details, self.address):
                 raise LinkError(why.replace("--tls-ca", "--up-ca")) from None
             if isinstance(meaning_of(error), CoordinatorUnreachable):
-                tls = self._over_tls
+                tls = self._credentials is not None
                 return why_unreachable(details, self.address, over_tls=tls, option="--up")
         return ""
 

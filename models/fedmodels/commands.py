@@ -7,9 +7,10 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
-from fedmodels.errors import FedtideError, RunStopped
+from fedmodels.errors import ConfigError, FedtideError, RunStopped
 from fedmodels.files import why_file_is_no_good
 from fedmodels.own_code import refuse_exits
 from fedmodels.printable import printable
@@ -20,6 +21,8 @@ MAX_LETTERS = 10_000
 
 FIRST = ("init", "launch", "report")
 """The commands that a new user needs; help lists them before the others."""
+_used: list[str] = []
+"""The variables that gave options to the command."""
 PREFIXES = ("FEDSRV", "FEDCLI")
 """How the environment variables begin that stand for options, ``FEDSRV_LAUNCH_OUT`` for one."""
 
@@ -34,6 +37,7 @@ def run_command(
         arguments: those of the process unless given; with these no variable counts.
         prefix: of the environment variables that may give its options, one of ``PREFIXES``.
     """
+    _used.clear()
     given = {"auto_envvar_prefix": prefix} if prefix and arguments is None else {}
     if not _has_directory():  # relative paths have no meaning, and torch ends the process
         _end("error: the current directory is gone: change to one that is there", 2)
@@ -44,7 +48,7 @@ def run_command(
     except RunStopped as stopped:
         _end(str(stopped), stopped.exit_code)
     except FedtideError as error:
-        _end(f"error: {error}", error.exit_code)
+        _end(f"error: {error}{_from_variables(error)}", error.exit_code)
     except OSError as error:
         if not (why := why_file_is_no_good(error)):
             raise
@@ -55,6 +59,12 @@ def run_command(
         if ended.code == 130:  # so Typer ends at Ctrl-C, without a word
             _interrupted()
         raise
+
+
+def _from_variables(error: FedtideError) -> str:
+    """Return, behind an error of options, which variables gave some; nothing where none did."""
+    is_of_options = isinstance(error, ConfigError) and _used
+    return f" (options came from the environment: {', '.join(_used)})" if is_of_options else ""
 
 
 def forget_options() -> None:
@@ -83,7 +93,18 @@ class Commands:
             if ctx.auto_envvar_prefix and option.param_type_name == "option":
                 words = (ctx.auto_envvar_prefix, cmd_name, max(option.opts, key=len).strip("-"))
                 option.envvar = "_".join(words).replace("-", "_").upper()
+                option.consume_value = partial(_noted, option, option.consume_value)
         return found
+
+
+def _noted(option: Any, consume: Callable[..., tuple[Any, Any]], *given: Any) -> tuple[Any, Any]:
+    """Return an option's value and its source; remember the variable that it comes from, if any."""
+    value, source = consume(*given)
+    if getattr(source, "name", "") == "ENVIRONMENT":
+        _used.append(option.envvar)
+        name = f"'{option.envvar}' (the variable that stands for {max(option.opts, key=len)})"
+        option.get_error_hint = lambda *_: name
+    return value, source
 
 
 def _plain(options: list[Any]) -> list[Any]:

@@ -6,7 +6,9 @@ import ipaddress
 import os
 import re
 import socket
+from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 from urllib.parse import urlsplit
 
 from fedpb.handshakes import meaning_of_failure
@@ -32,6 +34,42 @@ def channel_options(address: str) -> list[tuple[str, int]]:
         ("grpc.enable_retries", 0),
         ("grpc.enable_http_proxy", int(not is_here(address))),
     ]
+
+
+def targets_of(address: str) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Return each address that a host's name stands for, as gRPC names it, and options of its own.
+
+    The options keep the host's name, by which a certificate is checked. A host of one address, and
+    one behind a proxy, has none.
+    """
+    host, _, port = re.sub(r"^dns:(///)?", "", address).rpartition(":")
+    if not port.isdecimal() or _is_socket(address) or proxy_to(address):
+        return []
+    with suppress(OSError, UnicodeError):
+        found = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
+        kinds = {socket.AF_INET: "ipv4:{}:{}", socket.AF_INET6: "ipv6:[{}]:{}"}
+        targets = dict.fromkeys(kinds[of].format(*at[:2]) for of, *_, at in found if of in kinds)
+        named = [("grpc.ssl_target_name_override", host), ("grpc.default_authority", address)]
+        return [(target, named) for target in targets] if len(targets) > 1 else []
+    return []
+
+
+def clearest(details: str, address: str, ask: Callable[[str, Any], str]) -> str:
+    """Return what gRPC says of a failed call, of the address that has most to say.
+
+    Of a host with several addresses, such as ``localhost``, gRPC tells the last failure: that one
+    of them refuses. Another one may have asked for a certificate.
+
+    Args:
+        details: what gRPC says of the host.
+        address: of the server, as the user gave it.
+        ask: returns what gRPC says of one address, given options of its channel.
+    """
+    if "refused" in details.lower() or "unreachable" in details.lower():
+        for target, options in targets_of(address):
+            if (found := ask(target, options)) and "refused" not in found.lower():
+                return found
+    return details
 
 
 def why_unreachable(details: str, address: str, *, over_tls: bool, option: str = "--tls") -> str:

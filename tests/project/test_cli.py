@@ -122,11 +122,16 @@ def test_options_come_from_the_environment(monkeypatch, capsys, tmp_path, config
     assert run(monkeypatch, capsys, fedsrv.cli, "init", "quickstart")[0] == 0
     assert (tmp_path / "mine.toml").is_file()
     monkeypatch.setenv("FEDSRV_LAUNCH_SET", "seed=1 method.nme=1")
-    assert "'nme'" in run(monkeypatch, capsys, fedsrv.cli, "launch", str(config))[1]
+    line = run(monkeypatch, capsys, fedsrv.cli, "launch", str(config))[1]
+    assert "'nme'" in line
+    assert "(options came from the environment: FEDSRV_LAUNCH_SET)" in line
     assert "FEDSRV_LAUNCH_SET" not in os.environ, "launch keeps it from its processes"
     monkeypatch.setenv("FEDCLI_EXPORT_PARTITION_CLIENT_ID", "many")
     words = "export-partition", str(tmp_path), "--out", str(tmp_path / "x")
     assert "'many'" in run(monkeypatch, capsys, fedcli.cli, *words)[1]
+    monkeypatch.setenv("FEDCLI_PREDICT_TOP", "x")
+    line = run(monkeypatch, capsys, fedcli.cli, "predict", "a.npy")[1]
+    assert "Invalid value for 'FEDCLI_PREDICT_TOP' (the variable that stands" in line
     with pytest.raises(SystemExit):  # words of a program come with no variable
         fedcli.cli.main([*words, "--client-id", "none"])
     assert "'none'" in capsys.readouterr().err

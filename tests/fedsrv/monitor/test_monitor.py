@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -243,6 +244,19 @@ def test_only_a_monitor_may_watch_over_mutual_tls(
                 "beside --tls-ca, from an authority that the server knows)"
                 "; a monitor's certificate is made by fedsrv certs issue monitor"
             )
+        # of a name with two addresses, gRPC tells the one that refuses
+        where, real = f"localhost:{port}", tls.caller_channel
+        diverted = {where: "127.0.0.1:1"}
+        monkeypatch.setattr(
+            tls, "caller_channel", lambda at, *more: real(diverted.get(at, at), *more)
+        )
+        known = [(family, *(socket.SOCK_STREAM, 6, ""), (host, port)) for family, host in (
+            (socket.AF_INET6, "::1"), (socket.AF_INET, "127.0.0.1"))]  # fmt: skip
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: known)
+        said = tls.silence_of(where, nameless)
+        assert "where it wants a certificate" in said
+        assert "refused" not in said
+        assert tls.silence_of(where, None).endswith("ends calls like this: give --tls-ca)")
     finally:
         events.close()
         stop_server(server)
