@@ -46,7 +46,6 @@ def steer(
             call(request, timeout=within_s, wait_for_ready=True)
         except grpc.RpcError as error:
             if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
-                over_tls = credentials is not None
-                raise LinkError(silence_of(channel, address, over_tls=over_tls)) from None
+                raise LinkError(silence_of(address, credentials)) from None
             line = f"{printable(error.details() or '')} ({error.code().name})"
             raise LinkError(f"{address}: {line}") from None

@@ -370,6 +370,11 @@ class Experiment(StrictTable):
             )
         if self.evaluate.reference is not None:
             raise ConfigError("[evaluate] reference needs the rounds of a run that is not open")
+        if self.training.lr_schedule is not None and self.training.lr_schedule.follows_rounds:
+            raise ConfigError(
+                "[training.lr_schedule] ends with the run, and an open run has no last round: give "
+                "length"
+            )
         return self
 
     @model_validator(mode="after")

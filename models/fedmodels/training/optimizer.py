@@ -80,7 +80,7 @@ def lr_factor(ctx: ClientContext) -> float:
         return 1.0
     if course.over == "epochs":
         return factor_at(course, ctx.epoch, experiment.training.local_epochs)
-    anew = schedule.order != "rounds_outer"
+    anew = schedule.order != "rounds_outer" and not schedule.open
     return factor_at(course, ctx.round % schedule.rounds if anew else ctx.round, schedule.rounds)
 
 
