@@ -15,6 +15,8 @@ import fedtide
 from fedcli.cli import main
 from fedcli.data.own.new_inputs import read_new
 from fedcli.data.sets.registry import load
+from fedcli.serving.live_model import LiveModel
+from fedcli.serving.model_server import ModelServer
 from fedmodels.config.data import Data
 from fedmodels.errors import ArchiveError, DataError
 from fedmodels.nets.trained import ModelFacts, TrainedModel
@@ -153,6 +155,30 @@ def test_photos_of_a_directory_are_asked(
     assert "'=light" in rows[0]
     asked(of_photos, "new/a.jpg")
     assert capsys.readouterr().out.startswith("new/a.jpg: dark ")
+
+
+@pytest.mark.parametrize("kind", ["text/csv", "image/png", "image/jpeg"])
+def test_a_file_that_is_sent_is_answered_as_one_on_the_disk(
+    kind: str, of_photos: Path, tmp_path: Path, request: pytest.FixtureRequest, capsys: Any
+) -> None:
+    run, file = of_photos, tmp_path / f"new.{kind[-3:]}"
+    if kind == "text/csv":
+        run = request.getfixturevalue("of_recordings")
+        recorded(file, "run sit", label=False)
+    else:
+        Image.new("L", (30, 50), 25).save(file, kind.partition("/")[2])
+    asked(run, file, "--out", tmp_path / "p.csv")
+    rows, names = rows_in(tmp_path / "p.csv"), fedtide.open(run).personal_model(1).class_names
+    server = ModelServer("127.0.0.1", 0, LiveModel.of(run, 1))
+    answer = server.posts["/predict"](f"{kind}; charset=utf-8", file.read_bytes())
+    server.server_close()
+    told = json.loads(answer.body)
+    assert told["classes"] == names
+    assert [one["class"] for one in told["predictions"]] == [r["class"].strip("'") for r in rows]
+    for one, row in zip(told["predictions"], rows, strict=True):
+        assert one["probability"] == pytest.approx(float(row["probability"]), abs=1e-6)
+        places = [str(one.get(end, "")) for end in ("from", "to")]
+        assert places == [row["from"], row["to"]]
 
 
 def test_an_exported_model_is_asked_as_the_run_s_own(

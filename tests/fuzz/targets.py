@@ -231,7 +231,9 @@ class _Caller:
 
 @cache
 def _page_server() -> PageServer:
-    return PageServer("127.0.0.1", 0, {"/": lambda accept: Answer(accept.encode("latin-1"))})
+    pages = {"/": lambda accept: Answer(accept.encode("latin-1"))}
+    posts = {"/": lambda kind, body: Answer(kind.encode("latin-1") + body)}
+    return PageServer("127.0.0.1", 0, pages, posts=posts)
 
 
 TARGETS: dict[str, Target] = {

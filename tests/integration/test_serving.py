@@ -65,10 +65,11 @@ def test_a_model_answers_while_its_client_trains(
     (tmp_path / "serving.toml").write_text(config)
     (tmp_path / "inbox").mkdir()
     page.typed("fedcli partition")
-    run = loopback(tomllib.loads(config))
+    tables = tomllib.loads(config)
+    run = loopback({name: table for name, table in tables.items() if name != "deploy"})
     run.serve()
     where = {"data": tmp_path / "clients", "states": tmp_path / "states"}
-    clients = run.join("0-1", **where)
+    clients = run.join("0-1", "--deploy", **where)  # as [deploy] of the coordinator would have it
 
     # --- a file that is there before the first model, and one asked over HTTP
     digit = np.load(tmp_path / "clients/0/task-0/test_x.npy")[0]
@@ -97,7 +98,7 @@ def test_a_model_answers_while_its_client_trains(
     until(lambda: live.status().went_live + live.status().refused > counted, "it is held still")
     clients.kill()
     assert got(f"{url}health")["model"]["round"] >= back
-    again = run.join("0-1", **where)
+    again = run.join("0-1", "--deploy", **where)
     counted = live.status().went_live + live.status().refused
     until(
         lambda: live.status().went_live + live.status().refused > counted,
