@@ -21,6 +21,7 @@ SHOWN = 20
 """Columns that an error line lists."""
 UNNAMED = "Unnamed: "
 """How pandas begins the name of a column without one, such as the row numbers that it writes."""
+MISSING_TEXTS = "with [data.columns] missing_values which texts stand for empty cells"
 MAX_LETTERS = 60
 """Of a cell that an error line quotes."""
 FEW = 100
@@ -35,9 +36,16 @@ def check_columns(known: Sequence[str], columns: Columns, where: object) -> None
     """
     for name in (*columns.named, *(columns.features or ())):
         if name not in known:
+            places = {columns.client: "client", columns.label: "label"}
+            from_place = (
+                ". Where the file's name or its folder's says it, set "
+                f"{places[name]}_from = 'file' or 'folder' instead"
+                if name in places and isinstance(where, Path)
+                else ""
+            )
             raise DataError(
                 f"{where} has no column {name!r}.{suggestion(name, known)} "
-                f"It has: {', '.join(known[:SHOWN])}"
+                f"It has: {', '.join(known[:SHOWN])}{from_place}"
             )
 
 
@@ -87,8 +95,8 @@ def _why_none(table: Table, name: str, columns: Columns) -> str:
         f", {_advice(column.iloc[row], table)}"
         if _has_other_mark(column.iloc[row], table)
         else (
-            ": mend or drop these rows, say with [data.columns] missing_values which texts stand "
-            "for empty cells, or name the columns of numbers in features"
+            f": mend or drop these rows, say {MISSING_TEXTS}, or name the columns of numbers in "
+            "features"
         )
     )
     raise DataError(f"{where}{more}, and numbers elsewhere{hint}")
@@ -162,8 +170,10 @@ def numbers_of(table: Table, name: str, columns: Columns) -> NDArray[np.float64]
     if _has_other_mark(value, table):
         raise DataError(f"{where}, {_advice(value, table)}")
     why = "too large for float32" if np.isfinite(numbers[wrong[0]]) else "no finite number"
+    hint = f", say {MISSING_TEXTS}" if isinstance(value, str) else ""
     raise DataError(
-        f"{where}, which is {why}: mend or drop these rows, or leave the column out of features"
+        f"{where}, which is {why}: mend or drop these rows{hint}, or leave the column out of "
+        "features"
     )
 
 

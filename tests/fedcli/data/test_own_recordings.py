@@ -253,6 +253,9 @@ def test_a_file_may_be_a_person_and_its_folder_a_class(tmp_path: Path) -> None:
     found = loaded(tmp_path, client_from="file", label_from="folder", window=3)
     assert (found.group_names, found.class_names) == (("ann", "ben"), ("sit", "walk"))
     assert len(every(found)) == 12
+    line = "Where the file's name or its folder's says it, set client_from = 'file' or 'folder' in"
+    with pytest.raises(DataError, match=f"has no column 'who'.*It has: ax. {line}"):
+        loaded(tmp_path, client="who", label_from="folder")
     with pytest.raises(ConfigError, match="client_from stands in place of client: give one"):
         Columns(client="who", client_from="file")
 
