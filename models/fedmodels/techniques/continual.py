@@ -1,7 +1,7 @@
-"""Masks of classes, for a head of fixed width whose classes come, go and come back.
+"""Masks of classes, for a head of all classes of a run, which come, go and come back.
 
 Papers on class-incremental learning let the head grow: it has the classes of all tasks up to now.
-Here every head has all K columns from the beginning, and masks say which of them exist. Clients'
+Here every head has all K columns that the run knows, and masks say which of them exist. Clients'
 tasks differ and recur, so there are several:
 
     now         held by some client of this interaction
