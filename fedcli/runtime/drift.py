@@ -8,12 +8,14 @@ leave the client.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from fedcli.data.store.stream import TaskStream
+from fedmodels.errors import DataError
 from fedmodels.numerics.data_drift import MAX_EXAMPLES, Summary, drift, reduced
 from fedmodels.numerics.randomness import derive_seed, generator, seeded
 from fedmodels.tensors.bundle import Bundle, Weights
@@ -53,9 +55,10 @@ class DriftMeter:
         if before is not None:
             self._kept |= before.tensors(BEFORE)
             moved = {"input": before.drift(numbers)}
-            predicted = [self._predicted(task, ctx) for task in (before.task, ctx.task)]
-            if all(len(one) and bool(torch.isfinite(one).all()) for one in predicted):
-                moved["prediction"] = drift(predicted[0], predicted[1])
+            with suppress(DataError):  # old test data may be deleted; scoring says more
+                predicted = [self._predicted(task, ctx) for task in (before.task, ctx.task)]
+                if all(len(one) and bool(torch.isfinite(one).all()) for one in predicted):
+                    moved["prediction"] = drift(predicted[0], predicted[1])
             for part, (furthest, p) in moved.items():
                 self.figures |= {f"{part}_drift": furthest, f"{part}_drift_p": p}
 

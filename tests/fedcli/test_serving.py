@@ -319,6 +319,11 @@ def check_answers(place: Deployed, ask: Ask) -> None:
         ("/predict", b"[1]", "application/json", {}, 400, "the input is [1]; the model takes [2]"),
         ("/predict", b"nonsense", "application/json", {}, 400, "no JSON array of numbers"),
         ("/predict", b"[" * 100_000, "application/json", {}, 400, "no JSON array of numbers"),
+        (
+            "/predict", b'["' + b"a" * 10**6 + b'"' + b",0" * 10**6 + b"]", "application/json", {},
+            400, "no JSON array of numbers",
+        ),
+        ("/predict", b'{"inputs": {"a": 1}}', "application/json", {}, 400, "no JSON array"),
         ("/predict", b'["a", 0]', "application/json", {}, 400, "no JSON array of numbers"),
         ("/predict", b"[[1, 0], [1]]", "application/json", {}, 400, "no JSON array of numbers"),
         ("/predict", b"[NaN, 0]", "application/json", {}, 400, "not finite"),
