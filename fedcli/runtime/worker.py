@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedcli.data.store.client_data import ClientData
-from fedcli.data.store.stream import TaskStream
+from fedcli.data.store.stream import TaskStream, Validation
 from fedcli.runtime.client_log import tell, tell_scored, tell_trained
 from fedcli.runtime.deployed import Deployed
 from fedcli.runtime.deployment import Deployment
@@ -26,6 +26,7 @@ from fedmodels.errors import FedtideError, PayloadError
 from fedmodels.machine import peak_rss_bytes
 from fedmodels.methods import make
 from fedmodels.nets.split import SplitNet
+from fedmodels.numerics.metrics import VALIDATION
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId, state_digest
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.training.compression import Compression
@@ -105,6 +106,7 @@ class Worker:
             self.device,
             keep_history=self.method.trains_on == "history",
             accumulates=self.experiment.accumulates,
+            validation=Validation.of(self.experiment.data),
         )
         how = sibling.compression if sibling else Compression.of(self.method, self.run)
         self.compression = how
@@ -427,6 +429,8 @@ class Worker:
             self.stream.meet(order.tasks_seen)
             for task in range(min(order.tasks_seen, self.data.num_tasks)):
                 yield f"task/{task}", self.stream.test(task)
+                if (kept := self.stream.validation(task)) is not None:
+                    yield f"{VALIDATION}/{task}", kept
         if self.client == EVALUATOR or (order.global_test and view != "global"):
             found = self.stream.global_test()
             if found is not None:

@@ -25,6 +25,7 @@ from fedmodels.training.run import RunFacts
 from fedmodels.training.server_optimizer import check_server_optimizer
 from fedmodels.training.stack_trial import check_together
 from fedsrv.engine import schedule
+from fedsrv.engine.choice import check_stopping
 from fedsrv.engine.client_profile import Profile, common_limits
 from fedsrv.engine.cohort import Trip
 from fedsrv.engine.growth import Growth
@@ -72,6 +73,7 @@ class Plan:
         aside = store.aside()
         steps = schedule.steps(experiment, trainers, tasks, weights, aside)
         check_reference(experiment, steps)
+        check_stopping(experiment, tasks.values())
         terms = ReportValidator(method, run, profiles, steps)
         return cls(method, run, profiles, tasks, steps, aside, terms)
 

@@ -17,6 +17,7 @@ import torch
 from fedmodels.errors import ConfigError, PayloadError
 from fedmodels.numerics.data_drift import NAMES as DRIFT
 from fedmodels.numerics.metric_tables import UPLOADS
+from fedmodels.numerics.metrics import VALIDATION
 from fedmodels.tensors.bundle import EVALUATOR, ClientId
 from fedmodels.tensors.declared_counts import DeclaredCounts, check_examples
 from fedmodels.training.class_masks import rules_of
@@ -141,7 +142,8 @@ class ReportValidator:
         supports = self._supports(client, order)
         masks = client != EVALUATOR
         rules = rules_of(self.method, self.run.experiment) if masks else self.method.rules
-        if len(report.counts) > len(order.views) * len(rules) * (len(supports) + 1):
+        kept = self._kept(client, order)
+        if len(report.counts) > len(order.views) * len(rules) * (len(supports) + len(kept) + 1):
             raise PayloadError("the report holds more scores than were ordered")
         seen: dict[tuple[str, str], int] = {}
         of_global: list[int] | None = None
@@ -159,6 +161,9 @@ class ReportValidator:
                 of_global = of_global or support
                 if support != of_global:
                     raise PayloadError("the report scores two global test sets")
+            elif name in kept:
+                if any(n > most for n, most in zip(support, kept[name], strict=True)):
+                    raise PayloadError(f"the report scores more examples of {name} than announced")
             elif name not in supports:
                 raise PayloadError(f"the report scores an unknown test set {name[:50]!r}")
             elif support != supports[name]:
@@ -170,6 +175,14 @@ class ReportValidator:
             return {}
         rows = self.profiles[client].test[order.first_task : order.tasks_seen]
         return {f"task/{task}": row.tolist() for task, row in enumerate(rows, order.first_task)}
+
+    def _kept(self, client: ClientId, order: rpc.Order) -> dict[str, list[int]]:
+        """Return the most examples of each class that a client may keep for validation, by task."""
+        data = self.run.experiment.data
+        if not isinstance(client, int) or data is None or data.validation_share is None:
+            return {}
+        rows = self.profiles[client].train[: order.tasks_seen]
+        return {f"{VALIDATION}/{task}": row.tolist() for task, row in enumerate(rows)}
 
     def _check_sums(self, counts: rpc.Counts) -> None:
         arrays = (counts.support, counts.predicted, counts.correct)
@@ -196,7 +209,7 @@ class ReportValidator:
             own = [
                 (c.support, c.predicted, c.correct)
                 for c in report.counts
-                if c.view == each.view and c.rule == rule and c.test_set != GLOBAL_TEST
+                if c.view == each.view and c.rule == rule and c.test_set.startswith("task/")
             ]
             counted = np.array(own, dtype=np.int64).reshape(-1, 3, classes).sum(0)
             cells = np.array(each.counts).reshape(classes, classes)

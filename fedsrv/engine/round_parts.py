@@ -271,7 +271,7 @@ class RoundParts:
         members = [c for c in plan.profiles if c not in plan.aside]
         trained = set(self.commits.last_trained if self.experiment.schedule.selects else members)
         everyone: list[ClientId] = [c for c in members if c in trained]
-        ctx = self.context(plan.steps[-1], tuple(plan.profiles))
+        ctx = self.context(plan.steps[self.store.committed], tuple(plan.profiles))
         common, personal = evaluation(self.method, ctx, state)  # what is scored is stored
         if self.cohort.has_evaluator():
             everyone.append(EVALUATOR)

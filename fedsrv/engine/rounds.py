@@ -14,6 +14,7 @@ from fedmodels.tensors.allocator import give_back_free_pages
 from fedmodels.training.class_growth import grow_server
 from fedmodels.training.contexts import ServerContext, ServerData
 from fedsrv.engine.buffered_rounds import BufferedRounds
+from fedsrv.engine.choice import Stopping
 from fedsrv.engine.client_profile import untrained
 from fedsrv.engine.cohort import Answers, Cohort, StateLost
 from fedsrv.engine.commits import Commits, back_before_the_odd
@@ -106,7 +107,11 @@ class Engine:
             parts.score(step, record, Scores.from_json(counts), rounds.state)
 
         # --- every interaction that is left
+        stopping = Stopping.of(self.experiment)
         for step in self._steps_after(rounds, interaction):
+            if stopping.may and self._has_enough(stopping, parts.commits, step.interaction):
+                self.events.tell("note", line=f"{step.round} rounds are enough: {stopping.why()}")
+                break
             rounds.interact(step)
         parts.commits.settle()
 
@@ -130,6 +135,15 @@ class Engine:
             if following is not plan:
                 rounds.grow(following)
             yield following.steps[interaction]
+
+    def _has_enough(self, stopping: Stopping, commits: Commits, interaction: int) -> bool:
+        """Tell whether the run ends before an interaction; all committed ones before it count."""
+        commits.settle()
+        for number in range(stopping.seen, interaction):
+            record = self.store.record(number)
+            assert record is not None, "it was committed"
+            stopping.see(record["metrics"])
+        return bool(stopping.why())
 
 
 class Rounds:

@@ -10,7 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from fedmodels.numerics.metrics import ClassCounts, iaa, mean_accuracy, mean_and_std
+from fedmodels.numerics.metrics import (
+    VALIDATION,
+    ClassCounts,
+    iaa,
+    mean_accuracy,
+    mean_and_std,
+)
 from fedmodels.tensors.bundle import EVALUATOR, ClientId
 from fedmodels.training.class_masks import ALL, SEEN
 from fedsrv.engine.client_profile import Profile
@@ -114,9 +120,14 @@ class Scores:
         return list(dict.fromkeys(rule for _, _, rule in self.counts))
 
 
-def own_test(sets: Mapping[str, ClassCounts]) -> ClassCounts | None:
-    """Return the counts over a client's own test data of its tasks so far; None without any."""
-    tasks = [counts for name, counts in sets.items() if name.startswith("task/")]
+def own_test(sets: Mapping[str, ClassCounts], part: str = "task") -> ClassCounts | None:
+    """Return the counts over a client's own test data of its tasks so far; None without any.
+
+    Args:
+        sets: counts by test set.
+        part: ``VALIDATION`` for what the client keeps for validation instead.
+    """
+    tasks = [counts for name, counts in sets.items() if name.startswith(f"{part}/")]
     total = sum(tasks[1:], tasks[0]) if tasks else None
     return total if total is not None and total.total() else None
 
@@ -156,6 +167,7 @@ def round_metrics(
                 if not suffix or rule in (SEEN, ALL):
                     out[f"{key}{suffix}_{rule}"] = accuracy_over(found)
     out["iaa"] = _weighted_accuracy(scores, local_view, profiles, tasks_seen)
+    out |= _validation(scores, local_view)
     out |= _f1(scores, "after_local" if scores.of("after_local") else "after_downlink")
     return {key: value for key, value in out.items() if value is not None and math.isfinite(value)}
 
@@ -216,6 +228,24 @@ def _weighted_accuracy(
     if not sum(met.values()) or (holders == 1 and len(met) > 1):
         return None  # all data are pooled at one client: its accuracy alone would be the mean
     return iaa([counts.accuracy() for counts in own.values() if counts], list(met.values()))
+
+
+def _validation(scores: Scores, local_view: str) -> dict[str, float | None]:
+    """Return what may choose a round: scores of the models that clients hold, on validation parts.
+
+    They are of the models right after training where no others are scored.
+    """
+    received = "after_downlink" if local_view == "after_downlink" else "global"
+    views = (scores.of(view).values() for view in (received, "after_local"))
+    each = [[c for sets in found if (c := own_test(sets, VALIDATION))] for found in views]
+    counts = each[0] or each[1]
+    if not counts:
+        return {}
+    return {
+        f"{VALIDATION}_accuracy": accuracy_over(counts),
+        f"{VALIDATION}_f1": float(np.mean([c.macro_f1() for c in counts])),
+        f"{VALIDATION}_loss": float(np.mean([c.loss() for c in counts])),
+    }
 
 
 def _f1(scores: Scores, view: str) -> dict[str, float | None]:

@@ -15,9 +15,11 @@ import numpy as np
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import DataError
 from fedmodels.numerics.metric_names import is_written_by_runs
+from fedmodels.numerics.metric_tables import CHOSEN
 from fedmodels.numerics.metrics import average_forgetting_measure, best_round, forgetting
 from fedmodels.own_code import short_name
 from fedmodels.training.fault import line_of
+from fedsrv.engine.choice import chosen, chosen_by
 from fedsrv.engine.schedule import Step, is_scored
 from fedsrv.state.record import ClientRow, Record
 
@@ -120,6 +122,7 @@ def run_metrics(
     else:
         out.pop("a_sel", None)  # the cohort is everybody: a_loc
     out |= _best_rounds(scored, experiment.evaluate.select_by)
+    out |= _chosen_round(records, chosen_by(experiment))
     iaa = [metrics["iaa"] for metrics in scored if "iaa" in metrics]
     if iaa:
         rounds = 1 + max(record["round"] for record in records)
@@ -175,7 +178,7 @@ def _a_sel_by_task(records: Sequence[Record], last_rounds: int) -> dict[str, flo
 
 
 def _best_rounds(scored: Sequence[Mapping[str, float]], select_by: str) -> dict[str, float]:
-    """Return FedAli's metrics at the best round of clients' models and of the global model."""
+    """Return FedAli's metrics at the round that is best on test data."""
     out: dict[str, float] = {}
     by_f1 = select_by == "f1"
     for names, key in (
@@ -187,6 +190,16 @@ def _best_rounds(scored: Sequence[Mapping[str, float]], select_by: str) -> dict[
             best = candidates[best_round([m[key] for m in candidates])]  # ties: the earliest
             out |= {f"best_{name}": best[name] for name in names if name in best}
     return out
+
+
+def _chosen_round(records: Sequence[Record], by: str) -> dict[str, float]:
+    """Return the round that is best on validation parts, from 1, and its scores on test data."""
+    number = chosen([record["metrics"].get(by) for record in records])
+    if number is None:
+        return {}
+    metrics = records[number]["metrics"]
+    found = {f"chosen_{name}": metrics[name] for name in CHOSEN if name in metrics}
+    return {"chosen_round": float(records[number]["round"] + 1), **found}
 
 
 def _ends_of_tasks_are_scored(records: Sequence[Record]) -> bool:

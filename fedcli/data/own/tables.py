@@ -20,6 +20,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcli.data.arrays import IntArray
 from fedcli.data.cuts.held_out import last_groups, last_of_each
 from fedcli.data.folders import note_left_out
 from fedcli.data.own.cells import check_columns, features_of
@@ -95,11 +96,13 @@ def made(
     """
     y, classes = coded(rows.label, columns.classes, f"{where}: column {columns.label!r}")
     owners, people = coded(rows.client, None, f"{where}: column {columns.client!r}")
+    wholes: IntArray | None = None
+    if columns.group is not None:
+        wholes, _ = coded(rows.group, None, f"{where}: column {columns.group!r}")
     if columns.split is not None:
         train, test = (rows.part == part for part in PARTS)
-    elif columns.group is not None:
-        groups, _ = coded(rows.group, None, f"{where}: column {columns.group!r}")
-        test = last_groups(owners, groups, columns.test_share)
+    elif wholes is not None:
+        test = last_groups(owners, wholes, columns.test_share)
         train = ~test
     else:
         test = last_of_each(owners * len(classes) + y, columns.test_share)
@@ -112,11 +115,12 @@ def made(
         Examples(x[chosen], y[chosen], owners[chosen] if has_clients else None, transform)
         for chosen in (train, test)
     ]
-    return dataset_of(
+    dataset = dataset_of(
         name, parts[0], parts[1], classes, variant, people if has_clients else (),
         overlapping=columns.window is not None and (columns.hop or columns.window) < columns.window,
         columns=columns.features or (),
     )  # fmt: skip
+    return dataset if wholes is None else replace(dataset, wholes_train=wholes[train])
 
 
 def _filled(

@@ -72,6 +72,7 @@ class Dataset:
     class_names: tuple[str, ...]
     groups_train: IntArray | None = None  # (n,) natural client of each example
     groups_test: IntArray | None = None
+    wholes_train: IntArray | None = None  # (n,) what stays whole when a part is held out
     group_names: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()
     """Device model of each natural client, where the data set has several."""
@@ -129,7 +130,8 @@ class Dataset:
             return self.variant
         sha = hashlib.sha256()
         for part in fields(self):
-            if part.name == "transform":  # it follows from [data] and from what is in the files
+            # these follow from [data] and from what is in the files
+            if part.name in ("transform", "wholes_train"):
                 continue
             value = getattr(self, part.name)
             if isinstance(value, np.ndarray):

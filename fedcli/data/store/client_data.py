@@ -155,6 +155,20 @@ class ClientData:
             )
         return x, self._order.labels(y, self._where(task, part))
 
+    def wholes(self, task: int) -> IntArray | None:
+        """Return the group (n,) of each training example, which stays whole; None without groups.
+
+        Raises:
+            DataError: there is not one for each example.
+        """
+        path = self.directory / f"task-{task}" / "train_group.npy"
+        if not path.exists():
+            return None
+        found = self._array(path)
+        if found.dtype != np.int64 or found.shape != (sum(self.tasks[task].train),):
+            raise DataError(f"{path} does not hold a number of type int64 for each example")
+        return np.array(found)
+
     def check(self) -> None:
         """Read and check every task whose data are there.
 

@@ -156,8 +156,12 @@ def thinned(dataset: Dataset, data: Data, seed: int) -> Dataset:
     if data.max_per_class is not None:
         kept = _some(dataset, dataset.train_y, data.max_per_class, seed, "max_per_class")
         x, y = dataset.train_x[kept], dataset.train_y[kept]
-        groups = None if dataset.groups_train is None else dataset.groups_train[kept]
-        dataset = replace(dataset, train_x=x, train_y=y, groups_train=groups)
+        held = {
+            key: found[kept]
+            for key in ("groups_train", "wholes_train")
+            if (found := getattr(dataset, key)) is not None
+        }
+        dataset = replace(dataset, train_x=x, train_y=y, **held)
     if data.max_test_per_class is not None:
         kept = _some(dataset, dataset.test_y, data.max_test_per_class, seed, "max_test_per_class")
         x, y = dataset.test_x[kept], dataset.test_y[kept]

@@ -9,7 +9,12 @@ from pathlib import Path
 from fedcli.data.sets.dataset import Labelled
 from fedcli.data.store.client_data import PARTS, ClientData, Part
 from fedcli.data.store.partition_store import STORE, PartitionStore
-from fedcli.data.store.partition_writer import why_not_written, write_client, written_whole
+from fedcli.data.store.partition_writer import (
+    why_not_written,
+    write_client,
+    write_wholes,
+    written_whole,
+)
 from fedmodels.errors import DataError
 from fedmodels.tensors.bundle import ClientId
 
@@ -40,6 +45,9 @@ def export_partition(root: Path, out: Path, clients: Sequence[ClientId] | None =
             shutil.copytree(root, place, ignore=shutil.ignore_patterns(STORE), dirs_exist_ok=True)
             for client in opened:
                 write_client(place / client.directory.name, client.file, _held(client))
+                for task in range(client.num_tasks):
+                    if (wholes := client.wholes(task)) is not None:
+                        write_wholes(place / client.directory.name, task, wholes)
     except OSError as error:
         raise DataError(why_not_written(out, error)) from None
     return len(opened)

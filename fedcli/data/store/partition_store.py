@@ -5,6 +5,7 @@
     DIR/store/indices.npy     (N,) which examples each (client, task) holds, one after the other
     DIR/store/starts.npy      (U, 3) where a pair's training and test indices begin, and their end
     DIR/store/pairs.npy       (C + 1,) the first pair of each client, and U
+    DIR/store/group.npy       (n,) what stays whole, of each example for training, if there is any
     DIR/store/moments.npy     (C, 2, c) mean and deviation, where clients have their own
     DIR/store/names.json      the clients' names, where they have some
 
@@ -112,6 +113,19 @@ class PartitionStore:
         indices = self._held(int(self._pairs[client]) + task, part)
         return self._x[indices], np.asarray(self._y[indices])
 
+    def wholes(self, client: int, task: int) -> IntArray | None:
+        """Return the group (n,) of each training example of a task; None without groups.
+
+        Raises:
+            DataError: an example has none.
+        """
+        if not (self.place / "group.npy").exists():
+            return None
+        found, held = self._array("group"), self._held(int(self._pairs[client]) + task, "train")
+        if found.dtype != np.int64 or found.ndim != 1 or held.max(initial=-1) >= len(found):
+            raise DataError(f"{self.place / 'group.npy'} does not fit indices.npy")
+        return np.array(found[held])
+
     @cached_property
     def _moments(self) -> NDArray[np.float64] | None:
         """Mean and deviation of each client, (C, 2, c), where they have their own."""
@@ -206,6 +220,12 @@ class StoredClient(ClientData):
             return super()._read(task, part)
         return self.store.examples(self.client, task, part)
 
+    def wholes(self, task: int) -> IntArray | None:
+        """Return the group (n,) of each training example; None without groups."""
+        if task >= self.num_stored:
+            return super().wholes(task)
+        return self.store.wholes(self.client, task)
+
     def kind(self) -> np.dtype[Any]:
         """Return the type of the store's inputs."""
         return self.store.kind
@@ -256,6 +276,8 @@ def write_store(
         "starts": np.column_stack([begins, ends]),
         "pairs": np.cumsum([0, *map(len, partition.clients)], dtype=np.int64),
     }
+    if dataset.wholes_train is not None:
+        arrays["group"] = dataset.wholes_train
     if any(own != (problem.mean, problem.std) for own in moments):
         arrays["moments"] = np.array(moments, dtype=np.float64)
     if partition.names:

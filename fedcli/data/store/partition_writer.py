@@ -212,6 +212,9 @@ def _write_all(
                 for part in PARTS
             )
             write_client(place / str(i), file, held)
+            if dataset.wholes_train is not None and not partition.pooled:
+                for m, task in enumerate(tasks):
+                    write_wholes(place / str(i), m, dataset.wholes_train[task.train])
     _write_global_test(place / "global-test", dataset, partition, moments, config)
     content = {
         "format": FORMAT,
@@ -240,6 +243,11 @@ def write_client(place: Path, file: ClientFile, held: Iterable[tuple[int, Part, 
         np.save(folder / f"{part}_x.npy", x, allow_pickle=False)
         np.save(folder / f"{part}_y.npy", y, allow_pickle=False)
     (place / "client.json").write_text(file.text(indent=1) + "\n", "utf-8")
+
+
+def write_wholes(place: Path, task: int, wholes: IntArray) -> None:
+    """Write the group (n,) of each training example of a task into a client's directory."""
+    np.save(place / f"task-{task}" / "train_group.npy", wholes, allow_pickle=False)
 
 
 def description_of(

@@ -60,5 +60,6 @@ def set_apart(dataset: Dataset, data: Data, seed: int) -> tuple[Dataset, Reserve
         train_x=dataset.train_x[left],
         train_y=dataset.train_y[left],
         groups_train=None if groups is None else groups[left],
+        wholes_train=None if dataset.wholes_train is None else dataset.wholes_train[left],
     )
     return rest, reserve

@@ -32,6 +32,7 @@ from fedcli.data.store.partition_writer import (
     description_of,
     why_not_written,
     write_client,
+    write_wholes,
     written_whole,
 )
 from fedmodels.config.data import Data
@@ -172,6 +173,8 @@ def _stamp(files: Path, data: Data, seed: int, client: int) -> str:
     stats = [(path, path.stat()) for path in found]
     held = [[str(path.resolve()), stat.st_size, stat.st_mtime_ns] for path, stat in stats]
     facts = [FORMAT, data.identity(), seed, client, held]
+    if data.columns is not None and data.columns.group is not None:
+        facts.append("with groups")  # earlier versions kept none
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -186,3 +189,5 @@ def _write(place: Path, dataset: Dataset) -> None:
     file = ClientFile(**described, tasks=(TaskCounts(**counts),))
     place.mkdir()
     write_client(place, file, [(0, part, held[part]) for part in PARTS])
+    if dataset.wholes_train is not None:
+        write_wholes(place, 0, dataset.wholes_train)

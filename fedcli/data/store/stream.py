@@ -8,6 +8,7 @@ measure.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,46 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedcli.data.arrays import IntArray
+from fedcli.data.cuts.held_out import last_groups, last_of_each
 from fedcli.data.store.client_data import ClientData, GlobalTest
+from fedmodels.config.data import Data
 from fedmodels.data_description import Normaliser
 from fedmodels.errors import DataError
 
 Examples = tuple[Tensor, Tensor]
 """Inputs (n, *input_shape) float32, normalised, and labels (n,) int64."""
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Which training examples a client keeps for validation: the last ones, as for testing."""
+
+    share: float
+    by_group: bool
+    """Whether examples have groups, which stay whole."""
+
+    @classmethod
+    def of(cls, data: Data | None) -> Validation | None:
+        """Return what ``[data]`` says; None if clients train on all their training examples."""
+        if data is None or data.validation_share is None:
+            return None
+        return cls(data.validation_share, bool(data.columns and data.columns.group))
+
+    def chosen(self, data: ClientData, task: int, y: IntArray) -> NDArray[np.bool_]:
+        """Tell of each training example of a task whether it is kept for validation, (n,).
+
+        Raises:
+            DataError: examples should have groups, and have none.
+        """
+        if not self.by_group:
+            return last_of_each(y, self.share)
+        wholes = data.wholes(task)
+        if wholes is None:
+            raise DataError(
+                f"{data.directory}: task {task} does not say which group an example is of, as an "
+                "earlier version cut it: cut the data anew"
+            )
+        return last_groups(np.zeros_like(wholes), wholes, self.share)
 
 
 class TaskStream:
@@ -34,6 +69,7 @@ class TaskStream:
         *,
         keep_history: bool = False,
         accumulates: bool = False,
+        validation: Validation | None = None,
     ) -> None:
         """Start before the first task.
 
@@ -43,16 +79,19 @@ class TaskStream:
             keep_history: allow :meth:`train_up_to` (Centralized on a client's own history).
             accumulates: a task's training data are those of all tasks up to it, a reading of the
                 scenario.
+            validation: the part of the training data that is kept for validation.
         """
         self.data = data
         self.device = torch.device(device)
         self.keep_history, self.accumulates = keep_history, accumulates
+        self.kept = validation
         self.task: int | None = None
         """The open task."""
         self.num_seen = 0
         """Tasks met so far: all up to the last one ever opened."""
         self._train: dict[int, Examples] = {}
         self._test: dict[int, Examples] = {}
+        self._validation: dict[int, Examples] = {}
         self._global_test: Examples | None = None
 
     def open(self, task: int) -> None:
@@ -76,7 +115,7 @@ class TaskStream:
 
     def held_bytes(self) -> int:
         """Return the bytes of the tensors that are in memory."""
-        found = [*self._train.values(), *self._test.values()]
+        found = [*self._train.values(), *self._test.values(), *self._validation.values()]
         found += [self._global_test] if self._global_test else []
         return sum(tensor.nbytes for examples in found for tensor in examples)
 
@@ -85,6 +124,7 @@ class TaskStream:
         self.task = None
         self._train.clear()
         self._test.clear()
+        self._validation.clear()
         self._global_test = None
 
     def train(self, task: int) -> Examples:
@@ -114,7 +154,27 @@ class TaskStream:
         return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
 
     def _of(self, task: int) -> Examples:
-        return self._tensors(*self.data.arrays(task, "train"))
+        x, y = self.data.arrays(task, "train")
+        if self.kept is None:
+            return self._tensors(x, y)
+        trains = ~self.kept.chosen(self.data, task, y)
+        return self._tensors(x[trains], y[trains])
+
+    def validation(self, task: int) -> Examples | None:
+        """Return what is kept of the training data of a task met so far; None if nothing is.
+
+        Raises:
+            DataError: the task was not met yet.
+        """
+        if self.kept is None:
+            return None
+        if not 0 <= task < self.num_seen:
+            raise DataError(f"validation data of task {task} were asked for before it was met")
+        if task not in self._validation:
+            x, y = self.data.arrays(task, "train")
+            chosen = self.kept.chosen(self.data, task, y)
+            self._validation[task] = self._tensors(x[chosen], y[chosen])
+        return self._validation[task]
 
     def test(self, task: int) -> Examples:
         """Return the test data of a task met so far.

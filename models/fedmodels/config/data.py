@@ -52,6 +52,10 @@ class Data(StrictTable):
     test_share: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Part of each class, its last examples, that is for testing where the data have no test part
     of their own; 0.2 unless given."""
+    validation_share: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Part of each client's training examples of each class, the last ones, that it keeps for
+    validation and trains on never; whole groups where ``group`` names a column. What chooses (best
+    round, ``patience``, ``target``, a search) looks at it, and at no test data."""
     channels: Literal["grey", "rgb"] | None = None
     """What images become; by default as they are."""
     resize: Sides | None = None
@@ -72,7 +76,7 @@ class Data(StrictTable):
         """Return what examples follow from: every key but the place of the files."""
         # older partitions lack these keys
         absent = {key for key in ("columns", *_ADDED) if getattr(self, key) is None}
-        facts = self.model_dump(mode="json", exclude={"root", *absent})
+        facts = self.model_dump(mode="json", exclude={"root", "validation_share", *absent})
         return facts if self.columns is None else {**facts, "columns": self.columns.identity()}
 
     def transform_of(self, input_shape: Sequence[int]) -> dict[str, Any] | None:

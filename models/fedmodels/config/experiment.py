@@ -93,6 +93,11 @@ class Schedule(StrictTable):
     staleness_exponent: Annotated[float, Field(ge=0)] = 0.5
     """a: with ``asynchronous``, the difference of an upload with staleness tau is multiplied by
     (1 + tau)^-a: FedBuff's 1 / sqrt(1 + tau) unless given; with 0, stale uploads count in full."""
+    patience: PositiveCount | None = None
+    """End the run after so many scored rounds in a row without a better score on the validation
+    part: ``validation_f1`` or ``validation_accuracy``, as ``evaluate.select_by`` says."""
+    target: Annotated[float, Field(gt=0, le=1)] | None = None
+    """End the run when that score reaches this."""
     arrivals: Place = None
     """With ``asynchronous``, a run directory whose recorded order of arrivals is followed."""
     open: bool = False
@@ -230,7 +235,8 @@ class Evaluate(StrictTable):
     examples, and a summary of the inputs in the private state. What is beyond chance is a warning:
     docs/metrics.md."""
     select_by: Literal["f1", "accuracy"] = "f1"
-    """What makes a round the best: mean macro-F1, or mean accuracy as FedAli's published code."""
+    """What makes a round the best: mean macro-F1, or mean accuracy as FedAli's published code. With
+    ``validation_share`` that is of validation parts; ``best_…`` is of test data all the same."""
 
     @model_validator(mode="after")
     def _views_are_named_once(self) -> Evaluate:
@@ -370,11 +376,31 @@ class Experiment(StrictTable):
             )
         if self.evaluate.reference is not None:
             raise ConfigError("[evaluate] reference needs the rounds of a run that is not open")
+        if self.data is not None and self.data.validation_share is not None:
+            raise ConfigError(
+                "[data] validation_share needs the training data of all tasks so far, and in an "
+                "open run they may be gone: leave it out"
+            )
         if self.training.lr_schedule is not None and self.training.lr_schedule.follows_rounds:
             raise ConfigError(
                 "[training.lr_schedule] ends with the run, and an open run has no last round: give "
                 "length"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _stopping_looks_at_validation(self) -> Experiment:
+        for key in ("patience", "target"):
+            if getattr(self.schedule, key) is None:
+                continue
+            if self.data is None or self.data.validation_share is None:
+                raise ConfigError(
+                    f"[schedule] {key} looks at a validation part: give [data] validation_share"
+                )
+            if not self.evaluate.every:
+                raise ConfigError(f"[schedule] {key} looks at scored rounds: let every be 1")
+            if self.schedule.is_asynchronous:
+                raise ConfigError(f'[schedule] {key} has no meaning with order = "asynchronous"')
         return self
 
     @model_validator(mode="after")

@@ -63,6 +63,12 @@ class Metric:
 _BY_CLIENTS = "with the best `personalization`, or the best `a_loc_trained` by `select_by`"
 _BY_SERVER = "with the best `global_f1`, or the best `a_glo_balanced` by `select_by`"
 
+CHOSEN = (
+    "a_glo", "a_glo_balanced", "a_loc", "a_loc_received", "a_loc_trained", "iaa",
+    "personalization", "generalization", "global_f1", "validation_accuracy", "validation_f1",
+)  # fmt: skip
+"""Scores that a summary has of the round that is best on validation parts, too."""
+
 SCORES = (
     Metric(
         "a_glo", "global model, clients' test data",
@@ -199,8 +205,9 @@ SCORES = (
     Metric("global_f1", "macro-F1 of the global model", "on the global test set", "FedAli"),
     *(
         Metric(
-            f"best_{name}", f"best round: {name}",
-            f"`{name}` of the scored round {which}; it depends on which rounds are scored",
+            f"best_{name}", f"round that is best on test data: {name}",
+            f"`{name}` of the scored round {which}. It is chosen on test data, and depends on "
+            "which rounds are scored",
             "FedAli", 0 if name.endswith("_std") else 1,
             population=EVERYONE if which == _BY_SERVER else COHORT,
         )
@@ -210,6 +217,32 @@ SCORES = (
             (_BY_SERVER, ("global_f1", "a_glo_balanced")),
         )
         for name in names
+    ),
+    *(
+        Metric(
+            f"validation_{name}", f"{title}, validation part",
+            f"mean over clients of the {title} of the model that a client holds before it trains, "
+            "on what it keeps of its training data by `data.validation_share`",
+            population=SCORERS,
+        )
+        for name, title in (("accuracy", "accuracy"), ("f1", "macro-F1"))
+    ),
+    Metric(
+        "validation_loss", "loss, validation part", "as `validation_accuracy`, the mean loss",
+        better=-1, unit="", range="≥ 0", population=SCORERS,
+    ),
+    Metric(
+        "chosen_round", "round that is best on validation parts",
+        "the scored round, from 1, with the best `validation_f1`, or the best "
+        "`validation_accuracy` by `select_by`; of equal ones the earliest",
+        better=0, unit="", range="≥ 1",
+    ),
+    *(
+        Metric(
+            f"chosen_{name}", f"round chosen on validation parts: {name}",
+            f"`{name}` of the round `chosen_round`",
+        )
+        for name in CHOSEN
     ),
 )  # fmt: skip
 """What the coordinator computes from the clients' counts."""

@@ -35,6 +35,9 @@ __all__ = [
     "minority_classes",
 ]
 
+VALIDATION = "validation"
+"""Begins the names of the validation parts that clients score, such as ``validation/0``, and of the
+metrics of them: what chooses a round or a run looks at these alone."""
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 

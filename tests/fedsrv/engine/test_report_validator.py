@@ -220,6 +220,21 @@ def test_what_a_report_may_not_say(name):
     assert len(str(caught.value)) < 200
 
 
+def test_what_is_kept_for_validation_is_scored_where_the_config_says_so():
+    part = {"name": "digits", "validation_share": 0.5}
+    terms = terms_of()
+    kept = replace(terms, run=RunFacts(tiny_experiment(data=part), terms.run.problem))
+    most = [int(n) for n in terms.profiles[0].train[0]]
+    scored = counts("validation/0", support=most, predicted=most, correct=most)
+    with pytest.raises(PayloadError, match="unknown test set 'validation/0'"):
+        terms.check_report(0, order(), report(counts(), scored))
+    kept.check_report(0, order(), report(counts(), scored))
+    over = [n + 1 for n in most]
+    scored = counts("validation/0", support=over, predicted=over, correct=over)
+    with pytest.raises(PayloadError, match="more examples of validation/0 than announced"):
+        kept.check_report(0, order(), report(counts(), scored))
+
+
 def test_what_the_evaluator_may_not_say():
     with pytest.raises(PayloadError, match="unknown test set 'task/0'"):
         terms_of().check_report(EVALUATOR, EVALUATE, report(counts(view="global")))

@@ -1,0 +1,106 @@
+"""What a client keeps of its training data for validation: never trained on, groups as wholes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedcli.data.cuts.partition import partition
+from fedcli.data.sets.registry import load
+from fedcli.data.store.client_data import ClientData
+from fedcli.data.store.opening import open_data
+from fedcli.data.store.partition_export import export_partition
+from fedcli.data.store.partition_writer import Layout, write_partition
+from fedcli.data.store.site import cut
+from fedcli.data.store.stream import TaskStream, Validation
+from fedmodels.config.data import Columns, Data
+from fedmodels.config.scenario import Iid
+from fedmodels.errors import DataError
+from tests.fedcli.data.test_client_data import write
+
+GROUPED = Validation(0.3, by_group=True)
+
+
+def rows_of(examples: tuple[object, object]) -> list[bytes]:
+    x, y = examples
+    return [a.numpy().tobytes() + b.numpy().tobytes() for a, b in zip(x, y, strict=True)]  # type: ignore[attr-defined]
+
+
+def test_the_last_examples_of_each_class_are_kept_and_never_trained_on(tmp_path: Path) -> None:
+    data = ClientData(write(tmp_path / "data", kind="iid", tasks=2) / "0")
+    plain, stream = TaskStream(data), TaskStream(data, validation=Validation(0.4, False))
+    for each in (plain, stream):
+        each.open(1)
+    everything, y = rows_of(plain.train(1)), plain.train(1)[1]
+    kept, trained = stream.validation(1), rows_of(stream.train(1))
+    assert kept is not None
+    assert sorted(rows_of(kept) + trained) == sorted(everything)
+    for k in y.unique():
+        mine = [row for row, label in zip(everything, y, strict=True) if label == k]
+        held = min(max(round(0.4 * len(mine)), 1), len(mine) - 1)
+        assert [row for row in rows_of(kept) if row in mine] == mine[len(mine) - held :]
+    assert plain.validation(1) is None
+    with pytest.raises(DataError, match="before it was met"):
+        TaskStream(data, validation=Validation(0.4, False)).validation(0)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Data:
+    """Twelve groups of five rows; a row's first feature is its group."""
+    lines = ["a,b,label,who"]
+    lines += [f"{g},{i},{'xy'[i % 2]},g{g:02d}" for g in range(12) for i in range(5)]
+    (tmp_path / "table.csv").write_text("\n".join(lines))
+    columns = Columns(label="label", group="who", test_share=0.25)
+    return Data(name="table", root=str(tmp_path / "table.csv"), columns=columns, classes=("x", "y"))
+
+
+def test_groups_stay_whole_however_the_data_lie(table: Data, tmp_path: Path) -> None:
+    dataset = load(table)
+    assert dataset.wholes_train is not None
+    clients = 2
+    made = partition(Iid(kind="iid"), dataset.train_y, dataset.test_y, 2, clients, 0)
+    places = {layout: tmp_path / layout.value for layout in Layout}
+    for layout, place in places.items():
+        write_partition(place, dataset, made, {"data": {"name": "table"}}, layout=layout)
+    places_found = [*places.values(), tmp_path / "exported"]
+    export_partition(places[Layout.STORE], tmp_path / "exported")
+    for client in range(clients):
+        found = [open_data(place, client) for place in places_found]
+        first = found[0].wholes(0)
+        assert first is not None
+        assert all(np.array_equal(first, other.wholes(0)) for other in found)
+        check_groups(found[0], clients)
+
+
+def check_groups(data: ClientData, clients: int) -> None:
+    stream = TaskStream(data, validation=GROUPED)
+    stream.open(0)
+    x, kept = stream.train(0)[0], stream.validation(0)
+    assert kept is not None
+    trained, held = ({float(v) for v in part[:, 0]} for part in (x, kept[0]))
+    assert trained
+    assert held
+    assert not trained & held
+
+
+def test_a_sites_own_table_keeps_its_groups(table: Data, tmp_path: Path) -> None:
+    tables = table.model_dump(mode="json", exclude_none=True, exclude={"root"})
+    root = cut(Path(str(table.root)), tables, 0, 0, tmp_path / "cache")
+    check_groups(open_data(root, 0), 1)
+
+
+def test_a_cut_without_groups_is_told_of(tmp_path: Path) -> None:
+    data = ClientData(write(tmp_path / "data", kind="iid", tasks=1) / "0")
+    stream = TaskStream(data, validation=GROUPED)
+    stream.open(0)
+    with pytest.raises(DataError, match="which group an example is of"):
+        stream.train(0)
+    np.save(data.directory / "task-0" / "train_group.npy", np.zeros(3, dtype=np.int64))
+    with pytest.raises(DataError, match="a number of type int64 for each example"):
+        stream.train(0)
+
+
+def test_a_partition_does_not_depend_on_the_share(table: Data) -> None:
+    assert table.model_copy(update={"validation_share": 0.5}).identity() == table.identity()
