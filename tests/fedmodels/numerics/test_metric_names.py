@@ -20,7 +20,7 @@ def test_endings_say_on_what_and_over_which_classes() -> None:
     assert found.title == "clients' models, as received, on the global test set, rare classes"
     assert (found.unit, found.better) == ("%", 1)
     assert metric("a_glo_gldp_lp").title.endswith("by local prototypes")
-    assert metric("best_a_glo_balanced").title.startswith("best round")
+    assert metric("best_a_glo_balanced").title.startswith("round that is best on test data")
     assert metric("replay_acceptance_7").title == "replayed images accepted, class 7"
 
 
