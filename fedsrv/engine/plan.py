@@ -137,7 +137,7 @@ class Plan:
         ]
         run = self.run
         if len(names) > run.problem.num_classes:
-            run = RunFacts(experiment, replace(run.problem, num_classes=len(names)))
+            run = run.for_classes(len(names))
         terms = self.terms.grown(run, profiles, steps)
         return Plan(self.method, run, profiles, tasks, steps, aside, terms, growths)
 

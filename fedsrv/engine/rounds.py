@@ -159,8 +159,7 @@ class Rounds:
         self.state = grow_server(self.parts.method, before.run, plan.run, self.state)
         new = plan.growths[len(before.growths) :]
         if gone := {c for growth in new if growth.forgets for c in growth.retired}:
-            clients = {c: part for c, part in self.state.clients.items() if c not in gone}
-            self.state = replace(self.state, clients=clients)
+            self.state = self.parts.method.forgotten(self.state, gone)
         if any(growth.retired for growth in new):  # nobody waits for their states any more
             self.parts.commits.settle()
             self.parts.commits.remember(plan, self.parts.store.committed)

@@ -18,7 +18,7 @@ minority examples. Other readings of the paper: variants/fedmlp.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
@@ -127,6 +127,10 @@ class FedMLP(FedAvg):
         prototypes = {"class": g, "semantic": Prototypes.by_position(p)}
         common = Bundle({**state.common.weights, **found}, prototypes)
         return replace(state, common=common), {"known_share": len(g.labels) / classes}
+
+    def forgotten(self, state: ServerState, clients: Collection[int]) -> ServerState:
+        own = Bundle(levels.counts_of_others(state.own.weights, clients))
+        return replace(super().forgotten(state, clients), own=own)
 
     # --- client half ---------------------------------------------------------------------------
 

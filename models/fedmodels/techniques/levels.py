@@ -7,7 +7,7 @@ The cluster of each global prototype and one bit a class for J travel among the 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -100,6 +100,12 @@ def _folded(weights: Weights, tasks: Mapping[int, int]) -> Weights:
             name = f"{COUNTS}{client}/{EARLIER}"
         found[name] = found[name] + tensor if name in found else tensor
     return found
+
+
+def counts_of_others(weights: Weights, clients: Collection[int]) -> Weights:
+    """Return the server's own weights without the counts of these clients."""
+    theirs = tuple(f"{COUNTS}{client}/" for client in clients)
+    return {name: tensor for name, tensor in weights.items() if not name.startswith(theirs)}
 
 
 def grown_levels(weights: Weights, classes: int) -> Weights:

@@ -9,8 +9,8 @@ inherit from it and override whole functions.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor
@@ -189,6 +189,11 @@ class Method(ABC):
         ``ctx.before`` is the state that ``aggregate`` was given.
         """
         return state, {}
+
+    def forgotten(self, state: ServerState, clients: Collection[int]) -> ServerState:
+        """Return a state without what it holds of these clients alone; they left an open run."""
+        kept = {c: part for c, part in state.clients.items() if c not in clients}
+        return replace(state, clients=kept)
 
     def global_weights(self, common: Bundle) -> Weights:
         """Return the global model's weights, of the common part of a payload or of the state."""

@@ -32,7 +32,7 @@ from fedmodels.techniques.levels import (
 )
 from fedmodels.tensors.archive import load_named
 from fedmodels.tensors.bundle import Bundle, Problem, Prototypes
-from fedmodels.training.contexts import ServerContext
+from fedmodels.training.contexts import ServerContext, ServerState
 from fedmodels.training.hooks import as_uploads, evaluation
 from fedmodels.training.loop import train_locally
 from fedmodels.training.position import START, Position
@@ -625,6 +625,8 @@ def test_counts_of_earlier_tasks_are_one_sum_by_hand():
         "counts/8/0": [9, 0],
     }
     assert minority_by_counts(own) == [1]  # 5 of 17
+    forgotten = make("fedmlp").forgotten(ServerState(Bundle(), Bundle(own), {7: Bundle()}), {7})
+    assert (forgotten.own.weights.keys(), forgotten.clients) == ({"counts/8/0"}, {})
     closed, uploads = counted(7, 0, 1, 1)
     kept = class_counts(replace(closed, tasks={}), own, uploads)  # a client may come back to a task
     assert kept.keys() == {*own, "counts/7/5"}
