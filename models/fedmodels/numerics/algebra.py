@@ -163,8 +163,8 @@ def _rows(values: Any, dtype: type[np.generic]) -> NDArray[Any]:
     return np.asarray(values, dtype=dtype)
 
 
-def padded(tensor: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return a tensor of a larger shape that begins with this one; the rest is zero."""
-    found = tensor.new_zeros(tuple(shape))
+def padded(tensor: Tensor, shape: Sequence[int], rest: float = 0.0) -> Tensor:
+    """Return a tensor of a larger shape that begins with this one, and holds one value beyond."""
+    found = tensor.new_full(tuple(shape), rest)
     found[tuple(slice(n) for n in tensor.shape)] = tensor
     return found

@@ -30,6 +30,7 @@ from fedmodels.training.hooks import init_client, init_server
 from fedmodels.training.initial_weights import with_rows
 from fedmodels.training.method import Method
 from fedmodels.training.run import RunFacts
+from fedmodels.training.server_optimizer import grown_moments
 
 Form = Tensor | TensorSpec
 Forms = Mapping[str, Form]
@@ -100,11 +101,12 @@ class Growth:
                 c: self._grown(held, given, [each.clients.get(c, nobody) for each in first])
                 for c, held in state.clients.items()
             }
+            common = self._grown(state.common, given, [each.common for each in first])
             state = ServerState(
-                self._grown(state.common, given, [each.common for each in first]),
+                common,
                 self._grown(state.own, given, [each.own for each in first], zeros=True),
                 clients,
-                self._grown(state.optimizer, given, [Bundle()] * len(first), zeros=True),
+                grown_moments(self.now, state.optimizer, common),
             )
         return state
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fedmodels.config.training import ServerOptimizer
 from fedmodels.errors import ConfigError
+from fedmodels.numerics.algebra import padded
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.training.contexts import ServerContext, ServerState
 from fedmodels.training.method import Method
@@ -70,6 +71,23 @@ def _step(
     else:
         v = beta_2 * v + (1 - beta_2) * square
     return m / (v.sqrt() + tau), m, v
+
+
+def grown_moments(run: RunFacts, moments: Bundle, common: Bundle) -> Bundle:
+    """Return moments in which classes that came begin as all did: m with 0, v with tau squared.
+
+    Args:
+        run: gives the settings.
+        moments: of the optimiser, before they came.
+        common: what everybody is sent, with rows for them.
+    """
+    found = dict[str, Tensor]()
+    for name, kept in moments.weights.items():
+        kind, _, key = name.partition("/")
+        settings = run.experiment.server_optimizer
+        first = settings.tau**2 if settings is not None and kind == "v" else 0.0
+        found[name] = padded(kept, common.weights[key].shape, first)
+    return replace(moments, weights=found)
 
 
 def trained_keys(method: Method, run: RunFacts, common: Bundle) -> list[str]:

@@ -162,3 +162,4 @@ def test_moments_grow_with_classes_that_come():
     assert held["m/head/weight"].shape == grown.common.weights["head/weight"].shape
     assert torch.equal(held["v/head/weight"][:10], state.optimizer.weights["v/head/weight"])
     assert not held["m/head/weight"][10].any()
+    assert held["v/head/weight"][10].tolist() == pytest.approx([1e-6] * 16)  # tau is 1e-3
