@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+import random
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
 
+from fedcli.runtime import deployed
+from fedcli.runtime.deployed import Deployed
 from fedcli.runtime.sessions import Session, SessionFile
 from fedcli.runtime.state import PERSONAL, StateDirectory
+from fedmodels.nets.trained import TrainedModel
 from fedmodels.tensors.archive import load
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.training.contexts import ServerState
@@ -17,6 +22,7 @@ from fedsrv.state.store import Store
 from tests.conftest import tiny_experiment
 from tests.faults.inside import fault_disk
 from tests.faults.power import lose_power
+from tests.fedcli.test_serving import Killed, put_live
 
 
 @pytest.fixture
@@ -37,10 +43,10 @@ def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "disk" / "run"
 
 
-def lose(*directories: Path) -> None:
+def lose(*directories: Path, rng: random.Random | None = None) -> None:
     places = (directory / "vault" for directory in directories[0].parents)
     vault = next(place for place in places if place.exists())
-    lose_power(vault, directories, None)
+    lose_power(vault, directories, rng)
 
 
 def state(value: float) -> ServerState:
@@ -97,3 +103,26 @@ def test_a_personal_model_is_there_when_the_run_is_over(out: Path) -> None:
         lose(out / client)
         assert torch.equal(load(out / client / PERSONAL)[0].weights["w"], torch.ones(2))
     assert [path.name for path in (out / "1").iterdir()] == [PERSONAL]
+
+
+@pytest.mark.parametrize("change", ["go live", "roll back"])
+@pytest.mark.parametrize("cut", ["linked", "replace", "sync_path", ""])
+def test_a_live_model_is_whole_whenever_the_power_fails(
+    out: Path, cut: str, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """During a change and after it, whatever survives of what was not synced."""
+    for seed in range(6):
+        place = Deployed(out / f"{cut}-{seed}")
+        put_live(place, 0)
+        put_live(place, 1)
+        with monkeypatch.context() as patched, suppress(Killed):
+            if cut:
+                patched.setattr(Path if cut == "replace" else deployed, cut, dies)
+            put_live(place, 2) if change == "go live" else place.roll_back()
+        lose(place.folder, rng=random.Random(seed))
+        expected = {"go live": {1, 2}, "roll back": {0, 1}}[change] if cut else {2, 0}
+        assert TrainedModel.load(place.current).facts.round in expected
+
+
+def dies(*args: object, **more: object) -> None:
+    raise Killed
