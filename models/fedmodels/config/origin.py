@@ -11,7 +11,7 @@ from fedmodels.config.scenario import ScenarioTable
 from fedmodels.errors import ConfigError
 from fedmodels.own_code import short_name
 
-NOT_DEALT = ("data.root", "data.input_shape", "data.num_classes")
+NOT_DEALT = ("data.root", "data.input_shape", "data.num_classes", "data.validation_share")
 """Keys that change no partition."""
 SHOWN = 3
 """Differences that one line names."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +17,10 @@ from fedcli.data.store.partition_writer import Layout, write_partition
 from fedcli.data.store.site import cut
 from fedcli.data.store.stream import TaskStream, Validation
 from fedmodels.config.data import Columns, Data
+from fedmodels.config.origin import differences
 from fedmodels.config.scenario import Iid
 from fedmodels.errors import DataError
+from tests.conftest import tiny_experiment
 from tests.fedcli.data.test_client_data import write
 
 GROUPED = Validation(0.3, by_group=True)
@@ -44,6 +47,12 @@ def test_the_last_examples_of_each_class_are_kept_and_never_trained_on(tmp_path:
     assert plain.validation(1) is None
     with pytest.raises(DataError, match="before it was met"):
         TaskStream(data, validation=Validation(0.4, False)).validation(0)
+
+
+def test_a_partition_is_the_same_whatever_clients_keep_of_it(digits: Path) -> None:
+    made = json.loads((digits / "0" / "client.json").read_text())["partition"]
+    assert differences(tiny_experiment(), made) == []
+    assert differences(tiny_experiment(data={"validation_share": 0.3}), made) == []
 
 
 @pytest.fixture
