@@ -124,15 +124,16 @@ class Deployment:
             seen = min(order.tasks_seen, seen)
         self.stream.meet(seen)
         first = max(0, seen - (self.last_tasks or seen))
-        sets = [self.stream.test(task) for task in range(first, seen)]
+        of_task = (self.stream.validation(t) or self.stream.test(t) for t in range(first, seen))
+        sets, kept = [*of_task], "test" if self.stream.kept is None else "validation"
         count = sum(len(y) for _, y in sets)
         if not count:
-            return True, "there are no test data to compare it on"
+            return True, f"there are no {kept} data to compare it on"
         right = rightly_named(net, sets)
         if right is None:
             return False, "its outputs are not finite"
         before = rightly_named(live, sets) if live is not None else None
-        share = f"{right} of {count} test examples are right"
+        share = f"{right} of {count} {kept} examples are right"
         if before is None:
             return True, f"{share}, and no earlier model is comparable" if live else share
         return right >= before - self.how.tolerance * count, f"{share}, {before} by the live model"

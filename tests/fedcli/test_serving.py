@@ -30,6 +30,7 @@ from fedcli.serving.watching import WatchedFolder
 from fedmodels.errors import ArchiveError, DataError
 from fedmodels.nets.trained import ModelFacts, TrainedModel, header_of
 from fedmodels.tensors.bundle import Bundle, state_digest
+from tests.conftest import records_of
 
 TINY: dict[str, Any] = {
     "seed": 3,
@@ -170,11 +171,13 @@ def test_what_goes_live_is_no_worse_on_the_clients_own_test_data(
 ) -> None:
     """Each model is compared with the live one, on the tasks met by then."""
     judged: list[tuple[str, int | None]] = []
+    sizes: list[int] = []
     original = deployment.rightly_named
 
     def seen(net: Any, sets: Any) -> int | None:
         found = original(net, sets)
         judged.append((f"{len(sets)} tasks", found))
+        sizes.append(sum(len(y) for _, y in sets))
         return found
 
     monkeypatch.setattr(deployment, "rightly_named", seen)
@@ -189,6 +192,13 @@ def test_what_goes_live_is_no_worse_on_the_clients_own_test_data(
         assert "test examples are right" in status.last
         x, y = run.path / f"data/{client}/task-1/test_x.npy", f"data/{client}/task-1/test_y.npy"
         assert live.predict(np.load(x)).shape == np.load(run.path / y).shape
+    judged.clear()
+    sizes.clear()
+    kept = {**tables, "data": {**TINY["data"], "validation_share": 0.25}}
+    run_kept = fedtide.run(kept, backend="inprocess", out=tmp_path / "kept")
+    trained = records_of(run_kept.path)[0]["clients"]["0"]["num_examples"]
+    assert sizes[0] == pytest.approx(trained / 3, abs=5), "a quarter of the training examples"
+    assert "validation examples are right" in deployed_by(run_kept).status().last
     judged.clear()
     outer = {**tables, "schedule": {**TINY["schedule"], "order": "rounds_outer"}}
     fedtide.run(outer, backend="inprocess", out=tmp_path / "outer")

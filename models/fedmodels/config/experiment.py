@@ -314,10 +314,11 @@ class Deploy(StrictTable):
     Left out, models are there when the run ends, and a client may still ``fedcli join --deploy``.
     """
 
-    guard: Literal["test", "none"] = "test"
-    """What a client compares a new model with the live one on. ``test``: its own test data of the
-    tasks that it has met, so the accuracy of a live model on them is flattered. ``none``: every new
-    model goes live."""
+    guard: Literal["held_out", "none"] = "held_out"
+    """What a client compares a new model with the live one on. ``held_out``: what it keeps for
+    validation of the tasks that it has met (``data.validation_share``); without such a part its own
+    test data, on which the accuracy of a live model is flattered then. ``none``: every new model
+    goes live."""
     tolerance: Annotated[float, Field(ge=0, le=1)] = 0.0
     """A new model goes live with an accuracy this much lower than the live one's; with more than 0,
     models may get worse step by step."""
