@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from contextlib import closing
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -127,6 +128,14 @@ def join(
             "it: STATE_DIR/<id>/model/current.safetensors.",
         ),
     ] = False,
+    watch: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="A folder in which each file or folder that is complete becomes a task of an open "
+            "run; of several clients, DIR/<id>.",
+        ),
+    ] = None,
     tls_ca: Authority = None,
     tls_cert: Certificate = None,
     tls_key: Key = None,
@@ -149,7 +158,7 @@ def join(
     host = host_of(
         clients, server, data, state_dir, _device(device), tls=(tls_ca, tls_cert, tls_key),
         give_up_after=give_up_after, start_over=start_over, deploys=deploy, code=code or (),
-        weights=weights or (),
+        weights=weights or (), incoming=watch,
     )  # fmt: skip
     data = host.data
     try:
@@ -164,6 +173,62 @@ def join(
         raise ConfigError(str(error)) from None
     except OSError as error:  # a disk that is full now may have room later
         raise ArchiveError(why_file_is_no_good(error) or str(error)) from None
+
+
+@app.command("add-task")
+def add_new_task(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            help="A folder with train/ and test/ of class folders, or with arrays; or recordings "
+            "or photos such as the client joined with."
+        ),
+    ],
+    client_id: Annotated[int, typer.Option(min=0, help="Whose task it is.")],
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="The directory above the client's own; by default what was cut of its own files "
+            "in the state directory."
+        ),
+    ] = None,
+    state_dir: StateDir = Path("fedtide-state"),
+    server: Annotated[
+        str | None,
+        typer.Option(help="HOST:PORT of the coordinator, which says how files are cut."),
+    ] = None,
+    tls_ca: Authority = None,
+    tls_cert: Certificate = None,
+    tls_key: Key = None,
+) -> None:
+    """Add a task to a client's data, also while its run goes on: an open run goes on to it."""
+    set_up_logging(LogLevel.INFO)
+    from fedcli.data.store.growing import add_task
+    from fedcli.data.store.site import cut_before
+
+    root = data or cut_before(state_dir / "own-data", client_id)
+    if root is None:
+        raise ConfigError(
+            f"{state_dir / 'own-data'} holds no data of client {client_id}: name the directory "
+            "above its own by --data"
+        )
+    how = None
+    if server is not None:
+        from fedcli.runtime.announcing import how_cut
+        from fedcli.runtime.link import Link
+        from fedcli.runtime.tls import channel_credentials
+        from fedmodels.config.places import check_address
+
+        check_address(server, "--server")
+        credentials = channel_credentials(tls_ca, tls_cert, tls_key)
+        with closing(Link(server, credentials)) as link:
+            how = how_cut(root, client_id, link)
+    else:
+        from fedcli.data.store.site import remembered
+
+        how = remembered(root)
+    added = add_task(root, client_id, source, *(how or ()))
+    typer.echo(f"client {client_id}: {source} is taken: {added}")
 
 
 def clients_of(text: str) -> list[ClientId]:

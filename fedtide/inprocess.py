@@ -77,7 +77,7 @@ class InProcessCohort:
             ids.append(EVALUATOR)
         self.workers = Workers(ids, data, states, torch.device("cpu"))
         self.workers.begin(experiment)
-        self._together = experiment.training.together
+        self._experiment, self._together = experiment, experiment.training.together
         self._steered = tuple(retired), forgets
         self.arrival, self.before = arrival, before
         self.committed = self.watermark = -1
@@ -94,7 +94,7 @@ class InProcessCohort:
         return self.gather()
 
     def begin(self, classes: Sequence[str]) -> None:
-        """Clients of this process have the classes of the run."""
+        self.workers.begin(self._experiment, classes)
 
     def news(self) -> News:
         return News(0, self.gather(), *self._steered)
@@ -160,7 +160,7 @@ class InProcessCohort:
         """Return what a client has to do, and what it needs for that."""
         order = stamped(trip.orders[client], self.committed, self.watermark)
         self.before(order)
-        worker, specs = self.workers.of(client), self.workers.payload_spec
+        worker, specs = self.workers.of(client), self.workers.payload_spec(order.new_classes)
         parts = {"common": transported(trip.sent, specs["common"])}
         if client in trip.personal:
             parts["personal"] = transported(trip.personal[client], specs["personal"])

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from fedcli.data.store.client_data import Stamp
 from fedcli.runtime.client_log import tell
 from fedcli.runtime.link import Link, Membership
 from fedcli.runtime.sessions import Sessions
@@ -22,6 +23,7 @@ from fedmodels.tensors.bundle import EVALUATOR, ClientId
 from fedpb import PROTOCOL
 from fedpb.descriptions import description_of
 from fedpb.v1 import coordinator_pb2 as rpc
+from fedpb.v1.description_pb2 import ClientDescription
 
 MAX_BYTES = 1 << 20
 """Size at which a request to join is sent; further clients follow in another one."""
@@ -44,6 +46,8 @@ class Enrolment:
         """
         self.link, self.workers, self.start_over = link, workers, start_over
         self.members: dict[ClientId, Membership] = {}
+        self.announced: dict[ClientId, Stamp] = {}
+        """What each client's ``client.json`` was when the server was last told of it."""
         self._sessions = Sessions(states, shared=len(workers.clients) > 1)
         self._joining = threading.Lock()
 
@@ -72,11 +76,21 @@ class Enrolment:
             if again:
                 self.join(again)
 
+    def description(self, client: ClientId) -> ClientDescription:
+        """Return what a client says of its data, and note that the server is told of it.
+
+        Raises:
+            DataError: the data are missing or damaged.
+        """
+        data = self.workers.data(client)
+        self.announced[client] = data.stamp
+        return description_of(data.announcement())
+
     def _join_alone(self, client: ClientId) -> rpc.JoinResponse:
         session = self._sessions.of(client)
         request = rpc.JoinRequest(
             client_id=str(client),
-            description=description_of(self.workers.data(client).announcement()),
+            description=self.description(client),
             run_id=session.run_id,
             token=session.token,
             versions=self.workers.versions(client),
@@ -98,7 +112,7 @@ class Enrolment:
                 request, known, size = rpc.JoinSeveralRequest(), {}, 0
             request.run_id, request.protocol = session.run_id, PROTOCOL
             request.start_over = self.start_over
-            description = description_of(self.workers.data(client).announcement())
+            description = self.description(client)
             tasks, name = list(description.tasks), description.name
             description.ClearField("tasks")
             description.ClearField("name")

@@ -54,7 +54,8 @@ class FinalModel:
         how = self.experiment.schedule
         per_task = how.order != "rounds_outer"
         last = how.rounds * (self.data.num_tasks if per_task else 1) - 1
-        if how.selects or how.is_asynchronous or order.round == last:
+        any_round = how.selects or how.is_asynchronous or how.open
+        if any_round or order.round == last:
             model = self.described(net, "after_local", order.round)
             self.states.keep_scored(order.interaction, order.base, *model)
 
@@ -87,8 +88,8 @@ class FinalModel:
         """Return a net's weights, and the header of their file."""
         file, asked = self.data.file, self.experiment.net
         facts = ModelFacts(
-            asked.name, asked.options(), file.input_shape, file.num_classes, file.scale, file.mean,
-            file.std, file.class_names, self.method.name, view, round, self.method.rules[0],
-            asked.code_sha256 or "", file.transform,
+            asked.name, asked.options(), file.input_shape, self.data.num_classes, file.scale,
+            file.mean, file.std, self.data.class_names, self.method.name, view, round,
+            self.method.rules[0], asked.code_sha256 or "", file.transform,
         )  # fmt: skip
         return Bundle(weights=weights_of(net)), header_of(facts)

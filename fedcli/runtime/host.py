@@ -19,6 +19,7 @@ from pathlib import Path
 
 import torch
 
+from fedcli.runtime.announcing import Announcer
 from fedcli.runtime.answers import (
     Dismissed,
     NotTaken,
@@ -66,6 +67,7 @@ class Host:
         code: Sequence[Path] = (),
         weights: Sequence[Path] = (),
         deploys: bool = False,
+        incoming: Path | None = None,
     ) -> None:
         """Make ready; what is wrong with a client's data or state shows when it joins.
 
@@ -79,7 +81,9 @@ class Host:
             code: custom files whose code may run, if the server's experiment asks for it.
             weights: files that may hold the initial weights, if the experiment has such a file.
             deploys: keep a model live while it trains, also where the experiment asks for none.
+            incoming: a folder in which what is complete becomes a task.
         """
+        self._incoming, self._is_open = incoming, False
         self._deploys = deploys
         self.link, self.code, self.weights, self._states = link, code, weights, states
         self.data = data
@@ -116,7 +120,13 @@ class Host:
         if experiment.zstd:
             check_installed()
         self.link.zstd = experiment.zstd
-        self.workers.begin(experiment)
+        self.workers.begin(experiment, reply.class_names)
+        if self._incoming is not None and not experiment.schedule.open:
+            raise ConfigError(
+                f"--watch {self._incoming} is for a run that goes on with new tasks, and this one "
+                "has none: its config lacks [schedule] open = true"
+            )
+        self._is_open = experiment.schedule.open
 
     # --- the loop ---------------------------------------------------------------------------------
 
@@ -184,14 +194,16 @@ class Host:
         """
         self._pushing = threading.Thread(target=self._push_forever, name="push", daemon=True)
         self._pushing.start()
-        for work in (self._pull_forever, self._beat_forever):
+        works = [self._pull_forever, self._beat_forever]
+        for work in [*works, self._announce_forever] if self._is_open else works:
             threading.Thread(target=work, name=work.__name__.strip("_"), daemon=True).start()
         while True:
             try:
                 tasks = self._next_tasks()
             except RunOver:
                 return
-            yield tasks
+            with self.workers.set_ups.busy:
+                yield tasks
 
     def hand_on(self, results: list[Result]) -> None:
         """Bring results to the server; wait until the thread that does so has room for them.
@@ -299,13 +311,14 @@ class Host:
             for c, m in self._pulling_as.items()
         ]
 
-    def _spec(self, client: str) -> Mapping[str, BundleSpec]:
-        """Return what the parts of a client's payload must hold."""
-        if client not in self._ids:
+    def _spec(self, order: rpc.Order) -> Mapping[str, BundleSpec]:
+        """Return what the parts of an order's payload must hold."""
+        if order.client_id not in self._ids:
             raise PayloadError(
-                f"an order is for client {printable(client, 60)}, who is not of this process"
+                f"an order is for client {printable(order.client_id, 60)}, who is not of this "
+                "process"
             )
-        return self.workers.payload_spec
+        return self.workers.payload_spec(order.new_classes)
 
     def _push_forever(self) -> None:
         while (results := self._results.get()) is not None:
@@ -382,6 +395,16 @@ class Host:
                 member, safe = self.enrolment.members[client], durable.get(client, -1)
                 if self.link.beat(member, at_work.get(client, Progress()), safe):
                     told[client] = safe
+
+    def _announce_forever(self) -> None:
+        """Tell the server of tasks that were added to clients' data."""
+        news = Announcer(self.enrolment, self._incoming)
+        while not self._closed.wait(self.beat_every_s):
+            try:
+                news.look()
+            except Exception:  # the run goes on with the data that it knows
+                if not self._closed.is_set():
+                    log.exception("new tasks cannot be looked for")
 
 
 def _belongs(order: rpc.Order, others: Sequence[rpc.Order]) -> bool:

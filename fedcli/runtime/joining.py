@@ -31,6 +31,7 @@ def host_of(
     deploys: bool = False,
     code: Sequence[Path] = (),
     weights: Sequence[Path] = (),
+    incoming: Path | None = None,
 ) -> Host:
     """Return a host that is ready to join; files as a site has them are cut first.
 
@@ -46,6 +47,7 @@ def host_of(
         deploys: keep a model live while it trains.
         code: custom files whose code may run, if the server's experiment asks for it.
         weights: files that may hold the initial weights, if the experiment has such a file.
+        incoming: a folder in which what is complete becomes a task.
 
     Raises:
         ConfigError: an argument is no good; or own files are of several clients, or cannot be cut.
@@ -60,7 +62,7 @@ def host_of(
     data = _brought(link, clients, data, states / "own-data")
     return Host(
         clients, link, data, states, device, start_over=start_over, deploys=deploys, code=code,
-        weights=weights,
+        weights=weights, incoming=incoming,
     )  # fmt: skip
 
 

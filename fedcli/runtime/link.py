@@ -39,6 +39,7 @@ from fedpb.handshakes import distrust
 from fedpb.headers import header_of
 from fedpb.orders import Specs, read_order
 from fedpb.v1 import coordinator_pb2 as rpc
+from fedpb.v1.description_pb2 import ClientDescription
 
 LEAVE_S, LEAVING = 2.0, 16
 """How long the server has to take a session back, and how many are given back at a time."""
@@ -79,6 +80,7 @@ class Link:
             "JoinSeveral", rpc.JoinSeveralRequest, rpc.JoinSeveralResponse
         )
         self._beat = self._unary("Beat", rpc.BeatRequest, rpc.BeatResponse)
+        self._announce = self._unary("Announce", rpc.AnnounceRequest, rpc.AnnounceResponse)
         self._leave = self._unary("Leave", rpc.LeaveRequest, rpc.LeaveResponse)
         self._pull = self._channel.unary_stream(
             f"/{SERVICE}/Pull", rpc.PullRequest.SerializeToString, None
@@ -106,6 +108,11 @@ class Link:
         return self._channel.unary_unary(
             f"/{SERVICE}/{name}", request.SerializeToString, reply.FromString
         )
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether no call is made any more."""
+        return self._closed.is_set()
 
     # --- patience ---------------------------------------------------------------------------------
 
@@ -349,6 +356,17 @@ class Link:
         else:
             reply = self._push(itertools.chain([first, second], stream))
         return reply
+
+    def announce(self, member: Membership, description: ClientDescription) -> None:
+        """Tell what data a client has by now.
+
+        Raises:
+            LinkError, SessionGone, RunOver: as :meth:`_patiently` says.
+        """
+        request = rpc.AnnounceRequest(
+            client_id=str(member.client), token=member.token, description=description
+        )
+        self._patiently(f"client {member.client}", lambda: self._announce(request))
 
     def beat(self, member: Membership, progress: Progress, durable: int) -> bool:
         """Give a sign of life; False if the server did not get it, which does not matter here."""

@@ -26,6 +26,7 @@ _NAME = "state-{:08d}.safetensors"
 _SCORED = "scored-{:08d}.safetensors"
 PERSONAL = "personal.safetensors"
 SECRET = "secret"
+CLASSES = "classes"
 log = logging.getLogger(__name__)
 
 
@@ -76,6 +77,10 @@ class StateDirectory:
         except OSError as error:
             raise ArchiveError(f"state directory {path}: {error.strerror}") from None
         self._cached: tuple[int, Bundle] | None = None
+        self.classes: int | None = None
+        """How many classes there are, where they became more while the run went on."""
+        self._classes: tuple[int, int | None] = (-1, None)
+        """The same of the state that was loaded or saved last."""
         self._secret: Secret | None = None
         self._durable = -1
         self._newest = max(self.versions(), default=-1)
@@ -156,13 +161,26 @@ class StateDirectory:
         if base < 0:
             return initial
         if self._cached is None or self._cached[0] != base:
-            self._cached = (base, load(self.path / _NAME.format(base))[0])
+            state, facts = load(self.path / _NAME.format(base))
+            self._cached = (base, state)
+            self._classes = (base, int(facts[CLASSES]) if CLASSES in facts else None)
         return self._cached[1]
+
+    def classes_of(self, base: int) -> int | None:
+        """Return how many classes the state that was loaded or saved last was stored with.
+
+        None where its file does not say it: there were those that the run began with.
+        """
+        known, classes = self._classes
+        return classes if known == base else None
 
     def save(self, interaction: int, state: Bundle) -> None:
         """Write the private state after an interaction."""
-        save(self.path / _NAME.format(interaction), state, {"interaction": str(interaction)})
-        self._cached = (interaction, state)
+        facts = {"interaction": str(interaction)}
+        if self.classes is not None:
+            facts[CLASSES] = str(self.classes)
+        save(self.path / _NAME.format(interaction), state, facts)
+        self._cached, self._classes = (interaction, state), (interaction, self.classes)
         self._newest = interaction
         _SYNCER.want(partial(self._sync_state, interaction))
 

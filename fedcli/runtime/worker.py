@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, replace
 from functools import cached_property
 
@@ -20,6 +20,8 @@ from fedcli.runtime.deployed import Deployed
 from fedcli.runtime.deployment import Deployment
 from fedcli.runtime.drift import DriftMeter, without_summaries
 from fedcli.runtime.final_model import FinalModel, LastStored
+from fedcli.runtime.setups import SetUp, SetUps
+from fedcli.runtime.spare import Spare
 from fedcli.runtime.state import StateDirectory
 from fedmodels.config.experiment import Deploy, Experiment
 from fedmodels.errors import FedtideError, PayloadError
@@ -84,12 +86,13 @@ class Worker:
     """Another client of this process. The two train in turn, and share one net to work with."""
     keep_bytes: int = 256 << 20
     """A larger upload is not kept until its commit; the client computes it again if asked."""
+    classes: Sequence[str] = ()
+    """Names of the classes that the run began with; those of the client unless given."""
     progress: Progress = field(default_factory=Progress)
-    run: RunFacts = field(init=False)
-    net: SplitNet = field(init=False)
-    compression: Compression = field(init=False)
-    nets: list[SplitNet] = field(init=False)
-    """``net``, and the nets of the clients that train at the same time."""
+    set_ups: SetUps = field(init=False)
+    """Shared by the clients of a process."""
+    set_up: SetUp = field(init=False)
+    """That for the classes of the last order."""
     final_model: FinalModel = field(init=False)
     deployment: Deployment | None = field(init=False)
     """Puts this client's models live, where that is wanted."""
@@ -98,9 +101,12 @@ class Worker:
         """Build the method, the net and the stream of tasks."""
         table = self.experiment.method
         self.method = make(table.name, **table.hyper_parameters())
-        self.run = sibling.run if sibling else RunFacts(self.experiment, self.data.problem)
-        self.net = sibling.net if sibling else self.run.make_net().to(self.device).pack()
-        self.nets = sibling.nets if sibling else [self.net]
+        self.set_ups = sibling.set_ups if sibling else SetUps(
+            self.method, self.experiment, self.data.problem,
+            self.classes or self.data.file.classes, self.device,
+        )  # fmt: skip
+        self.is_open = self.experiment.schedule.open
+        self._take(())
         self.stream = TaskStream(
             self.data,
             self.device,
@@ -108,11 +114,7 @@ class Worker:
             accumulates=self.experiment.accumulates,
             validation=Validation.of(self.experiment.data),
         )
-        how = sibling.compression if sibling else Compression.of(self.method, self.run)
-        self.compression = how
-        self.keeps = self.method.keeps_state(self.run) or self.compression.feedback
         self.drift = DriftMeter(self.stream) if self.experiment.evaluate.drift else None
-        self.stateful = self.keeps or self.drift is not None
         self.final_model = FinalModel(
             self.client, self.data, self.states, self.experiment, self.method,
             sibling.final_model.last if sibling else LastStored(),
@@ -121,6 +123,7 @@ class Worker:
         self._held: Result | None = None
         self._committed = -1
         self._looked_at, self._peak = -math.inf, 0
+        self._spare = Spare()
 
     def _deployment(self, how: Deploy | None) -> Deployment | None:
         if how is None or not isinstance(self.client, int):
@@ -130,11 +133,45 @@ class Worker:
         last, described = self.experiment.evaluate.last_tasks, self.final_model.described
         return Deployment(self.client, self.data, self.stream, place, how, visits, last, described)
 
-    @cached_property
+    @property
+    def run(self) -> RunFacts:
+        """The facts of the run."""
+        return self.set_up.run
+
+    @property
+    def net(self) -> SplitNet:
+        """The net to work with."""
+        return self.set_up.net
+
+    @property
+    def compression(self) -> Compression:
+        """How parameters travel."""
+        return self.set_up.compression
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the method keeps a private state from one interaction to the next."""
+        return self.set_up.keeps
+
+    @property
+    def stateful(self) -> bool:
+        """Whether the client has a private state on the disk."""
+        return self.keeps or self.drift is not None
+
+    @property
     def payload_spec(self) -> Mapping[str, BundleSpec]:
         """The specification of each part of an order's payload."""
-        common, personal = self.method.payload_spec(self.run)
-        return {"common": self.compression.payload_spec(common), "personal": personal}
+        return self.set_up.payload_spec
+
+    def _take(self, new_classes: Sequence[str]) -> None:
+        """Work with the classes of an order: the first ones, and new ones."""
+        found = self.set_ups.of(new_classes)
+        if found is not self.__dict__.get("set_up"):
+            self.set_up = found
+            self.__dict__.pop("_fixed_state", None)
+            self.states.classes = found.run.problem.num_classes if found.run.began_with else None
+            if self.is_open:
+                self.data.order_by(found.classes, len(self.set_ups.classes))
 
     def execute(self, order: rpc.Order, payload: Bundle) -> Result | None:
         """Execute an order and return the result; None if the order was abandoned meanwhile.
@@ -177,8 +214,11 @@ class Worker:
         upload = self._held.upload.num_bytes() if self._held else 0
         return OBJECTS_BYTES + self.stream.held_bytes() + self.states.held_bytes() + upload
 
-    def _forget(self, order: rpc.Order) -> None:
-        """Drop what an order says is no longer needed."""
+    def _follow(self, order: rpc.Order) -> None:
+        """Take the classes of an order, and drop what it says is no longer needed."""
+        self._take(order.new_classes)
+        if self.is_open and isinstance(self.client, int):
+            self._spare.tell(order)
         if self.stateful:
             self.states.settle(order.base, order.committed)
             self.states.prune(order.durable)
@@ -220,7 +260,13 @@ class Worker:
     def _stored(self, order: rpc.Order) -> Bundle:
         """Return the private state to start from, with the residual that the client keeps."""
         loaded = self._loaded(order)
-        return without_summaries(loaded) if self.keeps else self._fixed_state
+        if not self.keeps:
+            return self._fixed_state
+        held, first = without_summaries(loaded), len(self.set_ups.classes)
+        if order.base < 0:
+            return held
+        assert isinstance(self.client, int)
+        return self.set_up.grown(self.client, held, self.states.classes_of(order.base) or first)
 
     def _loaded(self, order: rpc.Order) -> Bundle:
         """Return the private state as it is stored, with the summaries of earlier tasks."""
@@ -253,16 +299,17 @@ class Worker:
             payload: the payload of the order.
             place: the index among the clients that train at the same time, each with its own net.
         """
-        self._forget(order)
+        self._follow(order)
         held = self._held
         state_is_there = not self.stateful or order.interaction in self.states.versions()
         if held is not None and state_is_there and _same(held.order, order):
             return Result(order, held.upload, held.report)
-        while len(self.nets) <= place:
-            self.nets.append(self.net.copy())
+        nets = self.set_up.nets
+        while len(nets) <= place:
+            nets.append(self.net.copy())
         payload, state = self.compression.received(payload), self._state(order)
         self.stream.open(order.task)
-        ctx = self._context(order, self.nets[place])
+        ctx = self._context(order, nets[place])
         self._deploy_received(order, ctx, payload, state)
         if self.drift is not None:
             self.method.load(ctx, payload, state)
@@ -321,7 +368,7 @@ class Worker:
 
     def _evaluate(self, order: rpc.Order, payload: Bundle) -> Result:
         """Score the models the order names."""
-        self._forget(order)
+        self._follow(order)
         report = rpc.Report(durable=self.states.durable)
         ctx = self._scoring_context(order)
         payload = self.compression.received(payload)
@@ -347,7 +394,7 @@ class Worker:
 
     def _finish(self, order: rpc.Order, payload: Bundle) -> Result:
         """Store the final personal model and report the digest of the private state."""
-        self._forget(order)
+        self._follow(order)
         if self.client == EVALUATOR:
             return Result(order, Bundle(), rpc.Report())
         payload, ctx = self.compression.received(payload), self._scoring_context(order)
@@ -374,8 +421,9 @@ class Worker:
 
     def _draw(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
         """Draw the method's pictures into this client's state directory."""
-        self.stream.meet(self.data.num_tasks)
-        tests = [self.stream.test(task) for task in range(self.data.num_tasks)]
+        known = ctx.at.task + 1 if self.is_open else self.data.num_tasks
+        self.stream.meet(known)
+        tests = [self.stream.test(task) for task in range(known)]
         x, y = (torch.cat(parts) for parts in zip(*tests, strict=True))
         self.net.eval()
         found = self.method.pictures(ctx, payload, state, x, y)
@@ -384,7 +432,7 @@ class Worker:
 
             for name, picture in found.items():
                 path = self.states.path / "pictures" / f"{name}.svg"
-                draw(picture, path, self.data.file.class_names)
+                draw(picture, path, self.data.class_names)
 
     def _add_counts(
         self,
@@ -420,14 +468,15 @@ class Worker:
 
     def _seen(self, order: rpc.Order) -> Tensor:
         """Return the classes that the client has had training examples of by now, (K,) bool."""
-        counts = [task.train for task in self.data.file.tasks or ()][: order.tasks_seen]
+        tasks = range(min(order.tasks_seen, self.data.num_tasks))
+        counts = [self.data.counts(task, "train") for task in tasks]
         return torch.tensor(counts).sum(0) > 0
 
     def _sets(self, order: rpc.Order, view: str) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
         """Yield the test sets of an order by name: those of the tasks, and the global one."""
         if self.client != EVALUATOR:
             self.stream.meet(order.tasks_seen)
-            for task in range(min(order.tasks_seen, self.data.num_tasks)):
+            for task in range(order.first_task, min(order.tasks_seen, self.data.num_tasks)):
                 yield f"task/{task}", self.stream.test(task)
                 if (kept := self.stream.validation(task)) is not None:
                     yield f"{VALIDATION}/{task}", kept

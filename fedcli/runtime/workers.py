@@ -7,6 +7,7 @@ closed goes on as after a restart of its process: from its data and its private 
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Mapping, Sequence
 from itertools import islice
@@ -17,9 +18,11 @@ import torch
 from fedcli.data.store.client_data import ClientData
 from fedcli.data.store.opening import open_data
 from fedcli.data.store.partition_store import PartitionStore
+from fedcli.runtime.setups import SetUps
 from fedcli.runtime.state import StateDirectory
 from fedcli.runtime.worker import Worker
 from fedmodels.config.experiment import Experiment
+from fedmodels.errors import DataError
 from fedmodels.machine import cores, free_bytes
 from fedmodels.methods import make
 from fedmodels.tensors.bundle import ClientId
@@ -29,6 +32,7 @@ from fedmodels.training.hooks import init_client
 
 KEEP_BYTES, KEEPING = 256 << 20, 64
 """Bytes of uploads that a process keeps until their commit, shared by so many clients at most."""
+log = logging.getLogger(__name__)
 
 
 def room_for_idle() -> int:
@@ -51,7 +55,8 @@ class Workers:
             device: where nets are trained.
         """
         self.clients = tuple(clients)
-        self._data, self._states_root, self._device = data, states, device
+        self.root, self._states_root, self._device = data, states, device
+        """Where clients' directories are."""
         self._store = PartitionStore.find(data)
         self._states: dict[ClientId, StateDirectory] = {}
         self._opening = threading.Lock()
@@ -61,20 +66,32 @@ class Workers:
         """The bytes that an open client holds which is none of the last ones."""
         self._idle_bytes, self._room = 0, room_for_idle()
         self._experiment: Experiment | None = None
+        self._classes: tuple[str, ...] = ()
+        """Names of the classes that the run began with, where the server says them."""
         self._last = 2
         """How many clients that worked last stay open whatever they hold."""
         self._first: Worker | None = None
         """Holds what all share: the run's facts, and nets to work with."""
 
-    def begin(self, experiment: Experiment) -> None:
-        """Take the run's experiment; a process that joins again goes on with the first one."""
-        if self._experiment is None:
-            self._experiment = experiment
+    def begin(self, experiment: Experiment, classes: Sequence[str] = ()) -> None:
+        """Take the run's experiment; a process that joins again goes on with the first one.
+
+        Clients that were opened with other classes are opened again.
+
+        Args:
+            experiment: the run's.
+            classes: names of the classes that the run began with; by default those of the first
+                client.
+        """
+        others = classes and self._first and tuple(classes) != self.set_ups.classes
+        if self._experiment is None or others:
+            self._experiment, self._classes = experiment, tuple(classes)
+            self._open, self._idle, self._idle_bytes, self._first = {}, {}, 0, None
             self._last = 2 * experiment.training.together
             table = experiment.method
             with name_faults(make(table.name, **table.hyper_parameters())):
                 first = self.of(self.clients[0])  # what is wrong with the run shows at once
-                assert self.payload_spec
+                assert self.payload_spec()
                 if experiment.net.weights_sha256 and isinstance(first.client, int):
                     init_client(first.method, first.run, first.client)
 
@@ -84,7 +101,7 @@ class Workers:
         Raises:
             DataError: they are missing or damaged.
         """
-        return open_data(self._data, client, self._store)
+        return open_data(self.root, client, self._store)
 
     def versions(self, client: ClientId) -> list[int]:
         """Return the interactions after which a client holds a private state, ascending.
@@ -109,6 +126,8 @@ class Workers:
         """Return a client's worker, and close those idle for the longest where there is no room."""
         self._idle_bytes -= self._idle.pop(client, 0)
         self._open[client] = worker = self._open.pop(client, None) or self._opened(client)
+        if worker.is_open:
+            _refresh(worker)
         idle = next(islice(reversed(self._open), self._last, None), None)
         if idle is not None and idle not in self._idle:
             self._idle[idle] = self._open[idle].held_bytes()
@@ -123,11 +142,22 @@ class Workers:
         """Return the workers that are open; other threads may call it."""
         return dict(self._open)
 
+    def payload_spec(self, new_classes: Sequence[str] = ()) -> Mapping[str, BundleSpec]:
+        """Return what each part of an order's payload must hold, the same for all clients.
+
+        Args:
+            new_classes: those that the order names beyond the first ones.
+
+        Raises:
+            PayloadError: they are no names of further classes.
+        """
+        return self.set_ups.of(new_classes).payload_spec
+
     @property
-    def payload_spec(self) -> Mapping[str, BundleSpec]:
-        """The specification of each part of an order's payload, the same for all clients."""
+    def set_ups(self) -> SetUps:
+        """What all clients share, by the classes of the run."""
         assert self._first is not None, "the process has joined"
-        return self._first.payload_spec
+        return self._first.set_ups
 
     def _opened(self, client: ClientId) -> Worker:
         assert self._experiment is not None, "the process has joined"
@@ -139,6 +169,7 @@ class Workers:
             self._device,
             sibling=self._first,
             keep_bytes=KEEP_BYTES // min(len(self.clients), KEEPING),
+            classes=self._classes,
         )
         self._first = self._first or worker
         return worker
@@ -148,3 +179,13 @@ class Workers:
             if client not in self._states:
                 self._states[client] = StateDirectory(self._states_root / str(client))
             return self._states[client]
+
+
+def _refresh(worker: Worker) -> None:
+    """Read a client's description again if tasks were added to its data."""
+    if not worker.data.is_stale:
+        return
+    try:
+        worker.data.refresh()
+    except DataError as error:
+        log.error("client %s goes on with the data that it had: %s", worker.client, error)

@@ -291,9 +291,10 @@ class Relaying:
             self.trips.begin(delivery)
             self._delivery = Delivery()
 
-    def _parts_of(self, client: str) -> Mapping[str, BundleSpec]:
-        """Return what the parts of a client's payload must hold, by role."""
-        return self.trips.run_of(client_id_of(client, self.below.num_clients)).payload_spec
+    def _parts_of(self, order: rpc.Order) -> Mapping[str, BundleSpec]:
+        """Return what the parts of an order's payload must hold, by role."""
+        client = client_id_of(order.client_id, self.below.num_clients)
+        return self.trips.run_of(client).payload_spec
 
     def _judge(self, error: CallFailed, joins: int, wait_s: float) -> float:
         """Act on the end of a Pull, and wait before the next one; return how long to wait then."""

@@ -10,8 +10,8 @@ from fedmodels.tensors.bundle_spec import BundleSpec
 from fedpb.codec import Receiver, read_chunk
 from fedpb.v1 import coordinator_pb2 as rpc
 
-Specs = Callable[[str], Mapping[str, BundleSpec]]
-"""Returns what the parts of a client's payload must hold, by role."""
+Specs = Callable[[rpc.Order], Mapping[str, BundleSpec]]
+"""Returns what the parts of an order's payload must hold, by role."""
 
 
 def read_order(
@@ -37,9 +37,11 @@ def read_order(
     if header is None:
         raise PayloadError("an order must begin with its header")
     found: dict[str, Bundle] = {}
-    expected = specs(header.order.client_id)
+    expected = specs(header.order)
     for other in header.more:
-        specs(other.client_id)
+        specs(other)
+        if other.new_classes != header.order.new_classes:
+            raise PayloadError("a message brings orders that differ in their classes")
     if len({header.order.client_id, *(o.client_id for o in header.more)}) <= len(header.more):
         raise PayloadError("a message brings two orders for one client")
     if header.more and any(part.role != "common" for part in header.parts):

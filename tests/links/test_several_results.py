@@ -167,9 +167,9 @@ def stream_of(header: rpc.PullHeader) -> Iterator[bytes]:
     return iter([rpc.PullResponse(header=header).SerializeToString()])
 
 
-def specs(client: str) -> dict[str, BundleSpec]:
-    if client not in ("0", "1"):
-        raise PayloadError(f"an order is for client {client}, who is not of this process")
+def specs(order: rpc.Order) -> dict[str, BundleSpec]:
+    if order.client_id not in ("0", "1"):
+        raise PayloadError(f"an order is for client {order.client_id}, who is not of this process")
     return {"common": BundleSpec(), "personal": BundleSpec()}
 
 

@@ -27,16 +27,18 @@ class ClassOrder:
     names: tuple[str, ...]
     """Of the client's classes, in its own order."""
     places: IntArray  # (K,) label of the run; -1 where the run lacks the class
-    size: int
-    """How many classes the run has."""
+    run: tuple[str, ...]
+    """Names of the run's classes, in the run's order."""
+    first: int
+    """How many of them the run began with."""
 
     @classmethod
     def own(cls, names: tuple[str, ...]) -> Self:
         """Return the order of a client that has the classes of its run."""
-        return cls(names, np.arange(len(names)), len(names))
+        return cls(names, np.arange(len(names)), names, len(names))
 
     @classmethod
-    def of(cls, names: tuple[str, ...], run: Sequence[str], first: int) -> Self:
+    def of(cls, names: tuple[str, ...], run: tuple[str, ...], first: int) -> Self:
         """Return the order of a client in a run.
 
         Args:
@@ -49,7 +51,7 @@ class ClassOrder:
                      if str(label) in (names[label], run[label])}  # fmt: skip
         found = [known.get(name, label if label in by_number else -1)
                  for label, name in enumerate(names)]  # fmt: skip
-        return cls(names, np.array(found, dtype=np.int64), len(run))
+        return cls(names, np.array(found, dtype=np.int64), run, first)
 
     def labels(self, labels: IntArray, where: object) -> IntArray:
         """Return labels (n,) of the client as labels of the run.
@@ -70,7 +72,7 @@ class ClassOrder:
         Raises:
             DataError: the run lacks a class that is counted.
         """
-        found = [0] * self.size
+        found = [0] * len(self.run)
         for label, count in enumerate(counts):
             if count and self.places[label] < 0:
                 self._refuse(label, where)

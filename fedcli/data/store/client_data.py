@@ -40,6 +40,7 @@ from fedmodels.tensors.bundle import Problem
 Described = TypeVar("Described", bound=ProblemFile)
 Part = Literal["train", "test"]
 PARTS: tuple[Part, Part] = ("train", "test")
+Stamp = tuple[int, int, int] | None
 ABOUT, SOURCE = "client.json", "source.json"
 """A client's description, and the file that says what an added task was made of."""
 
@@ -75,6 +76,9 @@ class GlobalTest:
 class ClientData:
     """The directory of one client."""
 
+    stamp: Stamp = None
+    """What tells whether ``client.json`` was written since it was read."""
+
     def __init__(self, directory: Path) -> None:
         """Open ``directory`` and read its ``client.json``.
 
@@ -83,7 +87,7 @@ class ClientData:
         """
         if not directory.is_dir():
             raise DataError(f"{directory} is not there: it should be this client's data")
-        self.directory = directory
+        self.directory, self.stamp = directory, stamp_of(directory)
         about = directory / ABOUT
         check_inside(about, directory)
         file = read_file(about, ClientFile)
@@ -113,7 +117,36 @@ class ClientData:
             classes: names of the run's classes in label order.
             first: how many of them the run began with.
         """
-        self._order = ClassOrder.of(self.file.classes, classes, first)
+        self._order = ClassOrder.of(self.file.classes, tuple(classes), first)
+
+    def refresh(self) -> None:
+        """Read the description again; tasks may have been added.
+
+        Raises:
+            DataError: it is missing or wrong; nothing changes then.
+        """
+        again = self._opened_again()
+        again.order_by(self._order.run, self._order.first)
+        self.__dict__.update(again.__dict__)
+
+    def _opened_again(self) -> ClientData:
+        return ClientData(self.directory)
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether ``client.json`` was written since it was read."""
+        return stamp_of(self.directory) != self.stamp
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes the run has."""
+        return len(self._order.run)
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the run's classes; empty where nobody states names."""
+        numbers = tuple(map(str, range(self.num_classes)))
+        return self._order.run if self.file.class_names or self._order.run != numbers else ()
 
     def counts(self, task: int, part: Part) -> list[int]:
         """Return the examples of each class, in the order of the run's classes.
@@ -296,6 +329,15 @@ class ClientData:
                 + (", and client.json must give their counts where one is gone" if beside else "")
             )
         return tuple(tasks)
+
+
+def stamp_of(directory: Path) -> Stamp:
+    """Return what changes when a client's description is written; None where there is none."""
+    try:
+        found = (directory / ABOUT).stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def has_grown(directory: Path) -> bool:

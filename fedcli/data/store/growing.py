@@ -31,6 +31,7 @@ from fedcli.data.arrays import IntArray
 from fedcli.data.folders import files_below
 from fedcli.data.sets.dataset import Dataset
 from fedcli.data.sets.directory import holds_arrays
+from fedcli.data.sets.registry import OWN
 from fedcli.data.store.client_data import ABOUT, PARTS, SOURCE, ClientData
 from fedcli.data.store.commands import thinned
 from fedcli.data.store.opening import open_data
@@ -231,6 +232,7 @@ def _how(source: Path, data: Data | None, held: ClientData) -> Data:
     Raises:
         DataError: nobody says it.
     """
+    data = data if data is not None and data.name in OWN else None
     if _is_prepared(source):
         arrays, tested = holds_arrays(source), any(source.glob("test*"))
         known = data if data is not None and data.name == "directory" else _known(held)

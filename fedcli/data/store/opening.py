@@ -27,6 +27,9 @@ class EvaluatorData(ClientData):
         self.file = ClientFile(**found.problem.model_dump(), tasks=())
         self._begin()
 
+    def _opened_again(self) -> ClientData:
+        return EvaluatorData(self.directory.parent)
+
 
 def open_data(root: Path, client: ClientId, store: PartitionStore | None = None) -> ClientData:
     """Open a client's data under a partition's root: its directory, or its part of the store.

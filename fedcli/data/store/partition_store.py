@@ -30,7 +30,7 @@ from fedcli.data.arrays import IntArray, check_examples, read_array
 from fedcli.data.cuts.cut_input import Partition
 from fedcli.data.folders import check_inside
 from fedcli.data.sets.dataset import Dataset, Inputs, Labelled
-from fedcli.data.store.client_data import ABOUT, PARTS, ClientData, Part
+from fedcli.data.store.client_data import ABOUT, PARTS, ClientData, Part, stamp_of
 from fedmodels.data_description import (
     ClientFile,
     ProblemFile,
@@ -196,6 +196,7 @@ class StoredClient(ClientData):
         """
         self.store, self.client = store, client
         self.directory = store.root / str(client)
+        self.stamp = stamp_of(self.directory)
         self.file = store.description(client)
         self.num_stored = len(self.file.tasks)
         if (about := self.directory / ABOUT).exists():
@@ -205,6 +206,9 @@ class StoredClient(ClientData):
                 raise DataError(f"{about} does not go on from {store.place}: remove it")
             self.file = grown
         self._begin()
+
+    def _opened_again(self) -> ClientData:
+        return StoredClient(self.store, self.client)
 
     def is_gone(self, task: int, part: Part) -> bool:
         """Tell whether the training data of an earlier task were deleted, which is no fault."""

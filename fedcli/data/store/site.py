@@ -47,6 +47,8 @@ HOW = "cut.json"
 READ = (*SUFFIXES, *ENDS, ".npy", ".arrow")
 """How the names of files end that a site may bring."""
 MAX_LETTERS = 60
+How = tuple[Data, int]
+"""How a site's files are cut: the run's ``[data]``, and its seed."""
 log = logging.getLogger(__name__)
 
 
@@ -112,7 +114,7 @@ def cut(files: Path, tables: Mapping[str, Any], seed: int, client: int, cache: P
     return root
 
 
-def cut_before(cache: Path, client: int, how: tuple[Data, int] | None = None) -> Path | None:
+def cut_before(cache: Path, client: int, how: How | None = None) -> Path | None:
     """Return the directory above data of a client that were cut last, if any; grown ones first.
 
     Args:
@@ -126,7 +128,7 @@ def cut_before(cache: Path, client: int, how: tuple[Data, int] | None = None) ->
     return None if last is None else last.parent
 
 
-def remembered(root: Path) -> tuple[Data, int] | None:
+def remembered(root: Path) -> How | None:
     """Return how the data below a root were cut, ``[data]`` and the run's seed, if that is known.
 
     Raises:
@@ -137,6 +139,16 @@ def remembered(root: Path) -> tuple[Data, int] | None:
     except (OSError, ValueError, RecursionError, TypeError):
         return None
     return received_data(tables, str(root / HOW)), int(seed)
+
+
+def how_of(tables: Mapping[str, Any], seed: int) -> How | None:
+    """Return how a run has files cut, as its server says; None if its data are of no such kind.
+
+    Raises:
+        ConfigError: the table ``[data]`` is malformed.
+    """
+    data = received_data(tables, "the server's [data]")
+    return (data, seed) if data.name in OWN else None
 
 
 def loaded(files: Path, data: Data) -> Dataset:

@@ -56,8 +56,8 @@ def test_every_client_gets_its_own_net_and_result(workers):
     assert all(r.failure == "" and r.report.num_examples > 0 for r in results)
     heads = [private(w)["head/weight"] for w in workers]
     assert not torch.equal(heads[0], heads[1])
-    assert len(workers[2].nets) == 3
-    assert workers[2].nets[0] is workers[0].net
+    assert len(workers[2].set_up.nets) == 3
+    assert workers[2].set_up.nets[0] is workers[0].net
 
 
 def test_one_that_cannot_begin_fails_alone(workers):

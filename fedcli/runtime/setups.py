@@ -1,0 +1,123 @@
+"""What the clients of a process share: the run's facts, nets to work with, and what may travel.
+
+A run that is open may get classes while it goes on. There is a set-up for each list of classes, and
+the last ones are kept: a run that goes back to an earlier interaction has fewer classes again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+
+import torch
+
+from fedmodels.config.experiment import Experiment
+from fedmodels.data_description import MAX_CLASSES
+from fedmodels.errors import PayloadError
+from fedmodels.nets.split import SplitNet
+from fedmodels.tensors.bundle import Bundle, Problem
+from fedmodels.tensors.bundle_spec import BundleSpec
+from fedmodels.training.class_growth import Growth
+from fedmodels.training.compression import Compression
+from fedmodels.training.method import Method
+from fedmodels.training.run import RunFacts
+
+KEPT = 2
+"""Set-ups that are held: that of the last order, and the one before or after it."""
+
+
+class SetUp:
+    """What the clients of a process share while a run has one list of classes."""
+
+    def __init__(
+        self, method: Method, run: RunFacts, classes: tuple[str, ...], device: torch.device
+    ) -> None:
+        """Build a net to work with."""
+        self.method, self.run, self.classes = method, run, classes
+        self.net: SplitNet = run.make_net().to(device).pack()
+        self.nets = [self.net]
+        """``net``, and the nets of the clients that train at the same time."""
+        self.compression = Compression.of(method, run)
+        self.keeps = method.keeps_state(run) or self.compression.feedback
+        """Whether a client's private state lasts from one interaction to the next."""
+        self._growths: dict[int, Growth] = {}
+
+    @cached_property
+    def payload_spec(self) -> Mapping[str, BundleSpec]:
+        """The specification of each part of an order's payload."""
+        common, personal = self.method.payload_spec(self.run)
+        return {"common": self.compression.payload_spec(common), "personal": personal}
+
+    def grown(self, client: int, state: Bundle, classes: int) -> Bundle:
+        """Return a client's stored private state for the classes of now.
+
+        Args:
+            client: whose state.
+            state: as it is stored.
+            classes: how many there were when it was stored.
+
+        Raises:
+            PayloadError: there were more than now.
+        """
+        now = self.run.problem.num_classes
+        if classes == now:
+            return state
+        if classes > now:
+            raise PayloadError(
+                f"the order is of {now} classes, and the private state that it names of {classes}"
+            )
+        if classes not in self._growths:
+            before = self.run.for_classes(classes)
+            self._growths[classes] = Growth(self.method, before, self.run)
+        return self._growths[classes].client(client, state)
+
+
+class SetUps:
+    """The set-ups of a process."""
+
+    def __init__(
+        self,
+        method: Method,
+        experiment: Experiment,
+        problem: Problem,
+        classes: Sequence[str],
+        device: torch.device,
+    ) -> None:
+        """Build the set-up for the classes that the run began with.
+
+        Args:
+            method: the run's.
+            experiment: the run's.
+            problem: that of any client; its number of classes gives way to that of ``classes``.
+            classes: names of the classes that the run began with.
+            device: where nets are trained.
+        """
+        self.busy = threading.RLock()
+        """Held while a client works: nets that another thread built then would draw from the
+        random numbers of its training."""
+        self.classes, self._device = tuple(classes), device
+        self._first = RunFacts(experiment, Problem(problem.input_shape, len(self.classes)))
+        self._kept: dict[tuple[str, ...], SetUp] = {}
+        self._kept[()] = SetUp(method, self._first, self.classes, device)
+        self._method = method
+
+    def of(self, new_classes: Sequence[str]) -> SetUp:
+        """Return the set-up for the classes that an order names beyond the first ones.
+
+        Raises:
+            PayloadError: they are no names of further classes.
+        """
+        wanted = tuple(new_classes)
+        found = self._kept.get(wanted)
+        if found is not None:
+            return found
+        names = (*self.classes, *wanted)
+        if len(names) > MAX_CLASSES or len({*names}) < len(names):
+            raise PayloadError(f"an order names {len(wanted)} new classes, one twice or too many")
+        with self.busy:
+            found = SetUp(self._method, self._first.for_classes(len(names)), names, self._device)
+            _ = found.payload_spec
+            kept = [*self._kept.items()][1 - KEPT :]
+            self._kept = {**dict(kept), wanted: found}
+        return found

@@ -1,0 +1,424 @@
+"""Tasks and classes that come while a run goes on, at the client: noticed, announced, learned."""
+
+from __future__ import annotations
+
+import logging
+import queue
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from fedcli.data.store.growing import add_task
+from fedcli.data.store.opening import open_data
+from fedcli.data.store.site import HOW
+from fedcli.runtime.announcing import Announcer, how_cut
+from fedcli.runtime.answers import RunOver, SessionGone, UploadRefused
+from fedcli.runtime.enrolment import Enrolment
+from fedcli.runtime.host import Host
+from fedcli.runtime.link import Membership
+from fedcli.runtime.spare import Spare
+from fedcli.runtime.worker import Result, Worker
+from fedcli.runtime.workers import Workers
+from fedmodels.errors import ConfigError, LinkError, PayloadError
+from fedmodels.nets.trained import TrainedModel
+from fedmodels.tensors.archive import load
+from fedmodels.tensors.bundle import Bundle, ClientId
+from fedpb.tables import table_of
+from fedpb.v1 import coordinator_pb2 as rpc
+from tests.conftest import tiny_experiment
+from tests.fedcli.data.test_growing import images, shots
+from tests.fedcli.data.test_own_data import own
+
+NEW = ["cow", "fox"]
+"""The server's order of new classes; client 0 knows of the second one alone."""
+OPEN = {"open": True, "order": "tasks_outer"}
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    for client in range(2):
+        own(tmp_path / "data", client, class_names=["a", "b"])
+    return tmp_path / "data"
+
+
+def workers_of(data: Path, states: Path, **tables: Any) -> Workers:
+    made = Workers([0, 1], data, states, torch.device("cpu"))
+    tables = {"method": "fedper", "net": {"name": "mlp", "hidden": [4]}, **tables, "schedule": OPEN}
+    made.begin(tiny_experiment(**tables), ["a", "b"])
+    return made
+
+
+def order_of(kind: Any = rpc.ORDER_KIND_TRAIN, **facts: Any) -> rpc.Order:
+    facts = {
+        "client_id": "0",
+        "interaction": 0,
+        "base": -1,
+        "committed": -1,
+        "durable": -1,
+        **facts,
+    }
+    return rpc.Order(kind=kind, **facts)
+
+
+def executed(one: Worker, order: rpc.Order) -> Result:
+    """Execute an order on the initial weights of its classes."""
+    sent = one.set_ups.of(order.new_classes).run.initial_weights
+    spec = one.set_ups.of(order.new_classes).payload_spec["common"]
+    names = [key.removeprefix("weights/") for key in spec.required]
+    found = one.execute(order, Bundle(weights={name: sent[name] for name in names}))
+    assert found is not None
+    assert found.failure == ""
+    return found
+
+
+def test_a_worker_goes_on_with_new_classes_and_back(
+    data: Path, tmp_path: Path, synced: None
+) -> None:
+    """Its head grows; what it stored with fewer classes is used again after a roll-back."""
+    known = workers_of(data, tmp_path / "states")
+    first = executed(known.of(0), order_of())
+    assert "classes" not in load(known.of(0).states.path / "state-00000000.safetensors")[1]
+    add_task(data, 0, images(tmp_path / "month", "fox", "b", count=3))
+    one = known.of(0)
+    assert one.data.num_tasks == 2
+    later = order_of(
+        interaction=1, base=0, committed=0, task=1, tasks_seen=2, new_classes=NEW,
+        views=["after_local"],
+    )  # fmt: skip
+    done = executed(one, later)
+    assert done.report.num_examples == 6
+    supports = {c.test_set: list(c.support) for c in done.report.counts}
+    assert supports == {"task/0": [4, 4, 0, 0], "task/1": [0, 3, 0, 3]}
+    state, facts = load(one.states.path / "state-00000001.safetensors")
+    assert facts["classes"] == "4"
+    assert state.weights["head/weight"].shape == (4, 4)
+    begun = one._stored(order_of(base=0, new_classes=NEW)).weights["head/weight"]
+    before = load(one.states.path / "state-00000000.safetensors")[0].weights["head/weight"]
+    assert torch.equal(begun[:2], before)
+    one.states.save_personal(*one.final_model.described(one.net, "after_downlink", 1))
+    model = TrainedModel.load(one.states.path / "personal.safetensors")
+    assert [*model.class_names] == ["a", "b", "cow", "fox"]
+    again = executed(one, order_of(trip=1))  # the run went back, and has two classes
+    for name, tensor in first.upload.weights.items():
+        assert torch.equal(tensor, again.upload.weights[name])
+    assert one.run.problem.num_classes == 2
+    other = workers_of(data, tmp_path / "other").of(0)  # another process, which begins late
+    executed(other, order_of())
+    late = executed(other, later)
+    for name, tensor in done.upload.weights.items():
+        assert torch.equal(tensor, late.upload.weights[name])
+    assert late.report.counts == done.report.counts
+
+
+def test_a_state_of_more_classes_than_the_order_has_is_refused(data: Path, tmp_path: Path) -> None:
+    one = workers_of(data, tmp_path / "states").of(0)
+    executed(one, order_of(new_classes=NEW))
+    found = one.execute(order_of(interaction=1, base=0, committed=0), Bundle())
+    assert found is not None
+    assert found.failure == "the order is of 2 classes, and the private state that it names of 4"
+
+
+def test_payloads_are_held_against_the_classes_of_their_order(data: Path, tmp_path: Path) -> None:
+    known = workers_of(data, tmp_path / "states", method="fedavg")
+    rows = [
+        known.payload_spec(new)["common"].required["weights/head/weight"].shape[0]
+        for new in ([], ["x"], NEW, [])
+    ]
+    assert rows == [2, 3, 4, 2]
+    assert known.set_ups.of(NEW) is known.set_ups.of(NEW)
+    for wrong in (["a"], ["x", "x"]):
+        with pytest.raises(PayloadError, match=r"names . new classes, one twice or too many"):
+            known.payload_spec(wrong)
+
+
+def test_tests_of_the_last_tasks_alone(data: Path, tmp_path: Path) -> None:
+    add_task(data, 0, images(tmp_path / "month", "b"))
+    one = workers_of(data, tmp_path / "states", method="fedavg").of(0)
+    order = order_of(
+        rpc.ORDER_KIND_EVALUATE, first_task=1, tasks_seen=2, task=1, views=["after_downlink"]
+    )
+    assert {c.test_set for c in executed(one, order).report.counts} == {"task/1"}
+
+
+def test_a_client_goes_on_without_the_training_data_of_earlier_tasks(
+    data: Path, tmp_path: Path
+) -> None:
+    add_task(data, 0, images(tmp_path / "month", "b"))
+    for path in (data / "0" / "task-0").glob("train*"):
+        path.unlink()
+    one = workers_of(data, tmp_path / "states", method="fedavg").of(0)
+    order = order_of(task=1, tasks_seen=2, views=["after_local"])
+    assert {c.test_set for c in executed(one, order).report.counts} == {"task/0", "task/1"}
+
+
+def test_a_description_is_read_again_before_the_next_order(
+    data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    known = workers_of(data, tmp_path / "states")
+    one = known.of(0)
+    held, stream = one.data, one.stream.data
+    add_task(data, 0, images(tmp_path / "month", "b"))
+    assert one.data.num_tasks == 1  # not in the middle of an order
+    assert known.of(0) is one
+    assert (held.num_tasks, stream.num_tasks, one.final_model.data.num_tasks) == (2, 2, 2)
+    (data / "0" / "client.json").write_text("{")
+    assert known.of(0).data.num_tasks == 2
+    assert "client 0 goes on with the data that it had: " in caplog.text
+
+
+def test_a_line_says_when_old_data_are_spare(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    spare = Spare()
+
+    def told(**facts: Any) -> list[str]:
+        caplog.clear()
+        spare.tell(order_of(**facts))
+        return [record.getMessage() for record in caplog.records]
+
+    assert told(interaction=0, task=0, durable=-1) == []
+    assert told(interaction=4, task=0, durable=3) == []
+    assert told(interaction=5, task=1, durable=3) == []
+    assert told(kind=rpc.ORDER_KIND_EVALUATE, interaction=5, task=1, durable=4) == [
+        "client 0: the run has gone on to task 1: the training data of task 0 are not needed any "
+        "more"
+    ]
+    assert told(interaction=6, task=1, durable=5) == []
+    assert "tasks 0 to 2 are" in told(interaction=9, task=3, durable=8)[0]
+
+
+# --- announcing
+
+
+class FakeLink:
+    """Notes what is announced; the next answers are given."""
+
+    address, is_closed = "127.0.0.1:9", False
+
+    def __init__(self) -> None:
+        self.told: list[tuple[ClientId, int, list[str]]] = []
+        self.answers: list[Exception] = []
+        self.joined: list[int] = []
+        self.data: dict[str, Any] | None = None
+
+    def announce(self, member: Membership, description: Any) -> None:
+        names = list(description.class_names)
+        self.told.append((member.client, len(description.tasks), names))
+        if self.answers:
+            raise self.answers.pop(0)
+
+    def join(self, request: Any) -> rpc.JoinResponse:
+        self.joined += [len(one.tasks) for one in request.clients]
+        return rpc.JoinResponse(run_id="run", beat_every_s=1.0)
+
+    def prepare(self, client: ClientId) -> rpc.PrepareResponse:
+        if self.data is None:
+            raise ConfigError("the run's config has no [data]")
+        return rpc.PrepareResponse(data=table_of(self.data), seed=3)
+
+
+@pytest.fixture
+def enrolment(data: Path, tmp_path: Path) -> Any:
+    link: Any = FakeLink()
+    made: Any = Enrolment(link, workers_of(data, tmp_path / "s"), tmp_path / "s", start_over=False)
+    made.join()
+    return made
+
+
+def test_a_task_from_outside_is_announced_once(
+    enrolment: Any, data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    news = Announcer(enrolment)
+    news.look()
+    add_task(data, 1, images(tmp_path / "month", "fox"))
+    news.look()
+    news.look()
+    assert enrolment.link.told == [(1, 2, ["a", "b", "fox"])]
+    assert "client 1: the server knows of its 2 tasks now" in caplog.text
+    enrolment.rejoin(dict(enrolment.members))
+    assert enrolment.link.joined == [1, 1, 1, 2]
+
+
+def test_a_session_that_the_server_forgot_is_renewed_with_the_longer_description(
+    enrolment: Any, data: Path, tmp_path: Path
+) -> None:
+    news, member = Announcer(enrolment), enrolment.members[0]
+    add_task(data, 0, images(tmp_path / "month", "b"))
+    enrolment.link.answers = [SessionGone()]
+    news.look()
+    assert enrolment.members[0] is not member
+    assert enrolment.link.joined == [1, 1, 2]
+    news.look()
+    assert len(enrolment.link.told) == 1
+
+
+@pytest.mark.parametrize(
+    "answer", [UploadRefused("no new classes"), LinkError("no"), RunOver("ended")]
+)
+def test_a_refusal_is_a_line_and_no_end(
+    answer: Exception, enrolment: Any, data: Path, tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    news = Announcer(enrolment)
+    add_task(data, 0, images(tmp_path / "month", "b"))
+    enrolment.link.answers = [answer]
+    news.look()
+    line = f"client 0: its new tasks are not announced: {answer}"
+    assert (line in caplog.text) == (not isinstance(answer, RunOver))
+    news.look()
+    assert len(enrolment.link.told) == 1
+    add_task(data, 0, images(tmp_path / "next", "b"))
+    news.look()
+    assert [tasks for _, tasks, _ in enrolment.link.told] == [2, 3]
+
+
+def test_a_damaged_description_is_a_line(
+    enrolment: Any, data: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (data / "0" / "client.json").write_text("{")
+    for _ in range(2):
+        Announcer(enrolment).look()
+    assert caplog.text.count("client 0: its new tasks are not announced: ") == 1
+
+
+# --- a folder that is watched
+
+
+def test_what_is_complete_in_a_folder_becomes_a_task(
+    enrolment: Any, data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    incoming = tmp_path / "incoming"
+    news = Announcer(enrolment, incoming)
+    news.look()
+    place = incoming / "1"
+    images(place / "2026-02", "b")
+    images(place / "2026-01", "fox")
+    for name in (".hidden", "2026-03.part", "x.tmp", "Thumbs.db"):
+        images(place / name, "a")
+    (place / "notes.doc").write_text("no data")
+    news.look()
+    assert open_data(data, 1).file.class_names == ("a", "b", "fox")
+    assert open_data(data, 1).tasks[1].train == (0, 0, 2)
+    assert sorted(path.name for path in (place / "taken").iterdir()) == ["2026-01", "2026-02"]
+    assert "client 1: 2026-01 has come: it is task 1: 2 examples to train on" in caplog.text
+    assert (place / "refused" / "notes.doc").exists()
+    assert "is no directory" in (place / "refused" / "notes.doc.txt").read_text()
+    assert "client 1: notes.doc is no task: " in caplog.text
+    assert enrolment.link.told == [(1, 3, ["a", "b", "fox"])]
+    assert sorted(p.name for p in place.iterdir() if not p.name.startswith(".")) == [
+        "2026-03.part", "Thumbs.db", "refused", "taken", "x.tmp",
+    ]  # fmt: skip
+    images(place / "2026-01", "a")
+    news.look()
+    assert (place / "taken" / "2026-01-2").exists()
+    assert open_data(data, 1).num_tasks == 4
+
+
+def test_what_became_a_task_before_a_crash_is_moved_away_alone(
+    enrolment: Any, data: Path, tmp_path: Path
+) -> None:
+    source = images(tmp_path / "incoming" / "0" / "month", "b")
+    add_task(data, 0, source)
+    Announcer(enrolment, tmp_path / "incoming").look()
+    assert open_data(data, 0).num_tasks == 2
+    assert (tmp_path / "incoming" / "0" / "taken" / "month").exists()
+
+
+def test_a_full_disk_is_told_once_and_tried_again(
+    enrolment: Any, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    news = Announcer(enrolment, tmp_path / "incoming")
+    source = images(tmp_path / "incoming" / "0" / "month", "b")
+
+    def full(*args: Any, **named: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("numpy.save", full)
+        news.look()
+        news.look()
+    assert caplog.text.count("the task is not added: No space left on device; it is tried") == 1
+    assert source.exists()
+    news.look()
+    assert open_data(data, 0).num_tasks == 2
+
+
+def test_files_are_cut_as_before_or_as_the_server_says(tmp_path: Path) -> None:
+    link: Any = FakeLink()
+    assert how_cut(tmp_path, 0, None) is None
+    assert how_cut(tmp_path, 0, link) is None
+    link.data = {"name": "digits"}
+    assert how_cut(tmp_path, 0, link) is None
+    link.data = {"name": "directory", "test_share": 0.5}
+    asked = how_cut(tmp_path, 0, link)
+    assert asked is not None
+    assert (asked[0].test_share, asked[1]) == (0.5, 3)
+    (tmp_path / HOW).write_text('[{"name": "directory", "test_share": 0.25}, 4]')
+    known = how_cut(tmp_path, 0, link)
+    assert known is not None
+    assert (known[0].test_share, known[1]) == (0.25, 4)
+
+
+def test_a_watched_folder_is_for_open_runs(data: Path, tmp_path: Path) -> None:
+    link: Any = FakeLink()
+    made: Any = Host([0], link, data, tmp_path / "s", torch.device("cpu"), incoming=tmp_path / "in")
+    for schedule in (OPEN, {}):
+        tables = tiny_experiment(schedule=schedule).model_dump(mode="json", exclude_none=True)
+        reply = rpc.JoinResponse(experiment=table_of(tables), class_names=["a", "b"])
+        made.enrolment = SimpleNamespace(join=lambda reply=reply: reply)
+        if schedule:
+            made.join()
+    assert made.workers.of(0).set_ups.classes == ("a", "b")
+    with pytest.raises(ConfigError, match=r"--watch .*in is for a run that goes on with new tasks"):
+        made.join()
+
+
+def test_the_thread_that_looks_for_tasks_outlives_what_goes_wrong(
+    enrolment: Any, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link: Any = FakeLink()
+    made: Any = Host([0], link, data, tmp_path / "s", torch.device("cpu"))
+    made.enrolment, made.beat_every_s, looks = enrolment, 0.0, queue.SimpleQueue[int]()
+
+    def look(self: Announcer) -> None:
+        looks.put(looks.qsize())
+        if looks.qsize() == 3:
+            made._closed.set()
+        raise RuntimeError("anything")
+
+    monkeypatch.setattr(Announcer, "look", look)
+    made._announce_forever()
+    assert looks.qsize() == 3
+
+
+# --- the command
+
+
+def test_the_command_adds_a_task(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from fedcli.cli import main
+
+    def said(*arguments: str, ends: int = 0) -> str:
+        with pytest.raises(SystemExit) as ended:
+            main(["add-task", *arguments])
+        assert ended.value.code == ends
+        found = capsys.readouterr()
+        return found.out + found.err
+
+    source = str(images(tmp_path / "month", "b"))
+    place = ["--client-id", "0", "--data", str(data)]
+    line = f"client 0: {source} is taken: it is task 1: 2 examples to train on, 2 to test on"
+    assert said(*place, source).strip().endswith(line)
+    assert "is taken: it is task 1 already" in said(*place, source)
+    assert "nowhere is not there" in said(*place, str(tmp_path / "nowhere"), ends=1)
+    assert "holds no data of client 0: name the directory" in said(
+        "--client-id", "0", "--state-dir", str(tmp_path / "none"), source, ends=2
+    )
+    shots(tmp_path / "more", "b")
+    assert "is task 2: 4 examples" in said(*place, str(tmp_path / "more"))
