@@ -130,7 +130,7 @@ class Admission:
                     "(its [net] weights may be this run's exported model)"
                 )
             strange = [name for name in profile.class_names if name not in self._names]
-            if self._lists_names and strange:
+            if self._lists_names and strange and not self._has_begun:
                 raise PayloadError(
                     f"client {client} has the class {printable(strange[0], 60)!r}, which the run "
                     f"does not know: it has {_listed(self._names)}; add it to [data] classes of "
@@ -163,8 +163,10 @@ class Admission:
 
     def _calls_differently(self, names: Names) -> bool:
         """Tell whether a client's names of the classes are none that the run can have."""
-        if self._has_begun:  # classes go by name then
-            return bool(self._names) != bool(names)
+        if self._has_begun:  # classes go by name then; without names, numbers are these
+            known = self._problem.num_classes if self._problem else 0
+            numbers = tuple(map(str, range(min(known, len(names)))))
+            return not names if self._names else names[: len(numbers)] != numbers
         return bool(self._names) and names not in ((), self._names)
 
     def _check_extends(self, client: int, known: str | None, profile: Profile, text: str) -> None:

@@ -257,6 +257,22 @@ def test_an_open_run_takes_more_tasks_and_classes_behind_those_it_knows() -> Non
     taken.check(0, longer)
     taken.check(0, described([3, 3, 0], [0, 4, 0], [1, 0, 5]))
     taken.check(2, described([1, 1, 1]))
+    taken.check(0, described([3, 3, 0], [0, 4, 0], [0, 0, 5], class_names=["0", "1", "fox"]))
+
+
+def test_a_class_that_the_config_does_not_list_may_come_once_an_open_run_has_begun() -> None:
+    data = {"name": "table", "classes": ["sit", "run"], "columns": {"label": "a", "window": 4}}
+    experiment = tiny_experiment(method="fedavg", net="mlp", schedule=OPEN, data=data)
+    taken = Admission.of(experiment.model_copy(update={"scenario": None}), {})
+    sit = described([3, 3], class_names=["sit", "run"])
+    taken.admit(0, sit)
+    jumps = described([3, 3, 0], [1, 0, 4], class_names=["sit", "run", "jump"])
+    with pytest.raises(PayloadError, match="has the class 'jump', which the run does not know"):
+        taken.check(0, jumps)
+    taken.settle()
+    taken.check(0, jumps)
+    with pytest.raises(PayloadError, match="calls its classes"):
+        taken.check(1, described([3, 3]))
 
 
 @pytest.mark.parametrize(
