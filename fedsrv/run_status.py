@@ -36,11 +36,16 @@ class Pace:
             self._commits.append((event.interaction, event.unix_time))
 
     def seconds_left(self, of: int) -> float | None:
-        """Return the time that a run of so many interactions still needs; None: not known yet."""
+        """Return the time that a run of so many interactions still needs.
+
+        None where it is not known yet, and of the last one that is known: an open run may go on.
+        """
         if len(self._commits) < 2:
             return None
         (first, begun), (last, now) = self._commits[0], self._commits[-1]
-        if last <= first or not math.isfinite(now - begun):  # a server may say anything
+        if (
+            last <= first or last + 1 >= of or not math.isfinite(now - begun)
+        ):  # a server may say anything
             return None
         return (now - begun) / (last - first) * max(of - last - 1, 0)
 

@@ -32,6 +32,8 @@ or columns, and of more points, every n-th is drawn."""
 DAY = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b37a00", "#2f96d1", "#5b6670", "#8c6bb1")
 NIGHT = ("#5fb0e5", "#ff8f40", "#2fc79b", "#e49cc5", "#e6b13a", "#9fd3f2", "#a3adb7", "#b79be0")
 STROKES = ("", "5 3", "1.5 2.5", "7 3 1.5 3")
+SMALL = 8
+"""Size of the numbers in cells; other texts have 9.5."""
 LEVELS = 24
 """Shades of a cell."""
 
@@ -401,7 +403,8 @@ def _cells(chart: Chart) -> tuple[str, float]:
     wide, high = (WIDTH - left - 62) / len(columns), height / len(rows)
     values = [spread.mean for spread in cells.values()]
     low, top = (min(values) / 2, max(values)) if chart.is_log else _scale(values, chart.unit)
-    numbered = len(rows) * len(columns) <= MANY_CELLS and wide > 14
+    numbered = len(rows) * len(columns) <= MANY_CELLS
+    numbers = _numbers_in(cells, chart.unit, wide) if numbered else {}
     shades: dict[int, str] = {}
     texts = []
     for down, row in enumerate(rows):
@@ -411,14 +414,15 @@ def _cells(chart: Chart) -> tuple[str, float]:
             level = round(LEVELS * _share(spread.mean, low, top, chart))
             if level > 0:
                 shades[level] = shades.get(level, "") + f"M{right} {down}h1v1h-1z"
-            if numbered:
+            if numbers:
                 x, y = left + (right + 0.5) * wide, TOP + (down + 0.5) * high + 3
                 title = f"{chart.y} {chart.y_names.get(row, row)}, "
                 title += f"{chart.x} {chart.x_names.get(column, column)}: "
-                number = _in_a_cell(spread.mean, chart.unit)
                 kind = "on" if level > 0.55 * LEVELS else "t"
                 title += text_of(spread.mean, chart.unit)
-                texts.append(words(x, y, number, "middle", kind, size=8, title=title))
+                texts.append(
+                    words(x, y, numbers[row, column], "middle", kind, size=SMALL, title=title)
+                )
     paths = "".join(
         f'<path fill-opacity="{_n(level / LEVELS, 2)}" d="{d}"/>'
         for level, d in sorted(shades.items())
@@ -464,11 +468,22 @@ def _scale(values: Sequence[float], unit: Unit) -> tuple[float, float]:
     return min(low, 0.0), max(high, 1.0) if unit == "percent" else high
 
 
-def _in_a_cell(value: float, unit: Unit) -> str:
+def _numbers_in(
+    cells: Mapping[tuple[Any, Any], Spread], unit: Unit, wide: float
+) -> dict[tuple[Any, Any], str]:
+    """Return what stands in cells of this width: fewer digits where they are narrow, or nothing."""
+    for digits in (1, 0) if unit == "percent" else (1,):
+        found = {at: _in_a_cell(spread.mean, unit, digits) for at, spread in cells.items()}
+        if max(map(len, found.values())) * LETTER * SMALL / 9.5 + 2 <= wide:
+            return found
+    return {}
+
+
+def _in_a_cell(value: float, unit: Unit, digits: int) -> str:
     if value >= 1 and value == int(value) and not unit:
         return f"{value:.0f}"
     if unit == "percent":
-        return f"{100 * value:.1f}".removesuffix(".0")
+        return f"{100 * value:.{digits}f}".removesuffix(".0")
     return f"{value:.2f}" if value else "0"
 
 

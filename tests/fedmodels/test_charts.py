@@ -90,6 +90,17 @@ def test_too_many_bars_are_a_curve_in_the_order_of_values() -> None:
     assert heights == sorted(heights, key=float, reverse=True)
 
 
+@pytest.mark.parametrize(
+    ("columns", "numbers"), [(4, {"58.3"}), (12, {"58.3"}), (15, {"58"}), (24, {"58"}), (36, set())]
+)
+def test_numbers_in_cells_are_as_short_as_the_cells_are_narrow(
+    columns: int, numbers: set[str]
+) -> None:
+    """At 18 interactions the numbers ran into each other."""
+    drawn = svg(cells([0.583] * columns, [0.4] * columns, unit="percent"))
+    assert {*texts(drawn)} & {"58", "58.3"} == numbers
+
+
 def test_cells_that_lie_close_together_have_a_scale_of_their_own() -> None:
     """0.24 to 0.27 on a scale from zero would be one colour."""
     shades = {m["fill-opacity"] for m in marks(svg(cells([0.24, 0.27], [0.25, 0.26])), "path")}

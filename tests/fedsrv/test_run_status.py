@@ -3,7 +3,7 @@
 from fedmodels.printable import printable
 from fedsrv.event_lines import MAX_COMINGS, ComingsLimit, EventFormatter
 from fedsrv.events import Event
-from fedsrv.run_status import RunStatus
+from fedsrv.run_status import Pace, RunStatus
 
 
 def lines(comings, client, times, kind="joined"):
@@ -48,6 +48,15 @@ def test_a_run_waits_no_longer_for_those_who_have_come():
     status.take(Event("waiting", detail={"line": "client 1 (at work)", "clients": ["1"]}))
     status.take(Event("upload", "1"))
     assert status.waiting == ""
+
+
+def test_the_last_interaction_that_is_known_leaves_no_time():
+    """An open run that waited for new data had "about 0 s left"."""
+    pace = Pace()
+    for number in range(2):
+        pace.take(Event("commit", interaction=number, unix_time=10.0 * number))
+    assert pace.seconds_left(4) == 20
+    assert pace.seconds_left(2) is None
 
 
 def test_clients_are_where_their_last_event_leaves_them():
