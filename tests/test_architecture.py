@@ -65,7 +65,7 @@ ROOMS = {
     "fedtide": (
         "nets", "numerics", "prototypes", "metrics", "partition", "models", "inprocess", "runs",
         *(f"testing.{name}" for name in ("trial", "case", "little_data", "mistakes", "spelling")),
-        "open_runs", "testing.stacked", "testing.suite", "testing",
+        "open_runs", "testing.growth", "testing.stacked", "testing.suite", "testing",
     ),
     "fedmodels": (
         "errors", "machine", "printable", "units", "charts", "log_lines", "files", "processes",

@@ -23,6 +23,7 @@ from fedmodels.training.run import RunFacts
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedtide.inprocess import run_in_process, transported
 from fedtide.testing.case import Case, bytes_of, newest_states, states_of
+from fedtide.testing.growth import a_class_may_come_later
 from fedtide.testing.little_data import (
     clients_with_little_data_take_part,
     one_example_makes_no_batch_statistics,
@@ -308,5 +309,6 @@ def _check_scores(
 check(its_functions_are_spelt_as_known)
 check(the_classifier_is_the_net)
 check(references_stay_while_the_net_trains)
+check(a_class_may_come_later)
 check(clients_with_little_data_take_part)
 check(one_example_makes_no_batch_statistics)

@@ -294,6 +294,25 @@ def test_every_failure_has_a_name_and_a_reason(mistake: str, check: str, line: s
     check_method(Failing, checks=[check] if mistake != "predict" else [])
 
 
+@dataclass(frozen=True, kw_only=True)
+class Counting(FedAvg):
+    """A method whose clients come to keep a number for each class, which its beginning lacks."""
+
+    citation: ClassVar[str] = "nobody"
+
+    def after_local(self, ctx: ClientContext, state: Bundle, refs: Any) -> Bundle:
+        _, y = ctx.stream.train(ctx.task)
+        return Bundle({"met": torch.bincount(y, minlength=ctx.run.problem.num_classes)})
+
+
+def test_what_may_have_a_row_for_each_class_is_asked_for() -> None:
+    line = (
+        r"'a_class_may_come_later': nothing tells whether 'weights/met' of shape \[10\] has a row"
+    )
+    with pytest.raises(AssertionError, match=line):
+        check_method(Counting, checks=["a_class_may_come_later"])
+
+
 def test_an_unknown_check_gets_a_line() -> None:
     with pytest.raises(ConfigError, match="unknown check 'its_views'; known: hyper_param"):
         check_method("fedavg", checks=["its_views"])
