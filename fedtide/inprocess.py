@@ -76,8 +76,9 @@ class InProcessCohort:
         if evaluator:
             ids.append(EVALUATOR)
         self.workers = Workers(ids, data, states, torch.device("cpu"))
-        self.workers.begin(experiment)
         self._experiment, self._together = experiment, experiment.training.together
+        if not experiment.schedule.open:
+            self.workers.begin(experiment)
         self._steered = tuple(retired), forgets
         self.arrival, self.before = arrival, before
         self.committed = self.watermark = -1
@@ -88,7 +89,11 @@ class InProcessCohort:
         return {c: self.workers.data(c).announcement() for c in self._numbered()}
 
     def _numbered(self) -> Iterator[int]:
-        return (c for c in self.workers.clients if isinstance(c, int))
+        """Yield the clients; those of an open run that have no data yet join later."""
+        is_open = self._experiment.schedule.open
+        for client in self.workers.clients:
+            if isinstance(client, int) and (not is_open or self.workers.has_data(client)):
+                yield client
 
     def meet(self, clients: Sequence[int], needed: int) -> Mapping[int, str]:
         return self.gather()

@@ -103,6 +103,11 @@ class Workers:
         """
         return open_data(self.root, client, self._store)
 
+    def has_data(self, client: ClientId) -> bool:
+        """Tell whether there are data of a client, maybe damaged ones."""
+        in_store = self._store is not None and isinstance(client, int) and client < len(self._store)
+        return in_store or (self.root / str(client)).is_dir()
+
     def versions(self, client: ClientId) -> list[int]:
         """Return the interactions after which a client holds a private state, ascending.
 

@@ -111,13 +111,22 @@ def retire(
 
 
 @monitor_app.command()
-def close(server: Coordinator, ca: Authority = None, cert: Cert = None, key: Key = None) -> None:
-    """End an open run after the round under way: clients store their final models and leave."""
+def close(
+    server: Coordinator,
+    now: Annotated[
+        bool, typer.Option("--now", help="After the round under way, whatever is left to learn.")
+    ] = False,
+    ca: Authority = None,
+    cert: Cert = None,
+    key: Key = None,
+) -> None:
+    """End an open run once it has learned all it has: clients store their final models."""
     from fedsrv.identity.tls import caller_credentials
     from fedsrv.monitor.steering import steer
 
-    steer(server, caller_credentials(ca, cert, key, "--tls"), close=True)
-    typer.echo(f"{server}: the run ends after the round under way")
+    steer(server, caller_credentials(ca, cert, key, "--tls"), close=True, now=now)
+    when = "after the round under way" if now else "once it has learned all it has"
+    typer.echo(f"{server}: the run ends {when}")
 
 
 def _events(

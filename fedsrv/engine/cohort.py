@@ -200,7 +200,9 @@ class News:
     forgets: bool = False
     """Whether what the server's state holds of them alone goes, too."""
     closes: bool = False
-    """Whether the run is to end."""
+    """Whether the run is to end once nothing is left to learn."""
+    closes_now: bool = False
+    """Whether it is to end before the next round."""
 
 
 HoldsState = Callable[[int, Sequence[int]], bool]

@@ -124,7 +124,7 @@ class Stages:
         while True:
             news = self.cohort.news()
             self._learn(news.descriptions)
-            if news.closes:
+            if news.closes_now:
                 return None
             waited = self._clock() - since
             if growth := self._growth_of(plan, interaction, news, waited, ahead):
@@ -133,7 +133,7 @@ class Stages:
                 return plan
             if growth:
                 continue
-            if self._ends(waited):
+            if news.closes or self._ends(waited):
                 return None
             if not told:
                 self._tell_rest()

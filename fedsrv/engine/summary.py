@@ -16,7 +16,12 @@ from fedmodels.config.experiment import Experiment
 from fedmodels.errors import DataError
 from fedmodels.numerics.metric_names import is_written_by_runs
 from fedmodels.numerics.metric_tables import CHOSEN
-from fedmodels.numerics.metrics import average_forgetting_measure, best_round, forgetting
+from fedmodels.numerics.metrics import (
+    average_forgetting_measure,
+    best_round,
+    forgetting,
+    lost_in_stream,
+)
 from fedmodels.own_code import short_name
 from fedmodels.training.fault import line_of
 from fedsrv.engine.choice import chosen, chosen_by
@@ -117,7 +122,9 @@ def run_metrics(
     scored = [r["metrics"] for r in records if "a_glo" in r["metrics"] or "a_loc" in r["metrics"]]
     scored = scored or [r["metrics"] for r in records if r["metrics"]]
     out = _last(scored, experiment.evaluate.last_rounds)
-    if experiment.schedule.selects:
+    if experiment.schedule.open:
+        pass  # a stage is no task of all clients
+    elif experiment.schedule.selects:
         out |= _a_sel_by_task(records, experiment.evaluate.last_rounds)
     else:
         out.pop("a_sel", None)  # the cohort is everybody: a_loc
@@ -243,26 +250,14 @@ def forgetting_of_streams(records: Sequence[Record], local_view: str) -> float:
     the tasks that its last score covers. The mean is over the clients that have one.
     """
     view = local_view if _is_scored(records, local_view) else "global"
-    best: dict[str, dict[int, float]] = {}
-    last: dict[str, tuple[int, list[float | None]]] = {}
+    scored: dict[str, list[tuple[int, Sequence[float | None]]]] = {}
     for record in records:
         for client, row in record.get("clients", {}).items():
-            series, known = _task_series(row, view), last.get(client)
-            if not series or "task" not in row:
-                continue
-            if known is not None and row["task"] > known[0]:  # the client has gone on
-                before = best.setdefault(client, {})
-                for task, accuracy in enumerate(known[1]):
-                    if accuracy is not None:
-                        before[task] = max(before.get(task, accuracy), accuracy)
-            last[client] = row["task"], series
-    lost = [
-        [was - now for task, was in best[c].items() if (now := _entry(series, task)) is not None]
-        for c, (_, series) in last.items()
-        if c in best
-    ]
-    each = [float(np.mean(differences)) for differences in lost if differences]
-    return float(np.mean(each)) if each else np.nan
+            if "task" in row and (series := _task_series(row, view)):
+                scored.setdefault(client, []).append((row["task"], series))
+    lost = [lost_in_stream(each).values() for each in scored.values()]
+    found = [float(np.mean([*differences])) for differences in lost if differences]
+    return float(np.mean(found)) if found else np.nan
 
 
 def _entry(series: Sequence[float | None], task: int) -> float | None:

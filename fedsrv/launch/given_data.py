@@ -47,14 +47,32 @@ def check_given_data(experiment: Experiment, root: Path | None) -> None:
     origin = _read(table).get("config") if table.is_file() else None
     if isinstance(origin, dict):
         check_origin(experiment, origin, f"--data {root}")
-    wanted = experiment.schedule.clients
-    stored = len(_read(table).get("clients", ())) if (root / STORE).is_dir() else 0
-    missing = [str(i) for i in range(stored, wanted) if not (root / str(i)).is_dir()]
+    stored = _stored(root)
+    beginners = experiment.schedule.beginners
+    missing = [str(i) for i in beginners if i >= stored and not (root / str(i)).is_dir()]
     if missing:
+        wanted = len(beginners)
         raise ConfigError(
             f"--data {root} holds no data of client {', '.join(missing[:3])}, and the config "
             f"has [schedule] clients = {wanted}: at most {missing[0]} fit these data"
         )
+
+
+def clients_here(experiment: Experiment, root: Path) -> int:
+    """Return how many clients a run can be launched with.
+
+    Late clients of an open run may have no data yet; they join from elsewhere.
+    """
+    most = experiment.schedule.clients
+    if not experiment.schedule.open:
+        return most
+    later = range(_stored(root), most)
+    return next((client for client in later if not (root / str(client)).is_dir()), most)
+
+
+def _stored(root: Path) -> int:
+    """Return how many clients a partition's store holds; 0 where there is none."""
+    return len(_read(root / TABLE).get("clients", ())) if (root / STORE).is_dir() else 0
 
 
 def check_net(experiment: Experiment, root: Path) -> None:

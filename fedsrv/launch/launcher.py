@@ -29,7 +29,7 @@ from fedsrv.launch.forked import (
     open_standard_streams,
     share_memory,
 )
-from fedsrv.launch.given_data import check_net, name_of
+from fedsrv.launch.given_data import check_net, clients_here, name_of
 from fedsrv.launch.hosts import Hosts, Joining, LocalHosts
 from fedsrv.launch.process_logs import error_in, notes_in
 from fedsrv.launch.progress import PlainLines, display_of
@@ -291,7 +291,8 @@ class Launch:
     def start(self, hosts: int | None) -> None:
         """Start the coordinator; the clients follow when it listens."""
         evaluator = (self.data / "global-test").is_dir()
-        clients, cohort = self.experiment.schedule.clients, self.experiment.cohort_size
+        clients = clients_here(self.experiment, self.data)
+        cohort = min(self.experiment.cohort_size, clients)
         self.clients = self.hosts.divide(clients, cohort, hosts, evaluator)
         self.coordinator.tell(self._arguments())
 

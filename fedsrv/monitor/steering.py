@@ -22,6 +22,7 @@ def steer(
     retire: Sequence[str] = (),
     forget: bool = False,
     close: bool = False,
+    now: bool = False,
     within_s: float = CONNECT_S,
 ) -> None:
     """Let clients retire from an open run, or end it.
@@ -31,13 +32,14 @@ def steer(
         credentials: of a monitor, where it serves TLS.
         retire: ids of clients that leave for good.
         forget: drop what the server's state holds of these clients alone, too.
-        close: end the run after the round under way.
+        close: end the run once nothing is left to learn.
+        now: end it after the round under way.
         within_s: how long the answer may take.
 
     Raises:
         LinkError: nobody answers, the coordinator refuses, or its certificate is not trusted.
     """
-    request = rpc.SteerRequest(retire=retire, forget=forget, close=close)
+    request = rpc.SteerRequest(retire=retire, forget=forget, close=close, now=now)
     with caller_channel(address, credentials) as channel:
         call: Any = channel.unary_unary(
             f"/{SERVICE}/Steer", rpc.SteerRequest.SerializeToString, rpc.SteerResponse.FromString

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 from fedmodels.numerics.metric_names import VIEWS, metric
+from fedmodels.numerics.metrics import lost_in_stream
 from fedsrv.report.run_record import RunRecord, number, numbers, table
 
 Cells = dict[tuple[int, int], float]
@@ -142,8 +143,13 @@ def accuracy_matrix(run: RunRecord, view: str) -> Cells:
 
 
 def _learnt(run: RunRecord, scored: Container[int]) -> dict[int, int]:
-    """Return ``{task: the last of these scored interactions that trained on it}``."""
+    """Return ``{task: the last of these scored interactions that trained on it}``.
+
+    In an open run each client has a task of its own: there is none.
+    """
     learnt: dict[int, int] = {}
+    if _is_open(run):
+        return learnt
     for index, row in enumerate(run.rows):
         task, interaction = number(row.get("task")), interaction_of(row, index)
         if task is not None and interaction in scored:
@@ -161,6 +167,8 @@ def comparable_view(runs: Sequence[RunRecord]) -> str:
 
     Methods keep different models; what they forget compares only at one and the same moment.
     """
+    if all(map(_is_open, runs)):
+        return RECEIVED
     tasks = [{k for k, _ in accuracy_matrix(run, RECEIVED)} for run in runs]
     return RECEIVED if all(len(found) > 1 for found in tasks) else "after_local"
 
@@ -178,6 +186,8 @@ def lost_by_task(run: RunRecord, view: str) -> dict[int, float]:
     As ``forgetting`` does, a difference compares clients that are scored at both times, each with
     itself. A task has no entry where there is none at some time since it was learnt.
     """
+    if _is_open(run):
+        return _lost_in_streams(run, view)
     scored = _clients_on_tasks(run, view)
     learnt = _learnt(run, {interaction for interaction, _ in scored})
     last = max(learnt, default=-1)
@@ -189,6 +199,36 @@ def lost_by_task(run: RunRecord, view: str) -> dict[int, float]:
         if all(lost):
             out[task] = max(map(fmean, lost))
     return out
+
+
+def _is_open(run: RunRecord) -> bool:
+    """Tell whether a run's clients go on to tasks of their own."""
+    last = [facts for row in run.rows[-1:] for _, facts in _clients(row)]
+    return any(number(facts.get("task")) is not None for facts in last)
+
+
+def _lost_in_streams(run: RunRecord, view: str) -> dict[int, float]:
+    """Return :func:`lost_by_task` of an open run: of each client's own tasks, mean over clients."""
+    present = {
+        (interaction_of(row, index), client): int(task)
+        for index, row in enumerate(run.rows)
+        for client, facts in _clients(row)
+        if (task := number(facts.get("task"))) is not None
+    }
+    series: dict[int, dict[int, dict[int, float]]] = {}
+    for (at, task), found in _clients_on_tasks(run, view).items():
+        for client, accuracy in found.items():
+            series.setdefault(client, {}).setdefault(at, {})[task] = accuracy
+    out: dict[int, list[float]] = {}
+    for client, times in series.items():
+        scored = [
+            (present[at, client], [times[at].get(task) for task in range(max(times[at]) + 1)])
+            for at in sorted(times)
+            if (at, client) in present
+        ]
+        for task, lost in lost_in_stream(scored).items():
+            out.setdefault(task, []).append(lost)
+    return {task: fmean(found) for task, found in sorted(out.items())}
 
 
 def weight_matrices(run: RunRecord) -> dict[int, dict[tuple[int, int], float]]:

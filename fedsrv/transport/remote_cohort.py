@@ -79,8 +79,8 @@ class RemoteCohort(JoinedClients):
         """Of the classes that an open run began with; none before."""
         self._said = 0
         """Counts what clients and the operator of an open run said."""
-        self._steered: tuple[tuple[int, ...], bool, bool] = (), False, False
-        """Who retires, whether they are forgotten, and whether the run ends."""
+        self._steered: tuple[tuple[int, ...], bool, bool, bool] = (), False, False, False
+        """Who retires, whether they are forgotten, and whether the run ends, or ends now."""
 
     def look_ahead(self, together: int) -> None:
         """Let a process have orders enough for clients that train together."""
@@ -282,11 +282,12 @@ class RemoteCohort(JoinedClients):
             self._said += 1
             self.changed.notify_all()
 
-    def steer(self, retire: Sequence[int], *, forget: bool, close: bool) -> None:
+    def steer(self, retire: Sequence[int], *, forget: bool, close: bool, now: bool) -> None:
         """Take what the operator of an open run wants before its next round."""
         with self.changed:
-            retired, forgets, closes = self._steered
-            self._steered = (*retired, *retire), forgets or forget, closes or close
+            retired, forgets, closes, closes_now = self._steered
+            ends = closes or close, closes_now or (close and now)
+            self._steered = (*retired, *retire), forgets or forget, *ends
             self._said += 1
             self.changed.notify_all()
 

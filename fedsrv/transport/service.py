@@ -386,7 +386,8 @@ class Service:
         if EVALUATOR in retire:
             raise PayloadError("the evaluator does not retire: stop its process")
         numbered = [client for client in retire if isinstance(client, int)]
-        self.cohort.steer(numbered, forget=request.forget, close=request.close)
+        wanted = {"forget": request.forget, "close": request.close, "now": request.now}
+        self.cohort.steer(numbered, **wanted)
         return rpc.SteerResponse()
 
     def _check_open(self) -> None:

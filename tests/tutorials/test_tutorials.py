@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.conftest import fork_server, steer
-from tests.integration.harness import ForkServer
+from tests.integration.harness import ForkServer, environment
 
 __all__ = ["fork_server", "steer"]
 
@@ -63,3 +63,61 @@ def test_sensors(tmp_path: Path, fork_server: ForkServer) -> None:
     assert "new.csv: walk 3" in printed
     assert (tmp_path / "predictions.csv").read_text().startswith("input,from,to,class,probability,")
     assert a_loc(printed) > 90
+
+
+class FirstTerminal:
+    """A command that goes on while others are typed elsewhere."""
+
+    def __init__(self, line: str, folder: Path) -> None:
+        program, *words = line.split()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", program, *words], cwd=folder, text=True, env=environment(),
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        self.printed = ""
+
+    def until(self, words: str) -> None:
+        """Read what it prints until there are these words."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.printed += line
+            if words in line:
+                return
+        raise AssertionError(f"it ended without {words!r}:\n{self.printed}")
+
+    def end(self) -> int:
+        """Wait for its end, and return its status."""
+        self.printed += self.process.communicate(timeout=60)[0]
+        return self.process.returncode
+
+
+@pytest.mark.loopback
+@pytest.mark.timeout(300)
+def test_stream(tmp_path: Path, fork_server: ForkServer) -> None:
+    """The run waits whenever it has learned all it has; so each command comes after such a wait."""
+    rests, predicted = "learned all it has", ""
+    text = (DOCS / "tutorial-stream.md").read_text()
+    for language, title, content in BLOCK.findall(text):
+        if title:
+            (tmp_path / title).write_text(content)
+        elif language == "console":
+            first = FirstTerminal(content, tmp_path)
+            first.until(rests)
+        elif "months.py" in content:
+            subprocess.run([sys.executable, "months.py"], cwd=tmp_path, check=True)
+        else:
+            port = re.findall(r"at 127\.0\.0\.1:(\d+)", first.printed)[0]
+            status, said = fork_server.typed(tmp_path, *content.replace("PORT", port).split())
+            assert status == 0, said
+            predicted = said
+            if "add-task" in content:
+                first.until(rests)
+            elif "close" in content:
+                first.until("report: ")
+                assert first.end() == 0
+    told = re.findall(r"the run goes on: (.*)", first.printed)
+    assert told == ["client 0 with another task", "client 1 with another task; new classes 2"]
+    assert all(f"the run goes on: {line}" in text for line in told)
+    assert "training data" in (tmp_path / "run" / "logs" / "client-1.log").read_text()
+    rows = (tmp_path / "predictions.csv").read_text().splitlines()
+    assert [row.split(",")[3] for row in rows].count("2") > 10, predicted

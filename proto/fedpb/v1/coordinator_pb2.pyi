@@ -391,14 +391,16 @@ class AnnounceResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class SteerRequest(_message.Message):
-    __slots__ = ("retire", "forget", "close")
+    __slots__ = ("retire", "forget", "close", "now")
     RETIRE_FIELD_NUMBER: _ClassVar[int]
     FORGET_FIELD_NUMBER: _ClassVar[int]
     CLOSE_FIELD_NUMBER: _ClassVar[int]
+    NOW_FIELD_NUMBER: _ClassVar[int]
     retire: _containers.RepeatedScalarFieldContainer[str]
     forget: bool
     close: bool
-    def __init__(self, retire: _Optional[_Iterable[str]] = ..., forget: _Optional[bool] = ..., close: _Optional[bool] = ...) -> None: ...
+    now: bool
+    def __init__(self, retire: _Optional[_Iterable[str]] = ..., forget: _Optional[bool] = ..., close: _Optional[bool] = ..., now: _Optional[bool] = ...) -> None: ...
 
 class SteerResponse(_message.Message):
     __slots__ = ()

@@ -312,7 +312,7 @@ def test_the_operator_and_clients_wake_a_run_that_rests() -> None:
     before = cohort.news()
     cohort.rest(before.number, 0.0)
     cohort.announce(0, cohort.session(0, token), longer := described([3, 3], [1, 1]))
-    cohort.steer([1], forget=True, close=True)
+    cohort.steer([1], forget=True, close=True, now=False)
     cohort.rest(before.number, None)
     news = cohort.news()
     assert news.descriptions == {0: longer}
