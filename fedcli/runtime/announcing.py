@@ -8,7 +8,7 @@ of the new task come after that; a worker reads the description again before its
 from __future__ import annotations
 
 import logging
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from fedcli.data.store.client_data import Stamp, stamp_of
@@ -41,7 +41,7 @@ class Announcer:
         self._folders = [] if incoming is None else [
             Incoming(
                 incoming if len(workers.clients) == 1 else incoming / str(client),
-                workers.root, client, partial(how_cut, workers.root, client, self._link),
+                workers.root, client, cache(partial(how_cut, workers.root, client, self._link)),
             )
             for client in self._clients
         ]  # fmt: skip

@@ -1,0 +1,105 @@
+"""An open run over gRPC: a folder is watched, tasks and classes come, and a client comes again."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedcli.data.store.growing import add_task
+from fedcli.data.store.opening import open_data
+from fedcli.runtime.host import Host
+from fedcli.runtime.link import Link
+from fedmodels.nets.trained import TrainedModel
+from fedsrv.coordinator import Listen, serve
+from fedsrv.events import Event, EventLog
+from fedsrv.monitor.steering import steer
+from fedsrv.transport import service
+from tests.conftest import records_of, tiny_experiment
+from tests.fedcli.data.test_growing import images
+from tests.fedcli.data.test_own_data import own
+
+
+class Stopped(Exception):
+    """The coordinator ended before it was ready."""
+
+
+class Served:
+    """A coordinator in a thread of this process, and hosts in others."""
+
+    def __init__(self, place: Path, pool: ThreadPoolExecutor) -> None:
+        schedule = {"open": True, "order": "tasks_outer", "rounds": 1, "clients": 2}
+        experiment = tiny_experiment(
+            method="fedper",
+            net={"name": "mlp", "hidden": [4]},
+            schedule={**schedule, "begin_with": 1},
+        ).model_copy(update={"scenario": None, "data": None})
+        ready = Future[tuple[str, EventLog]]()
+        self.place, self.pool, self.stop = place, pool, threading.Event()
+        self.end: Future[dict[str, Any]] = pool.submit(
+            serve, experiment, place / "run", Listen("127.0.0.1:0"), stop=self.stop,
+            on_ready=lambda address, events: ready.set_result((address, events)),
+        )  # fmt: skip
+        self.end.add_done_callback(lambda end: ready.done() or ready.set_exception(Stopped()))
+        self.address, events = ready.result(60)
+        self._commits = threading.Semaphore(0)
+        events.follow(self._take, "test")
+
+    def _take(self, event: Event) -> None:
+        if event.kind == "commit":
+            self._commits.release()
+
+    def wait_commit(self) -> None:
+        assert self._commits.acquire(timeout=60)
+
+    def join(self, client: int, incoming: Path | None = None) -> tuple[Host, Future[None]]:
+        states, link = self.place / "states", Link(self.address, give_up_after_s=10.0)
+        cpu = torch.device("cpu")
+        host = Host([client], link, self.place / "data", states, cpu, incoming=incoming)
+        return host, self.pool.submit(host.run)
+
+
+@pytest.fixture
+def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+    monkeypatch.setattr(service, "BEAT_EVERY_S", 0.1)
+    for client in range(2):
+        own(tmp_path / "data", client, class_names=["a", "b"])
+    with ThreadPoolExecutor(3) as pool:
+        made = Served(tmp_path, pool)
+        yield made
+        made.stop.set()
+
+
+def test_tasks_and_classes_come_into_a_watched_folder(served: Served, tmp_path: Path) -> None:
+    """The second client joins late; its classes are in another order than those of the run."""
+    data, incoming = tmp_path / "data", tmp_path / "incoming"
+    first, first_ended = served.join(0, incoming)
+    served.wait_commit()
+    images(incoming / "month.part", "fox", "b").rename(incoming / "month")
+    served.wait_commit()
+    for path in (data / "0" / "task-0").glob("train*"):
+        path.unlink()
+    add_task(data, 1, images(tmp_path / "week", "elk", "fox"))
+    late, late_ended = served.join(1)
+    served.wait_commit()
+    served.wait_commit()
+    steer(served.address, close=True)
+    summary = served.end.result(60)
+    for ended in (first_ended, late_ended):
+        ended.result(60)
+    records = records_of(tmp_path / "run")
+    grown = [(g["tasks"], g["classes"]) for record in records for g in record.get("growths", ())]
+    assert [tasks for tasks, _ in grown] == [[[0, 1]], [[0, 2]], [[1, 1]], [[1, 2]]]
+    assert [name for _, names in grown for name in names] == ["a", "b", "fox", "elk"]
+    assert summary["rounds"] == 4
+    assert open_data(data, 1).file.class_names == ("a", "b", "elk", "fox")
+    assert late.workers.of(1).data.counts(1, "train") == [0, 0, 2, 2]
+    for client, host in enumerate((first, late)):
+        model = TrainedModel.load(host.workers.of(client).states.path / "personal.safetensors")
+        assert [*model.class_names] == ["a", "b", "fox", "elk"]
+    assert (incoming / "taken" / "month").is_dir()
