@@ -92,11 +92,15 @@ class SetUps:
             problem: that of any client; its number of classes gives way to that of ``classes``.
             classes: names of the classes that the run began with.
             device: where nets are trained.
+
+        Raises:
+            PayloadError: two classes have one name, or there are too many.
         """
         self.busy = threading.RLock()
         """Held while a client works: nets that another thread built then would draw from the
         random numbers of its training."""
         self.classes, self._device = tuple(classes), device
+        _check_names(self.classes, ())
         self._first = RunFacts(experiment, Problem(problem.input_shape, len(self.classes)))
         self._kept: dict[tuple[str, ...], SetUp] = {}
         self._kept[()] = SetUp(method, self._first, self.classes, device)
@@ -113,11 +117,22 @@ class SetUps:
         if found is not None:
             return found
         names = (*self.classes, *wanted)
-        if len(names) > MAX_CLASSES or len({*names}) < len(names):
-            raise PayloadError(f"an order names {len(wanted)} new classes, one twice or too many")
+        _check_names(self.classes, wanted)
         with self.busy:
             found = SetUp(self._method, self._first.for_classes(len(names)), names, self._device)
             _ = found.payload_spec
             kept = [*self._kept.items()][1 - KEPT :]
             self._kept = {**dict(kept), wanted: found}
         return found
+
+
+def _check_names(first: Sequence[str], new: Sequence[str]) -> None:
+    """Check the names of classes that a server sent.
+
+    Raises:
+        PayloadError: one comes twice, or there are too many.
+    """
+    if len({*first, *new}) < len(first) + len(new) or len(first) + len(new) > MAX_CLASSES:
+        raise PayloadError(
+            f"the server names {len(first)} classes and {len(new)} new ones: one twice, or too many"
+        )

@@ -475,7 +475,7 @@ class Worker:
     def _sets(self, order: rpc.Order, view: str) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
         """Yield the test sets of an order by name: those of the tasks, and the global one."""
         if self.client != EVALUATOR:
-            self.stream.meet(order.tasks_seen)
+            self.stream.meet(order.tasks_seen, order.first_task)
             for task in range(order.first_task, min(order.tasks_seen, self.data.num_tasks)):
                 yield f"task/{task}", self.stream.test(task)
                 if (kept := self.stream.validation(task)) is not None:

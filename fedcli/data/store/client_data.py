@@ -40,6 +40,8 @@ from fedmodels.tensors.bundle import Problem
 Described = TypeVar("Described", bound=ProblemFile)
 Part = Literal["train", "test"]
 PARTS: tuple[Part, Part] = ("train", "test")
+GROUP = "train_group"
+"""The file of what stays whole where a part of the training examples is kept for validation."""
 Stamp = tuple[int, int, int] | None
 ABOUT, SOURCE = "client.json", "source.json"
 """A client's description, and the file that says what an added task was made of."""
@@ -194,7 +196,7 @@ class ClientData:
         Raises:
             DataError: there is not one for each example.
         """
-        path = self.directory / f"task-{task}" / "train_group.npy"
+        path = self.directory / f"task-{task}" / f"{GROUP}.npy"
         if not path.exists():
             return None
         found = self._array(path)

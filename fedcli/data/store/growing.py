@@ -32,7 +32,7 @@ from fedcli.data.folders import files_below
 from fedcli.data.sets.dataset import Dataset
 from fedcli.data.sets.directory import holds_arrays
 from fedcli.data.sets.registry import OWN
-from fedcli.data.store.client_data import ABOUT, PARTS, SOURCE, ClientData
+from fedcli.data.store.client_data import ABOUT, GROUP, PARTS, SOURCE, ClientData
 from fedcli.data.store.commands import thinned
 from fedcli.data.store.opening import open_data
 from fedcli.data.store.site import loaded
@@ -121,8 +121,13 @@ def _write_task(place: Path, dataset: Dataset, made: Mapping[str, str]) -> None:
     """Write the files of a task, and make them safe on the disk before they have their place."""
     part_of = place.with_name(f"{place.name}.part")
     part_of.mkdir()
-    for name in (f"{part}_{axis}" for part in PARTS for axis in "xy"):
-        np.save(part_of / f"{name}.npy", getattr(dataset, name), allow_pickle=False)
+    arrays = {
+        f"{part}_{name}": getattr(dataset, f"{part}_{name}") for part in PARTS for name in "xy"
+    }
+    if dataset.wholes_train is not None:
+        arrays[GROUP] = dataset.wholes_train
+    for name, array in arrays.items():
+        np.save(part_of / f"{name}.npy", array, allow_pickle=False)
         sync_path(part_of / f"{name}.npy")
     write_atomically(part_of / SOURCE, json.dumps(dict(made)) + "\n", sync=True)
     os.rename(part_of, place)

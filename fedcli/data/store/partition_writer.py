@@ -23,7 +23,7 @@ import numpy as np
 from fedcli.data.arrays import IntArray, channel_moments
 from fedcli.data.cuts.cut_input import Partition
 from fedcli.data.sets.dataset import Dataset, Inputs, Labelled
-from fedcli.data.store.client_data import PARTS, Part
+from fedcli.data.store.client_data import GROUP, PARTS, Part
 from fedcli.data.store.partition_store import STORE, write_store
 from fedcli.data.store.reserve import Reserve
 from fedmodels.config.origin import placeless
@@ -247,7 +247,7 @@ def write_client(place: Path, file: ClientFile, held: Iterable[tuple[int, Part, 
 
 def write_wholes(place: Path, task: int, wholes: IntArray) -> None:
     """Write the group (n,) of each training example of a task into a client's directory."""
-    np.save(place / f"task-{task}" / "train_group.npy", wholes, allow_pickle=False)
+    np.save(place / f"task-{task}" / f"{GROUP}.npy", wholes, allow_pickle=False)
 
 
 def description_of(

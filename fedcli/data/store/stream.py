@@ -109,9 +109,17 @@ class TaskStream:
         self.task = task
         self.num_seen = max(self.num_seen, task + 1)
 
-    def meet(self, tasks: int) -> None:
-        """Allow scoring on the test data of the first ``tasks`` tasks, trained on or not."""
+    def meet(self, tasks: int, first: int = 0) -> None:
+        """Allow scoring on the test data of the first ``tasks`` tasks, trained on or not.
+
+        Args:
+            tasks: how many.
+            first: those before it are scored no more, and leave the memory.
+        """
         self.num_seen = max(self.num_seen, min(tasks, self.data.num_tasks))
+        for held in (self._test, self._validation):
+            for task in [task for task in held if task < first]:
+                del held[task]
 
     def held_bytes(self) -> int:
         """Return the bytes of the tensors that are in memory."""
@@ -163,6 +171,8 @@ class TaskStream:
     def validation(self, task: int) -> Examples | None:
         """Return what is kept of the training data of a task met so far; None if nothing is.
 
+        Nothing is where the training data were deleted.
+
         Raises:
             DataError: the task was not met yet.
         """
@@ -170,6 +180,8 @@ class TaskStream:
             return None
         if not 0 <= task < self.num_seen:
             raise DataError(f"validation data of task {task} were asked for before it was met")
+        if task not in self._validation and self.data.is_gone(task, "train"):
+            return None
         if task not in self._validation:
             x, y = self.data.arrays(task, "train")
             chosen = self.kept.chosen(self.data, task, y)

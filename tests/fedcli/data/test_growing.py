@@ -22,7 +22,7 @@ from fedcli.data.store.opening import open_data
 from fedcli.data.store.partition_store import PartitionStore, StoredClient
 from fedcli.data.store.partition_writer import Layout
 from fedcli.data.store.site import cut, cut_before, remembered
-from fedcli.data.store.stream import TaskStream
+from fedcli.data.store.stream import TaskStream, Validation
 from fedmodels.errors import ArchiveNotWritten, DataError
 from tests.fedcli.data import test_partition_store as stores
 from tests.fedcli.data.test_own_data import own
@@ -313,6 +313,36 @@ def test_a_sites_files_are_cut_as_its_first_ones(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert held.file.mean == moments
     held.check()
+
+
+def test_groups_stay_whole_in_the_validation_part_of_an_added_task(tmp_path: Path) -> None:
+    """Added tasks had no file of groups, so that no order on them could be done."""
+    pytest.importorskip("pandas")
+
+    def sessions(name: str) -> Path:
+        rows = [f"{i},sit,{i // 8}\n" for i in range(40)]
+        (tmp_path / name).write_text("ax,activity,day\n" + "".join(rows))
+        return tmp_path / name
+
+    table = {**TABLE, "validation_share": 0.25, "columns": {**TABLE["columns"], "group": "day"}}
+    root = cut(sessions("jan.csv"), table, 0, 0, tmp_path / "own-data")
+    add_task(root, 0, sessions("feb.csv"), *(remembered(root) or ()))
+    how = remembered(root)
+    assert how is not None
+    stream = TaskStream(open_data(root, 0), validation=Validation.of(how[0]))
+    kept = []
+    for task in range(2):
+        stream.open(task)
+        found = stream.validation(task)
+        assert found is not None
+        kept.append((len(stream.train(task)[1]), len(found[1])))
+    assert kept == [(6, 2), (6, 2)]
+    for path in (root / "0" / "task-0").glob("train*"):
+        path.unlink()
+    again = TaskStream(open_data(root, 0), validation=Validation.of(how[0]))
+    again.open(1)
+    assert again.validation(0) is None
+    assert again.validation(1) is not None
 
 
 def test_photos_are_cut_as_the_first_ones(tmp_path: Path) -> None:

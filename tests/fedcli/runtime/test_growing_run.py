@@ -130,8 +130,15 @@ def test_payloads_are_held_against_the_classes_of_their_order(data: Path, tmp_pa
     assert rows == [2, 3, 4, 2]
     assert known.set_ups.of(NEW) is known.set_ups.of(NEW)
     for wrong in (["a"], ["x", "x"]):
-        with pytest.raises(PayloadError, match=r"names . new classes, one twice or too many"):
+        with pytest.raises(PayloadError, match=r"names 2 classes and . new ones: one twice"):
             known.payload_spec(wrong)
+
+
+def test_classes_of_the_server_are_checked(data: Path, tmp_path: Path) -> None:
+    for wrong in (["a", "a"], map(str, range(100_001))):
+        made = Workers([0], data, tmp_path / "states", torch.device("cpu"))
+        with pytest.raises(PayloadError, match="one twice, or too many"):
+            made.begin(tiny_experiment(schedule=OPEN), [*wrong])
 
 
 def test_tests_of_the_last_tasks_alone(data: Path, tmp_path: Path) -> None:
@@ -140,7 +147,10 @@ def test_tests_of_the_last_tasks_alone(data: Path, tmp_path: Path) -> None:
     order = order_of(
         rpc.ORDER_KIND_EVALUATE, first_task=1, tasks_seen=2, task=1, views=["after_downlink"]
     )
+    executed(one, order_of(rpc.ORDER_KIND_EVALUATE, tasks_seen=2, views=["after_downlink"]))
+    assert one.stream._test.keys() == {0, 1}
     assert {c.test_set for c in executed(one, order).report.counts} == {"task/1"}
+    assert one.stream._test.keys() == {1}  # what is scored no more leaves the memory
 
 
 def test_a_client_goes_on_without_the_training_data_of_earlier_tasks(
