@@ -39,6 +39,8 @@ MAX = sys.float_info.max
 """Largest finite float; a file may hold larger integers."""
 MAX_OF_A_RARE = 0.75
 """Of the examples of the most frequent class; a class with more is not rare."""
+MAX_TOLD = 4
+"""Settings in the label of a run; of more, nobody reads them."""
 _NOT_COMPARED = {
     *("seed", "evaluate.reference", "data.root"),
     *("tracking.tensorboard", "tracking.mlflow", "tracking.wandb"),
@@ -371,11 +373,14 @@ def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, st
         if isinstance(value, Mapping):
             yield from _leaves(value, f"{prefix}{key}.")
         else:
-            yield prefix + key, json.dumps(value, default=str)
+            yield prefix + key, json.dumps(value, default=str, ensure_ascii=False)
 
 
 def _labels(groups: Sequence[Sequence[RunRecord]]) -> list[str]:
-    """Name groups by their method, and by what sets them apart where methods repeat."""
+    """Name groups by their method, and by what sets them apart where methods repeat.
+
+    Where that is more than ``MAX_TOLD`` settings, their directories' names set them apart.
+    """
     experiments = [_experiment_of(group[0]) for group in groups]
     labels = []
     for group, own in zip(groups, experiments, strict=True):
@@ -384,9 +389,16 @@ def _labels(groups: Sequence[Sequence[RunRecord]]) -> list[str]:
         keys = sorted({key for twin in twins for key in twin.keys() | own.keys()})
         apart = [key for key in keys if len({twin.get(key) for twin in twins}) > 1]
         said = [f"{key.removeprefix('method.')}={own[key]}" for key in apart if key in own]
+        said = [] if len(said) > MAX_TOLD else said
         labels.append(printable(method + (f" ({', '.join(said)})" if said else "")))
     repeated = {label for label, count in Counter(labels).items() if count > 1}
+    names = Counter(group[0].path.name for group in groups)
     return [
-        f"{label} [{group[0].path.name}]" if label in repeated else label
+        f"{label} [{printable(_called(group[0].path, names))}]" if label in repeated else label
         for label, group in zip(labels, groups, strict=True)
     ]
+
+
+def _called(path: Path, names: Mapping[str, int]) -> str:
+    """Return a directory's name, with that of the one above it where several have the name."""
+    return path.name if names[path.name] == 1 else str(Path(*path.resolve().parts[-2:]))

@@ -270,6 +270,27 @@ def test_only_the_seed_may_differ_within_a_group(tmp_path: Path) -> None:
     assert [len(g.runs) for g in groups] == [2, 1, 1]
 
 
+def test_runs_that_differ_in_much_are_called_by_their_directories(tmp_path: Path) -> None:
+    """The label had every setting in which one of the runs differed, and filled a page."""
+    columns = {"label": "Tätigkeit"}
+    places = {"walks/run": 0.5, "falls/run": 0.6, "long": 0.7}
+    runs = [
+        read_run(
+            write_run(
+                tmp_path / place,
+                config={"method": {"name": "gldp"}, "training": dict.fromkeys("abcde", value)},
+            )
+        )
+        for place, value in places.items()
+    ]
+    assert [g.label for g in group_runs(runs)] == [f"gldp [{place}]" for place in places]
+    few = [
+        read_run(write_run(tmp_path / name, config={**config, "method": {"name": "gldp"}}))
+        for name, config in (("x", {"data": {"columns": columns}}), ("y", {}))
+    ]
+    assert group_runs(few)[0].label == 'gldp (data.columns.label="Tätigkeit")'
+
+
 def test_readings_of_an_earlier_version_are_the_same_settings(tmp_path: Path) -> None:
     before = {"method": {"name": "gldp", "lam": 0.5, "bn": "local"}}
     now = {"method": {"name": "gldp", "lam": 0.5, "reading": {"bn": "local"}}}
