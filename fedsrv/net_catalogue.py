@@ -31,7 +31,7 @@ class Usual:
     source: str = ""
 
 
-USUAL = {
+USUAL: dict[str, Usual | None] = {
     "acgan": Usual("images", (3, 32, 32), 10, _ACGAN),
     "cnn5": Usual("images", (1, 28, 28), 10, "FedMLP; the widths are ours"),
     "digits-cnn": Usual("images", (1, 8, 8), 10),
@@ -41,8 +41,11 @@ USUAL = {
     "resnet18-imagenet": Usual("images", (3, 64, 64), 200, _RESNET),
     "resnet20": Usual("images", (3, 32, 32), 10, _RESNET),
     "resnet20-b": Usual("images", (3, 32, 32), 10, _RESNET),
+    "timm": None,
+    "torchvision": None,
     "vit-tiny": Usual("images", (3, 32, 32), 10, f"{_VIT}; the size is FedAli's"),
 }  # fmt: skip
+"""None where the size is that of the model that is asked for."""
 HEADS = ("net", "what it is", "inputs", "size of", "parameters", "multiply-adds", "source")
 
 
@@ -93,7 +96,7 @@ def options_of(name: str) -> Mapping[str, tuple[Any, str]]:
 
 def _cells(name: str) -> tuple[str, ...]:
     usual = USUAL.get(name)
-    if usual is None:  # of another package
+    if usual is None:  # of another package, or many
         return name, _about(name), "", "", "", "", ""
     with torch.random.fork_rng(devices=()):
         net = make_net(name, num_classes=usual.classes, input_shape=usual.shape)

@@ -14,6 +14,8 @@ from fedmodels.methods import make
 from fedmodels.nets.trained import ModelFacts, TrainedModel
 from fedmodels.resolution import experiment_of
 from fedmodels.tensors.archive import load_named
+from fedmodels.tensors.bundle import Problem
+from fedmodels.training.run import RunFacts
 from fedsrv.report.run_record import read_run
 
 
@@ -64,7 +66,9 @@ def global_model(run: Path) -> TrainedModel:
         None if data is None else data.transform_of(described.input_shape),
     )
     common = load_named(files[-1])[0]["common"]
-    return TrainedModel(facts, method.global_weights(common))
+    problem = Problem(tuple(described.input_shape), described.num_classes)
+    frozen = RunFacts(experiment, problem).frozen_weights
+    return TrainedModel(facts, {**method.global_weights(common), **frozen})
 
 
 def _description(run: Path) -> ClientFile:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -66,9 +66,10 @@ class LoopTask:
         Raises:
             ConfigError: it has others.
         """
-        held = self._held_by(model)
+        everything = self._net.everything()
+        held = self._held_by(model, everything)
         with torch.no_grad():
-            for key, tensor in self._net.tensors().items():
+            for key, tensor in everything.items():
                 held[key].copy_(tensor)
 
     def send(self, model: nn.Module | None = None, *, loss: float | Tensor) -> None:
@@ -82,13 +83,14 @@ class LoopTask:
             ConfigError: the module has other tensors.
         """
         if model is not None and model is not self.model:
-            load_weights(self._net, {k: t.detach() for k, t in self._held_by(model).items()})
+            held = self._held_by(model, self._net.tensors())
+            load_weights(self._net, {key: tensor.detach() for key, tensor in held.items()})
         self._loss = float(loss)
 
-    def _held_by(self, model: nn.Module) -> dict[str, Tensor]:
-        """Return the tensors of an own module by the keys of the run's net."""
+    def _held_by(self, model: nn.Module, wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return those tensors of an own module that have keys of the run's net."""
         state, names, found = model.state_dict(keep_vars=True), self._net.own_names, {}
-        for key, tensor in self._net.tensors().items():
+        for key, tensor in wanted.items():
             name = names.get(key, key.replace("/", ".", 1))
             held = state.get(name)
             if held is None or held.shape != tensor.shape:

@@ -11,7 +11,7 @@ from fedcli.data.store.client_data import ClientData
 from fedcli.runtime.state import PERSONAL, StateDirectory
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ArchiveError
-from fedmodels.nets.split import SplitNet, weights_of
+from fedmodels.nets.split import SplitNet, whole
 from fedmodels.nets.trained import ModelFacts, header_of
 from fedmodels.tensors.bundle import Bundle, ClientId, state_digest
 from fedmodels.training.method import Method
@@ -92,4 +92,4 @@ class FinalModel:
             file.mean, file.std, self.data.class_names, self.method.name, view, round,
             self.method.rules[0], asked.code_sha256 or "", file.transform,
         )  # fmt: skip
-        return Bundle(weights=weights_of(net)), header_of(facts)
+        return Bundle(weights=whole(net)), header_of(facts)

@@ -62,12 +62,14 @@ class Ditto(FedAvg):
     def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> DittoReferences:
         twin = begin_twin(ctx, from_state(state.weights))
         load_weights(ctx.net, payload.weights)  # the net trains as in FedAvg
-        return DittoReferences(twin, [w.detach().clone() for w in ctx.net.parameters()])
+        return DittoReferences(
+            twin, [w.detach().clone() for w in ctx.net.parameters_by_key().values()]
+        )
 
     def after_step(self, ctx: ClientContext, batch: Batch, refs: DittoReferences) -> None:
         twin = refs.twin
         with twin.apart():
-            pairs = zip(twin.net.parameters(), refs.global_, strict=True)
+            pairs = zip(twin.net.parameters_by_key().values(), refs.global_, strict=True)
             distance = torch.stack([(v - w).square().sum() for v, w in pairs]).sum()
             loss = ctx.criterion(twin.net(batch.x), batch.y) + self.lam / 2 * distance  # eq. 2
             twin.optimizer.zero_grad(set_to_none=True)

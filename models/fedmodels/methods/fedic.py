@@ -91,6 +91,7 @@ class FEDIC(FedAvg):
     """FedAvg whose mean is distilled, on the server's balanced data, from a calibrated ensemble."""
 
     citation: ClassVar[str] = "Shang et al., ICME 2022"
+    takes_frozen: ClassVar[bool] = False
     reduction: ClassVar[Reduction] = "each"
     needs_server_data: ClassVar[bool] = True
 

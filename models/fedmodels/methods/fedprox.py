@@ -3,7 +3,7 @@ https://arxiv.org/abs/1812.06127
 
     paper   here                    paper   here
     w^t     refs                    mu      mu
-    w_k     net.parameters()        eq. 2   loss
+    w_k     ctx.net                 eq. 2   loss
 
 Deviations: local work is epochs of the run's optimiser, not a gamma-inexact solution; with Adam
 the term's gradient goes through the moments.
@@ -36,9 +36,9 @@ class FedProx(FedAvg):
     """Weight of the proximal term; 0 is FedAvg."""
 
     def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> list[Tensor]:
-        return [w.detach().clone() for w in ctx.net.parameters()]  # w^t
+        return [w.detach().clone() for w in ctx.net.parameters_by_key().values()]  # w^t
 
     def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: list[Tensor]) -> Tensor:
-        pairs = zip(ctx.net.parameters(), refs, strict=True)
+        pairs = zip(ctx.net.parameters_by_key().values(), refs, strict=True)
         proximal = torch.stack([(w - w0).square().sum() for w, w0 in pairs]).sum()
         return super().loss(ctx, batch, out, refs) + self.mu / 2 * proximal  # eq. 2

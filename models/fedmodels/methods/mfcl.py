@@ -68,6 +68,7 @@ class MFCL(FedAvg):
     """Replay and distillation with a generator that the server trains without data."""
 
     citation: ClassVar[str] = "Babakniya et al., NeurIPS 2023"
+    takes_frozen: ClassVar[bool] = False
     trains_on: ClassVar[TrainsOn] = "memory"
     learns_at_task_end: ClassVar[bool] = True
 

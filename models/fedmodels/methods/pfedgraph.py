@@ -44,6 +44,7 @@ class PFedGraph(FedAvg):
     """Each client gets a mean weighted towards clients whose updates are like its own."""
 
     citation: ClassVar[str] = "Ye et al., ICML 2023"
+    takes_frozen: ClassVar[bool] = False
     reduction: ClassVar[Reduction] = "each"
 
     graph: Graph = field(default_factory=Graph)

@@ -54,6 +54,7 @@ class PFedGRP(FedAvg):
     """Replay of past classes on clients, aggregation weights learned on generated data."""
 
     citation: ClassVar[str] = "Tan and Liu, arXiv 2410.01502v2"
+    takes_frozen: ClassVar[bool] = False
     reduction: ClassVar[Reduction] = "each"
     trains_on: ClassVar[TrainsOn] = "replay"
 

@@ -61,6 +61,7 @@ class TARGET(FedAvg):
     """Distillation on images that the server synthesises from the old model."""
 
     citation: ClassVar[str] = "Zhang et al., ICCV 2023"
+    takes_frozen: ClassVar[bool] = False
     trains_on: ClassVar[TrainsOn] = "memory"
     learns_at_task_end: ClassVar[bool] = True
 

@@ -43,9 +43,13 @@ _BUILDERS = {
     "resnet18-imagenet": "fedmodels.nets.resnet:resnet18_imagenet",
     "resnet20": "fedmodels.nets.resnet:resnet20",
     "resnet20-b": "fedmodels.nets.resnet:resnet20_b",
+    "timm": "fedmodels.nets.published:timm",
+    "torchvision": "fedmodels.nets.published:torchvision",
     "vit-tiny": "fedmodels.nets.vit:vit_tiny",
 }
-"""Every net of our own: its name, and ``module:function``."""
+"""Every net with a name: ``module:function``."""
+_PUBLISHED = ("timm", "torchvision")
+"""Nets of other libraries, which are tried as nets of one's own are."""
 
 
 def net_names() -> list[str]:
@@ -86,7 +90,7 @@ def make_net(
             f"[net] {name!r} cannot be built with {said} for inputs {shape} and {num_classes} "
             f"classes: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
         ) from error
-    if name in _BUILDERS:
+    if name in _BUILDERS and name not in _PUBLISHED:
         return built
     from fedmodels.nets.own_net import Batches, as_split_net, check_repeats
 

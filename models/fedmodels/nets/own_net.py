@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedmodels.errors import ConfigError
+from fedmodels.nets.classifier import last_layer, split_classifier
 from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.randomness import seeded
 from fedmodels.tensors.bundle import DTYPES, tensor_bytes
@@ -42,7 +43,8 @@ def as_split_net(
 
     Args:
         built: a module whose ``features`` gives embeddings (B, d) of inputs (B, *input_shape), and
-            whose module ``head`` gives logits (B, K) of embeddings.
+            whose module ``head`` gives logits (B, K) of embeddings; or a classifier that ends with
+            a linear layer of K outputs, as those of torchvision.
         name: the net's, for error lines.
         num_classes: K.
         input_shape: of one example.
@@ -52,6 +54,9 @@ def as_split_net(
     """
     if not isinstance(built, nn.Module):
         raise _wrong(name, f"is {type(built).__name__}, not a torch.nn.Module")
+    if _is_plain(built) and last_layer(built, num_classes):
+        _check_tensors(built, name)
+        return split_classifier(built, name, num_classes, input_shape)
     if not callable(getattr(built, "features", None)):
         raise _wrong(name, "has no features(x), which gives embeddings of shape (batch, d)")
     if not isinstance(getattr(built, "head", None), nn.Module):
@@ -76,6 +81,13 @@ def as_split_net(
                 raise _wrong(name, "forward(x) is not head(features(x)), which is what is trained")
     built.train(was_training)
     return built if isinstance(built, SplitNet) else _split(built, z.shape[1], x, name)
+
+
+def _is_plain(net: nn.Module) -> bool:
+    """Tell whether a module has neither a head nor a function of features, as torchvision's."""
+    features = getattr(net, "features", None)
+    has_function = callable(features) and not isinstance(features, nn.Module)
+    return not has_function and not isinstance(getattr(net, "head", None), nn.Module)
 
 
 def check_repeats(one: SplitNet, other: SplitNet, name: str) -> None:
@@ -160,7 +172,7 @@ def _split(net: nn.Module, width: int, x: Tensor, name: str) -> SplitNet:
     with torch.no_grad():
         _call(base.eval(), x, name, "features without the head")
     split = SplitNet(base.train(), head, width)
-    split.own_names = {key: names[id(tensor)] for key, tensor in split.tensors().items()}
+    split.own_names = {key: names[id(tensor)] for key, tensor in split.everything().items()}
     return split
 
 
@@ -173,6 +185,8 @@ def _check_tensors(net: nn.Module, name: str) -> None:
     """Check that there are parameters, and that every tensor has a shape and a type that travel."""
     if next(net.parameters(), None) is None:
         raise _wrong(name, "has no parameter: there is nothing to train")
+    if not any(parameter.requires_grad for parameter in net.parameters()):
+        raise _wrong(name, "is frozen as a whole: there is nothing to train")
     for key, tensor in [*net.named_parameters(), *net.named_buffers()]:
         if nn.parameter.is_lazy(tensor):
             raise _wrong(name, f"{key} has no shape yet: use no lazy layer")
@@ -182,12 +196,6 @@ def _check_tensors(net: nn.Module, name: str) -> None:
             )
         if tensor.device.type != "cpu":
             raise _wrong(name, f"{key} is on {tensor.device}: build nets on the CPU")
-        if isinstance(tensor, nn.Parameter) and not tensor.requires_grad:
-            raise _wrong(
-                name,
-                f"{key} has requires_grad = False, but a method's phases say what trains: "
-                "make it a buffer (register_buffer) to keep it out of training",
-            )
     try:
         copy.deepcopy(net)
     except Exception as error:

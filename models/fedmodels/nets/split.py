@@ -38,6 +38,9 @@ class SplitNet(nn.Module):
             embeddings and the head are float32 all the same.
         own_names: what a tensor is called in the state dict of the module that the net was made
             from, by role-prefixed key; empty where the net is its own module.
+        frozen: keys of the tensors that were frozen when the net was made: parameters that take no
+            gradient, and buffers of modules without another parameter. They are none of
+            ``tensors``: they stay with whoever builds the net, and never move.
     """
 
     def __init__(
@@ -54,6 +57,9 @@ class SplitNet(nn.Module):
         self.mixed_precision = False
         self.base, self.head, self.width = base, head, width
         self.own_names: Mapping[str, str] = {}
+        self._still = _still(self)
+        self.frozen = self._frozen_keys()
+        self.train(self.training)
         self._slots: list[tuple[str, dict[str, Tensor], str]] = []
         self._parameter_slots: list[tuple[str, dict[str, Tensor], str]] = []
         self._packed: PackedWeights | None = None
@@ -66,6 +72,38 @@ class SplitNet(nn.Module):
         copying a small net: modules must not be replaced once the net is in use, tensors may.
         """
         return {key: store[name] for key, store, name in self._found()}
+
+    def everything(self) -> dict[str, Tensor]:
+        """Return the live parameters and buffers, frozen ones included."""
+        return {**self.tensors(), **self.frozen_tensors()}
+
+    def frozen_tensors(self) -> dict[str, Tensor]:
+        """Return the live tensors that are frozen, by role-prefixed key."""
+        return {key: store[name] for key, store, name in self._slots_of() if key in self.frozen}
+
+    def _frozen_keys(self) -> frozenset[str]:
+        inside = {id(part) for still in self._still for part in still.modules()}
+        keys = set[str]()
+        for path, module in self.named_modules(remove_duplicate=False):
+            for name, p in module._parameters.items():
+                if p is not None and not p.requires_grad:
+                    keys.add(f"{path}.{name}".replace(".", "/", 1))
+            if id(module) in inside:
+                keys |= {f"{path}.{name}".replace(".", "/", 1) for name in module._buffers}
+        return frozenset(keys)
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode; modules that are frozen as a whole stay in evaluation mode."""
+        super().train(mode)
+        for part in self._still if mode else ():
+            part.eval()
+        return self
+
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
+        """Set whether parameters take gradients; frozen ones never do."""
+        for parameter in self.parameters_by_key().values():
+            parameter.requires_grad_(requires_grad)
+        return self
 
     def parameters_by_key(self) -> dict[str, nn.Parameter]:
         """Return the live parameters by role-prefixed key; a tied one by its first key."""
@@ -107,7 +145,9 @@ class SplitNet(nn.Module):
     @cached_property
     def normalises_batches(self) -> bool:
         """Whether a layer normalises over the batch in training, which needs two examples."""
-        return any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in self.parts)
+        still = {id(part) for frozen in self._still for part in frozen.modules()}
+        moving = (part for part in self.parts if id(part) not in still)
+        return any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in moving)
 
     def check_batches(self, **sizes: int) -> None:
         """Check that the net can train on batches of the sizes that a config gives, by key.
@@ -123,16 +163,18 @@ class SplitNet(nn.Module):
                 )
 
     def _found(self) -> list[tuple[str, dict[str, Tensor], str]]:
-        """Return (key, where it is kept, its name there) of each tensor."""
+        """Return (key, where it is kept, its name there) of each tensor that is not frozen."""
         if not self._slots:
-            for path, module in self.named_modules(remove_duplicate=False):
-                unsaved = module._non_persistent_buffers_set
-                for store in (module._parameters, module._buffers):
-                    for name, tensor in store.items():
-                        if tensor is not None and name not in unsaved:
-                            key = f"{path}.{name}".replace(".", "/", 1)
-                            self._slots.append((key, store, name))
+            self._slots = [slot for slot in self._slots_of() if slot[0] not in self.frozen]
         return self._slots
+
+    def _slots_of(self) -> Iterator[tuple[str, dict[str, Tensor], str]]:
+        for path, module in self.named_modules(remove_duplicate=False):
+            unsaved = module._non_persistent_buffers_set
+            for store in (module._parameters, module._buffers):
+                for name, tensor in store.items():
+                    if tensor is not None and name not in unsaved:
+                        yield f"{path}.{name}".replace(".", "/", 1), store, name
 
     def pack(self) -> Self:
         """Move all tensors into one block, so that weights come and go as one vector; return self.
@@ -194,6 +236,16 @@ class SplitNet(nn.Module):
         return logits
 
 
+def _still(net: nn.Module) -> list[nn.Module]:
+    """Return the outermost modules that have parameters, none of which takes a gradient."""
+    if all(parameter.requires_grad for parameter in net.parameters()):
+        return []
+    grads = [parameter.requires_grad for parameter in net.parameters()]
+    if grads and not any(grads):
+        return [net]
+    return [part for child in net.children() for part in _still(child)]
+
+
 def weights_of(net: SplitNet, wanted: Callable[[str], bool] | None = None) -> Weights:
     """Return copies of a net's parameters and all its buffers on the CPU, by role-prefixed key.
 
@@ -217,6 +269,13 @@ def weights_of(net: SplitNet, wanted: Callable[[str], bool] | None = None) -> We
         if not block.is_cpu:
             block = layout.empty().copy_(block)  # at once: each transfer waits for the device
     return PackedWeights(names, layout, block, kept)
+
+
+def whole(net: SplitNet) -> Weights:
+    """Return copies of all of a net's tensors, frozen ones too: what a file of a model holds."""
+    frozen = net.frozen_tensors()
+    kept = {key: t.detach().to("cpu", copy=True) for key, t in frozen.items()}
+    return {**weights_of(net), **kept} if kept else weights_of(net)
 
 
 def load_weights(net: SplitNet, weights: Mapping[str, Tensor], *, strict: bool = True) -> None:

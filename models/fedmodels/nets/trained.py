@@ -156,14 +156,17 @@ class TrainedModel(nn.Module):
         self.net: SplitNet = make_net(
             facts.net, num_classes=facts.num_classes, input_shape=shape, **facts.options
         )
-        wanted = self.net.tensors()
+        wanted = self.net.everything()
         missing = sorted(wanted.keys() - weights.keys())
         if missing:
             raise ArchiveError(
                 f"{facts.method or facts.net} has no such model: tensor {missing[0]!r} is private, "
                 "or travels apart from the weights"
             )
-        load_weights(self.net, {key: weights[key] for key in wanted})
+        load_weights(self.net, {key: weights[key] for key in self.net.tensors()})
+        with torch.no_grad():
+            for key, tensor in self.net.frozen_tensors().items():
+                tensor.copy_(weights[key])
         axis = 0 if len(shape) == 3 else len(shape) - 1
         for name in ("mean", "std"):
             values = torch.tensor(getattr(facts, name), dtype=torch.float64)

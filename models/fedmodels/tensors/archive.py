@@ -138,6 +138,28 @@ def load_named(
     return bundles, facts["header"]
 
 
+def is_plain(path: str | os.PathLike[str]) -> bool:
+    """Tell whether a file is of safetensors, and not of :func:`save`."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return _KEY not in (file.metadata() or {})
+    except (*_UNUSABLE, *_UNREAD):
+        return False
+
+
+def plain_tensors(path: str | os.PathLike[str]) -> dict[str, Tensor]:
+    """Return the tensors of any safetensors file, by the names that it has.
+
+    Raises:
+        ArchiveError: it cannot be read, or is damaged.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    except (*_UNUSABLE, *_UNREAD) as error:
+        raise ArchiveError(f"{path} cannot be read: {_line(error)}") from None
+
+
 def _read(source: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return the facts of a file and its tensors; raise one of ``_UNUSABLE`` or ``_UNREAD``."""
     try:

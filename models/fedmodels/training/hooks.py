@@ -28,7 +28,17 @@ log = logging.getLogger(__name__)
 
 
 def init_server(method: Method, run: RunFacts) -> ServerState:
-    """Return the state before the first interaction."""
+    """Return the state before the first interaction.
+
+    Raises:
+        ConfigError: a part of the net is frozen, and the method trains all of it.
+    """
+    if not method.takes_frozen and run.frozen_weights:
+        raise ConfigError(
+            f"method {method.name!r} trains the whole net, and a part of [net] "
+            f"{run.experiment.net.name!r} is frozen here: leave out frozen and adapters, or take a "
+            "method that takes them, such as fedavg"
+        )
     with _seeded_for(run, "init_server", 0):
         return method.init_server(run)
 

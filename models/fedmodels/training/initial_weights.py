@@ -10,7 +10,8 @@ import torch
 from fedmodels.config.experiment import Experiment, NetTable
 from fedmodels.errors import ArchiveError, ConfigError
 from fedmodels.files import sha256_of
-from fedmodels.tensors.archive import load
+from fedmodels.nets.split import SplitNet
+from fedmodels.tensors.archive import is_plain, load, plain_tensors
 from fedmodels.tensors.bundle import Weights
 
 
@@ -42,21 +43,26 @@ def with_own_weights(experiment: Experiment, files: Sequence[Path]) -> Experimen
     return experiment.model_copy(update={"net": net})
 
 
-def from_file(net: NetTable, fresh: Weights) -> Weights:
+def from_file(table: NetTable, net: SplitNet, fresh: Weights) -> Weights:
     """Return initial weights: fresh ones, with the tensors of the net's file in their place.
+
+    Args:
+        table: names the file, if there is one.
+        net: the net that the file is of.
+        fresh: the part of its tensors to begin: those that travel, or the frozen ones.
 
     Raises:
         ConfigError: the file is missing, is not the expected one, or does not fit the net.
     """
-    if net.weights is None and net.weights_sha256 is None:
+    if table.weights is None and table.weights_sha256 is None:
         return fresh
-    if net.weights is None:
+    if table.weights is None:
         raise ConfigError(
             "this run begins with a file of weights, which a part of the net that stays here needs "
-            f"(sha256 {net.weights_sha256}): join with --weights FILE, where FILE is your copy"
+            f"(sha256 {table.weights_sha256}): join with --weights FILE, where FILE is your copy"
         )
-    _digest(net.weights, net.weights_sha256)
-    return _replace(net.weights, fresh)
+    _digest(table.weights, table.weights_sha256)
+    return _replace(table.weights, net, fresh)
 
 
 def with_rows(weights: Weights, larger: Weights) -> Weights:
@@ -89,24 +95,50 @@ def _digest(path: str, expected: str | None = None) -> str:
     return found
 
 
-def _replace(path: str, fresh: Weights) -> Weights:
+def _replace(path: str, net: SplitNet, fresh: Weights) -> Weights:
     """Return fresh weights with the tensors of a file in their place.
 
     Raises:
         ConfigError: the file is no archive, or does not fit the net.
     """
     try:
-        found = load(path)[0].weights
+        found, wanted = _tensors_in(path, net), net.everything()
     except ArchiveError as error:
         raise ConfigError(f"[net] weights: {error}") from None
-    strange = sorted(found.keys() - fresh.keys())
+    strange = sorted(found.keys() - wanted.keys())
     if strange or not found:
         what = f"tensor {strange[0]!r}, which the net has not" if strange else "no weights"
         raise ConfigError(f"[net] weights: {path} holds {what}")
     for name, tensor in found.items():
-        if tensor.shape != fresh[name].shape or tensor.dtype != fresh[name].dtype:
+        if tensor.shape != wanted[name].shape or tensor.dtype != wanted[name].dtype:
             raise ConfigError(
                 f"[net] weights: tensor {name!r} of {path} is {tensor.dtype} {list(tensor.shape)}; "
-                f"the net has {fresh[name].dtype} {list(fresh[name].shape)}"
+                f"the net has {wanted[name].dtype} {list(wanted[name].shape)}"
             )
+    lacking = sorted(k for k in net.frozen - found.keys() if wanted[k].is_floating_point())
+    if lacking:
+        raise ConfigError(
+            f"[net] weights: {path} lacks {lacking[0]!r}, which is frozen and would stay at random"
+        )
     return {name: found.get(name, tensor) for name, tensor in fresh.items()}
+
+
+def _tensors_in(path: str, net: SplitNet) -> Weights:
+    """Return the tensors of a file by the net's keys.
+
+    A plain safetensors file has the names of the module that the net is made from. A head for
+    other classes than the run's is left out.
+
+    Raises:
+        ArchiveError: it is neither that nor an archive.
+    """
+    if not is_plain(path):
+        return load(path)[0].weights
+    own = net.own_names or {key: key.replace("/", ".", 1) for key in net.everything()}
+    keys, wanted = {name: key for key, name in own.items()}, net.everything()
+    found = {keys.get(name, name): tensor for name, tensor in plain_tensors(path).items()}
+    heads = {key: t for key, t in wanted.items() if key.startswith("head/") and key in found}
+    if all(found[key].shape[1:] == t.shape[1:] for key, t in heads.items()):
+        for key in [key for key, t in heads.items() if found[key].shape != t.shape]:
+            del found[key]
+    return found

@@ -97,6 +97,8 @@ class Method(ABC):
     grows_classes: ClassVar[bool] = True
     """Whether classes may come while a run goes on. What stands against it is found out; False is
     for a method that could take them, and would learn nothing of them."""
+    takes_frozen: ClassVar[bool] = True
+    """Whether parts of the net may be frozen: they are no weights, and neither travel nor train."""
     chosen: ClassVar[Mapping[str, Any]] = {}
     """The value of each key that picks a variant (``fedmodels.methods.variants``)."""
 

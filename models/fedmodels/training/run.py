@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 
+import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -48,7 +49,27 @@ class RunFacts:
         )
 
     def make_net(self, purpose: str = "init", role: str = "server") -> SplitNet:
-        """Build the run's net; its initial weights depend on the run's seed, purpose and role."""
+        """Build the run's net; its initial weights depend on the run's seed, purpose and role.
+
+        What is frozen does not.
+
+        Raises:
+            ConfigError: a part is frozen, and ``[net] weights`` is no file for it, or is not here.
+        """
+        net = self._built(purpose, role)
+        with torch.no_grad():
+            for key, tensor in net.frozen_tensors().items():
+                tensor.copy_(self.frozen_weights[key])
+        return net
+
+    @cached_property
+    def frozen_weights(self) -> Weights:
+        """Return what is frozen: the same for all, and never sent."""
+        net = self._built()
+        fresh = {key: tensor.detach() for key, tensor in net.frozen_tensors().items()}
+        return from_file(self.experiment.net, net, fresh) if fresh else {}
+
+    def _built(self, purpose: str = "init", role: str = "server") -> SplitNet:
         table = self.experiment.net
         with seeded(derive_seed(self.experiment.seed, role, 0, purpose)):
             net = make_net(
@@ -72,8 +93,10 @@ class RunFacts:
         """
         classes = self.problem.num_classes
         earlier = map(self.for_classes, range(self.began_with or classes, classes))
-        fresh = (weights_of(run.make_net()) for run in (*earlier, self))
-        return reduce(with_rows, fresh, from_file(self.experiment.net, next(fresh)))
+        nets = (run._built() for run in (*earlier, self))
+        first = next(nets)
+        start = from_file(self.experiment.net, first, weights_of(first))
+        return reduce(with_rows, map(weights_of, nets), start)
 
     def forget_initial_weights(self) -> None:
         """Free the initial weights; the next access builds them again."""
@@ -85,7 +108,7 @@ class RunFacts:
 
         They are on torch's meta device, and take no memory for values.
         """
-        return {key: t.detach().to("meta") for key, t in self.make_net().tensors().items()}
+        return {key: t.detach().to("meta") for key, t in self._built().tensors().items()}
 
     def beginning_with(self, weights: Weights) -> RunFacts:
         """Return the same facts with other initial weights; a file of weights is not read."""
@@ -96,13 +119,13 @@ class RunFacts:
     @cached_property
     def parameters(self) -> tuple[str, ...]:
         """Return the names of the weights that are parameters; the others are buffers."""
-        tensors = self.make_net().tensors().items()
+        tensors = self._built().tensors().items()
         return tuple(key for key, tensor in tensors if isinstance(tensor, nn.Parameter))
 
     @cached_property
     def batch_norm_weights(self) -> frozenset[str]:
         """Return the names of the weights of batch normalisation, statistics included."""
-        net = self.make_net()
+        net = self._built()
         norms = {name for name, part in net.named_modules() if isinstance(part, _BatchNorm)}
         return frozenset(
             k for k in net.tensors() if k.replace("/", ".", 1).rpartition(".")[0] in norms
@@ -111,9 +134,10 @@ class RunFacts:
     @cached_property
     def nets_group(self) -> bool:
         """Return whether several of the run's nets can run as one net of groups."""
-        return can_be_grouped(self.make_net().train(), self.problem.input_shape)
+        net = self._built()
+        return not net.frozen and can_be_grouped(net.train(), self.problem.input_shape)
 
     @cached_property
     def width(self) -> int:
         """Return d, the number of coordinates of an embedding."""
-        return self.make_net().width
+        return self._built().width

@@ -44,6 +44,9 @@ WORDS = {
 SWITCHES = {
     **dict.fromkeys(("FedPer.private", "FedRep.private"), "beginnings of names of tensors"),
     "FedMLPReading.share": "a beginning of names of blocks",
+    **dict.fromkeys(("torchvision.model", "timm.model"), "a name of the library's own list"),
+    **dict.fromkeys(("torchvision.head", "timm.head"), "a name of a layer"),
+    **dict.fromkeys(("torchvision.frozen", "timm.frozen"), "beginnings of names of tensors"),
     **dict.fromkeys(("cnn5.norm", "digits_cnn.norm", "vit_tiny.pool", "hart.lite_conv"), "a word"),
     **dict.fromkeys(("hart.alignment", "vit_tiny.alignment"), "options of ALP"),
     **dict.fromkeys((f"ALP.{key}" for key in ("sets", "match", "solver", "topk")), "a word"),

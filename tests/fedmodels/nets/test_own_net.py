@@ -98,8 +98,8 @@ def changed(old: str, new: str) -> str:
         ),
         (changed("super().__init__()", "super().__init__()\n        1 / 0"), "ZeroDivisionError"),
         (
-            changed("self.head = ", "self.stem.requires_grad_(False)\n        self.head = "),
-            "has requires_grad = False, but a method's phases say what trains",
+            SUBMODULE + "        self.requires_grad_(False)\n",
+            "is frozen as a whole: there is nothing to train",
         ),
         (changed("input_shape, width", "shape, width"), "takes no input_shape: what builds a net"),
         (
