@@ -7,8 +7,9 @@ import csv
 import io
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import islice
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import chain, islice
 from pathlib import Path
 from typing import TextIO
 
@@ -95,8 +96,28 @@ def style_of(path: Path, columns: Columns) -> Style:
         return Style(encoding, delimiter)
     (begin, names), rows = records[head], [cells for _, cells in records[head + 1 :]]
     units = _units_of(rows)
+    style = Style(encoding, delimiter, Marks(), begin, units)
     cells = _cells_of(names, rows[units:], columns)
-    return Style(encoding, delimiter, marks_of(cells, columns.decimal, path), begin, units)
+    if len(records) == RECORDS and not any(map(_has_mark, chain.from_iterable(cells.values()))):
+        rows += _marked_rows(path, style, [at for at, name in enumerate(names) if name in cells])
+        cells = _cells_of(names, rows[units:], columns)
+    return replace(style, marks=marks_of(cells, columns.decimal, path))
+
+
+def _has_mark(cell: str) -> bool:
+    return "." in cell or "," in cell
+
+
+def _marked_rows(path: Path, style: Style, places: Sequence[int]) -> list[list[str]]:
+    """Return the first rows of a file, of any number, with a mark in one of these places.
+
+    Whole numbers that fill the sample tell no decimal mark; ``1.198`` may stand far below.
+    """
+    with style.opened(path) as file, suppress(csv.Error):
+        lines = islice(csv.reader(file, delimiter=style.delimiter), 1 + style.units, None)
+        marked = (row for row in lines if any(_has_mark(row[at]) for at in places if at < len(row)))
+        return list(islice(marked, RECORDS))
+    return []
 
 
 def lines_of(path: Path, style: Style) -> list[int]:

@@ -114,6 +114,15 @@ def test_a_column_may_not_be_of_another_writing(tmp_path: Path) -> None:
         loaded(tmp_path / "a.csv", features=["b"], decimal=".", missing="drop")
 
 
+def test_thousands_far_below_whole_numbers_are_asked_for(tmp_path: Path) -> None:
+    """Beyond the rows from which the marks are found, 1.198 was read as one and a bit."""
+    rows = "".join(f"{i % 998};x\n" for i in range(1200)) + "1.198;x\n"
+    (tmp_path / "a.csv").write_text("a;label\n" + rows)
+    with pytest.raises(DataError, match=r"'1.198' in column 'a', and no number tells whether"):
+        loaded(tmp_path / "a.csv")
+    assert every(loaded(tmp_path / "a.csv", decimal=",")).max() == 1198
+
+
 def test_files_of_a_directory_tell_for_each_other(tmp_path: Path) -> None:
     written(tmp_path / "a.csv", ["1.198", "2.450"])
     written(tmp_path / "b.csv", ["12,5", "0,5"])
