@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fedmodels.numerics.data_drift import ALPHA, PARTS
+from fedmodels.numerics.data_drift import ALPHA
+from fedmodels.numerics.metric_tables import DRIFT_PARTS
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.training.contexts import Metrics
 from fedpb.v1 import coordinator_pb2 as rpc
@@ -84,7 +85,7 @@ def record_of(
 
 def _drift_of(reports: Mapping[int, rpc.Report]) -> dict[str, float]:
     """Return the mean drift of the clients that report one, by part."""
-    names = [f"{part}_drift" for part in PARTS]
+    names = [f"{part}_drift" for part in DRIFT_PARTS]
     found = {name: [r.extra[name] for r in reports.values() if name in r.extra] for name in names}
     return {name: math.fsum(values) / len(values) for name, values in found.items() if values}
 
@@ -93,7 +94,7 @@ def drifted_in(record: Record) -> dict[str, dict[str, float]]:
     """Return the clients whose examples moved beyond chance, and how far, by part."""
     return {
         part: moved
-        for part in PARTS
+        for part in DRIFT_PARTS
         if (
             moved := {
                 client: row[f"{part}_drift"]

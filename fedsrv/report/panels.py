@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 from fedmodels.charts import Chart, Spread
-from fedmodels.numerics.data_drift import PARTS
 from fedmodels.numerics.metric_names import metric
+from fedmodels.numerics.metric_tables import DRIFT_PARTS
 from fedmodels.units import Unit
 from fedsrv.report import quantities as q
 from fedsrv.report.comparison import main_metrics
@@ -158,7 +158,7 @@ def of_clients(group: SeedGroup) -> Charts:
 
 def of_drift(run: RunRecord) -> Charts:
     """Yield how far inputs and predictions of each client moved from those of the task before."""
-    for part in PARTS:
+    for part in DRIFT_PARTS:
         text = f"how far {part}s moved from the task before"
         names = run.client_names
         yield cells_of(text, q.drift(run, part), "interaction", "client", y_names=names)

@@ -22,6 +22,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedmodels.numerics.metric_tables import DRIFT_PARTS
+
 QUANTILES = 64
 """Q."""
 MAX_NUMBERS = 32
@@ -30,8 +32,7 @@ MAX_EXAMPLES = 1000
 """Examples that are looked at."""
 ALPHA = 0.01
 """A smaller p-value is told."""
-PARTS = ("input", "prediction")
-NAMES = tuple(f"{part}_drift{end}" for part in PARTS for end in ("", "_p"))
+NAMES = tuple(f"{part}_drift{end}" for part in DRIFT_PARTS for end in ("", "_p"))
 """What a client reports, each from 0 to 1."""
 
 

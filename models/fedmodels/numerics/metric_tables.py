@@ -257,6 +257,8 @@ def _number(name: str, title: str, meaning: str, source: str = "–", range: str
 
 
 DRIFT = "Rabanser et al. 2019"
+DRIFT_PARTS = ("input", "prediction")
+"""Whose drift clients report: ``…_drift``, and its p-value ``…_drift_p``."""
 UPLOADS = (
     _number(
         "difference_norm", "how far an upload lies from what was given",
