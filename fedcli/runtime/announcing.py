@@ -14,7 +14,7 @@ from pathlib import Path
 from fedcli.data.store.client_data import Stamp, stamp_of
 from fedcli.data.store.incoming import Incoming
 from fedcli.data.store.site import How, how_of, remembered
-from fedcli.runtime.answers import RunOver, SessionGone, Superseded
+from fedcli.runtime.answers import RunOver, SessionGone, Superseded, UploadRefused
 from fedcli.runtime.enrolment import Enrolment
 from fedcli.runtime.link import Link
 from fedmodels.errors import ConfigError, FedtideError
@@ -62,6 +62,7 @@ class Announcer:
             description = self._enrolment.description(client)
             try:
                 self._link.announce(member, description)
+                self._enrolment.taken(client)
             except SessionGone:  # joining again tells the server as well
                 self._enrolment.rejoin({client: member})
             tasks = len(description.tasks)
@@ -69,6 +70,8 @@ class Announcer:
         except (RunOver, Superseded):
             pass
         except FedtideError as error:
+            if isinstance(error, UploadRefused):
+                self._enrolment.refused(client)
             if not self._link.is_closed:
                 log.error("client %s: its new tasks are not announced: %s", client, error)
             self._enrolment.announced[client] = stamp  # not again before it changes

@@ -48,6 +48,11 @@ class Enrolment:
         self.members: dict[ClientId, Membership] = {}
         self.announced: dict[ClientId, Stamp] = {}
         """What each client's ``client.json`` was when the server was last told of it."""
+        self._told: dict[ClientId, tuple[int, int]] = {}
+        self._taken: dict[ClientId, tuple[int, int]] = {}
+        """Of how many tasks and classes the server was last told, and how many it took."""
+        self._refused: dict[ClientId, Stamp] = {}
+        """What a ``client.json`` was when the server refused it."""
         self._sessions = Sessions(states, shared=len(workers.clients) > 1)
         self._joining = threading.Lock()
 
@@ -79,12 +84,25 @@ class Enrolment:
     def description(self, client: ClientId) -> ClientDescription:
         """Return what a client says of its data, and note that the server is told of it.
 
+        What the server refused is left out until ``client.json`` changes.
+
         Raises:
             DataError: the data are missing or damaged.
         """
         data = self.workers.data(client)
         self.announced[client] = data.stamp
-        return description_of(data.announcement())
+        is_refused = client in self._refused and self._refused[client] == data.stamp
+        part = self._taken.get(client) if is_refused else None
+        self._told[client] = part or (data.num_tasks, data.file.num_classes)
+        return description_of(data.announcement(part))
+
+    def taken(self, client: ClientId) -> None:
+        """Note that the server took what it was last told of a client's data."""
+        self._taken[client] = self._told[client]
+
+    def refused(self, client: ClientId) -> None:
+        """Note that the server refused it: joining again tells of what it took before."""
+        self._refused[client] = self.announced[client]
 
     def _join_alone(self, client: ClientId) -> rpc.JoinResponse:
         session = self._sessions.of(client)
@@ -134,6 +152,7 @@ class Enrolment:
 
     def _joined(self, client: ClientId, reply: rpc.JoinResponse, token: bytes) -> None:
         self._sessions.joined(client, reply.run_id)
+        self.taken(client)
         self.members[client] = Membership(client, reply.run_id, token)
         line = f" joined run {reply.run_id[:8]} at {self.link.address}"
         tell("joined", client, line, run_id=reply.run_id, server=self.link.address)

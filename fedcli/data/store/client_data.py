@@ -168,9 +168,24 @@ class ClientData:
         """How many tasks this client has."""
         return len(self.tasks)
 
-    def announcement(self) -> str:
-        """Return ``client.json`` as it is sent with ``Join``: with counts, and no transform."""
-        return self.file.text("transform")
+    def announcement(self, known: tuple[int, int] | None = None) -> str:
+        """Return ``client.json`` as it is sent with ``Join``: with counts, and no transform.
+
+        Args:
+            known: how many tasks and classes to tell of; by default all.
+        """
+        if known is None:
+            return self.file.text("transform")
+        tasks, classes = known
+        told = {
+            "num_classes": classes,
+            "class_names": self.file.class_names[:classes],
+            "tasks": tuple(
+                TaskCounts(train=task.train[:classes], test=task.test[:classes])
+                for task in self.tasks[:tasks]
+            ),
+        }
+        return self.file.model_copy(update=told).text("transform")
 
     def arrays(self, task: int, part: Part) -> Labelled:
         """Return raw inputs (n, *input_shape) and labels (n,) of a task.
@@ -221,7 +236,8 @@ class ClientData:
         A run that has gone on to the next task asks for them no more.
         """
         is_earlier = part == "train" and self.states_counts and task < self.num_tasks - 1
-        return is_earlier and not any((self.directory / f"task-{task}").glob("train*"))
+        place, files = self.directory / f"task-{task}", (part, f"{part}_x.npy", f"{part}_y.npy")
+        return is_earlier and not any((place / file).exists() for file in files)
 
     def global_test(self) -> GlobalTest | None:
         """Return the global test set beside this directory, if there is one.

@@ -280,9 +280,17 @@ def test_a_refusal_is_a_line_and_no_end(
     assert (line in caplog.text) == (not isinstance(answer, RunOver))
     news.look()
     assert len(enrolment.link.told) == 1
+    enrolment.rejoin(dict(enrolment.members))  # the server came again: it gets what it took
+    assert enrolment.link.joined == [1, 1, 1 if isinstance(answer, UploadRefused) else 2, 1]
     add_task(data, 0, images(tmp_path / "next", "b"))
     news.look()
     assert [tasks for _, tasks, _ in enrolment.link.told] == [2, 3]
+
+
+def test_what_the_server_took_is_told_without_later_classes(data: Path, tmp_path: Path) -> None:
+    before = open_data(data, 0).announcement()
+    add_task(data, 0, images(tmp_path / "month", "fox"))
+    assert open_data(data, 0).announcement((1, 2)) == before
 
 
 def test_a_damaged_description_is_a_line(
