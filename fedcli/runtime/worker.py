@@ -29,6 +29,7 @@ from fedmodels.machine import peak_rss_bytes
 from fedmodels.methods import make
 from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.metrics import VALIDATION
+from fedmodels.numerics.probabilities import Probabilities
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId, state_digest
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.training.compression import Compression
@@ -448,7 +449,9 @@ class Worker:
         masks = self.experiment.evaluate.class_masks and self.client != EVALUATOR
         seen = self._seen(order) if masks else None
         sets = dict(self._sets(order, view))
-        found = score(self.method, ctx, payload, state, sets, seen, order.confusion)
+        kept: dict[str, list[Tensor]] = {}
+        keeps = kept if self.experiment.evaluate.probabilities else None
+        found = score(self.method, ctx, payload, state, sets, seen, order.confusion, keeps)
         for (rule, name), c in found.items():
             report.counts.append(
                 rpc.Counts(
@@ -465,6 +468,11 @@ class Worker:
         if counted := [cells for cells in own if cells is not None]:
             cells = np.sum(counted, axis=0)
             report.confusions.append(rpc.Confusion(view=view, counts=cells.ravel()))
+        own_scores = [(torch.cat(kept[n]), sets[n][1]) for n in kept if n.startswith("task/")]
+        if sum(len(y) for _, y in own_scores):
+            logits, y = (torch.cat(parts) for parts in zip(*own_scores, strict=True))
+            told = Probabilities.of(logits, y)
+            report.probabilities.add(view=view, auroc=told.auroc, ece=told.ece)
 
     def _seen(self, order: rpc.Order) -> Tensor:
         """Return the classes that the client has had training examples of by now, (K,) bool."""

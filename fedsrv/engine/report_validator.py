@@ -122,6 +122,7 @@ class ReportValidator:
                 raise PayloadError(f"the report's {name!r} is {value:g}, not from 0 to 1")
         self._check_counts(client, order, report)
         self._check_confusions(order, report)
+        self._check_probabilities(client, order, report)
 
     def _check_numbers(self, client: ClientId, order: rpc.Order, report: rpc.Report) -> None:
         most = 0
@@ -217,6 +218,17 @@ class ReportValidator:
             small = 0 <= cells.min() <= cells.max() <= counted[0].sum()  # sums cannot overflow
             if not own or not small or not np.array_equal(sums, counted):
                 raise PayloadError("a confusion of the report contradicts its counts")
+
+    def _check_probabilities(self, client: ClientId, order: rpc.Order, report: rpc.Report) -> None:
+        """Check that what is told of probabilities was asked for, once, and is possible."""
+        views = [each.view for each in report.probabilities]
+        asked = self.run.experiment.evaluate.probabilities and client != EVALUATOR
+        if len(set(views)) < len(views) or not {*views} <= ({*order.views} if asked else set()):
+            raise PayloadError("the report tells of probabilities that nobody asked for")
+        for each in report.probabilities:
+            numbers = [each.ece, *([each.auroc] if each.HasField("auroc") else [])]
+            if not all(0 <= number <= 1 for number in numbers):
+                raise PayloadError("the report holds an impossible auroc or ece: they are 0 to 1")
 
 
 def _padded(counts: torch.Tensor, classes: int) -> torch.Tensor:

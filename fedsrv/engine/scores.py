@@ -31,12 +31,17 @@ class Scores:
     counts: dict[tuple[ClientId, str, str], dict[str, ClassCounts]] = field(default_factory=dict)
     confusions: dict[str, list[list[int]]] = field(default_factory=dict)
     """Examples by true class and predicted class (K, K), over all clients, by view."""
+    probabilities: dict[str, dict[str, list[float | None]]] = field(default_factory=dict)
+    """By view and client: AUROC, and calibration error."""
 
     def add(self, results: Mapping[ClientId, Answer]) -> None:
         """Add the counts of a trip's reports."""
         for client, result in results.items():
             for each in result.report.confusions:
                 self._add_confusion(each.view, np.array(each.counts))
+            for told in result.report.probabilities:
+                auroc = told.auroc if told.HasField("auroc") else None
+                self.probabilities.setdefault(told.view, {})[str(client)] = [auroc, told.ece]
             for c in result.report.counts:
                 found = ClassCounts(
                     np.array(c.support), np.array(c.predicted), np.array(c.correct), c.loss_sum
@@ -87,14 +92,15 @@ class Scores:
             for (client, view, rule), sets in self.counts.items()
             for name, c in sets.items()
         ]
-        return json.dumps({"counts": rows, "confusions": self.confusions})
+        more = {"probabilities": self.probabilities} if self.probabilities else {}
+        return json.dumps({"counts": rows, "confusions": self.confusions, **more})
 
     @classmethod
     def from_json(cls, text: str) -> Scores:
         """Rebuild what :meth:`to_json` wrote; earlier versions wrote a list, the counts alone."""
         found = json.loads(text)
         found = {"counts": found, "confusions": {}} if isinstance(found, list) else found
-        scores = cls(confusions=found["confusions"])
+        scores = cls(confusions=found["confusions"], probabilities=found.get("probabilities", {}))
         for client, view, rule, name, support, predicted, correct, loss in found["counts"]:
             found = ClassCounts(np.array(support), np.array(predicted), np.array(correct), loss)
             scores.counts.setdefault((client, view, rule), {})[name] = found
@@ -167,6 +173,10 @@ def round_metrics(
                 if not suffix or rule in (SEEN, ALL):
                     out[f"{key}{suffix}_{rule}"] = accuracy_over(found)
     out["iaa"] = _weighted_accuracy(scores, local_view, profiles, tasks_seen)
+    models = {"a_glo": "global"} | ({} if local_view == "global" else {"a_loc": local_view})
+    for key, view in models.items():
+        out |= _spread(key, _test_sets(scores, view, None, profiles, tasks_seen)[""])
+        out |= _trust(key, scores.probabilities.get(view, {}))
     out |= _validation(scores, local_view)
     out |= _f1(scores, "after_local" if scores.of("after_local") else "after_downlink")
     return {key: value for key, value in out.items() if value is not None and math.isfinite(value)}
@@ -228,6 +238,29 @@ def _weighted_accuracy(
     if not sum(met.values()) or (holders == 1 and len(met) > 1):
         return None  # all data are pooled at one client: its accuracy alone would be the mean
     return iaa([counts.accuracy() for counts in own.values() if counts], list(met.values()))
+
+
+def _spread(key: str, found: Sequence[ClassCounts | None]) -> dict[str, float | None]:
+    """Return how a model's accuracy spreads over clients, and its mean balanced accuracy."""
+    counts = [c for c in found if c is not None and c.total()]
+    if not counts:
+        return {}
+    each = np.sort([c.accuracy() for c in counts])
+    return {
+        f"{key}_std": float(each.std()),
+        f"{key}_worst_tenth": float(each[: math.ceil(len(each) / 10)].mean()),
+        f"{key}_class_mean": float(np.mean([np.nanmean(c.per_class()) for c in counts])),
+    }
+
+
+def _trust(key: str, told: Mapping[str, Sequence[float | None]]) -> dict[str, float | None]:
+    """Return the means over clients of what they tell of a model's probabilities."""
+    out: dict[str, float | None] = {}
+    for place, ending in enumerate(("auroc", "ece")):
+        known = [each[place] for each in told.values()]
+        if numbers := [number for number in known if number is not None]:
+            out[f"{key}_{ending}"] = float(np.mean(numbers))
+    return out
 
 
 def _validation(scores: Scores, local_view: str) -> dict[str, float | None]:

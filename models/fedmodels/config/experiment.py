@@ -223,6 +223,9 @@ class Evaluate(StrictTable):
     pictures: Count = 2
     """Clients, from the first on, that draw what they learnt into their own directory in the end:
     prototypes among the embeddings of their test data, images they replay."""
+    probabilities: bool = False
+    """Let clients report how good the probabilities of their models are on their own test data:
+    ``…_auroc`` and ``…_ece``."""
     influence: bool = False
     """Let FedAli's clients measure after training how much prototypes change their tokens
     (``prototype_share``, ``prototype_angle``): a further forward pass."""

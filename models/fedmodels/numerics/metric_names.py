@@ -14,6 +14,7 @@ from fedmodels.numerics.metric_tables import (
     COHORT,
     ENDINGS,
     EVERYONE,
+    LESS_IS_BETTER,
     METRICS,
     REPORTED,
     SCORES,
@@ -58,7 +59,8 @@ def metric(name: str) -> Metric:
         base = METRICS[match[2]]
         titles, meanings = zip(*_endings(match[3]), strict=True)
         title, meaning = ", ".join([base.title, *titles]), "; ".join([base.meaning, *meanings])
-        return replace(base, name=name, title=title, meaning=meaning)
+        better = -1 if match[3].endswith(LESS_IS_BETTER) else base.better
+        return replace(base, name=name, title=title, meaning=meaning, better=better)
     family = METRICS.get(_family(name))
     if family is not None:
         which = "after task" if family.name.endswith("_task") else "class"

@@ -409,6 +409,25 @@ ENDINGS: Mapping[str, tuple[str, str]] = {
         "examples on both sides of a border between groups are all `medium`, and there are no "
         "groups where all classes are equally frequent",
     ),
+    "std": ("deviation over clients", "population standard deviation over clients: fairness"),
+    "worst_tenth": (
+        "worst tenth of clients",
+        "mean over the tenth of the clients, rounded up, that have the lowest accuracy: fairness",
+    ),
+    "class_mean": (
+        "balanced accuracy",
+        "mean over clients of the mean accuracy on each class that a client's test data have",
+    ),
+    "auroc": (
+        "area under the ROC curve",
+        "mean over clients of the mean over classes of the area under the curve of a class against "
+        "the rest, where `evaluate.probabilities` asks for it",
+    ),
+    "ece": (
+        "calibration error",
+        "mean over clients of the expected calibration error, 15 bins (Guo et al. 2017), where "
+        "`evaluate.probabilities` asks for it",
+    ),
     "classifier": ("by the classifier", "by the net's classifier"),
     "nearest": ("by the nearest prototype", "by the nearest class prototype"),
     "prototype": ("by prototypes", "by FedMLP's prototypes"),
@@ -421,3 +440,5 @@ ENDINGS: Mapping[str, tuple[str, str]] = {
     "all_classes": ("among all classes", "by the method's rule, among all classes"),
 }
 """Endings of ``a_glo`` and the ``a_loc…``: title and meaning; the last ones are methods' rules."""
+LESS_IS_BETTER = ("std", "ece")
+"""Endings of figures of which less is better."""

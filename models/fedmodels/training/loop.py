@@ -300,6 +300,7 @@ def score(
     sets: TestSets,
     seen: Tensor | None = None,
     confusion: bool = False,
+    kept: dict[str, list[Tensor]] | None = None,
 ) -> dict[tuple[str, str], ClassCounts]:
     """Score the model in ``ctx.net`` on named test sets; return counts by (rule, test set).
 
@@ -311,6 +312,7 @@ def score(
         sets: inputs and labels by name.
         seen: (K,) bool, the classes a client has met, to score it among them too.
         confusion: count what each class was taken for, by the method's first rule.
+        kept: gets the scores (n, K) by that rule, in pieces, by the name of the test set.
 
     Raises:
         TrainingFailed: scores are NaN, of which no class would be the largest.
@@ -326,6 +328,8 @@ def score(
                 check_scores(method, ctx, found, len(xs))
                 found = {rule: found[rule] for rule in method.rules if rule in found}
                 found = found if seen is None else mask_scores(found, seen)
+                if kept is not None:
+                    kept.setdefault(name, []).append(next(iter(found.values())))
                 for place, (rule, scores) in enumerate(found.items()):
                     counts = ClassCounts.of(scores, ys, classes, confusion and place == 0)
                     before = out.get((rule, name))

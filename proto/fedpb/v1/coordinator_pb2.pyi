@@ -227,8 +227,18 @@ class Confusion(_message.Message):
     counts: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, view: _Optional[str] = ..., counts: _Optional[_Iterable[int]] = ...) -> None: ...
 
+class Probabilities(_message.Message):
+    __slots__ = ("view", "auroc", "ece")
+    VIEW_FIELD_NUMBER: _ClassVar[int]
+    AUROC_FIELD_NUMBER: _ClassVar[int]
+    ECE_FIELD_NUMBER: _ClassVar[int]
+    view: str
+    auroc: float
+    ece: float
+    def __init__(self, view: _Optional[str] = ..., auroc: _Optional[float] = ..., ece: _Optional[float] = ...) -> None: ...
+
 class Report(_message.Message):
-    __slots__ = ("loss", "seconds", "num_examples", "counts", "state_sha256", "extra", "durable", "peak_rss_bytes", "confusions", "skipped_examples")
+    __slots__ = ("loss", "seconds", "num_examples", "counts", "state_sha256", "extra", "durable", "peak_rss_bytes", "confusions", "skipped_examples", "probabilities")
     class ExtraEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -246,6 +256,7 @@ class Report(_message.Message):
     PEAK_RSS_BYTES_FIELD_NUMBER: _ClassVar[int]
     CONFUSIONS_FIELD_NUMBER: _ClassVar[int]
     SKIPPED_EXAMPLES_FIELD_NUMBER: _ClassVar[int]
+    PROBABILITIES_FIELD_NUMBER: _ClassVar[int]
     loss: float
     seconds: float
     num_examples: int
@@ -256,7 +267,8 @@ class Report(_message.Message):
     peak_rss_bytes: int
     confusions: _containers.RepeatedCompositeFieldContainer[Confusion]
     skipped_examples: int
-    def __init__(self, loss: _Optional[float] = ..., seconds: _Optional[float] = ..., num_examples: _Optional[int] = ..., counts: _Optional[_Iterable[_Union[Counts, _Mapping]]] = ..., state_sha256: _Optional[str] = ..., extra: _Optional[_Mapping[str, float]] = ..., durable: _Optional[int] = ..., peak_rss_bytes: _Optional[int] = ..., confusions: _Optional[_Iterable[_Union[Confusion, _Mapping]]] = ..., skipped_examples: _Optional[int] = ...) -> None: ...
+    probabilities: _containers.RepeatedCompositeFieldContainer[Probabilities]
+    def __init__(self, loss: _Optional[float] = ..., seconds: _Optional[float] = ..., num_examples: _Optional[int] = ..., counts: _Optional[_Iterable[_Union[Counts, _Mapping]]] = ..., state_sha256: _Optional[str] = ..., extra: _Optional[_Mapping[str, float]] = ..., durable: _Optional[int] = ..., peak_rss_bytes: _Optional[int] = ..., confusions: _Optional[_Iterable[_Union[Confusion, _Mapping]]] = ..., skipped_examples: _Optional[int] = ..., probabilities: _Optional[_Iterable[_Union[Probabilities, _Mapping]]] = ...) -> None: ...
 
 class PushHeader(_message.Message):
     __slots__ = ("client_id", "token", "kind", "interaction", "trip", "report", "bundle", "failure", "summed", "members", "distance")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedmodels.errors import ConfigError
-from fedmodels.numerics.metric_names import is_known
+from fedmodels.numerics.metric_names import is_known, metric
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.choice import Stopping, check_stopping, chosen
 from fedtide.inprocess import run_in_process
@@ -107,6 +107,22 @@ def test_validation_parts_change_what_is_trained_and_nothing_else(digits, tmp_pa
     ]
     assert 0.6 < trained[1] / trained[0] < 0.8
     assert kept["bytes"]["up"] == without["bytes"]["up"]
+
+
+def test_figures_of_probabilities_come_where_they_are_asked_for(digits, tmp_path):
+    asked, plain = (
+        run_in_process(
+            tiny_experiment(schedule={"rounds": 1}, evaluate={"probabilities": asks}),
+            digits, tmp_path / str(asks),
+        )
+        for asks in (True, False)
+    )  # fmt: skip
+    more = {f"{model}_{ending}" for model in ("a_glo", "a_loc") for ending in ("auroc", "ece")}
+    assert asked["metrics"].keys() - plain["metrics"].keys() == more
+    assert all(0 <= asked["metrics"][name] <= 1 for name in more)
+    assert all(map(is_known, asked["metrics"]))
+    assert asked["state_sha256"] == plain["state_sha256"]
+    assert metric("a_loc_ece").better == metric("a_glo_std").better == -1
 
 
 @pytest.mark.parametrize(

@@ -235,6 +235,29 @@ def test_what_is_kept_for_validation_is_scored_where_the_config_says_so():
         kept.check_report(0, order(), report(counts(), scored))
 
 
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ([{"view": "after_local", "ece": 1.5}], "impossible auroc or ece"),
+        ([{"view": "after_local", "auroc": -0.1}], "impossible auroc or ece"),
+        ([{"view": "after_local", "auroc": math.nan}], "impossible auroc or ece"),
+        ([{"view": "after_local"}] * 2, "that nobody asked for"),
+        ([{"view": "global"}], "that nobody asked for"),
+    ],
+)
+def test_what_a_report_may_not_say_of_probabilities(told, said):
+    terms = terms_of()
+    asks = tiny_experiment(evaluate={"probabilities": True})
+    asking = replace(terms, run=RunFacts(asks, terms.run.problem))
+    fine = report(counts(), probabilities=[rpc.Probabilities(view="after_local", auroc=1, ece=0)])
+    asking.check_report(0, order(), fine)
+    with pytest.raises(PayloadError, match="that nobody asked for"):
+        terms.check_report(0, order(), fine)
+    found = [rpc.Probabilities(**each) for each in told]
+    with pytest.raises(PayloadError, match=said):
+        asking.check_report(0, order(), report(counts(), probabilities=found))
+
+
 def test_what_the_evaluator_may_not_say():
     with pytest.raises(PayloadError, match="unknown test set 'task/0'"):
         terms_of().check_report(EVALUATOR, EVALUATE, report(counts(view="global")))

@@ -260,6 +260,29 @@ def test_everyones_model_on_the_global_test_set_by_groups_of_classes():
     assert found["a_glo_balanced_minority"] == 1 / 4
 
 
+def test_spread_over_clients_and_balanced_accuracy():
+    """Accuracies .9, .8 … .0 of eleven clients: the worst two make a tenth, rounded up."""
+    right = [9, 8, 7, 6, 5, 4, 3, 2, 1, 0, 10]
+    scores = scores_of({c: [counts([n, 0], [10, 0])] for c, n in enumerate(right)})
+    found = metrics_of(scores, profiles=dict.fromkeys(range(11), PROFILES[0]))
+    assert found["a_glo_worst_tenth"] == pytest.approx((0.0 + 0.1) / 2)
+    assert found["a_glo_std"] == pytest.approx(float(np.std(right)) / 10)
+    classes = metrics_of(scores_of({0: [counts([30, 5], [40, 10])], 1: [counts([45, 0], [50, 0])]}))
+    assert classes["a_glo_class_mean"] == pytest.approx(((0.75 + 0.5) / 2 + 0.9) / 2)
+    assert not any(name.startswith("a_loc") for name in found)
+
+
+def test_what_clients_tell_of_probabilities_is_averaged_and_survives_as_text():
+    told = {0: {"auroc": 0.75, "ece": 0.5}, 1: {"ece": 0.25}}  # one client has one class
+    scores = scores_of({c: [counts([1, 1], [2, 2])] for c in told})
+    for client, each in told.items():
+        of_view = rpc.Probabilities(view="global", **each)
+        scores.add({client: Answer(Bundle(), rpc.Report(probabilities=[of_view]))})
+    for each in (scores, Scores.from_json(scores.to_json())):
+        found = metrics_of(each)
+        assert (found["a_glo_auroc"], found["a_glo_ece"]) == (0.75, 0.375)
+
+
 def test_scores_survive_as_text():
     scores = scores_of(
         {
