@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from fedmodels.commands import forget_options
+from fedmodels.errors import ConfigError
 from fedmodels.machine import require_linux
 
 sweep_app = typer.Typer()
@@ -27,6 +28,14 @@ def sweep(
     only: Annotated[list[str] | None, typer.Option(help="A row to run; by default all.")] = None,
     sets: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override any key.")
+    ] = None,
+    choose: Annotated[
+        str | None,
+        typer.Option(metavar="validation", help="Say which setting is best on validation parts."),
+    ] = None,
+    search: Annotated[
+        str | None,
+        typer.Option(metavar="optuna", help="Search the ranges of the file's table search."),
     ] = None,
     on: Annotated[
         str | None,
@@ -56,7 +65,17 @@ def sweep(
     outlive_readers()
     rows, sets = only or (), sets or []
     found, say = Sweep.read(file), typer.echo
+    if choose not in (None, "validation"):
+        raise ConfigError(f"--choose {choose!r}: only validation parts may choose: validation")
+    if search is not None:
+        if search != "optuna" or jobs or on or choose:
+            raise ConfigError("--search takes optuna, and one trial at a time: no --jobs, --on")
+        from fedsrv.sweep.search import run_search
+
+        wanted = [*(only or found.methods)]
+        return run_search(found, out, wanted, (seeds or found.seeds)[0], sets, say)
     where: Any = {"jobs": jobs, "on": on, "resources": resources or ()}
+    where["chooses"] = choose is not None
     run_sweep(
         found, out, only=rows, seeds=seeds or (), sets=sets, say=say, console=Console(), **where
     )

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import mkdtemp
+from typing import IO
 
 from fedmodels.errors import Interrupted, RunStopped, reason_of
 from fedmodels.files import write_atomically
@@ -25,6 +26,10 @@ Call = Callable[[PlannedRun, Say], str]
 """Runs one run to its end; returns why it failed, or nothing."""
 Each = Callable[[Call, Sequence[PlannedRun]], Iterable[tuple[PlannedRun, str]]]
 """Calls a function for each of several runs; yields runs as they end, and why they failed."""
+Until = Callable[[], bool]
+"""Tells whether a run has run long enough."""
+POLL_S = 0.5
+"""Seconds between two looks at a run that may be stopped."""
 Resources = Mapping[str, str | int | float]
 """What one run takes of a cluster."""
 
@@ -59,8 +64,7 @@ def execute(
     others = [run for run in left if run not in leading]
     here = str(Path.cwd())
     try:
-        for run in _dealers(left, further):
-            _deal_out(run, here, say)
+        deal_out(left, further, here, say)
         for group in (leading, others):
             for run, failure in each(RunCommand(further, here), group):
                 if failure:
@@ -70,6 +74,12 @@ def execute(
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         raise Interrupted("stopped; the same command goes on with the sweep") from None
     return [run for run in runs if not run.is_finished]
+
+
+def deal_out(runs: Sequence[PlannedRun], further: Sequence[str], directory: str, say: Say) -> None:
+    """Deal out each partition of these runs that is not there yet, on this machine."""
+    for run in _dealers(runs, further):
+        _deal_out(run, directory, say)
 
 
 def _dealers(runs: Sequence[PlannedRun], further: Sequence[str]) -> list[PlannedRun]:
@@ -112,12 +122,12 @@ class RunCommand:
     directory: str
     """From which relative paths go."""
 
-    def __call__(self, run: PlannedRun, say: Say) -> str:
-        """Run it to its end, from where it is; return why it failed, or nothing."""
-        return _to_its_end(self, run, say)
+    def __call__(self, run: PlannedRun, say: Say, until: Until | None = None) -> str:
+        """Run it to its end, from where it is, or until then; return why it failed, or nothing."""
+        return _to_its_end(self, run, say, until)
 
 
-def _to_its_end(command: RunCommand, run: PlannedRun, say: Say) -> str:
+def _to_its_end(command: RunCommand, run: PlannedRun, say: Say, until: Until | None) -> str:
     out, data = run.directory, run.data
     options = ["--out", str(out), "--set", f"seed={run.seed}", *command.further]
     options += ["--resume"] if may_hold_a_run(out) else []
@@ -127,7 +137,7 @@ def _to_its_end(command: RunCommand, run: PlannedRun, say: Say) -> str:
     try:
         write_atomically(run.config_file, run.config)
         words = [sys.executable, "-m", "fedsrv", "launch", str(run.config_file), *options]
-        status = _run(words, log, command.directory)
+        status = _run(words, log, command.directory, until)
     except OSError as error:
         return f"{out.name} could not be started: {reason_of(error)}"
     if status in (Interrupted.exit_code, RunStopped.exit_code):
@@ -135,9 +145,11 @@ def _to_its_end(command: RunCommand, run: PlannedRun, say: Say) -> str:
     return f"{out.name} failed: {_last_line(log)} (see {log})" if status else ""
 
 
-def _run(command: Sequence[str], log: Path, directory: str) -> int:
-    """Run a command whose words go into a log; return its status."""
+def _run(command: Sequence[str], log: Path, directory: str, until: Until | None = None) -> int:
+    """Run a command whose words go into a log, to its end or until then; return its status."""
     with log.open("a") as to_log:
+        if until is not None:
+            return _run_until(until, command, to_log, directory)
         return subprocess.run(
             command,
             stdout=to_log,
@@ -145,6 +157,22 @@ def _run(command: Sequence[str], log: Path, directory: str) -> int:
             cwd=directory,
             preexec_fn=partial(_begin, os.getpid()),
         ).returncode
+
+
+def _run_until(until: Until, command: Sequence[str], to_log: IO[str], directory: str) -> int:
+    """Run a command, and have it stop where it can be resumed as soon as it has run long enough."""
+    with subprocess.Popen(
+        command,
+        stdout=to_log,
+        stderr=subprocess.STDOUT,
+        cwd=directory,
+        preexec_fn=partial(_begin, os.getpid()),
+    ) as process:
+        while process.poll() is None and not until():
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(POLL_S)
+        process.terminate()  # of one that has ended, this does nothing
+        return process.wait()
 
 
 def _begin(parent: int) -> None:

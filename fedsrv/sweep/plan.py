@@ -19,6 +19,7 @@ from fedmodels.config.faults import fault_of
 from fedmodels.config.presets import preset_file
 from fedmodels.errors import ArchiveError, ConfigError, reason_of, suggestion
 from fedmodels.resolution import override, parse_experiment
+from fedsrv.sweep.ranges import Search
 
 ROW = "a row is a method's name and its switches without blanks in them, such as 'fedprox mu=0.1'"
 NEEDED = "a sweep needs preset, a config or a preset's name, and the table methods, row = 'METHOD'"
@@ -58,6 +59,8 @@ class Sweep(BaseModel):
     """Heading -> a metric of ``rounds.jsonl``, shown after each round."""
     reference: bool = False
     """Whether the average forgetting of all runs is measured against the first row's."""
+    search: Search | None = None
+    """With ``--search``: ranges of settings, and how many trials."""
     set: Strings = ()
     seeds: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(strict=False, min_length=1)] = (
         0,

@@ -13,6 +13,7 @@ from fedmodels.files import write_atomically
 from fedsrv.report.run_record import read_run
 from fedsrv.report.tables import report_command, write_html
 from fedsrv.state.run_directory import make_directory
+from fedsrv.sweep.choices import check_chooses, choices
 from fedsrv.sweep.columns import Watch, check_names, faults
 from fedsrv.sweep.execution import Say, execute
 from fedsrv.sweep.outcome import Outcome, read_numbers
@@ -33,6 +34,7 @@ def run_sweep(
     jobs: int | None = None,
     on: str | None = None,
     resources: Sequence[str] = (),
+    chooses: bool = False,
     say: Say = print,
     console: Console | None = None,
 ) -> None:
@@ -50,6 +52,7 @@ def run_sweep(
         jobs: runs at a time; by default one.
         on: the cluster that runs them, as ``--on`` takes it; by default this machine.
         resources: what each takes of the cluster, as ``--resource`` takes it.
+        chooses: say which setting of each row is the best on validation parts.
         say: told what is run, how far it is, what failed, and the tables.
         console: where the runs are shown live if it is a terminal.
 
@@ -67,6 +70,8 @@ def run_sweep(
     out = out.resolve() if on else out
     runs = plan(sweep, out, rows, seeds, sets)
     check_names(sweep)
+    if chooses:
+        check_chooses(runs)
     _refuse_other_configs(runs)
     make_directory(out, out)
     watch = Watch(sweep, runs, say)
@@ -95,6 +100,9 @@ def run_sweep(
         if ended:
             write_html([read_run(run.directory) for run in ended], html, further)
             say(f"report: {html}")
+    if chooses:
+        for line in choices(ended):
+            say(line)
     if failed:
         names = ", ".join(run.directory.name for run in failed)
         raise RunFailed(f"{len(failed)} of {len(runs)} runs failed and are left out: {names}")

@@ -1,0 +1,222 @@
+"""A search for the best settings of each row, by optuna, on validation parts alone.
+
+A trial is a run with one seed. Its settings follow from the seed and from what the trials before it
+scored, and all scores are in the directories of the runs. So the same command after a crash comes
+to the same trials, and nothing else is stored.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fedmodels.errors import ArchiveError, ConfigError, RunFailed
+from fedmodels.files import write_atomically
+from fedmodels.numerics.randomness import derive_seed
+from fedmodels.resolution import parse_experiment
+from fedsrv.engine.choice import chosen_by
+from fedsrv.state.run_directory import make_directory
+from fedsrv.sweep.execution import RunCommand, Say, deal_out
+from fedsrv.sweep.plan import PlannedRun, Sweep, plan
+from fedsrv.sweep.ranges import Range, Search
+
+Settings = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One trial that has ended."""
+
+    number: int
+    settings: Settings
+    config: str
+    scores: Sequence[float]
+    """Of its scored rounds, up to the one after which it was pruned."""
+    state: str
+    """``finished``, ``pruned`` or ``failed``."""
+
+
+def run_search(
+    sweep: Sweep, out: Path, rows: Sequence[str], seed: int, sets: Sequence[str], say: Say
+) -> None:
+    """Search the best settings of each row, and write ``search.json`` and ``best-ROW.toml``.
+
+    Args:
+        sweep: says methods and ranges.
+        out: the directory of the trials.
+        rows: which rows.
+        seed: of all trials.
+        sets: set in all trials, as ``--set`` takes it.
+        say: told what is run, and what is found.
+
+    Raises:
+        ConfigError: there are no ranges, a trial has no validation part, or one that was run before
+            had another config.
+        RunFailed: no trial of a row came to its end.
+    """
+    search = sweep.search
+    if search is None:
+        raise ConfigError("--search needs the table [search.ranges] in the sweep's file")
+    if sweep.settings or sweep.lengths:
+        raise ConfigError("a search sets what it tries: leave settings and lengths out")
+    make_directory(out, out)
+    found = {row: _searched(sweep, search, out, row, seed, sets, say) for row in rows}
+    write_atomically(out / "search.json", json.dumps(found, indent=1) + "\n")
+
+
+def _searched(
+    sweep: Sweep, search: Search, out: Path, row: str, seed: int, sets: Sequence[str], say: Say
+) -> list[dict[str, Any]]:
+    """Run the trials of one row; write the best one's config."""
+    optuna = _optuna()
+    pruner = optuna.pruners.MedianPruner(n_startup_trials=search.prune_after)
+    study = optuna.create_study(direction="maximize", pruner=pruner)
+    kinds = {key: _distribution(optuna, each) for key, each in search.ranges.items()}
+    states = optuna.trial.TrialState
+    trials = list[Trial]()
+    for number in range(search.trials):
+        drawn = derive_seed(seed, f"search/{row}", number, "method") % 2**32
+        study.sampler = optuna.samplers.TPESampler(seed=drawn)
+        asked = study.ask(kinds)
+        settings = dict(asked.params)
+        more = [*sets, *(f"{key}={_text(value)}" for key, value in settings.items())]
+        run = _planned(sweep, out, row, seed, more, number)
+        trial = _tried(run, asked, number, settings, sweep.launch, say)
+        trials.append(trial)
+        if trial.state == "finished":
+            study.tell(asked, max(trial.scores))
+        else:
+            study.tell(asked, state=states.PRUNED if trial.state == "pruned" else states.FAIL)
+    return _told(trials, out, run, row, say)
+
+
+def _planned(
+    sweep: Sweep, out: Path, row: str, seed: int, sets: Sequence[str], number: int
+) -> PlannedRun:
+    """Return the run of a trial.
+
+    Raises:
+        ConfigError: its clients keep no part for validation.
+    """
+    (run,) = plan(sweep.model_copy(update={"search": None}), out, [row], [seed], sets)
+    experiment = parse_experiment(run.config, row)
+    if experiment.data is None or experiment.data.validation_share is None:
+        raise ConfigError(
+            "a search chooses on validation parts, and never on test data: give [data] "
+            "validation_share"
+        )
+    return replace(run, directory=run.directory.with_name(f"{run.directory.name}-trial{number}"))
+
+
+def _tried(
+    run: PlannedRun, asked: Any, number: int, settings: Settings, further: Sequence[str], say: Say
+) -> Trial:
+    """Run a trial to its end, or until it is pruned; go on where it was.
+
+    Raises:
+        ConfigError: it was run before with another config.
+    """
+    if keys := run.changes():
+        raise ConfigError(
+            f"{run.directory} was run with another config; it differs in {', '.join(keys)}. Give "
+            "another --out, or remove that directory to run it again"
+        )
+    by, told = chosen_by(parse_experiment(run.config)), list[float]()
+
+    def is_pruned() -> bool:
+        """Tell optuna of further scores, one after the other; whether it has seen enough."""
+        for score in scores_of(run.directory, by)[len(told) :]:
+            told.append(score)
+            asked.report(score, len(told))
+            if asked.should_prune():
+                return True
+        return False
+
+    pruned, failure = is_pruned(), ""
+    if not pruned and not run.is_finished:
+        here = str(Path.cwd())
+        deal_out([run], further, here, say)
+        failure = RunCommand(further, here)(run, say, is_pruned)
+        pruned = (bool(told) and asked.should_prune()) or is_pruned()
+    if pruned:
+        return Trial(number, settings, run.config, told, "pruned")
+    if not run.is_finished or not told:
+        say(failure or f"{run.directory.name} has no score on validation parts")
+        return Trial(number, settings, run.config, told, "failed")
+    return Trial(number, settings, run.config, told, "finished")
+
+
+def scores_of(run: Path, by: str) -> list[float]:
+    """Return the validation scores of a run's rounds so far, in order."""
+    try:
+        lines = (run / "rounds.jsonl").read_text("utf-8").split("\n")[:-1]  # whole ones
+        found = [json.loads(line)["metrics"].get(by) for line in lines]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ArchiveError(f"{run / 'rounds.jsonl'} is damaged: {error}") from None
+    return [float(score) for score in found if score is not None]
+
+
+def _told(
+    trials: Sequence[Trial], out: Path, run: PlannedRun, row: str, say: Say
+) -> list[dict[str, Any]]:
+    """Say what a search found, and write the best trial's config.
+
+    Raises:
+        RunFailed: no trial came to its end.
+    """
+    ended = [trial for trial in trials if trial.state == "finished"]
+    if not ended:
+        raise RunFailed(f"no trial of {row} came to its end; {out} has their logs")
+    best = max(ended, key=lambda trial: max(trial.scores))  # of equal ones the first
+    name = run.directory.name.partition("-seed")[0]
+    write_atomically(out / f"best-{name}.toml", best.config)
+    by = chosen_by(parse_experiment(best.config))
+    settings = ", ".join(f"{key} = {value}" for key, value in best.settings.items())
+    pruned = sum(trial.state == "pruned" for trial in trials)
+    say(
+        f"{row}: trial {best.number} is the best of {len(trials)} on validation parts "
+        f"({by} = {max(best.scores):.4f}, {pruned} pruned): {settings}; "
+        f"its config: {out / f'best-{name}.toml'}"
+    )
+    return [
+        {
+            "number": trial.number,
+            "settings": dict(trial.settings),
+            "state": trial.state,
+            "scores": list(trial.scores),
+        }
+        for trial in trials
+    ]
+
+
+def _distribution(optuna: Any, given: Range) -> Any:
+    kinds = optuna.distributions
+    if given.choices is not None:
+        return kinds.CategoricalDistribution(given.choices)
+    whole = isinstance(given.low, int) and isinstance(given.high, int)
+    make: Callable[..., Any] = kinds.IntDistribution if whole else kinds.FloatDistribution
+    return make(given.low, given.high, log=given.log)
+
+
+def _text(value: Any) -> str:
+    """Return a value as ``--set`` takes it."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _optuna() -> Any:
+    """Import optuna.
+
+    Raises:
+        ConfigError: the extra is not installed.
+    """
+    try:
+        import optuna
+    except ImportError:
+        raise ConfigError("--search optuna needs optuna: pip install 'fedtide[optuna]'") from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna
