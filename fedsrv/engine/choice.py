@@ -11,12 +11,7 @@ from dataclasses import dataclass, field
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ConfigError
-from fedmodels.numerics.metrics import VALIDATION, best_round
-
-
-def chosen_by(experiment: Experiment) -> str:
-    """Return the metric that chooses: of validation parts, as ``evaluate.select_by`` says."""
-    return f"{VALIDATION}_{experiment.evaluate.select_by}"
+from fedmodels.numerics.metrics import best_round
 
 
 def chosen(values: Sequence[float | None]) -> int | None:
@@ -41,7 +36,7 @@ class Stopping:
     def of(cls, experiment: Experiment) -> Stopping:
         """Return what the schedule says, before the first score."""
         schedule = experiment.schedule
-        return cls(schedule.patience, schedule.target, chosen_by(experiment))
+        return cls(schedule.patience, schedule.target, experiment.chosen_by)
 
     @property
     def may(self) -> bool:

@@ -24,7 +24,7 @@ from fedmodels.numerics.metrics import (
 )
 from fedmodels.own_code import short_name
 from fedmodels.training.fault import line_of
-from fedsrv.engine.choice import chosen, chosen_by
+from fedsrv.engine.choice import chosen
 from fedsrv.engine.schedule import Step, is_scored
 from fedsrv.state.record import ClientRow, Record
 
@@ -129,7 +129,7 @@ def run_metrics(
     else:
         out.pop("a_sel", None)  # the cohort is everybody: a_loc
     out |= _best_rounds(scored, experiment.evaluate.select_by)
-    out |= _chosen_round(records, chosen_by(experiment))
+    out |= _chosen_round(records, experiment.chosen_by)
     iaa = [metrics["iaa"] for metrics in scored if "iaa" in metrics]
     if iaa:
         rounds = 1 + max(record["round"] for record in records)

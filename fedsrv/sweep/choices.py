@@ -8,7 +8,6 @@ from statistics import fmean
 
 from fedmodels.errors import ConfigError
 from fedmodels.resolution import parse_experiment
-from fedsrv.engine.choice import chosen, chosen_by
 from fedsrv.sweep.plan import PlannedRun
 
 
@@ -36,13 +35,14 @@ def choices(runs: Sequence[PlannedRun]) -> Iterator[str]:
     for row in dict.fromkeys(run.cell.row for run in runs):
         mine = [run for run in runs if run.cell.row == row]
         settings = list(dict.fromkeys(run.cell.setting for run in mine))
-        means = [_mean([run for run in mine if run.cell.setting == each]) for each in settings]
-        best = chosen(means)
-        if best is not None:
-            by = chosen_by(parse_experiment(mine[0].config))
+        means = {each: _mean([r for r in mine if r.cell.setting == each]) for each in settings}
+        known = {each: mean for each, mean in means.items() if mean is not None}
+        if known:
+            best = max(known, key=lambda each: known[each])  # of equal ones the first
+            by = parse_experiment(mine[0].config).chosen_by
             yield (
-                f"{row}: {settings[best] or 'its only setting'} is the best of {len(settings)} on "
-                f"validation parts ({by} = {means[best]:.4f})"
+                f"{row}: {best or 'its only setting'} is the best of {len(settings)} on "
+                f"validation parts ({by} = {known[best]:.4f})"
             )
 
 
@@ -50,7 +50,7 @@ def _mean(runs: Sequence[PlannedRun]) -> float | None:
     """Return the mean over runs of the validation score of each one's best round."""
     found = []
     for run in runs:
-        by = chosen_by(parse_experiment(run.config))
+        by = parse_experiment(run.config).chosen_by
         metrics = json.loads((run.directory / "summary.json").read_text("utf-8"))["metrics"]
         found.append(metrics.get(f"chosen_{by}"))
     scores = [score for score in found if score is not None]

@@ -17,7 +17,6 @@ from fedmodels.errors import ArchiveError, ConfigError, RunFailed
 from fedmodels.files import write_atomically
 from fedmodels.numerics.randomness import derive_seed
 from fedmodels.resolution import parse_experiment
-from fedsrv.engine.choice import chosen_by
 from fedsrv.state.run_directory import make_directory
 from fedsrv.sweep.execution import RunCommand, Say, deal_out
 from fedsrv.sweep.plan import PlannedRun, Sweep, plan
@@ -124,7 +123,7 @@ def _tried(
             f"{run.directory} was run with another config; it differs in {', '.join(keys)}. Give "
             "another --out, or remove that directory to run it again"
         )
-    by, told = chosen_by(parse_experiment(run.config)), list[float]()
+    by, told = parse_experiment(run.config).chosen_by, list[float]()
 
     def is_pruned() -> bool:
         """Tell optuna of further scores, one after the other; whether it has seen enough."""
@@ -175,7 +174,7 @@ def _told(
     best = max(ended, key=lambda trial: max(trial.scores))  # of equal ones the first
     name = run.directory.name.partition("-seed")[0]
     write_atomically(out / f"best-{name}.toml", best.config)
-    by = chosen_by(parse_experiment(best.config))
+    by = parse_experiment(best.config).chosen_by
     settings = ", ".join(f"{key} = {value}" for key, value in best.settings.items())
     pruned = sum(trial.state == "pruned" for trial in trials)
     say(

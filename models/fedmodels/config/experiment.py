@@ -427,6 +427,11 @@ class Experiment(StrictTable):
         return self.scenario is not None and self.scenario.training_data == "accumulated"
 
     @property
+    def chosen_by(self) -> str:
+        """Return the metric that chooses a round or a setting: of validation parts alone."""
+        return f"validation_{self.evaluate.select_by}"
+
+    @property
     def cohort_size(self) -> int:
         """Return how many clients take part in a round."""
         return self.schedule.per_round or self.schedule.clients
