@@ -26,8 +26,6 @@ Ahead = Callable[[Plan, Sequence[int]], float | None]
 """Returns the accuracy of clients' present models on the tasks that a plan begins for them."""
 AtRest = Literal["wait", "close", "pause"]
 """What a run does that has nothing to learn: wait for news, end, or stop where it is."""
-LINE_EVERY_S = 3600.0
-"""After so many seconds of rest a line says again that the run waits."""
 
 
 class RunPaused(Exception):

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 from fedmodels.numerics.metric_names import VIEWS, metric
+from fedmodels.numerics.streams import lost_in_stream
 from fedsrv.report.run_record import RunRecord, number, numbers, table
 
 Cells = dict[tuple[int, int], float]
@@ -208,8 +209,6 @@ def _is_open(run: RunRecord) -> bool:
 
 def _lost_in_streams(run: RunRecord, view: str) -> dict[int, float]:
     """Return :func:`lost_by_task` of an open run: of each client's own tasks, mean over clients."""
-    from fedmodels.numerics.metrics import lost_in_stream  # imports torch
-
     present = {
         (interaction_of(row, index), client): int(task)
         for index, row in enumerate(run.rows)

@@ -32,6 +32,7 @@ REQUESTS: dict[str, type[Message]] = {
     "JoinSeveral": rpc.JoinSeveralRequest, "Pull": rpc.PullRequest,
     "Push": rpc.PushRequest, "PushSeveral": rpc.PushSeveralRequest, "Beat": rpc.BeatRequest,
     "Leave": rpc.LeaveRequest, "Watch": rpc.WatchRequest,
+    "Announce": rpc.AnnounceRequest, "Steer": rpc.SteerRequest,
 }  # fmt: skip
 
 
@@ -80,6 +81,8 @@ class Liar:
             "Beat": rpc.BeatRequest(**who, loss=0.5, durable=-1, interaction=order.interaction),
             "Leave": rpc.LeaveRequest(**who, reason="done"),
             "Watch": rpc.WatchRequest(from_start=True),
+            "Announce": rpc.AnnounceRequest(**who, description=description_of(self.description)),
+            "Steer": rpc.SteerRequest(retire=["0"], close=True),
             "PushSeveral": rpc.PushSeveralRequest(results=[self.result(order)]),
         }
         return requests[method] if method in requests else self.result(order)

@@ -18,7 +18,7 @@ from tests.fuzz.liar import REQUESTS, every_lie
 from tests.fuzz.live import Live, complaints_with_traceback
 
 Living = Callable[..., Live]
-TOLD = {"Join": 2, "Beat": 1, "Leave": 1, "Pull": 1, "Watch": 1}
+TOLD = {"Join": 2, "Beat": 1, "Leave": 1, "Pull": 1, "Watch": 1, "Announce": 4, "Steer": 1}
 TOLD |= {"Push": 8, "PushSeveral": 12, "JoinSeveral": 6}
 """Which lies a stranger tells: all about a request, or every so many of them."""
 MAX_GROWTH = 300 << 20
