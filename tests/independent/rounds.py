@@ -35,7 +35,7 @@ class Facts(RunFacts):
         object.__setattr__(self, "given", net)
         return self
 
-    def make_net(self, purpose="init", role="server"):
+    def _built(self, purpose="init", role="server"):
         return copy.deepcopy(self.given)
 
 

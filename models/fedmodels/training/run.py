@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 
@@ -64,10 +65,8 @@ class RunFacts:
 
     @cached_property
     def frozen_weights(self) -> Weights:
-        """Return what is frozen: the same for all, and never sent."""
-        net = self._built()
-        fresh = {key: tensor.detach() for key, tensor in net.frozen_tensors().items()}
-        return from_file(self.experiment.net, net, fresh) if fresh else {}
+        """Return what is frozen: the same for all, never sent, and not moved by later classes."""
+        return self._first(lambda net: {k: t.detach() for k, t in net.frozen_tensors().items()})
 
     def _built(self, purpose: str = "init", role: str = "server") -> SplitNet:
         table = self.experiment.net
@@ -91,12 +90,17 @@ class RunFacts:
         Raises:
             ConfigError: ``[net] weights`` is no file of weights for this net, or is not here.
         """
+        return self._first(weights_of)
+
+    def _first(self, part: Callable[[SplitNet], Weights]) -> Weights:
+        """Return a part of the net's tensors as the run began, with rows for later classes."""
         classes = self.problem.num_classes
         earlier = map(self.for_classes, range(self.began_with or classes, classes))
         nets = (run._built() for run in (*earlier, self))
         first = next(nets)
-        start = from_file(self.experiment.net, first, weights_of(first))
-        return reduce(with_rows, map(weights_of, nets), start)
+        fresh = part(first)
+        start = from_file(self.experiment.net, first, fresh) if fresh else fresh
+        return reduce(with_rows, map(part, nets), start)
 
     def forget_initial_weights(self) -> None:
         """Free the initial weights; the next access builds them again."""

@@ -220,6 +220,13 @@ class Ruled(nn.Module):
         rows = 10.0 * num_classes + torch.arange(num_classes)
         self.head.weight.data = rows[:, None]
 
+class Late(nn.Module):
+    '''The base is drawn after the head, and frozen.'''
+    def __init__(self, num_classes, input_shape):
+        super().__init__()
+        self.head = nn.Linear(4, num_classes)
+        self.features = nn.Sequential(nn.Flatten(), nn.Linear(64, 4)).requires_grad_(False)
+
 class Wide(nn.Module):
     def __init__(self, num_classes, input_shape):
         super().__init__()
@@ -276,6 +283,15 @@ def test_a_file_of_weights_gives_the_rows_of_its_classes(tmp_path: Path, nets: P
     for weights in (grown, now.initial_weights):
         assert weights["head/weight"].flatten().tolist() == [5.0, 6.0, 32.0, 43.0]
     check_grows(world.method, world.run)
+
+
+def test_what_is_frozen_stays_as_the_run_began(nets: Path) -> None:
+    run = RunFacts(tiny_experiment(net={"name": f"{nets}:Late"}), Problem(SHAPE, EARLIER))
+    first, later = (each.make_net() for each in (run, run.for_classes(LATER)))
+    for key, tensor in first.frozen_tensors().items():
+        assert torch.equal(later.frozen_tensors()[key], tensor)
+    assert len(first.frozen_tensors()) == 2
+    check_grows(make("fedavg"), run)
 
 
 def test_a_later_run_knows_its_own_width_and_forms() -> None:
