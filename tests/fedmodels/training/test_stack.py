@@ -253,7 +253,7 @@ def tiny_net() -> SplitNet:
 class TinyRun(RunFacts):
     """A run with the tiny net."""
 
-    def make_net(self, *_: Any) -> SplitNet:
+    def _built(self, *_: Any) -> SplitNet:
         return tiny_net()
 
 
