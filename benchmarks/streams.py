@@ -47,7 +47,9 @@ NEW_AT = {4: 5, 8: 6, 12: 7, 16: 8, 20: 9}
 TRAIN, TEST = 8, 4
 """Examples of each digit in a task."""
 IMAGES = {"name": "digits-cnn"}
-NETS = {"fedali": {"name": "vit-tiny", "alp": True, "prototypes": [16] * 4, "patch": 4}}
+NETS = {
+    "fedali": {"name": "vit-tiny", "alp": True, "prototypes": [16, 16], "blocks": 2, "patch": 4}
+}
 """FedAli aligns the tokens of a transformer; the others have the small CNN."""
 SHOWN = ("a_loc", "a_loc_received", "a_glo", "iaa", "forgetting_received")
 HOW: dict[str, dict[str, Any]] = {

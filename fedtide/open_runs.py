@@ -61,7 +61,8 @@ class OpenRun:
         """Add a task to a client's data; the next :meth:`learn` trains on it.
 
         Args:
-            client: whose task it is; it may be a new client.
+            client: whose task it is. The first task of a new client is its directory
+                (docs/data.md).
             source: a folder with ``train/`` and ``test/``, arrays, or files that ``[data]`` cuts.
 
         Raises:
