@@ -64,6 +64,18 @@ LABELS = {
     "pss_mb": "all processes (PSS), MB",
     "ratio": "ratio",
     "digest": "digest",
+    "rounds": "rounds",
+    "a_loc": "a_loc",
+    "a_loc_received": "a_loc_received",
+    "a_glo": "a_glo",
+    "iaa": "iaa",
+    "forgetting_received": "forgetting_received",
+    "client_s_first": "a client in a round, s, first moments",
+    "client_s_last": "last moments",
+    "peak_mb_first": "peak memory, MB, first moments",
+    "peak_mb_last": "last moments, MB",
+    "killed": "processes killed",
+    "digest_killed": "digest with them",
 }
 """What columns of tables are called; others stay out of pages."""
 

@@ -8,8 +8,9 @@ nobody had before. Training data of a client's earlier tasks are deleted once it
 Each stretch between two moments is a process of its own. For the first method the whole is done
 once more, and its processes die by SIGKILL at seeded points: before an order, before and after a
 commit, a growth, a client's state. The two digests have to be equal. Rows have what the methods
-came to, and seconds and memory of the first moments and of the last ones: both have to be flat,
-since ``last_tasks`` bounds what is scored.
+came to. They also have the processor's seconds for a client in a round and the peak memory, of the
+first moments (the fourth to the eighth) and of the last five: both have to be flat in the number of
+past tasks, since ``last_tasks`` bounds what is scored.
 """
 
 from __future__ import annotations
@@ -238,21 +239,20 @@ def row_of(method: str, place: Path, took: list[dict[str, float]]) -> dict[str, 
     summary = json.loads((place / "run" / "summary.json").read_text())
     records = records_of(place / "run")
     metrics = summary["metrics"]
-    first, last = records[5:10], records[-5:]
-    per_client = [
-        float(np.mean([r["seconds"]["wall"] / max(len(r["cohort"]), 1) for r in some]))
-        for some in (first, last)
-    ]
+    trained = [0] * (MOMENTS + 1)
+    for record in records:
+        trained[record["task"]] += len(record["cohort"])
+    each = [used["cpu_s"] / max(count, 1) for used, count in zip(took, trained, strict=True)]
     return {
         "method": method,
         "rounds": len(records),
         **{
             k: round(metrics[k], 4) for k in ("a_loc", "a_glo", "iaa", "forgetting") if k in metrics
         },
-        "round_s_first": per_client[0],
-        "round_s_last": per_client[1],
-        "peak_mb_first": float(np.mean([t["peak_mb"] for t in took[3:8]])),
-        "peak_mb_last": float(np.mean([t["peak_mb"] for t in took[-6:-1]])),
+        "client_s_first": float(np.mean(each[3:8])),
+        "client_s_last": float(np.mean(each[-6:-1])),
+        "peak_mb_first": float(np.mean([used["peak_mb"] for used in took[3:8]])),
+        "peak_mb_last": float(np.mean([used["peak_mb"] for used in took[-6:-1]])),
         "digest": summary["state_sha256"][:8],
     }
 
@@ -275,6 +275,8 @@ def main() -> None:
                 _, row["killed"] = lived(method, place / "killed", deaths(options.kills))
                 again = json.loads((place / "killed" / "run" / "summary.json").read_text())
                 row["digest_killed"] = again["state_sha256"][:8]
+                if row["digest_killed"] != row["digest"]:
+                    raise SystemExit(f"{method}: the killed run ended in other bits: {row}")
             rows.append(row)
             shutil.rmtree(place / "whole")
         tell("streams", rows[-1:])
