@@ -66,16 +66,14 @@ LABELS = {
     "digest": "digest",
     "rounds": "rounds",
     "a_loc": "a_loc",
-    "a_loc_received": "a_loc_received",
     "a_glo": "a_glo",
     "iaa": "iaa",
-    "forgetting_received": "forgetting_received",
+    "forgetting": "forgetting",
     "client_s_first": "a client in a round, s, first moments",
     "client_s_last": "last moments",
     "peak_mb_first": "peak memory, MB, first moments",
     "peak_mb_last": "last moments, MB",
     "killed": "processes killed",
-    "digest_killed": "digest with them",
 }
 """What columns of tables are called; others stay out of pages."""
 
@@ -141,7 +139,7 @@ def exponents(rows: Sequence[Row], quantity: str) -> dict[str, float]:
 def _table(rows: Sequence[Row], grows: str | None) -> str:
     columns = [c for c in LABELS if c in rows[0]]
     lines = [[LABELS[c] for c in columns], ["---"] * len(columns)]
-    lines += [[_text(row[c]) for c in columns] for row in rows]
+    lines += [[_text(row.get(c)) for c in columns] for row in rows]
     if grows is not None:
         slopes = exponents(rows, grows)
         last = [f"{slopes[c]:.2f}" if c in slopes else "" for c in columns]
