@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
-from fedmodels.errors import FedtideError, RunFailed
+from fedmodels.errors import FedtideError, PayloadError, RunFailed
 from fedmodels.tensors.bundle import EVALUATOR, ClientId
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
@@ -283,9 +283,16 @@ class RemoteCohort(JoinedClients):
             self.changed.notify_all()
 
     def steer(self, retire: Sequence[int], *, forget: bool, close: bool, now: bool) -> None:
-        """Take what the operator of an open run wants before its next round."""
+        """Take what the operator of an open run wants before its next round.
+
+        Raises:
+            PayloadError: every client that has joined would retire.
+        """
         with self.changed:
             retired, forgets, closes, closes_now = self._steered
+            joined = {client for client in self.sessions if isinstance(client, int)}
+            if retire and joined <= {*retired, *retire}:
+                raise PayloadError("nobody would be left: fedsrv close ends the run")
             ends = closes or close, closes_now or (close and now)
             self._steered = (*retired, *retire), forgets or forget, *ends
             self._said += 1

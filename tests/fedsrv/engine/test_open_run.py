@@ -309,6 +309,8 @@ def test_a_method_that_cannot_grow_refuses_new_classes_in_a_line() -> None:
 def test_the_operator_and_clients_wake_a_run_that_rests() -> None:
     cohort = RemoteCohort(3, None, EventLog(), admission=admission())  # type: ignore[arg-type]
     token = cohort.join(0, described([3, 3]), b"", ())
+    with pytest.raises(PayloadError, match="nobody would be left"):
+        cohort.steer([0], forget=False, close=False, now=False)
     before = cohort.news()
     cohort.rest(before.number, 0.0)
     cohort.announce(0, cohort.session(0, token), longer := described([3, 3], [1, 1]))
