@@ -6,12 +6,12 @@ from fedmodels.nets.embedding import embeddings
 from fedmodels.numerics.prototypes import (
     ByClass,
     class_prototypes,
-    mean_prototypes,
     moved,
     nearest_scores,
     released,
     uncounted,
 )
+from fedmodels.tensors.aggregation_rule import mean_prototypes
 
 __all__ = [
     "ByClass",

@@ -22,7 +22,7 @@ from fedtide import (
     Uploads,
     prototype_spec,
 )
-from fedtide.prototypes import ByClass, class_prototypes, embeddings, mean_prototypes
+from fedtide.prototypes import ByClass, class_prototypes, embeddings
 
 
 class Anchored(FedAvg):
@@ -42,9 +42,8 @@ class Anchored(FedAvg):
 
     def aggregate(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> ServerState:
         after = super().aggregate(ctx, state, uploads)
-        sent = {c: u.prototypes["class"] for c, u in uploads.items()}
-        run = ctx.run
-        means = mean_prototypes(sent, run.problem.num_classes, run.width, uniform=False)
+        classes, width = ctx.run.problem.num_classes, ctx.run.width
+        means = uploads.mean_prototypes("class", classes, width, uniform=False)
         return replace(after, common=replace(after.common, prototypes={"class": means}))
 
     def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> ByClass:

@@ -10,6 +10,8 @@ from typing import Any
 
 from fedmodels.errors import ClientFailed, PayloadError, TooFewClients
 from fedmodels.numerics.prototypes import drift
+from fedmodels.numerics.randomness import derive_seed
+from fedmodels.tensors.aggregation_rule import MEAN, AggregationRule, Facts
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId, state_digest
 from fedmodels.training.contexts import ServerContext, ServerData, ServerState
 from fedmodels.training.fault import name_faults
@@ -36,6 +38,8 @@ class RoundParts:
         self.plan, self.commits, self.server_data = plan, commits, server_data
         self.cohort, self.store, self.events = commits.cohort, commits.store, commits.events
         self.experiment, self.method = commits.store.experiment, plan.method
+        self.rule: AggregationRule = MEAN
+        """How uploads become one result."""
 
     # --- who and where ----------------------------------------------------------------------------
 
@@ -87,7 +91,8 @@ class RoundParts:
         common, personal = broadcast(self.method, ctx, state)
         views = ["after_local"] if is_scored and plan.scores_trained else []
         orders = self._orders(ctx, rpc.ORDER_KIND_TRAIN, ctx.cohort, views)
-        count = self.method.count if self.method.reduction == "mean" else None
+        is_sum = self.method.reduction == "mean" and not self.rule.reads_each
+        count = self.method.count if is_sum else None
         return plan.trip(
             orders, common, personal, plan.upload_spec, plan.needed(ctx.cohort, wanted), count,
             check_upload=partial(self._check_upload, plan, ctx, state), enough=wanted,
@@ -168,7 +173,9 @@ class RoundParts:
     def reduce(self, ctx: ServerContext, state: ServerState, results: Answers) -> Reduced:
         """Reduce the uploads to the next state; mark clients that spoil it as failed."""
         sent = {c: r.upload for c, r in results.by_client.items() if isinstance(c, int)}
-        uploads = as_uploads(self.method, sent, results.mean)
+        seed = derive_seed(self.experiment.seed, "rule", ctx.interaction, "method")
+        facts = Facts(seed, ctx.interaction, state.common)
+        uploads = as_uploads(self.method, sent, results.mean, self.rule, facts)
         needed = self.plan.needed(ctx.cohort, self.experiment.cohort_size)
         found = reduced(self.method, ctx, state, uploads, needed)
         self.leave_out(ctx, results, found.left_out)

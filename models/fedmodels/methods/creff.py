@@ -137,12 +137,9 @@ class CReFF(FedAvg):
 
     def _mean_gradients(self, uploads: Uploads, weight: Tensor) -> dict[int, Tensor]:
         """Return the mean over clients of the gradients of each reported class, (K, d + 1)."""
-        rows: dict[int, list[Tensor]] = {}
-        for upload in uploads.values():
-            for k, (vector, _) in upload.prototypes["gradient"].rows().items():
-                rows.setdefault(k, []).append(vector.double())
-        shape = (len(weight), -1)
-        return {k: torch.stack(rows[k]).mean(0).float().view(shape) for k in sorted(rows)}
+        classes, width = len(weight), weight.numel() + len(weight)
+        found = uploads.mean_prototypes("gradient", classes, width, uniform=True)
+        return {k: row.view(classes, -1) for k, (row, _) in found.rows().items()}
 
     def _match(
         self, features: Tensor, wanted: Mapping[int, Tensor], weight: Tensor, bias: Tensor

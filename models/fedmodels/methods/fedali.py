@@ -36,7 +36,7 @@ from fedmodels.nets.alp import (
     sets_of,
 )
 from fedmodels.nets.split import load_weights, weights_of
-from fedmodels.techniques.clustered_sets import KMeans, mean_sets
+from fedmodels.techniques.clustered_sets import KMeans
 from fedmodels.tensors.bundle import Bundle, Prototypes, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.tensors.uploads import Reduction, Uploads
@@ -83,8 +83,7 @@ class FedAli(FedAvg):
         after = super().aggregate(ctx, state, uploads)  # w <- sum_c n_c/n w_c
         if after is state:
             return state
-        voters = self._voters(uploads)  # P_centroid <- sum_c n_c/n P_loc,c
-        means = mean_sets(voters, [self.count(u) for u in voters], state.common.prototypes)
+        means = uploads.mean_sets(state.common.prototypes)  # P_centroid <- sum_c n_c/n P_loc,c
         return replace(after, common=replace(after.common, prototypes=means))
 
     def finish(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> Reduced:

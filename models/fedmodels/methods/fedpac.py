@@ -28,7 +28,6 @@ from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import load_weights
 from fedmodels.numerics.algebra import weighted_mean
-from fedmodels.numerics.prototypes import mean_prototypes
 from fedmodels.techniques.head_mixtures import Statistics, mixtures, statistics_of
 from fedmodels.tensors.bundle import Bundle, Prototypes
 from fedmodels.tensors.bundle_spec import BundleSpec, prototype_spec, scalar_spec
@@ -101,9 +100,8 @@ class FedPAC(FedAvg):
         if mean is None:
             return state
         theta = of_role(mean, "base")  # theta <- sum_i n_i/n theta_i
-        reported = {c: u.prototypes["class"] for c, u in uploads.items()}
         classes, width = ctx.run.problem.num_classes, ctx.run.width
-        c = mean_prototypes(reported, classes, width, uniform=False)  # c^k: n_ik / n_k
+        c = uploads.mean_prototypes("class", classes, width, uniform=False)  # c^k: n_ik / n_k
         return ServerState(Bundle(theta, {"class": c}), state.own, state.clients)
 
     def finish(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> Reduced:

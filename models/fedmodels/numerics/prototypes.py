@@ -11,10 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedmodels.errors import PayloadError
 from fedmodels.numerics.algebra import class_means
 from fedmodels.tensors.bundle import Prototypes
-from fedmodels.tensors.weighted_mean import mean_of_vectors
 
 
 @dataclass(frozen=True)
@@ -82,35 +80,6 @@ def moved(old: Prototypes | None, new: Prototypes, beta: float) -> Prototypes:
     none = torch.zeros(0, dtype=torch.int32)
     stacked = torch.stack(vectors) if vectors else old.vectors[:0].clone()
     return Prototypes(stacked, labels, torch.stack(counts) if counts else none)
-
-
-def mean_prototypes(
-    sets: Mapping[int, Prototypes], num_classes: int, width: int, *, uniform: bool
-) -> Prototypes:
-    """Return the mean over clients, class by class, among those that report the class.
-
-    Args:
-        sets: what each client reports, in client-id order.
-        num_classes: K.
-        width: d.
-        uniform: every client counts alike; otherwise by its number of examples of the class.
-
-    Raises:
-        PayloadError: a client reports a class that does not exist.
-    """
-    found: dict[int, list[tuple[Tensor, int]]] = {}
-    for client, reported in sets.items():
-        for label, row in reported.rows().items():
-            if not 0 <= label < num_classes:
-                raise PayloadError(f"client {client} reports a prototype of class {label}")
-            found.setdefault(label, []).append(row)
-    rows: dict[int, tuple[Tensor, int]] = {}
-    for label, held in found.items():
-        counts = [count for _, count in held]
-        total = sum(counts)
-        shares = [1 / len(held) if uniform or not total else n / total for n in counts]
-        rows[label] = mean_of_vectors([vector for vector, _ in held], shares), total
-    return Prototypes.of(rows, width)
 
 
 def uncounted(prototypes: Prototypes) -> Prototypes:

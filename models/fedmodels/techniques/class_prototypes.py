@@ -5,7 +5,6 @@ Shapes: n examples, K classes, d coordinates of an embedding.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -18,12 +17,12 @@ from fedmodels.nets.split import weights_of
 from fedmodels.numerics.prototypes import (
     ByClass,
     class_prototypes,
-    mean_prototypes,
     released,
     uncounted,
 )
 from fedmodels.tensors.bundle import Bundle, Prototypes
 from fedmodels.tensors.bundle_spec import BundleSpec, prototype_spec
+from fedmodels.tensors.uploads import Uploads
 from fedmodels.training.contexts import ClientContext
 from fedmodels.training.run import RunFacts
 from fedmodels.training.settings import Part
@@ -63,9 +62,7 @@ def by_class(ctx: ClientContext, bundle: Bundle) -> ByClass:
     return ByClass.of(found, ctx.run.problem.num_classes, ctx.net.width, ctx.device)
 
 
-def mean_class_prototypes(
-    run: RunFacts, uploads: Mapping[int, Bundle], *, uniform: bool = True
-) -> Prototypes:
+def mean_class_prototypes(run: RunFacts, uploads: Uploads, *, uniform: bool = True) -> Prototypes:
     """Return the mean prototype of each class over the clients that report it, without counts.
 
     Args:
@@ -73,9 +70,8 @@ def mean_class_prototypes(
         uploads: what each client reports, in client-id order.
         uniform: every client counts alike; otherwise by its number of examples of the class.
     """
-    reported = {client: upload.prototypes["class"] for client, upload in uploads.items()}
-    classes = run.problem.num_classes
-    return uncounted(mean_prototypes(reported, classes, run.width, uniform=uniform))
+    classes, width = run.problem.num_classes, run.width
+    return uncounted(uploads.mean_prototypes("class", classes, width, uniform=uniform))
 
 
 def class_means(ctx: ClientContext, x: Tensor, y: Tensor) -> Prototypes:

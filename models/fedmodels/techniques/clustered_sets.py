@@ -1,11 +1,11 @@
-"""Sets of rows of several clients: their mean, and the clusters of all their rows.
+"""Sets of rows of several clients: the clusters of all their rows.
 
 Shapes: G rows of a set, d width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,8 +15,6 @@ from torch import Tensor
 from fedmodels.config.bounds import PositiveCount
 from fedmodels.numerics.clustering import cluster
 from fedmodels.numerics.neighbour_clustering import cluster_near
-from fedmodels.tensors.bundle import Bundle, Prototypes
-from fedmodels.tensors.weighted_mean import weighted_mean
 from fedmodels.training.settings import Part
 
 
@@ -46,12 +44,3 @@ class KMeans(Part):
             device="cuda" if torch.cuda.is_available() else "cpu",
             max_iter=self.kmeans_max_iter,
         )
-
-
-def mean_sets(
-    bundles: Sequence[Bundle], counts: Sequence[float], levels: Iterable[str]
-) -> dict[str, Prototypes]:
-    """Return the weighted mean of each level's sets over several bundles, row by row."""
-    sets = [{level: each.prototypes[level].vectors for level in levels} for each in bundles]
-    means = weighted_mean(sets, [n / sum(counts) for n in counts])
-    return {level: Prototypes.by_position(mean) for level, mean in means.items()}

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Literal, NoReturn
 
 from torch import Tensor
 
 from fedmodels.errors import ConfigError
-from fedmodels.tensors.bundle import Bundle, Weights
-from fedmodels.tensors.weighted_mean import weighted_mean
+from fedmodels.tensors.aggregation_rule import (
+    MEAN,
+    AggregationRule,
+    Facts,
+    Shares,
+    reduced_prototypes,
+)
+from fedmodels.tensors.bundle import Bundle, Prototypes, Weights
 
 Reduction = Literal["mean", "each"]
 """What a server half reads of its uploads' weights: their mean alone, or each upload's."""
 
 
 class Uploads(Mapping[int, Bundle]):
-    """The uploads by client, in client-id order, and the mean of their weights.
+    """The uploads by client, in client-id order, and what the run's rule makes of them: the mean.
 
-    Where the reduction is the mean, an upload's own weights cannot be read, whether they are still
-    in memory or were added up as they came: a method that runs with small uploads runs with large
-    ones too.
+    A server half takes means of weights and of prototypes from here alone: so every rule of a run
+    (:class:`AggregationRule`) holds for every method. Where the reduction is the mean, an upload's
+    own weights cannot be read, whether they are still in memory or were added up as they came: a
+    method that runs with small uploads runs with large ones too.
     """
 
     def __init__(
@@ -30,6 +37,8 @@ class Uploads(Mapping[int, Bundle]):
         count: Callable[[Bundle], float],
         reduction: Reduction = "each",
         folded: Weights | None = None,
+        rule: AggregationRule = MEAN,
+        facts: Facts | None = None,
     ) -> None:
         """Take the uploads as they came.
 
@@ -38,8 +47,12 @@ class Uploads(Mapping[int, Bundle]):
             count: gives what an upload's weights count in the mean.
             reduction: what may be read of their weights.
             folded: the mean, if it was taken as the uploads came; they hold no weights then.
+            rule: makes one result of several uploads.
+            facts: what the rule may know of the interaction.
         """
         self._sent, self._count, self._reduction, self._folded = sent, count, reduction, folded
+        self._rule, self._facts = rule, facts or Facts()
+        self._shares: dict[str, Shares] = {}
         hides = reduction == "mean"
         self._seen = {c: _without_weights(u) for c, u in sent.items()} if hides else sent
 
@@ -57,18 +70,60 @@ class Uploads(Mapping[int, Bundle]):
         """Tell whether the mean was taken as the uploads came: nobody can be taken out of it."""
         return self._folded is not None
 
+    @property
+    def shares(self) -> Mapping[str, Shares]:
+        """Each client's share of what was taken so far: of ``weights``, or of a level."""
+        return self._shares
+
     def mean(self) -> Weights | None:
         """Return the weighted mean of the uploads' weights; None if nothing counts."""
-        counts = [self._count(upload) for upload in self._sent.values()]
-        if self._folded is not None or not sum(counts):
+        counts = {client: self._count(upload) for client, upload in self._sent.items()}
+        total = sum(counts.values())
+        if self._folded is not None or not total:
+            if total:
+                self._shares["weights"] = {c: count / total for c, count in counts.items()}
             return self._folded
-        return weighted_mean([u.weights for u in self._sent.values()], counts, sum(counts))
+        sent = {client: upload.weights for client, upload in self._sent.items()}
+        mean, self._shares["weights"] = self._rule.weights(sent, counts, self._facts)
+        return mean
+
+    def mean_sets(self, levels: Iterable[str]) -> dict[str, Prototypes]:
+        """Return the mean of each level's sets of the uploads that count, row by row."""
+        counting = {c: u for c, u in self._sent.items() if self._count(u)}
+        names = [*levels]
+        sent: dict[int, Weights] = {
+            c: {name: u.prototypes[name].vectors for name in names} for c, u in counting.items()
+        }
+        counts = {client: self._count(upload) for client, upload in counting.items()}
+        means, shares = self._rule.sets(sent, counts, self._facts)
+        self._shares |= dict.fromkeys(names, shares)
+        return {level: Prototypes.by_position(mean) for level, mean in means.items()}
+
+    def mean_prototypes(
+        self, level: str, num_classes: int, width: int, *, uniform: bool
+    ) -> Prototypes:
+        """Return the mean prototype (d,) of each class over the clients that report it, counted.
+
+        Args:
+            level: which prototypes.
+            num_classes: K.
+            width: d.
+            uniform: every client counts alike; otherwise by its number of examples of the class.
+
+        Raises:
+            PayloadError: a client reports a class that does not exist.
+        """
+        sets = {client: upload.prototypes[level] for client, upload in self._sent.items()}
+        found, self._shares[level] = reduced_prototypes(
+            sets, num_classes, width, uniform=uniform, rule=self._rule, facts=self._facts
+        )
+        return found
 
     def of(self, clients: Mapping[int, object] | set[int]) -> Uploads:
         """Return the uploads of some of the clients; only where they were not folded."""
         assert self._folded is None, "nobody can be taken out of a folded mean"
         sent = {c: upload for c, upload in self._sent.items() if c in clients}
-        return Uploads(sent, self._count, self._reduction)
+        return Uploads(sent, self._count, self._reduction, None, self._rule, self._facts)
 
 
 class _Unread(Mapping[str, Tensor]):

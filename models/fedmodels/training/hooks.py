@@ -16,6 +16,7 @@ from functools import cache
 from fedmodels.errors import ConfigError
 from fedmodels.numerics.metric_names import is_written_by_runs
 from fedmodels.numerics.randomness import derive_seed, started
+from fedmodels.tensors.aggregation_rule import MEAN, AggregationRule, Facts
 from fedmodels.tensors.bundle import Bundle, Weights
 from fedmodels.tensors.uploads import Uploads
 from fedmodels.training.contexts import Metrics, ServerContext, ServerState
@@ -98,7 +99,11 @@ def reduce(
 
 
 def as_uploads(
-    method: Method, sent: Mapping[int, Bundle], folded: Weights | None = None
+    method: Method,
+    sent: Mapping[int, Bundle],
+    folded: Weights | None = None,
+    rule: AggregationRule = MEAN,
+    facts: Facts | None = None,
 ) -> Uploads:
     """Return uploads as ``aggregate`` and ``finish`` get them.
 
@@ -106,8 +111,10 @@ def as_uploads(
         method: says what is read of their weights, and what an upload counts.
         sent: the uploads by client.
         folded: the mean of their weights, if it was taken as they came.
+        rule: makes one result of several uploads.
+        facts: what the rule may know of the interaction.
     """
-    return Uploads(sent, method.count, method.reduction, folded)
+    return Uploads(sent, method.count, method.reduction, folded, rule, facts)
 
 
 def init_client(method: Method, run: RunFacts, client: int) -> Bundle:

@@ -150,7 +150,7 @@ def test_gradients_are_averaged_over_those_who_hold_the_class():
     method, _ = server("creff")
     a, b = torch.ones(68), torch.full((68,), 3.0)
     uploads = {0: reporting({1: a, 2: a}, 68, {}), 1: reporting({1: b}, 68, {})}
-    found = method._mean_gradients(uploads, torch.zeros(4, 16))
+    found = method._mean_gradients(as_uploads(method, uploads), torch.zeros(4, 16))
     assert sorted(found) == [1, 2]
     assert torch.equal(found[1], torch.full((4, 17), 2.0))
     assert torch.equal(found[2], torch.ones(4, 17))

@@ -5,7 +5,6 @@ from fedmodels.errors import PayloadError
 from fedmodels.numerics.latest_embeddings import LatestEmbeddings
 from fedmodels.numerics.prototypes import (
     ByClass,
-    mean_prototypes,
     moved,
     nearest_scores,
     only,
@@ -19,6 +18,7 @@ from fedmodels.techniques.evaluation_heads import (
     trained_part,
     travelling,
 )
+from fedmodels.tensors.aggregation_rule import mean_prototypes
 from fedmodels.tensors.bundle import Bundle, Prototypes
 from fedmodels.tensors.bundle_spec import BundleSpec, prototype_spec
 from fedtide.inprocess import transported

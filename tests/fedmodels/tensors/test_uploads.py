@@ -10,7 +10,8 @@ import torch
 
 from fedmodels.errors import ConfigError
 from fedmodels.methods.fedavg import FedAvg
-from fedmodels.tensors.bundle import Bundle, Problem
+from fedmodels.tensors.aggregation_rule import AggregationRule
+from fedmodels.tensors.bundle import Bundle, Problem, Prototypes
 from fedmodels.tensors.uploads import Reduction, Uploads
 from fedmodels.training.contexts import ServerContext, ServerState
 from fedmodels.training.hooks import as_uploads
@@ -88,3 +89,34 @@ def test_some_of_them_have_a_mean_of_their_own():
     some = Uploads(sent((1.0, 1.0), (5.0, 3.0), (9.0, 3.0)), count, "mean").of({1, 2})
     assert list(some) == [1, 2]
     assert some.mean()["w"].tolist() == [7.0]
+
+
+class Second(AggregationRule):
+    """Takes what the second client sent."""
+
+    reads_each = True
+
+    def weights(self, sent, counts, facts):
+        return dict([*sent.values()][1]), {client: float(client == 1) for client in sent}
+
+    sets = weights
+
+    def rows(self, sent, counts, uniform, facts):
+        return [*sent.values()][-1], {client: float(client == max(sent)) for client in sent}
+
+
+def test_every_kind_of_mean_is_taken_by_the_rule_of_the_run():
+    rows = [Prototypes.of({0: (torch.tensor([n, n]), 2)}, 2) for n in (1.0, 3.0)]
+    uploads = {
+        c: replace(one, prototypes={"class": p, "alp": Prototypes.by_position(p.vectors)})
+        for (c, one), p in zip(sent((1.0, 1.0), (5.0, 3.0)).items(), rows, strict=True)
+    }
+    plain, ruled = Uploads(uploads, count), Uploads(uploads, count, rule=Second()).of({0, 1})
+    for found, w, p, a in ((plain, 4.0, 2.0, 2.5), (ruled, 5.0, 3.0, 3.0)):
+        assert found.mean()["w"].tolist() == [w]
+        prototypes = found.mean_prototypes("class", 1, 2, uniform=True)
+        assert (prototypes.vectors.tolist(), prototypes.counts.tolist()) == ([[p, p]], [4])
+        assert found.mean_sets(["alp"])["alp"].vectors.tolist() == [[a, a]]
+    assert plain.shares["weights"] == plain.shares["alp"] == {0: 0.25, 1: 0.75}
+    assert plain.shares["class"] == {0: 0.5, 1: 0.5}
+    assert ruled.shares == {key: {0: 0.0, 1: 1.0} for key in ("weights", "class", "alp")}
