@@ -28,12 +28,15 @@ from fedmodels.printable import printable
 from fedmodels.training.fault import name_faults
 from fedmodels.training.initial_weights import pin_weights
 from fedpb.channels import is_loopback
+from fedpb.pem import authorities_of
+from fedpb.revocation import REVOKED, RevocationList
 from fedsrv.availability import with_digest
 from fedsrv.engine.admission import Admission
 from fedsrv.engine.buffered_rounds import check_schedule
 from fedsrv.engine.rounds import Engine
 from fedsrv.engine.server_data import server_data_for
 from fedsrv.events import HAS_FAILED, Ending, EventLog
+from fedsrv.identity.guard import Guard
 from fedsrv.identity.tls import Credentials, server_credentials
 from fedsrv.state.run_directory import beginning, writing
 from fedsrv.state.store import Store
@@ -57,6 +60,8 @@ class Listen:
     """Whether clients show certificates that name them."""
     insecure: bool = False
     """Allow a reachable address without TLS."""
+    revoked: RevocationList | None = None
+    """Certificates that clients may show no more."""
 
     def at(self, port: int) -> str:
         """Return the address by which clients reach a server, once its port is known."""
@@ -72,6 +77,7 @@ class Listen:
         key: Path | None,
         client_ca: Path | None,
         insecure: bool,
+        crl: Path | None = None,
     ) -> Self:
         """Return where and how to listen, as options of a command ask for it.
 
@@ -82,8 +88,21 @@ class Listen:
             raise ConfigError("--tls-cert and --tls-key belong together; one of them is missing")
         if client_ca is not None and cert is None:
             raise ConfigError("--tls-client-ca needs --tls-cert and --tls-key")
+        if crl is not None and client_ca is None:
+            raise ConfigError(
+                "--tls-crl needs --tls-client-ca: who is revoked shows no certificate"
+            )
         credentials = server_credentials(cert, key, client_ca) if cert and key else None
-        return cls(address, credentials, client_ca is not None, insecure)
+        revoked = None
+        if client_ca is not None:
+            place = crl or client_ca.parent / REVOKED
+            signers = authorities_of(client_ca, "--tls-client-ca")
+            revoked = RevocationList(place, signers, "--tls-crl", must_exist=crl is not None)
+        return cls(address, credentials, client_ca is not None, insecure, revoked)
+
+    def guard(self) -> Guard:
+        """Return what checks who calls."""
+        return Guard(self.requires_identity, self.revoked)
 
     def caveats(self) -> list[str]:
         """Return what a user may not mean: TLS that says who the server is, and nobody else."""
@@ -163,7 +182,7 @@ def serve(
             without_places(experiment.to_dict()),
             cohort,
             events,
-            requires_identity=listen.requires_identity,
+            guard=listen.guard(),
         )
         address = _open_server(stack, service, listen)
         stack.enter_context(telling_the_end(events))

@@ -24,6 +24,7 @@ GRPC_FILES = {
     "fedsrv/monitor/watch.py",
     "fedsrv/transport/server.py",
     "fedsrv/transport/service.py",
+    "fedsrv/identity/guard.py",
     "fedsrv/identity/tls.py",
     "fedcli/runtime/answers.py",
     "fedcli/runtime/link.py",
@@ -73,8 +74,8 @@ ROOMS = {
         "nets", "training", "techniques", "methods", "resolution",
     ),
     "fedpb": (
-        "", "v1", "pem", "handshakes", "channels", "tables", "descriptions", "zstd", "frames",
-        "headers", "plans", "codec", "orders",
+        "", "v1", "pem", "revocation", "handshakes", "channels", "tables", "descriptions", "zstd",
+        "frames", "headers", "plans", "codec", "orders",
     ),
     "fedsrv": (
         "presets", "events", "availability", "ray_cluster", "ray_driver", "identity", "state",

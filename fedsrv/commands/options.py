@@ -75,6 +75,10 @@ Key = Annotated[Path | None, typer.Option(help="Its key.")]
 ClientAuthority = Annotated[
     Path | None, typer.Option(help="Authority of the clients: they must show certificates.")
 ]
+RevokedCallers = Annotated[
+    Path | None,
+    typer.Option(help="Certificates that are revoked; by default crl.pem beside --tls-client-ca."),
+]
 Insecure = Annotated[
     bool, typer.Option("--insecure", help="Allow reachable addresses without TLS.")
 ]

@@ -20,6 +20,7 @@ from fedsrv.commands.options import (
     Level,
     Place,
     Quiet,
+    RevokedCallers,
     set_up,
 )
 
@@ -37,6 +38,7 @@ def relay(
     tls_cert: Certificate = None,
     tls_key: Key = None,
     tls_client_ca: ClientAuthority = None,
+    tls_crl: RevokedCallers = None,
     insecure: Insecure = False,
     up_ca: Annotated[Path | None, typer.Option(help="Authority of the coordinator above.")] = None,
     up_cert: Annotated[
@@ -58,7 +60,7 @@ def relay(
     ids = range_of(clients)
     check_address(up, "--up")
     above = Upstream(up, caller_credentials(up_ca, up_cert, up_key, "--up"))
-    place = Listen.given(listen, tls_cert, tls_key, tls_client_ca, insecure)
+    place = Listen.given(listen, tls_cert, tls_key, tls_client_ca, insecure, tls_crl)
     end_on_sigterm()
     telling = EventPrinter(names_address=not as_json, prints=False)
     serve_relay(ids, above, place, telling, code or ())

@@ -1,22 +1,22 @@
 """A certificate authority and one certificate per identity, for mutual TLS.
 
 An identity is a client id ``7``, a range ``0-24`` (one host process that owns several clients),
-``evaluator``, ``monitor`` or ``server``. A certificate says whose it is by one URI among its
-alternative names::
-
-    fedtide:client:7    fedtide:clients:0-24
-    fedtide:evaluator    fedtide:monitor    fedtide:server
-
-which the coordinator compares with the ids that a client claims (:func:`covers`).
+``relay:0-24``, ``evaluator``, ``watcher``, ``operator`` or ``server``
+(:mod:`fedsrv.identity.roles`). Beside the authority lies a list of the certificates that it issued.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
+import json
+import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Self
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -25,24 +25,17 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedmodels.errors import ConfigError, reason_of
 from fedmodels.files import write_new
-from fedmodels.tensors.bundle import EVALUATOR, ClientId
-from fedpb.pem import check_dates
+from fedpb.pem import check_dates, identities_of
+from fedsrv.identity.roles import RELAY, SCHEME, SERVER, SERVER_URI, identity_uri, role_of
 
 AUTHORITY_DAYS = 3650
 IDENTITY_DAYS = 730
 CLOCK_SKEW = timedelta(hours=1)
 """Certificates are valid from this long ago, so that a clock that is slow accepts them."""
 
-SERVER = "server"
-SERVER_URI = f"fedtide:{SERVER}"
-EVALUATOR_URI = f"fedtide:{EVALUATOR}"
-MONITOR = "monitor"
-MONITOR_URI = f"fedtide:{MONITOR}"
-"""Who may watch a run, and nothing else."""
+ISSUED = "issued.jsonl"
+"""Beside the authority: serial number, identity and last day of each certificate that it issued."""
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
-
-_CLIENT = re.compile(r"fedtide:client:([0-9]{1,9})")
-_CLIENTS = re.compile(r"fedtide:clients:([0-9]{1,9})-([0-9]{1,9})")
 
 
 def init_authority(directory: Path) -> tuple[Path, Path]:
@@ -66,70 +59,109 @@ def issue(directory: Path, identity: str, hosts: Iterable[str] = ()) -> tuple[Pa
 
     Args:
         directory: where ``ca.pem`` and ``ca.key`` are, and where the new files go.
-        identity: a client id, a range of ids ``A-B``, ``evaluator``, ``monitor`` or ``server``.
-        hosts: names and addresses by which clients reach the server, beside loopback's.
+        identity: see the module.
+        hosts: names and addresses by which clients reach a server or a relay, beside loopback's.
 
     Raises:
         ConfigError: the identity is none, there is no authority, or the files exist already.
     """
     uri = identity_uri(identity)
-    hosts = tuple(hosts)
-    if hosts and uri != SERVER_URI:
-        raise ConfigError(f"hosts belong to the server's certificate, not to {identity!r}")
-    authority, authority_key = _load_authority(directory)
+    authority = Authority.read(directory)
     key = ec.generate_private_key(ec.SECP256R1())
-    names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(uri)]
-    if uri == SERVER_URI:
-        names += [_host_name(host) for host in dict.fromkeys((*LOOPBACK_HOSTS, *hosts))]
-    usage = (
-        ExtendedKeyUsageOID.SERVER_AUTH if uri == SERVER_URI else ExtendedKeyUsageOID.CLIENT_AUTH
-    )
-    builder = (
-        _builder(_name(uri), authority.subject, key.public_key(), IDENTITY_DAYS)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_key_usage(authority=False), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
-        .add_extension(x509.SubjectAlternativeName(names), critical=False)
-        .add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()),
-            critical=False,
+    certificate = authority.certificate(uri, key.public_key(), tuple(hosts))
+    authority.note(certificate, uri)
+    return _write_pair(directory, stem_of(uri), certificate, key)
+
+
+def stem_of(uri: str) -> str:
+    """Return how the files of an identity are called."""
+    return uri.removeprefix(SCHEME).replace(":", "-")
+
+
+@dataclass(frozen=True)
+class Authority:
+    """An authority's certificate and key, and what it has issued."""
+
+    directory: Path
+    own: x509.Certificate
+    key: ec.EllipticCurvePrivateKey
+
+    @classmethod
+    def read(cls, directory: Path) -> Self:
+        """Return the authority in a directory.
+
+        Raises:
+            ConfigError: there is none, or it cannot be used.
+        """
+        return cls(directory, *_load_authority(directory))
+
+    def certificate(
+        self, uri: str, key: ec.EllipticCurvePublicKey, hosts: Sequence[str] = ()
+    ) -> x509.Certificate:
+        """Return a new certificate of an identity for this key.
+
+        Raises:
+            ConfigError: the identity is reached by no hosts, or one of them is none.
+        """
+        serves = role_of(uri) in (SERVER, RELAY)
+        if hosts and not serves:
+            whom = uri.removeprefix(SCHEME)
+            raise ConfigError(f"hosts belong to a server's certificate, not to that of {whom!r}")
+        names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(uri)]
+        if serves:
+            names += [_host_name(host) for host in dict.fromkeys((*LOOPBACK_HOSTS, *hosts))]
+        usages = [ExtendedKeyUsageOID.SERVER_AUTH] if serves else []
+        usages += [] if uri == SERVER_URI else [ExtendedKeyUsageOID.CLIENT_AUTH]
+        signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key())
+        builder = (
+            _builder(_name(uri), self.own.subject, key, IDENTITY_DAYS)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_key_usage(authority=False), critical=True)
+            .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
+            .add_extension(x509.SubjectAlternativeName(names), critical=False)
+            .add_extension(signer, critical=False)
         )
-    )
-    stem = uri.removeprefix("fedtide:").replace(":", "-")
-    return _write_pair(directory, stem, builder.sign(authority_key, hashes.SHA256()), key)
+        return builder.sign(self.key, hashes.SHA256())
 
+    def note(self, certificate: x509.Certificate, uri: str) -> None:
+        """Add a certificate to the list of those that were issued, before it is used.
 
-def identity_uri(identity: str) -> str:
-    """Return the URI that stands for an identity in a certificate.
+        Raises:
+            ConfigError: the list cannot be written.
+        """
+        facts = {
+            "serial": f"{certificate.serial_number:x}",
+            "identity": uri,
+            "until": f"{certificate.not_valid_after_utc:%Y-%m-%d}",
+        }
+        try:
+            place = os.open(self.directory / ISSUED, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            with os.fdopen(place, "a", encoding="utf-8") as file:
+                file.write(json.dumps(facts) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise ConfigError(
+                f"{self.directory / ISSUED} cannot be written: {error.strerror}"
+            ) from None
 
-    Raises:
-        ConfigError: it is no client id, no range, and none of the other identities.
-    """
-    if identity in (SERVER, EVALUATOR, MONITOR):
-        return f"fedtide:{identity}"
-    match = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", identity)
-    if match is None:
-        raise ConfigError(
-            f"{identity!r} is no identity: give a client id (7), a range (0-24), "
-            f"'{EVALUATOR}', '{MONITOR}' or '{SERVER}'"
-        )
-    first, last = match.groups()
-    if last is None:
-        return f"fedtide:client:{int(first)}"
-    if int(first) > int(last):
-        raise ConfigError(f"the range {identity!r} is empty: its first id exceeds its last")
-    return f"fedtide:clients:{int(first)}-{int(last)}"
-
-
-def covers(identity_uri: str, client_id: ClientId) -> bool:
-    """Tell whether the owner of a certificate with this URI may speak for a client."""
-    if client_id == EVALUATOR:
-        return identity_uri == EVALUATOR_URI
-    if match := _CLIENT.fullmatch(identity_uri):
-        return int(match[1]) == client_id
-    if match := _CLIENTS.fullmatch(identity_uri):
-        return int(match[1]) <= int(client_id) <= int(match[2])
-    return False
+    def issued(self) -> list[dict[str, str]]:
+        """Return serial number, identity and last day of every certificate that was issued."""
+        found: list[dict[str, str]] = []
+        path = self.directory / ISSUED
+        for line in path.read_text("utf-8").splitlines() if path.is_file() else ():
+            with contextlib.suppress(ValueError, TypeError, KeyError):  # a line that was cut short
+                facts = json.loads(line)
+                found.append({key: str(facts[key]) for key in ("serial", "identity", "until")})
+        for path in self.directory.glob("*.pem"):  # of versions that kept no list
+            with contextlib.suppress(OSError, ValueError):
+                held = x509.load_pem_x509_certificate(path.read_bytes())
+                uris = identities_of(held)
+                if len(uris) == 1 and held.issuer == self.own.subject:
+                    until = f"{held.not_valid_after_utc:%Y-%m-%d}"
+                    serial = f"{held.serial_number:x}"
+                    found.append({"serial": serial, "identity": uris[0], "until": until})
+        return list({facts["serial"]: facts for facts in found}.values())
 
 
 def _name(common_name: str) -> x509.Name:

@@ -13,7 +13,6 @@ from fedpb.channels import channel_options, clearest, why_unreachable
 from fedpb.handshakes import distrust, meaning_of_failure
 from fedpb.pem import caller_pems, check_authority, check_pair, read_pem
 
-IDENTITY_SCHEME = "fedtide:"
 Credentials: TypeAlias = grpc.ServerCredentials
 ChannelCredentials: TypeAlias = grpc.ChannelCredentials
 
@@ -68,7 +67,7 @@ def silence_of(address: str, credentials: ChannelCredentials | None) -> str:
     why = why_unreachable(details, address, over_tls=over_tls)
     meaning = meaning_of_failure(details, over_tls, "--tls")
     if meaning and over_tls and "--tls-cert" in meaning:
-        why += "; a monitor's certificate is made by fedsrv certs issue monitor"
+        why += "; a watcher's certificate is made by fedsrv certs issue watcher"
     if not meaning:
         why = f"is the address right, and the run still going on? {why}"
     return distrust(details, address) or f"no coordinator answers at {address}: {why}"
@@ -91,15 +90,3 @@ def failure_of(address: str, credentials: ChannelCredentials | None) -> str:
         return ""
 
     return clearest(asked(address), address, asked)
-
-
-def peer_identity(context: grpc.ServicerContext) -> str | None:
-    """Return the identity URI of the peer's verified certificate, or ``None`` without one.
-
-    A certificate that names several identities names none.
-    """
-    uris = context.auth_context().get("peer_uri", ())
-    identities = {
-        uri.decode(errors="replace") for uri in uris if uri.startswith(IDENTITY_SCHEME.encode())
-    }
-    return identities.pop() if len(identities) == 1 else None

@@ -88,7 +88,7 @@ def serve_relay(
             log.warning("nobody at %s yet: clients that join here wait (%s)", above.address, away)
         service = RelayService(
             clients, trips, events, uplink,
-            requires_identity=listen.requires_identity, code=code,
+            guard=listen.guard(), code=code,
         )  # fmt: skip
         stack.callback(service.complaints.close)
         server, port = start_server(service, listen.address, listen.credentials)

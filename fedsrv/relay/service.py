@@ -15,6 +15,7 @@ from fedpb.tables import values_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedpb.v1 import description_pb2 as pb
 from fedsrv.events import EventLog
+from fedsrv.identity.guard import Guard
 from fedsrv.relay.inbox import PassedOn
 from fedsrv.relay.trips import RelayedRun, RelayedTrips
 from fedsrv.relay.uplink import CallFailed, Uplink, meaning_of
@@ -33,7 +34,7 @@ class RelayService:
         events: EventLog,
         uplink: Uplink,
         *,
-        requires_identity: bool = False,
+        guard: Guard | None = None,
         code: Sequence[Path] = (),
     ) -> None:
         """Pass calls on.
@@ -43,7 +44,7 @@ class RelayService:
             trips: what the clients work on.
             events: told what happens.
             uplink: to the coordinator above.
-            requires_identity: whether clients show certificates that name them.
+            guard: checks who calls; by default everybody may.
             code: custom files whose code may run, if the run's config names them.
         """
         self.name = f"{clients[0]}-{clients[-1]}"
@@ -52,7 +53,7 @@ class RelayService:
         self._ids = {str(client) for client in clients}
         self.below = below = Service(
             "", {}, trips.below, events,
-            requires_identity=requires_identity, results=PassedOn(trips, uplink),
+            guard=guard, results=PassedOn(trips, uplink),
             check_id=self._check_id,
         )  # fmt: skip
         self.cohort, self.events, self.health = below.cohort, below.events, below.health
@@ -80,7 +81,7 @@ class RelayService:
     def join(self, request: rpc.JoinRequest, context: grpc.ServicerContext) -> rpc.JoinResponse:
         """Pass on that a client joins."""
         client = self.below.client(request.client_id, context)
-        self._begin_join(request)
+        self._begin_join(request, context)
         reply = _answer(lambda: self.uplink.join(request))
         self._learn(client, reply, request.description)
         token = request.token or reply.token
@@ -93,14 +94,17 @@ class RelayService:
     ) -> rpc.JoinSeveralResponse:
         """Pass on that clients of one process join."""
         clients = [self.below.client(one.client_id, context) for one in request.clients]
-        self._begin_join(request)
+        self._begin_join(request, context)
         reply = _answer(lambda: self.uplink.join_several(request))
         for client, one in zip(clients, request.clients, strict=True):
             self._learn(client, reply.joined, request.descriptions[one.description])
             self.cohort.join(client, "", one.token, one.versions, request.start_over)
         return reply
 
-    def _begin_join(self, request: rpc.JoinRequest | rpc.JoinSeveralRequest) -> None:
+    def _begin_join(
+        self, request: rpc.JoinRequest | rpc.JoinSeveralRequest, context: grpc.ServicerContext
+    ) -> None:
+        self.below.check_no_relay(context)
         if request.relay:
             raise PayloadError(
                 "a relay cannot stand behind another: give it the coordinator's --up"

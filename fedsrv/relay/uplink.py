@@ -17,8 +17,9 @@ from fedpb.handshakes import distrust
 from fedpb.headers import header_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import OtherPartition
+from fedsrv.identity.guard import NotYours
 from fedsrv.identity.tls import caller_channel, failure_of
-from fedsrv.transport.service import NotYours, WrongRun
+from fedsrv.transport.service import WrongRun
 from fedsrv.transport.sessions import (
     AlreadyConnected,
     NotReady,
@@ -137,7 +138,8 @@ class Uplink:
         """Return why the coordinator cannot be reached now; empty if it can.
 
         Raises:
-            LinkError: its certificate is not trusted, or names another host.
+            LinkError: its certificate is not trusted, or names another host; or it refuses that of
+                this relay.
         """
         try:
             self._channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=CHECK_S)
@@ -145,6 +147,9 @@ class Uplink:
             details = printable(error.details() or "")
             if isinstance(meaning_of(error), CoordinatorUnreachable):
                 details = failure_of(self.address, self._credentials) or details
+            if isinstance(refused := meaning_of(error), NotYours):
+                line = f"the coordinator at {self.address} refuses this relay: {refused}"
+                raise LinkError(line) from None
             if why := distrust(details, self.address):
                 raise LinkError(why.replace("--tls-ca", "--up-ca")) from None
             if isinstance(meaning_of(error), CoordinatorUnreachable):

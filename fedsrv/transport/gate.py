@@ -36,13 +36,29 @@ STREAM_S = 300.0
 """Time limit of such a stream."""
 _LOOK_EVERY_S = 0.5
 Context: TypeAlias = grpc.ServicerContext
+Admitted: TypeAlias = Callable[[str, Context], contextlib.AbstractContextManager[None]]
 
 
 class Gate(grpc.ServerInterceptor):  # type: ignore[misc]
     """Admits calls, and ends calls that last too long."""
 
-    def __init__(self, clients: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(
+        self,
+        clients: int,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        admitted: Admitted = lambda method, context: contextlib.nullcontext(),
+        look: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Let nobody wait yet.
+
+        Args:
+            clients: how many there may be.
+            clock: the monotonic clock.
+            admitted: entered for each call, by its name; refuses it, or is left when it ends.
+            look: called every half second.
+        """
+        self._clock, self._admitted, self._look = clock, admitted, look
         self._most_opening = clients + MAX_STRANGERS
         self._lock = threading.Lock()
         self._until: dict[Context, float] = {}
@@ -69,6 +85,7 @@ class Gate(grpc.ServerInterceptor):  # type: ignore[misc]
     def _watch(self) -> None:
         while not self._closed.wait(_LOOK_EVERY_S):
             self.end_overdue()
+            self._look()
 
     def end_overdue(self) -> None:
         """End calls past their deadline until the gate closes."""
@@ -104,14 +121,16 @@ class Gate(grpc.ServerInterceptor):  # type: ignore[misc]
                 return context.abort(grpc.StatusCode.INVALID_ARGUMENT, "this is no request")
 
         def unary(stream: Iterator[bytes], context: Context) -> Any:
-            first = self._first(method, stream, context)
-            with self._counted(method, context):
-                return call(request(first, stream, context), context)
+            with self._admitted(method, context):
+                first = self._first(method, stream, context)
+                with self._counted(method, context):
+                    return call(request(first, stream, context), context)
 
         def streaming(stream: Iterator[bytes], context: Context) -> Iterator[Any]:
-            first = self._first(method, stream, context)
-            with self._counted(method, context):
-                yield from call(request(first, stream, context), context)
+            with self._admitted(method, context):
+                first = self._first(method, stream, context)
+                with self._counted(method, context):
+                    yield from call(request(first, stream, context), context)
 
         if handler.response_streaming:
             made = grpc.stream_stream_rpc_method_handler(

@@ -7,6 +7,7 @@ and writes them without a copy through protobuf.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import re
@@ -29,8 +30,8 @@ from fedpb.tables import table_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import OtherPartition
 from fedsrv.events import EventLog
-from fedsrv.identity.certificates import MONITOR_URI, covers
-from fedsrv.identity.tls import peer_identity
+from fedsrv.identity.guard import Guard, NotYours
+from fedsrv.identity.roles import MONITOR_URI, RELAY, role_of
 from fedsrv.state.history import LossTooLarge
 from fedsrv.transport.event_messages import message_of
 from fedsrv.transport.gate import Gate
@@ -60,10 +61,6 @@ log = logging.getLogger(__name__)
 
 class WrongRun(Exception):
     """The caller belongs to another run, or does not fit this run."""
-
-
-class NotYours(Exception):
-    """The caller's certificate does not cover this client id."""
 
 
 _CODES: dict[type[Exception], grpc.StatusCode] = {
@@ -107,19 +104,29 @@ class Service:
         cohort: RemoteCohort,
         events: EventLog,
         *,
-        requires_identity: bool = False,
+        guard: Guard | None = None,
         results: Results | None = None,
         check_id: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """Answer calls; ``check_id`` refuses the ids of clients that have to join elsewhere."""
+        """Answer calls.
+
+        Args:
+            run_id: of the run.
+            experiment: what clients are told of its config.
+            cohort: who joins.
+            events: told what happens.
+            guard: checks who calls; by default everybody may.
+            results: what becomes of results; by default the cohort has them.
+            check_id: refuses the ids of clients that have to join elsewhere.
+        """
         self.run_id, self.experiment = run_id, table_of(experiment)
         self._data: Mapping[str, Any] | None = experiment.get("data")
         self._seed = int(experiment.get("seed", 0))
         self._is_open = bool(experiment.get("schedule", {}).get("open"))
         self.cohort, self.events = cohort, events
-        self.requires_identity, self.check_id = requires_identity, check_id
+        self.guard, self.check_id = guard or Guard(), check_id
         self.complaints = RejectionLog(log)
-        self.gate = Gate(cohort.most_present)
+        self.gate = Gate(cohort.most_present, admitted=self._admitted, look=self.guard.look)
         self.inbox = Inbox(cohort, self.gate, results or Kept(cohort))
         self.health = health.HealthServicer(experimental_non_blocking=False)
         self._watchers = threading.BoundedSemaphore(MAX_WATCHERS)
@@ -140,15 +147,23 @@ class Service:
             self.complaints.tell(code.name, line)
         return code, line
 
+    @contextlib.contextmanager
+    def _admitted(self, call: str, context: grpc.ServicerContext) -> Iterator[None]:
+        """Refuse a call that the caller's certificate does not allow."""
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(self.guard.admitted(call, context))
+            except NotYours as error:
+                self.refuse(context, error)
+            yield
+
     # --- who calls --------------------------------------------------------------------------------
 
     def client(self, text: str, context: grpc.ServicerContext) -> ClientId:
         """Read the client id and check that the certificate, if any, covers it."""
         self.check_id(text)
         client = client_id_of(text, self.cohort.num_clients)
-        identity = peer_identity(context)
-        if self.requires_identity and (identity is None or not covers(identity, client)):
-            raise NotYours(f"the certificate of {identity or 'nobody'} does not cover {client}")
+        self.guard.check_covers(client, context)
         return client
 
     def session(
@@ -179,6 +194,8 @@ class Service:
     def join(self, request: rpc.JoinRequest, context: grpc.ServicerContext) -> rpc.JoinResponse:
         """Admit a client to the run."""
         client = self.client(request.client_id, context)
+        if not request.relay:
+            self.check_no_relay(context)
         self._check_run(request, f"client {client}'s state directory belongs")
         description = client_json_of(request.description)
         token = self.cohort.join(
@@ -193,6 +210,8 @@ class Service:
     ) -> rpc.JoinSeveralResponse:
         """Admit several clients of one process; if one is refused, those before it are admitted."""
         clients = [self.client(one.client_id, context) for one in request.clients]
+        if not request.relay:
+            self.check_no_relay(context)
         self._check_run(request, "these clients' state directories belong")
         if not clients:
             raise PayloadError("a JoinSeveral must name at least one client")
@@ -256,6 +275,12 @@ class Service:
         for end in (ids[0], min(ids[-1], self.cohort.num_clients - 1)):
             self.client(str(end), context)  # a certificate covers all between two of its own
         return request.relay
+
+    def check_no_relay(self, context: grpc.ServicerContext) -> None:
+        """Check that a caller who joins as a client itself is no relay."""
+        peer = self.guard.peer(context)
+        if peer and peer.uri and role_of(peer.uri) == RELAY:
+            raise NotYours(f"{peer.uri} passes clients on, and is none itself")
 
     def _welcome(self, token: bytes) -> rpc.JoinResponse:
         return rpc.JoinResponse(
@@ -380,8 +405,8 @@ class Service:
     @coded
     def steer(self, request: rpc.SteerRequest, context: grpc.ServicerContext) -> rpc.SteerResponse:
         """Note what the operator of an open run wants."""
-        self._check_monitor(context)
         self._check_open()
+        self._note_former_right(context)
         retire = [client_id_of(text, self.cohort.num_clients) for text in request.retire]
         if EVALUATOR in retire:
             raise PayloadError("the evaluator does not retire: stop its process")
@@ -408,11 +433,7 @@ class Service:
     def watch(
         self, request: rpc.WatchRequest, context: grpc.ServicerContext
     ) -> Iterator[rpc.WatchResponse]:
-        """Stream the run's events; over mutual TLS this takes the certificate of a monitor."""
-        try:
-            self._check_monitor(context)
-        except NotYours as error:
-            self.refuse(context, error)
+        """Stream the run's events."""
         if not self._watchers.acquire(blocking=False):
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many monitors watch this run")
         try:
@@ -420,14 +441,15 @@ class Service:
         finally:
             self._watchers.release()
 
-    def _check_monitor(self, context: grpc.ServicerContext) -> None:
-        """Check that the caller may watch and steer the run: over mutual TLS, a monitor."""
-        identity = peer_identity(context)
-        if self.requires_identity and identity != MONITOR_URI:
-            raise NotYours(
-                f"{identity or 'nobody'} may not watch this run: show the certificate of a monitor "
-                "(fedsrv certs issue monitor)"
+    def _note_former_right(self, context: grpc.ServicerContext) -> None:
+        """Tell that monitors may not steer in the next release."""
+        peer = self.guard.peer(context)
+        if peer and peer.uri == MONITOR_URI:
+            line = (
+                "a monitor's certificate steered this run: from the next release on it only watches"
+                "; issue one for an operator (fedsrv certs issue operator)"
             )
+            self.events.tell("note", line=line)
 
     def _watched(
         self, request: rpc.WatchRequest, context: grpc.ServicerContext

@@ -51,6 +51,17 @@ def check_authority(path: Path, pem: bytes, option: str) -> None:
         raise ConfigError(wrong[0])
 
 
+def authorities_of(path: Path, option: str) -> list[x509.Certificate]:
+    """Return the certificates of authorities in a file, one of them valid now at least.
+
+    Raises:
+        ConfigError: as :func:`check_authority` says.
+    """
+    pem = read_pem(path, option)
+    check_authority(path, pem, option)
+    return x509.load_pem_x509_certificates(pem)
+
+
 def check_pair(
     cert: Path, cert_pem: bytes, key: Path, key_pem: bytes, option: str = "--tls"
 ) -> None:
@@ -112,6 +123,16 @@ def caller_pems(
     cert_pem, key_pem = read_pem(cert, f"{option}-cert"), read_pem(key, f"{option}-key")
     check_pair(cert, cert_pem, key, key_pem, option)
     return ca_pem, key_pem, cert_pem
+
+
+def identities_of(certificate: x509.Certificate) -> list[str]:
+    """Return the URIs of a certificate that say whose it is."""
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (x509.ExtensionNotFound, ValueError):
+        return []
+    uris = names.get_values_for_type(x509.UniformResourceIdentifier)
+    return [uri for uri in uris if uri.startswith("fedtide:")]
 
 
 def check_dates(path: Path, certificate: x509.Certificate, what: str) -> str:

@@ -14,7 +14,8 @@ from fedcli.runtime.tls import channel_credentials
 from fedmodels.errors import LinkError
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.identity import certificates as certs
-from fedsrv.identity.tls import peer_identity, server_credentials
+from fedsrv.identity.guard import peer_of
+from fedsrv.identity.tls import server_credentials
 from fedsrv.monitor.health import check_health
 from fedsrv.monitor.watch import watched
 
@@ -23,13 +24,16 @@ pytestmark = [pytest.mark.loopback, pytest.mark.timeout(60)]
 METHOD = "/test.Echo/WhoAmI"
 
 
+def _who(context: grpc.ServicerContext) -> str:
+    peer = peer_of(context)
+    return (peer and peer.uri) or "nobody"
+
+
 class WhoAmI(grpc.GenericRpcHandler):  # type: ignore[misc]
     """Answers any call with the identity of the peer."""
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
-        return grpc.unary_unary_rpc_method_handler(
-            lambda request, context: (peer_identity(context) or "nobody").encode()
-        )
+        return grpc.unary_unary_rpc_method_handler(lambda request, context: _who(context).encode())
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ def certs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return an authority's directory with the server's and three clients' certificates."""
     root = tmp_path_factory.mktemp("certs")
     init_authority(root)
-    for identity in ("server", "0-1", "2", "evaluator", "monitor"):
+    for identity in ("server", "0-1", "2", "evaluator", "watcher", "monitor"):
         issue(root, identity)
     other = root / "other"
     init_authority(other)
@@ -63,13 +63,13 @@ def test_only_a_monitor_may_watch(loopback: Sites, certs: Path) -> None:
             next(events)
         if name != "server":  # whose certificate is none of a client
             assert refused.value.code() == grpc.StatusCode.PERMISSION_DENIED
-            assert "may not watch this run" in refused.value.details()
+            assert "may not call Watch" in refused.value.details()
     channel, events = watch(run, certs, "monitor")
     with channel:
         assert next(events).event.WhichOneof("what") == "listening"
         stranger = run.join("2", *client_options(certs, "monitor"), states=run.root / "stranger")
         assert stranger.wait() == 1
-        assert "fedtide:monitor does not cover 2 (PERMISSION_DENIED)" in stranger.output()
+        assert "fedtide:monitor may not call Join" in stranger.output()
         run.finish(server, first, run.join("2", *client_options(certs, "client-2")))
         assert {told.event.WhichOneof("what") for told in events} >= {
             "upload",

@@ -17,9 +17,12 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from fedcli.runtime import tls as client_tls
 from fedmodels.errors import ConfigError
 from fedpb.channels import is_loopback
+from fedpb.pem import authorities_of
+from fedpb.revocation import RevocationList
 from fedsrv.coordinator import Listen
 from fedsrv.identity import certificates as certs
-from fedsrv.identity import tls
+from fedsrv.identity import roles, tls
+from fedsrv.identity.revoking import revoke
 
 
 @pytest.fixture
@@ -84,6 +87,8 @@ def test_key_has_its_mode_before_its_content(
         ("007", "fedtide:client:7", "client-7"),
         ("0-24", "fedtide:clients:0-24", "clients-0-24"),
         ("evaluator", "fedtide:evaluator", "evaluator"),
+        ("watcher", "fedtide:watcher", "watcher"),
+        ("operator", "fedtide:operator", "operator"),
     ],
 )
 def test_client_certificate_names_its_identity(
@@ -171,6 +176,9 @@ def test_missing_or_mixed_up_authority_is_one_line(tmp_path: Path) -> None:
         ("fedtide:clients:2-4", [2, 3, 4], [1, 5, 24, "evaluator"]),
         ("fedtide:evaluator", ["evaluator"], [0, 7]),
         ("fedtide:server", [], [0, 7, "evaluator"]),
+        ("fedtide:relay:2-4", [2, 4], [1, 5, "evaluator"]),
+        ("fedtide:relay:3", [], [3]),
+        ("fedtide:watcher", [], [0, "evaluator"]),
         ("fedtide:client:7x", [], [7]),
         ("xfedtide:client:7", [], [7]),
         ("fedtide:client:7\n", [], [7]),
@@ -180,8 +188,8 @@ def test_missing_or_mixed_up_authority_is_one_line(tmp_path: Path) -> None:
     ],
 )
 def test_covers(uri: str, yes: list[Any], no: list[Any]) -> None:
-    assert [certs.covers(uri, c) for c in yes] == [True] * len(yes)
-    assert [certs.covers(uri, c) for c in no] == [False] * len(no)
+    assert [roles.covers(uri, c) for c in yes] == [True] * len(yes)
+    assert [roles.covers(uri, c) for c in no] == [False] * len(no)
 
 
 @pytest.mark.parametrize(
@@ -358,3 +366,54 @@ def test_an_authority_that_is_there_stays(tmp_path: Path, monkeypatch: pytest.Mo
 )
 def test_where_clients_reach_a_server(address: str, expected: str) -> None:
     assert Listen(address).at(7) == expected
+
+
+def test_what_is_revoked_is_refused_and_can_be_issued_anew(authority: Path) -> None:
+    cert, key = certs.issue(authority, "7")
+    lost = load(cert).serial_number
+    for path in (cert, key):  # as whoever renews a certificate does
+        path.rename(path.with_suffix(".old"))
+    again, _ = certs.issue(authority, "7")
+    listed = load_list(authority, must_exist=False)
+    lines = revoke(authority, f"{lost:X}")
+    assert lines == [f"revoked: fedtide:client:7, serial {lost:x}, valid until {lines[0][-10:]}"]
+    assert listed.why_refused(lost).startswith("was revoked on 20")  # without a restart
+    assert listed.why_refused(load(again).serial_number) == ""
+    assert len(revoke(authority, "7")) == 1
+    assert revoke(authority, "7") == []
+    assert listed.why_refused(load(again).serial_number)
+    for wrong, line in (("8", "issued no certificate to '8'"), ("ab" * 19, "with the serial")):
+        with pytest.raises(ConfigError, match=line):
+            revoke(authority, wrong)
+
+
+def load_list(authority: Path, *, must_exist: bool = True) -> RevocationList:
+    signers = authorities_of(authority / "ca.pem", "--tls-client-ca")
+    return RevocationList(authority / "crl.pem", signers, "--tls-crl", must_exist=must_exist)
+
+
+def test_a_list_that_is_no_good_revokes_nothing_and_forgives_nothing(
+    authority: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    certs.init_authority(tmp_path / "theirs")
+    certs.issue(tmp_path / "theirs", "7")
+    revoke(tmp_path / "theirs", "7")
+    theirs, place = (tmp_path / "theirs" / "crl.pem").read_bytes(), authority / "crl.pem"
+    serial = load(certs.issue(authority, "7")[0]).serial_number
+    with pytest.raises(ConfigError, match=r"--tls-crl .*crl\.pem cannot be read: No such file"):
+        load_list(authority)
+    revoke(authority, "7")
+    listed = load_list(authority)
+    wrong = {b"no list": "holds no PEM list", theirs: "is signed by none of the authorities"}
+    for content, line in wrong.items():
+        place.write_bytes(content)
+        with pytest.raises(ConfigError, match=line):
+            load_list(authority)
+        assert listed.why_refused(serial)
+        assert line in caplog.messages[-1]
+        assert caplog.messages[-1].endswith("; what was revoked before stays revoked")
+    place.unlink()
+    assert listed.why_refused(serial)
+    assert "is gone" in caplog.messages[-1]
+    with pytest.raises(ConfigError, match="--tls-crl needs --tls-client-ca"):
+        Listen.given("127.0.0.1:0", None, None, None, False, place)

@@ -20,6 +20,7 @@ from fedmodels.errors import LinkError
 from fedpb.channels import channel_options
 from fedsrv.events import EventLog
 from fedsrv.identity import certificates, tls
+from fedsrv.identity.guard import Guard
 from fedsrv.identity.tls import server_credentials
 from fedsrv.monitor.health import check_health
 from fedsrv.monitor.watch import watched
@@ -30,7 +31,7 @@ from fedsrv.transport.service import Service
 def served(events: EventLog, authority: Path | None = None) -> tuple[Any, Service, int]:
     """Start a coordinator that has nothing but its events."""
     cohort: Any = SimpleNamespace(num_clients=2, most_present=2)
-    service = Service("run", {}, cohort, events, requires_identity=authority is not None)
+    service = Service("run", {}, cohort, events, guard=Guard(authority is not None))
     keys = None
     if authority is not None:
         pair = authority / "server.pem", authority / "server.key"
@@ -225,9 +226,10 @@ def test_only_a_monitor_may_watch_over_mutual_tls(
         status, out, errors = asked("client-0")
         assert (status, out) == (1, [])
         assert (
-            "fedtide:client:0 may not watch this run: show the certificate of a moni" in errors[-1]
+            "fedtide:client:0 may not call Watch: that takes a certificate as operator or"
+            in errors[-1]
         )
-        assert "(fedsrv certs issue monitor) (PERMISSION_DENIED)" in errors[-1]
+        assert "(fedsrv certs issue watcher) (PERMISSION_DENIED)" in errors[-1]
         with pytest.raises(LinkError, match="a server that wants TLS ends calls like this"):
             list(watched(f"127.0.0.1:{port}", connect_s=0.5))
         nameless = tls.caller_credentials(tmp_path / "ca.pem", None, None, "--tls")
@@ -242,7 +244,7 @@ def test_only_a_monitor_may_watch_over_mutual_tls(
                 "Socket closed (over TLS a server ends calls like this where it wants a "
                 "certificate, or does not accept the one it got: give --tls-cert and --tls-key "
                 "beside --tls-ca, from an authority that the server knows)"
-                "; a monitor's certificate is made by fedsrv certs issue monitor"
+                "; a watcher's certificate is made by fedsrv certs issue watcher"
             )
         # of a name with two addresses, gRPC tells the one that refuses
         where, real = f"localhost:{port}", tls.caller_channel

@@ -3,6 +3,7 @@
 import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 
 import grpc
 import pytest
@@ -19,7 +20,8 @@ from fedsrv.engine.admission import Admission
 from fedsrv.engine.cohort import Answer, Trip
 from fedsrv.engine.streaming_mean import mean_with_sums
 from fedsrv.events import EventLog
-from fedsrv.transport import service
+from fedsrv.identity import guard
+from fedsrv.identity.guard import Guard, Peer
 from fedsrv.transport.open_trips import GroupSum
 from fedsrv.transport.relayed import LEFT_OUT_S, SUM_S, groups_of
 from fedsrv.transport.remote_cohort import RemoteCohort
@@ -450,12 +452,14 @@ def test_a_client_names_a_relay_that_stands_for_it(world, relay):
 @pytest.mark.parametrize(
     ("certificate", "relay", "may"),
     [("clients:0-1", "0-1", True), ("clients:0-2", "0-9", True), ("client:0", "0-0", True),
+     ("relay:0-1", "0-1", True), ("relay:0-1", "0-2", False),
      ("client:0", "0-1", False), ("clients:0-1", "0-2", False)],
 )  # fmt: skip
 def test_the_certificate_of_a_relay_covers_its_clients(world, monkeypatch, certificate, relay, may):
     """A client could name its own relay, and stay away from it."""
-    world.service.requires_identity = True
-    monkeypatch.setattr(service, "peer_identity", lambda context: f"fedtide:{certificate}")
+    peer = Peer(f"fedtide:{certificate}", 1, datetime.now(UTC) + timedelta(1))
+    world.service.guard = Guard(requires_identity=True)
+    monkeypatch.setattr(guard, "peer_of", lambda context: peer)
     who = {"client_id": "0", "token": world.tokens[0], "protocol": PROTOCOL}
     request = rpc.JoinRequest(**who, relay=relay, description=description_of(PROFILE))
     if may:

@@ -1,0 +1,113 @@
+"""Who may call: each caller's certificate, compared with the call and with what was revoked."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import grpc
+from cryptography import x509
+
+from fedmodels.tensors.bundle import ClientId
+from fedpb.pem import identities_of
+from fedpb.revocation import RevocationList
+from fedsrv.identity.roles import covers, why_not
+
+
+class NotYours(Exception):
+    """The caller's certificate does not allow the call, or does not cover this client id."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """The verified certificate of a caller, as far as it matters."""
+
+    uri: str | None
+    """Its identity; None where it names none, or several."""
+    serial: int
+    until: datetime
+
+
+@functools.lru_cache(maxsize=4096)
+def _read(pem: bytes) -> Peer:
+    certificate = x509.load_pem_x509_certificate(pem)
+    uris = {*identities_of(certificate)}
+    uri = uris.pop() if len(uris) == 1 else None
+    return Peer(uri, certificate.serial_number, certificate.not_valid_after_utc)
+
+
+def peer_of(context: grpc.ServicerContext) -> Peer | None:
+    """Return the peer of a call; None where it showed no certificate."""
+    found = context.auth_context().get("x509_pem_cert", ())
+    return _read(found[0]) if found else None
+
+
+class Guard:
+    """Checks the certificate of every call; without mutual TLS it lets everybody pass."""
+
+    def __init__(
+        self, requires_identity: bool = False, revoked: RevocationList | None = None
+    ) -> None:
+        self.requires_identity, self._revoked = requires_identity, revoked
+        self._lock = threading.Lock()
+        self._open: dict[grpc.ServicerContext, Peer] = {}
+        """Calls under way."""
+
+    def peer(self, context: grpc.ServicerContext) -> Peer | None:
+        """Return who calls; None where nobody shows a certificate."""
+        return peer_of(context) if self.requires_identity else None
+
+    @contextlib.contextmanager
+    def admitted(self, call: str, context: grpc.ServicerContext) -> Iterator[None]:
+        """Check that the caller may make a call, whose name is given; watch it until it ends.
+
+        Raises:
+            NotYours: its certificate was revoked, or is of another role.
+        """
+        peer = self.peer(context)
+        if self.requires_identity and (why := self._why_not(peer, call.rpartition("/")[2])):
+            raise NotYours(why)
+        if peer is None:
+            yield
+            return
+        with self._lock:
+            self._open[context] = peer
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._open.pop(context, None)
+
+    def _why_not(self, peer: Peer | None, call: str) -> str:
+        if peer and (why := self.why_ended(peer)):
+            return f"the certificate of {peer.uri or 'nobody'} {why}: ask for another one"
+        return why_not(peer.uri if peer else None, call)
+
+    def why_ended(self, peer: Peer) -> str:
+        """Return when a certificate was revoked or expired, in words; empty if it holds."""
+        if datetime.now(UTC) > peer.until:
+            return f"expired on {peer.until:%Y-%m-%d}"
+        return self._revoked.why_refused(peer.serial) if self._revoked else ""
+
+    def check_covers(self, client: ClientId, context: grpc.ServicerContext) -> None:
+        """Check that the caller may speak for a client.
+
+        Raises:
+            NotYours: its certificate names others.
+        """
+        peer = self.peer(context)
+        uri = peer.uri if peer else None
+        if self.requires_identity and (uri is None or not covers(uri, client)):
+            raise NotYours(f"the certificate of {uri or 'nobody'} does not cover {client}")
+
+    def look(self) -> None:
+        """End the calls whose certificates have expired or been revoked since they began."""
+        with self._lock:
+            calls = [*self._open.items()]
+        ended = [context for context, peer in calls if self.why_ended(peer)]
+        for context in ended:
+            context.cancel()

@@ -1,0 +1,105 @@
+"""Who a certificate names, and which calls each role may make.
+
+A certificate says whose it is by one URI among its alternative names::
+
+    fedtide:client:7    fedtide:clients:0-24    fedtide:relay:0-24
+    fedtide:evaluator    fedtide:watcher    fedtide:operator    fedtide:server
+
+The coordinator compares that URI with the call (:data:`MAY`) and with the ids of the clients that
+the caller speaks for (:func:`covers`).
+"""
+
+from __future__ import annotations
+
+import re
+
+from fedmodels.errors import ConfigError
+from fedmodels.tensors.bundle import EVALUATOR, ClientId
+
+SCHEME = "fedtide:"
+CLIENT, RELAY, WATCHER, OPERATOR, SERVER = "client", "relay", "watcher", "operator", "server"
+MONITOR = "monitor"
+"""The former name of a watcher, who could steer as well."""
+SERVER_URI = f"{SCHEME}{SERVER}"
+MONITOR_URI = f"{SCHEME}{MONITOR}"
+
+_AT_WORK = frozenset({CLIENT, EVALUATOR, RELAY})
+MAY: dict[str, frozenset[str]] = {
+    "Prepare": frozenset({CLIENT, RELAY}),
+    "Join": _AT_WORK,
+    "JoinSeveral": frozenset({CLIENT, RELAY}),
+    "Pull": _AT_WORK,
+    "Push": _AT_WORK,
+    "PushSeveral": _AT_WORK,
+    "Beat": _AT_WORK,
+    "Announce": frozenset({CLIENT}),
+    "Leave": _AT_WORK,
+    "Watch": frozenset({WATCHER, OPERATOR, MONITOR}),
+    "Steer": frozenset({OPERATOR, MONITOR}),
+}
+"""The roles that may make each call of the coordinator's service, over mutual TLS."""
+
+_IDS = r"([0-9]{1,9})"
+_CLIENT = re.compile(rf"fedtide:client:{_IDS}")
+_RANGE = re.compile(rf"fedtide:(clients|relay):{_IDS}-{_IDS}")
+
+
+def identity_uri(identity: str) -> str:
+    """Return the URI that stands for an identity in a certificate.
+
+    Raises:
+        ConfigError: it is no client id, no range, and none of the other identities.
+    """
+    if identity in (SERVER, EVALUATOR, WATCHER, OPERATOR, MONITOR):
+        return f"{SCHEME}{identity}"
+    match = re.fullmatch(rf"(?:(relay):)?{_IDS}(?:-{_IDS})?", identity)
+    if match is None:
+        raise ConfigError(
+            f"{identity!r} is no identity: give a client id (7), a range (0-24), '{EVALUATOR}', "
+            f"'{WATCHER}', '{OPERATOR}', 'relay:0-24' or '{SERVER}'"
+        )
+    relay, first, last = match.groups()
+    if last is None and not relay:
+        return f"{SCHEME}client:{int(first)}"
+    last = last or first
+    if int(first) > int(last):
+        raise ConfigError(f"the range {identity!r} is empty: its first id exceeds its last")
+    return f"{SCHEME}{relay or 'clients'}:{int(first)}-{int(last)}"
+
+
+def role_of(uri: str) -> str:
+    """Return the role that an identity's URI stands for; empty if it stands for none."""
+    if _CLIENT.fullmatch(uri):
+        return CLIENT
+    if match := _RANGE.fullmatch(uri):
+        return RELAY if match[1] == RELAY else CLIENT
+    word = uri.removeprefix(SCHEME)
+    is_word = uri.startswith(SCHEME) and word in (EVALUATOR, WATCHER, OPERATOR, MONITOR, SERVER)
+    return word if is_word else ""
+
+
+def covers(uri: str, client_id: ClientId) -> bool:
+    """Tell whether the owner of a certificate with this URI may speak for a client."""
+    if client_id == EVALUATOR:
+        return role_of(uri) == EVALUATOR
+    if match := _CLIENT.fullmatch(uri):
+        return int(match[1]) == client_id
+    if match := _RANGE.fullmatch(uri):
+        return int(match[2]) <= int(client_id) <= int(match[3])
+    return False
+
+
+def why_not(uri: str | None, call: str) -> str:
+    """Return why the owner of a certificate may not make a call; empty if it may.
+
+    Args:
+        uri: the identity of the certificate; None without one.
+        call: the last part of the call's name. Calls of other services are for everybody.
+    """
+    allowed = MAY.get(call)
+    if allowed is None or (uri is not None and role_of(uri) in allowed):
+        return ""
+    who = uri or "a certificate that names nobody"
+    names = sorted(allowed - {MONITOR})
+    how = f" (fedsrv certs issue {names[-1]})" if names[-1] in (WATCHER, OPERATOR) else ""
+    return f"{who} may not call {call}: that takes a certificate as {' or '.join(names)}{how}"
