@@ -136,6 +136,26 @@ def join(
             "run; of several clients, DIR/<id>.",
         ),
     ] = None,
+    show_uploads: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR",
+            help="Write each message into DIR before it is sent, a line for each field; - prints "
+            "it.",
+        ),
+    ] = None,
+    show_tensors: Annotated[
+        bool,
+        typer.Option(
+            "--show-tensors", help="Write the tensors of the last 20 uploads into DIR as well."
+        ),
+    ] = False,
+    ask: Annotated[
+        bool,
+        typer.Option(
+            "--ask", help="Send what tells of data, and what was learnt, after a yes alone."
+        ),
+    ] = False,
     tls_ca: Authority = None,
     tls_cert: Certificate = None,
     tls_key: Key = None,
@@ -153,12 +173,19 @@ def join(
     keep_large_blocks()
     clients = clients_of(client_id)
     from fedcli.runtime.joining import host_of
+    from fedcli.runtime.shown import Shown
 
+    show = None
+    if show_uploads is not None:
+        where = None if show_uploads == "-" else Path(show_uploads)
+        show = Shown(where, clients, tensors=show_tensors, asks=ask)
+    elif show_tensors or ask:
+        raise ConfigError("--show-tensors and --ask go with --show-uploads DIR")
     end_on_sigterm()
     host = host_of(
         clients, server, data, state_dir, _device(device), tls=(tls_ca, tls_cert, tls_key),
         give_up_after=give_up_after, start_over=start_over, deploys=deploy, code=code or (),
-        weights=weights or (), incoming=watch,
+        weights=weights or (), incoming=watch, show=show,
     )  # fmt: skip
     data = host.data
     try:

@@ -68,8 +68,8 @@ class ClientStatus:
         facts = event.detail
         self.heard, self.detail = event.unix_time, ""
         if event.kind == "beat":
-            place = f"epoch {facts['epoch'] + 1}, batch {facts['batch'] + 1}"
-            self.phase, self.detail = "trains", f"{place}, loss {number_text(facts['loss'])}"
+            self.phase = "trains"
+            self.detail = f"epoch {facts['epoch'] + 1}, batch {facts['batch'] + 1}"
         elif event.kind == "order":
             self.phase = PHASES.get(facts.get("order", 0), "works")
         elif event.kind == "upload":

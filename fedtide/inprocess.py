@@ -69,6 +69,7 @@ class InProcessCohort:
         evaluator: bool = False,
         arrival: random.Random | None = None,
         before: Callable[[rpc.Order], None] = lambda order: None,
+        after: Callable[[Result], None] = lambda result: None,
         retired: Sequence[int] = (),
         forgets: bool = False,
     ) -> None:
@@ -80,7 +81,7 @@ class InProcessCohort:
         if not experiment.schedule.open:
             self.workers.begin(experiment)
         self._steered = tuple(retired), forgets
-        self.arrival, self.before = arrival, before
+        self.arrival, self.before, self.after = arrival, before, after
         self.committed = self.watermark = -1
         self._lasting: dict[ClientId, Trip] = {}
         """The lasting trip of each client that has an order; the oldest order comes first."""
@@ -185,6 +186,7 @@ class InProcessCohort:
         """
         if done.failure:
             raise ClientFailed(client, done.order.round, "order", done.failure)
+        self.after(done)
         sent = transported(done.upload, trip.spec)
         trip.check_report(client, done.order, done.report)  # honest clients are not refused
         upload = trip.restored(sent)

@@ -109,10 +109,10 @@ async function* orders(held, issue) {
 
 // Says that this client is at work, as often as the server asked for. A Beat that gets lost does no
 // harm: the next one comes. An order that nobody wants any more ends with ABORTED, as its Push would.
-const beat = (interaction, epoch, loss) => new Promise((resolve, reject) => {
+const beat = (interaction, epoch) => new Promise((resolve, reject) => {
   if (Date.now() - last_beat < 1000 * beat_every_s) return resolve();
   last_beat = Date.now();
-  const request = { ...caller(), epoch, batch: 0, loss, durable: -1, interaction };
+  const request = { ...caller(), epoch, batch: 0, durable: -1, interaction };
   server.Beat(request, { deadline: last_beat + 5000 }, (error, answer) => (answer?.superseded
     ? reject(Object.assign(new Error('superseded'), { code: grpc.status.ABORTED })) : resolve()));
 });
@@ -136,7 +136,7 @@ async function obey(order, weights) {
     const set = softmax.examples(folder, description, order.task, 'train');
     const num_examples = set.y.length;
     const loss = await softmax.train(weights, set, experiment.training,
-      (epoch, loss) => beat(interaction, epoch, loss));
+      (epoch) => beat(interaction, epoch));
     Object.assign(report, { loss, num_examples, seconds: (Date.now() - begun) / 1000 });
     upload = encode(weights, { num_examples });
     if (views.includes('after_local')) counts.push(...scores(weights, 'after_local', order));

@@ -37,12 +37,12 @@ function predict(weights, x, n) {
 }
 
 // Trains with plain SGD, batch after batch; returns the mean loss of the last epoch. Before each
-// epoch it awaits beat(epoch, loss).
+// epoch it awaits beat(epoch).
 async function train(weights, { x, y }, { local_epochs, batch_size, lr }, beat) {
   const W = weights['head/weight'].values, b = weights['head/bias'].values, D = W.length / b.length;
-  let loss = 0;
+  let loss;
   for (let epoch = 0; epoch < local_epochs; epoch++) {
-    await beat(epoch, loss);
+    await beat(epoch);
     loss = 0;
     for (let first = 0; first < y.length; first += batch_size) {
       const last = Math.min(first + batch_size, y.length), gradients = [];

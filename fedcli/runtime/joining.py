@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -32,6 +32,7 @@ def host_of(
     code: Sequence[Path] = (),
     weights: Sequence[Path] = (),
     incoming: Path | None = None,
+    show: Callable[..., None] | None = None,
 ) -> Host:
     """Return a host that is ready to join; files as a site has them are cut first.
 
@@ -48,6 +49,7 @@ def host_of(
         code: custom files whose code may run, if the server's experiment asks for it.
         weights: files that may hold the initial weights, if the experiment has such a file.
         incoming: a folder in which what is complete becomes a task.
+        show: gets each message before it is sent.
 
     Raises:
         ConfigError: an argument is no good; or own files are of several clients, or cannot be cut.
@@ -58,7 +60,7 @@ def host_of(
         raise ConfigError("--give-up-after nan is no number of seconds")
     if states.exists() and not states.is_dir():
         raise ConfigError(f"--state-dir {states} is a file, not a directory; give another one")
-    link = Link(server, credentials, give_up_after)
+    link = Link(server, credentials, give_up_after, *([show] if show else []))
     data = _brought(link, clients, data, states / "own-data")
     return Host(
         clients, link, data, states, device, start_over=start_over, deploys=deploys, code=code,

@@ -29,7 +29,7 @@ from fedcli.runtime.answers import (
     said,
 )
 from fedcli.runtime.worker import Progress, Result
-from fedmodels.errors import ConfigError, LinkError
+from fedmodels.errors import ArchiveError, ConfigError, LinkError
 from fedmodels.tensors.bundle import Bundle, ClientId
 from fedpb import PROTOCOL, SERVICE
 from fedpb.channels import channel_options, clearest, why_unreachable
@@ -64,8 +64,17 @@ class Link:
         address: str,
         credentials: grpc.ChannelCredentials | None = None,
         give_up_after_s: float | None = None,
+        show: Callable[..., None] = lambda call, message, upload=None: None,
     ) -> None:
-        self.address, self.zstd = address, False
+        """Open a channel.
+
+        Args:
+            address: of the server.
+            credentials: for TLS.
+            give_up_after_s: seconds without the server; None is never.
+            show: gets each call and its message before they are sent, and the upload, if any.
+        """
+        self.address, self.zstd, self._show = address, False, show
         self._give_up_after_s = give_up_after_s
         self._credentials = credentials
         self._closed = threading.Event()
@@ -213,6 +222,7 @@ class Link:
             LinkError: the server refused, with its line.
         """
         request = rpc.PrepareRequest(client_id=str(client), protocol=PROTOCOL)
+        self._show("Prepare", request)
         try:
             reply: rpc.PrepareResponse = self._patiently(
                 f"client {client}", lambda: self._prepare(request)
@@ -228,6 +238,7 @@ class Link:
             ConfigError: the clients' data do not fit the run, by the server's line.
             LinkError: the server refused, with its line.
         """
+        self._show(type(request).__name__.removesuffix("Request"), request)
         if isinstance(request, rpc.JoinRequest):
             who, call = f"client {request.client_id}", self._join
         else:
@@ -272,6 +283,7 @@ class Link:
     ) -> Sequence[tuple[rpc.Order, Bundle]]:
         if self._orders is None:
             request = rpc.PullRequest(waiting=waiting(), held=list(self._held))
+            self._show("Pull", request)
             self._orders = self._pull(request)
         found = None
         try:
@@ -296,7 +308,8 @@ class Link:
         Raises:
             LinkError, SessionGone, Superseded: as :meth:`_patiently` says.
         """
-        header = _header_of(member, result)
+        header = push_header(member, result)
+        self._show("Push", header, result.upload)
         reply: rpc.PushResponse = self._patiently(
             _named(result), lambda: self._send(header, result.upload)
         )
@@ -315,13 +328,15 @@ class Link:
         """
         small, size = list[tuple[str, bytes]](), 0
         for member, result in results:
-            stream = self._messages(_header_of(member, result), result.upload)
+            header = push_header(member, result)
+            stream = self._messages(header, result.upload)
             message = next(stream)
             is_whole = result.upload.num_bytes() < WHOLE_BYTES // 2 and not next(stream, None)
             if small and (not is_whole or size + len(message) > MESSAGE_BYTES):
                 yield from self._send_several(small)
                 small, size = [], 0
             if is_whole:
+                self._show("Push", header, result.upload)
                 small.append((_named(result), message))
                 size += len(message)
             else:
@@ -366,6 +381,7 @@ class Link:
         request = rpc.AnnounceRequest(
             client_id=str(member.client), token=member.token, description=description
         )
+        self._show("Announce", request)
         self._patiently(f"client {member.client}", lambda: self._announce(request))
 
     def beat(self, member: Membership, progress: Progress, durable: int) -> bool:
@@ -375,15 +391,18 @@ class Link:
             token=member.token,
             epoch=progress.epoch,
             batch=progress.batch,
-            loss=float(progress.loss) if progress.loss is not None else 0.0,
             durable=durable,
             interaction=progress.interaction,
         )
         try:
+            self._show("Beat", request)
             if self._beat(request, timeout=5.0).superseded:
                 progress.superseded = True
         except grpc.RpcError as error:
             log.debug("beat: %s", said(error))
+            return False
+        except ArchiveError as error:
+            log.warning("%s", error)
             return False
         except ValueError:
             if self._closed.is_set():  # by another thread
@@ -400,6 +419,10 @@ class Link:
         calls = deque[Any]()
         for one in members:
             request = rpc.LeaveRequest(client_id=str(one.client), token=one.token, reason=reason)
+            try:
+                self._show("Leave", request)
+            except ArchiveError:  # the server finds out by itself
+                return
             calls.append(self._leave.future(request, timeout=LEAVE_S))
             if len(calls) == LEAVING and not _answered(calls.popleft()):
                 return
@@ -427,7 +450,8 @@ def _closed(what: str) -> LinkError:
     return LinkError(f"{what}: the link is closed")
 
 
-def _header_of(member: Membership, result: Result) -> rpc.PushHeader:
+def push_header(member: Membership, result: Result) -> rpc.PushHeader:
+    """Return what a client says of a result, before its tensors."""
     order = result.order
     header = rpc.PushHeader(
         client_id=order.client_id,

@@ -30,6 +30,7 @@ from fedmodels.methods import make
 from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.metrics import VALIDATION
 from fedmodels.numerics.probabilities import Probabilities
+from fedmodels.printable import without_places
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId, state_digest
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.training.compression import Compression
@@ -45,6 +46,8 @@ from fedpb.v1 import coordinator_pb2 as rpc
 
 OBJECTS_BYTES = 64 << 10
 """What the Python objects of an open client take, about."""
+MEMORY_STEP = 64 << 20
+"""A report gives peak memory in multiples of this: the exact figure tells of a client's data."""
 log = logging.getLogger(__name__)
 
 
@@ -55,7 +58,6 @@ class Progress:
     interaction: int = -1
     epoch: int = -1
     batch: int = 0
-    loss: Tensor | None = None
     superseded: bool = False
     """Set by the heartbeat: nobody waits for this work any more."""
 
@@ -197,12 +199,16 @@ class Worker:
             return None
         if isinstance(error, FedtideError):
             log.error("client %s, interaction %d: %s", self.client, order.interaction + 1, error)
-            return Result(order, Bundle(), rpc.Report(), str(error))
+            return Result(order, Bundle(), rpc.Report(), self._told(str(error)))
         if isinstance(error, MemoryError):
             raise error  # the process ends: others may need what it holds
         log.exception("client %s, interaction %d", self.client, order.interaction + 1)
         why = fault_in(self.method, error) or line_of(error)
-        return Result(order, Bundle(), rpc.Report(), why)
+        return Result(order, Bundle(), rpc.Report(), self._told(why))
+
+    def _told(self, why: str) -> str:
+        """Return the reason of a failure as it leaves: without places on this machine."""
+        return without_places(why, (self.data.directory.parent, self.states.path.parent))
 
     def close(self) -> None:
         """Free data, state and upload; for the next order the client is as after a restart."""
@@ -253,7 +259,7 @@ class Worker:
         now = self.progress
         if now.superseded:
             raise Abandoned
-        now.epoch, now.batch, now.loss = epoch, batch, loss
+        now.epoch, now.batch = epoch, batch
 
     def _state(self, order: rpc.Order) -> Bundle:
         return self.compression.without_residual(self._stored(order))
@@ -333,7 +339,7 @@ class Worker:
         check_upload(self.method, self.run, done.upload)
         report = rpc.Report(
             loss=done.loss if done.num_examples else 0.0,
-            seconds=seconds,
+            seconds=round(seconds, 2),
             num_examples=done.num_examples,
             skipped_examples=half.ctx.skipped,
             extra=half.ctx.metrics,
@@ -360,10 +366,10 @@ class Worker:
         return result
 
     def _peak_rss_bytes(self) -> int:
-        """Return the peak memory of this process in bytes; measured once a second at most."""
+        """Return the peak memory of this process, rounded up; measured once a second at most."""
         now = time.monotonic()
         if now - self._looked_at > 1.0:
-            self._peak = peak_rss_bytes()
+            self._peak = -(-peak_rss_bytes() // MEMORY_STEP) * MEMORY_STEP
             self._looked_at = now
         return self._peak
 

@@ -12,7 +12,7 @@ from unicodedata import normalize
 import numpy as np
 
 from fedmodels.config.experiment import Experiment
-from fedmodels.config.origin import check_origin
+from fedmodels.config.origin import check_origin, placeless
 from fedmodels.errors import ConfigError, PayloadError, RunFailed
 from fedmodels.methods import make
 from fedmodels.printable import printable
@@ -123,7 +123,7 @@ class Admission:
         profile = Profile.parse(client, text)
         with self._lock:
             known = self._known.get(client) if isinstance(client, int) else None
-            if not self._has_begun and known is not None and json.loads(known) != json.loads(text):
+            if not self._has_begun and known is not None and _facts(known) != _facts(text):
                 raise PayloadError(
                     f"client {client} had other data when it first joined this run, by its "
                     "description; a run keeps the data that it began with, so begin a new run "
@@ -352,8 +352,16 @@ def _begins_with(table: CountTable, before: CountTable) -> bool:
 
 def _fixed_part(text: str) -> dict[str, Any]:
     """Return what a description says beside its tasks and classes, which may become more."""
-    found = json.loads(text)
-    return {k: v for k, v in found.items() if k not in ("tasks", "num_classes", "class_names")}
+    grows = "tasks", "num_classes", "class_names"
+    return {k: v for k, v in _facts(text).items() if k not in grows}
+
+
+def _facts(text: str) -> dict[str, Any]:
+    """Return a description; earlier versions told of the place of a custom data set, too."""
+    found: dict[str, Any] = json.loads(text)
+    if isinstance(dealt := found.get("partition"), dict):
+        found["partition"] = placeless(dealt)
+    return found
 
 
 def _listed_in(experiment: Experiment | None) -> Names:

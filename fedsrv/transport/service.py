@@ -388,7 +388,7 @@ class Service:
         client, session = self.session(request.client_id, request.token, context)
         session.durable = max(session.durable, request.durable)
         if request.epoch >= 0 and session.is_news(time.monotonic()):
-            facts = {"epoch": request.epoch, "batch": request.batch, "loss": request.loss}
+            facts = {"epoch": request.epoch, "batch": request.batch}
             self.events.tell("beat", client, interaction=request.interaction, **facts)
         return rpc.BeatResponse(superseded=self.cohort.is_superseded(request.interaction))
 

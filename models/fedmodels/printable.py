@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
+
 MAX_CHARACTERS = 1000
+_DIRECTORIES = re.compile(r"""(?<![\w.)\]}/\\-])(?:[A-Za-z]:)?[/\\](?:[^\s/\\:;,'"()]+[/\\])+""")
+"""What comes before the last name of an absolute path."""
 
 
 def printable(text: str, most: int = MAX_CHARACTERS) -> str:
@@ -14,6 +19,19 @@ def printable(text: str, most: int = MAX_CHARACTERS) -> str:
     cut = text[: most + 1]  # escapes make a text longer, never shorter
     escaped = "".join(c if c.isprintable() else _escape(c) for c in cut)
     return escaped if len(escaped) <= most else escaped[: most - 1] + "…"
+
+
+def without_places(text: str, places: Iterable[object] = ()) -> str:
+    """Return a text in which absolute paths have lost their directories.
+
+    Args:
+        text: a line that leaves this machine.
+        places: further directories, which may be relative or hold spaces.
+    """
+    for place in sorted(map(str, places), key=len, reverse=True):
+        if len(place) > 1:
+            text = text.replace(f"{place}/", "").replace(place, "…")
+    return _DIRECTORIES.sub("", text)
 
 
 def _escape(character: str) -> str:

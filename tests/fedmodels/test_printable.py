@@ -1,7 +1,8 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedmodels.printable import printable
+from fedmodels.printable import printable, without_places
 
 
 def test_controls_are_escaped_and_letters_stay():
@@ -20,3 +21,19 @@ def test_whatever_comes_is_one_printable_line(text):
     found = printable(text)
     assert found.isprintable()
     assert len(found) <= 1000
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("/srv/ann/ward 7/3/task-0/x.npy is damaged", "3/task-0/x.npy is damaged"),
+        ("OSError: [Errno 28] full: '/var/lib/x/s-1.bin'", "OSError: [Errno 28] full: 's-1.bin'"),
+        (r"C:\Users\ann\data\x.npy is missing", "x.npy is missing"),
+        ("mine/3/client.json, and (/tmp/a/b)", "3/client.json, and (b)"),
+        ("tensor 'weights/base/conv1.weight' of task/0", None),
+        ("loss is 3e4 / step, see https://example.org/a/b", None),
+    ],
+)
+def test_a_line_that_leaves_names_no_place(text, told):
+    found = without_places(text, ["/srv/ann/ward 7", "mine"])
+    assert found == (text if told is None else told)

@@ -66,7 +66,7 @@ def test_clients_are_where_their_last_event_leaves_them():
             Event("listening", detail={"clients": 3, "needed": 3, "address": "h:1"}),
             *(Event("joined", str(client)) for client in range(3)),
             *(Event("order", str(client), **place, detail={"order": 1}) for client in range(3)),
-            Event("beat", "0", 4, detail={"epoch": 0, "batch": 9, "loss": 0.25}),
+            Event("beat", "0", 4, detail={"epoch": 0, "batch": 9}),
             Event("upload", "1", **place),
             Event("failed", "2", **place, detail={"reason": "its disk\x1b[2J is full"}),
             Event("left", "2", detail={"reason": "gone"}),
@@ -74,7 +74,7 @@ def test_clients_are_where_their_last_event_leaves_them():
         ]
     )
     assert {name: str(client) for name, client in status.clients.items()} == {
-        "0": "trains: epoch 1, batch 10, loss 0.25",
+        "0": "trains: epoch 1, batch 10",
         "1": "waits",
         "2": "left",
         "evaluator": "joined",

@@ -78,7 +78,7 @@ class Liar:
                 descriptions=[shared], clients=[rpc.Joining(**who, tasks=tasks)], protocol=PROTOCOL
             ),
             "Pull": rpc.PullRequest(waiting=[waiting]),
-            "Beat": rpc.BeatRequest(**who, loss=0.5, durable=-1, interaction=order.interaction),
+            "Beat": rpc.BeatRequest(**who, durable=-1, interaction=order.interaction),
             "Leave": rpc.LeaveRequest(**who, reason="done"),
             "Watch": rpc.WatchRequest(from_start=True),
             "Announce": rpc.AnnounceRequest(**who, description=description_of(self.description)),

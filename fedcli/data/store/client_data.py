@@ -25,6 +25,7 @@ from fedcli.data.folders import check_inside
 from fedcli.data.image_files import PLAIN
 from fedcli.data.sets.dataset import Labelled
 from fedcli.data.store.class_order import ClassOrder
+from fedmodels.config.origin import placeless
 from fedmodels.config.transforms import ImageTransform, parse_transform
 from fedmodels.data_description import (
     SCALES,
@@ -169,13 +170,15 @@ class ClientData:
         return len(self.tasks)
 
     def announcement(self, known: tuple[int, int] | None = None) -> str:
-        """Return ``client.json`` as it is sent with ``Join``: with counts, and no transform.
+        """Return ``client.json`` as it is sent with ``Join``: with counts, no transform, no path.
 
         Args:
             known: how many tasks and classes to tell of; by default all.
         """
+        dealt = self.file.partition
+        file = self.file.model_copy(update={"partition": dealt and placeless(dealt)})
         if known is None:
-            return self.file.text("transform")
+            return file.text("transform")
         tasks, classes = known
         told = {
             "num_classes": classes,
@@ -185,7 +188,7 @@ class ClientData:
                 for task in self.tasks[:tasks]
             ),
         }
-        return self.file.model_copy(update=told).text("transform")
+        return file.model_copy(update=told).text("transform")
 
     def arrays(self, task: int, part: Part) -> Labelled:
         """Return raw inputs (n, *input_shape) and labels (n,) of a task.

@@ -351,22 +351,20 @@ class Outcome(_message.Message):
     def __init__(self, code: _Optional[int] = ..., line: _Optional[str] = ..., repeated_upload: _Optional[bool] = ...) -> None: ...
 
 class BeatRequest(_message.Message):
-    __slots__ = ("client_id", "token", "epoch", "batch", "loss", "durable", "interaction")
+    __slots__ = ("client_id", "token", "epoch", "batch", "durable", "interaction")
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
-    LOSS_FIELD_NUMBER: _ClassVar[int]
     DURABLE_FIELD_NUMBER: _ClassVar[int]
     INTERACTION_FIELD_NUMBER: _ClassVar[int]
     client_id: str
     token: bytes
     epoch: int
     batch: int
-    loss: float
     durable: int
     interaction: int
-    def __init__(self, client_id: _Optional[str] = ..., token: _Optional[bytes] = ..., epoch: _Optional[int] = ..., batch: _Optional[int] = ..., loss: _Optional[float] = ..., durable: _Optional[int] = ..., interaction: _Optional[int] = ...) -> None: ...
+    def __init__(self, client_id: _Optional[str] = ..., token: _Optional[bytes] = ..., epoch: _Optional[int] = ..., batch: _Optional[int] = ..., durable: _Optional[int] = ..., interaction: _Optional[int] = ...) -> None: ...
 
 class BeatResponse(_message.Message):
     __slots__ = ("superseded",)
@@ -499,14 +497,12 @@ class OrderSent(_message.Message):
     def __init__(self, order: _Optional[_Union[OrderKind, str]] = ...) -> None: ...
 
 class Progress(_message.Message):
-    __slots__ = ("epoch", "batch", "loss")
+    __slots__ = ("epoch", "batch")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
-    LOSS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     batch: int
-    loss: float
-    def __init__(self, epoch: _Optional[int] = ..., batch: _Optional[int] = ..., loss: _Optional[float] = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., batch: _Optional[int] = ...) -> None: ...
 
 class Uploaded(_message.Message):
     __slots__ = ()

@@ -106,7 +106,7 @@ def test_events_say_what_clients_do(going_on: Any) -> None:
     for client in ("0", "1"):
         events.tell("joined", client)
         events.tell("order", client, **place, order=1)
-    events.tell("beat", "0", interaction=0, epoch=1, batch=2, loss=0.5)
+    events.tell("beat", "0", interaction=0, epoch=1, batch=2)
     events.tell("upload", "1", **place)
     events.tell("commit", interaction=3, round=1, task=1, loss=0.5, of=8, bytes={}, seconds=1)
     events.tell("failed", "0", reason="<script>alert(1)</script>")

@@ -148,3 +148,22 @@ def test_the_title_says_what_was_trained_on():
     named = ["wards", "labs", "wards"]
     found = summarise([], tiny_experiment(), "after_local", "digest", lambda: 1, named)
     assert found["data"] == "wards and labs"
+
+
+def test_a_client_announces_no_place(tmp_path, digits):
+    """Descriptions of earlier versions did, and their runs go on."""
+    shutil.copytree(digits / "1", tmp_path / "1")
+    file = tmp_path / "1" / "client.json"
+    facts = json.loads(file.read_text())
+    facts["partition"]["data"]["name"] = "/srv/ann/wards/my_data.py:load"
+    file.write_text(json.dumps(facts))
+    told = ClientData(tmp_path / "1").announcement()
+    before = json.loads(told)
+    assert before["partition"]["data"]["name"] == "my_data.py:load"
+    before["partition"] = facts["partition"]
+    admission = Admission({1: json.dumps(before)})
+    admission.check(1, told)
+    facts = json.loads(told)
+    facts["tasks"].pop()
+    with pytest.raises(PayloadError, match="had other data when it first joined"):
+        admission.check(1, json.dumps(facts))
