@@ -159,6 +159,9 @@ def join(
     tls_ca: Authority = None,
     tls_cert: Certificate = None,
     tls_key: Key = None,
+    tls_crl: Annotated[
+        Path | None, typer.Option(help="Certificates that are revoked: no such server is joined.")
+    ] = None,
     check: Annotated[bool, typer.Option(help="Warn about data that look like a mistake.")] = True,
     strict: Strict = False,
     quiet: Quiet = False,
@@ -185,7 +188,7 @@ def join(
     host = host_of(
         clients, server, data, state_dir, _device(device), tls=(tls_ca, tls_cert, tls_key),
         give_up_after=give_up_after, start_over=start_over, deploys=deploy, code=code or (),
-        weights=weights or (), incoming=watch, show=show,
+        weights=weights or (), incoming=watch, show=show, crl=tls_crl,
     )  # fmt: skip
     data = host.data
     try:

@@ -62,6 +62,8 @@ class Listen:
     """Allow a reachable address without TLS."""
     revoked: RevocationList | None = None
     """Certificates that clients may show no more."""
+    certificates: Sequence[tuple[Path, str]] = ()
+    """Files of certificates of the server and of its authorities, with their options."""
 
     def at(self, port: int) -> str:
         """Return the address by which clients reach a server, once its port is known."""
@@ -96,13 +98,15 @@ class Listen:
         revoked = None
         if client_ca is not None:
             place = crl or client_ca.parent / REVOKED
-            signers = authorities_of(client_ca, "--tls-client-ca")
+            signers = partial(authorities_of, client_ca, "--tls-client-ca")
             revoked = RevocationList(place, signers, "--tls-crl", must_exist=crl is not None)
-        return cls(address, credentials, client_ca is not None, insecure, revoked)
+        named = ((cert, "--tls-cert"), (client_ca, "--tls-client-ca"))
+        files = [(path, option) for path, option in named if path is not None]
+        return cls(address, credentials, client_ca is not None, insecure, revoked, files)
 
     def guard(self) -> Guard:
         """Return what checks who calls."""
-        return Guard(self.requires_identity, self.revoked)
+        return Guard(self.requires_identity, self.revoked, self.certificates)
 
     def caveats(self) -> list[str]:
         """Return what a user may not mean: TLS that says who the server is, and nobody else."""

@@ -18,6 +18,8 @@ from fedsrv.events import Event
 
 SHOWN = ("a_glo", "a_loc", "a_sel", "a_glo_balanced")
 """The metrics that lines show, where a run has them."""
+MAX_NOTES = 10
+"""Notes that are shown."""
 PHASES = {1: "trains", 2: "scores", 3: "finishes"}
 """What a client does with an order, by its kind."""
 
@@ -110,6 +112,8 @@ class RunStatus:
     """The last line about a wait; empty once all whom it names have come or answered."""
     awaited: set[str] = field(default_factory=set)
     finished: bool = False
+    notes: dict[str, None] = field(default_factory=dict)
+    """What may not be meant and stops nothing, the last lines."""
     pace: Pace = field(default_factory=Pace)
 
     @classmethod
@@ -132,6 +136,8 @@ class RunStatus:
         elif event.kind in ("joined", "upload", "failed") and event.client in self.awaited:
             self.awaited.discard(event.client)
             self.waiting = self.waiting if self.awaited else ""
+        if event.kind == "note":
+            self._note(printable(str(facts.get("line", ""))))
         if event.kind == "listening":
             self.expected = int(facts["clients"])
         elif event.kind == "rollback":
@@ -147,6 +153,13 @@ class RunStatus:
         elif event.kind in ("scores", "finished"):
             self.metrics = dict(facts.get("metrics") or {})
             self.finished = event.kind == "finished"
+
+    def _note(self, line: str) -> None:
+        """Keep a line once, and the last ones of many."""
+        self.notes.pop(line, None)
+        self.notes[line] = None
+        for old in [*self.notes][:-MAX_NOTES]:
+            del self.notes[old]
 
     @property
     def present(self) -> list[str]:
@@ -178,6 +191,7 @@ class RunStatus:
         return {
             **{name: getattr(self, name) for name in plain},
             "work": self.work,
+            "notes": [*self.notes],
             "finished": self.finished,
             "seconds_left": self.seconds_left,
             "present": self.present,
@@ -200,6 +214,7 @@ class RunStatus:
         ]
         found += [f"waiting: {self.waiting}"] if self.waiting else []
         found += [f"server: {self.work}"] if self.work else []
+        found += [f"note: {line}" for line in self.notes]
         failed = {name: c.failures for name, c in self.clients.items() if c.failures}
         found += [f"failures of client {c}: {n}" for c, n in sorted(failed.items())]
         return [printable(line) for line in found]

@@ -25,6 +25,7 @@ GRPC_FILES = {
     "fedsrv/transport/server.py",
     "fedsrv/transport/service.py",
     "fedsrv/identity/guard.py",
+    "fedsrv/identity/server_keys.py",
     "fedsrv/identity/tls.py",
     "fedcli/runtime/answers.py",
     "fedcli/runtime/link.py",

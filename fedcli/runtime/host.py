@@ -32,6 +32,7 @@ from fedcli.runtime.enrolment import Enrolment, client_of
 from fedcli.runtime.link import Link, Membership
 from fedcli.runtime.order_queue import WAKE_S, OrderQueue
 from fedcli.runtime.state_lock import lock_states
+from fedcli.runtime.tls import OwnCertificate
 from fedcli.runtime.together import Task, execute_together
 from fedcli.runtime.worker import Progress, Result
 from fedcli.runtime.workers import Workers
@@ -68,6 +69,7 @@ class Host:
         weights: Sequence[Path] = (),
         deploys: bool = False,
         incoming: Path | None = None,
+        certificate: OwnCertificate | None = None,
     ) -> None:
         """Make ready; what is wrong with a client's data or state shows when it joins.
 
@@ -82,7 +84,9 @@ class Host:
             weights: files that may hold the initial weights, if the experiment has such a file.
             deploys: keep a model live while it trains, also where the experiment asks for none.
             incoming: a folder in which what is complete becomes a task.
+            certificate: the process's own, if it has one.
         """
+        self._certificate = certificate or OwnCertificate(None)
         self._incoming, self._is_open = incoming, False
         self._deploys = deploys
         self.link, self.code, self.weights, self._states = link, code, weights, states
@@ -108,6 +112,7 @@ class Host:
             LinkError: the server refused one of them.
             ConfigError: the run asks for an extra that is not installed.
         """
+        self._certificate.remind()
         reply = self.enrolment.join()
         self.beat_every_s = reply.beat_every_s
         experiment = received_experiment(
@@ -384,6 +389,7 @@ class Host:
         """
         told: dict[ClientId, int] = {}
         while not self._closed.wait(self.beat_every_s):
+            self._certificate.remind()
             at_work = {
                 client: worker.progress
                 for client, worker in self.workers.open().items()

@@ -11,7 +11,7 @@ import torch
 from fedcli.data.store.site import cut, cut_before, is_cut
 from fedcli.runtime.host import Host
 from fedcli.runtime.link import Link
-from fedcli.runtime.tls import channel_credentials
+from fedcli.runtime.tls import OwnCertificate, ServerCheck, channel_credentials
 from fedmodels.config.places import check_address
 from fedmodels.errors import ConfigError, DataError
 from fedmodels.tensors.bundle import ClientId
@@ -33,6 +33,7 @@ def host_of(
     weights: Sequence[Path] = (),
     incoming: Path | None = None,
     show: Callable[..., None] | None = None,
+    crl: Path | None = None,
 ) -> Host:
     """Return a host that is ready to join; files as a site has them are cut first.
 
@@ -50,6 +51,7 @@ def host_of(
         weights: files that may hold the initial weights, if the experiment has such a file.
         incoming: a folder in which what is complete becomes a task.
         show: gets each message before it is sent.
+        crl: certificates that the server may show no more.
 
     Raises:
         ConfigError: an argument is no good; or own files are of several clients, or cannot be cut.
@@ -60,11 +62,14 @@ def host_of(
         raise ConfigError("--give-up-after nan is no number of seconds")
     if states.exists() and not states.is_dir():
         raise ConfigError(f"--state-dir {states} is a file, not a directory; give another one")
+    ca, cert, key = tls
     link = Link(server, credentials, give_up_after, *([show] if show else []))
+    if crl is not None:
+        link.check = ServerCheck(server, ca, crl, cert, key)
     data = _brought(link, clients, data, states / "own-data")
     return Host(
         clients, link, data, states, device, start_over=start_over, deploys=deploys, code=code,
-        weights=weights, incoming=incoming,
+        weights=weights, incoming=incoming, certificate=OwnCertificate(cert),
     )  # fmt: skip
 
 

@@ -74,6 +74,8 @@ class Link:
             give_up_after_s: seconds without the server; None is never.
             show: gets each call and its message before they are sent, and the upload, if any.
         """
+        self.check: Callable[[], None] = lambda: None
+        """Looks at the server before each join; it refuses one by a LinkError."""
         self.address, self.zstd, self._show = address, False, show
         self._give_up_after_s = give_up_after_s
         self._credentials = credentials
@@ -245,6 +247,7 @@ class Link:
             ids = [one.client_id for one in request.clients]
             who, call = f"clients {ids[0]} to {ids[-1]}", self._join_several
         self._slow_down(who)
+        self.check()
         reply: rpc.JoinResponse | rpc.JoinSeveralResponse
         try:
             reply = self._patiently(who, lambda: call(request))

@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import grpc
 from cryptography import x509
 
 from fedmodels.tensors.bundle import ClientId
-from fedpb.pem import identities_of
+from fedpb.pem import end_of, ends_of, identities_of
 from fedpb.revocation import RevocationList
 from fedsrv.identity.roles import covers, why_not
 
@@ -49,13 +50,32 @@ def peer_of(context: grpc.ServicerContext) -> Peer | None:
 class Guard:
     """Checks the certificate of every call; without mutual TLS it lets everybody pass."""
 
+    EVERY = timedelta(days=1)
+    """How often it warns of the same certificate."""
+
     def __init__(
-        self, requires_identity: bool = False, revoked: RevocationList | None = None
+        self,
+        requires_identity: bool = False,
+        revoked: RevocationList | None = None,
+        files: Sequence[tuple[Path, str]] = (),
     ) -> None:
+        """Know nobody yet.
+
+        Args:
+            requires_identity: whether callers show certificates.
+            revoked: certificates that nobody may show any more.
+            files: the certificates of this server and its authorities, and their options.
+        """
         self.requires_identity, self._revoked = requires_identity, revoked
+        self._files = files
         self._lock = threading.Lock()
         self._open: dict[grpc.ServicerContext, Peer] = {}
         """Calls under way."""
+        self._known: dict[str, Peer] = {}
+        """The newest certificate of each identity that has called."""
+        self._fresh: list[str] = []
+        """Those of whose end nobody was warned yet."""
+        self._due = datetime.now(UTC)
 
     def peer(self, context: grpc.ServicerContext) -> Peer | None:
         """Return who calls; None where nobody shows a certificate."""
@@ -76,6 +96,9 @@ class Guard:
             return
         with self._lock:
             self._open[context] = peer
+            if peer.uri and self._known.get(peer.uri) != peer:
+                self._known[peer.uri] = peer
+                self._fresh.append(peer.uri)
         try:
             yield
         finally:
@@ -111,3 +134,15 @@ class Guard:
         ended = [context for context, peer in calls if self.why_ended(peer)]
         for context in ended:
             context.cancel()
+
+    def warnings(self) -> list[str]:
+        """Return a line for each certificate that ends soon, each of them once a day."""
+        with self._lock:
+            is_due = datetime.now(UTC) >= self._due
+            whom, self._fresh = [*self._known] if is_due else self._fresh, []
+            ends = [(uri, self._known[uri].until) for uri in dict.fromkeys(whom)]
+        found = [end_of(f"the certificate of {uri}", until) for uri, until in ends]
+        if is_due:
+            self._due = datetime.now(UTC) + self.EVERY
+            found += [line for path, option in self._files for line in ends_of(path, option)]
+        return [*filter(None, found)]

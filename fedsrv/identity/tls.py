@@ -11,7 +11,8 @@ import grpc
 from fedmodels.printable import printable
 from fedpb.channels import channel_options, clearest, why_unreachable
 from fedpb.handshakes import distrust, meaning_of_failure
-from fedpb.pem import caller_pems, check_authority, check_pair, read_pem
+from fedpb.pem import caller_pems
+from fedsrv.identity.server_keys import ServerKeys
 
 Credentials: TypeAlias = grpc.ServerCredentials
 ChannelCredentials: TypeAlias = grpc.ChannelCredentials
@@ -23,14 +24,7 @@ def server_credentials(cert: Path, key: Path, client_ca: Path | None) -> grpc.Se
     Raises:
         ConfigError: a file is missing or unreadable, or the key is not the certificate's.
     """
-    cert_pem = read_pem(cert, "--tls-cert")
-    key_pem = read_pem(key, "--tls-key")
-    check_pair(cert, cert_pem, key, key_pem)
-    roots = None
-    if client_ca is not None:
-        roots = read_pem(client_ca, "--tls-client-ca")
-        check_authority(client_ca, roots, "--tls-client-ca")
-    return grpc.ssl_server_credentials([(key_pem, cert_pem)], roots, client_ca is not None)
+    return ServerKeys(cert, key, client_ca).credentials()
 
 
 def caller_credentials(

@@ -126,7 +126,7 @@ class Service:
         self.cohort, self.events = cohort, events
         self.guard, self.check_id = guard or Guard(), check_id
         self.complaints = RejectionLog(log)
-        self.gate = Gate(cohort.most_present, admitted=self._admitted, look=self.guard.look)
+        self.gate = Gate(cohort.most_present, admitted=self._admitted, look=self._look)
         self.inbox = Inbox(cohort, self.gate, results or Kept(cohort))
         self.health = health.HealthServicer(experimental_non_blocking=False)
         self._watchers = threading.BoundedSemaphore(MAX_WATCHERS)
@@ -156,6 +156,12 @@ class Service:
             except NotYours as error:
                 self.refuse(context, error)
             yield
+
+    def _look(self) -> None:
+        """End calls whose certificates hold no more, and warn of those that end soon."""
+        self.guard.look()
+        for line in self.guard.warnings():
+            self.events.tell("note", line=line)
 
     # --- who calls --------------------------------------------------------------------------------
 

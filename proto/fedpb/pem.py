@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import stat
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
@@ -12,6 +12,8 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from fedmodels.errors import ConfigError
 
+SOON = timedelta(days=30)
+"""Before a certificate ends, its owner is warned for so long."""
 log = logging.getLogger(__name__)
 
 
@@ -123,6 +125,27 @@ def caller_pems(
     cert_pem, key_pem = read_pem(cert, f"{option}-cert"), read_pem(key, f"{option}-key")
     check_pair(cert, cert_pem, key, key_pem, option)
     return ca_pem, key_pem, cert_pem
+
+
+def end_of(what: str, until: datetime) -> str:
+    """Return a line that warns of a certificate's end; nothing while that is far away."""
+    left = until - datetime.now(UTC)
+    if left > SOON:
+        return ""
+    if left < timedelta(0):
+        return f"{what} has ended on {until:%Y-%m-%d}: put another one in its place"
+    days = "today" if left.days < 1 else f"in {left.days} day{'s' if left.days > 1 else ''}"
+    return f"{what} ends {days}, on {until:%Y-%m-%d}: put another one in its place before"
+
+
+def ends_of(path: Path, option: str) -> list[str]:
+    """Return a line for each certificate of a file that ends soon; nothing where it has none."""
+    try:
+        found = x509.load_pem_x509_certificates(path.read_bytes())
+    except (OSError, ValueError):
+        return []
+    lines = (end_of(f"the certificate {option} {path}", one.not_valid_after_utc) for one in found)
+    return [*filter(None, lines)]
 
 
 def identities_of(certificate: x509.Certificate) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from cryptography import x509
@@ -40,13 +40,18 @@ class RevocationList:
     """
 
     def __init__(
-        self, path: Path, authorities: Sequence[x509.Certificate], option: str, *, must_exist: bool
+        self,
+        path: Path,
+        authorities: Callable[[], Sequence[x509.Certificate]],
+        option: str,
+        *,
+        must_exist: bool,
     ) -> None:
         """Read the list.
 
         Args:
             path: its file.
-            authorities: one of them signed it.
+            authorities: returns those of whom one signed it.
             option: the option that names the file.
             must_exist: whether the user named the file; else it may come later.
 
@@ -75,8 +80,8 @@ class RevocationList:
         except OSError as error:
             raise ConfigError(f"{what} cannot be read: {reason_of(error)}") from None
         revoked: dict[int, str] = {}
+        keys = [one.public_key() for one in self._authorities()]
         for found in read_lists(self.path, pem, what):
-            keys = (one.public_key() for one in self._authorities)
             if not any(found.is_signature_valid(key) for key in keys):  # type: ignore[arg-type]
                 raise ConfigError(f"{what} is signed by none of the authorities that are trusted")
             revoked |= {

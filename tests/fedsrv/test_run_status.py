@@ -104,3 +104,10 @@ def test_the_work_of_a_server_is_counted_apart_from_interactions():
 def test_scores_are_percentages():
     event = Event("scores", "", 0, 0, {"metrics": {"a_loc": 0.75, "mine": 2.0}})
     assert EventFormatter().line(event) == "interaction 1: round 1 scored: a_loc 75.0 %"
+
+
+def test_notes_are_shown_once_and_the_last_of_many():
+    status = RunStatus.of(Event("note", detail={"line": f"line {n % 12}"}) for n in range(25))
+    assert [*status.notes] == [f"line {n % 12}" for n in range(15, 25)]
+    assert [line for line in status.lines() if line.startswith("note: ")][-1] == "note: line 0"
+    assert status.to_dict()["notes"][-1] == "line 0"

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
+import ssl
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
 import pytest
+from cryptography import x509
 
 from fedcli.runtime.link import Link
-from fedcli.runtime.tls import channel_credentials
-from fedmodels.errors import LinkError
+from fedcli.runtime.tls import ServerCheck, channel_credentials
+from fedmodels.errors import ConfigError, LinkError
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.identity import certificates as certs
 from fedsrv.identity.guard import peer_of
+from fedsrv.identity.revoking import revoke
 from fedsrv.identity.tls import server_credentials
 from fedsrv.monitor.health import check_health
 from fedsrv.monitor.watch import watched
@@ -171,3 +176,64 @@ def test_a_client_refuses_a_client_that_plays_server(authority: Path) -> None:
     server.start()
     refused(port, channel_credentials(authority / "ca.pem"))
     server.stop(None).wait()
+
+
+def shown_by(port: int) -> int:
+    """Return the serial number of the certificate that a server shows in a new handshake."""
+    pem = ssl.get_server_certificate(("127.0.0.1", port))
+    return x509.load_pem_x509_certificate(pem.encode()).serial_number
+
+
+def replaced(place: Path, source: Path) -> None:
+    """Replace a pair as a user does, a file after the other."""
+    for end in ("pem", "key"):
+        fresh = place / f"fresh.{end}"
+        shutil.copyfile(source / f"server.{end}", fresh)
+        fresh.replace(place / f"server.{end}")
+
+
+def test_a_server_shows_a_new_certificate_without_a_restart(
+    authority: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shutil.copytree(authority, tmp_path / "one")
+    shutil.copytree(authority, tmp_path / "two")
+    for end in ("pem", "key"):
+        (tmp_path / "two" / f"server.{end}").unlink()
+    certs.issue(tmp_path / "two", "server")
+    running = serve(tmp_path / "one", None)
+    port = next(running)
+    first = shown_by(port)
+    keys = channel_credentials(authority / "ca.pem")
+    with grpc.secure_channel(f"localhost:{port}", keys) as channel:
+        old = channel.unary_unary(METHOD)
+        assert old(b"", timeout=10) == b"nobody"
+        (tmp_path / "one" / "server.key").write_text("no key")
+        assert shown_by(port) == first
+        assert "the certificate in use stays in use: --tls-key" in caplog.text
+        assert len(caplog.messages) == 1
+        replaced(tmp_path / "one", tmp_path / "two")
+        assert shown_by(port) != first
+        assert old(b"", timeout=10) == b"nobody"  # an old connection goes on
+        assert ask(port, keys) == "nobody"
+    with contextlib.suppress(StopIteration):
+        next(running)
+
+
+def test_a_client_joins_no_server_whose_certificate_was_revoked(
+    authority: Path, one_sided: int, tmp_path: Path
+) -> None:
+    ours = tmp_path / "ours"
+    shutil.copytree(authority, ours)
+    revoke(ours, "7")
+    address = f"localhost:{one_sided}"
+    check = ServerCheck(address, ours / "ca.pem", ours / "crl.pem", None, None)
+    check()
+    revoke(ours, "server")
+    link = Link(address, channel_credentials(ours / "ca.pem"))
+    link.check = check
+    with pytest.raises(LinkError, match=r"^TLS: the certificate of the server at .* was revoked"):
+        link.join(rpc.JoinRequest(client_id="7"))
+    link.close()
+    ServerCheck("localhost:1", ours / "ca.pem", ours / "crl.pem", None, None)()  # nobody there
+    with pytest.raises(ConfigError, match="--tls-crl needs --tls-ca"):
+        ServerCheck(address, None, ours / "crl.pem", None, None)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ipaddress
 import os
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,11 +18,12 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from fedcli.runtime import tls as client_tls
 from fedmodels.errors import ConfigError
 from fedpb.channels import is_loopback
-from fedpb.pem import authorities_of
+from fedpb.pem import authorities_of, end_of
 from fedpb.revocation import RevocationList
 from fedsrv.coordinator import Listen
 from fedsrv.identity import certificates as certs
-from fedsrv.identity import roles, tls
+from fedsrv.identity import guard, roles, tls
+from fedsrv.identity.guard import Peer
 from fedsrv.identity.revoking import revoke
 
 
@@ -388,7 +390,7 @@ def test_what_is_revoked_is_refused_and_can_be_issued_anew(authority: Path) -> N
 
 
 def load_list(authority: Path, *, must_exist: bool = True) -> RevocationList:
-    signers = authorities_of(authority / "ca.pem", "--tls-client-ca")
+    signers = partial(authorities_of, authority / "ca.pem", "--tls-client-ca")
     return RevocationList(authority / "crl.pem", signers, "--tls-crl", must_exist=must_exist)
 
 
@@ -417,3 +419,55 @@ def test_a_list_that_is_no_good_revokes_nothing_and_forgives_nothing(
     assert "is gone" in caplog.messages[-1]
     with pytest.raises(ConfigError, match="--tls-crl needs --tls-client-ca"):
         Listen.given("127.0.0.1:0", None, None, None, False, place)
+
+
+def in_days(monkeypatch: pytest.MonkeyPatch, days: int) -> None:
+    """Let certificates be issued as if they were to end in so many days, and an hour."""
+    shift = timedelta(days=days - certs.IDENTITY_DAYS, hours=1)
+    monkeypatch.setattr(certs, "datetime", SimpleNamespace(now=lambda z: datetime.now(z) + shift))
+
+
+def test_who_ends_soon_is_warned_of_once_a_day(
+    authority: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with monkeypatch.context() as then:
+        in_days(then, 29)
+        cert, key = certs.issue(authority, "server")
+        own, _ = certs.issue(authority, "7")
+    listen = Listen.given("127.0.0.1:0", cert, key, authority / "ca.pem", False)
+    watching, until = listen.guard(), load(own).not_valid_after_utc
+    day = f"on {until:%Y-%m-%d}: put another one in its place before"
+    assert watching.warnings() == [f"the certificate --tls-cert {cert} ends in 29 days, {day}"]
+    assert watching.warnings() == []
+    monkeypatch.setattr(guard, "peer_of", lambda context: Peer("fedtide:client:7", 1, until))
+    context: Any = object()
+    for _ in range(2):
+        with watching.admitted("/x/Join", context):
+            pass
+    theirs = f"the certificate of fedtide:client:7 ends in 29 days, {day}"
+    assert watching.warnings() == [theirs]
+    assert watching.warnings() == []
+    watching._due -= watching.EVERY
+    assert watching.warnings() == [
+        theirs,
+        f"the certificate --tls-cert {cert} ends in 29 days, {day}",
+    ]
+    reminder = client_tls.OwnCertificate(own)
+    for _ in range(2):
+        reminder.remind()
+    assert caplog.messages == [f"the certificate --tls-cert {own} ends in 29 days, {day}"]
+
+
+@pytest.mark.parametrize(
+    ("hours", "line"),
+    [
+        (31 * 24, ""),
+        (25, "it ends in 1 day, on"),
+        (2, "it ends today, on"),
+        (-1, "it has ended on"),
+    ],
+)
+def test_what_is_said_of_an_end(hours: int, line: str) -> None:
+    found = end_of("it", datetime.now(UTC) + timedelta(hours=hours))
+    assert found.startswith(line)
+    assert bool(found) == bool(line)

@@ -54,21 +54,20 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def places(ours: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, int]]:
     """The ports of a coordinator and of a relay that ask for certificates; nobody has joined."""
-    listen = Listen.given(
-        "127.0.0.1:0", ours / "server.pem", ours / "server.key", ours / "ca.pem", False
-    )
+    files = ours / "server.pem", ours / "server.key", ours / "ca.pem"
+    listens = [Listen.given("127.0.0.1:0", *files, False) for _ in PLACES]
     cohort: Any = SimpleNamespace(num_clients=8, most_present=8)
     events = EventLog()
     scratch = tmp_path_factory.mktemp("relay")
     trips = RelayedTrips(range(8), Spool(scratch, 1 << 20), events)
     uplink = Uplink("127.0.0.1:1")
     services: dict[str, Any] = {
-        "coordinator": Service("run", {}, cohort, events, guard=listen.guard()),
-        "relay": RelayService(range(8), trips, events, uplink, guard=listen.guard()),
+        "coordinator": Service("run", {}, cohort, events, guard=listens[0].guard()),
+        "relay": RelayService(range(8), trips, events, uplink, guard=listens[1].guard()),
     }
     started = {
         name: start_server(service, listen.address, listen.credentials)
-        for name, service in services.items()
+        for (name, service), listen in zip(services.items(), listens, strict=True)
     }
     yield {name: port for name, (_, port) in started.items()}
     events.close()
