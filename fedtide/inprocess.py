@@ -27,6 +27,7 @@ from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId
 from fedmodels.training.fault import name_faults
 from fedmodels.training.initial_weights import pin_weights
 from fedpb.codec import Receiver, encode, merged, read_chunk
+from fedpb.orders import WITHOUT_PAYLOAD
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.availability import with_digest
 from fedsrv.coordinator import set_aside, write_facts
@@ -167,6 +168,8 @@ class InProcessCohort:
         order = stamped(trip.orders[client], self.committed, self.watermark)
         self.before(order)
         worker, specs = self.workers.of(client), self.workers.payload_spec(order.new_classes)
+        if order.kind in WITHOUT_PAYLOAD:
+            return Task(worker, order, Bundle())
         parts = {"common": transported(trip.sent, specs["common"])}
         if client in trip.personal:
             parts["personal"] = transported(trip.personal[client], specs["personal"])

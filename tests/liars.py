@@ -21,6 +21,7 @@ from fedmodels.tensors.bundle import Bundle
 from fedpb import PROTOCOL
 from fedpb.codec import encode, merged
 from fedpb.descriptions import description_of
+from fedpb.orders import WITHOUT_PAYLOAD
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.coordinator import set_aside
 from fedsrv.engine.admission import Admission
@@ -136,7 +137,9 @@ class Stage:
                 continue
             (order,), trip = found
             issue = order.issue
-            parts = {"common": transported(trip.trip.common, worker.payload_spec["common"])}
+            parts = {}
+            if order.kind not in WITHOUT_PAYLOAD:
+                parts["common"] = transported(trip.trip.common, worker.payload_spec["common"])
             if client in trip.trip.personal:
                 own = trip.trip.personal[client]
                 parts["personal"] = transported(own, worker.payload_spec["personal"])

@@ -11,8 +11,8 @@ from typing import Any, get_args
 from pydantic import BaseModel
 
 from fedmodels.config import experiment as tables
+from fedmodels.config import privacy, training
 from fedmodels.config import scenario as scenarios
-from fedmodels.config import training
 from fedmodels.config.bounds import MAX_COUNT
 from fedmodels.config.data import Columns, Data
 from fedmodels.methods import names
@@ -50,6 +50,8 @@ TABLES = {
     "server": tables.Server,
     "server_optimizer": training.ServerOptimizer,
     "compression": tables.Compression,
+    "privacy": privacy.Privacy,
+    "privacy.secure_sum": privacy.SecureSum,
     "deploy": tables.Deploy,
     "tracking": tables.Tracking,
 }

@@ -44,6 +44,7 @@ from fedmodels.resolution import received_experiment
 from fedmodels.tensors.allocator import give_back_free_pages
 from fedmodels.tensors.bundle import ClientId
 from fedmodels.tensors.bundle_spec import BundleSpec
+from fedpb.orders import WITHOUT_PAYLOAD
 from fedpb.tables import values_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedpb.zstd import check_installed
@@ -323,7 +324,7 @@ class Host:
                 f"an order is for client {printable(order.client_id, 60)}, who is not of this "
                 "process"
             )
-        return self.workers.payload_spec(order.new_classes)
+        return {} if order.kind in WITHOUT_PAYLOAD else self.workers.payload_spec(order.new_classes)
 
     def _push_forever(self) -> None:
         while (results := self._results.get()) is not None:

@@ -22,6 +22,7 @@ from fedmodels.training.class_growth import Growth
 from fedmodels.training.compression import Compression
 from fedmodels.training.method import Method
 from fedmodels.training.run import RunFacts
+from fedmodels.training.secure_upload import SecureUpload
 
 KEPT = 2
 """Set-ups that are held: that of the last order, and the one before or after it."""
@@ -41,6 +42,8 @@ class SetUp:
         self.compression = Compression.of(method, run)
         self.keeps = method.keeps_state(run) or self.compression.feedback
         """Whether a client's private state lasts from one interaction to the next."""
+        self.secure = SecureUpload.of(method, run)
+        """How uploads become integers under masks; None where they travel as they are."""
         self._growths: dict[int, Growth] = {}
 
     @cached_property

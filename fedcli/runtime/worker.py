@@ -20,6 +20,7 @@ from fedcli.runtime.deployed import Deployed
 from fedcli.runtime.deployment import Deployment
 from fedcli.runtime.drift import DriftMeter, without_summaries
 from fedcli.runtime.final_model import FinalModel, LastStored
+from fedcli.runtime.secure_client import SecureClient
 from fedcli.runtime.setups import SetUp, SetUps
 from fedcli.runtime.spare import Spare
 from fedcli.runtime.state import StateDirectory
@@ -42,6 +43,7 @@ from fedmodels.training.method import LocalResult
 from fedmodels.training.position import Position
 from fedmodels.training.returned import check_upload
 from fedmodels.training.run import RunFacts
+from fedpb.orders import WITHOUT_PAYLOAD
 from fedpb.v1 import coordinator_pb2 as rpc
 
 OBJECTS_BYTES = 64 << 10
@@ -188,6 +190,8 @@ class Worker:
                 return self._evaluate(order, payload)
             if order.kind == rpc.ORDER_KIND_FINISH:
                 return self._finish(order, payload)
+            if order.kind in WITHOUT_PAYLOAD:
+                return self._answer(order)
             raise PayloadError(f"an order of an unknown kind, {order.kind}")
         except Exception as error:  # whatever the method's code raises
             return self.failed(order, error)
@@ -350,6 +354,9 @@ class Worker:
             self.final_model.keep_scored(order, half.ctx.net)
         stored = self._stored(order) if self.compression.feedback else done.state
         upload, residual = self.compression.returned_by(done.upload, half.payload, stored)
+        if self.set_up.secure is not None:
+            received = half.payload.weights
+            upload = self._secure_client.masked(order, upload, received, self.set_up.secure)
         if self.stateful:
             after = self.compression.with_residual(done.state, residual)
             if self.drift is not None:
@@ -364,6 +371,19 @@ class Worker:
         result = Result(order, upload, report)
         self._held = result if upload.num_bytes() <= self.keep_bytes else None
         return result
+
+    def _answer(self, order: rpc.Order) -> Result:
+        """Say what a secure sum needs."""
+        report = rpc.Report(durable=self.states.durable)
+        report.secure_sum.CopyFrom(self._secure_client.answer(order))
+        return Result(order, Bundle(), report)
+
+    @cached_property
+    def _secure_client(self) -> SecureClient:
+        rules = self.experiment.secure_sum
+        if rules is None or not isinstance(self.client, int):
+            raise PayloadError("an order of a secure sum, and this client takes part in none")
+        return SecureClient(self.client, self.states.path, self.states.secret().key, rules)
 
     def _peak_rss_bytes(self) -> int:
         """Return the peak memory of this process, rounded up; measured once a second at most."""

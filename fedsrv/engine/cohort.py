@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.tensors.bundle import Bundle, ClientId, Weights
@@ -13,6 +13,7 @@ from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.tensors.differences import Given, Measured
 from fedmodels.tensors.memory_blocks import lease
 from fedmodels.training.compression import Compression
+from fedpb.orders import WITHOUT_PAYLOAD
 from fedpb.v1 import coordinator_pb2 as rpc
 
 
@@ -55,8 +56,11 @@ class Trip:
         return self.compression.restored(sent, self.common, allocate)
 
     def measured(self, client: ClientId, upload: Bundle) -> Measured | None:
-        """Return how far an upload lies from what its client was given; None of an evaluation."""
-        if self.sample.kind != rpc.ORDER_KIND_TRAIN:
+        """Return how far an upload lies from what its client was given.
+
+        None of an evaluation, and of an upload under masks.
+        """
+        if self.sample.kind != rpc.ORDER_KIND_TRAIN or self.sample.HasField("secure_sum"):
             return None
         own = self.personal.get(client)
         if own is None or not (len(own.weights) or own.prototypes):
@@ -134,6 +138,8 @@ class Answers:
     """Of a flush: the interaction of each client's order, in the order of arrival."""
     under_way: dict[int, int] = field(default_factory=dict)
     """Of a flush: the interaction of each client's order that is not answered yet."""
+    secure_sum: Mapping[str, Any] | None = None
+    """What the record says of a secure sum, where there was one."""
     aside: dict[int, Measured] = field(default_factory=dict)
     """What is kept of uploads that came and do not count."""
 
@@ -292,7 +298,7 @@ def stamped(order: rpc.Order, committed: int, watermark: int) -> rpc.Order:
     """
     found = rpc.Order()
     found.CopyFrom(order)
-    trains = order.kind == rpc.ORDER_KIND_TRAIN
+    trains = order.kind == rpc.ORDER_KIND_TRAIN or order.kind in WITHOUT_PAYLOAD
     found.committed = min(committed, order.interaction - 1) if trains else committed
     found.durable = watermark
     return found

@@ -22,6 +22,7 @@ from fedmodels.training.compression import Compression
 from fedmodels.training.criterion import check_own_loss
 from fedmodels.training.method import Method
 from fedmodels.training.run import RunFacts
+from fedmodels.training.secure_upload import SecureUpload, check_secure_sum
 from fedmodels.training.server_optimizer import check_server_optimizer
 from fedmodels.training.stack_trial import check_together
 from fedsrv.engine import schedule
@@ -66,6 +67,7 @@ class Plan:
         run = RunFacts(experiment, next(iter(profiles.values())).problem)
         check_server_optimizer(method, run)
         check_own_loss(method, run)
+        check_secure_sum(method, run)
         if experiment.training.together > 1:
             check_together(method, run)
         tasks, weights = fixed_tasks(store, profiles), fixed_weights(store, profiles)
@@ -162,6 +164,11 @@ class Plan:
     def upload_spec(self) -> BundleSpec:
         """The specification of an upload as it travels."""
         return self.compression.upload_spec(self.method.upload_spec(self.run))
+
+    @cached_property
+    def secure(self) -> SecureUpload | None:
+        """How uploads are summed under masks; None where they travel as they are."""
+        return SecureUpload.of(self.method, self.run)
 
     @cached_property
     def is_stateful(self) -> bool:

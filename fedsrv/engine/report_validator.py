@@ -107,6 +107,8 @@ class ReportValidator:
         Raises:
             PayloadError: names the first fact that is impossible, or beyond the order.
         """
+        if report.HasField("secure_sum"):
+            raise PayloadError("the report holds keys or shares that nobody asked for")
         self._check_numbers(client, order, report)
         is_last = order.kind == rpc.ORDER_KIND_FINISH and client != EVALUATOR
         if not re.fullmatch(r"[0-9a-f]{64}" if is_last else "", report.state_sha256):

@@ -90,7 +90,7 @@ class RoundParts:
         plan, wanted = self.plan, self.experiment.cohort_size
         common, personal = broadcast(self.method, ctx, state)
         views = ["after_local"] if is_scored and plan.scores_trained else []
-        orders = self._orders(ctx, rpc.ORDER_KIND_TRAIN, ctx.cohort, views)
+        orders = self.orders(ctx, rpc.ORDER_KIND_TRAIN, ctx.cohort, views)
         is_sum = self.method.reduction == "mean" and not self.rule.reads_each
         count = self.method.count if is_sum else None
         return plan.trip(
@@ -107,7 +107,7 @@ class RoundParts:
         with name_faults(self.method, PayloadError):
             self.method.check_upload(ctx, state, upload, announced)
 
-    def _orders(
+    def orders(
         self,
         ctx: ServerContext,
         kind: rpc.OrderKind,
@@ -224,7 +224,7 @@ class RoundParts:
         ctx = self.context(step, others)
         common, personal = broadcast(self.method, ctx, state)
         kind = rpc.ORDER_KIND_EVALUATE
-        orders = self._orders(ctx, kind, others, ["after_local"])
+        orders = self.orders(ctx, kind, others, ["after_local"])
         return self._asked(orders, common, personal)
 
     def score(self, step: Step, record: Record, scores: Scores, state: ServerState) -> None:
@@ -237,7 +237,7 @@ class RoundParts:
             clients.append(EVALUATOR)
         views, kind = plan.views(step), rpc.ORDER_KIND_EVALUATE
         tasks_seen = None if step.tasks else plan.tasks_seen(step)
-        orders = self._orders(ctx, kind, clients, views, tasks_seen)
+        orders = self.orders(ctx, kind, clients, views, tasks_seen)
         results = self._asked(orders, common, personal)
         scores.add(results.by_client)
         add_wire(record, results)
@@ -252,7 +252,7 @@ class RoundParts:
         ctx = self.context(step, tuple(clients))
         common, personal = evaluation(self.method, ctx, state)
         view = "after_downlink" if "after_downlink" in self.method.views else "global"
-        orders = self._orders(ctx, rpc.ORDER_KIND_EVALUATE, clients, [view])
+        orders = self.orders(ctx, rpc.ORDER_KIND_EVALUATE, clients, [view])
         scores = Scores()
         scores.add(self._asked(orders, common, personal).by_client)
         found = scores.of(view)
@@ -282,7 +282,7 @@ class RoundParts:
         common, personal = evaluation(self.method, ctx, state)  # what is scored is stored
         if self.cohort.has_evaluator():
             everyone.append(EVALUATOR)
-        orders = self._orders(ctx, rpc.ORDER_KIND_FINISH, everyone, (), 0)
+        orders = self.orders(ctx, rpc.ORDER_KIND_FINISH, everyone, (), 0)
         results = self._asked(orders, common, personal, ends_run=True)
         digests = {c: self._untouched(c) for c in set(members) - set(everyone)}
         for client, result in results.by_client.items():

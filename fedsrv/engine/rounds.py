@@ -23,6 +23,7 @@ from fedsrv.engine.plan import Plan, describe
 from fedsrv.engine.round_parts import RoundParts
 from fedsrv.engine.schedule import Step
 from fedsrv.engine.scores import Scores
+from fedsrv.engine.secure_rounds import SecureRounds
 from fedsrv.engine.server_data import check_fits, check_given
 from fedsrv.engine.stages import AtRest, Stages
 from fedsrv.events import EventLog
@@ -114,6 +115,8 @@ class Engine:
                 break
             rounds.interact(step)
         parts.commits.settle()
+        if isinstance(rounds, Rounds) and rounds.secure is not None:
+            rounds.secure.forget()
 
         # --- the end
         return parts.finish(rounds.state)
@@ -152,6 +155,7 @@ class Rounds:
     def __init__(self, parts: RoundParts, interaction: int) -> None:
         """Go on after the last commit, -1 before the first."""
         self.parts, self.state = parts, parts.state_after(interaction)
+        self.secure = SecureRounds(parts) if parts.experiment.secure_sum else None
 
     def grow(self, plan: Plan) -> None:
         """Go on with another plan of an open run: new classes get rows, and who left may go."""
@@ -198,6 +202,8 @@ class Rounds:
         """Let the cohort train; leave out uploads that lie far out of it."""
         parts = self.parts
         is_scored = parts.plan.is_scored(parts.plan.steps[ctx.interaction])
+        if self.secure is not None:  # no upload can be told from others
+            return self.secure.train(ctx, self.state, is_scored)
         trip = parts.training(ctx, self.state, is_scored)
         results = parts.cohort.send_and_receive(trip)
         odd = far_out(results.measured())

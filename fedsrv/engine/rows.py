@@ -75,6 +75,8 @@ def record_of(
         record["clients"].setdefault(client, {}).update(row)
     if results.failed:
         record["failed"] = {str(c): why for c, why in results.failed.items()}
+    if results.secure_sum is not None:
+        record["secure_sum"] = dict(results.secure_sum)
     if results.arrivals:
         record["arrivals"] = [*results.arrivals.items()]
         record["under_way"] = [*results.under_way.items()]

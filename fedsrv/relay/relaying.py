@@ -20,7 +20,7 @@ from typing import Any
 from fedmodels.errors import ConfigError, LinkError, PayloadError
 from fedmodels.tensors.bundle import Bundle, ClientId
 from fedmodels.tensors.bundle_spec import BundleSpec
-from fedpb.orders import read_order
+from fedpb.orders import WITHOUT_PAYLOAD, read_order
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.coordinator import Listen, telling_the_end
 from fedsrv.event_lines import EventPrinter
@@ -265,7 +265,7 @@ class Relaying:
         messages = self._noting(call)
         while found := read_order(messages, self._parts_of, self._held):
             header, parts = found
-            if "common" not in parts:
+            if "common" not in parts and header.order.kind not in WITHOUT_PAYLOAD:
                 raise PayloadError("an order has no common part")
             for order in (header.order, *header.more):
                 self._add(order, parts, tuple(header.group))
@@ -280,7 +280,8 @@ class Relaying:
         """Add an order to those that came with it; give them out with the last one."""
         delivery = self._delivery
         if order.issue != delivery.issue:
-            delivery = self._delivery = Delivery(order.issue, common=parts["common"])
+            common = parts.get("common", Bundle())
+            delivery = self._delivery = Delivery(order.issue, common=common)
         client = client_id_of(order.client_id, self.below.num_clients)
         delivery.orders[client] = order
         delivery.group = delivery.group or group
@@ -294,7 +295,7 @@ class Relaying:
     def _parts_of(self, order: rpc.Order) -> Mapping[str, BundleSpec]:
         """Return what the parts of an order's payload must hold, by role."""
         client = client_id_of(order.client_id, self.below.num_clients)
-        return self.trips.run_of(client).payload_spec
+        return {} if order.kind in WITHOUT_PAYLOAD else self.trips.run_of(client).payload_spec
 
     def _judge(self, error: CallFailed, joins: int, wait_s: float) -> float:
         """Act on the end of a Pull, and wait before the next one; return how long to wait then."""

@@ -19,6 +19,7 @@ from fedmodels.tensors.declared_counts import check_numbers
 from fedmodels.training.compression import Compression
 from fedmodels.training.method import Method
 from fedmodels.training.run import RunFacts
+from fedmodels.training.secure_upload import SecureUpload
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.cohort import Answer, Trip
 from fedsrv.engine.streaming_mean import StreamingMean
@@ -60,6 +61,9 @@ class RelayedRun:
     @cached_property
     def upload_spec(self) -> BundleSpec:
         """Return what an upload must hold."""
+        secure = SecureUpload.of(self.method, self.facts)
+        if secure is not None:
+            return secure.spec
         return self._compression.upload_spec(self.method.upload_spec(self.facts))
 
     @cached_property

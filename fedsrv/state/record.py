@@ -57,6 +57,9 @@ class Record(TypedDict):
     clients: dict[str, ClientRow]
     failed: NotRequired[dict[str, str]]
     """The clients that were left out, and why."""
+    secure_sum: NotRequired[dict[str, Any]]
+    """Of uploads that were summed under masks: the ``groups`` of clients that were asked, their
+    ``thresholds``, and clients whose secrets came ``unopened``: their groups count for nothing."""
     confusions: NotRequired[dict[str, list[list[int]]]]
     """Of the last interaction: clients' own test examples by true class (K rows) and predicted
     class (K columns), by the view that was scored."""

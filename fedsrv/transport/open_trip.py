@@ -230,7 +230,11 @@ def by_id(found: Mapping[ClientId, T]) -> dict[ClientId, T]:
 def what_for(trip: Trip) -> str:
     """Return a trip's purpose in words, for log lines."""
     sample = trip.sample
-    kinds = {rpc.ORDER_KIND_TRAIN: "training", rpc.ORDER_KIND_EVALUATE: "evaluation"}
+    kinds = {
+        rpc.ORDER_KIND_TRAIN: "training", rpc.ORDER_KIND_EVALUATE: "evaluation",
+        rpc.ORDER_KIND_ADVERTISE: "keys", rpc.ORDER_KIND_SHARE: "shares of secrets",
+        rpc.ORDER_KIND_UNMASK: "opening the sum",
+    }  # fmt: skip
     kind = kinds.get(sample.kind, "end")
     return f"{kind}, round {sample.round + 1}, interaction {sample.interaction + 1}"
 
@@ -263,7 +267,8 @@ def numbered(
     for client, order in orders.items():
         if not order.trip:
             own = personal[client].digest if client in personal else b""
-            sha = hashlib.sha256(b"%d:" % order.base + common.digest + own)
+            secure = order.secure_sum.SerializeToString(deterministic=True)  # else empty
+            sha = hashlib.sha256(b"%d:" % order.base + common.digest + own + secure)
             found[client] = numbered = rpc.Order()
             numbered.CopyFrom(order)
             numbered.trip = int.from_bytes(sha.digest()[:8]) >> 1 | 1

@@ -26,6 +26,7 @@ from fedpb import AGAIN_AFTER, PROTOCOL
 from fedpb.codec import Encoded, messages
 from fedpb.descriptions import client_json_of
 from fedpb.frames import unpacked
+from fedpb.orders import WITHOUT_PAYLOAD
 from fedpb.tables import table_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import OtherPartition
@@ -330,7 +331,7 @@ class Service:
         facts = {"interaction": order.interaction, "round": order.round, "order": order.kind}
         for each in orders:
             self.events.tell("order", each.client_id, **facts)
-        parts = {"common": trip.common}
+        parts = {} if order.kind in WITHOUT_PAYLOAD else {"common": trip.common}
         client = client_id_of(order.client_id, self.cohort.num_clients)
         if client in trip.personal:
             parts["personal"] = trip.personal[client]
@@ -349,8 +350,9 @@ class Service:
             crossed += len(message)
             yield message
         self.cohort.count_down(trip, crossed)
-        held.clear()  # the caller keeps the last common part
-        held.add(trip.common.digest)
+        if parts:  # the caller keeps the last common part
+            held.clear()
+            held.add(trip.common.digest)
 
     def push(self, stream: Iterator[bytes], context: grpc.ServicerContext) -> rpc.PushResponse:
         """Take the result of one order, or the sum of a relay."""

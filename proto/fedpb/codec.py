@@ -241,8 +241,8 @@ class Receiver:
 
 def merged(parts: Mapping[str, Bundle]) -> Bundle:
     """Return one payload of the common and the personal part; the personal one wins."""
-    if len(parts) == 1:
-        return next(iter(parts.values()))
+    if len(parts) < 2:
+        return next(iter(parts.values()), Bundle())
     tensors: dict[str, Tensor] = {}
     for role in ("common", "personal"):
         if role in parts:

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fedmodels.config.bounds import Count, PositiveCount
 from fedmodels.config.data import Data
+from fedmodels.config.privacy import FEWEST, Privacy, SecureSum
 from fedmodels.config.scenario import Scenario
 from fedmodels.config.strict_table import CodeName, Place, StrictTable
 from fedmodels.config.training import ServerOptimizer, Training
@@ -357,6 +358,7 @@ class Experiment(StrictTable):
     server: Server = Server()
     server_optimizer: ServerOptimizer | None = None
     compression: Compression | None = None
+    privacy: Privacy | None = None
     tracking: Tracking = Tracking()
     deploy: Deploy | None = None
 
@@ -415,6 +417,38 @@ class Experiment(StrictTable):
                 'order = "asynchronous"'
             )
         return self
+
+    @model_validator(mode="after")
+    def _sums_are_possible(self) -> Experiment:
+        if self.secure_sum is None:
+            return self
+        unfit = {
+            'order = "asynchronous"': self.schedule.is_asynchronous,
+            "open = true": self.schedule.open,
+            "over_select": self.schedule.over_select > 0,
+        }
+        for key in (key for key, given in unfit.items() if given):
+            raise ConfigError(
+                f"[schedule] {key} does not go with [privacy] secure_sum: its masks are agreed on "
+                "by a cohort that is known before it trains"
+            )
+        table = self.compression
+        if table is not None and (table.up, table.down) != ("float32", "float32"):
+            raise ConfigError(
+                "[compression] up and down do not go with [privacy] secure_sum: masked numbers "
+                "look random, and nothing of them can be left out"
+            )
+        if self.method.pools_data or self.cohort_size < FEWEST:
+            raise ConfigError(
+                f"[privacy] secure_sum needs cohorts of at least {FEWEST} clients: a sum of fewer "
+                "tells one client of another"
+            )
+        return self
+
+    @property
+    def secure_sum(self) -> SecureSum | None:
+        """Return how uploads are summed under masks; None where they travel as they are."""
+        return self.privacy.secure_sum if self.privacy else None
 
     @property
     def begins(self) -> Trigger:

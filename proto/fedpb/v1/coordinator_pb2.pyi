@@ -16,10 +16,16 @@ class OrderKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ORDER_KIND_TRAIN: _ClassVar[OrderKind]
     ORDER_KIND_EVALUATE: _ClassVar[OrderKind]
     ORDER_KIND_FINISH: _ClassVar[OrderKind]
+    ORDER_KIND_ADVERTISE: _ClassVar[OrderKind]
+    ORDER_KIND_SHARE: _ClassVar[OrderKind]
+    ORDER_KIND_UNMASK: _ClassVar[OrderKind]
 ORDER_KIND_UNSPECIFIED: OrderKind
 ORDER_KIND_TRAIN: OrderKind
 ORDER_KIND_EVALUATE: OrderKind
 ORDER_KIND_FINISH: OrderKind
+ORDER_KIND_ADVERTISE: OrderKind
+ORDER_KIND_SHARE: OrderKind
+ORDER_KIND_UNMASK: OrderKind
 
 class PrepareRequest(_message.Message):
     __slots__ = ("client_id", "protocol")
@@ -131,8 +137,36 @@ class PullRequest(_message.Message):
     held: _containers.RepeatedScalarFieldContainer[bytes]
     def __init__(self, waiting: _Optional[_Iterable[_Union[Waiting, _Mapping]]] = ..., held: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
+class SecureSum(_message.Message):
+    __slots__ = ("attempt", "threshold", "clients", "most", "peers", "counted")
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    THRESHOLD_FIELD_NUMBER: _ClassVar[int]
+    CLIENTS_FIELD_NUMBER: _ClassVar[int]
+    MOST_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    COUNTED_FIELD_NUMBER: _ClassVar[int]
+    attempt: bytes
+    threshold: int
+    clients: int
+    most: float
+    peers: _containers.RepeatedCompositeFieldContainer[SecurePeer]
+    counted: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, attempt: _Optional[bytes] = ..., threshold: _Optional[int] = ..., clients: _Optional[int] = ..., most: _Optional[float] = ..., peers: _Optional[_Iterable[_Union[SecurePeer, _Mapping]]] = ..., counted: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class SecurePeer(_message.Message):
+    __slots__ = ("client", "channel_key", "mask_key", "share")
+    CLIENT_FIELD_NUMBER: _ClassVar[int]
+    CHANNEL_KEY_FIELD_NUMBER: _ClassVar[int]
+    MASK_KEY_FIELD_NUMBER: _ClassVar[int]
+    SHARE_FIELD_NUMBER: _ClassVar[int]
+    client: int
+    channel_key: bytes
+    mask_key: bytes
+    share: bytes
+    def __init__(self, client: _Optional[int] = ..., channel_key: _Optional[bytes] = ..., mask_key: _Optional[bytes] = ..., share: _Optional[bytes] = ...) -> None: ...
+
 class Order(_message.Message):
-    __slots__ = ("kind", "client_id", "interaction", "round", "task", "committed", "durable", "views", "tasks_seen", "trip", "global_test", "issue", "following", "base", "confusion", "new_classes", "first_task")
+    __slots__ = ("kind", "client_id", "interaction", "round", "task", "committed", "durable", "views", "tasks_seen", "trip", "global_test", "issue", "following", "base", "confusion", "new_classes", "first_task", "secure_sum")
     KIND_FIELD_NUMBER: _ClassVar[int]
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     INTERACTION_FIELD_NUMBER: _ClassVar[int]
@@ -150,6 +184,7 @@ class Order(_message.Message):
     CONFUSION_FIELD_NUMBER: _ClassVar[int]
     NEW_CLASSES_FIELD_NUMBER: _ClassVar[int]
     FIRST_TASK_FIELD_NUMBER: _ClassVar[int]
+    SECURE_SUM_FIELD_NUMBER: _ClassVar[int]
     kind: OrderKind
     client_id: str
     interaction: int
@@ -167,7 +202,8 @@ class Order(_message.Message):
     confusion: bool
     new_classes: _containers.RepeatedScalarFieldContainer[str]
     first_task: int
-    def __init__(self, kind: _Optional[_Union[OrderKind, str]] = ..., client_id: _Optional[str] = ..., interaction: _Optional[int] = ..., round: _Optional[int] = ..., task: _Optional[int] = ..., committed: _Optional[int] = ..., durable: _Optional[int] = ..., views: _Optional[_Iterable[str]] = ..., tasks_seen: _Optional[int] = ..., trip: _Optional[int] = ..., global_test: _Optional[bool] = ..., issue: _Optional[int] = ..., following: _Optional[int] = ..., base: _Optional[int] = ..., confusion: _Optional[bool] = ..., new_classes: _Optional[_Iterable[str]] = ..., first_task: _Optional[int] = ...) -> None: ...
+    secure_sum: SecureSum
+    def __init__(self, kind: _Optional[_Union[OrderKind, str]] = ..., client_id: _Optional[str] = ..., interaction: _Optional[int] = ..., round: _Optional[int] = ..., task: _Optional[int] = ..., committed: _Optional[int] = ..., durable: _Optional[int] = ..., views: _Optional[_Iterable[str]] = ..., tasks_seen: _Optional[int] = ..., trip: _Optional[int] = ..., global_test: _Optional[bool] = ..., issue: _Optional[int] = ..., following: _Optional[int] = ..., base: _Optional[int] = ..., confusion: _Optional[bool] = ..., new_classes: _Optional[_Iterable[str]] = ..., first_task: _Optional[int] = ..., secure_sum: _Optional[_Union[SecureSum, _Mapping]] = ...) -> None: ...
 
 class PartHeader(_message.Message):
     __slots__ = ("role", "digest", "bundle", "held")
@@ -238,7 +274,7 @@ class Probabilities(_message.Message):
     def __init__(self, view: _Optional[str] = ..., auroc: _Optional[float] = ..., ece: _Optional[float] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("loss", "seconds", "num_examples", "counts", "state_sha256", "extra", "durable", "peak_rss_bytes", "confusions", "skipped_examples", "probabilities")
+    __slots__ = ("loss", "seconds", "num_examples", "counts", "state_sha256", "extra", "durable", "peak_rss_bytes", "confusions", "skipped_examples", "probabilities", "secure_sum")
     class ExtraEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -257,6 +293,7 @@ class Report(_message.Message):
     CONFUSIONS_FIELD_NUMBER: _ClassVar[int]
     SKIPPED_EXAMPLES_FIELD_NUMBER: _ClassVar[int]
     PROBABILITIES_FIELD_NUMBER: _ClassVar[int]
+    SECURE_SUM_FIELD_NUMBER: _ClassVar[int]
     loss: float
     seconds: float
     num_examples: int
@@ -268,7 +305,42 @@ class Report(_message.Message):
     confusions: _containers.RepeatedCompositeFieldContainer[Confusion]
     skipped_examples: int
     probabilities: _containers.RepeatedCompositeFieldContainer[Probabilities]
-    def __init__(self, loss: _Optional[float] = ..., seconds: _Optional[float] = ..., num_examples: _Optional[int] = ..., counts: _Optional[_Iterable[_Union[Counts, _Mapping]]] = ..., state_sha256: _Optional[str] = ..., extra: _Optional[_Mapping[str, float]] = ..., durable: _Optional[int] = ..., peak_rss_bytes: _Optional[int] = ..., confusions: _Optional[_Iterable[_Union[Confusion, _Mapping]]] = ..., skipped_examples: _Optional[int] = ..., probabilities: _Optional[_Iterable[_Union[Probabilities, _Mapping]]] = ...) -> None: ...
+    secure_sum: SecureAnswer
+    def __init__(self, loss: _Optional[float] = ..., seconds: _Optional[float] = ..., num_examples: _Optional[int] = ..., counts: _Optional[_Iterable[_Union[Counts, _Mapping]]] = ..., state_sha256: _Optional[str] = ..., extra: _Optional[_Mapping[str, float]] = ..., durable: _Optional[int] = ..., peak_rss_bytes: _Optional[int] = ..., confusions: _Optional[_Iterable[_Union[Confusion, _Mapping]]] = ..., skipped_examples: _Optional[int] = ..., probabilities: _Optional[_Iterable[_Union[Probabilities, _Mapping]]] = ..., secure_sum: _Optional[_Union[SecureAnswer, _Mapping]] = ...) -> None: ...
+
+class SecureAnswer(_message.Message):
+    __slots__ = ("channel_key", "mask_key", "own_digest", "shares", "opened")
+    CHANNEL_KEY_FIELD_NUMBER: _ClassVar[int]
+    MASK_KEY_FIELD_NUMBER: _ClassVar[int]
+    OWN_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    SHARES_FIELD_NUMBER: _ClassVar[int]
+    OPENED_FIELD_NUMBER: _ClassVar[int]
+    channel_key: bytes
+    mask_key: bytes
+    own_digest: bytes
+    shares: _containers.RepeatedCompositeFieldContainer[SealedShare]
+    opened: _containers.RepeatedCompositeFieldContainer[OpenedShare]
+    def __init__(self, channel_key: _Optional[bytes] = ..., mask_key: _Optional[bytes] = ..., own_digest: _Optional[bytes] = ..., shares: _Optional[_Iterable[_Union[SealedShare, _Mapping]]] = ..., opened: _Optional[_Iterable[_Union[OpenedShare, _Mapping]]] = ...) -> None: ...
+
+class SealedShare(_message.Message):
+    __slots__ = ("sealed", "pair_digest", "own_digest")
+    SEALED_FIELD_NUMBER: _ClassVar[int]
+    PAIR_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    OWN_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    sealed: bytes
+    pair_digest: bytes
+    own_digest: bytes
+    def __init__(self, sealed: _Optional[bytes] = ..., pair_digest: _Optional[bytes] = ..., own_digest: _Optional[bytes] = ...) -> None: ...
+
+class OpenedShare(_message.Message):
+    __slots__ = ("client", "pair", "own")
+    CLIENT_FIELD_NUMBER: _ClassVar[int]
+    PAIR_FIELD_NUMBER: _ClassVar[int]
+    OWN_FIELD_NUMBER: _ClassVar[int]
+    client: int
+    pair: bytes
+    own: bytes
+    def __init__(self, client: _Optional[int] = ..., pair: _Optional[bytes] = ..., own: _Optional[bytes] = ...) -> None: ...
 
 class PushHeader(_message.Message):
     __slots__ = ("client_id", "token", "kind", "interaction", "trip", "report", "bundle", "failure", "summed", "members", "distance")

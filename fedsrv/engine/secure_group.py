@@ -1,0 +1,200 @@
+"""The coordinator's part in the secure sum of one group of clients: checks, and opening the sum.
+
+It holds public keys, sealed shares that it cannot read, and sums of masked vectors. Of each client
+it learns one secret in the end: that of the own mask of a client whose upload came, or that of the
+masks with others of one whose upload did not come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from fedmodels.errors import PayloadError
+from fedmodels.secure_sum.fixed_point import FixedPoint
+from fedmodels.secure_sum.keys import (
+    DIGEST_BYTES,
+    KEY_BYTES,
+    SEALED_BYTES,
+    SHARE_BYTES,
+    Attempt,
+    Secrets,
+    check_point,
+    own_key,
+    pair_key,
+    private_key,
+    secret_of,
+)
+from fedmodels.secure_sum.masks import Vector, add_mask
+from fedpb.v1 import coordinator_pb2 as rpc
+
+
+@dataclass
+class SecureGroup:
+    """An attempt at the sum of some clients."""
+
+    attempt: Attempt
+    threshold: int
+    keys: Mapping[int, bytes]
+    """The channel keys of those asked to share, by ascending id."""
+    shared: dict[int, rpc.SecureAnswer] = field(default_factory=dict)
+    """What those said that did, by ascending id."""
+    counted: tuple[int, ...] = ()
+    """Those whose masked uploads came, ascending."""
+    total: Vector | None = None
+    """The sum of their masked uploads."""
+
+    # --- questions --------------------------------------------------------------------------------
+
+    def to_share(self) -> rpc.SecureSum:
+        """Return what the clients are told to share secrets."""
+        peers = [rpc.SecurePeer(client=c, channel_key=key) for c, key in self.keys.items()]
+        return rpc.SecureSum(attempt=self.attempt.number, threshold=self.threshold, peers=peers)
+
+    def to_train(self, client: int, numbers: FixedPoint) -> rpc.SecureSum:
+        """Return what a client is told to mask its upload."""
+        found, place = self.to_share(), [*self.keys].index(client)
+        del found.peers[:]
+        found.clients, found.most = numbers.clients, numbers.most
+        for peer, said in self.shared.items():
+            found.peers.add(
+                client=peer, channel_key=self.keys[peer], mask_key=said.mask_key,
+                share=said.shares[place].sealed,
+            )  # fmt: skip
+        return found
+
+    def to_unmask(self, client: int, numbers: FixedPoint) -> rpc.SecureSum:
+        """Return what a client is told to open its shares."""
+        found = self.to_train(client, numbers)
+        found.counted.extend(self.counted)
+        return found
+
+    # --- answers ----------------------------------------------------------------------------------
+
+    def check_shared(self, said: rpc.SecureAnswer) -> None:
+        """Check the keys and the sealed shares of a client.
+
+        Raises:
+            PayloadError: names what is wrong.
+        """
+        check_fields(said, {"mask_key", "own_digest", "shares"})
+        check_point(said.mask_key)
+        sizes = {(len(s.sealed), len(s.pair_digest), len(s.own_digest)) for s in said.shares}
+        wanted = (SEALED_BYTES, DIGEST_BYTES, DIGEST_BYTES)
+        if len(said.shares) != len(self.keys) or sizes != {wanted}:
+            raise PayloadError(f"it shares its secrets with others than {len(self.keys)} peers")
+        if len(said.own_digest) != DIGEST_BYTES:
+            raise PayloadError("the digest of its secret has another size")
+
+    def check_opened(self, said: rpc.SecureAnswer) -> None:
+        """Check that a client opened one share of each peer at most, and the right one.
+
+        Raises:
+            PayloadError: names what is wrong.
+        """
+        check_fields(said, {"opened"})
+        seen = [one.client for one in said.opened]
+        if len({*seen}) < len(seen) or not {*seen} <= self.shared.keys():
+            raise PayloadError("it opens shares of strangers, or of one peer twice")
+        for one in said.opened:
+            sizes = (0, SHARE_BYTES) if one.client in self.counted else (SHARE_BYTES, 0)
+            if (len(one.pair), len(one.own)) != sizes:
+                raise PayloadError(f"it opens another share of client {one.client} than asked for")
+
+    # --- opening ----------------------------------------------------------------------------------
+
+    def open(self, said: Mapping[int, rpc.SecureAnswer]) -> tuple[Vector | None, list[int]]:
+        """Take the masks off the sum.
+
+        Args:
+            said: the opened shares, by the client that held them.
+
+        Returns:
+            The sum of what the clients encoded; None if a secret does not open, with the clients
+            whose secrets these are. Each shared what does not fit what it had announced, or too few
+            told their shares of it.
+        """
+        assert self.total is not None, "uploads came"
+        total, closed = self.total.copy(), list[int]()
+        for client in self.shared:
+            secret = self._secret(client, said)
+            if secret is None:
+                closed.append(client)
+            elif client in self.counted:
+                add_mask(total, own_key(self.attempt, client, secret), -1)
+            else:
+                self._take_off(total, client, secret)
+        return (None if closed else total), closed
+
+    def _take_off(self, total: Vector, gone: int, secret: bytes) -> None:
+        """Take off the masks that others agreed on with a client whose upload did not come."""
+        private = private_key(self.attempt, gone, secret)
+        for client in self.counted:
+            key = pair_key(self.attempt, gone, private, client, self.shared[client].mask_key)
+            add_mask(total, key, -1 if gone > client else 1)
+
+    def _secret(self, client: int, said: Mapping[int, rpc.SecureAnswer]) -> bytes | None:
+        """Return the secret of a client that is to be known; None if it does not open."""
+        own, held = client in self.counted, dict[int, bytes]()
+        announced = self.shared[client]
+        for place, holder in enumerate(self.keys):
+            for one in said[holder].opened if holder in said else ():
+                if one.client != client:
+                    continue
+                share, sent = one.own if own else one.pair, announced.shares[place]
+                kind, digest = ("own-share", sent.own_digest) if own else (
+                    "pair-share", sent.pair_digest)  # fmt: skip
+                if self.attempt.digest(kind, share, client, holder) == digest:
+                    held[place] = share
+        if len(held) < self.threshold:
+            return None
+        secret = secret_of(held, self.threshold)
+        found = Secrets(secret, secret)
+        if own:
+            fits = found.digest(self.attempt, client) == announced.own_digest
+        else:
+            fits = found.public(self.attempt, client) == announced.mask_key
+        return secret if fits else None
+
+    # --- at rest ----------------------------------------------------------------------------------
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything but the sum."""
+        return {
+            "attempt": self.attempt.number.hex(), "interaction": self.attempt.interaction,
+            "threshold": self.threshold, "keys": [[c, k.hex()] for c, k in self.keys.items()],
+            "shared": [[c, said.SerializeToString().hex()] for c, said in self.shared.items()],
+            "counted": self.counted,
+        }  # fmt: skip
+
+    @classmethod
+    def from_json(cls, facts: Mapping[str, Any], total: Vector | None) -> Self:
+        """Return what :meth:`to_json` was made of."""
+        shared = {c: rpc.SecureAnswer.FromString(bytes.fromhex(t)) for c, t in facts["shared"]}
+        attempt = Attempt(bytes.fromhex(facts["attempt"]), facts["interaction"])
+        keys = {c: bytes.fromhex(key) for c, key in facts["keys"]}
+        return cls(attempt, facts["threshold"], keys, shared, tuple(facts["counted"]), total)
+
+
+def check_advertised(said: rpc.SecureAnswer) -> None:
+    """Check the channel key of a client.
+
+    Raises:
+        PayloadError: it is none.
+    """
+    check_fields(said, {"channel_key"})
+    if len(said.channel_key) != KEY_BYTES:
+        raise PayloadError("its channel key has another size")
+    check_point(said.channel_key)
+
+
+def check_fields(said: rpc.SecureAnswer, known: Iterable[str]) -> None:
+    """Check that an answer says nothing but what it was asked for.
+
+    Raises:
+        PayloadError: it says something else.
+    """
+    for field_, _ in said.ListFields():
+        if field_.name not in known:
+            raise PayloadError(f"it says {field_.name!r}, which nobody asked for")

@@ -1,0 +1,344 @@
+"""Training whose uploads are summed under masks (Bonawitz et al., CCS 2017), phase by phase.
+
+    paper                    here
+    round 0, AdvertiseKeys   ``_advertised``: once for each client and process
+    round 1, ShareKeys       ``_shared``
+    round 2, MaskedInput     ``_trained``: masks are added to what training came to
+    round 4, Unmasking       ``_opened``
+
+Each phase is a trip like any other: sessions, deadlines and relays are those of all trips. What a
+phase brought is on the disk before the next one begins. So a coordinator that is killed goes on
+with the same attempt, and asks clients the same questions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from fedmodels.config.privacy import FEWEST
+from fedmodels.errors import PayloadError, TooFewClients
+from fedmodels.numerics.randomness import derive_seed
+from fedmodels.secure_sum.fixed_point import FixedPoint, added
+from fedmodels.secure_sum.keys import ATTEMPT_BYTES, Attempt, check_installed
+from fedmodels.secure_sum.masks import Vector
+from fedmodels.tensors.bundle import Bundle, ClientId, state_digest
+from fedmodels.tensors.declared_counts import check_upload
+from fedmodels.training.contexts import ServerContext, ServerState
+from fedpb.v1 import coordinator_pb2 as rpc
+from fedsrv.engine.cohort import Answer, Answers, Trip
+from fedsrv.engine.round_parts import RoundParts
+from fedsrv.engine.secure_group import SecureGroup, check_advertised
+from fedsrv.state.kept_sums import KeptSums
+
+
+@dataclass
+class SecureRound:
+    """How far the secure sums of an interaction are."""
+
+    work: str
+    """Digest of what is trained: after a roll-back it may be something else."""
+    groups: list[SecureGroup] = field(default_factory=list)
+    answers: dict[int, Answer] = field(default_factory=dict)
+    """What came with the masked uploads that count."""
+    failed: dict[int, str] = field(default_factory=dict)
+    wire: list[int] = field(default_factory=lambda: [0, 0])
+    """Bytes down and up so far."""
+
+    def add(self, found: Answers) -> None:
+        """Note who failed in a phase, and what it cost."""
+        self.failed |= {int(client): why for client, why in found.failed.items()}
+        self.wire = [self.wire[0] + found.wire_down, self.wire[1] + found.wire_up]
+
+    def leave_out(self, group: SecureGroup, left: int) -> None:
+        """Let a group go of which too few clients are left."""
+        why = f"its group has {left} clients left for a secure sum; it takes {group.threshold}"
+        self.failed |= {client: why for client in group.keys if client not in self.failed}
+        self.groups = [one for one in self.groups if one is not group]
+
+
+class SecureRounds:
+    """Lets cohorts train, and learns sums of their uploads alone."""
+
+    def __init__(self, parts: RoundParts) -> None:
+        """Begin; what was under way when the last process ended is on the disk."""
+        check_installed()
+        self.parts, self.store = parts, parts.store
+        rules = parts.experiment.secure_sum
+        assert rules is not None, "the config asks for it"
+        self.rules, self._kept = rules, KeptSums(self.store.states, fsync=self.store.strict)
+        self._keys: dict[int, bytes] = {}
+        """The channel key of each client, as it said in this process."""
+
+    def train(self, ctx: ServerContext, state: ServerState, is_scored: bool) -> Answers:
+        """Let a cohort train; return reports, and the mean of uploads that nobody saw.
+
+        Raises:
+            TooFewClients: too few are left for any sum.
+        """
+        parts = self.parts
+        trip = parts.training(ctx, state, is_scored)
+        self.forget()
+        work, numbers = _digest(trip), self._numbers(ctx)
+        found = self._load(ctx.interaction, work)
+        if found is None:
+            found = self._shared(ctx, work)
+            self._save(ctx.interaction, found)
+        if not found.answers:
+            self._trained(ctx, trip, numbers, found)
+            self._save(ctx.interaction, found)
+        return self._opened(ctx, trip, numbers, found)
+
+    def forget(self) -> None:
+        """Drop what is kept of committed interactions."""
+        self._kept.forget(self.store.committed)
+
+    # --- phases -----------------------------------------------------------------------------------
+
+    def _members(self, ctx: ServerContext) -> list[list[int]]:
+        """Return a cohort's groups, without clients whose secrets did not open before."""
+        undone = (self.store.record(number) for number in range(ctx.interaction))
+        liars = {c for r in undone if r for c in r.get("secure_sum", {}).get("unopened", ())}
+        clients = [client for client in ctx.cohort if client not in liars]
+        seed = derive_seed(ctx.run.experiment.seed, "groups", ctx.interaction, "cohort")
+        order = np.random.default_rng(seed).permutation(clients).tolist()
+        return [sorted(order[place :: self.rules.groups]) for place in range(self.rules.groups)]
+
+    def _advertised(self, ctx: ServerContext, clients: Sequence[int], found: SecureRound) -> None:
+        """Ask for the channel keys that this process does not know."""
+        asked = {c: rpc.SecureSum() for c in clients if c not in self._keys}
+        if asked:
+            needed = self._needed(clients) - (len(clients) - len(asked))
+            kind = rpc.ORDER_KIND_ADVERTISE
+            answers = self._ask(ctx, kind, asked, needed, lambda _, said: check_advertised(said))
+            found.add(answers)
+            said = {int(c): a.report.secure_sum.channel_key for c, a in answers.by_client.items()}
+            self._keys |= said
+            for client in {*_twice(self._keys)} & said.keys():
+                found.failed[client] = "another client has said that its key is its own"
+            for client in found.failed:
+                self._keys.pop(client, None)
+
+    def _shared(self, ctx: ServerContext, work: str) -> SecureRound:
+        """Let the clients of each group share secrets with one another."""
+        found, members = SecureRound(work), self._members(ctx)
+        self._advertised(ctx, sorted(c for group in members for c in group), found)
+        for clients in members:
+            keys = {c: self._keys[c] for c in clients if c in self._keys}
+            attempt = Attempt(os.urandom(ATTEMPT_BYTES), ctx.interaction)
+            group = SecureGroup(attempt, self.rules.needed(len(keys)), keys)
+            found.groups.append(group)
+            if len(keys) < FEWEST:
+                found.leave_out(group, len(keys))
+        self._check_left(ctx, found)
+        by_client = {client: group for group in found.groups for client in group.keys}
+        answers = self._ask(
+            ctx, rpc.ORDER_KIND_SHARE, {c: g.to_share() for c, g in by_client.items()},
+            self._needed([*by_client]),
+            lambda client, said: by_client[client].check_shared(said),
+        )  # fmt: skip
+        found.add(answers)
+        for client in answers.failed:
+            self._keys.pop(int(client), None)  # it may have another one by now
+        for group in [*found.groups]:
+            said = {c: answers.by_client[c].report.secure_sum
+                    for c in group.keys if c in answers.by_client}  # fmt: skip
+            for client in _twice({c: one.mask_key for c, one in said.items()}):
+                found.failed[client] = "another client has said that its key is its own"
+                del said[client]
+            group.shared = said
+            if len(said) < group.threshold:
+                found.leave_out(group, len(said))
+        self._check_left(ctx, found)
+        return found
+
+    def _trained(
+        self, ctx: ServerContext, trip: Trip, numbers: FixedPoint, found: SecureRound
+    ) -> None:
+        """Let the clients that shared train, and add up their masked uploads."""
+        parts, secure = self.parts, self.parts.plan.secure
+        assert secure is not None, "the config asks for it"
+        orders: dict[ClientId, rpc.Order] = {}
+        for group in found.groups:
+            for client in group.shared:
+                orders[client] = order = rpc.Order()
+                order.CopyFrom(trip.orders[client])
+                order.secure_sum.CopyFrom(group.to_train(client, numbers))
+        needed = self._needed([*orders])
+        check = partial(self._check_upload, ctx)
+        personal = {c: part for c, part in trip.personal.items() if c in orders}
+        trip = replace(
+            trip, orders=dict(sorted(orders.items(), key=lambda one: int(one[0]))),
+            personal=personal, spec=secure.spec, count=None, check_upload=check, needed=needed,
+            enough=None,
+        )  # fmt: skip
+        answers = parts.cohort.send_and_receive(trip)
+        found.add(answers)
+        for group in [*found.groups]:
+            came = [client for client in group.shared if client in answers.by_client]
+            if len(came) < group.threshold:
+                found.leave_out(group, len(came))
+                continue
+            uploads = [secure.integers(answers.by_client[client].upload) for client in came]
+            group.counted, group.total = tuple(came), added(uploads)
+        self._check_left(ctx, found)
+        for client in sorted(client for group in found.groups for client in group.counted):
+            answer = answers.by_client[client]
+            found.answers[client] = replace(answer, upload=Bundle(scalars=answer.upload.scalars))
+
+    def _opened(
+        self, ctx: ServerContext, trip: Trip, numbers: FixedPoint, found: SecureRound
+    ) -> Answers:
+        """Let the clients open what is left of the masks; return what their uploads come to."""
+        by_client = {client: group for group in found.groups for client in group.counted}
+        asked = {
+            client: group.to_unmask(client, numbers) for client, group in sorted(by_client.items())
+        }
+        answers = self._ask(
+            ctx, rpc.ORDER_KIND_UNMASK, asked, sum(group.threshold for group in found.groups),
+            lambda client, said: by_client[client].check_opened(said),
+        )  # fmt: skip
+        said = {int(c): answer.report.secure_sum for c, answer in answers.by_client.items()}
+        totals, unopened, secure = list[Vector](), list[int](), self.parts.plan.secure
+        assert secure is not None, "the config asks for it"
+        answered = dict[ClientId, Answer](found.answers.items())
+        failed = dict[ClientId, str](found.failed.items())
+        wire = found.wire[0] + answers.wire_down, found.wire[1] + answers.wire_up
+        results = Answers(answered, failed, *wire)
+        for group in found.groups:
+            total, closed = group.open(said)
+            unopened += closed
+            if total is None:
+                names = ", ".join(map(str, closed))
+                why = f"the secure sum does not open: the secrets of clients {names} do not fit"
+                for client in group.counted:
+                    results.set_aside(client, why)
+            else:
+                totals.append(total)
+        if totals:
+            results.mean = secure.mean(added(totals), numbers, trip.common.weights)
+        results.secure_sum = {
+            "groups": [[*group.keys] for group in found.groups],
+            "thresholds": [group.threshold for group in found.groups],
+            "unopened": unopened,
+        }
+        return results
+
+    # --- asking -----------------------------------------------------------------------------------
+
+    def _ask(
+        self,
+        ctx: ServerContext,
+        kind: rpc.OrderKind,
+        asked: Mapping[int, rpc.SecureSum],
+        needed: int,
+        check: Callable[[int, rpc.SecureAnswer], None],
+    ) -> Answers:
+        """Give orders without a payload, and return checked answers.
+
+        Raises:
+            TooFewClients: fewer than needed answered.
+        """
+        orders = self.parts.orders(ctx, kind, asked, ())
+        for client, order in orders.items():
+            assert isinstance(client, int), "the evaluator takes no part"
+            order.secure_sum.CopyFrom(asked[client])
+
+        def check_report(client: ClientId, _: rpc.Order, report: rpc.Report) -> None:
+            for field_, _ in report.ListFields():
+                if field_.name not in ("secure_sum", "durable"):
+                    raise PayloadError(f"the report says {field_.name!r}, which nobody asked for")
+            check(int(client), report.secure_sum)
+
+        return self.parts.cohort.send_and_receive(
+            Trip(orders, Bundle(), needed=max(needed, 0), check_report=check_report)
+        )
+
+    def _check_upload(self, ctx: ServerContext, client: ClientId, upload: Bundle) -> None:
+        """Check what of a masked upload can be checked: its scalars."""
+        plan = self.parts.plan
+        announced = plan.terms.announced(int(client), plan.steps[ctx.interaction])
+        most = announced.most_examples(plan.method.trains_on)
+        check_upload(Bundle(scalars=upload.scalars), announced, most)
+
+    def _check_left(self, ctx: ServerContext, found: SecureRound) -> None:
+        """Check that a group is left.
+
+        Raises:
+            TooFewClients: none is.
+        """
+        if not found.groups:
+            client, why = next(iter(found.failed.items()))
+            more = f" ({len(found.failed) - 1} more failed)" if len(found.failed) > 1 else ""
+            raise TooFewClients(
+                f"round {ctx.round + 1}: too few clients are left for a secure sum. "
+                f"Client {client}: {why}{more}"
+            )
+
+    def _needed(self, clients: Sequence[ClientId]) -> int:
+        """Return how many of these clients a phase needs: as a run does, and for the threshold."""
+        least = min(len(clients), self.rules.needed(len(clients)))
+        return max(least, self.parts.plan.needed(clients))
+
+    def _numbers(self, ctx: ServerContext) -> FixedPoint:
+        """Return how numbers become integers, so that sums of groups can be added up as well."""
+        plan, secure = self.parts.plan, self.parts.plan.secure
+        assert secure is not None, "the config asks for it"
+        step = plan.steps[ctx.interaction]
+        examples = max(
+            plan.terms.announced(c, step).most_examples(plan.method.trains_on) for c in ctx.cohort
+        )
+        most = max(secure.count(Bundle(scalars={"num_examples": float(examples)})), 1.0)
+        return secure.numbers(len(ctx.cohort), most)
+
+    # --- at rest ----------------------------------------------------------------------------------
+
+    def _save(self, interaction: int, found: SecureRound) -> None:
+        facts: dict[str, Any] = {
+            "work": found.work, "failed": [*found.failed.items()], "wire": found.wire,
+            "groups": [group.to_json() for group in found.groups],
+            "answers": [
+                [c, a.report.SerializeToString().hex(), a.upload.scalars, a.logical_up,
+                 a.logical_down, a.wire_up] for c, a in found.answers.items()
+            ],
+        }  # fmt: skip
+        self._kept.save(interaction, facts, [group.total for group in found.groups])
+
+    def _load(self, interaction: int, work: str) -> SecureRound | None:
+        """Return how far an interaction is; None if it has not begun, or was of other work."""
+        kept = self._kept.load(interaction, np.dtype(f"<u{self.rules.bits // 8}"))
+        if kept is None or kept[0]["work"] != work:
+            return None
+        facts, totals = kept
+        groups = [
+            SecureGroup.from_json(one, total)
+            for one, total in zip(facts["groups"], totals, strict=True)
+        ]
+        answers = {
+            c: Answer(Bundle(scalars=scalars), rpc.Report.FromString(bytes.fromhex(report)), *sizes)
+            for c, report, scalars, *sizes in facts["answers"]
+        }
+        return SecureRound(work, groups, answers, dict(facts["failed"]), facts["wire"])
+
+
+def _twice(keys: Mapping[int, bytes]) -> list[int]:
+    """Return the clients with a key that another one has as well."""
+    counts = Counter(keys.values())
+    return [client for client, key in keys.items() if counts[key] > 1]
+
+
+def _digest(trip: Trip) -> str:
+    """Return a digest of what is trained: orders and payload."""
+    sha = hashlib.sha256()
+    for order in trip.orders.values():
+        sha.update(order.SerializeToString(deterministic=True))
+    parts = [("common", trip.common), *((str(c), own) for c, own in sorted(trip.personal.items()))]
+    sha.update(state_digest(parts).encode())
+    return sha.hexdigest()

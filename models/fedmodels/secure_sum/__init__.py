@@ -1,0 +1,1 @@
+"""Secure aggregation after Bonawitz et al.: keys and shares, masks, fixed-point numbers."""

@@ -1,0 +1,245 @@
+"""Rounds whose uploads are summed under masks: drop-outs, liars, late clients and kills."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from fedcli.data.store.commands import run_partition
+from fedcli.runtime import secure_client
+from fedmodels.errors import TooFewClients
+from fedmodels.tensors.bundle import Bundle
+from fedpb.v1 import coordinator_pb2 as rpc
+from fedsrv.engine import secure_group
+from fedsrv.transport.remote_cohort import RemoteCohort
+from fedtide.inprocess import run_in_process
+from tests.conftest import records_of, tiny_experiment
+from tests.liars import Stage, silent
+
+pytest.importorskip("Crypto.Protocol.SecretSharing", reason="needs the extra secure-sum")
+ADVERTISE, SHARE, UNMASK = rpc.ORDER_KIND_ADVERTISE, rpc.ORDER_KIND_SHARE, rpc.ORDER_KIND_UNMASK
+TRAIN = rpc.ORDER_KIND_TRAIN
+CLIENTS = 5
+"""A threshold of two thirds is four of them."""
+
+
+def secure(**tables: Any) -> Any:
+    """Return an experiment of two interactions, of which four clients of five suffice."""
+    given = {
+        "schedule": {"rounds": 2, "clients": CLIENTS}, "scenario": {"tasks": 1},
+        "server": {"min_clients": 4}, "privacy": {"secure_sum": True}, "evaluate": {"every": 0},
+    }  # fmt: skip
+    return tiny_experiment(**{**given, **tables})
+
+
+@pytest.fixture(scope="module")
+def five(tmp_path_factory: pytest.TempPathFactory):
+    made, root = secure(), tmp_path_factory.mktemp("five") / "data"
+    run_partition(made.data, made.scenario, CLIENTS, made.seed, root, Console(quiet=True))
+    return root
+
+
+def on(kind: rpc.OrderKind, lie: Any, interaction: int = 0) -> Any:
+    """Return a lie that is told to orders of one kind in one interaction."""
+
+    def told(client, order, answer):
+        hit = (order.kind, order.interaction) == (kind, interaction)
+        return lie(client, order, answer) if hit else answer
+
+    return told
+
+
+def honest(client, order, answer):
+    return answer
+
+
+@pytest.fixture(scope="module")
+def undisturbed(five, tmp_path_factory):
+    """Return the summary of a run in which everybody answers."""
+    return run_in_process(secure(), five, tmp_path_factory.mktemp("alone") / "run")
+
+
+def plainly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave every mask out: what is left is the sum of plain fixed-point numbers."""
+    for module in (secure_client, secure_group):
+        monkeypatch.setattr(module, "add_mask", lambda *_: None)
+
+
+def test_masks_change_no_bit_of_the_plain_fixed_point_sum(five, undisturbed, tmp_path, monkeypatch):
+    stage = Stage(secure(), five, tmp_path / "masked", honest)
+    seen: list[Bundle] = []
+    monkeypatch.setattr(stage, "lie", on(TRAIN, lambda c, o, a: (seen.append(a[0]), a)[1]))
+    masked = stage.run()
+    assert masked["state_sha256"] == undisturbed["state_sha256"]
+    record = records_of(stage.out)[0]
+    assert record["secure_sum"] == {"groups": [[0, 1, 2, 3, 4]], "thresholds": [4], "unopened": []}
+    assert not list((stage.out / "server").glob("sum-*"))
+    assert [*seen[0].weights] == ["masked"]
+    assert "difference_norm" not in record["clients"]["0"]
+    plainly(monkeypatch)
+    plain = run_in_process(secure(), five, tmp_path / "plain")
+    assert plain["state_sha256"] == undisturbed["state_sha256"]
+
+
+def test_groups_have_thresholds_of_their_own_and_one_sum(tmp_path_factory, tmp_path):
+    """Six clients in two groups: the bits are those of one group, and one may drop out of each."""
+    grouped = {"privacy": {"secure_sum": {"groups": 2}}, "server": {"min_clients": 4}}
+    tables = {"schedule": {"rounds": 1, "clients": 6}}
+    made, root = secure(**tables), tmp_path / "six"
+    run_partition(made.data, made.scenario, 6, made.seed, root, Console(quiet=True))
+    one = run_in_process(made, root, tmp_path / "one")
+    two = run_in_process(secure(**tables, **grouped), root, tmp_path / "two")
+    assert one["state_sha256"] == two["state_sha256"]
+    said = records_of(tmp_path / "two")[0]["secure_sum"]
+    assert said["thresholds"] == [2, 2]
+    assert sorted(sum(said["groups"], [])) == [0, 1, 2, 3, 4, 5]
+    gone = said["groups"][1][:2]
+    stage = Stage(secure(**tables, **grouped), root, tmp_path / "x", on(TRAIN, silent), liars=gone)
+    stage.run()
+    record = records_of(stage.out)[0]
+    assert record["cohort"] == said["groups"][0]
+    assert record["failed"][str(said["groups"][1][2])].startswith("its group has 1 clients left")
+
+
+@pytest.mark.parametrize("kind", [ADVERTISE, SHARE, TRAIN, UNMASK])
+def test_a_client_drops_out(kind, five, tmp_path, monkeypatch):
+    """The sum is that of the others; after its upload came, the drop-out counts all the same."""
+    lie = on(kind, silent)
+    found = Stage(secure(), five, tmp_path / "masked", lie).run()
+    cohorts = [record["cohort"] for record in records_of(tmp_path / "masked")]
+    assert cohorts == [[0, 1, 2, 3, 4] if kind == UNMASK else [0, 1, 3, 4], [0, 1, 2, 3, 4]]
+    plainly(monkeypatch)
+    plain = Stage(secure(), five, tmp_path / "plain", lie).run()
+    assert found["state_sha256"] == plain["state_sha256"]
+
+
+@pytest.mark.parametrize("kind", [SHARE, TRAIN, UNMASK])
+def test_too_many_drop_out(kind, five, tmp_path):
+    stage = Stage(secure(), five, tmp_path / "run", on(kind, silent), liars=(1, 2))
+    with pytest.raises(TooFewClients, match=r"client 1 failed in round 1 .*: no \(1 more failed\)"):
+        stage.run()
+    stage.lie = honest  # what was shared and sent before is not asked for anew
+    stage.run(resume=True)
+    assert records_of(stage.out)[0]["cohort"] == [0, 1, 2, 3, 4]
+
+
+def test_a_late_upload_is_turned_away(five, tmp_path):
+    opening = threading.Event()
+
+    def lie(client, order, answer):
+        if order.kind == UNMASK:
+            opening.set()
+        elif (client, order.kind, order.interaction) == (2, TRAIN, 0):
+            assert opening.wait(60)  # its masks with others are known by then, and not its own
+        return answer
+
+    tables = secure(server={"min_clients": 4, "deadline_s": 0.5})
+    stage = Stage(tables, five, tmp_path / "run", lie, liars=range(CLIENTS))
+    stage.run()
+    assert [record["cohort"] for record in records_of(stage.out)][0] == [0, 1, 3, 4]
+    assert any("no longer wanted" in refused.line for refused in stage.refused)
+
+
+class Killed(BaseException):
+    """The coordinator is gone."""
+
+
+def test_the_coordinator_is_killed_after_every_phase(five, undisturbed, tmp_path, monkeypatch):
+    """All clients are killed with it: nothing but what is on the disk is left."""
+    stage, ask = Stage(secure(), five, tmp_path / "run", honest), RemoteCohort.send_and_receive
+    for kind in (ADVERTISE, SHARE, TRAIN, UNMASK):
+
+        def dying(self, trip, kind=kind):
+            found = ask(self, trip)
+            if (trip.sample.kind, trip.sample.interaction) == (kind, 0):
+                raise Killed
+            return found
+
+        monkeypatch.setattr(RemoteCohort, "send_and_receive", dying)
+        with pytest.raises(Killed):
+            stage.run(resume=True)
+    monkeypatch.undo()
+    assert stage.run(resume=True)["state_sha256"] == undisturbed["state_sha256"]
+
+
+def changed(change: Any) -> Any:
+    def lie(client, order, answer):
+        change(answer[1].secure_sum)
+        return answer
+
+    return lie
+
+
+def wrong_share(said: rpc.SecureAnswer) -> None:
+    for one in said.opened:
+        one.own, one.pair = one.own[::-1], one.pair[::-1]
+
+
+def test_wrong_shares_are_found_and_not_used(five, undisturbed, tmp_path):
+    found = Stage(secure(), five, tmp_path / "run", on(UNMASK, changed(wrong_share))).run()
+    assert found["state_sha256"] == undisturbed["state_sha256"]
+
+
+LIES = {
+    "a point of small order": (SHARE, lambda s: setattr(s, "mask_key", bytes(32)), "usable point"),
+    "a share too few": (SHARE, lambda s: s.shares.pop(), "with others than 5 peers"),
+    "a short share": (SHARE, lambda s: setattr(s.shares[0], "sealed", b"x"), "with others than 5"),
+    "a short digest": (SHARE, lambda s: setattr(s, "own_digest", b"x"), "another size"),
+    "more than was asked": (SHARE, lambda s: s.opened.add(), "'opened', which nobody asked for"),
+    "no key": (ADVERTISE, lambda s: setattr(s, "channel_key", b""), "another size"),
+    "a key of small order": (ADVERTISE, lambda s: setattr(s, "channel_key", bytes(32)), "usable"),
+    "a stranger's share": (UNMASK, lambda s: s.opened.add(client=9, own=bytes(16)), "strangers"),
+    "two of one peer": (UNMASK, lambda s: s.opened.add(client=0, own=bytes(16)), "twice"),
+    "the other secret": (
+        UNMASK, lambda s: setattr(s.opened[0], "pair", s.opened[0].own), "than asked for",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_a_client_that_lies_is_left_out(name, five, tmp_path):
+    kind, change, line = LIES[name]
+    stage = Stage(secure(schedule={"rounds": 1, "clients": 5}), five, tmp_path / "run", honest)
+    stage.lie = on(kind, changed(change))
+    stage.run()
+    record = records_of(stage.out)[0]
+    assert record["cohort"] == ([0, 1, 2, 3, 4] if kind == UNMASK else [0, 1, 3, 4])
+    assert any(line in refused.line for refused in stage.refused)
+
+
+def test_a_replayed_key_throws_out_nobody_else_for_good(five, tmp_path):
+    """Two clients say that one key is theirs: neither takes part, and the next round asks again."""
+    keys: dict[int, bytes] = {}
+    both = threading.Barrier(2)
+
+    def lie(client, order, answer):
+        if (order.kind, order.interaction) == (SHARE, 0) and client in (1, 2):
+            keys[client] = answer[1].secure_sum.mask_key
+            both.wait(60)
+            answer[1].secure_sum.mask_key = keys[1]
+        return answer
+
+    tables = secure(privacy={"secure_sum": {"threshold": 0.6}}, server={"min_clients": 3})
+    stage = Stage(tables, five, tmp_path / "run", lie, liars=(1, 2))
+    stage.run()
+    records = records_of(stage.out)
+    assert [record["cohort"] for record in records] == [[0, 3, 4], [0, 1, 2, 3, 4]]
+    assert "another client has said that its key is its own" in records[0]["failed"]["2"]
+
+
+def test_secrets_that_do_not_open_cost_one_interaction(five, tmp_path):
+    """Nothing of it counts, and whose secrets they were is not asked again."""
+
+    def bad(said: rpc.SecureAnswer) -> None:
+        for share in said.shares:
+            share.own_digest = share.own_digest[::-1]
+
+    stage = Stage(secure(), five, tmp_path / "run", on(SHARE, changed(bad)))
+    stage.run()
+    first, second = records_of(stage.out)
+    assert (first["cohort"], first["secure_sum"]["unopened"]) == ([], [2])
+    assert "the secrets of clients 2 do not fit" in first["failed"]["0"]
+    assert second["cohort"] == [0, 1, 3, 4]
