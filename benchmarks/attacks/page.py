@@ -1,0 +1,150 @@
+"""The tables of docs/results/attacks.md, made from the records of the studies of attacks.
+
+Every figure is of the honest clients, in percent: the mean over the seeds, then, in brackets, the
+95 % interval of the difference to the run that a table names, seed by seed, by Student's t. A star
+marks an interval without zero. Intervals are not corrected for their number.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from benchmarks.attacks.study import NONE, Cell
+from fedsrv.report.frame import difference
+
+RECORDS = Path(__file__).resolve().parents[1] / "records" / "attacks"
+COLUMNS = {
+    "global": "model of all",
+    "received": "clients', received",
+    "trained": "clients', trained",
+    "global hits": "hits, model of all",
+    "received hits": "hits, clients'",
+}
+"""Column of a record -> its heading; ``trained hits`` stay out of tables."""
+BACKDOOR = "backdoor"
+
+
+@dataclass(frozen=True)
+class Record:
+    """What the runs of a study came to."""
+
+    environment: Mapping[str, str]
+    runs: Mapping[Cell, Mapping[int, Mapping[str, Any]]]
+    """By cell and seed."""
+
+    @classmethod
+    def read(cls, study: str) -> Record:
+        """Read the record of a study."""
+        found = json.loads((RECORDS / f"{study}.json").read_text("utf-8"))
+        runs: dict[Cell, dict[int, Mapping[str, Any]]] = {}
+        for run in found["runs"]:
+            runs.setdefault(Cell(**run["cell"]), {})[run["seed"]] = run
+        return cls(found["environment"], runs)
+
+    def values(self, cell: Cell, column: str, honest: int) -> dict[int, float]:
+        """Return the mean over the first clients of each run that has the column, in percent."""
+        return {
+            seed: 100 * fmean(known)
+            for seed, run in self.runs.get(cell, {}).items()
+            if (known := [v for v in run.get(column, [])[:honest] if v is not None])
+        }
+
+    def clients(self) -> int:
+        """Return how many clients a run has."""
+        runs = (run for seeds in self.runs.values() for run in seeds.values())
+        return next(len(run["trained"]) for run in runs if "trained" in run)
+
+
+def page(study: str) -> str:
+    """Return the tables of a study as Markdown."""
+    record = Record.read(study)
+    cells = record.runs
+    seeds = sorted({seed for runs in cells.values() for seed in runs})
+    count = sum(len(runs) for runs in cells.values())
+    facts = ", ".join(f"{name} {value}" for name, value in record.environment.items())
+    parts = [f"Of {count} runs with seeds {', '.join(map(str, seeds))}; {facts}."]
+    parts += _of_methods(record)
+    parts += _of_defences(record)
+    return "\n\n".join(parts) + "\n"
+
+
+def _of_methods(record: Record) -> Iterator[str]:
+    """Yield a table for each method: attacks beside no attack, with the plain reduction."""
+    plain = [cell for cell in record.runs if not cell.defence]
+    for method in dict.fromkeys(cell.method for cell in plain):
+        own = [cell for cell in plain if cell.method == method]
+        attacks = dict.fromkeys(cell.attack for cell in own if cell.attack != NONE)
+        for attackers in sorted({cell.attackers for cell in own} - {0}):
+            honest = record.clients() - attackers
+            base = Cell(method, "", NONE, 0)
+            rows = [base, *(Cell(method, "", attack, attackers) for attack in attacks)]
+            title = f"**{method}, {attackers} of {record.clients()} attack**"
+            against = dict.fromkeys(rows, base)
+            yield title + "\n\n" + _table(record, rows, against, honest, lambda cell: cell.attack)
+
+
+def _of_defences(record: Record) -> Iterator[str]:
+    """Yield a table for each method and attack: defences beside the plain reduction."""
+    defended = [cell for cell in record.runs if cell.defence]
+    groups = dict.fromkeys((c.method, c.attackers, c.attack) for c in defended)
+    for method, attackers, attack in groups:
+        honest = record.clients() - (attackers or min(_numbers(record), default=0))
+        base = Cell(method, "", attack, attackers)
+        rows = [
+            base,
+            *(
+                c
+                for c in defended
+                if (c.method, c.attackers, c.attack) == (method, attackers, attack)
+            ),
+        ]
+        what = f"{attackers} of {record.clients()}: {attack}" if attackers else "no attack"
+        named = lambda cell: cell.defence or "mean"  # noqa: E731
+        yield f"**{method}, {what}**\n\n" + _table(
+            record, rows, dict.fromkeys(rows, base), honest, named
+        )
+
+
+def _numbers(record: Record) -> set[int]:
+    return {cell.attackers for cell in record.runs} - {0}
+
+
+def _table(
+    record: Record,
+    rows: Sequence[Cell],
+    against: Mapping[Cell, Cell],
+    honest: int,
+    named: Callable[[Cell], str],
+) -> str:
+    """Return a table of these cells; columns that none of them has are left out."""
+    there = [c for c in COLUMNS if any(record.values(row, c, honest) for row in rows)]
+    lines = [["", *(COLUMNS[c] for c in there), "left out"], ["---"] * (len(there) + 2)]
+    for row in rows:
+        if row not in record.runs:
+            continue
+        texts = [_text(record, row, against[row], column, honest) for column in there]
+        lines.append([named(row), *texts, _aside(record, row)])
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _text(record: Record, row: Cell, base: Cell, column: str, honest: int) -> str:
+    """Return a mean, and the interval of the difference to another cell."""
+    found = record.values(row, column, honest)
+    if not found:
+        return "stopped" if any("stopped" in run for run in record.runs[row].values()) else "–"
+    mean = f"{fmean(found.values()):.1f}"
+    apart = difference(found, record.values(base, column, honest)) if row != base else None
+    if apart is None or apart.pairs < 2:
+        return mean
+    return f"{mean} [{apart.low:+.1f}, {apart.high:+.1f}]{' *' if apart.is_clear else ''}"
+
+
+def _aside(record: Record, row: Cell) -> str:
+    """Return the share of attackers' uploads that the coordinator left out of itself."""
+    found = [run["aside"] for run in record.runs[row].values() if "aside" in run]
+    return f"{100 * fmean(found):.0f} %" if found and max(found) > 0 else ""

@@ -1,0 +1,198 @@
+"""The cells of a study of attacks: which mean something, running them here, what they came to.
+
+Accuracies and hits are of the clients that are honest, and a run without attackers is compared with
+over the same clients.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measure import records_of
+from fedcli.data.store.opening import open_data
+from fedmodels.errors import FedtideError
+from fedmodels.files import write_atomically
+from fedmodels.resolution import parse_experiment
+from fedsrv.state.run_directory import may_hold_a_run
+from fedsrv.sweep.plan import PlannedRun, Sweep, plan
+
+NONE = "none"
+VIEWS = {
+    "global": ("global",),
+    "received": ("after_downlink", "global"),
+    "trained": ("after_local",),
+}
+"""Column -> the views that it may be of; the first that a run has counts."""
+ATTACKS = {
+    "FedProto": (
+        "a little is enough", "inner product", "label flip", "backdoor", "prototypes flipped",
+        "prototypes × 50", "prototypes of 1e5", "prototypes swapped",
+    ),
+    "FedMLP": (
+        "sign flip", "reversed update × 10", "inner product", "label flip", "backdoor",
+        "prototypes flipped", "prototypes × 50", "prototypes swapped",
+    ),
+    "FedAli": (
+        "sign flip", "reversed update × 10", "inner product", "label flip", "backdoor",
+        "prototypes flipped", "prototypes × 50", "prototypes of 1e5",
+    ),
+    "pFedGRP": ("sign flip", "inner product", "label flip"),
+}  # fmt: skip
+"""By method the attacks that it is put under; FedAvg and GLDP are put under all that fit."""
+DEFENDED = {
+    "FedAvg": (
+        "sign flip", "reversed update × 10", "a little is enough", "inner product", "label flip",
+        "backdoor",
+    ),
+    "FedProto": ("inner product", "label flip", "prototypes flipped", "prototypes swapped"),
+    "GLDP": ("reversed update × 10", "inner product", "label flip", "prototypes flipped"),
+}  # fmt: skip
+"""By method the attacks that defences are tried on."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What one cell of the tables is of."""
+
+    method: str
+    defence: str
+    attack: str
+    attackers: int
+
+    @classmethod
+    def of(cls, row: str, setting: str) -> Cell:
+        """Read a row's name, "FedAvg, median", and a setting's, "2, sign flip"."""
+        method, _, defence = row.partition(", ")
+        number, _, attack = setting.partition(", ")
+        return cls(method, defence, attack or NONE, int(number) if attack else 0)
+
+    def means_something(self) -> bool:
+        """Tell whether the attack changes what the method sends, and is worth its time."""
+        if self.attack == NONE:
+            return True
+        if self.defence:
+            return self.attack in DEFENDED.get(self.method, ())
+        if self.method == "FedAvg":
+            return not self.attack.startswith("prototypes")
+        return self.method not in ATTACKS or self.attack in ATTACKS[self.method]
+
+
+def cells(study: Sweep, out: Path, seeds: Sequence[int]) -> dict[PlannedRun, Cell]:
+    """Return the runs of a study that mean something, those that say most first."""
+    runs = plan(study, out, list(study.methods), list(seeds))
+    found = {run: Cell.of(run.cell.row, run.cell.setting) for run in runs}
+    kept = {run: cell for run, cell in found.items() if cell.means_something()}
+
+    def place(run: PlannedRun) -> tuple[Any, ...]:
+        cell = kept[run]
+        return bool(cell.defence) and cell.attackers == 3, run.seed, bool(cell.defence)
+
+    return {run: kept[run] for run in sorted(kept, key=place)}
+
+
+def run_here(runs: Iterable[PlannedRun], seconds: float, say: Any = print) -> None:
+    """Run what is not finished, each in this process, until the time is over.
+
+    A run that an attack stops leaves a file that says why, and counts as finished.
+    """
+    from fedtide.inprocess import launch_in_process
+
+    ends = time.monotonic() + seconds
+    for run in runs:
+        if run.is_finished or _stopped(run).exists():
+            continue
+        if time.monotonic() > ends:
+            say("the time is over; the same command goes on")
+            return
+        begun = time.process_time()
+        config = parse_experiment(run.config, run.cell.row, [f"seed={run.seed}"])
+        write_atomically(run.config_file, run.config)
+        try:
+            launch_in_process(config, run.directory, resume=may_hold_a_run(run.directory))
+        except FedtideError as error:
+            write_atomically(_stopped(run), f"{error}\n")
+        say(f"{run.directory.name}: {time.process_time() - begun:.1f} s of CPU")
+
+
+def _stopped(run: PlannedRun) -> Path:
+    return run.directory.with_name(run.directory.name + ".stopped")
+
+
+def results(runs: Mapping[PlannedRun, Cell]) -> Iterator[dict[str, Any]]:
+    """Yield what each run that has ended came to."""
+    for run, cell in runs.items():
+        facts = {"cell": vars(cell), "seed": run.seed}
+        if run.is_finished:
+            yield {**facts, **measured(run, cell)}
+        elif _stopped(run).exists():
+            yield {**facts, "stopped": _stopped(run).read_text().strip()}
+
+
+def measured(run: PlannedRun, cell: Cell) -> dict[str, Any]:
+    """Return each client's accuracies and hits after the last round, by column.
+
+    ``aside`` is the share of attackers' uploads that the coordinator left out.
+    """
+    records = records_of(run.directory)
+    rows = {int(c): row for c, row in records[-1]["clients"].items() if c.isdigit()}
+    found: dict[str, Any] = {}
+    for column, views in VIEWS.items():
+        view = next((v for v in views if all(v in row["views"] for row in rows.values())), None)
+        if view is None:
+            continue
+        found[column] = [_short(rows[c]["views"][view]["accuracy"]) for c in sorted(rows)]
+        hits = f"{view}:backdoor"
+        if all(hits in row["views"] for row in rows.values()):
+            found[f"{column} hits"] = [
+                _share(rows[c]["views"][hits]["accuracy"], _test_counts(run.directory, c))
+                for c in sorted(rows)
+            ]
+    first = len(rows) - cell.attackers
+    left_out = [c for record in records for c in record.get("failed", {}) if int(c) >= first]
+    if cell.attackers:
+        found["aside"] = _short(len(left_out) / (len(records) * cell.attackers))
+    return found
+
+
+def _test_counts(run: Path, client: int) -> list[int]:
+    return open_data(run / "data", client).counts(0, "test")
+
+
+def _share(accuracy: float, counts: Sequence[int], target: int = 0) -> float | None:
+    """Return the hits among the images of other classes; None where there are none.
+
+    Args:
+        accuracy: the hits among all test images.
+        counts: the test images of each class.
+        target: the class that the patch stands for.
+    """
+    total = sum(counts)
+    others = total - counts[target]
+    return _short(accuracy * total / others) if others else None
+
+
+def _short(value: float) -> float:
+    return round(value, 5)
+
+
+def environment() -> dict[str, str]:
+    """Return the versions behind a record, and the commit."""
+    import subprocess
+    from importlib.metadata import version
+
+    git = ["git", "rev-parse", "--short=12", "HEAD"]
+    commit = subprocess.run(git, cwd=Path(__file__).parent, capture_output=True, text=True)
+    return {name: version(name) for name in ("fedtide", "torch")} | {
+        "commit": commit.stdout.strip()
+    }
+
+
+def to_json(found: Iterable[Mapping[str, Any]]) -> str:
+    """Return a record as text, a run a line."""
+    lines = ",\n  ".join(json.dumps(row, ensure_ascii=False) for row in found)
+    return f'{{"environment": {json.dumps(environment())},\n "runs": [\n  {lines}\n ]}}\n'
