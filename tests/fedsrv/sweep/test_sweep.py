@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 import fedsrv.cli
 from fedmodels.config.presets import preset_file
 from fedmodels.errors import ConfigError, Interrupted, RunFailed
+from fedmodels.own_code import with_place
 from fedmodels.resolution import parse_experiment, read_experiment
 from fedsrv.report.frame import RunNumbers, difference
 from fedsrv.sweep import execution
@@ -111,7 +112,7 @@ def test_every_row_of_a_study_is_a_valid_experiment(
     assert list(dict.fromkeys(run.cell.row for run in runs)) == list(study.methods)
     for run in runs:
         found = parse_experiment(run.config, run.cell.row)
-        assert found.method.name == study.methods[run.cell.row].split()[0]
+        assert found.method.name == with_place(study.methods[run.cell.row].split()[0])
 
 
 def test_there_are_studies() -> None:
