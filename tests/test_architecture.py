@@ -72,7 +72,8 @@ ROOMS = {
     "fedmodels": (
         "errors", "machine", "printable", "units", "charts", "log_lines", "files", "processes",
         "own_code", "page_server", "commands", "tensors", "data_description", "numerics",
-        "secure_sum", "config", "nets", "training", "techniques", "methods", "resolution",
+        "secure_sum", "config", "reductions", "nets", "training", "techniques", "methods",
+        "resolution",
     ),
     "fedpb": (
         "", "v1", "pem", "revocation", "handshakes", "channels", "tables", "descriptions", "zstd",

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fedmodels.errors import ClientFailed, FedtideError, PayloadError, TooFewClients
+from fedmodels.tensors.aggregation_rule import MEAN
 from fedmodels.tensors.bundle import Bundle, check_finite
 from fedmodels.tensors.uploads import Uploads
 from fedmodels.training.contexts import Metrics, ServerContext, ServerState
@@ -118,7 +119,7 @@ def _behind(
 
     Where all of several fail for one reason, that is the method's and nobody's.
     """
-    alone = {c: _failure(method, ctx, state, uploads.of({c})) for c in uploads}
+    alone = {c: _failure(method, ctx, state, uploads.of({c}, MEAN)) for c in uploads}
     behind = {c: why for c, why in alone.items() if why}
     if behind:
         same = len(behind) == len(uploads) > 1 and len({*behind.values()}) == 1
@@ -136,7 +137,7 @@ def _failure(
     """Return why these uploads cannot be reduced, on one line; None if they can."""
     try:
         _attempt(method, ctx, state, uploads)
-    except ReductionError as error:
+    except (ReductionError, TooFewClients) as error:
         return str(error)
     return None
 

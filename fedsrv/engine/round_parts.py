@@ -11,7 +11,8 @@ from typing import Any
 from fedmodels.errors import ClientFailed, PayloadError, TooFewClients
 from fedmodels.numerics.prototypes import drift
 from fedmodels.numerics.randomness import derive_seed
-from fedmodels.tensors.aggregation_rule import MEAN, AggregationRule, Facts
+from fedmodels.reductions.rule import rule_of
+from fedmodels.tensors.aggregation_rule import Facts
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId, state_digest
 from fedmodels.training.contexts import ServerContext, ServerData, ServerState
 from fedmodels.training.fault import name_faults
@@ -38,7 +39,7 @@ class RoundParts:
         self.plan, self.commits, self.server_data = plan, commits, server_data
         self.cohort, self.store, self.events = commits.cohort, commits.store, commits.events
         self.experiment, self.method = commits.store.experiment, plan.method
-        self.rule: AggregationRule = MEAN
+        self.rule = rule_of(self.experiment.server)
         """How uploads become one result."""
 
     # --- who and where ----------------------------------------------------------------------------
@@ -174,7 +175,7 @@ class RoundParts:
         """Reduce the uploads to the next state; mark clients that spoil it as failed."""
         sent = {c: r.upload for c, r in results.by_client.items() if isinstance(c, int)}
         seed = derive_seed(self.experiment.seed, "rule", ctx.interaction, "method")
-        facts = Facts(seed, ctx.interaction, state.common)
+        facts = Facts(seed, ctx.interaction, _given(state) if self.rule.reads_each else Bundle())
         uploads = as_uploads(self.method, sent, results.mean, self.rule, facts)
         needed = self.plan.needed(ctx.cohort, self.experiment.cohort_size)
         found = reduced(self.method, ctx, state, uploads, needed)
@@ -310,3 +311,11 @@ class RoundParts:
     def _untouched(self, client: int) -> str:
         """Return the digest of the private state of a client that never trained."""
         return state_digest([("client", init_client(self.method, self.plan.run, client))])
+
+
+def _given(state: ServerState) -> Bundle:
+    """Return what uploads are compared with: the state that they were trained from."""
+    common = state.common
+    if not state.own.weights:
+        return Bundle(common.weights, common.prototypes)
+    return Bundle({**state.own.weights, **common.weights}, common.prototypes)

@@ -88,6 +88,11 @@ class Engine:
             plan = Plan.of(self.method, self.store, descriptions)
         if not self.experiment.method.pools_data and (line := untrained(plan.profiles)):
             self.events.tell("note", line=line)
+        if self.experiment.server.is_robust and (singly := self.method.reads_singly):
+            line = (
+                f"{self.experiment.server.named} does not reach all of {self.method.name}: {singly}"
+            )
+            self.events.tell("note", line=line)
         check_fits(self.server_data, plan.run.problem)
         return plan
 

@@ -98,6 +98,7 @@ def experiment_of(
     from fedmodels.methods import make, settings_of  # methods import torch: only when used
     from fedmodels.nets import check_net, net_names
     from fedmodels.training.declaration import check_plain
+    from fedmodels.training.hooks import not_by_rule
 
     try:
         experiment = _with_own_code(experiment, code)
@@ -117,6 +118,8 @@ def experiment_of(
                 f"[evaluate] views = {list(views)}: {method.name} has {list(method.views)} alone, "
                 "so no model would be scored"
             )
+        if experiment.server.is_robust and not method.takes_means:
+            raise not_by_rule(method)
         if experiment.accumulates and method.trains_on in ("memory", "replay"):
             raise ConfigError(
                 '[scenario] training_data = "accumulated" keeps the data of old tasks, and method '

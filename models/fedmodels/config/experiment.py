@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from fedmodels.config.bounds import Count, PositiveCount
 from fedmodels.config.data import Data
 from fedmodels.config.privacy import FEWEST, Privacy, SecureSum
+from fedmodels.config.reduction import Reduction
 from fedmodels.config.scenario import Scenario
 from fedmodels.config.strict_table import CodeName, Place, StrictTable
 from fedmodels.config.training import ServerOptimizer, Training
@@ -250,7 +251,7 @@ class Evaluate(StrictTable):
         return self
 
 
-class Server(StrictTable):
+class Server(Reduction):
     """``[server]``: how the coordinator waits, keeps and computes."""
 
     min_clients: PositiveCount | None = None
@@ -367,6 +368,27 @@ class Experiment(StrictTable):
         needed, clients = self.server.min_clients or 0, self.schedule.clients
         if needed > clients:
             raise ConfigError(f"[server] min_clients = {needed} exceeds clients = {clients}")
+        return self
+
+    @model_validator(mode="after")
+    def _rule_has_enough(self) -> Experiment:
+        needed, named = self.server.fewest_uploads, self.server.named
+        if self.server.is_robust and self.secure_sum is not None:
+            raise ConfigError(
+                f"{named} reads uploads one by one, and [privacy] secure_sum shows none: leave one "
+                "of them out"
+            )
+        at_once = self.schedule.buffer or self.cohort_size
+        if needed > at_once:
+            raise ConfigError(
+                f"{named} needs {needed} uploads in a round, and rounds have {at_once}: take "
+                "another rule, fewer attackers or more clients"
+            )
+        if (fewest := self.server.min_clients) is not None and fewest < needed:
+            raise ConfigError(
+                f"[server] min_clients = {fewest} lets a round end with too few uploads: {named} "
+                f"needs {needed}"
+            )
         return self
 
     @model_validator(mode="after")

@@ -110,6 +110,7 @@ class FedCIL(FedAvg):
     takes_frozen: ClassVar[bool] = False
     trains_on: ClassVar[TrainsOn] = "memory"
     reduction: ClassVar[Reduction] = "each"
+    reads_singly: ClassVar[str] = "images of each client's generator train the server's models"
 
     preset: Literal["paper", "released"] = "paper"
     """``released``: the consistency terms count nothing, as in the released code."""

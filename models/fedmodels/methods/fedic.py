@@ -93,6 +93,7 @@ class FEDIC(FedAvg):
     citation: ClassVar[str] = "Shang et al., ICME 2022"
     takes_frozen: ClassVar[bool] = False
     reduction: ClassVar[Reduction] = "each"
+    reads_singly: ClassVar[str] = "the teachers are the models of single clients"
     needs_server_data: ClassVar[bool] = True
 
     fine_tuning_steps: Count = 100

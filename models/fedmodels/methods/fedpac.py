@@ -55,6 +55,7 @@ class FedPAC(FedAvg):
 
     citation: ClassVar[str] = "Xu et al., ICLR 2023"
     reduction: ClassVar[Reduction] = "each"
+    reads_singly: ClassVar[str] = "each client's head is mixed from the heads of others"
 
     lam: NonNegative = 1.0
     """Weight of the alignment to prototypes."""

@@ -46,6 +46,7 @@ class PFedGraph(FedAvg):
     citation: ClassVar[str] = "Ye et al., ICML 2023"
     takes_frozen: ClassVar[bool] = False
     reduction: ClassVar[Reduction] = "each"
+    takes_means: ClassVar[bool] = False
 
     graph: Graph = field(default_factory=Graph)
     """How clients are compared, and how much they learn from each other."""

@@ -58,6 +58,7 @@ class PFedGraphReplay(FedAvg):
     citation: ClassVar[str] = "Tan and Liu, arXiv 2410.01502v2, baseline"
     takes_frozen: ClassVar[bool] = False
     reduction: ClassVar[Reduction] = "each"
+    takes_means: ClassVar[bool] = False
     trains_on: ClassVar[TrainsOn] = "replay"
 
     graph: Graph = field(default_factory=Graph)

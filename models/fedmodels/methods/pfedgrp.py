@@ -56,6 +56,7 @@ class PFedGRP(FedAvg):
     citation: ClassVar[str] = "Tan and Liu, arXiv 2410.01502v2"
     takes_frozen: ClassVar[bool] = False
     reduction: ClassVar[Reduction] = "each"
+    reads_singly: ClassVar[str] = "each client's model is mixed from the models of others"
     trains_on: ClassVar[TrainsOn] = "replay"
 
     lam: NonNegative = 0.3

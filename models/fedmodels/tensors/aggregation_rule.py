@@ -72,7 +72,12 @@ class AggregationRule:
         return weighted_mean([*sent.values()], [*shares.values()]), shares
 
     def rows(
-        self, sent: Mapping[int, Tensor], counts: Mapping[int, int], uniform: bool, facts: Facts
+        self,
+        sent: Mapping[int, Tensor],
+        counts: Mapping[int, int],
+        uniform: bool,
+        centre: Tensor | None,
+        facts: Facts,
     ) -> tuple[Tensor, Shares]:
         """Return the result of one class's prototypes (d,), of the clients that report the class.
 
@@ -80,6 +85,7 @@ class AggregationRule:
             sent: the prototypes.
             counts: each client's examples of the class.
             uniform: every client counts alike; otherwise by its examples, if there are any.
+            centre: the prototype of the class that everybody was given, if there was one.
             facts: of the interaction.
         """
         shares = shares_of(counts, uniform=uniform)
@@ -100,10 +106,11 @@ def reduced_prototypes(
     sets: Mapping[int, Prototypes],
     num_classes: int,
     width: int,
-    *,
-    uniform: bool,
+    level: str = "",
     rule: AggregationRule = MEAN,
     facts: Facts | None = None,
+    *,
+    uniform: bool,
 ) -> tuple[Prototypes, Shares]:
     """Return one prototype of each class from those of the clients that report it.
 
@@ -111,9 +118,10 @@ def reduced_prototypes(
         sets: what each client reports, in client-id order.
         num_classes: K.
         width: d.
-        uniform: every client counts alike; otherwise by its number of examples of the class.
+        level: which prototypes they are.
         rule: makes one of several.
         facts: of the interaction.
+        uniform: every client counts alike; otherwise by its number of examples of the class.
 
     Returns:
         The prototypes with the sums of the counts, and each client's mean share over the classes
@@ -128,12 +136,17 @@ def reduced_prototypes(
             if not 0 <= label < num_classes:
                 raise PayloadError(f"client {client} reports a prototype of class {label}")
             found.setdefault(label, {})[client] = row
+    facts = facts or Facts()
+    given = facts.given.prototypes.get(level)
+    known = [] if given is None else zip(given.labels.tolist(), given.vectors, strict=False)
+    centres: dict[int, Tensor] = dict(known)
     rows: dict[int, tuple[Tensor, int]] = {}
     shares: dict[int, list[float]] = {client: [] for client in sets}
     for label, held in found.items():
         counts = {client: count for client, (_, count) in held.items()}
         vectors = {client: vector for client, (vector, _) in held.items()}
-        vector, parts = rule.rows(vectors, counts, uniform, facts or Facts())
+        centre = centres.get(label)
+        vector, parts = rule.rows(vectors, counts, uniform, centre, facts)
         rows[label] = vector, sum(counts.values())
         for client, part in parts.items():
             shares[client].append(part)

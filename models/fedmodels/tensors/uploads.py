@@ -53,6 +53,8 @@ class Uploads(Mapping[int, Bundle]):
         self._sent, self._count, self._reduction, self._folded = sent, count, reduction, folded
         self._rule, self._facts = rule, facts or Facts()
         self._shares: dict[str, Shares] = {}
+        self.was_asked = False
+        """Whether a mean was taken."""
         hides = reduction == "mean"
         self._seen = {c: _without_weights(u) for c, u in sent.items()} if hides else sent
 
@@ -66,6 +68,11 @@ class Uploads(Mapping[int, Bundle]):
         return len(self._seen)
 
     @property
+    def is_ruled(self) -> bool:
+        """Tell whether another rule than the mean makes one result of the uploads."""
+        return self._rule is not MEAN
+
+    @property
     def is_folded(self) -> bool:
         """Tell whether the mean was taken as the uploads came: nobody can be taken out of it."""
         return self._folded is not None
@@ -77,6 +84,7 @@ class Uploads(Mapping[int, Bundle]):
 
     def mean(self) -> Weights | None:
         """Return the weighted mean of the uploads' weights; None if nothing counts."""
+        self.was_asked = True
         counts = {client: self._count(upload) for client, upload in self._sent.items()}
         total = sum(counts.values())
         if self._folded is not None or not total:
@@ -89,6 +97,7 @@ class Uploads(Mapping[int, Bundle]):
 
     def mean_sets(self, levels: Iterable[str]) -> dict[str, Prototypes]:
         """Return the mean of each level's sets of the uploads that count, row by row."""
+        self.was_asked = True
         counting = {c: u for c, u in self._sent.items() if self._count(u)}
         names = [*levels]
         sent: dict[int, Weights] = {
@@ -113,17 +122,20 @@ class Uploads(Mapping[int, Bundle]):
         Raises:
             PayloadError: a client reports a class that does not exist.
         """
+        self.was_asked = True
         sets = {client: upload.prototypes[level] for client, upload in self._sent.items()}
         found, self._shares[level] = reduced_prototypes(
-            sets, num_classes, width, uniform=uniform, rule=self._rule, facts=self._facts
+            sets, num_classes, width, level, self._rule, self._facts, uniform=uniform
         )
         return found
 
-    def of(self, clients: Mapping[int, object] | set[int]) -> Uploads:
+    def of(
+        self, clients: Mapping[int, object] | set[int], rule: AggregationRule | None = None
+    ) -> Uploads:
         """Return the uploads of some of the clients; only where they were not folded."""
         assert self._folded is None, "nobody can be taken out of a folded mean"
         sent = {c: upload for c, upload in self._sent.items() if c in clients}
-        return Uploads(sent, self._count, self._reduction, None, self._rule, self._facts)
+        return Uploads(sent, self._count, self._reduction, None, rule or self._rule, self._facts)
 
 
 class _Unread(Mapping[str, Tensor]):

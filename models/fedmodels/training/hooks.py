@@ -81,6 +81,8 @@ def reduce(
     with _seeded_for(ctx.run, "reduce", ctx.interaction):
         reduced = stepped(method, ctx, state, method.aggregate(ctx, state, uploads))
         found = method.finish(ctx, reduced, uploads)
+    if uploads.is_ruled and not uploads.was_asked:
+        raise not_by_rule(method)
     after, metrics = check_finished(method, found)
     if reduced.optimizer is not after.optimizer:  # methods make states without it
         after = replace(after, optimizer=reduced.optimizer)
@@ -96,6 +98,14 @@ def reduce(
                 "leave out what is not finite"
             )
     return after, metrics
+
+
+def not_by_rule(method: Method) -> ConfigError:
+    """Return the refusal of another rule than the mean, where a method takes no mean."""
+    return ConfigError(
+        f"[server] reduce is for methods that take the mean of their uploads; {method.name} takes "
+        "none, so no rule can take its place: leave it out"
+    )
 
 
 def as_uploads(

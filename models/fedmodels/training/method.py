@@ -85,6 +85,11 @@ class Method(ABC):
     """What the server half reads of the uploads' weights: ``uploads.mean()`` alone, where each
     upload counts what ``count`` says, or the weights of ``each`` upload. Large uploads of which the
     mean is enough are added up as they come and leave memory."""
+    takes_means: ClassVar[bool] = True
+    """Whether the server half takes means from its uploads, so that another rule than the mean
+    (``[server] reduce``) has a meaning."""
+    reads_singly: ClassVar[str] = ""
+    """What the server half makes of single uploads beside means, in words: no rule reaches it."""
     trains_on: ClassVar[TrainsOn] = "task"
     """The examples that clients train on: those of the order's ``task``, or of the ``history`` of
     all tasks so far. With ``memory`` something stands in for earlier tasks, whose data the method

@@ -25,7 +25,7 @@ from fedmodels.training.contexts import ClientContext, ServerContext, ServerStat
 from fedmodels.training.method import Batch, LocalResult, Method, Output
 from fedmodels.training.run import RunFacts
 from fedtide.testing import CHECKS, Case, check_method
-from fedtide.testing.trial import context_of, tiny_experiment
+from fedtide.testing.trial import context_of, server_context, tiny_experiment
 
 ALIGNED = {"name": "vit-tiny", "mlp_ratio": 1, "blocks": 2, "alp": True, "prototypes": [16, 8]}
 
@@ -114,6 +114,17 @@ def cases(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, C
 @EVERY_CASE
 def test_conformance(case: tuple[str, dict[str, Any]], check: str, cases: dict[str, Case]) -> None:
     CHECKS[check](cases[repr(case)])
+
+
+@EVERY_CASE
+def test_a_method_that_takes_means_takes_them_by_the_rule(
+    case: tuple[str, dict[str, Any]], cases: dict[str, Case]
+) -> None:
+    made = cases[repr(case)].interaction
+    uploads = made.uploads
+    made.method.aggregate(server_context(made.run, 0, (0, 1)), made.state, uploads)
+    pools = made.method.name == "centralized" and not made.method.private  # one upload alone
+    assert uploads.was_asked == (made.method.takes_means or pools)
 
 
 @pytest.mark.parametrize("name", names())

@@ -101,7 +101,7 @@ class Second(AggregationRule):
 
     sets = weights
 
-    def rows(self, sent, counts, uniform, facts):
+    def rows(self, sent, counts, uniform, centre, facts):
         return [*sent.values()][-1], {client: float(client == max(sent)) for client in sent}
 
 

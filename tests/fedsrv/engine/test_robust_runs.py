@@ -1,0 +1,101 @@
+"""Runs whose uploads are reduced by another rule than the mean."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from fedmodels.config.reduction import Reduction
+from fedmodels.errors import ConfigError, TooFewClients
+from fedmodels.methods.fedavg import FedAvg
+from fedmodels.reductions.rule import RobustRule
+from fedmodels.tensors.bundle import Bundle, Problem
+from fedmodels.training.contexts import ServerState
+from fedmodels.training.hooks import as_uploads
+from fedmodels.training.run import RunFacts
+from fedsrv.engine.reduction import reduced
+from fedsrv.events import EventLog
+from fedtide.inprocess import run_in_process
+from fedtide.testing.trial import registered, server_context, tiny_experiment
+
+ROBUST = {"reduce": "trimmed_mean", "attackers": 1}
+
+
+@pytest.mark.parametrize(
+    ("method", "server"),
+    [("gldp", ROBUST), ("fedproto", ROBUST), ("creff", {"reduce": "norm_clipped"})],
+)
+def test_a_run_by_a_rule_differs_from_the_mean_and_repeats(method, server, digits, tmp_path):
+    digests = [
+        run_in_process(
+            tiny_experiment(method=method, schedule={"rounds": 1}, server=keys),
+            digits,
+            tmp_path / str(number),
+        )["state_sha256"]
+        for number, keys in enumerate((server, server, {}))
+    ]
+    assert digests[0] == digests[1] != digests[2]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hidden(FedAvg):
+    """Averages by itself, and does not say so."""
+
+    reduction = "each"
+
+    def aggregate(self, ctx, state, uploads):
+        trained = [u.weights for u in uploads.values()]
+        mean = {k: torch.stack([w[k] for w in trained]).mean(0) for k in trained[0]}
+        return replace(state, common=Bundle(mean))
+
+
+def test_a_method_that_averages_by_itself_is_refused(digits, tmp_path):
+    with registered(Hidden) as name:
+        experiment = tiny_experiment(method=name, server={"reduce": "median"})
+        with pytest.raises(ConfigError, match="hidden takes none, so no rule can take its place"):
+            run_in_process(experiment, digits, tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("tables", "line"),
+    [
+        ({"method": "local"}, "local takes none, so no rule can take its place"),
+        ({"method": "pfedgraph"}, "pfedgraph takes none, so no rule can take its place"),
+        (
+            {"server": {"reduce": "krum", "attackers": 1}},
+            'reduce = "krum" with attackers = 1 needs 5 uploads in a round, and rounds have 3',
+        ),
+        (
+            {"privacy": {"secure_sum": True}},
+            'reduce = "median" reads uploads one by one, and [privacy] secure_sum shows none',
+        ),
+        (
+            {"server": {**ROBUST, "min_clients": 2}},
+            'min_clients = 2 lets a round end with too few uploads: [server] reduce = "trimmed',
+        ),
+    ],
+)
+def test_what_a_rule_cannot_serve_is_refused_at_once(tables, line):
+    with pytest.raises(ConfigError, match=re.escape(line)):
+        tiny_experiment(**{"server": {"reduce": "median"}, **tables})
+
+
+def test_a_round_with_too_few_uploads_fails_in_a_line():
+    """A client without examples counts nothing, which no config tells."""
+    sent = {c: Bundle({"w": torch.ones(1)}, scalars={"num_examples": float(c)}) for c in range(3)}
+    uploads = as_uploads(FedAvg(), sent, rule=RobustRule(Reduction(**ROBUST)))
+    ctx = server_context(RunFacts(tiny_experiment(), Problem((1, 8, 8), 10)), 0, (0, 1, 2))
+    with pytest.raises(TooFewClients, match="needs 3 uploads that count, and interaction 1 has 2"):
+        reduced(FedAvg(), ctx, ServerState(Bundle({"w": torch.zeros(1)})), uploads, 1)
+
+
+def test_what_a_rule_does_not_reach_is_told(digits, tmp_path, monkeypatch):
+    told = []
+    monkeypatch.setattr(EventLog, "tell", lambda log, kind, *_, **facts: told.append(facts))
+    experiment = tiny_experiment(method="fedpac", schedule={"rounds": 1}, server=ROBUST)
+    run_in_process(experiment, digits, tmp_path / "run")
+    lines = [facts.get("line", "") for facts in told]
+    assert any("does not reach all of fedpac: each client's head is mixed" in one for one in lines)
