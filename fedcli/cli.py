@@ -150,6 +150,14 @@ def join(
             "--show-tensors", help="Write the tensors of the last 20 uploads into DIR as well."
         ),
     ] = False,
+    announce: Annotated[
+        str,
+        typer.Option(
+            metavar="exact|rounded|none",
+            help="How exactly to tell how many examples of each class there are, where the run "
+            "takes less: up to a power of two, or a task's sum alone.",
+        ),
+    ] = "exact",
     ask: Annotated[
         bool,
         typer.Option(
@@ -177,8 +185,11 @@ def join(
     clients = clients_of(client_id)
     from fedcli.runtime.joining import host_of
     from fedcli.runtime.shown import Shown
+    from fedmodels.config.privacy import HOW
 
-    show = None
+    show, how = None, next((how for how in HOW if how == announce), None)
+    if how is None:
+        raise ConfigError(f"--announce {announce!r} is none of {', '.join(HOW)}")
     if show_uploads is not None:
         where = None if show_uploads == "-" else Path(show_uploads)
         show = Shown(where, clients, tensors=show_tensors, asks=ask)
@@ -188,7 +199,7 @@ def join(
     host = host_of(
         clients, server, data, state_dir, _device(device), tls=(tls_ca, tls_cert, tls_key),
         give_up_after=give_up_after, start_over=start_over, deploys=deploy, code=code or (),
-        weights=weights or (), incoming=watch, show=show, crl=tls_crl,
+        weights=weights or (), incoming=watch, show=show, announce=how, crl=tls_crl,
     )  # fmt: skip
     data = host.data
     try:

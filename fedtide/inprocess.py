@@ -88,7 +88,8 @@ class InProcessCohort:
         """The lasting trip of each client that has an order; the oldest order comes first."""
 
     def gather(self) -> Mapping[int, str]:
-        return {c: self.workers.data(c).announcement() for c in self._numbered()}
+        how = self._experiment.announced
+        return {c: self.workers.data(c).announcement(how=how) for c in self._numbered()}
 
     def _numbered(self) -> Iterator[int]:
         """Yield the clients; those of an open run that have no data yet join later."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
 import signal
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -44,6 +46,7 @@ __all__ = [
     "linear_context",
     "method_of",
     "payload_of",
+    "script_of",
     "server_context",
     "tiny_experiment",
     "undealt",
@@ -128,3 +131,15 @@ def linear_context(
     nn.init.zeros_(net.head.weight)
     run = RunFacts(experiment, Problem((width,), 2))
     return ClientContext(run, client, START, net, OneTask(x, y), torch.device("cpu"))
+
+
+def script_of(name: str) -> Any:
+    """Return the script that writes a page of the reference, as a module."""
+    script = Path(__file__).parents[1] / "docs" / "site" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"{name}_page", script)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look it up
+    spec.loader.exec_module(module)
+    return module

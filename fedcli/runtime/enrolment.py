@@ -17,6 +17,7 @@ from fedcli.runtime.client_log import tell
 from fedcli.runtime.link import Link, Membership
 from fedcli.runtime.sessions import Sessions
 from fedcli.runtime.workers import Workers
+from fedmodels.config.privacy import Announced
 from fedmodels.errors import LinkError
 from fedmodels.printable import printable
 from fedmodels.tensors.bundle import EVALUATOR, ClientId
@@ -35,7 +36,15 @@ log = logging.getLogger(__name__)
 class Enrolment:
     """The clients of a process as members of a run."""
 
-    def __init__(self, link: Link, workers: Workers, states: Path, *, start_over: bool) -> None:
+    def __init__(
+        self,
+        link: Link,
+        workers: Workers,
+        states: Path,
+        *,
+        start_over: bool,
+        announce: Announced = "exact",
+    ) -> None:
         """Join nobody yet.
 
         Args:
@@ -43,8 +52,10 @@ class Enrolment:
             workers: the clients.
             states: the directory above their state directories.
             start_over: go on from the initial private state where a lost one is too far back.
+            announce: how exactly clients tell how many examples of each class they have.
         """
         self.link, self.workers, self.start_over = link, workers, start_over
+        self.announce: Announced = announce
         self.members: dict[ClientId, Membership] = {}
         self.announced: dict[ClientId, Stamp] = {}
         """What each client's ``client.json`` was when the server was last told of it."""
@@ -94,7 +105,7 @@ class Enrolment:
         is_refused = client in self._refused and self._refused[client] == data.stamp
         part = self._taken.get(client) if is_refused else None
         self._told[client] = part or (data.num_tasks, data.file.num_classes)
-        return description_of(data.announcement(part))
+        return description_of(data.announcement(part, self.announce))
 
     def taken(self, client: ClientId) -> None:
         """Note that the server took what it was last told of a client's data."""

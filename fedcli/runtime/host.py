@@ -37,6 +37,7 @@ from fedcli.runtime.together import Task, execute_together
 from fedcli.runtime.worker import Progress, Result
 from fedcli.runtime.workers import Workers
 from fedmodels.config.experiment import Deploy
+from fedmodels.config.privacy import HOW, Announced
 from fedmodels.errors import ArchiveError, ConfigError, FedtideError, LinkError, PayloadError
 from fedmodels.own_code import refuse_exits
 from fedmodels.printable import printable
@@ -71,6 +72,7 @@ class Host:
         deploys: bool = False,
         incoming: Path | None = None,
         certificate: OwnCertificate | None = None,
+        announce: Announced = "exact",
     ) -> None:
         """Make ready; what is wrong with a client's data or state shows when it joins.
 
@@ -86,6 +88,7 @@ class Host:
             deploys: keep a model live while it trains, also where the experiment asks for none.
             incoming: a folder in which what is complete becomes a task.
             certificate: the process's own, if it has one.
+            announce: how exactly clients tell how many examples of each class they have.
         """
         self._certificate = certificate or OwnCertificate(None)
         self._incoming, self._is_open = incoming, False
@@ -94,7 +97,9 @@ class Host:
         self.data = data
         self.workers = Workers(clients, data, states, device)
         self._ids = frozenset(map(str, clients))
-        self.enrolment = Enrolment(link, self.workers, states, start_over=start_over)
+        self.enrolment = Enrolment(
+            link, self.workers, states, start_over=start_over, announce=announce
+        )
         self._pulling_as: dict[ClientId, Membership] = {}
         self._issues: dict[ClientId, int] = {}
         self._orders = OrderQueue()
@@ -119,6 +124,12 @@ class Host:
         experiment = received_experiment(
             values_of(reply.experiment), "the server's experiment", self.code, self.weights
         )
+        told = self.enrolment.announce
+        if HOW.index(experiment.announced) > HOW.index(told):
+            log.warning(
+                "this run takes %s counts of examples, and it was told exact ones: join with "
+                "--announce %s", experiment.announced, experiment.announced,
+            )  # fmt: skip
         if self._deploys and experiment.deploy is None:
             experiment = experiment.model_copy(update={"deploy": Deploy()})
         torch.set_num_threads(experiment.training.threads)

@@ -13,7 +13,9 @@ from fedcli.runtime.host import Host
 from fedcli.runtime.link import Link
 from fedcli.runtime.tls import OwnCertificate, ServerCheck, channel_credentials
 from fedmodels.config.places import check_address
-from fedmodels.errors import ConfigError, DataError
+from fedmodels.config.privacy import HOW, Announced
+from fedmodels.errors import ConfigError, DataError, LinkError
+from fedmodels.printable import printable
 from fedmodels.tensors.bundle import ClientId
 from fedpb.tables import values_of
 
@@ -34,6 +36,7 @@ def host_of(
     incoming: Path | None = None,
     show: Callable[..., None] | None = None,
     crl: Path | None = None,
+    announce: Announced = "exact",
 ) -> Host:
     """Return a host that is ready to join; files as a site has them are cut first.
 
@@ -52,6 +55,7 @@ def host_of(
         incoming: a folder in which what is complete becomes a task.
         show: gets each message before it is sent.
         crl: certificates that the server may show no more.
+        announce: how exactly the clients tell at most how many examples of each class they have.
 
     Raises:
         ConfigError: an argument is no good; or own files are of several clients, or cannot be cut.
@@ -66,15 +70,36 @@ def host_of(
     link = Link(server, credentials, give_up_after, *([show] if show else []))
     if crl is not None:
         link.check = ServerCheck(server, ca, crl, cert, key)
-    data = _brought(link, clients, data, states / "own-data")
+    data, wanted = _brought(link, clients, data, states / "own-data")
+    if HOW.index(wanted) > HOW.index(announce):
+        announce = wanted
     return Host(
         clients, link, data, states, device, start_over=start_over, deploys=deploys, code=code,
         weights=weights, incoming=incoming, certificate=OwnCertificate(cert),
+        announce=announce,
     )  # fmt: skip
 
 
-def _brought(link: Link, clients: Sequence[ClientId], data: Path, cache: Path) -> Path:
-    """Return where clients' directories are; files as a site has them are cut first.
+def announced_in(text: str) -> Announced:
+    """Return how the server wants examples announced; an unknown word is one of a later server.
+
+    Raises:
+        LinkError: the word is unknown.
+    """
+    for how in HOW:
+        if text == how or (not text and how == "exact"):
+            return how
+    raise LinkError(
+        f"the server wants examples announced as {printable(text, 60)!r}: update fedcli"
+    )
+
+
+def _brought(
+    link: Link, clients: Sequence[ClientId], data: Path, cache: Path
+) -> tuple[Path, Announced]:
+    """Return where clients' directories are, and how the run wants them announced, if it said so.
+
+    Files as a site has them are cut first.
 
     Raises:
         ConfigError: custom files are of several clients; or they cannot be cut.
@@ -82,7 +107,7 @@ def _brought(link: Link, clients: Sequence[ClientId], data: Path, cache: Path) -
     (client, *others) = clients
     is_gone = not data.exists() and isinstance(client, int) and cut_before(cache, client)
     if (is_cut(data) and not is_gone) or clients == ["evaluator"]:
-        return data
+        return data, "exact"
     if others or not isinstance(client, int):
         raise ConfigError(
             f"--data {data} holds files of one client: name it with --client-id, or give clients' "
@@ -90,6 +115,7 @@ def _brought(link: Link, clients: Sequence[ClientId], data: Path, cache: Path) -
         )
     wanted = link.prepare(client)
     try:
-        return cut(data, values_of(wanted.data), wanted.seed, client, cache)
+        place = cut(data, values_of(wanted.data), wanted.seed, client, cache)
+        return place, announced_in(wanted.announce)
     except DataError as error:  # as with a wrong option, the same command again is in vain
         raise ConfigError(str(error)) from None

@@ -478,6 +478,7 @@ class Worker:
         kept: dict[str, list[Tensor]] = {}
         keeps = kept if self.experiment.evaluate.probabilities else None
         found = score(self.method, ctx, payload, state, sets, seen, order.confusion, keeps)
+        by_class = self.experiment.announced == "exact"
         for (rule, name), c in found.items():
             report.counts.append(
                 rpc.Counts(
@@ -485,9 +486,9 @@ class Worker:
                     rule=rule,
                     test_set=name,
                     loss_sum=c.loss_sum,
-                    support=c.support,
-                    predicted=c.predicted,
-                    correct=c.correct,
+                    support=c.support if by_class else [c.support.sum()],
+                    predicted=c.predicted if by_class else [c.predicted.sum()],
+                    correct=c.correct if by_class else [c.correct.sum()],
                 )
             )
         own = [c.confusion for (_, name), c in found.items() if name.startswith("task/")]

@@ -13,6 +13,7 @@ import numpy as np
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.origin import check_origin, placeless
+from fedmodels.config.privacy import HOW, Announced
 from fedmodels.errors import ConfigError, PayloadError, RunFailed
 from fedmodels.methods import make
 from fedmodels.printable import printable
@@ -151,6 +152,7 @@ class Admission:
             if self._has_begun and isinstance(client, int):
                 self._check_extends(client, known, profile, text)
         self._check_origin(client, profile)
+        self._check_counted(client, profile)
         self._check_tasks(client, profile)
 
     def _differs(self, problem: Problem) -> bool:
@@ -226,6 +228,16 @@ class Admission:
             raise OtherPartition(
                 f"client {client} has training examples of its own, and centralized trains on "
                 "client 0's alone: bring them together there, or set [method] data = 'own'"
+            )
+
+    def _check_counted(self, client: ClientId, profile: Profile) -> None:
+        """Check that a client counts its examples as exactly as the run needs."""
+        needed = "exact" if self._experiment is None else self._experiment.announced
+        told: Announced = profile.counted or "exact"
+        if HOW.index(told) > HOW.index(needed):
+            raise PayloadError(
+                f"client {client} announces {told} counts of its examples, and this run needs "
+                f"{needed} ones: leave out --announce, or set [privacy] announce in its config"
             )
 
     def _check_tasks(self, client: ClientId, profile: Profile) -> None:

@@ -41,6 +41,8 @@ class Profile:
     """Names in label order; empty where the client states none."""
     origin: Mapping[str, Any] | None = None
     """Config that the data were dealt out by; None for a client's own data."""
+    counted: str = ""
+    """How its tasks are counted: exactly, or as the announcement says."""
     name: str = ""
     """What pages call the client; empty where its number is enough."""
 
@@ -110,8 +112,9 @@ class Profile:
         if fault:
             raise PayloadError(f"client {client}: client.json is malformed: {fault}")
         return replace(
-            _shared(said.model_dump_json(exclude={"tasks", "name"})),
+            _shared(said.model_dump_json(exclude={"tasks", "name", "counted"})),
             name=printable(said.name),
+            counted=said.counted,
             train=_table([task.train for task in said.tasks], said.problem),
             test=_table([task.test for task in said.tasks], said.problem),
         )

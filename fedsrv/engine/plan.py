@@ -18,6 +18,7 @@ from fedmodels.nets.cost import multiply_adds
 from fedmodels.numerics.metrics import frequency_groups
 from fedmodels.tensors.bundle import ClientId, Problem
 from fedmodels.tensors.bundle_spec import BundleSpec
+from fedmodels.training.announcement import check_announcement
 from fedmodels.training.compression import Compression
 from fedmodels.training.criterion import check_own_loss
 from fedmodels.training.method import Method
@@ -68,6 +69,7 @@ class Plan:
         check_server_optimizer(method, run)
         check_own_loss(method, run)
         check_secure_sum(method, run)
+        check_announcement(method, run)
         if experiment.training.together > 1:
             check_together(method, run)
         tasks, weights = fixed_tasks(store, profiles), fixed_weights(store, profiles)
@@ -104,6 +106,7 @@ class Plan:
         run = RunFacts(experiment, problem)
         if experiment.method.pools_data:
             raise ConfigError("centralized has all data in one place, and an open run gets more")
+        check_announcement(method, run)
         if experiment.training.together > 1:
             check_together(method, run)
         terms = ReportValidator(method, run, {}, ())
@@ -148,7 +151,7 @@ class Plan:
     @cached_property
     def groups(self) -> Mapping[str, list[int]]:
         """Classes by name, such as ``minority``."""
-        return frequency_groups(_examples(self.profiles))
+        return frequency_groups(_examples(self.profiles)) if self.scores_classes else {}
 
     @cached_property
     def limits(self) -> tuple[Tensor, Tensor]:
@@ -180,6 +183,11 @@ class Plan:
     def trip(self) -> partial[Trip]:
         """Makes a trip whose answers keep to the terms."""
         return partial(Trip, check_report=self.terms.check_report, compression=self.compression)
+
+    @property
+    def scores_classes(self) -> bool:
+        """Whether scores are counted by class."""
+        return self.run.experiment.announced == "exact"
 
     @property
     def scores_trained(self) -> bool:
@@ -303,12 +311,12 @@ def stored_profiles(store: Store, descriptions: Mapping[int, str]) -> dict[int, 
 
 def describe(store: Store, profiles: Mapping[int, Profile]) -> None:
     """Write what clients announced of their data in common, for reports to read."""
-    examples = _examples(profiles)
+    examples, by_class = _examples(profiles), store.experiment.announced == "exact"
     store.describe(
         {
             "classes": next((p.class_names for p in profiles.values() if p.class_names), ()),
-            "examples": examples.tolist(),
-            "rare": frequency_groups(examples)["minority"],
+            "examples": examples.tolist() if by_class else [],
+            "rare": frequency_groups(examples)["minority"] if by_class else [],
             "clients": {c: p.name for c, p in profiles.items() if p.name},
         }
     )

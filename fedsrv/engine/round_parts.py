@@ -66,7 +66,9 @@ class RoundParts:
             step,
             cohort,
             server_data=self.server_data,
-            labels={c: plan.profiles[c].labels(step.task_of(c), accumulates) for c in cohort},
+            labels={}
+            if self.experiment.announced == "none"
+            else {c: plan.profiles[c].labels(step.task_of(c), accumulates) for c in cohort},
             tasks={c: step.tasks[c] for c in cohort if c in step.tasks},
             limits=plan.limits,
             ends_task=plan.ends_task(step),
@@ -120,7 +122,8 @@ class RoundParts:
         step, most = self.plan.steps[ctx.interaction], self.experiment.evaluate.last_tasks
         is_last = ctx.interaction == len(self.plan.steps) - 1
         seen = {c: step.task_of(c) + 1 if tasks_seen is None else tasks_seen for c in clients}
-        confusion = is_last and ctx.run.problem.num_classes <= MAX_CONFUSED
+        by_class = self.experiment.announced == "exact"
+        confusion = by_class and is_last and ctx.run.problem.num_classes <= MAX_CONFUSED
         last_trained = self.commits.last_trained
         return {client: rpc.Order(
             kind=kind, client_id=str(client), interaction=ctx.interaction, round=ctx.round,

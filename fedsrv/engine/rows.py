@@ -138,8 +138,12 @@ def put_scores(record: Record, scores: Scores, plan: Plan, step: Step) -> None:
         record["metrics"]["a_sel"] = a_sel
     if step.ends_round:
         view = plan.method.local_view
-        record["metrics"] |= round_metrics(scores, view, plan.groups, plan.profiles, seen)
-    for client, row in client_rows(scores, seen, plan.groups.get("minority", ())).items():
+        record["metrics"] |= round_metrics(
+            scores, view, plan.groups, plan.profiles, seen, plan.scores_classes
+        )
+    for client, row in client_rows(
+        scores, seen, plan.groups.get("minority", ()), plan.scores_classes
+    ).items():
         record["clients"].setdefault(client, {}).update(row)
     if step.tasks:
         for number, task in step.tasks.items():

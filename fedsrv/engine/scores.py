@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +23,9 @@ from fedmodels.training.class_masks import ALL, SEEN
 from fedsrv.engine.client_profile import Profile
 from fedsrv.engine.cohort import Answer
 from fedsrv.engine.report_validator import GLOBAL_TEST
+
+OF_CLASSES = re.compile(r"_class_mean$|_f1(_std)?$|^(personalization|generalization)")
+"""Metrics of which sums over classes tell nothing."""
 
 
 @dataclass
@@ -150,6 +154,7 @@ def round_metrics(
     groups: Mapping[str, Sequence[int]],
     profiles: Mapping[int, Profile],
     tasks_seen: int,
+    by_class: bool = True,
 ) -> dict[str, float]:
     """Return the metrics of one scored round (metrics of GLDP, FedMLP, pFedGRP and FedAli).
 
@@ -163,23 +168,26 @@ def round_metrics(
         profiles: the clients' descriptions; training examples met so far weigh ``iaa``, and say
             which classes a client has met.
         tasks_seen: how many tasks the clients have met.
+        by_class: whether counts are by class; else they are sums, and some metrics are absent.
     """
+    met = profiles if by_class else {}
     out: dict[str, float | None] = {}
     for key, view in {"a_glo": "global", **_local_views(scores, local_view)}.items():
-        for suffix, found in _test_sets(scores, view, None, profiles, tasks_seen).items():
+        for suffix, found in _test_sets(scores, view, None, met, tasks_seen).items():
             out |= _variants(key + suffix, found, groups)
         for rule in scores.rules()[1:] if key in ("a_glo", "a_loc") else (SEEN, ALL):
-            for suffix, found in _test_sets(scores, view, rule, profiles, tasks_seen).items():
+            for suffix, found in _test_sets(scores, view, rule, met, tasks_seen).items():
                 if not suffix or rule in (SEEN, ALL):
                     out[f"{key}{suffix}_{rule}"] = accuracy_over(found)
     out["iaa"] = _weighted_accuracy(scores, local_view, profiles, tasks_seen)
     models = {"a_glo": "global"} | ({} if local_view == "global" else {"a_loc": local_view})
     for key, view in models.items():
-        out |= _spread(key, _test_sets(scores, view, None, profiles, tasks_seen)[""])
+        out |= _spread(key, _test_sets(scores, view, None, met, tasks_seen)[""])
         out |= _trust(key, scores.probabilities.get(view, {}))
     out |= _validation(scores, local_view)
     out |= _f1(scores, "after_local" if scores.of("after_local") else "after_downlink")
-    return {key: value for key, value in out.items() if value is not None and math.isfinite(value)}
+    kept = {key: v for key, v in out.items() if v is not None and math.isfinite(v)}
+    return kept if by_class else {k: v for k, v in kept.items() if not OF_CLASSES.search(k)}
 
 
 def _test_sets(
@@ -297,7 +305,7 @@ def _f1(scores: Scores, view: str) -> dict[str, float | None]:
 
 
 def client_rows(
-    scores: Scores, tasks_seen: int, minority: Sequence[int] = ()
+    scores: Scores, tasks_seen: int, minority: Sequence[int] = (), by_class: bool = True
 ) -> dict[str, dict[str, Any]]:
     """Return every client's accuracies by view: overall, on rare classes, per task and per class.
 
@@ -317,7 +325,9 @@ def client_rows(
             **({"minority": _accuracy(total.subset(minority))} if minority else {}),
             "loss": total.loss() if math.isfinite(total.loss()) else None,
             "tasks": [_accuracy(sets.get(f"task/{t}")) for t in range(tasks)],
-            "classes": [None if math.isnan(a) else float(a) for a in total.per_class()],
+            "classes": [None if math.isnan(a) else float(a) for a in total.per_class()]
+            if by_class
+            else [],
         }
     return out
 

@@ -160,7 +160,9 @@ def _joining(
     code = [word for n in names if is_own(n) for word in ("--code", n.rpartition(":")[0])]
     weights = experiment.net.weights
     given = ["--weights", str(Path(weights).resolve())] if weights else []
-    options = ("--log-level", log_level, "--no-check", *code, *given)  # launch looks by itself
+    how = experiment.announced
+    told = () if how == "exact" else ("--announce", how)
+    options = ("--log-level", log_level, "--no-check", *code, *given, *told)  # launch looks itself
     return Joining(data, states, device, options)
 
 

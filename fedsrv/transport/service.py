@@ -123,6 +123,8 @@ class Service:
         self.run_id, self.experiment = run_id, table_of(experiment)
         self._data: Mapping[str, Any] | None = experiment.get("data")
         self._seed = int(experiment.get("seed", 0))
+        how = (experiment.get("privacy") or {}).get("announce", "exact")
+        self._announce = "" if how == "exact" else how
         self._is_open = bool(experiment.get("schedule", {}).get("open"))
         self.cohort, self.events = cohort, events
         self.guard, self.check_id = guard or Guard(), check_id
@@ -195,7 +197,7 @@ class Service:
                 f"client {client} brings files of its own, and the run's config has no [data] that "
                 "says how to cut them: bring a directory with client.json (docs/data.md)"
             )
-        return rpc.PrepareResponse(data=table_of(data), seed=self._seed)
+        return rpc.PrepareResponse(data=table_of(data), seed=self._seed, announce=self._announce)
 
     @coded
     def join(self, request: rpc.JoinRequest, context: grpc.ServicerContext) -> rpc.JoinResponse:

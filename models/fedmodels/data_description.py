@@ -12,7 +12,7 @@ from codecs import BOM_UTF8
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 from unicodedata import normalize
 
 import numpy as np
@@ -27,6 +27,7 @@ from pydantic import (
     model_validator,
 )
 
+from fedmodels.config.privacy import Announced
 from fedmodels.errors import DataError, reason_of, suggestion
 from fedmodels.files import open_regular
 from fedmodels.printable import printable
@@ -127,11 +128,27 @@ class ClientFile(ProblemFile):
     """What tables and pages call the client, beside its number."""
     tasks: Annotated[tuple[TaskCounts, ...], FailFast()] = ()
     """Counted from the files where a participant leaves them out."""
+    counted: Literal["", "rounded", "none"] = ""
+    """How an announcement counts: exactly, or as :meth:`told` says; a file counts exactly."""
 
     def text(self, *left_out: str, indent: int | None = None) -> str:
-        """Return it as JSON, without these fields and without a name that is empty."""
-        unnamed = () if self.name else ("name",)
-        return self.model_dump_json(exclude={*left_out, *unnamed}, indent=indent)
+        """Return it as JSON, without these fields and without texts that are empty."""
+        empty = [name for name in ("name", "counted") if not getattr(self, name)]
+        return self.model_dump_json(exclude={*left_out, *empty}, indent=indent)
+
+    def told(self, how: Announced) -> Self:
+        """Return what is announced of it.
+
+        With ``rounded`` each count is the next power of two. With ``none`` the first count of a
+        task is the sum over its classes, and the others are 0.
+        """
+        if how == "exact":
+            return self
+        count = _rounded if how == "rounded" else _summed
+        tasks = tuple(
+            TaskCounts(train=count(task.train), test=count(task.test)) for task in self.tasks
+        )
+        return self.model_copy(update={"tasks": tasks, "counted": how})
 
     @model_validator(mode="after")
     def _check_counts(self) -> ClientFile:
@@ -142,6 +159,15 @@ class ClientFile(ProblemFile):
                         f"tasks.{number}.{part} must hold {self.num_classes} counts, one a class"
                     )
         return self
+
+
+def _rounded(counts: tuple[int, ...]) -> tuple[int, ...]:
+    """Return each count as the next power of two; 0 stays, and so does what is too large."""
+    return tuple(min(1 << (n - 1).bit_length(), MAX_EXAMPLES - 1) if n else 0 for n in counts)
+
+
+def _summed(counts: tuple[int, ...]) -> tuple[int, ...]:
+    return (min(sum(counts), MAX_EXAMPLES - 1), *[0] * (len(counts) - 1))
 
 
 def channel_axis(shape: tuple[int, ...]) -> int:

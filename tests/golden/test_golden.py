@@ -17,9 +17,13 @@ import pytest
 
 from fedmodels.numerics.metric_names import is_known
 from fedtide.inprocess import run_in_process
+from tests.conftest import script_of
 from tests.fedmodels.methods.test_conformance import CASES, experiment_for
 
 HERE = Path(__file__).parent
+PRIVACY = script_of("privacy")
+TOLD = PRIVACY.fields_on((HERE.parents[1] / "docs" / "privacy.md").read_text())
+"""What docs/privacy.md says that each method uploads."""
 REWRITE = os.environ.get("FEDTIDE_REWRITE_GOLDEN") == "1"
 OWN_KEYS = {"seconds", "num_examples", "skipped_examples", "peak_rss_bytes", "views"}
 """What a client's row has beside metrics."""
@@ -52,7 +56,9 @@ def written_by(run: Path, summary: Mapping[str, Any]) -> set[str]:
 def test_the_trace_is_what_it_was(case, digits, tmp_path, request):
     file = HERE / f"{request.node.callspec.id}.jsonl"
     experiment = experiment_for(case, schedule={"rounds": 3})
-    summary = run_in_process(experiment, digits, tmp_path / "run")
+    sent = []
+    summary = run_in_process(experiment, digits, tmp_path / "run", after=sent.append)
+    assert {*PRIVACY.fields_in(sent)} == TOLD[PRIVACY.label_of(case)], "make docs writes the page"
     assert [n for n in sorted(written_by(tmp_path / "run", summary)) if not is_known(n)] == []
     trace = trace_of(tmp_path / "run")
     if REWRITE:

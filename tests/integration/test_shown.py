@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -16,9 +17,11 @@ pytestmark = pytest.mark.loopback
 
 def test_what_is_shown_is_what_the_coordinator_gets(loopback: Sites, tmp_path: Path) -> None:
     """With a cohort of one the mean of the uploads is that client's upload, bit for bit."""
-    run = loopback(tables("fedavg", schedule={"rounds": 1, "clients": 3, "per_round": 1}))
+    schedule, privacy = {"rounds": 1, "clients": 3, "per_round": 1}, {"announce": "rounded"}
+    run = loopback(tables("fedavg", schedule=schedule, privacy=privacy))
     coordinator, place = run.serve(), tmp_path / "shown"
-    client = run.join("0-2", "--show-uploads", str(place), "--show-tensors")
+    more = "--show-uploads", str(place), "--show-tensors", "--announce", "rounded"
+    client = run.join("0-2", *more)
     run.finish(coordinator, client)
     text = (place / "clients-0-to-2.txt").read_text()
     *_, last = [json.loads(line) for line in (run.out / "rounds.jsonl").read_text().splitlines()]
@@ -37,5 +40,9 @@ def test_what_is_shown_is_what_the_coordinator_gets(loopback: Sites, tmp_path: P
     assert (row["peak_rss_bytes"] % (64 << 20), round(row["seconds"], 2)) == (0, row["seconds"])
     assert str(tmp_path) not in text, "no message names a place"
     assert "token" in text
+    counts = re.findall(r"clients\[.*\]\.tasks\[.*\]\.train +(.*)", text)
+    numbers = {int(number) for line in counts for number in line.split(", ")}
+    assert len(counts) == 6
+    assert numbers <= {0, 1, 2, 4, 8, 16, 32}, "up to powers of two"
     sessions = (run.out / "clients").rglob("session.json")
     assert all(json.loads(file.read_text())["token"] not in text for file in sessions)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import re
 import tomllib
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ from fedmodels.training.method import Method
 from fedmodels.training.run import RunFacts
 from fedsrv.availability import is_there, read_availability
 from fedsrv.engine.buffered_rounds import check_asynchronous
+from tests.conftest import script_of
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -122,14 +122,16 @@ def test_the_methods_without_compression_are_those_that_the_page_names() -> None
 
 def generated(name: str) -> str:
     """Return a page of the reference, as its script writes it."""
-    script = ROOT / "docs" / "site" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(f"{name}_page", script)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    page: str = module.page()
+    page: str = script_of(name).page()
     return page
+
+
+def test_the_page_of_what_leaves_has_every_message() -> None:
+    """The golden traces look at its tables of methods: they run every method anyway."""
+    script = script_of("privacy")
+    page = (ROOT / "docs" / "privacy.md").read_text()
+    assert page == script.page(script.uploads_on(page)), "make docs writes it"
+    assert {*script.fields_on(page)} == {script.label_of(case) for case in script.CASES}
 
 
 @pytest.mark.parametrize("name", ["configuration", "schema"])

@@ -26,6 +26,7 @@ from fedcli.data.image_files import PLAIN
 from fedcli.data.sets.dataset import Labelled
 from fedcli.data.store.class_order import ClassOrder
 from fedmodels.config.origin import placeless
+from fedmodels.config.privacy import Announced
 from fedmodels.config.transforms import ImageTransform, parse_transform
 from fedmodels.data_description import (
     SCALES,
@@ -169,16 +170,17 @@ class ClientData:
         """How many tasks this client has."""
         return len(self.tasks)
 
-    def announcement(self, known: tuple[int, int] | None = None) -> str:
+    def announcement(self, known: tuple[int, int] | None = None, how: Announced = "exact") -> str:
         """Return ``client.json`` as it is sent with ``Join``: with counts, no transform, no path.
 
         Args:
             known: how many tasks and classes to tell of; by default all.
+            how: how exactly examples are counted.
         """
         dealt = self.file.partition
         file = self.file.model_copy(update={"partition": dealt and placeless(dealt)})
         if known is None:
-            return file.text("transform")
+            return file.told(how).text("transform")
         tasks, classes = known
         told = {
             "num_classes": classes,
@@ -188,7 +190,7 @@ class ClientData:
                 for task in self.tasks[:tasks]
             ),
         }
-        return file.model_copy(update=told).text("transform")
+        return file.model_copy(update=told).told(how).text("transform")
 
     def arrays(self, task: int, part: Part) -> Labelled:
         """Return raw inputs (n, *input_shape) and labels (n,) of a task.

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fedmodels.config.bounds import Count, PositiveCount
 from fedmodels.config.data import Data
-from fedmodels.config.privacy import FEWEST, Privacy, SecureSum
+from fedmodels.config.privacy import FEWEST, Announced, Privacy, SecureSum
 from fedmodels.config.reduction import Reduction
 from fedmodels.config.scenario import Scenario
 from fedmodels.config.strict_table import CodeName, Place, StrictTable
@@ -471,6 +471,11 @@ class Experiment(StrictTable):
     def secure_sum(self) -> SecureSum | None:
         """Return how uploads are summed under masks; None where they travel as they are."""
         return self.privacy.secure_sum if self.privacy else None
+
+    @property
+    def announced(self) -> Announced:
+        """How exactly clients tell how many examples of each class they have."""
+        return "exact" if self.privacy is None else self.privacy.announce
 
     @property
     def begins(self) -> Trigger:

@@ -10,6 +10,10 @@ from pydantic import BeforeValidator, Field
 from fedmodels.config.bounds import PositiveCount
 from fedmodels.config.strict_table import StrictTable
 
+Announced = Literal["exact", "rounded", "none"]
+"""How exactly clients tell how many examples of each class they have."""
+HOW: tuple[Announced, ...] = ("exact", "rounded", "none")
+"""The same in falling order of what is told."""
 FEWEST = 3
 """Clients below which a sum tells a client too much of the others."""
 
@@ -42,8 +46,12 @@ def _defaults(value: Any) -> Any:
 
 
 class Privacy(StrictTable):
-    """``[privacy]``: what is kept from others by computation."""
+    """``[privacy]``: what is kept from others by computation, or not told at all."""
 
+    announce: Announced = "exact"
+    """How many examples of each class a client tells: as many as it has; ``rounded`` up to a power
+    of two; or ``none``, for each task their sum alone. Unless ``exact``, scores are sums over
+    classes. Methods that send or read class counts are refused: docs/privacy.md."""
     secure_sum: Annotated[SecureSum | None, BeforeValidator(_defaults)] = None
     """Let the coordinator see sums of uploads alone: ``true``, or a table with what differs from
     the defaults (docs/secure-aggregation.md). Needs the extra ``secure-sum``."""

@@ -94,6 +94,7 @@ class AFFCL(FedAvg):
     """A flow of embeddings beside the classifier, and credible ones of old classes replayed."""
 
     citation: ClassVar[str] = "Wuerkaixi et al., ICLR 2024"
+    tells_classes: ClassVar[bool] = True
     takes_frozen: ClassVar[bool] = False
     trains_on: ClassVar[TrainsOn] = "memory"
 

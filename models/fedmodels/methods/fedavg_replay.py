@@ -33,6 +33,7 @@ class FedAvgReplay(FedAvg):
     """FedAvg with class replay; no alignment, no personal model."""
 
     citation: ClassVar[str] = "Tan and Liu, arXiv 2410.01502v2, baseline"
+    tells_classes: ClassVar[bool] = True
     takes_frozen: ClassVar[bool] = False
     trains_on: ClassVar[TrainsOn] = "replay"
 

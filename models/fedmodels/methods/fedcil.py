@@ -107,6 +107,7 @@ class FedCIL(FedAvg):
     """An ACGAN on every client that replays its past, consolidated on the coordinator."""
 
     citation: ClassVar[str] = "Qi et al., ICLR 2023"
+    tells_classes: ClassVar[bool] = True
     takes_frozen: ClassVar[bool] = False
     trains_on: ClassVar[TrainsOn] = "memory"
     reduction: ClassVar[Reduction] = "each"

@@ -56,6 +56,7 @@ class PFedGraphReplay(FedAvg):
     """pFedGraph with class replay; no alignment."""
 
     citation: ClassVar[str] = "Tan and Liu, arXiv 2410.01502v2, baseline"
+    tells_classes: ClassVar[bool] = True
     takes_frozen: ClassVar[bool] = False
     reduction: ClassVar[Reduction] = "each"
     takes_means: ClassVar[bool] = False

@@ -54,6 +54,7 @@ class PFedGRP(FedAvg):
     """Replay of past classes on clients, aggregation weights learned on generated data."""
 
     citation: ClassVar[str] = "Tan and Liu, arXiv 2410.01502v2"
+    tells_classes: ClassVar[bool] = True
     takes_frozen: ClassVar[bool] = False
     reduction: ClassVar[Reduction] = "each"
     reads_singly: ClassVar[str] = "each client's model is mixed from the models of others"

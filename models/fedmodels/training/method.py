@@ -97,6 +97,9 @@ class Method(ABC):
     learns_at_task_end: ClassVar[bool] = False
     """Whether the server half reads ``ctx.ends_task``: an open run goes on to new tasks after the
     last round of a stage alone."""
+    tells_classes: ClassVar[bool] = False
+    """Whether the server half reads ``ctx.labels``, or clients report figures by class, neither of
+    which goes with ``[privacy] announce = "none"``."""
     needs_server_data: ClassVar[bool] = False
     """Whether the server half trains on examples of its own."""
     grows_classes: ClassVar[bool] = True

@@ -36,12 +36,14 @@ class PrepareRequest(_message.Message):
     def __init__(self, client_id: _Optional[str] = ..., protocol: _Optional[int] = ...) -> None: ...
 
 class PrepareResponse(_message.Message):
-    __slots__ = ("data", "seed")
+    __slots__ = ("data", "seed", "announce")
     DATA_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
+    ANNOUNCE_FIELD_NUMBER: _ClassVar[int]
     data: _table_pb2.Table
     seed: int
-    def __init__(self, data: _Optional[_Union[_table_pb2.Table, _Mapping]] = ..., seed: _Optional[int] = ...) -> None: ...
+    announce: str
+    def __init__(self, data: _Optional[_Union[_table_pb2.Table, _Mapping]] = ..., seed: _Optional[int] = ..., announce: _Optional[str] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
     __slots__ = ("client_id", "run_id", "token", "versions", "protocol", "start_over", "description", "relay")

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from fedpb.v1 import table_pb2 as fedpb_dot_v1_dot_table__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x66\x65\x64pb/v1/description.proto\x12\x08\x66\x65\x64pb.v1\x1a\x14\x66\x65\x64pb/v1/table.proto\"\xf4\x01\n\x11\x43lientDescription\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\x0f\n\x07\x64\x61taset\x18\x02 \x01(\t\x12\x13\n\x0binput_shape\x18\x03 \x03(\r\x12\x13\n\x0bnum_classes\x18\x04 \x01(\r\x12\r\n\x05scale\x18\x05 \x01(\x01\x12\x0c\n\x04mean\x18\x06 \x03(\x01\x12\x0b\n\x03std\x18\x07 \x03(\x01\x12\x13\n\x0b\x63lass_names\x18\x08 \x03(\t\x12\"\n\tpartition\x18\t \x01(\x0b\x32\x0f.fedpb.v1.Table\x12#\n\x05tasks\x18\n \x03(\x0b\x32\x14.fedpb.v1.TaskCounts\x12\x0c\n\x04name\x18\x0b \x01(\t\")\n\nTaskCounts\x12\r\n\x05train\x18\x01 \x03(\x04\x12\x0c\n\x04test\x18\x02 \x03(\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x66\x65\x64pb/v1/description.proto\x12\x08\x66\x65\x64pb.v1\x1a\x14\x66\x65\x64pb/v1/table.proto\"\x85\x02\n\x11\x43lientDescription\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\x0f\n\x07\x64\x61taset\x18\x02 \x01(\t\x12\x13\n\x0binput_shape\x18\x03 \x03(\r\x12\x13\n\x0bnum_classes\x18\x04 \x01(\r\x12\r\n\x05scale\x18\x05 \x01(\x01\x12\x0c\n\x04mean\x18\x06 \x03(\x01\x12\x0b\n\x03std\x18\x07 \x03(\x01\x12\x13\n\x0b\x63lass_names\x18\x08 \x03(\t\x12\"\n\tpartition\x18\t \x01(\x0b\x32\x0f.fedpb.v1.Table\x12#\n\x05tasks\x18\n \x03(\x0b\x32\x14.fedpb.v1.TaskCounts\x12\x0c\n\x04name\x18\x0b \x01(\t\x12\x0f\n\x07\x63ounted\x18\x0c \x01(\t\")\n\nTaskCounts\x12\r\n\x05train\x18\x01 \x03(\x04\x12\x0c\n\x04test\x18\x02 \x03(\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,7 +33,7 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'fedpb.v1.description_pb2', 
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_CLIENTDESCRIPTION']._serialized_start=63
-  _globals['_CLIENTDESCRIPTION']._serialized_end=307
-  _globals['_TASKCOUNTS']._serialized_start=309
-  _globals['_TASKCOUNTS']._serialized_end=350
+  _globals['_CLIENTDESCRIPTION']._serialized_end=324
+  _globals['_TASKCOUNTS']._serialized_start=326
+  _globals['_TASKCOUNTS']._serialized_end=367
 # @@protoc_insertion_point(module_scope)

@@ -1,0 +1,40 @@
+"""Whether a method can do without exact class counts, as ``[privacy] announce`` may ask."""
+
+from __future__ import annotations
+
+from fedmodels.errors import ConfigError
+from fedmodels.training.method import Method
+from fedmodels.training.run import RunFacts
+
+
+def check_announcement(method: Method, run: RunFacts) -> None:
+    """Check that a run hides what its ``[privacy] announce`` says.
+
+    Raises:
+        ConfigError: the method sends or reads class counts, or the run needs them elsewhere.
+    """
+    experiment, how = run.experiment, run.experiment.announced
+    if how != "exact" and (why := _reason(method, run)):
+        raise ConfigError(f'[privacy] announce = "{how}" cannot be kept: {why}')
+    stops = experiment.schedule.patience is not None or experiment.schedule.target is not None
+    if how != "exact" and stops and experiment.evaluate.select_by == "f1":
+        raise ConfigError(
+            f'[privacy] announce = "{how}" leaves no F1 to end the run by: set [evaluate] '
+            'select_by = "accuracy"'
+        )
+
+
+def _reason(method: Method, run: RunFacts) -> str:
+    """Return what tells class counts all the same; empty if nothing does."""
+    spec, how = method.upload_spec(run), run.experiment.announced
+    known, none = {**spec.required, **spec.optional}, how == "none"
+    for key, each in known.items():
+        counts = key.startswith("histogram/") or key.endswith("/counts")
+        labels = none and (key.endswith("/labels") or key.startswith("generators/"))
+        if (counts or labels) and each.shape != (0,):
+            return f"uploads of {method.name} hold {key}"
+    if none and method.tells_classes:
+        return f"{method.name} has to tell which classes a client has"
+    if none and run.experiment.schedule.open:
+        return "an open run has to know which classes its clients bring"
+    return ""
