@@ -233,7 +233,7 @@ class Admission:
     def _check_counted(self, client: ClientId, profile: Profile) -> None:
         """Check that a client counts its examples as exactly as the run needs."""
         needed = "exact" if self._experiment is None else self._experiment.announced
-        told: Announced = profile.counted or "exact"
+        told: Announced = profile.counted if profile.counted else "exact"
         if HOW.index(told) > HOW.index(needed):
             raise PayloadError(
                 f"client {client} announces {told} counts of its examples, and this run needs "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -41,7 +41,7 @@ class Profile:
     """Names in label order; empty where the client states none."""
     origin: Mapping[str, Any] | None = None
     """Config that the data were dealt out by; None for a client's own data."""
-    counted: str = ""
+    counted: Literal["", "rounded", "none"] = ""
     """How its tasks are counted: exactly, or as the announcement says."""
     name: str = ""
     """What pages call the client; empty where its number is enough."""

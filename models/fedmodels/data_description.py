@@ -27,7 +27,6 @@ from pydantic import (
     model_validator,
 )
 
-from fedmodels.config.privacy import Announced
 from fedmodels.errors import DataError, reason_of, suggestion
 from fedmodels.files import open_regular
 from fedmodels.printable import printable
@@ -136,7 +135,7 @@ class ClientFile(ProblemFile):
         empty = [name for name in ("name", "counted") if not getattr(self, name)]
         return self.model_dump_json(exclude={*left_out, *empty}, indent=indent)
 
-    def told(self, how: Announced) -> Self:
+    def told(self, how: Literal["exact", "rounded", "none"]) -> Self:
         """Return what is announced of it.
 
         With ``rounded`` each count is the next power of two. With ``none`` the first count of a

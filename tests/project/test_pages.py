@@ -25,7 +25,12 @@ from tests.conftest import script_of
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-LEAST = {"net": {"name": "mlp"}, "method": {"name": "fedavg"}, "scenario": {"kind": "iid"}}
+LEAST = {
+    "net": {"name": "mlp"},
+    "method": {"name": "fedavg"},
+    "scenario": {"kind": "iid"},
+    "schedule": {"clients": 10},
+}
 """What a fragment of a config is completed with."""
 OURS = set(names()) - set(entry_points(group="fedtide.methods").names)
 CONSTANT = re.compile(r"^[A-Z][A-Z_]*_M?S$")
