@@ -22,7 +22,7 @@ from fedsrv.events import Event
 from fedsrv.report import quantities as q
 from fedsrv.report.comparison import one_column
 from fedsrv.report.page import template
-from fedsrv.report.panels import cells_of, of_drift, telling, weights_of
+from fedsrv.report.panels import cells_of, of_drift, of_uploads, telling, weights_of
 from fedsrv.report.quantities import view_name
 from fedsrv.report.run_record import RunRecord, read_run
 from fedsrv.report.table import Name, Table
@@ -38,7 +38,7 @@ share of it."""
 WATCHED_S = 5.0
 """A page that was asked for within this time is open."""
 Columns = Mapping[str, Mapping[int, float]]
-FORMS = {"training": duration, "down": bytes_text, "up": bytes_text}
+FORMS = {"training": duration, "down": bytes_text, "up": bytes_text, "stood out": "{:.0f}".format}
 """How columns of the clients' table are written; the others are percentages."""
 
 
@@ -151,6 +151,7 @@ def charts_of(run: RunRecord) -> Iterator[Chart]:
     names = run.client_names
     yield cells_of("Who contributed", shares, "interaction", "client", y_names=names)
     yield from of_drift(run)
+    yield from of_uploads(run)
     moved = {way: q.spent(run, "bytes", way) for way in ("down", "up")}
     yield _lines("Bytes by interaction", moved, "interaction", "bytes", "bytes")
 
@@ -211,6 +212,7 @@ def columns_of(run: RunRecord) -> Columns:
         "training": q.seconds_of_client(run),
         "down": q.bytes_of_client(run, "down"),
         "up": q.bytes_of_client(run, "up"),
+        "stood out": q.warnings_of_client(run),
     }
     return {head: column for head, column in found.items() if column}
 

@@ -40,6 +40,8 @@ class Commits:
         self._under_way: Future[None] | None = None
         self._told = set[str]()
         """Kinds of notes on skipped examples that were told."""
+        self._in_a_row: dict[str, int] = {}
+        """How often in a row each client's upload stood out."""
         self._warned: dict[tuple[str, str], int] = {}
         """The last task of which drift was told, by part and client."""
 
@@ -135,6 +137,19 @@ class Commits:
                 self._told.add(kind)
                 self.events.tell("note", line=line)
         self._warn_of_drift(record)
+        self._warn_of_uploads(record)
+
+    def _warn_of_uploads(self, record: Record) -> None:
+        """Say of an upload that stands out: the first time in a row, the second, the fourth."""
+        warned = record.get("warned", {})
+        for client in map(str, record["cohort"]):
+            self._in_a_row[client] = self._in_a_row.get(client, 0) + 1 if client in warned else 0
+            times = self._in_a_row[client]
+            if times and times & (times - 1) == 0:
+                row = f" (as its last {times} did)" if times > 1 else ""
+                place = f"client {client} in interaction {record['interaction'] + 1}"
+                line = f"the upload of {place} stands out and counts{row}: {warned[client]}"
+                self.events.tell("note", line=line)
 
     def _warn_of_drift(self, record: Record) -> None:
         """Say once of each client and task that examples moved from those of the task before."""

@@ -4,22 +4,37 @@ Each upload is measured as it comes (:mod:`fedmodels.tensors.differences`). One 
 its cohort is left out and named, as if its client had failed: it would ruin the state for
 everybody. The bounds are relative to the other uploads, and wide (docs/decisions/085 has what
 honest uploads are like). An upload within the bounds may still spoil the run. Where clients fail
-right after such a commit, the record tells whose upload was odd.
+right after such a commit, the record tells whose upload was odd. An upload that stands out in size
+or in direction, and counts, is a warning in its record.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fedmodels.errors import ClientFailed, TooFewClients
-from fedmodels.tensors.differences import GENERATORS, STATISTICS, WEIGHTS, Measured, cosines
+from fedmodels.tensors.differences import (
+    GENERATORS,
+    STATISTICS,
+    WEIGHTS,
+    Measured,
+    agreements,
+    cosines,
+)
 from fedsrv.state.record import ClientRow, Record
 
 Norms = Mapping[str, float]
 """The norms of an upload by part, as in :class:`Measured`."""
+WARNED = 0.5
+"""Part of the bound above, beyond which an upload that counts is a warning."""
+AGAINST, SPREADS, FEW = -0.2, 2.0, 5
+"""An upload points against the others if its cosine with them is below the first number, and so
+many standard deviations below the cohort's median; with at least so many uploads. Of the standard
+deviations the robust estimate is taken, 1.48 times the median deviation."""
 FEWEST = 3
 """Uploads with which an odd one shows; of two nobody knows which is the odd one."""
 ODD = {WEIGHTS: 10.0}
@@ -30,6 +45,7 @@ FAR, SUSPECT = 5.0, 1.0
 left out, and before clients that fail are put down to it: a small move does no harm, however still
 the others stand."""
 NORM, GIVEN, COSINE = "difference_norm", "given_norm", "difference_cosine"
+SHARE = "aggregation_weight"
 ROWS = {STATISTICS: "statistics_norm", GENERATORS: "generator_norm"}
 PROTOTYPES, PROTOTYPE_NORM = "prototypes/", "prototype_norm"
 
@@ -58,7 +74,7 @@ class Oddity:
 
 
 def oddities(
-    cohort: Mapping[int, Measured], far: float, company: Sequence[Norms] = ()
+    cohort: Mapping[int, Measured], far: float, company: Sequence[Norms] = (), part_of: float = 1.0
 ) -> dict[int, Oddity]:
     """Return in what uploads are odd, by client: the part that lies farthest beyond its bound.
 
@@ -66,6 +82,7 @@ def oddities(
         cohort: the uploads.
         far: times the norm of what a client was given that a part has moved as well.
         company: norms of other uploads that they are compared with.
+        part_of: the part of the bounds that counts.
     """
     found: dict[int, Oddity] = {}
     every = [*(one.norms for one in cohort.values()), *company]
@@ -75,7 +92,7 @@ def oddities(
         for client, one in cohort.items():
             norm = one.norms.get(part, 0.0)
             here = Oddity(part, norm / median, len(sizes))
-            is_odd = here.beyond > 1 and norm > far * one.given.get(part, 0.0)
+            is_odd = here.beyond > part_of and norm > far * one.given.get(part, 0.0)
             if is_odd and (client not in found or here.beyond > found[client].beyond):
                 found[client] = here
     return found
@@ -93,6 +110,27 @@ def far_out(cohort: Mapping[int, Measured], company: Sequence[Norms] = ()) -> di
         for client, oddity in oddities(cohort, FAR, company).items()
         if oddity.of >= FEWEST
     }
+
+
+def standing_out(cohort: Mapping[int, Measured]) -> dict[int, str]:
+    """Return the clients whose uploads stand out of their cohort though they count, and in what.
+
+    Args:
+        cohort: the uploads of an interaction that count.
+    """
+    if len(cohort) < FEW:
+        return {}
+    found = {client: str(odd) for client, odd in oddities(cohort, 0.0, (), WARNED).items()}
+    drawn = {client: one.sketch for client, one in cohort.items() if one.sketch is not None}
+    agree = agreements(drawn)
+    if len(agree) < FEW:
+        return found
+    middle = statistics.median(agree.values())
+    spread = 1.4826 * statistics.median(abs(cosine - middle) for cosine in agree.values())
+    for client, cosine in agree.items():
+        if cosine < min(AGAINST, middle - SPREADS * spread):
+            found.setdefault(client, f"it points against the others (cosine {cosine:.2f})")
+    return found
 
 
 def check_left(

@@ -37,6 +37,8 @@ class Reduced:
     series: Mapping[str, Any]
     left_out: dict[int, str] = field(default_factory=dict)
     """Clients whose uploads were left out, and why."""
+    shares: Mapping[int, float] = field(default_factory=dict)
+    """The share of each client's upload in the mean, or in what stands in its place."""
 
 
 def reduced(
@@ -102,7 +104,7 @@ def _unguarded(method: Method, ctx: ServerContext, state: ServerState, uploads: 
             _check(name, bundle)
     if not _is_finite(ctx.series):
         raise PayloadError("a series of the record would hold NaN or infinite values")
-    return Reduced(after, metrics, ctx.series)
+    return Reduced(after, metrics, ctx.series, shares=uploads.share_of_each())
 
 
 def _check(name: str, bundle: Bundle) -> None:

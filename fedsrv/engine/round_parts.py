@@ -202,7 +202,7 @@ class RoundParts:
             began: time on the monotonic clock at which clients were asked.
             done: the same, at which they had answered.
         """
-        record = record_of(step, results, found.metrics, found.series, self.method.count)
+        record = record_of(step, results, found, self.method.count)
         if new := [g.to_json() for g in self.plan.growths if g.interaction == step.interaction]:
             record["growths"] = new
         record["seconds"]["server"] = time.monotonic() - done

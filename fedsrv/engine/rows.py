@@ -9,12 +9,12 @@ from typing import Any
 from fedmodels.numerics.data_drift import ALPHA
 from fedmodels.numerics.metric_tables import DRIFT_PARTS
 from fedmodels.tensors.bundle import Bundle
-from fedmodels.training.contexts import Metrics
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine import odd_uploads
 from fedsrv.engine.client_profile import clients_text
 from fedsrv.engine.cohort import Answer, Answers
 from fedsrv.engine.plan import Plan
+from fedsrv.engine.reduction import Reduced
 from fedsrv.engine.schedule import Step
 from fedsrv.engine.scores import Scores, accuracy_over, client_rows, own_test, round_metrics
 from fedsrv.state.record import Record, Traffic
@@ -23,8 +23,7 @@ from fedsrv.state.record import Record, Traffic
 def record_of(
     step: Step,
     results: Answers,
-    metrics: Metrics,
-    series: Mapping[str, Any],
+    found: Reduced,
     count: Callable[[Bundle], float],
 ) -> Record:
     """Return the record of an interaction, without its scores.
@@ -32,8 +31,7 @@ def record_of(
     Args:
         step: which interaction.
         results: what clients answered, without those that do not count.
-        metrics: what the server half reports.
-        series: nested lists for the reports.
+        found: what the server half came to.
         count: gives what an upload counts in the mean.
     """
     clients = {c: r for c, r in results.by_client.items() if isinstance(c, int)}
@@ -51,7 +49,11 @@ def record_of(
         "task": step.task,
         "cohort": sorted(clients),
         "metrics": _finite(
-            {"loss": loss / examples if examples else math.nan, **_drift_of(reports), **metrics}
+            {
+                "loss": loss / examples if examples else math.nan,
+                **_drift_of(reports),
+                **found.metrics,
+            }
         ),
         "bytes": _traffic_of(results, clients),
         "seconds": {"train": max((r.seconds for r in reports.values()), default=0.0)},
@@ -73,6 +75,11 @@ def record_of(
     counts = {c: count(results.by_client[c].upload) for c in measured}
     for client, row in odd_uploads.rows(measured, counts, results.aside).items():
         record["clients"].setdefault(client, {}).update(row)
+    for number, share in found.shares.items():
+        if (known := record["clients"].get(str(number))) is not None and math.isfinite(share):
+            known[odd_uploads.SHARE] = share
+    if warned := odd_uploads.standing_out(measured):
+        record["warned"] = {str(client): why for client, why in warned.items()}
     if results.failed:
         record["failed"] = {str(c): why for c, why in results.failed.items()}
     if results.secure_sum is not None:
@@ -80,8 +87,8 @@ def record_of(
     if results.arrivals:
         record["arrivals"] = [*results.arrivals.items()]
         record["under_way"] = [*results.under_way.items()]
-    if series:
-        record["series"] = series
+    if found.series:
+        record["series"] = found.series
     return record
 
 

@@ -154,6 +154,18 @@ def of_clients(group: SeedGroup) -> Charts:
     names = group.runs[0].client_names
     yield Chart(text, "bars", series, "client", "accuracy", "percent", names)
     yield from of_drift(group.runs[0])
+    yield from of_uploads(group.runs[0])
+
+
+def of_uploads(run: RunRecord) -> Charts:
+    """Yield share, direction and size of each upload of a run, and whose stood out how often."""
+    names = run.client_names
+    for name in ("aggregation_weight", "difference_cosine", "difference_norm"):
+        cells, text = q.uploads(run, name), metric(name).title
+        yield cells_of(text, cells, "interaction", "client", unit_of(name), y_names=names)
+    warned = {client: Spread(times) for client, times in q.warnings_of_client(run).items()}
+    text = "uploads that stood out of their cohort"
+    yield Chart(text, "bars", {"": warned} if warned else {}, "client", "uploads", "", names)
 
 
 def of_drift(run: RunRecord) -> Charts:

@@ -286,6 +286,23 @@ def bytes_up_so_far(run: RunRecord) -> dict[int, float]:
     return dict(zip(sent, accumulate(sent.values()), strict=True))
 
 
+def uploads(run: RunRecord, name: str) -> dict[tuple[int, int], float]:
+    """Return ``{(interaction, client): what the coordinator measured of the upload}``."""
+    values = {
+        (interaction_of(row, index), client): number(facts.get(name))
+        for index, row in enumerate(run.rows)
+        for client, facts in _clients(row)
+    }
+    return {place: value for place, value in values.items() if value is not None}
+
+
+def warnings_of_client(run: RunRecord) -> dict[int, float]:
+    """Return ``{client: how many of its uploads stood out}``, of clients with such an upload."""
+    return _sums(
+        (client, 1.0) for row in run.rows for client, _ in _by_id(table(row.get("warned")))
+    )
+
+
 def seconds_of_client(run: RunRecord) -> dict[int, float]:
     """Return ``{client: seconds of training over the whole run}``."""
     return _sums(

@@ -12,8 +12,8 @@ ClientRow = dict[str, Any]
 """What a client reported: ``loss``, ``seconds``, ``num_examples``, ``peak_rss_bytes``, the method's
 own numbers, ``skipped_examples`` where the last epoch left out some, and ``views`` once the client
 is scored. What the coordinator measured of its upload, also of one that does not count:
-``difference_norm`` and ``difference_cosine``, and the norms of other parts
-(:mod:`fedsrv.engine.odd_uploads`)."""
+``difference_norm`` and ``difference_cosine``, the norms of other parts, and of those that count
+``aggregation_weight`` (:mod:`fedsrv.engine.odd_uploads`)."""
 
 
 class Traffic(TypedDict):
@@ -55,6 +55,8 @@ class Record(TypedDict):
     bytes: Traffic
     seconds: Durations
     clients: dict[str, ClientRow]
+    warned: NotRequired[dict[str, str]]
+    """The clients whose uploads count and stand out of their cohort, and in what."""
     failed: NotRequired[dict[str, str]]
     """The clients that were left out, and why."""
     secure_sum: NotRequired[dict[str, Any]]

@@ -273,6 +273,12 @@ UPLOADS = (
         "have none",
         range="−1 … 1",
     ),
+    _share(
+        "aggregation_weight", "share of an upload in the result",
+        "the part of a client's upload in the mean of weights, or else of prototypes; with "
+        "`[server] reduce` what the rule left of it: of a rule by coordinate, the part of the "
+        "coordinates",
+    ),
     _number(
         "statistics_norm", "how far running statistics moved",
         "norm of the difference of a client's statistics of batch normalisation",

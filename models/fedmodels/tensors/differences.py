@@ -252,3 +252,29 @@ def cosines(
         if (product := size * float(wide.norm())) > 0 and math.isfinite(product):
             found[client] = max(-1.0, min(1.0, float(mean @ wide) / product))
     return found
+
+
+def agreements(sketches: Mapping[int, Tensor]) -> dict[int, float]:
+    """Return the cosine between each difference and the mean of the others' directions.
+
+    Every other client has one voice there, however long its difference is.
+
+    Args:
+        sketches: projections of the uploads that count, by client.
+
+    Returns:
+        By client; nothing of a client whose difference is zero, and nothing of one alone.
+    """
+    directions = dict[int, Tensor]()
+    for client, sketch in sketches.items():
+        wide = sketch.double()
+        if 0 < (size := float(wide.norm())) < math.inf:
+            directions[client] = wide / size
+    total, found = torch.zeros(SKETCH, dtype=torch.float64), dict[int, float]()
+    for direction in directions.values():
+        total += direction
+    for client, direction in directions.items():
+        others = total - direction
+        if (size := float(others.norm())) > 0:
+            found[client] = max(-1.0, min(1.0, float(direction @ others) / size))
+    return found

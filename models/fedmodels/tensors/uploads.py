@@ -82,6 +82,19 @@ class Uploads(Mapping[int, Bundle]):
         """Each client's share of what was taken so far: of ``weights``, or of a level."""
         return self._shares
 
+    def share_of_each(self) -> Shares:
+        """Return each client's share of the weights that were taken, or else of prototypes.
+
+        Of several levels of prototypes it is the mean over those that a client has.
+        """
+        if "weights" in self._shares:
+            return self._shares["weights"]
+        parts: dict[int, list[float]] = {}
+        for shares in self._shares.values():
+            for client, share in shares.items():
+                parts.setdefault(client, []).append(share)
+        return {client: sum(found) / len(found) for client, found in parts.items()}
+
     def mean(self) -> Weights | None:
         """Return the weighted mean of the uploads' weights; None if nothing counts."""
         self.was_asked = True

@@ -11,11 +11,13 @@ from torch.nn.functional import cosine_similarity
 import fedtide
 from fedcli.runtime.worker import Worker
 from fedmodels.errors import TooFewClients
+from fedmodels.resolution import read_experiment
 from fedmodels.tensors.bundle import Bundle
-from fedmodels.tensors.differences import Measured
+from fedmodels.tensors.differences import SKETCH, Measured, agreements
 from fedpb.v1 import coordinator_pb2 as rpc
-from fedsrv.engine.odd_uploads import far_out, first_odd
-from fedtide.inprocess import run_in_process
+from fedsrv.engine.odd_uploads import far_out, first_odd, standing_out
+from fedsrv.events import EventLog
+from fedtide.inprocess import launch_in_process, run_in_process
 from tests.conftest import records_of, tiny_experiment
 from tests.fedmodels.methods.test_conformance import experiment_for
 from tests.fuzz.poisons import (
@@ -26,6 +28,7 @@ from tests.fuzz.poisons import (
     wild_statistics,
 )
 from tests.liars import Stage
+from tests.sizes import ROOT
 
 # --- the bounds, by hand --------------------------------------------------------------------------
 
@@ -68,6 +71,61 @@ def test_the_part_that_lies_farthest_out_is_named():
     cohort = {c: Measured({"weights": 1.0, "statistics": 1.0}) for c in range(2)}
     cohort[2] = Measured({"weights": 20.0, "statistics": 1e6})
     assert "its statistics moved 1e+06 times as far" in far_out(cohort)[2]
+
+
+def drawn(*rows, norms=()):
+    """Return uploads with these projections, of which the first numbers are given."""
+    found = {}
+    for client, row in enumerate(rows):
+        sketch = torch.zeros(SKETCH)
+        sketch[: len(row)] = torch.tensor(row)
+        norm = norms[client] if norms else 1.0
+        found[client] = Measured({"weights": norm}, {"weights": 1.0}, norm, sketch)
+    return found
+
+
+def test_an_upload_against_the_others_stands_out_whatever_its_size():
+    """The directions of all but client 4 sum to (2, 2): its cosine with them is -1."""
+    rows = [(1.0, 0.0), (3.0, 0.0), (0.0, 1.0), (0.0, 0.2), (-9.0, -9.0)]
+    assert agreements({c: m.sketch for c, m in drawn(*rows).items()})[4] == pytest.approx(-1.0)
+    assert standing_out(drawn(*rows)) == {4: "it points against the others (cosine -1.00)"}
+    assert standing_out(drawn(*rows[1:])) == {}, "of four nobody knows"
+
+
+def test_uploads_that_differ_as_much_from_one_another_do_not_stand_out():
+    """Six at right angles: each cosine is 0. With pairs that are opposed: all are below -0.2."""
+    each = [tuple(float(i == j) for j in range(6)) for i in range(6)]
+    opposed = [(1.0, 0.0), (-1.0, 0.0), (0.0, 1.0), (0.0, -1.0), (1.0, 1.0), (-1.0, -1.0)]
+    assert standing_out(drawn(*each)) == standing_out(drawn(*opposed)) == {}
+
+
+@pytest.mark.parametrize(("norm", "out"), [(5.0, []), (5.1, [4])])
+def test_an_upload_of_more_than_half_the_bound_stands_out(norm, out):
+    cohort = drawn(*[(1.0, 0.0)] * 5, norms=[1.0] * 4 + [norm])
+    assert [*standing_out(cohort)] == out
+
+
+def test_a_client_that_flips_its_sign_is_told(tmp_path, monkeypatch):
+    """Among ten clients of unlike data; of honest ones at most one upload stands out."""
+    told = []
+    monkeypatch.setattr(EventLog, "tell", lambda log, kind, *_, **facts: told.append(facts))
+    attackers = ROOT / "benchmarks" / "attacks"
+    flips = [f"method.name={attackers}/attackers.py:AttackedFedAvg", "method.attack=sign_flip"]
+    more = ["method.attackers=1", "schedule.rounds=3"]
+    launch_in_process(read_experiment(attackers / "digits.toml", flips + more), tmp_path / "run")
+    records = records_of(tmp_path / "run")
+    warned = [client for record in records for client in record.get("warned", {})]
+    assert warned.count("9") == 3
+    assert len(warned) <= 4
+    lines = [facts.get("line", "") for facts in told]
+    for place in (
+        "interaction 1 stands out and counts:",
+        "interaction 2 stands out and counts (as",
+    ):
+        assert any(f"the upload of client 9 in {place}" in line for line in lines)
+    for record in records:
+        shares = [record["clients"][str(c)]["aggregation_weight"] for c in record["cohort"]]
+        assert sum(shares) == pytest.approx(1.0)
 
 
 def test_earlier_uploads_are_company():

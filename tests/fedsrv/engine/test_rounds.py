@@ -20,6 +20,7 @@ from fedmodels.tensors.bundle import EVALUATOR, Bundle, Problem
 from fedmodels.training.run import RunFacts
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.cohort import Answer, Answers
+from fedsrv.engine.reduction import Reduced
 from fedsrv.engine.rounds import Engine
 from fedsrv.engine.rows import record_of
 from fedsrv.engine.schedule import Step, scorers
@@ -265,12 +266,12 @@ def test_the_loss_of_a_record_is_that_of_an_example() -> None:
     step, nan = Step(5, 2, 1, (0, 1, 2, 3), True, False), float("nan")
     found = Answers({0: answer(1, 10), 1: answer(4, 5, own=nan), 2: answer(nan, 3)}, {3: "gone"})
     found.by_client[EVALUATOR] = answer(9, 99)
-    record = record_of(step, found, {"mine": 0.5, "none": nan}, {}, FedAvg().count)
+    record = record_of(step, found, Reduced(None, {"mine": 0.5, "none": nan}, {}), FedAvg().count)
     assert record["metrics"] == {"loss": 2, "mine": 0.5}
     assert (record["cohort"], record["failed"]) == ([0, 1, 2], {"3": "gone"})
     assert (record["bytes"]["down"], record["bytes"]["up"]) == (18, 21)
     assert [row.get("loss") for row in record["clients"].values()] == [1, 4, None]
     assert "own" not in record["clients"]["1"]
-    none = record_of(step, Answers({2: answer(nan, 3)}, {}), {}, {}, FedAvg().count)
+    none = record_of(step, Answers({2: answer(nan, 3)}, {}), Reduced(None, {}, {}), FedAvg().count)
     assert none["metrics"] == {}
     assert "failed" not in none
