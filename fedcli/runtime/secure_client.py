@@ -19,6 +19,7 @@ from typing import Any
 from fedcli.runtime.sessions import write_private
 from fedmodels.config.privacy import FEWEST, SecureSum
 from fedmodels.errors import ArchiveError, PayloadError
+from fedmodels.secure_sum.fixed_point import FixedPoint
 from fedmodels.secure_sum.keys import (
     ATTEMPT_BYTES,
     Attempt,
@@ -116,7 +117,9 @@ class SecureClient:
         asked, attempt, held = order.secure_sum, _attempt(order), self._of_attempt(order)
         self._check_partners(attempt, asked, held)
         _check_same(held, "train", asked)
-        vector = form.encoded(upload, received, form.numbers(asked.clients, asked.most))
+        rules = self.rules
+        numbers = FixedPoint(rules.bits, rules.largest, asked.clients, asked.most)
+        vector = form.encoded(upload, received, numbers)
         pair = private_key(attempt, self.client, bytes.fromhex(held["pair"]))
         add_mask(vector, own_key(attempt, self.client, bytes.fromhex(held["own"])), 1)
         for peer in asked.peers:

@@ -12,6 +12,7 @@ from fedmodels.tensors.bundle import Bundle, ClientId, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.tensors.differences import Given, Measured
 from fedmodels.tensors.memory_blocks import lease
+from fedmodels.tensors.uploads import Summed
 from fedmodels.training.compression import Compression
 from fedpb.orders import WITHOUT_PAYLOAD
 from fedpb.v1 import coordinator_pb2 as rpc
@@ -134,6 +135,8 @@ class Answers:
     wire_up: int = 0
     mean: Weights | None = None
     """The mean of the uploads' weights, if it was computed on arrival; uploads are without them."""
+    sums: Sequence[Summed] | None = None
+    """What the uploads come to, by groups, if nobody saw one; they hold scalars alone then."""
     arrivals: dict[int, int] = field(default_factory=dict)
     """Of a flush: the interaction of each client's order, in the order of arrival."""
     under_way: dict[int, int] = field(default_factory=dict)

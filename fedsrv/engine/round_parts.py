@@ -179,7 +179,7 @@ class RoundParts:
         sent = {c: r.upload for c, r in results.by_client.items() if isinstance(c, int)}
         seed = derive_seed(self.experiment.seed, "rule", ctx.interaction, "method")
         facts = Facts(seed, ctx.interaction, _given(state) if self.rule.reads_each else Bundle())
-        uploads = as_uploads(self.method, sent, results.mean, self.rule, facts)
+        uploads = as_uploads(self.method, sent, results.mean, self.rule, facts, results.sums)
         needed = self.plan.needed(ctx.cohort, self.experiment.cohort_size)
         found = reduced(self.method, ctx, state, uploads, needed)
         self.leave_out(ctx, results, found.left_out)

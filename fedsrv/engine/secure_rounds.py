@@ -206,7 +206,8 @@ class SecureRounds:
             lambda client, said: by_client[client].check_opened(said),
         )  # fmt: skip
         said = {int(c): answer.report.secure_sum for c, answer in answers.by_client.items()}
-        totals, unopened, secure = list[Vector](), list[int](), self.parts.plan.secure
+        totals, unopened = list[Vector](), list[int]()
+        parts, secure = self.parts, self.parts.plan.secure
         assert secure is not None, "the config asks for it"
         answered = dict[ClientId, Answer](found.answers.items())
         failed = dict[ClientId, str](found.failed.items())
@@ -222,8 +223,10 @@ class SecureRounds:
                     results.set_aside(client, why)
             else:
                 totals.append(total)
-        if totals:
-            results.mean = secure.mean(added(totals), numbers, trip.common.weights)
+        if not parts.rule.reads_each:  # the groups' sums are one
+            totals = [added(totals)] if totals else []
+        sums = [secure.summed_up(total, numbers, trip.common.weights) for total in totals]
+        results.sums = [one for one in sums if one is not None]
         results.secure_sum = {
             "groups": [[*group.keys] for group in found.groups],
             "thresholds": [group.threshold for group in found.groups],
@@ -295,8 +298,7 @@ class SecureRounds:
         examples = max(
             plan.terms.announced(c, step).most_examples(plan.method.trains_on) for c in ctx.cohort
         )
-        most = max(secure.count(Bundle(scalars={"num_examples": float(examples)})), 1.0)
-        return secure.numbers(len(ctx.cohort), most)
+        return secure.numbers(len(ctx.cohort), examples)
 
     # --- at rest ----------------------------------------------------------------------------------
 

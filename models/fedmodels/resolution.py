@@ -99,6 +99,7 @@ def experiment_of(
     from fedmodels.nets import check_net, net_names
     from fedmodels.training.declaration import check_plain
     from fedmodels.training.hooks import not_by_rule
+    from fedmodels.training.secure_upload import not_by_sums
 
     try:
         experiment = _with_own_code(experiment, code)
@@ -120,6 +121,8 @@ def experiment_of(
             )
         if experiment.server.is_robust and not method.takes_means:
             raise not_by_rule(method)
+        if experiment.secure_sum is not None and (why := not_by_sums(method)):
+            raise ConfigError(f"[privacy] secure_sum: {method.name} {why}")
         if experiment.accumulates and method.trains_on in ("memory", "replay"):
             raise ConfigError(
                 '[scenario] training_data = "accumulated" keeps the data of old tasks, and method '

@@ -143,7 +143,7 @@ def test_every_package_that_is_recommended_is_of_an_extra():
         name
         for part in ("fedcli", "fedsrv", "fedtide", "models", "proto")
         for path in (ROOT / part).rglob("*.py")
-        for name in re.findall(r"pip_line\(['\"](\w+)", path.read_text())
+        for name in re.findall(r"pip_line\(['\"]([\w-]+)", path.read_text())
     }
     assert named >= {"onnx", "zstd", "tables"}
     assert named <= project["optional-dependencies"].keys()

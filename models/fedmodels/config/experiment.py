@@ -373,11 +373,6 @@ class Experiment(StrictTable):
     @model_validator(mode="after")
     def _rule_has_enough(self) -> Experiment:
         needed, named = self.server.fewest_uploads, self.server.named
-        if self.server.is_robust and self.secure_sum is not None:
-            raise ConfigError(
-                f"{named} reads uploads one by one, and [privacy] secure_sum shows none: leave one "
-                "of them out"
-            )
         at_once = self.schedule.buffer or self.cohort_size
         if needed > at_once:
             raise ConfigError(
@@ -459,6 +454,12 @@ class Experiment(StrictTable):
             raise ConfigError(
                 "[compression] up and down do not go with [privacy] secure_sum: masked numbers "
                 "look random, and nothing of them can be left out"
+            )
+        groups, needed = self.secure_sum.groups, max(3, self.server.fewest_uploads)
+        if self.server.is_robust and groups < needed:
+            raise ConfigError(
+                f"{self.server.named} reads uploads one by one, and [privacy] secure_sum shows the "
+                f"mean of a group at most: give [privacy.secure_sum] groups, {needed} at least"
             )
         if self.method.pools_data or self.cohort_size < FEWEST:
             raise ConfigError(

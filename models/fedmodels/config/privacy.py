@@ -32,8 +32,8 @@ class SecureSum(StrictTable):
     """Norm that a client's change of the weights it received is scaled down to, if it is larger.
     Clients do it themselves; nobody can look."""
     groups: PositiveCount = 1
-    """Groups that a cohort is cut into. Each agrees on masks and makes a sum of its own, so that
-    fewer keys and shares are exchanged."""
+    """Groups that a cohort is cut into. Each agrees on masks and makes a sum of its own. To
+    ``[server] reduce`` the mean of a group is one upload."""
 
     def needed(self, clients: int) -> int:
         """Return how many of so many clients open the masks."""

@@ -76,6 +76,10 @@ class FedProto(FedAvg):
     def rules(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys((self.inference, "nearest", "classifier")))
 
+    @property
+    def weighs_prototypes(self) -> bool:
+        return self.weighting == "examples"
+
     # --- server half ---------------------------------------------------------------------------
 
     def init_server(self, run: RunFacts) -> ServerState:
@@ -85,7 +89,7 @@ class FedProto(FedAvg):
         return prototype_upload(run)
 
     def aggregate(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> ServerState:
-        uniform = self.weighting == "uniform"
+        uniform = not self.weighs_prototypes
         found = mean_class_prototypes(ctx.run, uploads, uniform=uniform)  # eq. 6
         now = moved(state.common.prototypes["class"], found, beta=0.0)
         return ServerState(Bundle(prototypes={"class": now}), state.own, state.clients)

@@ -6,13 +6,14 @@
     s   the scale: n (largest * 2^s + 1) <= 2^(bits - 1), so that no sum overflows
 
 A client sends round(x * c / most * 2^s) for each number, and the same of x = 1. The mean is the
-quotient of the two sums. It does not depend on the order in which uploads are added.
+quotient of the two sums. It does not depend on the order in which uploads are added. 64 bits hold
+more than a float64 does: sums are rounded to that when they are read.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,48 +62,47 @@ class FixedPoint:
             )
         return scale
 
-    def encode(self, tensors: Mapping[str, Tensor], count: float) -> Vector:
-        """Return the integers of an upload's floating-point tensors, and behind them that of 1.
+    def encode(self, parts: Sequence[Part]) -> Vector:
+        """Return the integers of the parts of an upload, one after the other.
 
         Raises:
-            PayloadError: a number is not finite, or beyond the range; names the tensor.
+            PayloadError: a number is not finite, or beyond the range; names the part.
         """
-        if not 0 <= count <= self.most:
-            raise PayloadError(f"the upload counts more than the most of this run, {self.most:g}")
-        factor = math.ldexp(count / self.most, self.scale)
-        found = np.empty(sum(t.numel() for t in tensors.values()) + 1, self.dtype)
+        found = np.empty(sum(part.values.numel() for part in parts), self.dtype)
         signed, end = found.view(f"<i{self.bits // 8}"), 0
-        for name, tensor in tensors.items():
-            values = tensor.detach().cpu().reshape(-1)
+        for part in parts:
+            if not 0 <= part.count <= self.most:
+                raise PayloadError(f"the upload counts more than the most of a run: {self.most:g}")
+            factor = math.ldexp(part.count / self.most, self.scale)
+            values = part.values.detach().cpu().reshape(-1)
             for start in range(0, len(values), AT_ONCE):
-                part = values[start : start + AT_ONCE].to(torch.float64).numpy()
-                if not np.abs(part).max() <= self.largest:  # so is a NaN
+                some = values[start : start + AT_ONCE].to(torch.float64).numpy()
+                if not np.abs(some).max() <= self.largest:  # so is a NaN
                     raise PayloadError(
-                        f"tensor {name!r} holds a number beyond [privacy.secure_sum] largest = "
-                        f"{self.largest:g}"
+                        f"tensor {part.name!r} holds a number beyond [privacy.secure_sum] largest "
+                        f"= {self.largest:g}"
                     )
-                signed[end : end + len(part)] = np.rint(part * factor)
-                end += len(part)
-        signed[end] = round(factor)
+                signed[end : end + len(some)] = np.rint(some * factor)
+                end += len(some)
         return found
 
-    def mean(self, total: Vector, forms: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-        """Return the mean behind a sum; None if nothing counts.
+    def counted(self, total: float) -> float:
+        """Return what uploads count in all, of the sum of their integers of 1."""
+        return math.ldexp(total, -self.scale) * self.most
 
-        Args:
-            total: the sum of the clients' integers.
-            forms: tensors with the names, shapes and dtypes of an upload's.
-        """
-        signed: NDArray[np.signedinteger] = total.view(f"<i{self.bits // 8}")
-        counted, found, begin = float(signed[-1]), dict[str, Tensor](), 0
-        if counted <= 0:
-            return None
-        for name, form in forms.items():
-            part = signed[begin : begin + form.numel()]
-            mean = torch.from_numpy(part.astype(np.float64) / counted)
-            found[name] = mean.to(form.dtype).reshape(form.shape)
-            begin += form.numel()
-        return found
+
+@dataclass(frozen=True)
+class Part:
+    """Numbers of an upload that count alike."""
+
+    name: str
+    values: Tensor
+    count: float
+
+
+def signed(total: Vector) -> NDArray[np.float64]:
+    """Return the integers of a sum as they were meant: also below zero."""
+    return total.view(f"<i{total.itemsize}").astype(np.float64)
 
 
 def added(vectors: Sequence[Vector]) -> Vector:

@@ -29,7 +29,7 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from fedmodels.errors import ConfigError, PayloadError
+from fedmodels.errors import ConfigError, PayloadError, pip_line
 
 ATTEMPT_BYTES = SECRET_BYTES = SHARE_BYTES = 16
 KEY_BYTES = DIGEST_BYTES = 32
@@ -195,7 +195,7 @@ def _shamir() -> Any:
         from Crypto.Protocol.SecretSharing import Shamir
     except ImportError:
         raise ConfigError(
-            "secure_sum needs a package that shares secrets: pip install 'fedtide[secure-sum]'"
+            f"[privacy] secure_sum needs a package more: {pip_line('secure-sum')}"
         ) from None
     return Shamir
 

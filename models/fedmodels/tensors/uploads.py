@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
-from typing import Literal, NoReturn
-
-from torch import Tensor
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NoReturn
 
 from fedmodels.errors import ConfigError
 from fedmodels.tensors.aggregation_rule import (
@@ -20,6 +18,18 @@ from fedmodels.tensors.bundle import Bundle, Prototypes, Weights
 
 Reduction = Literal["mean", "each"]
 """What a server half reads of its uploads' weights: their mean alone, or each upload's."""
+
+
+@dataclass(frozen=True)
+class Summed:
+    """What the uploads of some clients come to, where nobody saw one of them."""
+
+    mean: Bundle
+    """The mean of their weights, and of their prototypes by class."""
+    count: float
+    """The sum of what they count."""
+    by_examples: bool
+    """Whether prototypes count by their examples; else clients count alike."""
 
 
 class Uploads(Mapping[int, Bundle]):
@@ -39,6 +49,7 @@ class Uploads(Mapping[int, Bundle]):
         folded: Weights | None = None,
         rule: AggregationRule = MEAN,
         facts: Facts | None = None,
+        sums: Sequence[Summed] | None = None,
     ) -> None:
         """Take the uploads as they came.
 
@@ -49,14 +60,20 @@ class Uploads(Mapping[int, Bundle]):
             folded: the mean, if it was taken as the uploads came; they hold no weights then.
             rule: makes one result of several uploads.
             facts: what the rule may know of the interaction.
+            sums: what groups of uploads come to; these hold no weights and no prototypes then.
         """
+        self._sums = None if sums is None else dict(enumerate(sums))
         self._sent, self._count, self._reduction, self._folded = sent, count, reduction, folded
         self._rule, self._facts = rule, facts or Facts()
         self._shares: dict[str, Shares] = {}
         self.was_asked = False
         """Whether a mean was taken."""
-        hides = reduction == "mean"
-        self._seen = {c: _without_weights(u) for c, u in sent.items()} if hides else sent
+        self._seen = sent
+        if sums is not None:
+            hidden: Any = _Unread(_SUMMED)
+            self._seen = {c: replace(u, weights=hidden, prototypes=hidden) for c, u in sent.items()}
+        elif reduction == "mean":
+            self._seen = {c: replace(u, weights=_Unread(_MEAN)) for c, u in sent.items()}
 
     def __getitem__(self, client: int) -> Bundle:
         return self._seen[client]
@@ -75,7 +92,7 @@ class Uploads(Mapping[int, Bundle]):
     @property
     def is_folded(self) -> bool:
         """Tell whether the mean was taken as the uploads came: nobody can be taken out of it."""
-        return self._folded is not None
+        return self._folded is not None or self._sums is not None
 
     @property
     def shares(self) -> Mapping[str, Shares]:
@@ -98,6 +115,10 @@ class Uploads(Mapping[int, Bundle]):
     def mean(self) -> Weights | None:
         """Return the weighted mean of the uploads' weights; None if nothing counts."""
         self.was_asked = True
+        if self._sums is not None:
+            means = {place: one.mean.weights for place, one in self._sums.items()}
+            parts = {place: one.count for place, one in self._sums.items()}
+            return self._rule.weights(means, parts, self._facts)[0] if parts else None
         counts = {client: self._count(upload) for client, upload in self._sent.items()}
         total = sum(counts.values())
         if self._folded is not None or not total:
@@ -136,40 +157,55 @@ class Uploads(Mapping[int, Bundle]):
             PayloadError: a client reports a class that does not exist.
         """
         self.was_asked = True
-        sets = {client: upload.prototypes[level] for client, upload in self._sent.items()}
-        found, self._shares[level] = reduced_prototypes(
+        if self._sums is not None:
+            if any(one.by_examples is uniform for one in self._sums.values()):
+                raise ConfigError(
+                    "[privacy] secure_sum: prototypes were added up in another way than the "
+                    "method's server half takes their mean: let weighs_prototypes say which"
+                )
+            uniform = False  # a group counts by its clients then
+        sent = self._sent if self._sums is None else {g: s.mean for g, s in self._sums.items()}
+        sets = {client: bundle.prototypes[level] for client, bundle in sent.items()}
+        found, shares = reduced_prototypes(
             sets, num_classes, width, level, self._rule, self._facts, uniform=uniform
         )
+        if self._sums is None:  # else they are shares of groups
+            self._shares[level] = shares
         return found
 
     def of(
         self, clients: Mapping[int, object] | set[int], rule: AggregationRule | None = None
     ) -> Uploads:
         """Return the uploads of some of the clients; only where they were not folded."""
-        assert self._folded is None, "nobody can be taken out of a folded mean"
+        assert not self.is_folded, "nobody can be taken out of a folded mean"
         sent = {c: upload for c, upload in self._sent.items() if c in clients}
         return Uploads(sent, self._count, self._reduction, None, rule or self._rule, self._facts)
 
 
-class _Unread(Mapping[str, Tensor]):
-    """Weights that the method said it does not read."""
+class _Unread(Mapping[str, Any]):
+    """What the method said it does not read, or nobody can read."""
 
-    def __getitem__(self, name: str) -> Tensor:
-        _refuse()
+    def __init__(self, line: str) -> None:
+        self._line = line
+
+    def __getitem__(self, name: str) -> Any:
+        self._refuse()
 
     def __iter__(self) -> Iterator[str]:
-        _refuse()
+        self._refuse()
 
     def __len__(self) -> int:
-        _refuse()
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise ConfigError(self._line)
 
 
-def _refuse() -> NoReturn:
-    raise ConfigError(
-        "the method's reduction is 'mean', but its server half reads the weights of single "
-        "uploads: let it take uploads.mean(), or declare reduction = 'each'"
-    )
-
-
-def _without_weights(upload: Bundle) -> Bundle:
-    return replace(upload, weights=_Unread())
+_MEAN = (
+    "the method's reduction is 'mean', but its server half reads the weights of single "
+    "uploads: let it take uploads.mean(), or declare reduction = 'each'"
+)
+_SUMMED = (
+    "[privacy] secure_sum hides single uploads, and the method's server half reads the weights or "
+    "the prototypes of one: let it take uploads.mean() and uploads.mean_prototypes()"
+)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cache
@@ -18,7 +18,7 @@ from fedmodels.numerics.metric_names import is_written_by_runs
 from fedmodels.numerics.randomness import derive_seed, started
 from fedmodels.tensors.aggregation_rule import MEAN, AggregationRule, Facts
 from fedmodels.tensors.bundle import Bundle, Weights
-from fedmodels.tensors.uploads import Uploads
+from fedmodels.tensors.uploads import Summed, Uploads
 from fedmodels.training.contexts import Metrics, ServerContext, ServerState
 from fedmodels.training.method import Method, Payload
 from fedmodels.training.returned import check_finished, check_sent
@@ -114,6 +114,7 @@ def as_uploads(
     folded: Weights | None = None,
     rule: AggregationRule = MEAN,
     facts: Facts | None = None,
+    sums: Sequence[Summed] | None = None,
 ) -> Uploads:
     """Return uploads as ``aggregate`` and ``finish`` get them.
 
@@ -123,8 +124,9 @@ def as_uploads(
         folded: the mean of their weights, if it was taken as they came.
         rule: makes one result of several uploads.
         facts: what the rule may know of the interaction.
+        sums: what groups of them come to, where nobody saw one.
     """
-    return Uploads(sent, method.count, method.reduction, folded, rule, facts)
+    return Uploads(sent, method.count, method.reduction, folded, rule, facts, sums)
 
 
 def init_client(method: Method, run: RunFacts, client: int) -> Bundle:

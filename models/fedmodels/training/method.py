@@ -138,6 +138,14 @@ class Method(ABC):
         """Return the names that clients may put into ``ctx.metrics``."""
         return frozenset()
 
+    @property
+    def weighs_prototypes(self) -> bool:
+        """Tell whether ``uploads.mean_prototypes`` counts a prototype by its examples.
+
+        A secure sum has to know before it adds them up. Otherwise clients count alike.
+        """
+        return False
+
     def grown(self, run: RunFacts, state: Bundle) -> Mapping[str, Tensor]:
         """Return tensors of a state with room for one class more, by the flat keys of a bundle.
 

@@ -1,6 +1,7 @@
 """What of an upload is summed under masks, and what the sum says.
 
-Floating-point weights are summed. Integers and booleans of a net, such as the counters of batch
+Floating-point weights are summed, and prototypes by class: each times what it counts, and 1 times
+that. Integers and booleans of a net, such as the counters of batch
 normalisation, stay what clients were given. Scalars travel as they are: a report says the same.
 """
 
@@ -15,10 +16,11 @@ from torch import Tensor
 
 from fedmodels.config.privacy import FEWEST, SecureSum
 from fedmodels.errors import ConfigError
-from fedmodels.secure_sum.fixed_point import FixedPoint
+from fedmodels.secure_sum.fixed_point import FixedPoint, Part, signed
 from fedmodels.secure_sum.masks import Vector
-from fedmodels.tensors.bundle import Bundle, Weights
+from fedmodels.tensors.bundle import Bundle, Prototypes, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec, TensorSpec
+from fedmodels.tensors.uploads import Summed
 from fedmodels.training.method import Method
 from fedmodels.training.run import RunFacts
 
@@ -36,6 +38,10 @@ class SecureUpload:
     """The floating-point weights of an upload, as tensors without values, in their order."""
     given: tuple[str, ...]
     """Weights that stay what clients were given."""
+    levels: Mapping[str, tuple[int, int]]
+    """Classes and width of each level of prototypes, in their order."""
+    by_examples: bool
+    """Whether prototypes count by their examples; else clients count alike."""
     scalars: BundleSpec
     count: Callable[[Bundle], float]
 
@@ -49,7 +55,7 @@ class SecureUpload:
         rules = run.experiment.secure_sum
         if rules is None:
             return None
-        spec = method.upload_spec(run)
+        spec, classes = method.upload_spec(run), run.problem.num_classes
         if why := _unfit(method, spec):
             raise ConfigError(f"[privacy] secure_sum: {method.name} {why}")
         weights = {k.removeprefix(_PREFIX): s for k, s in spec.required.items() if _is_weight(k)}
@@ -67,13 +73,19 @@ class SecureUpload:
                     f"[privacy] secure_sum: {method.name} uploads {name!r}, which is no "
                     "floating-point number and has no sum"
                 )
-        scalars = {k: s for k, s in spec.required.items() if not _is_weight(k)}
-        return cls(rules, summed, tuple(given), BundleSpec(scalars), method.count)
+        rows = {k.split("/")[1]: s.shape for k, s in sorted(spec.required.items()) if _is_rows(k)}
+        levels = {level: (classes, shape[1] or 0) for level, shape in rows.items()}
+        scalars = {k: s for k, s in spec.required.items() if k.startswith("scalars/")}
+        by_examples = method.weighs_prototypes
+        return cls(
+            rules, summed, tuple(given), levels, by_examples, BundleSpec(scalars), method.count
+        )
 
     @property
     def length(self) -> int:
-        """Return how many integers there are: one for each number, and that of 1."""
-        return sum(form.numel() for form in self.summed.values()) + 1
+        """Return how many integers there are: one for each number, and for each 1 that counts."""
+        rows = sum(classes * (width + 1) for classes, width in self.levels.values())
+        return sum(form.numel() for form in self.summed.values()) + rows + 1
 
     @property
     def spec(self) -> BundleSpec:
@@ -82,8 +94,17 @@ class SecureUpload:
         masked = TensorSpec(dtype, (self.length,))
         return BundleSpec({_PREFIX + MASKED: masked}) | self.scalars
 
-    def numbers(self, clients: int, most: float) -> FixedPoint:
-        """Return how numbers become integers, for so many clients that count so much at most."""
+    def numbers(self, clients: int, examples: int) -> FixedPoint:
+        """Return how numbers become integers.
+
+        Args:
+            clients: of a cohort.
+            examples: the most that one of them may have trained on.
+        """
+        row = {0: (torch.zeros(1), examples)}
+        shown = {level: Prototypes.of(row, 1) for level in self.levels}
+        sample = Bundle(prototypes=shown, scalars={"num_examples": float(examples)})
+        most = max(1.0, self.count(sample), self.by_examples * float(examples))
         return FixedPoint(self.rules.bits, self.rules.largest, clients, most)
 
     def encoded(self, upload: Bundle, received: Weights, numbers: FixedPoint) -> Vector:
@@ -100,28 +121,55 @@ class SecureUpload:
         weights: Weights = {name: upload.weights[name] for name in self.summed}
         if self.rules.clip is not None:
             weights = clipped(weights, received, self.rules.clip)
-        return numbers.encode(weights, self.count(upload))
+        count, one = self.count(upload), torch.ones(1)
+        parts = [Part(name, tensor, count) for name, tensor in weights.items()]
+        for level, (classes, width) in self.levels.items():
+            rows, nothing = upload.prototypes[level].rows(), (torch.zeros(width), 0)
+            for label in range(classes):
+                vector, examples = rows.get(label, nothing)
+                counts = float(examples if self.by_examples else label in rows)
+                name = f"prototypes/{level}"
+                parts += [Part(name, vector, counts), Part(name, one, counts)]
+        return numbers.encode([*parts, Part("", one, count)])
 
     def sent(self, upload: Bundle, masked: Vector) -> Bundle:
         """Return an upload as it travels: masked integers, and its scalars."""
-        signed = masked.view(f"<i{masked.itemsize}").astype(masked.dtype.str.replace("u", "i"))
-        return Bundle(weights={MASKED: torch.from_numpy(signed)}, scalars=upload.scalars)
+        integers = masked.view(masked.dtype.str.replace("u", "i")).astype(f"i{masked.itemsize}")
+        return Bundle(weights={MASKED: torch.from_numpy(integers)}, scalars=upload.scalars)
 
     def integers(self, sent: Bundle) -> Vector:
         """Return the integers of an upload that travelled."""
         vector: Vector = sent.weights[MASKED].numpy().view(f"<u{self.rules.bits // 8}")
         return vector
 
-    def mean(self, total: Vector, numbers: FixedPoint, given: Weights) -> Weights | None:
-        """Return the mean behind a sum; None if nothing counts.
+    def summed_up(self, total: Vector, numbers: FixedPoint, given: Weights) -> Summed | None:
+        """Return what uploads come to; None if nothing counts.
 
         Args:
             total: the sum of integers, without any mask.
             numbers: how numbers became integers.
             given: the weights that clients were given.
         """
-        found = numbers.mean(total, self.summed)
-        return None if found is None else {**found, **{name: given[name] for name in self.given}}
+        sums = signed(total)
+        if sums[-1] <= 0:
+            return None
+        weights, begin = {name: given[name] for name in self.given}, 0
+        for name, form in self.summed.items():
+            part = sums[begin : begin + form.numel()] / sums[-1]
+            weights[name] = torch.from_numpy(part).to(form.dtype).reshape(form.shape)
+            begin += form.numel()
+        prototypes = dict[str, Prototypes]()
+        for level, (classes, width) in self.levels.items():
+            end = begin + classes * (width + 1)
+            table = sums[begin:end].reshape(classes, width + 1)
+            counts = [round(numbers.counted(row[-1])) for row in table]
+            prototypes[level] = Prototypes.of(
+                {label: (torch.from_numpy(row[:-1] / row[-1]), counts[label])
+                 for label, row in enumerate(table) if row[-1] > 0}, width,
+            )  # fmt: skip
+            begin = end
+        count = numbers.counted(sums[-1])
+        return Summed(Bundle(weights, prototypes), count, self.by_examples)
 
 
 def clipped(weights: Weights, received: Weights, most: float) -> Weights:
@@ -153,24 +201,37 @@ def check_secure_sum(method: Method, run: RunFacts) -> None:
                 f"[privacy] secure_sum: a group would have {smallest} clients, and a sum of fewer "
                 f"than {FEWEST} tells one client of another; take fewer groups, or more clients"
             )
-        secure.numbers(run.experiment.cohort_size, 1.0).scale  # noqa: B018 (it may be too coarse)
+        secure.numbers(run.experiment.cohort_size, 1).scale  # noqa: B018 (it may be too coarse)
 
 
 def _is_weight(key: str) -> bool:
     return key.startswith(_PREFIX)
 
 
+def _is_rows(key: str) -> bool:
+    return key.startswith("prototypes/") and key.endswith("/vectors")
+
+
+def not_by_sums(method: Method) -> str:
+    """Return why a method needs more than sums, as far as its declaration says it."""
+    if method.reduction == "mean":
+        return ""
+    return (
+        "needs every upload by itself: its server half reads what single clients sent, and a sum "
+        "hides it"
+    )
+
+
 def _unfit(method: Method, spec: BundleSpec) -> str:
     """Return why a method needs more than sums; nothing if it does not."""
-    if method.reduction != "mean":
-        return (
-            "needs every upload by itself: its server half reads the weights of single clients, "
-            "and a sum hides them"
-        )
+    if why := not_by_sums(method):
+        return why
     keys = [*spec.required, *spec.optional]
-    if not any(map(_is_weight, keys)):
-        return "uploads no weights, so that there is nothing to sum"
-    other = sorted({k.split("/")[0] for k in keys if not _is_weight(k)} - {"scalars"})
+    if not any(map(_is_weight, keys)) and not any(map(_is_rows, keys)):
+        return "uploads neither weights nor prototypes, so that there is nothing to sum"
+    other = {k.split("/")[0] for k in keys if not _is_weight(k)} - {"scalars", "prototypes"}
     if other or spec.optional:
-        return f"uploads {' and '.join(other)} that its server half reads one by one"
+        return f"uploads {' and '.join(sorted(other))} that its server half reads one by one"
+    if any(spec.required[k].shape == (0,) for k in keys if k.endswith("/labels")):
+        return "uploads prototypes without classes, of which no mean by class is taken"
     return ""

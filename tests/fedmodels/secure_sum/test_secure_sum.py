@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedmodels.errors import ConfigError, PayloadError
-from fedmodels.secure_sum.fixed_point import FixedPoint, added
+from fedmodels.secure_sum.fixed_point import FixedPoint, Part, added, signed
 from fedmodels.secure_sum.keys import (
     Attempt,
     Channel,
@@ -22,7 +22,7 @@ from fedmodels.secure_sum.keys import (
     private_key,
     secret_of,
 )
-from fedmodels.secure_sum.masks import CHUNK, add_mask
+from fedmodels.secure_sum.masks import CHUNK, Vector, add_mask
 
 pytest.importorskip("Crypto.Protocol.SecretSharing", reason="needs the extra secure-sum")
 ATTEMPT = Attempt(bytes(range(16)), 7)
@@ -38,21 +38,26 @@ def numbers(**facts: Any) -> FixedPoint:
     return FixedPoint(**{"bits": 32, "largest": 1.0, "clients": 2, "most": 4.0, **facts})
 
 
+def encoded(how: FixedPoint, values: Any, count: float) -> Vector:
+    ones = Part("", torch.ones(1), count)
+    return how.encode([Part("w", torch.as_tensor(values), count), ones])
+
+
 def test_numbers_by_hand():
     """2 (2^s + 1) <= 2^31 gives s = 29. An upload that counts 1 of 4 has the factor 2^27.
 
     The sum of 0.5 with count 1 and -0.25 with count 3 is -0.25, and the mean -0.25 / 4.
     """
-    how, form = numbers(), {"w": torch.empty(1)}
+    how = numbers()
     assert how.scale == 29
-    one = how.encode({"w": torch.tensor([0.5])}, 1.0)
-    other = how.encode({"w": torch.tensor([-0.25])}, 3.0)
+    one, other = encoded(how, [0.5], 1.0), encoded(how, [-0.25], 3.0)
     assert one.tolist() == [2**26, 2**27]
     assert other.tolist() == [2**32 - 3 * 2**25, 3 * 2**27]
-    found = how.mean(added([one, other]), form)
-    assert found is not None
-    assert found["w"].tolist() == [-0.0625]
-    assert how.mean(how.encode({"w": torch.tensor([0.5])}, 0.0), form) is None
+    total = signed(added([one, other]))
+    assert total.tolist() == [-(2.0**25), 2.0**29]
+    assert total[0] / total[1] == -0.0625
+    assert how.counted(total[1]) == 4.0
+    assert encoded(how, [0.5], 0.0).tolist() == [0, 0]
 
 
 @given(st.sampled_from([32, 64]), st.integers(3, 200), st.floats(1, 1000), st.integers(0, 2**32))
@@ -65,19 +70,17 @@ def test_no_sum_overflows(bits, clients, largest, seed):
     assert clients * (largest * 2**scale + 1) <= 2 ** (bits - 1)
     assert scale == 52 or clients * (largest * 2 ** (scale + 1) + 1) > 2 ** (bits - 1)
     signs = np.random.default_rng(seed).choice([-1.0, 1.0], 5)
-    most = how.encode({"w": torch.from_numpy(signs * largest)}, how.most)
-    found = how.mean(added([most] * clients), {"w": torch.empty(5, dtype=torch.float64)})
-    assert found is not None
-    assert np.allclose(found["w"], signs * largest, rtol=1e-6, atol=2.0**-scale)
+    total = signed(added([encoded(how, signs * largest, how.most)] * clients))
+    assert np.allclose(total[:5] / total[5], signs * largest, rtol=1e-6, atol=2.0**-scale)
 
 
 @pytest.mark.parametrize("bad", [1.001, -1.001, float("nan"), float("inf")])
 def test_a_number_beyond_the_range_is_refused_and_not_told(bad):
     with pytest.raises(PayloadError, match=r"tensor 'b' holds a number beyond .* largest = 1") as e:
-        numbers().encode({"a": torch.zeros(3), "b": torch.tensor([0.0, bad])}, 1.0)
+        numbers().encode([Part("a", torch.zeros(3), 1.0), Part("b", torch.tensor([0.0, bad]), 1.0)])
     assert "001" not in str(e.value)
     with pytest.raises(PayloadError, match="counts more than the most"):
-        numbers().encode({}, 4.5)
+        encoded(numbers(), [0.0], 4.5)
     with pytest.raises(ConfigError, match="bits leave 3 behind the point"):
         _ = numbers(largest=1e6, clients=200).scale
 
@@ -102,13 +105,13 @@ def test_a_mask_is_the_stream_of_its_key():
 def test_a_masked_upload_tells_no_more_than_its_length(bits, value):
     """Whatever it holds, its bytes are uniform, and a mask exists that gives it to any other."""
     how = numbers(bits=bits)
-    plain = how.encode({"w": torch.full((50_000,), value)}, 4.0)
+    plain = encoded(how, np.full(50_000, value), 4.0)
     masked = plain.copy()
     add_mask(masked, own_key(ATTEMPT, 0, b"s" * 16), 1)
     counts = np.bincount(np.frombuffer(masked.tobytes(), np.uint8), minlength=256)
     assert 1e-4 < stats.chisquare(counts).pvalue < 1 - 1e-4
     assert np.bincount(np.frombuffer(plain.tobytes(), np.uint8), minlength=256).max() > 40_000
-    other = how.encode({"w": torch.linspace(-1, 1, 50_000)}, 1.0)
+    other = encoded(how, np.linspace(-1, 1, 50_000), 1.0)
     mask = masked - other  # of the same length, modulo 2^bits
     assert np.array_equal(other + mask, masked)
     assert masked.nbytes == other.nbytes

@@ -70,7 +70,7 @@ def test_a_method_that_averages_by_itself_is_refused(digits, tmp_path):
         ),
         (
             {"privacy": {"secure_sum": True}},
-            'reduce = "median" reads uploads one by one, and [privacy] secure_sum shows none',
+            "one by one, and [privacy] secure_sum shows the mean of a group",
         ),
         (
             {"server": {**ROBUST, "min_clients": 2}},

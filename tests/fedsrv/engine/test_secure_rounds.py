@@ -85,22 +85,28 @@ def test_masks_change_no_bit_of_the_plain_fixed_point_sum(five, undisturbed, tmp
 
 
 def test_groups_have_thresholds_of_their_own_and_one_sum(tmp_path_factory, tmp_path):
-    """Six clients in two groups: the bits are those of one group, and one may drop out of each."""
-    grouped = {"privacy": {"secure_sum": {"groups": 2}}, "server": {"min_clients": 4}}
-    tables = {"schedule": {"rounds": 1, "clients": 6}}
-    made, root = secure(**tables), tmp_path / "six"
-    run_partition(made.data, made.scenario, 6, made.seed, root, Console(quiet=True))
+    """Nine clients in three groups: the bits are those of one group, unless a rule combines them.
+
+    A group with too few clients left counts for nothing, and the others go on.
+    """
+    grouped = {"privacy": {"secure_sum": {"groups": 3}}, "server": {"min_clients": 6}}
+    tables = {"schedule": {"rounds": 1, "clients": 9}}
+    made, root = secure(**tables), tmp_path / "nine"
+    run_partition(made.data, made.scenario, 9, made.seed, root, Console(quiet=True))
     one = run_in_process(made, root, tmp_path / "one")
     two = run_in_process(secure(**tables, **grouped), root, tmp_path / "two")
     assert one["state_sha256"] == two["state_sha256"]
     said = records_of(tmp_path / "two")[0]["secure_sum"]
-    assert said["thresholds"] == [2, 2]
-    assert sorted({*said["groups"][0], *said["groups"][1]}) == [0, 1, 2, 3, 4, 5]
+    assert said["thresholds"] == [2, 2, 2]
+    assert sorted({c for group in said["groups"] for c in group}) == [*range(9)]
+    median = secure(**{**tables, **grouped, "server": {"min_clients": 6, "reduce": "median"}})
+    three = run_in_process(median, root, tmp_path / "three")
+    assert three["state_sha256"] != two["state_sha256"]
     gone = said["groups"][1][:2]
     stage = Stage(secure(**tables, **grouped), root, tmp_path / "x", on(TRAIN, silent), liars=gone)
     stage.run()
     record = records_of(stage.out)[0]
-    assert record["cohort"] == said["groups"][0]
+    assert record["cohort"] == sorted([*said["groups"][0], *said["groups"][2]])
     assert record["failed"][str(said["groups"][1][2])].startswith("its group has 1 clients left")
 
 
