@@ -18,6 +18,7 @@ import typer
 from fedmodels.commands import forget_options, run_command
 from fedmodels.errors import FedtideError, Interrupted
 from fedmodels.log_lines import LogLevel
+from fedsrv.commands.audit import audit_app
 from fedsrv.commands.catalogue import methods, metrics, nets, schema
 from fedsrv.commands.certs import certs_app
 from fedsrv.commands.monitor import monitor_app
@@ -71,6 +72,7 @@ app.command()(schema)
 app.command()(relay)
 app.add_typer(monitor_app)
 app.add_typer(sweep_app)
+app.add_typer(audit_app)
 
 
 def _print_version(given: bool) -> None:

@@ -41,6 +41,7 @@ from fedsrv.identity.tls import Credentials, server_credentials
 from fedsrv.state.run_directory import beginning, writing
 from fedsrv.state.store import Store
 from fedsrv.tracking.trackers import check_extras, track
+from fedsrv.transport.journal import Journal
 from fedsrv.transport.remote_cohort import RemoteCohort
 from fedsrv.transport.server import start_server, stop_server
 from fedsrv.transport.service import Service
@@ -187,6 +188,7 @@ def serve(
             cohort,
             events,
             guard=listen.guard(),
+            journal=Journal(store.audit, store.chain),
         )
         address = _open_server(stack, service, listen)
         stack.enter_context(telling_the_end(events))

@@ -112,6 +112,8 @@ class RunStatus:
     """The last line about a wait; empty once all whom it names have come or answered."""
     awaited: set[str] = field(default_factory=set)
     finished: bool = False
+    head: str = ""
+    """The newest head of the run's history that is safe: NUMBER:LINK."""
     notes: dict[str, None] = field(default_factory=dict)
     """What may not be meant and stops nothing, the last lines."""
     pace: Pace = field(default_factory=Pace)
@@ -136,6 +138,8 @@ class RunStatus:
         elif event.kind in ("joined", "upload", "failed") and event.client in self.awaited:
             self.awaited.discard(event.client)
             self.waiting = self.waiting if self.awaited else ""
+        if event.kind == "head":
+            self.head = printable(str(facts.get("head", "")))
         if event.kind == "note":
             self._note(printable(str(facts.get("line", ""))))
         if event.kind == "listening":
@@ -192,6 +196,7 @@ class RunStatus:
             **{name: getattr(self, name) for name in plain},
             "work": self.work,
             "notes": [*self.notes],
+            "head": self.head,
             "finished": self.finished,
             "seconds_left": self.seconds_left,
             "present": self.present,
@@ -214,6 +219,7 @@ class RunStatus:
         ]
         found += [f"waiting: {self.waiting}"] if self.waiting else []
         found += [f"server: {self.work}"] if self.work else []
+        found += [f"history: {self.head}"] if self.head else []
         found += [f"note: {line}" for line in self.notes]
         failed = {name: c.failures for name, c in self.clients.items() if c.failures}
         found += [f"failures of client {c}: {n}" for c, n in sorted(failed.items())]

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from fedcli.data.store.client_data import Stamp
 from fedcli.runtime.client_log import tell
+from fedcli.runtime.known_history import HEAD, KnownHistory
 from fedcli.runtime.link import Link, Membership
 from fedcli.runtime.sessions import Sessions
 from fedcli.runtime.workers import Workers
@@ -64,7 +65,10 @@ class Enrolment:
         """Of how many tasks and classes the server was last told, and how many it took."""
         self._refused: dict[ClientId, Stamp] = {}
         """What a ``client.json`` was when the server refused it."""
-        self._sessions = Sessions(states, shared=len(workers.clients) > 1)
+        is_shared = len(workers.clients) > 1
+        self._sessions = Sessions(states, shared=is_shared)
+        place = states if is_shared else states / str(workers.clients[0])
+        link.history = KnownHistory(place / HEAD)
         self._joining = threading.Lock()
 
     def join(self, clients: Sequence[ClientId] | None = None) -> rpc.JoinResponse:
@@ -82,6 +86,7 @@ class Enrolment:
             reply = _checked(self.link.join(request))
             for one in request.clients:
                 self._joined(client_of(one.client_id), reply, one.token)
+            self.link.history.take(reply.run_id, request.known, reply.history)
         log.info("%d clients joined, in %d bytes", len(wanted), sent)
         return reply
 
@@ -128,6 +133,7 @@ class Enrolment:
         )
         reply = _checked(self.link.join(request))
         self._joined(client, reply, session.token)
+        self.link.history.take(reply.run_id, request.known, reply.history)
         return reply
 
     def _requests(self, clients: Sequence[ClientId]) -> Iterator[rpc.JoinSeveralRequest]:

@@ -28,6 +28,7 @@ from fedcli.runtime.answers import (
     raise_if_final,
     said,
 )
+from fedcli.runtime.known_history import KnownHistory
 from fedcli.runtime.worker import Progress, Result
 from fedmodels.errors import ArchiveError, ConfigError, LinkError
 from fedmodels.tensors.bundle import Bundle, ClientId
@@ -76,6 +77,7 @@ class Link:
         """
         self.check: Callable[[], None] = lambda: None
         """Looks at the server before each join; it refuses one by a LinkError."""
+        self.history = KnownHistory()
         self.address, self.zstd, self._show = address, False, show
         self._give_up_after_s = give_up_after_s
         self._credentials = credentials
@@ -248,6 +250,7 @@ class Link:
             who, call = f"clients {ids[0]} to {ids[-1]}", self._join_several
         self._slow_down(who)
         self.check()
+        request.known = self.history.number
         reply: rpc.JoinResponse | rpc.JoinSeveralResponse
         try:
             reply = self._patiently(who, lambda: call(request))
@@ -396,10 +399,13 @@ class Link:
             batch=progress.batch,
             durable=durable,
             interaction=progress.interaction,
+            known=self.history.number,
         )
         try:
             self._show("Beat", request)
-            if self._beat(request, timeout=5.0).superseded:
+            reply = self._beat(request, timeout=5.0)
+            self.history.take("", request.known, reply.history)
+            if reply.superseded:
                 progress.superseded = True
         except grpc.RpcError as error:
             log.debug("beat: %s", said(error))
@@ -419,34 +425,35 @@ class Link:
         A Pull that ends since one client has left would name the others anew, and that one too.
         """
         self._closed.set()
-        calls = deque[Any]()
+        calls, known = deque[Any](), self.history.number
         for one in members:
-            request = rpc.LeaveRequest(client_id=str(one.client), token=one.token, reason=reason)
+            request = rpc.LeaveRequest(
+                client_id=str(one.client), token=one.token, reason=reason, known=known
+            )
             try:
                 self._show("Leave", request)
             except ArchiveError:  # the server finds out by itself
                 return
             calls.append(self._leave.future(request, timeout=LEAVE_S))
-            if len(calls) == LEAVING and not _answered(calls.popleft()):
+            if len(calls) == LEAVING and not self._has_left(calls.popleft(), known):
                 return
-        while calls and _answered(calls.popleft()):
+        while calls and self._has_left(calls.popleft(), known):
             pass
+
+    def _has_left(self, leaving: Any, known: int) -> bool:
+        """Tell whether the server is there to take a session back."""
+        try:
+            self.history.take("", known, leaving.result().history)
+        except grpc.RpcError as error:
+            log.debug("leave: %s", said(error))
+            gone = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED
+            return error.code() not in gone
+        return True
 
     def close(self) -> None:
         """Close the channel; calls under way end."""
         self._closed.set()
         self._channel.close()
-
-
-def _answered(leaving: Any) -> bool:
-    """Tell whether the server is there to take a session back."""
-    try:
-        leaving.result()
-    except grpc.RpcError as error:
-        log.debug("leave: %s", said(error))
-        gone = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED
-        return error.code() not in gone
-    return True
 
 
 def _closed(what: str) -> LinkError:

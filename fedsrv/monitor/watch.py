@@ -49,8 +49,12 @@ def watched(
             f"/{SERVICE}/Watch", rpc.WatchRequest.SerializeToString, rpc.WatchResponse.FromString
         )
         try:
+            last = b""
             for answer in watch(rpc.WatchRequest(from_start=True), timeout=seconds):
                 yield event_of(answer.event)
+                if answer.head.link != last:
+                    last = answer.head.link
+                    yield Event("head", detail={"head": f"{answer.head.number}:{last.hex()}"})
         except grpc.RpcError as error:
             if error.code() != grpc.StatusCode.DEADLINE_EXCEEDED or seconds is None:
                 line = f"{printable(error.details() or '')} ({error.code().name})"

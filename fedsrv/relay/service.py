@@ -138,10 +138,9 @@ class RelayService:
         """Pass on that a client leaves."""
         self.below.session(request.client_id, request.token, context)
         try:
-            _answer(lambda: self.uplink.leave(request))
+            return _answer(lambda: self.uplink.leave(request))
         finally:
             self.below.leave(request, context)
-        return rpc.LeaveResponse()
 
 
 def _answer(call: Callable[[], T]) -> T:

@@ -3,7 +3,9 @@
 Every record carries the sha256 of its content and of the record before it. So a check finds a
 record that was changed or left out. Scores are added to the last record only, and its link is
 computed anew with them. Undone records wait in a table of their own until the replay has passed
-them. The facts of the run as a whole have one sha256 in common, their seal.
+them. The facts of the run as a whole have one sha256 in common, their seal. What was committed and
+undone is told in order by a chain of statements (:mod:`fedsrv.state.chain`), in the same
+transactions.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from fedmodels.errors import ArchiveError, RunFailed
+from fedsrv.state.chain import COLUMNS, Chain
 from fedsrv.state.record import Record
 
 FORMAT = 2
@@ -33,6 +36,7 @@ _TABLES = {
     "interactions": _ROW,
     "undone": f"{_ROW}, before TEXT NOT NULL",
     "growths": "number INTEGER PRIMARY KEY, growth TEXT NOT NULL, link TEXT NOT NULL",
+    "chain": COLUMNS,
 }
 T = TypeVar("T")
 
@@ -111,8 +115,8 @@ class Ledger:
         found = str(self.db.execute("PRAGMA integrity_check(1)").fetchone()[0])
         if found != "ok":
             raise self.damaged(" ".join(found.split()))
-        columns = _TABLES["growths"]  # runs of earlier versions begin without it
-        self.db.execute(f"CREATE TABLE IF NOT EXISTS growths ({columns})")
+        for name in ("growths", "chain"):  # runs of earlier versions begin without them
+            self.db.execute(f"CREATE TABLE IF NOT EXISTS {name} ({_TABLES[name]})")
         missing = sorted(_TABLES.keys() - self._tables())
         if missing:
             raise self.damaged(f"it has no table {missing[0]!r}")
@@ -125,7 +129,7 @@ class Ledger:
         before = self.run_id
         query = "SELECT interaction, scored, record, counts, link FROM interactions ORDER BY 1"
         for number, *content, link in self.db.execute(query):
-            if link != _link(before, number, *content):
+            if link != link_of(before, number, *content):
                 raise self.damaged(
                     f"the record of interaction {number + 1} is not the one that was written, or "
                     "one before it is missing"
@@ -133,9 +137,17 @@ class Ledger:
             before = link
         before = self.run_id
         for number, growth, link in self.db.execute("SELECT * FROM growths ORDER BY 1"):
-            if link != _link(before, number, growth):
+            if link != link_of(before, number, growth):
                 raise self.damaged(f"growth {number + 1} is not the one that was written")
             before = link
+        try:
+            self.chain = Chain(self.db, self.run_id)
+        except ValueError as error:
+            why = f"statement {error} of its history is not the one that was written"
+            raise self.damaged(why) from None
+        if self.chain.head.number == 0 and self.committed >= 0:
+            with self.stating(taken_up=self.committed, link=self._last_link()):
+                pass  # a run of an earlier version, or one that was recovered
 
     # --- facts ------------------------------------------------------------------------------------
 
@@ -180,6 +192,14 @@ class Ledger:
             raise
         self.db.execute("COMMIT")
 
+    @contextlib.contextmanager
+    def stating(self, **statement: Any) -> Iterator[None]:
+        """Apply all changes of the block together with a statement of them, or none."""
+        with self.transaction():
+            yield
+            said = self.chain.say(**statement)
+        self.chain.said(said)
+
     # --- records ----------------------------------------------------------------------------------
 
     @property
@@ -207,24 +227,34 @@ class Ledger:
         found = rows.fetchone()
         return (json.loads(found[0]), found[1]) if found else None
 
-    def append(self, record: Record, counts: str | None) -> None:
-        """Commit a record; with ``counts``, its scores are still to come."""
+    def append(
+        self, record: Record, counts: str | None, audit: tuple[int, str] | None = None
+    ) -> None:
+        """Commit a record; with ``counts``, its scores are still to come.
+
+        Args:
+            record: of the interaction.
+            counts: what its training trip brought.
+            audit: the last line of the audit log, if there is one.
+        """
         number = record["interaction"]
         content = (int(counts is None), json.dumps(record), counts or "")
-        with self.transaction():
-            row = (number, *content, _link(self._last_link(), number, *content))
+        link = link_of(self._last_link(), number, *content)
+        with self.stating(committed=number, link=link, **({"audit": audit} if audit else {})):
+            row = (number, *content, link)
             self.db.execute("INSERT INTO interactions VALUES (?, ?, ?, ?, ?)", row)
             self.db.execute("DELETE FROM undone WHERE interaction = ?", (number,))
 
     def complete(self, record: Record) -> None:
         """Complete the last record with its scores."""
         number, content = record["interaction"], (1, json.dumps(record), "")
-        link = _link(self._last_link(below=number), number, *content)
-        self.db.execute(
-            "UPDATE interactions SET scored = ?, record = ?, counts = ?, link = ? "
-            "WHERE interaction = ?",
-            (*content, link, number),
-        )
+        link = link_of(self._last_link(below=number), number, *content)
+        with self.stating(scored=number, link=link):
+            self.db.execute(
+                "UPDATE interactions SET scored = ?, record = ?, counts = ?, link = ? "
+                "WHERE interaction = ?",
+                (*content, link, number),
+            )
 
     def _last_link(self, below: int = 2**62) -> str:
         query = "SELECT link FROM interactions WHERE interaction < ? ORDER BY interaction DESC"
@@ -241,7 +271,7 @@ class Ledger:
     def undo(self, interaction: int) -> None:
         """Undo every commit after an interaction; the records stay until the replay passes them."""
         later = "SELECT interaction, scored, record, counts, link FROM interactions WHERE "
-        with self.transaction():
+        with self.stating(undone_after=interaction):
             before = self._last_link(below=interaction + 1)
             rows = self.db.execute(f"{later} interaction > ? ORDER BY 1", (interaction,)).fetchall()
             for row in rows:
@@ -259,15 +289,17 @@ class Ledger:
             ArchiveError: a record is not the one that was undone.
         """
         query = "SELECT * FROM undone WHERE interaction > ? AND interaction <= ? ORDER BY 1"
-        with self.transaction():
+        links = list[tuple[int, str]]()
+        with self.stating(done_again=links):
             link = self._last_link()
             rows = self.db.execute(query, (self.committed, interaction)).fetchall()
             for number, *content, old_link, before in rows:
-                if old_link != _link(before, number, *content):
+                if old_link != link_of(before, number, *content):
                     raise self.damaged(f"the undone record of interaction {number + 1} was changed")
-                link = _link(link, number, *content)
+                link = link_of(link, number, *content)
                 row = (number, *content, link)
                 self.db.execute("INSERT INTO interactions VALUES (?, ?, ?, ?, ?)", row)
+                links.append((number, link))
             self.db.execute("DELETE FROM undone WHERE interaction <= ?", (interaction,))
 
     def forget_undone(self, first: int) -> None:
@@ -287,7 +319,7 @@ class Ledger:
             query = "SELECT number, link FROM growths ORDER BY number DESC LIMIT 1"
             last, before = self.db.execute(query).fetchone() or (-1, self.run_id)
             text = json.dumps(growth)
-            row = (last + 1, text, _link(before, last + 1, text))
+            row = (last + 1, text, link_of(before, last + 1, text))
             self.db.execute("INSERT INTO growths VALUES (?, ?, ?)", row)
 
     # --- clients ----------------------------------------------------------------------------------
@@ -329,7 +361,7 @@ def _seal_of(facts: Mapping[str, str]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _link(before: str, number: object, *content: object) -> str:
+def link_of(before: str, number: object, *content: object) -> str:
     """Return the hash that ties a row to the one before it."""
     text = json.dumps([before, number, *content], default=repr)
     return hashlib.sha256(text.encode()).hexdigest()

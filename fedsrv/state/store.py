@@ -25,6 +25,7 @@ from fedmodels.errors import ArchiveError, ArchiveNotRead, RunFailed
 from fedmodels.files import LEFTOVER, sync_path, write_atomically
 from fedmodels.tensors.bundle import state_digest
 from fedmodels.training.contexts import ServerState
+from fedsrv.state.audit import AUDIT, Audit
 from fedsrv.state.cross_check import differences
 from fedsrv.state.history import History
 from fedsrv.state.ledger import Ledger
@@ -40,6 +41,7 @@ from fedsrv.state.run_directory import (
     writing,
 )
 from fedsrv.state.state_files import StateFiles
+from fedsrv.state.verification import last_audited
 
 log = logging.getLogger(__name__)
 
@@ -71,13 +73,15 @@ class Store:
             with writing(path):
                 self.states.mkdir(exist_ok=True)
             self._ledger = Ledger(path / "run.db", strict=self.strict, new=not holds_commits(path))
+            self.chain = self._ledger.chain
+            self.audit = Audit(path / AUDIT, last_audited(self._ledger.db))
         except BaseException:
             os.close(self._lock_file)
             raise
         self._db = self._ledger.db
         self.run_id = self._ledger.run_id
         self._files = StateFiles(self.states, self.run_id, strict=self.strict)
-        self.differences = differences(path)
+        self.differences = [*differences(path), *self.audit.differences]
         """What ``run.db`` and ``rounds.jsonl`` did not have in common, a line each."""
         try:
             self._compare_experiment()
@@ -171,7 +175,10 @@ class Store:
             require_place(self.path, self._lock_file)
             self._compare_replay(record, state)
             self._files.write(record["interaction"], state)
-            self._ledger.append(record, counts)
+            for client, reason in record.get("failed", {}).items():
+                self.audit.tell("failed", client=client, reason=reason)
+            self.audit.tell("committed", interaction=record["interaction"])
+            self._ledger.append(record, counts, self.audit.write())
             if counts is None:
                 self._append(record)
 
@@ -265,6 +272,8 @@ class Store:
         found |= {c: min(following, found.get(c, following)) for c in clients}
         with writing(self.path):
             self._ledger.set_facts(aside=json.dumps(sorted(found.items())))
+        for client in clients:
+            self.audit.tell("set aside", client=client, interaction=following)
 
     def start_over(self, client: int) -> None:
         """Remember that a client goes on from its initial private state."""
@@ -419,9 +428,12 @@ class Store:
             file.write(json.dumps(record) + "\n")
 
     def sync(self, interaction: int) -> None:
-        """Sync the state after an interaction, and its record."""
+        """Sync the state after an interaction, and its record; then others are told of it."""
+        head = self.chain.head
         self._files.sync(interaction)
+        self.audit.sync()
         self._sync_log()
+        self.chain.safe = head
 
     def _sync_log(self) -> None:
         """Sync the database's log and its name in the directory; SQLite does not sync the name."""
@@ -431,5 +443,6 @@ class Store:
 
     def close(self) -> None:
         """Close the database and unlock the directory."""
+        self.audit.close()
         self._ledger.close()
         os.close(self._lock_file)

@@ -40,6 +40,8 @@ class Push:
     wire: int
     """Bytes that came so far."""
 
+    digest: bytes = b""
+    """Identifies the upload that was received: its header and the checksums of its frames."""
     is_whole: bool = False
     """Whether nothing more can come: it stood in one message with others."""
 
@@ -71,7 +73,7 @@ class Push:
         header, frame = read_chunk(data, rpc.PushHeader)
         if header is None:
             raise PayloadError("a Push must begin with its header")
-        return cls(header, frame, rest, len(data), is_whole)
+        return cls(header, frame, rest, len(data), is_whole=is_whole)
 
     def received(self, spec: BundleSpec, allocate: Callable[[int], memoryview]) -> Bundle:
         """Receive the bundle behind the header.
@@ -89,6 +91,7 @@ class Push:
         if not receiver.is_complete and not self.is_whole:
             at = f"{receiver.received} of {self.header.bundle.payload_bytes} bytes"
             raise NotReady(f"the stream ended after {at}; bring the upload again")
+        self.digest = receiver.digest
         return receiver.finish()
 
     def _feed(self, receiver: Receiver) -> None:

@@ -37,6 +37,7 @@ from fedsrv.state.history import LossTooLarge
 from fedsrv.transport.event_messages import message_of
 from fedsrv.transport.gate import Gate
 from fedsrv.transport.inbox import Inbox, Kept, Push, Results
+from fedsrv.transport.journal import Journal
 from fedsrv.transport.open_trip import OpenTrip
 from fedsrv.transport.rejection_log import RejectionLog
 from fedsrv.transport.remote_cohort import RemoteCohort
@@ -106,6 +107,7 @@ class Service:
         events: EventLog,
         *,
         guard: Guard | None = None,
+        journal: Journal | None = None,
         results: Results | None = None,
         check_id: Callable[[str], None] = lambda text: None,
     ) -> None:
@@ -117,6 +119,7 @@ class Service:
             cohort: who joins.
             events: told what happens.
             guard: checks who calls; by default everybody may.
+            journal: told who did what; by default nothing is kept of it.
             results: what becomes of results; by default the cohort has them.
             check_id: refuses the ids of clients that have to join elsewhere.
         """
@@ -127,7 +130,8 @@ class Service:
         self._announce = "" if how == "exact" else how
         self._is_open = bool(experiment.get("schedule", {}).get("open"))
         self.cohort, self.events = cohort, events
-        self.guard, self.check_id = guard or Guard(), check_id
+        self.guard, self.journal, self.check_id = guard or Guard(), journal or Journal(), check_id
+        self.journal.guard = self.guard
         self.complaints = RejectionLog(log)
         self.gate = Gate(cohort.most_present, admitted=self._admitted, look=self._look)
         self.inbox = Inbox(cohort, self.gate, results or Kept(cohort))
@@ -136,18 +140,21 @@ class Service:
 
     def refuse(self, context: grpc.ServicerContext, error: Exception) -> None:
         """End a call with the code and the line of an error."""
-        code, line = self._judged(error)
+        code, line = self._judged(error, context)
         if isinstance(error, NotReady) and not error.is_fault:
             context.set_trailing_metadata(((AGAIN_AFTER, str(AGAIN_AFTER_MS)),))
         context.abort(code, line)
 
-    def _judged(self, error: Exception) -> tuple[grpc.StatusCode, str]:
+    def _judged(
+        self, error: Exception, context: grpc.ServicerContext
+    ) -> tuple[grpc.StatusCode, str]:
         """Return the code and the line of an error; complain where the caller is at fault."""
         code = next(code for kind, code in _CODES.items() if isinstance(error, kind))
         line = printable(str(error))  # the line travels in a header, and may quote the caller
         passes = isinstance(error, NotReady) and not error.is_fault
         if not (passes or isinstance(error, RunOver | RunHasFailed)):
             self.complaints.tell(code.name, line)
+            self.journal.tell("refused", context, code=code.name, line=line)
         return code, line
 
     @contextlib.contextmanager
@@ -163,6 +170,7 @@ class Service:
     def _look(self) -> None:
         """End calls whose certificates hold no more, and warn of those that end soon."""
         self.guard.look()
+        self.journal.write()
         for line in self.guard.warnings():
             self.events.tell("note", line=line)
 
@@ -207,11 +215,11 @@ class Service:
             self.check_no_relay(context)
         self._check_run(request, f"client {client}'s state directory belongs")
         description = client_json_of(request.description)
-        token = self.cohort.join(
-            client, description, request.token, request.versions, request.start_over,
-            self._relay(request, [client], context),
-        )  # fmt: skip
-        return self._welcome(token)
+        relay = self._relay(request, [client], context)
+        token = self._admit(
+            context, client, description, request.token, request.versions, request.start_over, relay
+        )
+        return self._welcome(token, request.known)
 
     @coded
     def join_several(
@@ -244,8 +252,15 @@ class Service:
                     f"the descriptions take more than {MAX_DESCRIBED >> 20} MiB; join with fewer "
                     "clients in one process"
                 )
-            self.cohort.join(client, description, one.token, one.versions, start_over, relay)
-        return rpc.JoinSeveralResponse(joined=self._welcome(b""))
+            self._admit(context, client, description, one.token, one.versions, start_over, relay)
+        return rpc.JoinSeveralResponse(joined=self._welcome(b"", request.known))
+
+    def _admit(self, context: grpc.ServicerContext, client: ClientId, *facts: Any) -> bytes:
+        """Admit one client by what it says; return its token."""
+        took_over = client in self.cohort.sessions and self.cohort.presence.is_there(client)
+        token: bytes = self.cohort.join(client, *facts)
+        self.journal.tell("joined", context, client, took_over=took_over, relay=facts[-1])
+        return token
 
     def _check_protocol(self, spoken: int) -> None:
         """Check that a client speaks the protocol of this server."""
@@ -291,7 +306,7 @@ class Service:
         if peer and peer.uri and role_of(peer.uri) == RELAY:
             raise NotYours(f"{peer.uri} passes clients on, and is none itself")
 
-    def _welcome(self, token: bytes) -> rpc.JoinResponse:
+    def _welcome(self, token: bytes, known: int) -> rpc.JoinResponse:
         return rpc.JoinResponse(
             run_id=self.run_id,
             token=token,
@@ -299,6 +314,7 @@ class Service:
             committed=self.cohort.committed,
             class_names=self.cohort.class_names,
             beat_every_s=BEAT_EVERY_S,
+            history=self.journal.history(known),
         )
 
     def pull(self, request: rpc.PullRequest, context: grpc.ServicerContext) -> Iterator[bytes]:
@@ -362,7 +378,10 @@ class Service:
             push = Push.begun(stream)
             if members := push.header.members:
                 found = [self.session(m.client_id, m.token, context) for m in members]
-                return self.inbox.take_sum([client for client, _ in found], push, context)
+                clients = [client for client, _ in found]
+                taken = self.inbox.take_sum(clients, push, context)
+                self.journal.sent(context, clients, push.header, push.wire, push.digest)
+                return taken
             return self._take(push, context)
         except tuple(_CODES) as error:
             self.refuse(context, error)
@@ -381,7 +400,7 @@ class Service:
                 taken = self._take(Push.whole(result), context)
                 outcome.repeated_upload = taken.repeated_upload
             except tuple(_CODES) as error:
-                code, outcome.line = self._judged(error)
+                code, outcome.line = self._judged(error, context)
                 outcome.code = code.value[0]
         return response
 
@@ -390,7 +409,10 @@ class Service:
         header = push.header
         client, session = self.session(header.client_id, header.token, context)
         session.durable = max(session.durable, header.report.durable)
-        return self.inbox.take_result(client, push, context)
+        taken = self.inbox.take_result(client, push, context)
+        if not taken.repeated_upload:
+            self.journal.sent(context, [client], header, push.wire, push.digest)
+        return taken
 
     @coded
     def beat(self, request: rpc.BeatRequest, context: grpc.ServicerContext) -> rpc.BeatResponse:
@@ -400,7 +422,10 @@ class Service:
         if request.epoch >= 0 and session.is_news(time.monotonic()):
             facts = {"epoch": request.epoch, "batch": request.batch}
             self.events.tell("beat", client, interaction=request.interaction, **facts)
-        return rpc.BeatResponse(superseded=self.cohort.is_superseded(request.interaction))
+        return rpc.BeatResponse(
+            superseded=self.cohort.is_superseded(request.interaction),
+            history=self.journal.history(request.known),
+        )
 
     @coded
     def announce(
@@ -423,6 +448,7 @@ class Service:
         numbered = [client for client in retire if isinstance(client, int)]
         wanted = {"forget": request.forget, "close": request.close, "now": request.now}
         self.cohort.steer(numbered, **wanted)
+        self.journal.tell("steered", context, retire=numbered or None, **wanted)
         return rpc.SteerResponse()
 
     def _check_open(self) -> None:
@@ -438,7 +464,8 @@ class Service:
         """End a session at the client's wish."""
         client, _ = self.session(request.client_id, request.token, context)
         self.cohort.leave(client, printable(request.reason))
-        return rpc.LeaveResponse()
+        self.journal.tell("left", context, client, reason=printable(request.reason, 200))
+        return rpc.LeaveResponse(history=self.journal.history(request.known))
 
     def watch(
         self, request: rpc.WatchRequest, context: grpc.ServicerContext
@@ -467,4 +494,4 @@ class Service:
         for event in self.events.listen(from_start=request.from_start):
             if not context.is_active():
                 return
-            yield rpc.WatchResponse(event=message_of(event))
+            yield rpc.WatchResponse(event=message_of(event), head=self.journal.head())

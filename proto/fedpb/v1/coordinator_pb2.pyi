@@ -45,8 +45,24 @@ class PrepareResponse(_message.Message):
     announce: str
     def __init__(self, data: _Optional[_Union[_table_pb2.Table, _Mapping]] = ..., seed: _Optional[int] = ..., announce: _Optional[str] = ...) -> None: ...
 
+class Head(_message.Message):
+    __slots__ = ("number", "link")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    LINK_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    link: bytes
+    def __init__(self, number: _Optional[int] = ..., link: _Optional[bytes] = ...) -> None: ...
+
+class History(_message.Message):
+    __slots__ = ("head", "digests")
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    head: Head
+    digests: bytes
+    def __init__(self, head: _Optional[_Union[Head, _Mapping]] = ..., digests: _Optional[bytes] = ...) -> None: ...
+
 class JoinRequest(_message.Message):
-    __slots__ = ("client_id", "run_id", "token", "versions", "protocol", "start_over", "description", "relay")
+    __slots__ = ("client_id", "run_id", "token", "versions", "protocol", "start_over", "description", "relay", "known")
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
@@ -55,6 +71,7 @@ class JoinRequest(_message.Message):
     START_OVER_FIELD_NUMBER: _ClassVar[int]
     DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
     RELAY_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
     client_id: str
     run_id: str
     token: bytes
@@ -63,23 +80,26 @@ class JoinRequest(_message.Message):
     start_over: bool
     description: _description_pb2.ClientDescription
     relay: str
-    def __init__(self, client_id: _Optional[str] = ..., run_id: _Optional[str] = ..., token: _Optional[bytes] = ..., versions: _Optional[_Iterable[int]] = ..., protocol: _Optional[int] = ..., start_over: _Optional[bool] = ..., description: _Optional[_Union[_description_pb2.ClientDescription, _Mapping]] = ..., relay: _Optional[str] = ...) -> None: ...
+    known: int
+    def __init__(self, client_id: _Optional[str] = ..., run_id: _Optional[str] = ..., token: _Optional[bytes] = ..., versions: _Optional[_Iterable[int]] = ..., protocol: _Optional[int] = ..., start_over: _Optional[bool] = ..., description: _Optional[_Union[_description_pb2.ClientDescription, _Mapping]] = ..., relay: _Optional[str] = ..., known: _Optional[int] = ...) -> None: ...
 
 class JoinSeveralRequest(_message.Message):
-    __slots__ = ("run_id", "protocol", "start_over", "descriptions", "clients", "relay")
+    __slots__ = ("run_id", "protocol", "start_over", "descriptions", "clients", "relay", "known")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     START_OVER_FIELD_NUMBER: _ClassVar[int]
     DESCRIPTIONS_FIELD_NUMBER: _ClassVar[int]
     CLIENTS_FIELD_NUMBER: _ClassVar[int]
     RELAY_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     protocol: int
     start_over: bool
     descriptions: _containers.RepeatedCompositeFieldContainer[_description_pb2.ClientDescription]
     clients: _containers.RepeatedCompositeFieldContainer[Joining]
     relay: str
-    def __init__(self, run_id: _Optional[str] = ..., protocol: _Optional[int] = ..., start_over: _Optional[bool] = ..., descriptions: _Optional[_Iterable[_Union[_description_pb2.ClientDescription, _Mapping]]] = ..., clients: _Optional[_Iterable[_Union[Joining, _Mapping]]] = ..., relay: _Optional[str] = ...) -> None: ...
+    known: int
+    def __init__(self, run_id: _Optional[str] = ..., protocol: _Optional[int] = ..., start_over: _Optional[bool] = ..., descriptions: _Optional[_Iterable[_Union[_description_pb2.ClientDescription, _Mapping]]] = ..., clients: _Optional[_Iterable[_Union[Joining, _Mapping]]] = ..., relay: _Optional[str] = ..., known: _Optional[int] = ...) -> None: ...
 
 class Joining(_message.Message):
     __slots__ = ("client_id", "token", "versions", "description", "tasks", "name")
@@ -98,20 +118,22 @@ class Joining(_message.Message):
     def __init__(self, client_id: _Optional[str] = ..., token: _Optional[bytes] = ..., versions: _Optional[_Iterable[int]] = ..., description: _Optional[int] = ..., tasks: _Optional[_Iterable[_Union[_description_pb2.TaskCounts, _Mapping]]] = ..., name: _Optional[str] = ...) -> None: ...
 
 class JoinResponse(_message.Message):
-    __slots__ = ("run_id", "token", "committed", "beat_every_s", "experiment", "class_names")
+    __slots__ = ("run_id", "token", "committed", "beat_every_s", "experiment", "class_names", "history")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
     BEAT_EVERY_S_FIELD_NUMBER: _ClassVar[int]
     EXPERIMENT_FIELD_NUMBER: _ClassVar[int]
     CLASS_NAMES_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     token: bytes
     committed: int
     beat_every_s: float
     experiment: _table_pb2.Table
     class_names: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, run_id: _Optional[str] = ..., token: _Optional[bytes] = ..., committed: _Optional[int] = ..., beat_every_s: _Optional[float] = ..., experiment: _Optional[_Union[_table_pb2.Table, _Mapping]] = ..., class_names: _Optional[_Iterable[str]] = ...) -> None: ...
+    history: History
+    def __init__(self, run_id: _Optional[str] = ..., token: _Optional[bytes] = ..., committed: _Optional[int] = ..., beat_every_s: _Optional[float] = ..., experiment: _Optional[_Union[_table_pb2.Table, _Mapping]] = ..., class_names: _Optional[_Iterable[str]] = ..., history: _Optional[_Union[History, _Mapping]] = ...) -> None: ...
 
 class JoinSeveralResponse(_message.Message):
     __slots__ = ("joined",)
@@ -425,40 +447,48 @@ class Outcome(_message.Message):
     def __init__(self, code: _Optional[int] = ..., line: _Optional[str] = ..., repeated_upload: _Optional[bool] = ...) -> None: ...
 
 class BeatRequest(_message.Message):
-    __slots__ = ("client_id", "token", "epoch", "batch", "durable", "interaction")
+    __slots__ = ("client_id", "token", "epoch", "batch", "durable", "interaction", "known")
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
     DURABLE_FIELD_NUMBER: _ClassVar[int]
     INTERACTION_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
     client_id: str
     token: bytes
     epoch: int
     batch: int
     durable: int
     interaction: int
-    def __init__(self, client_id: _Optional[str] = ..., token: _Optional[bytes] = ..., epoch: _Optional[int] = ..., batch: _Optional[int] = ..., durable: _Optional[int] = ..., interaction: _Optional[int] = ...) -> None: ...
+    known: int
+    def __init__(self, client_id: _Optional[str] = ..., token: _Optional[bytes] = ..., epoch: _Optional[int] = ..., batch: _Optional[int] = ..., durable: _Optional[int] = ..., interaction: _Optional[int] = ..., known: _Optional[int] = ...) -> None: ...
 
 class BeatResponse(_message.Message):
-    __slots__ = ("superseded",)
+    __slots__ = ("superseded", "history")
     SUPERSEDED_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_FIELD_NUMBER: _ClassVar[int]
     superseded: bool
-    def __init__(self, superseded: _Optional[bool] = ...) -> None: ...
+    history: History
+    def __init__(self, superseded: _Optional[bool] = ..., history: _Optional[_Union[History, _Mapping]] = ...) -> None: ...
 
 class LeaveRequest(_message.Message):
-    __slots__ = ("client_id", "token", "reason")
+    __slots__ = ("client_id", "token", "reason", "known")
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
     client_id: str
     token: bytes
     reason: str
-    def __init__(self, client_id: _Optional[str] = ..., token: _Optional[bytes] = ..., reason: _Optional[str] = ...) -> None: ...
+    known: int
+    def __init__(self, client_id: _Optional[str] = ..., token: _Optional[bytes] = ..., reason: _Optional[str] = ..., known: _Optional[int] = ...) -> None: ...
 
 class LeaveResponse(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("history",)
+    HISTORY_FIELD_NUMBER: _ClassVar[int]
+    history: History
+    def __init__(self, history: _Optional[_Union[History, _Mapping]] = ...) -> None: ...
 
 class AnnounceRequest(_message.Message):
     __slots__ = ("client_id", "token", "description")
@@ -497,10 +527,12 @@ class WatchRequest(_message.Message):
     def __init__(self, from_start: _Optional[bool] = ...) -> None: ...
 
 class WatchResponse(_message.Message):
-    __slots__ = ("event",)
+    __slots__ = ("event", "head")
     EVENT_FIELD_NUMBER: _ClassVar[int]
+    HEAD_FIELD_NUMBER: _ClassVar[int]
     event: Event
-    def __init__(self, event: _Optional[_Union[Event, _Mapping]] = ...) -> None: ...
+    head: Head
+    def __init__(self, event: _Optional[_Union[Event, _Mapping]] = ..., head: _Optional[_Union[Head, _Mapping]] = ...) -> None: ...
 
 class Event(_message.Message):
     __slots__ = ("client_id", "interaction", "round", "unix_time", "joined", "left", "order", "beat", "upload", "failed", "commit", "scores", "finished", "waiting", "server", "rollback", "started_over", "missed", "listening", "draining", "dashboard", "metrics", "ended", "note")

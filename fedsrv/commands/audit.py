@@ -1,0 +1,72 @@
+"""``fedsrv audit`` and ``verify``: what happened in a run, and whether its history was edited."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+audit_app = typer.Typer()
+Run = Annotated[Path, typer.Argument(help="The run directory.")]
+
+
+@audit_app.command()
+def audit(
+    run: Run,
+    client: Annotated[str | None, typer.Option(help="Lines about this client alone.")] = None,
+    what: Annotated[
+        str | None, typer.Option(help="Lines of this kind alone, such as refused.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Lines as they are stored.")] = False,
+) -> None:
+    """Show who joined, sent, was refused, was set aside or steered, as far as the chain holds.
+
+    Ends with 1 and a line if something was changed, removed or moved.
+    """
+    from fedmodels.errors import ArchiveError
+    from fedmodels.log_lines import json_text
+    from fedsrv.state.audit import AUDIT, Broken, read, text_of
+    from fedsrv.state.verification import verified
+
+    if not (run / AUDIT).is_file():
+        raise ArchiveError(f"{run} holds no {AUDIT}")
+    try:
+        for entry in read(run / AUDIT):
+            facts = entry.facts
+            if client not in (None, str(facts.get("client"))) or what not in (None, facts["what"]):
+                continue
+            typer.echo(json_text(dict(facts)) if as_json else text_of(facts))
+    except Broken as error:
+        sys.stdout.flush()
+        raise ArchiveError(f"{run / AUDIT}: {error}") from None
+    if wrong := [line for line in verified(run).wrong if line.startswith(AUDIT)]:
+        raise ArchiveError(f"{run}: {'; '.join(wrong)}")
+
+
+@audit_app.command()
+def verify(
+    run: Run,
+    head: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NUMBER:LINK", help="A head that a client or fedsrv status showed before."
+        ),
+    ] = None,
+) -> None:
+    """Check that a run's records, history and audit log are as they were written.
+
+    Somebody who edits all of them alike is noticed by a head that others have kept.
+    """
+    from fedmodels.errors import ArchiveError
+    from fedsrv.state.chain import read_head
+    from fedsrv.state.verification import verified
+
+    found = verified(run, read_head(head) if head else None)
+    if found.wrong:
+        for line in found.wrong[:-1]:
+            typer.echo(f"{run}: {line}", err=True)
+        raise ArchiveError(f"{run}: {found.wrong[-1]}")
+    typer.echo(f"{run}: {found.head.number} statements and {found.lines} lines of audit hold")
+    typer.echo(f"head: {found.head.number}:{found.head.link.hex()}")

@@ -1,0 +1,206 @@
+"""``audit.jsonl``: who joined, sent, was refused, was set aside or steered; a chain of lines.
+
+Each line ends with the sha256 of all before it and of itself. So a line that was changed, removed
+or moved breaks the chain. Every commit in ``run.db`` names the last line at that time, so that an
+end that was cut off shows as well. Lines are written with the next commit, or within a second.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedmodels.errors import ArchiveError
+from fedmodels.printable import printable
+
+AUDIT = "audit.jsonl"
+AT_WILL = frozenset({"refused", "joined", "left"})
+"""What a caller brings about as often as it likes."""
+MAX_AT_WILL, WITHIN_S = 300, 60.0
+"""Lines of each such kind in a minute; what is more is counted in one line."""
+_LINE = re.compile(rb'(\{.*), "link": "([0-9a-f]{64})"\}')
+log = logging.getLogger(__name__)
+
+
+class Mark(NamedTuple):
+    """A place in the chain: the number of lines up to it, and the last one's link."""
+
+    lines: int
+    link: str
+
+
+START = Mark(0, "")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line that is as it was written."""
+
+    mark: Mark
+    facts: Mapping[str, Any]
+
+
+class Broken(Exception):
+    """A line is not the one that was written, or one before it is missing; says which."""
+
+
+def read(path: Path) -> Iterator[Entry]:
+    """Yield the lines of an audit log as long as the chain holds.
+
+    Raises:
+        Broken: a line does not continue the chain.
+    """
+    if not path.is_file():
+        return
+    at = START
+    with path.open("rb") as file:
+        for line in file:
+            if not line.endswith(b"\n"):
+                return  # a crash cut it short; it was never committed
+            found = _LINE.fullmatch(line.rstrip(b"\n"))
+            if found is None or _link(at.link, found[1]) != found[2].decode():
+                raise Broken(
+                    f"line {at.lines + 1} is not the one that was written, or one before it is "
+                    "missing"
+                )
+            at = Mark(at.lines + 1, found[2].decode())
+            yield Entry(at, json.loads(found[1] + b"}"))
+
+
+def _link(before: str, body: bytes) -> str:
+    """Return the hash that ties a line to those before it."""
+    return hashlib.sha256(before.encode() + body).hexdigest()
+
+
+class Audit:
+    """The log of a run under way; safe between threads."""
+
+    def __init__(self, path: Path, committed: Mark | None) -> None:
+        """Go on with a log, or begin one.
+
+        Args:
+            path: the file.
+            committed: the last line at the last commit, as ``run.db`` has it; None before one.
+
+        Raises:
+            ArchiveError: the file cannot be used.
+        """
+        self.path = path
+        self._lock = threading.Lock()
+        self._lines: list[bytes] = []
+        self._at_will = Counter[str]()
+        self._until = 0.0
+        self.differences: list[str] = []
+        """What was found wrong with the log when it was opened."""
+        at, size, wrong = self._looked_through(committed)
+        self._at = self.written = at
+        try:
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+            os.ftruncate(self._file, size)
+        except OSError as error:
+            raise ArchiveError(f"{path} cannot be used: {error.strerror}") from None
+        if wrong:
+            self.differences.append(f"{path}: {wrong}; fedsrv audit {path.parent} says more")
+            self.tell("broken", line=wrong)
+
+    def _looked_through(self, committed: Mark | None) -> tuple[Mark, int, str]:
+        """Return the last line, the size of all whole lines, and what is wrong with them."""
+        data = self.path.read_bytes() if self.path.is_file() else b""
+        size = data.rfind(b"\n") + 1
+        at, wrong, links = START, "", {0: ""}
+        try:
+            for entry in read(self.path):
+                at = entry.mark
+                links[at.lines] = at.link
+        except Broken as error:
+            wrong = str(error)
+            last = data[:size].splitlines()[-1]
+            found = _LINE.fullmatch(last)
+            at = Mark(data.count(b"\n"), found[2].decode() if found else "")
+        if not wrong and committed and links.get(committed.lines) != committed.link:
+            wrong = missing_end(committed, at)
+        return at, size, wrong
+
+    def tell(self, what: str, **facts: Any) -> None:
+        """Add a line; it is written with the next commit, or by :meth:`write`."""
+        with self._lock:
+            if what in AT_WILL and self._is_flood(what):
+                return
+            self._add(what, facts)
+
+    def _add(self, what: str, facts: Mapping[str, Any]) -> None:
+        time_text = datetime.now(UTC).isoformat(timespec="milliseconds")
+        told = {"n": self._at.lines + 1, "time": time_text, "what": what, **facts}
+        body = json.dumps(told, default=str)[:-1].encode()
+        self._at = Mark(self._at.lines + 1, _link(self._at.link, body))
+        self._lines.append(body + f', "link": "{self._at.link}"}}\n'.encode())
+
+    def _is_flood(self, what: str) -> bool:
+        """Tell whether there were too many lines of a kind in this minute."""
+        now = time.monotonic()
+        if now > self._until:
+            for kind, count in self._at_will.items():
+                if count > MAX_AT_WILL:
+                    self._add(kind, {"more": count - MAX_AT_WILL})
+            self._at_will.clear()
+            self._until = now + WITHIN_S
+        self._at_will[what] += 1
+        return self._at_will[what] > MAX_AT_WILL
+
+    def write(self) -> Mark:
+        """Write what was told; return the last line that is in the file.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        with self._lock:
+            if self._lines:
+                data = b"".join(self._lines)
+                while data:
+                    data = data[os.write(self._file, data) :]
+                self._lines.clear()
+                self.written = self._at
+            return self.written
+
+    def sync(self) -> None:
+        """Make what is written safe on the disk."""
+        os.fsync(self._file)
+
+    def close(self) -> None:
+        """Write what is left, and close the file."""
+        try:
+            self.write()
+        except OSError as error:
+            log.error("%s lacks its last lines: %s", self.path, error.strerror)
+        os.close(self._file)
+
+
+def missing_end(committed: Mark, at: Mark) -> str:
+    """Return what is wrong with a log that does not hold the line that a commit names."""
+    if at.lines < committed.lines:
+        return (
+            f"it ends with line {at.lines}, and line {committed.lines} was there at the last "
+            "commit: a loss of power may take the newest lines, else somebody removed them"
+        )
+    return f"line {committed.lines} is not the one that was there at the last commit"
+
+
+def text_of(facts: Mapping[str, Any]) -> str:
+    """Return a line of the log as people read it."""
+    rest = {k: v for k, v in facts.items() if k not in ("n", "time", "what", "client", "by", "at")}
+    who = f" client {facts['client']}" if facts.get("client", "") != "" else ""
+    by = f", by {facts['by']}" if facts.get("by") else ""
+    place = f" from {facts['at']}" if facts.get("at") else ""
+    more = "".join(f", {key} {value}" for key, value in rest.items())
+    return printable(f"{facts['n']} {facts['time']} {facts['what']}{who}{by}{place}{more}")

@@ -1,0 +1,80 @@
+"""What the calls of a run leave behind: lines of the audit log, and heads of its history."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+
+from fedmodels.tensors.bundle import ClientId
+from fedpb.v1 import coordinator_pb2 as rpc
+from fedsrv.identity.guard import Guard
+from fedsrv.state.audit import Audit
+from fedsrv.state.chain import Chain
+
+log = logging.getLogger(__name__)
+
+
+class Journal:
+    """The journal of one server; a relay's, which keeps nothing, writes no line."""
+
+    def __init__(self, audit: Audit | None = None, chain: Chain | None = None) -> None:
+        self._audit, self._chain = audit, chain
+        self.guard = Guard()
+        """Says who calls."""
+        self._has_failed = False
+
+    def tell(
+        self, what: str, context: grpc.ServicerContext, client: ClientId | None = None, **facts: Any
+    ) -> None:
+        """Add a line about a call: what it was, whose certificate it showed, and from where."""
+        if self._audit is None:
+            return
+        peer = self.guard.peer(context)
+        whom = {} if client is None else {"client": client}
+        by = {"by": peer.uri or "nobody"} if peer else {}
+        told = {key: value for key, value in facts.items() if value or type(value) is int}
+        self._audit.tell(what, **whom, **by, at=context.peer(), **told)
+
+    def sent(
+        self,
+        context: grpc.ServicerContext,
+        clients: Sequence[ClientId],
+        header: rpc.PushHeader,
+        wire: int,
+        digest: bytes,
+    ) -> None:
+        """Add a line about a result that was taken, or about the sum of a relay."""
+        whose: dict[str, Any] = {"clients": list(clients)} if header.members else {}
+        self.tell(
+            "sent", context, None if whose else clients[0], **whose,
+            interaction=header.interaction, kind=rpc.OrderKind.Name(header.kind)[11:].lower(),
+            bytes=wire, sha256=digest.hex(), failure=header.failure, summed=header.summed,
+        )  # fmt: skip
+
+    def write(self) -> None:
+        """Write the lines that were told since the last time."""
+        if self._audit is None:
+            return
+        try:
+            self._audit.write()
+            self._has_failed = False
+        except OSError as error:
+            if not self._has_failed:
+                log.error("%s cannot be written: %s", self._audit.path, error.strerror)
+            self._has_failed = True
+
+    def history(self, known: int) -> rpc.History | None:
+        """Return what a caller does not know of the run's history."""
+        if self._chain is None:
+            return None
+        head, digests = self._chain.since(known)
+        return rpc.History(head=rpc.Head(number=head.number, link=head.link), digests=digests)
+
+    def head(self) -> rpc.Head | None:
+        """Return the newest head that is safe on the disk."""
+        if self._chain is None:
+            return None
+        return rpc.Head(number=self._chain.safe.number, link=self._chain.safe.link)

@@ -1,0 +1,255 @@
+"""The audit log and the history of a run: whatever is edited, removed, moved or cut off shows."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedsrv.cli
+from fedmodels.errors import ArchiveError
+from fedsrv.state import audit as module
+from fedsrv.state.audit import AUDIT, Audit, Broken, Mark, read
+from fedsrv.state.chain import MAX_PROVEN, Head, beginning_of, continued, digest_of, read_head
+from fedsrv.state.ledger import link_of
+from fedsrv.state.store import Store
+from fedsrv.state.verification import verified
+from tests.conftest import tiny_experiment
+from tests.fedsrv.state.test_store import committed, record, state
+
+
+def told(path: Path, *whats: str, since: Mark | None = None) -> Mark:
+    """Go on with a log by lines of these kinds; return the last one."""
+    with closing(Audit(path, since)) as log:
+        for client, what in enumerate(whats):
+            log.tell(what, client=client)
+        return log.write()
+
+
+def whats(path: Path) -> list[str]:
+    return [entry.facts["what"] for entry in read(path)]
+
+
+LIES: dict[str, Callable[[list[bytes]], list[bytes]]] = {
+    "removed": lambda lines: [*lines[:1], *lines[2:]],
+    "first removed": lambda lines: lines[1:],
+    "edited": lambda lines: [*lines[:1], lines[1].replace(b'"sent"', b'"left"'), *lines[2:]],
+    "moved": lambda lines: [lines[0], lines[2], lines[1], *lines[3:]],
+    "twice": lambda lines: [lines[0], lines[0], *lines[1:]],
+    "no line": lambda lines: [lines[0], b"{}\n", *lines[1:]],
+    "end cut off": lambda lines: lines[:-1],
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_line_that_is_changed_shows(tmp_path: Path, lie: str) -> None:
+    path = tmp_path / AUDIT
+    told(path, "joined", "sent")
+    last = told(path, "sent", "left")  # another process goes on with the chain
+    assert [entry.mark.lines for entry in read(path)] == [1, 2, 3, 4]
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(LIES[lie](lines)))
+    if lie != "end cut off":
+        with pytest.raises(Broken, match=r"line \d is not the one that was written, or one before"):
+            list(read(path))
+    with closing(Audit(path, last)) as log:
+        (line,) = log.differences
+    assert line.startswith(f"{path}: ")
+    assert f"; fedsrv audit {tmp_path} says more" in line
+    assert b'"what": "broken"' in path.read_bytes().splitlines()[-1]
+
+
+def test_what_a_crash_cut_short_was_never_committed(tmp_path: Path) -> None:
+    path = tmp_path / AUDIT
+    last = told(path, "joined", "sent")
+    with path.open("ab") as file:
+        file.write(b'{"n": 3, "what": "le')
+    assert whats(path) == ["joined", "sent"]
+    with closing(Audit(path, last)) as log:
+        assert log.differences == []
+    told(path, "left", since=last)
+    assert whats(path) == ["joined", "sent", "left"]
+    told(path, since=Mark(2, last.link))  # lines behind the last commit are right as well
+    assert whats(path) == ["joined", "sent", "left"]
+
+
+def test_a_flood_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_AT_WILL", 3)
+    with closing(Audit(tmp_path / AUDIT, None)) as log:
+        for _ in range(10):
+            log.tell("refused", line="x")
+        log.tell("sent")
+        log._until = 0.0
+        log.tell("refused", line="a minute later")
+    found = [entry.facts for entry in read(tmp_path / AUDIT)]
+    assert [one["what"] for one in found] == ["refused"] * 3 + ["sent", "refused", "refused"]
+    assert found[4]["more"] == 7
+
+
+# --- a run directory ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run of three commits, the last of which was undone and done again."""
+    with closing(Store(tmp_path / "run", tiny_experiment(), False)) as store:
+        store.audit.tell("joined", client=0, by="fedtide:client:0", at="ipv4:127.0.0.1:9")
+        store.commit(record(0, failed={"4": "its disk is full"}), state(0), "[]")
+        store.add_scores(record(0, failed={"4": "its disk is full"}, metrics={"a_glo": 0.5}))
+        committed(store, 1, 2)
+        store.roll_back(0)
+        store.go_to(1)
+        committed(store, 2)
+        store.set_aside([2])
+        store.sync(2)
+        assert store.chain.safe == store.chain.head
+    return tmp_path / "run"
+
+
+def typed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: object
+) -> tuple[object, list[str], str]:
+    monkeypatch.setattr(sys, "argv", ["fedsrv", *map(str, words)])
+    status: object = 0
+    try:
+        fedsrv.cli.main()
+    except SystemExit as ended:
+        status = ended.code
+    said = capsys.readouterr()
+    return status, said.out.splitlines(), said.err
+
+
+def test_a_run_says_what_happened(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, out, _ = typed(monkeypatch, capsys, "audit", run)
+    assert status == 0
+    assert [line.split()[2].strip(",") for line in out] == [
+        "joined", "failed", "committed", "committed", "committed", "committed", "set",
+    ]  # fmt: skip
+    assert out[0].endswith("joined client 0, by fedtide:client:0 from ipv4:127.0.0.1:9")
+    assert out[1].endswith("failed client 4, reason its disk is full")
+    _, out, _ = typed(monkeypatch, capsys, "audit", run, "--client", 2, "--json")
+    assert [json.loads(line)["what"] for line in out] == ["set aside"]
+    lines = (run / AUDIT).read_bytes().splitlines(keepends=True)
+    (run / AUDIT).write_bytes(b"".join([*lines[:1], *lines[2:]]))
+    status, out, err = typed(monkeypatch, capsys, "audit", run)
+    assert (status, len(out)) == (1, 1)
+    assert "audit.jsonl: line 2 is not the one that was written, or one before it is missing" in err
+    (run / AUDIT).write_bytes(b"".join(lines[:3]))
+    status, _, err = typed(monkeypatch, capsys, "audit", run)
+    assert status == 1
+    assert "it ends with line 3, and line 4 was there" in err
+    with closing(Store(run, tiny_experiment(), True)) as store:
+        assert "audit.jsonl: it ends with line 3" in store.differences[-1]
+    assert any("says: it ends with line 3" in line for line in verified(run).wrong)
+
+
+def rows(run: Path, sql: str, *values: Any) -> list[Any]:
+    with closing(sqlite3.connect(run / "run.db", isolation_level=None)) as db:
+        return db.execute(sql, values).fetchall()
+
+
+def relinked(run: Path) -> None:
+    """Change a score of the first record as somebody does who knows how records are linked."""
+    (before,) = rows(run, "SELECT value FROM meta WHERE key = 'run_id'")[0]
+    for n, scored, text, counts, _ in rows(run, "SELECT * FROM interactions ORDER BY 1"):
+        text = text.replace("0.5", "0.9")
+        before = link_of(before, n, scored, text, counts)
+        sql = "UPDATE interactions SET record = ?, link = ? WHERE interaction = ?"
+        rows(run, sql, text, before, n)
+
+
+def restated(run: Path) -> None:
+    """Write the statements anew as well, so that everything fits again."""
+    links = dict(rows(run, "SELECT interaction, link FROM interactions"))
+    link = beginning_of(rows(run, "SELECT value FROM meta WHERE key = 'run_id'")[0][0])
+    rows(run, "DELETE FROM chain WHERE statement LIKE '%done%'")
+    for i, (number, text) in enumerate(rows(run, "SELECT number, statement FROM chain ORDER BY 1")):
+        facts = json.loads(text)
+        at = facts.get("committed", facts.get("scored"))
+        text = json.dumps({**facts, "link": links[at]}, sort_keys=True)
+        link = continued(link, digest_of(text))
+        sql = "UPDATE chain SET number = ?, statement = ?, link = ? WHERE number = ?"
+        rows(run, sql, i + 1, text, link.hex(), number)
+
+
+def test_an_edited_history_is_noticed(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, out, _ = typed(monkeypatch, capsys, "verify", run)
+    assert status == 0
+    kept = out[1].removeprefix("head: ")
+    assert out[0] == f"{run}: 7 statements and 7 lines of audit hold"
+    assert typed(monkeypatch, capsys, "verify", run, "--head", kept)[0] == 0
+    relinked(run)
+    assert verified(run).wrong[0] == "the record of interaction 1 is another than the history says"
+    with closing(Store(run, tiny_experiment(), True)):
+        pass  # its own links are right
+    restated(run)
+    assert verified(run).wrong == []
+    status, _, err = typed(monkeypatch, capsys, "verify", run, "--head", kept)
+    assert status == 1
+    assert "it went on to 7 when the head was kept" in err
+    early = Head(2, b"\x00" * 32)
+    assert verified(run, early).wrong == [
+        "the history up to statement 2 is not the one that was kept"
+    ]
+    rows(run, "UPDATE chain SET link = ? WHERE number = 2", "00" * 32)
+    assert "statement 2 is not the one that was written" in verified(run).wrong[0]
+    with pytest.raises(ArchiveError, match="statement 2 of its history is not the one"):
+        Store(run, tiny_experiment(), True)
+    for wrong in ("x", "1:00", "-1:" + "00" * 32, "1"):
+        with pytest.raises(ArchiveError, match=r"no head of a chain: it reads NUMBER:LINK"):
+            read_head(wrong)
+
+
+def test_a_record_that_is_gone_is_missed(run: Path) -> None:
+    rows(run, "DELETE FROM interactions WHERE interaction = 2")
+    assert verified(run).wrong == [
+        "the record of interaction 3 is missing, of which the history tells"
+    ]
+
+
+def test_a_run_of_an_earlier_version_begins_its_history_where_it_is(run: Path) -> None:
+    rows(run, "DROP TABLE chain")
+    (run / AUDIT).unlink()
+    with closing(Store(run, tiny_experiment(), True)) as store:
+        assert store.chain.last["taken_up"] == 2
+        store.commit(record(3), state(3), None)
+    assert verified(run).wrong == []
+
+
+def test_others_are_told_what_is_safe_and_proved_what_follows(run: Path) -> None:
+    with closing(Store(run, tiny_experiment(), True)) as store:
+        chain, before = store.chain, store.chain.head
+        assert chain.safe == before
+        committed(store, 3, 4)
+        assert chain.since(before.number) == (before, b"")  # nothing is safe yet
+        store.sync(4)
+        head, digests = chain.since(before.number)
+        assert (head, len(digests)) == (chain.head, 2 * 32)
+        assert continued(before.link, digests) == head.link
+        for lie in (0, -1, -(2**63), head.number + 1, 2**63 - 1):
+            assert chain.since(lie) == (head, b"")
+        assert MAX_PROVEN * 32 < 1 << 20
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_a_long_proof_comes_in_parts(run: Path, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    monkeypatch.setattr("fedsrv.state.chain.MAX_PROVEN", most)
+    with closing(Store(run, tiny_experiment(), True)) as store:
+        at, digests = store.chain.since(1)
+        link = at.link
+        while at.number < store.chain.head.number:
+            before = at
+            at, digests = store.chain.since(before.number)
+            assert at.number == min(before.number + most, store.chain.head.number)
+            link = continued(link, digests)
+            assert link == at.link

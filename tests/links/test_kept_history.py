@@ -1,0 +1,55 @@
+"""A live run leaves an audit log, and its clients keep the head of its history."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from pathlib import Path
+
+import grpc
+import pytest
+
+from fedpb.v1 import coordinator_pb2 as rpc
+from fedsrv.state.audit import AUDIT, read
+from fedsrv.state.chain import Head
+from fedsrv.state.verification import verified
+from tests.conftest import tiny_experiment, undealt
+from tests.fuzz.live import Live
+
+pytestmark = pytest.mark.loopback
+
+
+def test_a_run_leaves_its_audit_and_its_head(digits: Path, tmp_path: Path) -> None:
+    root = Path(tempfile.mkdtemp(prefix="live-"))  # a socket's path must be short
+    live = Live(
+        tiny_experiment(schedule={"clients": 2, "rounds": 1}), undealt(digits, tmp_path / "d"), root
+    )
+    try:
+        live.join(0)
+        stranger = live.liar("1")
+        beat = rpc.BeatRequest(client_id="1", token=b"x")
+        assert stranger.send("Beat", beat) == grpc.StatusCode.UNAUTHENTICATED
+        stranger.close()
+        live.join(1)
+        live.summary()
+        found = [entry.facts for entry in read(root / "run" / AUDIT)]
+        whats = [facts["what"] for facts in found]
+        assert whats.count("joined") == 2
+        assert whats.count("left") == 2
+        assert whats.count("committed") == 2
+        (refused,) = [facts for facts in found if facts["what"] == "refused"]
+        assert refused["code"] == "UNAUTHENTICATED"
+        sent = [facts for facts in found if facts["what"] == "sent" and facts["kind"] == "train"]
+        assert {(facts["client"], facts["interaction"]) for facts in sent} == {
+            (client, number) for client in (0, 1) for number in (0, 1)
+        }
+        assert all(len(facts["sha256"]) == 64 and facts["bytes"] > 0 for facts in sent)
+        for client in ("0", "1"):
+            kept = json.loads((root / "states" / client / "head.json").read_text())
+            head = Head(kept["number"], bytes.fromhex(kept["link"]))
+            assert verified(root / "run", head).wrong == []
+            assert head == verified(root / "run").head  # they left with the last word
+    finally:
+        live.close()
+        shutil.rmtree(root, ignore_errors=True)
