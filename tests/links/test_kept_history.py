@@ -34,10 +34,10 @@ def test_a_run_leaves_its_audit_and_its_head(digits: Path, tmp_path: Path) -> No
         live.join(1)
         live.summary()
         found = [entry.facts for entry in read(root / "run" / AUDIT)]
-        whats = [facts["what"] for facts in found]
-        assert whats.count("joined") == 2
-        assert whats.count("left") == 2
-        assert whats.count("committed") == 2
+        kinds = [facts["what"] for facts in found]
+        assert kinds.count("joined") == 2
+        assert kinds.count("left") == 2
+        assert kinds.count("committed") == 2
         (refused,) = [facts for facts in found if facts["what"] == "refused"]
         assert refused["code"] == "UNAUTHENTICATED"
         sent = [facts for facts in found if facts["what"] == "sent" and facts["kind"] == "train"]

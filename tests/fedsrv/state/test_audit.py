@@ -24,15 +24,15 @@ from tests.conftest import tiny_experiment
 from tests.fedsrv.state.test_store import committed, record, state
 
 
-def told(path: Path, *whats: str, since: Mark | None = None) -> Mark:
+def told(path: Path, *kinds: str, since: Mark | None = None) -> Mark:
     """Go on with a log by lines of these kinds; return the last one."""
     with closing(Audit(path, since)) as log:
-        for client, what in enumerate(whats):
+        for client, what in enumerate(kinds):
             log.tell(what, client=client)
         return log.write()
 
 
-def whats(path: Path) -> list[str]:
+def kinds(path: Path) -> list[str]:
     return [entry.facts["what"] for entry in read(path)]
 
 
@@ -70,13 +70,13 @@ def test_what_a_crash_cut_short_was_never_committed(tmp_path: Path) -> None:
     last = told(path, "joined", "sent")
     with path.open("ab") as file:
         file.write(b'{"n": 3, "what": "le')
-    assert whats(path) == ["joined", "sent"]
+    assert kinds(path) == ["joined", "sent"]
     with closing(Audit(path, last)) as log:
         assert log.differences == []
     told(path, "left", since=last)
-    assert whats(path) == ["joined", "sent", "left"]
+    assert kinds(path) == ["joined", "sent", "left"]
     told(path, since=Mark(2, last.link))  # lines behind the last commit are right as well
-    assert whats(path) == ["joined", "sent", "left"]
+    assert kinds(path) == ["joined", "sent", "left"]
 
 
 def test_a_flood_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
