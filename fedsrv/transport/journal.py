@@ -6,8 +6,6 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-import grpc
-
 from fedmodels.tensors.bundle import ClientId
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.identity.guard import Guard
@@ -26,9 +24,7 @@ class Journal:
         """Says who calls."""
         self._has_failed = False
 
-    def tell(
-        self, what: str, context: grpc.ServicerContext, client: ClientId | None = None, **facts: Any
-    ) -> None:
+    def tell(self, what: str, context: Any, client: ClientId | None = None, **facts: Any) -> None:
         """Add a line about a call: what it was, whose certificate it showed, and from where."""
         if self._audit is None:
             return
@@ -40,7 +36,7 @@ class Journal:
 
     def sent(
         self,
-        context: grpc.ServicerContext,
+        context: Any,
         clients: Sequence[ClientId],
         header: rpc.PushHeader,
         wire: int,
