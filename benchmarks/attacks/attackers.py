@@ -48,19 +48,9 @@ from fedmodels.training.run import RunFacts
 from fedmodels.training.settings import Part
 
 Kind = Literal[
-    "none",
-    "sign_flip",
-    "scaling",
-    "negation",
-    "a_little_is_enough",
-    "inner_product",
-    "label_flip",
-    "backdoor",
-    "prototype_flip",
-    "prototype_scaling",
-    "prototype_constant",
-    "prototype_swap",
-]
+    "none", "sign_flip", "scaling", "negation", "a_little_is_enough", "inner_product", "label_flip",
+    "backdoor", "prototype_flip", "prototype_scaling", "prototype_constant", "prototype_swap",
+]  # fmt: skip
 STRENGTH = {
     "scaling": -10.0,
     "a_little_is_enough": 1.5,
@@ -108,9 +98,6 @@ class Attack(Part):
     def poisons_data(self) -> bool:
         """Whether the attackers change what they train on."""
         return self.attack in ("label_flip", "backdoor")
-
-
-# --- updates ------------------------------------------------------------------------------------
 
 
 def numbers(upload: Bundle) -> Numbers:
@@ -222,9 +209,6 @@ def attacked_prototypes(how: Attack, sets: Mapping[str, Prototypes]) -> dict[str
     }
 
 
-# --- data ---------------------------------------------------------------------------------------
-
-
 def flipped(y: Tensor, classes: int) -> Tensor:
     """Return labels (n,) with class K - 1 - y in place of class y."""
     return classes - 1 - y
@@ -300,9 +284,6 @@ def _rows_of(rows: Prototypes, labels: Tensor, counts: Tensor) -> Prototypes:
     held = rows.rows()
     kept = {int(k): (held[int(k)][0], min(held[int(k)][1], int(counts[k]))) for k in labels}
     return Prototypes.of(kept, rows.vectors.shape[1])
-
-
-# --- methods ------------------------------------------------------------------------------------
 
 
 class _Round:

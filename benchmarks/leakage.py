@@ -1,0 +1,268 @@
+"""What weights, prototypes and generators tell of a client's examples: rebuilt images, members.
+
+    python -m benchmarks.leakage [--keep]
+
+Handwritten digits dealt to ten clients. Whoever reads an upload has what a coordinator has besides:
+the payload, the config, the code. Two questions:
+
+- **Rebuilt images.** From an update of weights: a search for images whose gradient points where the
+  update points (Geiping et al., NeurIPS 2020: cosine distance, total variation, signed Adam steps),
+  and the first layer read off: each unit of a fully connected one holds a weighted mean of the
+  images, as a quotient of two gradients; of all units the one most like an image counts. From a
+  prototype: a search for an image with that embedding, and the image of the whole data set whose
+  embedding is nearest, each through the client's own net, and through the net that every client
+  began with. The reader is told the labels.
+- **Members.** Which images did the client train on? A threshold on a number parts its training
+  images from others: the loss of the uploaded model (Yeom et al., CSF 2018), the distance of the
+  embedding to the prototype of the class, the distance to the nearest image that the generator
+  draws. The others are the client's test images, for generators everybody's of the class.
+
+Recognised: of all digits, the one most like a rebuilt image (by correlation) is one that the
+message was made from. By chance: the share that these are of all digits of the class. Likeness: the
+correlation with the true image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from statistics import fmean
+from tempfile import TemporaryDirectory
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from benchmarks.attacks.inversion import Rebuilt, embedded, judged, read_off, searched, update_of
+from benchmarks.attacks.uploads import (
+    CLIENTS,
+    Client,
+    all_digits,
+    dealt,
+    experiment,
+    played,
+    trained_on,
+)
+from benchmarks.measure import parser_of, tell
+from benchmarks.measured import given_as, keep
+from fedmodels.config.experiment import Experiment
+from fedmodels.nets.embedding import embeddings
+from fedmodels.nets.split import load_weights
+from fedmodels.techniques.generators import Family, Painter
+from fedmodels.tensors.bundle import Weights
+from fedtide.testing.trial import context_of
+
+TRIALS, SHOWN = 8, 16
+"""Clients whose uploads are inverted, and the most images that are rebuilt of one."""
+Examples = tuple[Tensor, Tensor]
+
+
+def main() -> None:
+    """Print the tables, and keep them as a record where that is asked for."""
+    parser = parser_of("leakage", __doc__)
+    parser.add_argument("--keep", action="store_true", help="as benchmarks/records/measured")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    with TemporaryDirectory() as place:
+        root = Path(place)
+        rebuilt = [*from_weights(root), *from_prototypes(root)]
+        tell("leakage: rebuilt images", rebuilt)
+        kinds = (members_of_weights, members_of_prototypes, members_of_generators)
+        found = [row for kind in kinds for row in kind(root)]
+        tell("leakage: members", found)
+    if options.keep:
+        tables = {
+            "Rebuilt images": {"grows": None, "rows": rebuilt},
+            "Members": {"grows": None, "rows": found},
+        }
+        keep("leakage", given_as("leakage"), tables)
+
+
+# --- rebuilt images -----------------------------------------------------------------------------
+
+
+def from_weights(root: Path) -> Iterator[dict[str, Any]]:
+    """Yield what updates of FedAvg's weights are worth, by what the client trained on."""
+    one_step = {"local_epochs": 1, "momentum": 0.0}
+    for count, what in ((1, "one image, one step"), (8, "8 images, one step")):
+        for net, how in (("digits-cnn", "gradient search"), ("mlp", "first layer read off")):
+            run = experiment("fedavg", net, batch_size=count, **one_step)
+            rebuild = _searched if net == "digits-cnn" else _read_off
+            yield _row("weights", what, how, _of_clients(run, root, rebuild, count))
+    run = experiment("fedavg", "digits-cnn")
+    for count, what in ((8, "8 images, two epochs"), (None, "all images, two epochs")):
+        found = _of_clients(run, root, _searched, count)
+        yield _row("weights", what, "gradient search", found)
+
+
+def _of_clients(
+    run: Experiment,
+    root: Path,
+    rebuild: Callable[[Client, Examples, Examples], list[Rebuilt]],
+    count: int | None,
+) -> list[Rebuilt]:
+    """Return what is rebuilt of clients that train on their first images."""
+    found, every = list[Rebuilt](), all_digits(run, root)
+    for client in range(TRIALS):
+        ctx = context_of(run, dealt(run, root), client)
+        x, y = ctx.stream.train(0)
+        own = x[:count], y[:count]
+        found += rebuild(trained_on(run, ctx, *own), own, every)
+    return found
+
+
+def _searched(client: Client, own: Examples, every: Examples) -> list[Rebuilt]:
+    labels = own[1][:SHOWN]  # a search for more takes long, and finds less
+    guess = searched(client.ctx, update_of(client), labels, seed=cast("int", client.ctx.client))
+    return judged(guess, labels, own, every)
+
+
+def _read_off(client: Client, own: Examples, every: Examples) -> list[Rebuilt]:
+    return read_off(update_of(client), own, every)
+
+
+def from_prototypes(root: Path) -> Iterator[dict[str, Any]]:
+    """Yield what FedProto's prototypes are worth, by how many images are behind one."""
+    run = experiment("fedproto", "mlp")
+    for count, what in ((1, "prototype of one image"), (None, "prototype of all of a class")):
+        for knows, own_net in (("client's net", True), ("first net", False)):
+            pairs = [_of_prototype(run, root, c, count, own_net) for c in range(TRIALS)]
+            for how, found in zip(
+                ("search", "nearest image"), zip(*pairs, strict=True), strict=True
+            ):
+                yield _row("prototypes", what, f"{how}, {knows}", list(found))
+
+
+def _of_prototype(
+    run: Experiment, root: Path, client: int, count: int | None, own_net: bool
+) -> tuple[Rebuilt, Rebuilt]:
+    """Return what the prototype of a client's commonest class is worth, by both attacks."""
+    ctx, every = context_of(run, dealt(run, root), client), all_digits(run, root)
+    x, y = ctx.stream.train(0)
+    label = y.mode().values
+    keeps = (y != label) | (torch.cumsum(y == label, 0) <= (count or len(y)))
+    x, y = x[keeps], y[keeps]
+    done = trained_on(run, ctx, x, y)
+    target = done.done.upload.prototypes["class"].rows()[int(label)][0]
+    net = done.ctx.net if own_net else ctx.run.make_net()
+    made = embedded(net, ctx, target, seed=client)
+    nearest = (embeddings(net, every[0]) - target).norm(dim=1).argmin()
+    own = x[y == label], y[y == label]
+    return tuple(judged(g, label[None], own, every)[0] for g in (made, every[0][nearest][None]))
+
+
+def _row(sent: str, what: str, how: str, found: Sequence[Rebuilt]) -> dict[str, Any]:
+    shares = {
+        "recognised": 100 * fmean(one.recognised for one in found),
+        "chance": 100 * fmean(one.chance for one in found),
+        "likeness": fmean(one.likeness for one in found),
+    }
+    return {"sent": sent, "of": what, "attack": how, "rebuilt": len(found), **shares}
+
+
+# --- members ------------------------------------------------------------------------------------
+
+
+def members_of_weights(root: Path) -> Iterator[dict[str, Any]]:
+    """Yield how well losses tell members: under a client's upload, and under everyone's model."""
+    for net in ("mlp", "digits-cnn"):
+        clients = played(experiment("fedavg", net), root)
+        for what, weights in (
+            ("upload", lambda client: client.done.upload.weights),
+            ("everyone's model", lambda client: client.payload.weights),
+        ):
+            pairs = [_losses(client, weights(client)) for client in clients]
+            yield _membership("weights", f"{net}: {what}", "loss", pairs)
+
+
+def _losses(client: Client, weights: Weights) -> tuple[Tensor, Tensor]:
+    """Return minus the losses of a client's training images, and of its test images."""
+    net, stream = client.ctx.run.make_net(), cast("Any", client.ctx.stream)
+    load_weights(net, weights)
+    net.eval()
+    with torch.no_grad():
+        members, others = (
+            -cross_entropy(net(x), y, reduction="none")
+            for x, y in (stream.train(0), stream.test(0))
+        )
+    return members, others
+
+
+def members_of_prototypes(root: Path) -> Iterator[dict[str, Any]]:
+    """Yield how well the distance to FedProto's prototypes tells members."""
+    clients = played(experiment("fedproto", "mlp"), root)
+    for what, knows_net in (("client's net", True), ("first net alone", False)):
+        pairs = [_distances(client, knows_net=knows_net) for client in clients]
+        yield _membership("prototypes", f"mlp: upload, {what}", "distance", pairs)
+
+
+def _distances(client: Client, *, knows_net: bool) -> tuple[Tensor, Tensor]:
+    """Return minus the distances of a client's embeddings to the prototypes that it sent."""
+    net = client.ctx.net if knows_net else client.ctx.run.make_net()
+    rows, stream = client.done.upload.prototypes["class"].rows(), cast("Any", client.ctx.stream)
+    found = []
+    for x, y in (stream.train(0), stream.test(0)):
+        known = torch.tensor([int(k) in rows for k in y])
+        centres = torch.stack([rows[int(k)][0] for k in y[known]])
+        found.append(-(embeddings(net, x[known]) - centres).norm(dim=1))
+    return found[0], found[1]
+
+
+def members_of_generators(root: Path) -> Iterator[dict[str, Any]]:
+    """Yield how well the distance to a generator's images tells what it was trained on."""
+    run = experiment("fedavg", "mlp")
+    for epochs in (20, 100):
+        pairs = [_drawn(run, root, client, epochs) for client in range(CLIENTS)]
+        yield _membership("generators", f"WGAN, {epochs} epochs", "nearest drawn", pairs)
+
+
+def _drawn(run: Experiment, root: Path, client: int, epochs: int) -> tuple[Tensor, Tensor]:
+    """Return minus the distance to the nearest of 500 drawn images: of members, and of others."""
+    contexts = [context_of(run, dealt(run, root), each) for each in range(CLIENTS)]
+    ctx = contexts[client]
+    x, y = ctx.stream.train(0)
+    label = int(y.mode().values)
+    family = Family(input_shape=ctx.run.problem.input_shape, width=8, epochs=epochs, batch_size=16)
+    made = family.trained(family.fresh(client, ctx.stream.limits()), x[y == label], client)
+    drawn = Painter(family, made).inputs(500, client)
+    tests = [cast("Any", each.stream).test(0) for each in contexts]
+    others = torch.cat([inputs[labels == label] for inputs, labels in tests])
+    members, strangers = (
+        -torch.cdist(each.flatten(1), drawn.flatten(1)).min(1).values
+        for each in (x[y == label], others)
+    )
+    return members, strangers
+
+
+def _membership(
+    sent: str, what: str, by: str, pairs: Sequence[tuple[Tensor, Tensor]]
+) -> dict[str, Any]:
+    """Return a row: AUC by client, and members found at one threshold for all clients."""
+    areas = [area(*pair) for pair in pairs]
+    members, others = (torch.cat(each) for each in zip(*pairs, strict=True))
+    return {
+        "sent": sent,
+        "of": what,
+        "attack": by,
+        "auc": fmean(areas),
+        "auc_least": min(areas),
+        "auc_most": max(areas),
+        "found": 100 * at_false_alarms(members, others),
+    }
+
+
+def area(members: Tensor, others: Tensor) -> float:
+    """Return the chance that a member scores above another image; a tie counts half."""
+    above = (members[:, None] > others).double() + 0.5 * (members[:, None] == others).double()
+    return float(above.mean())
+
+
+def at_false_alarms(members: Tensor, others: Tensor, share: float = 0.01) -> float:
+    """Return the share of members above a score that at most this share of the others is above."""
+    ranked = others.sort(descending=True).values
+    return float((members > ranked[int(share * len(ranked))]).double().mean())
+
+
+if __name__ == "__main__":
+    main()
