@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -46,6 +46,11 @@ class Record:
             runs.setdefault(Cell(**run["cell"]), {})[run["seed"]] = run
         return cls(found["environment"], runs)
 
+    def beside(self, base: Record) -> Record:
+        """Return this record with the runs without a defence of another one."""
+        plain = {cell: runs for cell, runs in base.runs.items() if not cell.defence}
+        return replace(self, runs={**plain, **self.runs})
+
     def values(self, cell: Cell, column: str, honest: int) -> dict[int, float]:
         """Return the mean over the first clients of each run that has the column, in percent."""
         return {
@@ -61,14 +66,20 @@ class Record:
 
 
 def page(study: str) -> str:
-    """Return the tables of a study as Markdown."""
+    """Return the tables of a study as Markdown.
+
+    A study of defences, ``STUDY-defences``, stands beside the runs of ``STUDY`` without any.
+    """
     record = Record.read(study)
-    cells = record.runs
-    seeds = sorted({seed for runs in cells.values() for seed in runs})
-    count = sum(len(runs) for runs in cells.values())
+    seeds = sorted({seed for runs in record.runs.values() for seed in runs})
+    count = sum(len(runs) for runs in record.runs.values())
     facts = ", ".join(f"{name} {value}" for name, value in record.environment.items())
     parts = [f"Of {count} runs with seeds {', '.join(map(str, seeds))}; {facts}."]
-    parts += _of_methods(record)
+    base = study.removesuffix("-defences")
+    if base != study:
+        record = record.beside(Record.read(base))
+    else:
+        parts += _of_methods(record)
     parts += _of_defences(record)
     return "\n\n".join(parts) + "\n"
 

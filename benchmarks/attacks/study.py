@@ -53,6 +53,8 @@ DEFENDED = {
     "GLDP": ("reversed update × 10", "inner product", "label flip", "prototypes flipped"),
 }  # fmt: skip
 """By method the attacks that defences are tried on."""
+LONG = ("FedMLP", "FedAli", "pFedGRP")
+"""Methods of which a run takes long; they come last."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ def cells(study: Sweep, out: Path, seeds: Sequence[int]) -> dict[PlannedRun, Cel
 
     def place(run: PlannedRun) -> tuple[Any, ...]:
         cell = kept[run]
-        return bool(cell.defence) and cell.attackers == 3, run.seed, bool(cell.defence)
+        return run.seed, cell.method in LONG, cell.attackers == 3
 
     return {run: kept[run] for run in sorted(kept, key=place)}
 
@@ -116,7 +118,7 @@ def run_here(runs: Iterable[PlannedRun], seconds: float, say: Any = print) -> No
             launch_in_process(config, run.directory, resume=may_hold_a_run(run.directory))
         except FedtideError as error:
             write_atomically(_stopped(run), f"{error}\n")
-        say(f"{run.directory.name}: {time.process_time() - begun:.1f} s of CPU")
+        say(f"{run.directory.name}: {time.process_time() - begun:.1f} s of CPU", flush=True)
 
 
 def _stopped(run: PlannedRun) -> Path:

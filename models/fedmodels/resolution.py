@@ -96,7 +96,7 @@ def experiment_of(
     except ConfigError as error:
         raise ConfigError(f"{source}: {error}") from None
     from fedmodels.methods import make, settings_of  # methods import torch: only when used
-    from fedmodels.nets import check_net, net_names
+    from fedmodels.nets import check_net, is_net, net_names
     from fedmodels.training.declaration import check_plain
     from fedmodels.training.hooks import not_by_rule
     from fedmodels.training.secure_upload import not_by_sums
@@ -105,7 +105,7 @@ def experiment_of(
         experiment = _with_own_code(experiment, code)
         method = make(experiment.method.name, **experiment.method.hyper_parameters())
         _check_declared(method)
-        if not is_own(experiment.net.name) and experiment.net.name not in net_names():
+        if not is_own(experiment.net.name) and not is_net(experiment.net.name):
             raise ConfigError(
                 f"unknown net {experiment.net.name!r} in [net]; known: {', '.join(net_names())}."
                 + (of_a_file(experiment.net.name) or suggestion(experiment.net.name, net_names()))

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = [
     "SplitNet",
     "check_net",
+    "is_net",
     "load_weights",
     "make_net",
     "net_names",
@@ -55,6 +56,11 @@ _PUBLISHED = ("timm", "torchvision")
 def net_names() -> list[str]:
     """Return the name of every net that :func:`make_net` builds, sorted."""
     return sorted({*_BUILDERS, *(point.name for point in entry_points(group="fedtide.nets"))})
+
+
+def is_net(name: str) -> bool:
+    """Tell whether a net has this name; those of other packages are looked up last."""
+    return name in _BUILDERS or name in net_names()
 
 
 def make_net(
