@@ -74,6 +74,17 @@ LABELS = {
     "peak_mb_first": "peak memory, MB, first moments",
     "peak_mb_last": "last moments, MB",
     "killed": "processes killed",
+    "sent": "sent",
+    "of": "of",
+    "attack": "attack",
+    "rebuilt": "images",
+    "recognised": "recognised, %",
+    "chance": "by chance, %",
+    "likeness": "likeness",
+    "auc": "AUC",
+    "auc_least": "least of a client",
+    "auc_most": "most",
+    "found": "members found at 1 % false alarms, %",
 }
 """What columns of tables are called; others stay out of pages."""
 

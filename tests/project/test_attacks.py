@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.attacks import page, study
+from benchmarks import leakage
+from benchmarks.attacks import inversion, page, study, uploads
 from benchmarks.attacks.attackers import (
     HIT,
     Attack,
@@ -27,7 +28,7 @@ from benchmarks.attacks.study import Cell
 from fedmodels.errors import ConfigError
 from fedmodels.tensors.bundle import Bundle, GeneratorState, Histogram, Prototypes
 from fedtide import inprocess
-from fedtide.testing.trial import digits_in, tiny_experiment
+from fedtide.testing.trial import context_of, digits_in, tiny_experiment
 
 OWN = "benchmarks/attacks/attackers.py:Attacked"
 RECEIVED = Bundle(weights={"base/w": torch.tensor([10.0, 10.0])})
@@ -271,3 +272,35 @@ def test_tables_compare_the_same_honest_clients(
     assert "| none | 80.0 |" in text
     assert "| sign flip | 56.7 [-37.7, -9.0] * |" in text
     assert "Of 6 runs with seeds 0, 1, 2; torch 2." in text
+
+
+def test_what_tells_members_from_others() -> None:
+    """Of six pairs four are won and one is a tie: 4.5 / 6."""
+    members, others = torch.tensor([3.0, 2.0]), torch.tensor([2.0, 1.0, 2.5])
+    assert leakage.area(members, others) == pytest.approx(4.5 / 6)
+    assert leakage.at_false_alarms(members, others) == 0.5, "above the highest of the others"
+    assert leakage.at_false_alarms(members, others, share=0.34) == 0.5
+    assert leakage.at_false_alarms(members, others, share=0.67) == 1.0
+
+
+def test_rebuilt_images_are_judged_by_the_truth() -> None:
+    """The second guess is an own image but for its brightness, the first one nearly so."""
+    every = torch.tensor([[1.0, 0, 0], [0, 1.0, 0], [1.0, 1.0, 0]]), torch.tensor([4, 4, 4])
+    own = every[0][:2], every[1][:2]
+    guess = torch.stack([torch.tensor([0.9, 0.1, 0.0]), 3 * every[0][1] + 1])
+    found = inversion.judged(guess, torch.tensor([4, 4]), own, every)
+    assert [one.recognised for one in found] == [True, True]
+    assert [one.likeness for one in found] == pytest.approx([0.9948, 1.0], abs=1e-3)
+    assert [one.chance for one in found] == pytest.approx([2 / 3] * 2)
+    assert inversion.variation(torch.tensor([[[[0.0, 1.0], [0.0, 1.0]]]])) == 0.5
+
+
+def test_one_image_of_one_step_is_read_off_exactly(tmp_path: Path) -> None:
+    """The first layer's gradient is the image times that of the bias, unit by unit."""
+    run = uploads.experiment("fedavg", "mlp", batch_size=1, local_epochs=1, momentum=0.0)
+    ctx = context_of(run, uploads.dealt(run, tmp_path), 0)
+    x, y = ctx.stream.train(0)
+    own, every = (x[:1], y[:1]), (x, y)
+    found = inversion.read_off(inversion.update_of(uploads.trained_on(run, ctx, *own)), own, every)
+    assert [one.recognised for one in found] == [True]
+    assert found[0].likeness == pytest.approx(1.0, abs=1e-4)
