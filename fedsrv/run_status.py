@@ -111,6 +111,8 @@ class RunStatus:
     waiting: str = ""
     """The last line about a wait; empty once all whom it names have come or answered."""
     awaited: set[str] = field(default_factory=set)
+    privacy: dict[str, float] = field(default_factory=dict)
+    """What was spent of the clients' privacy, where noise hides them."""
     finished: bool = False
     head: str = ""
     """The newest head of the run's history that is safe: NUMBER:LINK."""
@@ -154,6 +156,7 @@ class RunStatus:
             self.waiting = self.work = ""
             self.task = int(facts.get("task", -1))
             self.interactions, self.loss = int(facts.get("of") or 0), facts.get("loss")
+            self.privacy = dict(facts.get("privacy") or {})
         elif event.kind in ("scores", "finished"):
             self.metrics = dict(facts.get("metrics") or {})
             self.finished = event.kind == "finished"
@@ -191,7 +194,9 @@ class RunStatus:
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as values of JSON."""
-        plain = ("interaction", "round", "task", "interactions", "loss", "metrics", "waiting")
+        plain = (
+            "interaction", "round", "task", "interactions", "loss", "metrics", "waiting", "privacy"
+        )  # fmt: skip
         return {
             **{name: getattr(self, name) for name in plain},
             "work": self.work,
@@ -217,6 +222,7 @@ class RunStatus:
             f"scores: {scores_text(self.metrics)}",
             f"clients seen lately: {len(self.present)}",
         ]
+        found += [f"privacy spent: {spent_text(self.privacy)}"] if self.privacy else []
         found += [f"waiting: {self.waiting}"] if self.waiting else []
         found += [f"server: {self.work}"] if self.work else []
         found += [f"history: {self.head}"] if self.head else []
@@ -243,6 +249,12 @@ def scores_text(metrics: object) -> str:
     known = metrics if isinstance(metrics, Mapping) else {}
     found = [f"{key} {_score(key, known[key])}" for key in SHOWN if key in known]
     return ", ".join(found) or "nothing to show"
+
+
+def spent_text(privacy: Mapping[str, object]) -> str:
+    """Return what was spent of the clients' privacy."""
+    epsilon, delta = (number_text(privacy.get(key)) for key in ("epsilon", "delta"))
+    return f"epsilon {epsilon} at delta {delta}, {number_text(privacy.get('releases'))} releases"
 
 
 def _score(name: str, value: object) -> str:

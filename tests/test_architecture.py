@@ -72,7 +72,8 @@ ROOMS = {
     "fedmodels": (
         "errors", "machine", "printable", "units", "charts", "log_lines", "files", "processes",
         "own_code", "page_server", "commands", "tensors", "data_description", "numerics",
-        "secure_sum", "config", "reductions", "nets", "training", "techniques", "methods",
+        "secure_sum", "config", "reductions", "nets", "privacy", "training", "techniques",
+        "methods",
         "resolution",
     ),
     "fedpb": (

@@ -41,6 +41,7 @@ from fedmodels.training.hooks import init_client
 from fedmodels.training.loop import ClientHalf, score, train_locally
 from fedmodels.training.method import LocalResult
 from fedmodels.training.position import Position
+from fedmodels.training.private_uploads import with_own_noise
 from fedmodels.training.returned import check_upload
 from fedmodels.training.run import RunFacts
 from fedpb.orders import WITHOUT_PAYLOAD
@@ -353,7 +354,10 @@ class Worker:
             self._add_counts(report, order, half.ctx, "after_local", half.payload, done.state)
             self.final_model.keep_scored(order, half.ctx.net)
         stored = self._stored(order) if self.compression.feedback else done.state
-        upload, residual = self.compression.returned_by(done.upload, half.payload, stored)
+        leaving = with_own_noise(
+            self.method, self.run, done.upload, half.payload, self.states.secret, order.interaction
+        )
+        upload, residual = self.compression.returned_by(leaving, half.payload, stored)
         if self.set_up.secure is not None:
             received = half.payload.weights
             upload = self._secure_client.masked(order, upload, received, self.set_up.secure)

@@ -22,6 +22,7 @@ from fedmodels.training.announcement import check_announcement
 from fedmodels.training.compression import Compression
 from fedmodels.training.criterion import check_own_loss
 from fedmodels.training.method import Method
+from fedmodels.training.private_uploads import spec_as_sent
 from fedmodels.training.run import RunFacts
 from fedmodels.training.secure_upload import SecureUpload, check_secure_sum
 from fedmodels.training.server_optimizer import check_server_optimizer
@@ -75,7 +76,11 @@ class Plan:
         tasks, weights = fixed_tasks(store, profiles), fixed_weights(store, profiles)
         trainers = [0] if experiment.method.pools_data else range(experiment.schedule.clients)
         aside = store.aside()
-        steps = schedule.steps(experiment, trainers, tasks, weights, aside)
+        chance = None  # of who takes part: a secret where the privacy of the run counts with it
+        if store.releases is not None:
+            secret = store.releases.secret
+            chance = lambda round, client: secret.chance(f"cohort/{round}/{client}")  # noqa: E731
+        steps = schedule.steps(experiment, trainers, tasks, weights, aside, chance)
         check_reference(experiment, steps)
         check_stopping(experiment, tasks.values())
         terms = ReportValidator(method, run, profiles, steps)
@@ -166,7 +171,7 @@ class Plan:
     @cached_property
     def upload_spec(self) -> BundleSpec:
         """The specification of an upload as it travels."""
-        return self.compression.upload_spec(self.method.upload_spec(self.run))
+        return spec_as_sent(self.method, self.run, self.compression)
 
     @cached_property
     def secure(self) -> SecureUpload | None:

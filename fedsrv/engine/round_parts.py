@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,14 +13,17 @@ from fedmodels.numerics.prototypes import drift
 from fedmodels.numerics.randomness import derive_seed
 from fedmodels.reductions.rule import rule_of
 from fedmodels.tensors.aggregation_rule import Facts
-from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId, state_digest
+from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId, Weights, state_digest
+from fedmodels.tensors.declared_counts import check_numbers
 from fedmodels.training.contexts import ServerContext, ServerData, ServerState
 from fedmodels.training.fault import name_faults
 from fedmodels.training.hooks import as_uploads, broadcast, evaluation, init_client, init_server
+from fedmodels.training.private_uploads import count_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.cohort import Answers, Trip, fewest_alive
 from fedsrv.engine.commits import Commits, odd_commit
 from fedsrv.engine.plan import Plan
+from fedsrv.engine.private_rounds import PrivateRounds
 from fedsrv.engine.reduction import Reduced, reduced
 from fedsrv.engine.rows import add_wire, put_scores, record_of
 from fedsrv.engine.schedule import Step
@@ -39,6 +42,10 @@ class RoundParts:
         self.plan, self.commits, self.server_data = plan, commits, server_data
         self.cohort, self.store, self.events = commits.cohort, commits.store, commits.events
         self.experiment, self.method = commits.store.experiment, plan.method
+        self.privacy = PrivateRounds(plan, self.store) if self.store.releases is not None else None
+        """Puts noise on what leaves the clients, where the config asks for it."""
+        self._given: Weights = {}
+        """The weights that the present cohort was given."""
         self.rule = rule_of(self.experiment.server)
         """How uploads become one result."""
 
@@ -90,22 +97,40 @@ class RoundParts:
 
     def training(self, ctx: ServerContext, state: ServerState, is_scored: bool) -> Trip:
         """Return the orders of a cohort to train from a state."""
-        plan, wanted = self.plan, self.experiment.cohort_size
+        plan, wanted = self.plan, self._wanted(ctx)
         common, personal = broadcast(self.method, ctx, state)
+        self._given = common.weights
         views = ["after_local"] if is_scored and plan.scores_trained else []
         orders = self.orders(ctx, rpc.ORDER_KIND_TRAIN, ctx.cohort, views)
         is_sum = self.method.reduction == "mean" and not self.rule.reads_each
-        count = self.method.count if is_sum else None
+        count = self.count if is_sum and not self._needs_each else None
         return plan.trip(
             orders, common, personal, plan.upload_spec, plan.needed(ctx.cohort, wanted), count,
             check_upload=partial(self._check_upload, plan, ctx, state), enough=wanted,
         )  # fmt: skip
+
+    def _wanted(self, ctx: ServerContext) -> int:
+        """Return how many uploads end an interaction."""
+        schedule = self.experiment.schedule
+        return len(ctx.cohort) if schedule.sampling == "poisson" else self.experiment.cohort_size
+
+    @property
+    def count(self) -> Callable[[Bundle], float]:
+        """What an upload counts in the mean: with noise on sums, all count alike."""
+        return count_of(self.method, self.plan.run)
+
+    @property
+    def _needs_each(self) -> bool:
+        """Whether each upload is bounded here, before it enters a sum."""
+        return self.privacy is not None and self.privacy.privacy.noise_at_server
 
     def _check_upload(
         self, plan: Plan, ctx: ServerContext, state: ServerState, client: ClientId, upload: Bundle
     ) -> None:
         """Check the values of an upload that was trained from a state; called from any thread."""
         assert isinstance(client, int), "the evaluator trains nothing"
+        if self.privacy is not None and self.privacy.privacy.noise_at_clients:
+            return check_numbers(upload)  # no other value means anything to the method
         announced = plan.terms.announced(client, plan.steps[ctx.interaction])
         with name_faults(self.method, PayloadError):
             self.method.check_upload(ctx, state, upload, announced)
@@ -180,7 +205,15 @@ class RoundParts:
         seed = derive_seed(self.experiment.seed, "rule", ctx.interaction, "method")
         facts = Facts(seed, ctx.interaction, _given(state) if self.rule.reads_each else Bundle())
         uploads = as_uploads(self.method, sent, results.mean, self.rule, facts, results.sums)
-        needed = self.plan.needed(ctx.cohort, self.experiment.cohort_size)
+        if self.privacy is not None:
+            expected = self.privacy.expected(
+                self.plan.steps[ctx.interaction], self.plan, ctx.cohort
+            )
+            sums = results.sums
+            folded = sums[0].mean.weights if sums else results.mean
+            came = {} if sums == [] else sent
+            uploads = self.privacy.uploads(ctx, expected, self._given, came, folded) or uploads
+        needed = self.plan.needed(ctx.cohort, self._wanted(ctx))
         found = reduced(self.method, ctx, state, uploads, needed)
         self.leave_out(ctx, results, found.left_out)
         moved = drift(*(s.common.prototypes.get("class") for s in (state, found.state)))
@@ -202,7 +235,10 @@ class RoundParts:
             began: time on the monotonic clock at which clients were asked.
             done: the same, at which they had answered.
         """
-        record = record_of(step, results, found, self.method.count)
+        record = record_of(step, results, found, self.count)
+        if self.privacy is not None:
+            record["privacy"] = {**self.privacy.facts}
+            record["metrics"]["epsilon"] = self.privacy.facts["epsilon"]
         if new := [g.to_json() for g in self.plan.growths if g.interaction == step.interaction]:
             record["growths"] = new
         record["seconds"]["server"] = time.monotonic() - done
@@ -247,6 +283,15 @@ class RoundParts:
         add_wire(record, results)
         self._fill_in(step, record, scores)
         self.store.add_scores(record)
+
+    def score_unscored(self, state: ServerState) -> None:
+        """Score the last committed state, where the run ends and its round was not to be scored."""
+        record = self.store.record(self.store.committed)
+        if record is None or any("views" in row for row in record["clients"].values()):
+            return
+        step = self.plan.steps[self.store.committed]
+        if self.plan.views(step):
+            self.score(step, record, Scores(), state)
 
     def accuracy_on(self, step: Step, clients: Sequence[int], state: ServerState) -> float | None:
         """Return the mean accuracy of clients' received models on their tasks of a step.

@@ -118,6 +118,11 @@ class Engine:
             if stopping.may and self._has_enough(stopping, parts.commits, step.interaction):
                 self.events.tell("note", line=f"{step.round} rounds are enough: {stopping.why()}")
                 break
+            if parts.privacy is not None and (why := parts.privacy.spent_up(step)):
+                self.events.tell("note", line=f"the run ends after round {step.round}: {why}")
+                parts.commits.settle()
+                parts.score_unscored(rounds.state)
+                break
             rounds.interact(step)
         parts.commits.settle()
         if isinstance(rounds, Rounds) and rounds.secure is not None:
@@ -211,7 +216,7 @@ class Rounds:
             return self.secure.train(ctx, self.state, is_scored)
         trip = parts.training(ctx, self.state, is_scored)
         results = parts.cohort.send_and_receive(trip)
-        odd = far_out(results.measured())
+        odd = {} if parts.privacy is not None else far_out(results.measured())
         left = tuple(client for client in results.by_client if client not in odd)
         check_left(odd, left, parts.experiment.server.min_clients, ctx.round)
         parts.leave_out(ctx, results, odd)

@@ -194,6 +194,7 @@ def commit_facts(record: Record) -> dict[str, Any]:
         "bytes": {way: record["bytes"][way] for way in ("down", "up")},
         "seconds": record["seconds"]["wall"],
         "failed": record.get("failed", {}),
+        **({"privacy": record["privacy"]} if "privacy" in record else {}),
     }
 
 

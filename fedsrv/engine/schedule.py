@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -62,12 +62,34 @@ def draw_cohort(
     return tuple(sorted(int(c) for c in rng.choice(known, size, replace=False, p=chances)))
 
 
+Chance = Callable[[int, int], float]
+"""Gives the number in [0, 1) that decides whether a client takes part in a round."""
+
+
+def independent_cohort(
+    chance: Chance, round: int, candidates: Sequence[int], rate: float
+) -> tuple[int, ...]:
+    """Draw each candidate with the same chance, whoever else is drawn.
+
+    Where nobody is, the first of all takes part, so that every round has a cohort.
+
+    Args:
+        chance: gives the number of a client and a round.
+        round: which round.
+        candidates: clients to draw from.
+        rate: the chance.
+    """
+    drawn = tuple(sorted(c for c in candidates if chance(round, c) < rate))
+    return drawn or tuple(sorted(candidates)[:1])
+
+
 def steps(
     experiment: Experiment,
     trainers: Sequence[int],
     tasks: Mapping[int, int],
     weights: Mapping[int, int] | None = None,
     aside: Mapping[int, int] | None = None,
+    chance: Chance | None = None,
 ) -> list[Step]:
     """Return every interaction of a run.
 
@@ -78,6 +100,7 @@ def steps(
             part in the interactions of the tasks it has.
         weights: of each client, as for :func:`draw_cohort`.
         aside: the first interaction without each client that was set aside.
+        chance: decides who takes part with independent chances; from the run's seed unless given.
 
     Raises:
         ConfigError: the availability trace cannot be used, or nobody is there in any round.
@@ -87,7 +110,7 @@ def steps(
         return []  # they come with the stages
     if trainers and {*trainers} <= aside.keys():
         raise ConfigError("every client that trains was set aside (--without): nobody is left")
-    found = list(_visits(experiment, trainers, tasks, weights, aside))
+    found = list(_visits(experiment, trainers, tasks, weights, aside, chance))
     if not found and trainers and experiment.schedule.availability is not None:
         raise ConfigError("[schedule] availability: no client is there in any round")
     return [
@@ -109,15 +132,18 @@ def _visits(
     tasks: Mapping[int, int],
     weights: Mapping[int, int] | None,
     aside: Mapping[int, int],
+    chance: Chance | None,
 ) -> Iterator[tuple[int, int, tuple[int, ...]]]:
     """Yield (round, task, cohort) in order; a round without anybody is left out."""
     schedule, size = experiment.schedule, experiment.cohort_size + experiment.schedule.over_select
-    availability = read_availability(experiment)
+    availability, rate = read_availability(experiment), size / schedule.clients
 
     def drawn(round: int, candidates: Sequence[int], size: int) -> tuple[int, ...]:
         there = candidates
         if availability:
             there = [c for c in candidates if is_there(availability, c, round)]
+        if schedule.sampling == "poisson":
+            return independent_cohort(chance or _seeded(experiment.seed), round, there, rate)
         return draw_cohort(experiment.seed, round, there, size, weights)
 
     most, number = max((tasks[c] for c in trainers), default=0), 0
@@ -147,6 +173,11 @@ def _visits(
                 if cohort:
                     yield round, task, cohort
                     number += 1
+
+
+def _seeded(seed: int) -> Chance:
+    """Return chances that everybody who knows the seed knows as well."""
+    return lambda round, client: derive_seed(seed, client, round, "cohort") / 2.0**63
 
 
 def stage_steps(

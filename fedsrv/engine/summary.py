@@ -23,6 +23,7 @@ from fedmodels.numerics.metrics import (
 )
 from fedmodels.numerics.streams import lost_in_stream
 from fedmodels.own_code import short_name
+from fedmodels.privacy.promise import assumptions
 from fedmodels.training.fault import line_of
 from fedsrv.engine.choice import chosen
 from fedsrv.engine.schedule import Step, is_scored
@@ -88,9 +89,19 @@ def summarise(
             "peak_client_rss_bytes": max((row.get("peak_rss_bytes", 0) for row in rows), default=0),
         },
         "state_sha256": state_sha256,
+        **privacy_of(records, experiment),
         **({"skipped_examples": skipped} if skipped else {}),
         **({"figures_missing": missing} if missing else {}),
     }
+
+
+def privacy_of(records: Sequence[Record], experiment: Experiment) -> dict[str, dict[str, Any]]:
+    """Return what the run spent of its clients' privacy, and under which assumptions."""
+    privacy, spent = experiment.privacy, [r["privacy"] for r in records if "privacy" in r]
+    if privacy is None or not spent:
+        return {}
+    noise = {"noise_multiplier": privacy.noise_multiplier}
+    return {"privacy": {**spent[-1], **noise, "assumes": assumptions(experiment)}}
 
 
 @contextmanager
@@ -128,6 +139,8 @@ def run_metrics(
         out |= _a_sel_by_task(records, experiment.evaluate.last_rounds)
     else:
         out.pop("a_sel", None)  # the cohort is everybody: a_loc
+    if spent := [r["metrics"]["epsilon"] for r in records if "epsilon" in r["metrics"]]:
+        out["epsilon"] = spent[-1]  # it adds up: no mean
     out |= _best_rounds(scored, experiment.evaluate.select_by)
     out |= _chosen_round(records, experiment.chosen_by)
     iaa = [metrics["iaa"] for metrics in scored if "iaa" in metrics]

@@ -18,6 +18,7 @@ from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.tensors.declared_counts import check_numbers
 from fedmodels.training.compression import Compression
 from fedmodels.training.method import Method
+from fedmodels.training.private_uploads import spec_as_sent
 from fedmodels.training.run import RunFacts
 from fedmodels.training.secure_upload import SecureUpload
 from fedpb.v1 import coordinator_pb2 as rpc
@@ -64,7 +65,7 @@ class RelayedRun:
         secure = SecureUpload.of(self.method, self.facts)
         if secure is not None:
             return secure.spec
-        return self._compression.upload_spec(self.method.upload_spec(self.facts))
+        return spec_as_sent(self.method, self.facts, self._compression)
 
     @cached_property
     def payload_spec(self) -> Mapping[str, BundleSpec]:

@@ -7,12 +7,13 @@ from functools import partial
 from statistics import fmean
 
 from fedmodels.numerics.metric_names import metric
+from fedmodels.printable import printable
 from fedmodels.units import bytes_text
 from fedsrv.report import quantities as q
 from fedsrv.report.comparison import best_group, main_metrics
 from fedsrv.report.panels import listed
 from fedsrv.report.quantities import view_name
-from fedsrv.report.run_record import RunRecord, SeedGroup, rare_classes
+from fedsrv.report.run_record import RunRecord, SeedGroup, number, rare_classes, table
 
 MAX_SAID = 4
 """Groups that a sentence calls by name."""
@@ -26,7 +27,14 @@ def story(groups: Sequence[SeedGroup]) -> list[str]:
     A question that the runs do not answer is left out.
     """
     name = main_metrics(groups)[0]
-    parts = (_how_good, _on_rare_classes, _on_old_tasks, _who_helped, _at_what_cost)
+    parts = (
+        _how_good,
+        _on_rare_classes,
+        _on_old_tasks,
+        _who_helped,
+        _at_what_cost,
+        _what_was_spent,
+    )
     return [sentence for part in parts for sentence in part(groups, name)]
 
 
@@ -113,6 +121,18 @@ def _at_what_cost(groups: Sequence[SeedGroup], name: str) -> Iterator[str]:
             sizes[group.label] = sent
     if texts:
         yield f"Clients sent: {_each(texts, sizes)}."
+
+
+def _what_was_spent(groups: Sequence[SeedGroup], name: str) -> Iterator[str]:
+    assumed = dict[str, list[str]]()
+    for group in groups:
+        privacy = table(group.runs[0].summary.get("privacy"))
+        epsilon, delta = number(privacy.get("epsilon")), number(privacy.get("delta"))
+        if epsilon is not None and delta is not None:
+            said = f"{group.label} epsilon {epsilon:.3g} at delta {delta:g}"
+            assumed.setdefault(printable(str(privacy.get("assumes", ""))), []).append(said)
+    for assumes, spent in assumed.items():
+        yield f"Privacy spent: {', '.join(spent)}. Each {assumes}."
 
 
 def _of(groups: Sequence[SeedGroup], name: str) -> dict[str, float]:

@@ -72,6 +72,9 @@ class Record(TypedDict):
     """Asynchronous: the clients with an order that is not counted yet, and its interaction."""
     growths: NotRequired[list[dict[str, Any]]]
     """Of an open run: what it grew by before this interaction (:mod:`fedsrv.engine.growth`)."""
+    privacy: NotRequired[dict[str, float]]
+    """With noise that hides clients: ``epsilon`` at ``delta`` after so many ``releases``, this one
+    included; ``clip`` and ``clip_next`` where the bound adapts."""
     series: NotRequired[Mapping[str, Any]]
     """Nested lists for the reports, such as ``aggregation_weights``."""
 

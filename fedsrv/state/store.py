@@ -30,6 +30,7 @@ from fedsrv.state.cross_check import differences
 from fedsrv.state.history import History
 from fedsrv.state.ledger import Ledger
 from fedsrv.state.record import Record, trained_in
+from fedsrv.state.releases import Releases
 from fedsrv.state.run_directory import (
     another_config,
     holds_commits,
@@ -91,6 +92,10 @@ class Store:
             with writing(path):
                 self._reconcile_files()
                 self.rewrite_lines()
+                privacy = experiment.privacy
+                hides = privacy is not None and privacy.hides_clients
+                self.releases = Releases(path, self.committed) if hides else None
+                """What was spent of the clients' privacy, where noise hides them."""
         except BaseException:
             self.close()
             raise

@@ -27,6 +27,7 @@ from fedmodels.own_code import (
     renew,
     with_place,
 )
+from fedmodels.privacy.accounting import with_noise
 
 if TYPE_CHECKING:
     from fedmodels.training.method import Method
@@ -132,6 +133,10 @@ def experiment_of(
         raise ConfigError(f"{source}: {error}") from None
     table = experiment.method
     resolved = MethodTable(name=table.name, code_sha256=table.code_sha256, **settings)
+    try:
+        experiment = with_noise(experiment)
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from None
     return experiment.model_copy(update={"method": resolved})
 
 

@@ -76,8 +76,10 @@ class Schedule(StrictTable):
     """Clients of the run."""
     per_round: PositiveCount | None = None
     """Clients in a cohort, with ``asynchronous`` those that train at once; by default all."""
-    sampling: Literal["uniform", "weighted"] = "uniform"
-    """How a cohort is drawn: each client alike, or by its number of training examples."""
+    sampling: Literal["uniform", "weighted", "poisson"] = "uniform"
+    """How a cohort is drawn: each client alike, or by its number of training examples. With
+    ``poisson`` each client takes part with the chance ``per_round`` / ``clients``, whoever else
+    does, so that the size of a cohort varies; ``[privacy]`` spends less for it."""
     over_select: Count = 0
     """Clients beyond ``per_round`` that train as well. A round ends with the first ``per_round``
     uploads, so that stragglers hold up nobody. Which uploads these are depends on time, and is
@@ -158,8 +160,12 @@ class Schedule(StrictTable):
                 raise ValueError(f'{key} has no meaning with order = "asynchronous"')
         if self.over_select and not self.selects:
             raise ValueError("over_select needs per_round below clients: there is nobody else")
-        if self.sampling == "weighted" and not self.selects:
-            raise ValueError('sampling = "weighted" needs per_round below clients')
+        if self.sampling != "uniform" and not self.selects:
+            raise ValueError(f'sampling = "{self.sampling}" needs per_round below clients')
+        if self.sampling == "poisson" and (self.over_select or self.availability or self.open):
+            raise ValueError(
+                'sampling = "poisson" knows no over_select, no availability and no open run'
+            )
         return self
 
     @model_validator(mode="after")

@@ -1,19 +1,22 @@
-"""What a config says of privacy: ``[privacy]``."""
+"""``[privacy]``: what is done so that what leaves a client tells little of it."""
 
 from __future__ import annotations
 
 import math
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
-from fedmodels.config.bounds import PositiveCount
+from fedmodels.config.bounds import Positive, PositiveCount
 from fedmodels.config.strict_table import StrictTable
 
+Names = Annotated[tuple[str, ...], Field(strict=False)]  # TOML has lists only
+Chance = Annotated[float, Field(gt=0, lt=1)]
 Announced = Literal["exact", "rounded", "none"]
 """How exactly clients tell how many examples of each class they have."""
 HOW: tuple[Announced, ...] = ("exact", "rounded", "none")
 """The same in falling order of what is told."""
+
 FEWEST = 3
 """Clients below which a sum tells a client too much of the others."""
 
@@ -46,7 +49,37 @@ def _defaults(value: Any) -> Any:
 
 
 class Privacy(StrictTable):
-    """``[privacy]``: what is kept from others by computation, or not told at all."""
+    """``[privacy]``: what is kept from others; docs/differential-privacy.md tells of the noise."""
+
+    level: Literal["client", "example"] | None = None
+    """Whose presence the noise hides: a whole client's, or that of one training example of a
+    client. Left out, there is no noise."""
+    where: Literal["server", "clients"] = "server"
+    """Who adds the noise of ``level = "client"``: the server, which everybody then trusts, to the
+    sum of the uploads, or every client its share. Where a method reads uploads one by one, clients
+    add all of it to each."""
+    clip: Positive = 1.0
+    """Largest norm of what a client changed in the weights; with ``level = "example"``, of the
+    gradient of an example. What is longer is scaled down to it."""
+    clip_quantile: Chance | None = None
+    """With the noise at the server, let ``clip`` follow this quantile of the clients' norms (Andrew
+    et al., 2021); ``clip`` is where it begins."""
+    prototype_clip: Positive | None = None
+    """Largest norm of all class prototypes of a client together; with ``level = "example"``, of the
+    embedding of an example. Needed where a method sends prototypes."""
+    histogram_clip: Positive | None = None
+    """Largest norm of a client's histograms. Needed where a method sends histograms."""
+    noise_multiplier: Positive | None = None
+    """Standard deviation of the noise on a sum over the largest norm of one part of it. Left out,
+    it is the smallest one that keeps all rounds within ``epsilon``."""
+    epsilon: Positive | None = None
+    """The run ends before it spends more than this."""
+    delta: Chance | None = None
+    """The chance that epsilon does not hold; it should be well below 1 / the number of clients, or
+    of a client's examples."""
+    allow: Names = ()
+    """What else leaves clients, beside what the noise covers: a run names it, so that nobody
+    overlooks it. A run that does not name it is refused with the names."""
 
     announce: Announced = "exact"
     """How many examples of each class a client tells: as many as it has; ``rounded`` up to a power
@@ -55,3 +88,56 @@ class Privacy(StrictTable):
     secure_sum: Annotated[SecureSum | None, BeforeValidator(_defaults)] = None
     """Let the coordinator see sums of uploads alone: ``true``, or a table with what differs from
     the defaults (docs/secure-aggregation.md). Needs the extra ``secure-sum``."""
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Privacy:
+        if self.level is None:
+            known = type(self).model_fields
+            for key in sorted(_OF_NOISE):
+                if getattr(self, key) != known[key].default:
+                    raise ValueError(f'{key} does nothing without level = "client" or "example"')
+            return self
+        if self.delta is None:
+            raise ValueError("give delta, such as 1e-5: well below 1 / the number of clients")
+        if self.noise_multiplier is None and self.epsilon is None:
+            raise ValueError("give noise_multiplier, or the epsilon that the run may spend")
+        if self.clip_quantile is not None and (self.level, self.where) != ("client", "server"):
+            raise ValueError('clip_quantile needs level = "client" and where = "server"')
+        if self.level == "example" and self.where != "server":
+            raise ValueError('where belongs to level = "client": clients hide their own examples')
+        return self
+
+    @property
+    def noise(self) -> float:
+        """The noise multiplier, once it is known."""
+        assert self.noise_multiplier is not None, "a resolved table has it"
+        return self.noise_multiplier
+
+    @property
+    def chance(self) -> float:
+        """The chance that epsilon does not hold: delta."""
+        assert self.delta is not None, "a table with a level has it"
+        return self.delta
+
+    @property
+    def hides_clients(self) -> bool:
+        """Whether the noise hides whole clients."""
+        return self.level == "client"
+
+    @property
+    def noise_at_clients(self) -> bool:
+        """Whether clients add the noise that hides whole clients."""
+        return self.hides_clients and self.where == "clients"
+
+    @property
+    def noise_at_server(self) -> bool:
+        """Whether the server adds it."""
+        return self.hides_clients and self.where == "server"
+
+    @property
+    def hides_examples(self) -> bool:
+        """Whether clients hide their examples."""
+        return self.level == "example"
+
+
+_OF_NOISE = frozenset(Privacy.model_fields) - {"level", "announce", "secure_sum"}

@@ -232,6 +232,12 @@ SCORES = (
         better=-1, unit="", range="≥ 0", population=SCORERS,
     ),
     Metric(
+        "epsilon", "privacy spent",
+        "epsilon of all releases so far at `privacy.delta`, with noise that hides clients or their "
+        "examples: docs/differential-privacy.md",
+        better=-1, unit="", range="≥ 0",
+    ),
+    Metric(
         "chosen_round", "round that is best on validation parts",
         "the scored round, from 1, with the best `validation_f1`, or the best "
         "`validation_accuracy` by `select_by`; of equal ones the earliest",

@@ -33,6 +33,11 @@ class Secret:
         """Draw a secret from the operating system's entropy."""
         return cls(os.urandom(SECRET_BYTES))
 
+    def chance(self, purpose: str) -> float:
+        """Return a number in [0, 1), uniform over purposes."""
+        drawn = hashlib.shake_256(self.key + f"fedtide/chance/{purpose}".encode()).digest(8)
+        return float((int.from_bytes(drawn, "little") >> 11) * 2.0**-53)
+
     def normal(self, content: Tensor, purpose: str) -> Tensor:
         """Return N(0, 1) numbers of a tensor's shape and dtype, for this content and purpose alone.
 

@@ -21,7 +21,9 @@ from fedmodels.secure_sum.masks import Vector
 from fedmodels.tensors.bundle import Bundle, Prototypes, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec, TensorSpec
 from fedmodels.tensors.uploads import Summed
+from fedmodels.training.compression import Compression
 from fedmodels.training.method import Method
+from fedmodels.training.private_uploads import count_of, spec_as_sent
 from fedmodels.training.run import RunFacts
 
 MASKED = "masked"
@@ -55,7 +57,8 @@ class SecureUpload:
         rules = run.experiment.secure_sum
         if rules is None:
             return None
-        spec, classes = method.upload_spec(run), run.problem.num_classes
+        spec = spec_as_sent(method, run, Compression())
+        classes = run.problem.num_classes
         if why := _unfit(method, spec):
             raise ConfigError(f"[privacy] secure_sum: {method.name} {why}")
         weights = {k.removeprefix(_PREFIX): s for k, s in spec.required.items() if _is_weight(k)}
@@ -77,9 +80,8 @@ class SecureUpload:
         levels = {level: (classes, shape[1] or 0) for level, shape in rows.items()}
         scalars = {k: s for k, s in spec.required.items() if k.startswith("scalars/")}
         by_examples = method.weighs_prototypes
-        return cls(
-            rules, summed, tuple(given), levels, by_examples, BundleSpec(scalars), method.count
-        )
+        count = count_of(method, run)
+        return cls(rules, summed, tuple(given), levels, by_examples, BundleSpec(scalars), count)
 
     @property
     def length(self) -> int:

@@ -39,6 +39,7 @@ WORDS = {
     "data.columns.missing_values": "cells",
     "training.optimizer_options": "arguments of a class of torch",
     **dict.fromkeys(("data.classes", "data.columns.classes"), "classes"),
+    "privacy.allow": "of what leaves a client",
 }
 """Keys that take any text, which names nothing on a machine."""
 SWITCHES = {

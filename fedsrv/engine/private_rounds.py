@@ -1,0 +1,284 @@
+"""Rounds whose uploads reach the method as one sum with noise alone, and what the run has spent.
+
+The method's server half gets one upload in place of all: the mean of the clients' bounded
+contributions with noise (:mod:`fedmodels.privacy`). Whatever it computes of it costs no privacy.
+Nothing else that depends on single uploads enters the state, so no upload is left out for lying far
+out of its cohort: its bound is what limits it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from fedmodels.config.experiment import Experiment
+from fedmodels.errors import ConfigError
+from fedmodels.privacy.accounting import epsilon_of, releases_of_clients
+from fedmodels.privacy.contributions import Contributions
+from fedmodels.privacy.coverage import check_allowed, told_beside
+from fedmodels.privacy.mechanism import clipped, noise_stds, noised
+from fedmodels.tensors.bundle import Bundle, Weights
+from fedmodels.tensors.uploads import Uploads
+from fedmodels.tensors.weighted_mean import weighted_mean
+from fedmodels.training.contexts import ServerContext
+from fedmodels.training.private_uploads import alike, contributions, noise_share
+from fedsrv.engine.plan import Plan
+from fedsrv.engine.schedule import Step, takes_part
+from fedsrv.state.store import Store
+
+WEIGHTS, FRACTION = "weights", "fraction"
+"""``fraction`` is a part of one number: how many clients lie within a bound that adapts."""
+RATE = 0.2
+"""Of the geometric steps by which the bound adapts (Andrew et al., 2021, Section 3)."""
+
+
+class PrivateRounds:
+    """What ``[privacy] level = "client"`` adds to the rounds of a run."""
+
+    def __init__(self, plan: Plan, store: Store) -> None:
+        """Begin, or go on after the last commit.
+
+        Raises:
+            ConfigError: the method, or the config, does not fit.
+        """
+        assert store.experiment.privacy is not None, "there is something to hide"
+        assert store.releases is not None, "a run that hides something has them"
+        self.privacy, self.releases = store.experiment.privacy, store.releases
+        self.noise, self.delta = self.privacy.noise, self.privacy.chance
+        self.store, self.method = store, plan.method
+        check_private_rounds(plan, store.experiment)
+        if self.privacy.epsilon is not None and self.cost(1) > self.privacy.epsilon:
+            raise ConfigError(
+                f"[privacy] epsilon = {self.privacy.epsilon:g}: one interaction alone costs "
+                f"{self.cost(1):.4g} with noise_multiplier = {self.noise:g}; give more noise"
+            )
+        self.facts: dict[str, Any] = {}
+        """Of the last release, for its record."""
+        self._clips: dict[int, float] = {}
+        """The bound that the last interaction left to the next one, where it adapts."""
+
+    # --- what it costs ----------------------------------------------------------------------------
+
+    def cost(self, times: int) -> float:
+        """Return epsilon of so many releases."""
+        experiment = self.store.experiment
+        return epsilon_of(releases_of_clients(experiment, self.noise, times), self.delta)
+
+    def spent_up(self, step: Step) -> str:
+        """Return why the run ends before a step; empty if it may be done."""
+        limit, after = self.privacy.epsilon, self.cost(self.releases.after(step.interaction))
+        if limit is None or after <= limit * (1 + 1e-9):
+            return ""
+        return (
+            f"the privacy of the run is spent: epsilon is {self.cost(len(self.releases)):.4g} at "
+            f"delta {self.delta:g}, and one more interaction would make it {after:.4g}, beyond "
+            f"[privacy] epsilon = {limit:g}"
+        )
+
+    # --- who takes part ---------------------------------------------------------------------------
+
+    def expected(self, step: Step, plan: Plan, cohort: Sequence[int]) -> float:
+        """Return how many clients are expected in an interaction, whoever answers."""
+        schedule = self.store.experiment.schedule
+        if schedule.sampling != "poisson":
+            return float(len(cohort))
+        rate = self.store.experiment.cohort_size / schedule.clients
+        taking = (c for c, tasks in plan.tasks.items() if tasks > step.task)
+        return rate * sum(takes_part(c, step.interaction, plan.aside) for c in taking)
+
+    # --- the release ------------------------------------------------------------------------------
+
+    def uploads(
+        self,
+        ctx: ServerContext,
+        expected: float,
+        given: Weights,
+        sent: Mapping[int, Bundle],
+        folded: Weights | None,
+    ) -> Uploads | None:
+        """Return what the method's server half gets in place of the uploads; None if nothing came.
+
+        Args:
+            ctx: the interaction.
+            expected: the number of clients that were expected.
+            given: the weights that all clients were given.
+            sent: the uploads by client.
+            folded: the mean of their weights, if it was taken as they came.
+        """
+        of, found = contributions(self.method, ctx.run), None
+        self.facts = {}
+        if not sent:  # an interaction counts all the same: that nobody came is told
+            self.releases.note(ctx.interaction, torch.zeros(0))
+        elif self.privacy.noise_at_clients:
+            found = self._of_clients(ctx, of, given, sent, folded)
+        else:
+            found = self._at_server(ctx, of, expected, given, sent)
+        self.facts |= {
+            "epsilon": self.cost(len(self.releases)),
+            "delta": self.delta,
+            "releases": len(self.releases),
+        }
+        return found
+
+    def _at_server(
+        self,
+        ctx: ServerContext,
+        of: Contributions,
+        expected: float,
+        given: Weights,
+        sent: Mapping[int, Bundle],
+    ) -> Uploads:
+        clips, noise = dict(of.clips), self.noise
+        if adapts := self.privacy.clip_quantile is not None:
+            clips[WEIGHTS] = self._clip_at(ctx.interaction)
+            noise = self._beside_fraction(expected)
+        stds = noise_stds(clips, noise)
+        if adapts:
+            clips[FRACTION], stds[FRACTION] = 0.5, self._fraction_noise(expected) / 2
+        sums = of.zeros()
+        for upload in sent.values():
+            vectors = of.vectors(upload, given)
+            if adapts:
+                within = float(vectors[WEIGHTS].norm() <= clips[WEIGHTS])
+                vectors[FRACTION] = torch.tensor([within - 0.5], dtype=torch.float64)
+            for part, vector in clipped(vectors, clips).items():
+                sums[part] = sums[part] + vector if part in sums else vector
+        self.releases.note(ctx.interaction, torch.cat([*sums.values()]))
+        drawn = noised(sums, stds, self.releases.secret, str(ctx.interaction))
+        mean = {part: vector / expected for part, vector in drawn.items()}
+        if adapts:
+            share = float(mean.pop(FRACTION)) + 0.5 * len(sent) / expected
+            self._adapt(ctx.interaction, clips[WEIGHTS], min(max(share, 0.0), 1.0))
+        deviations = {part: std / expected for part, std in stds.items()}
+        return self._as_uploads(of, of.upload(mean, given, deviations), sent)
+
+    def _of_clients(
+        self,
+        ctx: ServerContext,
+        of: Contributions,
+        given: Weights,
+        sent: Mapping[int, Bundle],
+        folded: Weights | None,
+    ) -> Uploads:
+        """Return the mean of uploads with noise; of a method that reads single ones, each."""
+        stds, is_mean = noise_stds(of.clips, self.noise), self.method.reduction == "mean"
+        means = [folded or weighted_mean([*sent.values()], [1.0] * len(sent), len(sent))]
+        arrived = means if is_mean else [upload.weights for upload in sent.values()]
+        vectors = [of.received(Bundle(weights), given) for weights in arrived]
+        self.releases.note(
+            ctx.interaction, torch.cat([v for found in vectors for v in found.values()])
+        )
+        if is_mean:
+            share = noise_share(self.method, ctx.run) / math.sqrt(len(sent))
+            deviations = {part: share * std for part, std in stds.items()}
+            return self._as_uploads(of, of.upload(vectors[0], given, deviations), sent)
+        each = {
+            client: of.joined(of.upload(found, given, stds), of.rest(upload))
+            for (client, upload), found in zip(sent.items(), vectors, strict=True)
+        }
+        return Uploads(each, alike, "each")
+
+    def _as_uploads(
+        self, of: Contributions, covered: Bundle, sent: Mapping[int, Bundle]
+    ) -> Uploads:
+        """Return one upload for all; where a run allows more, one for each that ends as they do."""
+        if not of.uncovered:
+            return Uploads({min(sent): covered}, alike, self.method.reduction)
+        each = {client: of.joined(covered, of.rest(u)) for client, u in sent.items()}
+        return Uploads(each, alike, self.method.reduction)
+
+    # --- the bound that adapts --------------------------------------------------------------------
+
+    def _clip_at(self, interaction: int) -> float:
+        """Return the bound of an interaction: as begun, or as the one before it left it."""
+        if interaction - 1 not in self._clips:
+            record = self.store.record(interaction - 1) if interaction else None
+            told = record.get("privacy", {}) if record else {}
+            return float(told.get("clip_next", self.privacy.clip))
+        return self._clips[interaction - 1]
+
+    def _adapt(self, interaction: int, clip: float, within: float) -> None:
+        """Let the bound of the weights follow the share of clients that lie within it."""
+        assert self.privacy.clip_quantile is not None, "it adapts"
+        following = clip * math.exp(-RATE * (within - self.privacy.clip_quantile))
+        self._clips = {interaction: following}
+        self.facts = {"clip": clip, "clip_next": following}
+
+    def _fraction_noise(self, expected: float) -> float:
+        """Return the noise multiplier of the fraction: a tenth of the clients, as in the paper."""
+        return max(expected / 10, 3 * self.noise)
+
+    def _beside_fraction(self, expected: float) -> float:
+        """Return the noise multiplier of the other parts, so that all cost what one sum does."""
+        return 1 / math.sqrt(self.noise**-2 - self._fraction_noise(expected) ** -2)
+
+
+def check_private_rounds(plan: Plan, experiment: Experiment) -> None:
+    """Check that a run can keep what ``[privacy] level = "client"`` promises.
+
+    Raises:
+        ConfigError: says what stands against it.
+    """
+    method, privacy, schedule = plan.method, experiment.privacy, experiment.schedule
+    assert privacy is not None, "there is something to hide"
+    of = contributions(method, plan.run)
+    if not of.clips:
+        raise ConfigError(
+            f"[privacy] has nothing to hide: clients of method {method.name!r} send no weights, "
+            "prototypes or histograms"
+        )
+    if method.reduction == "each" and not privacy.noise_at_clients:
+        raise ConfigError(
+            f"method {method.name!r} reads uploads one by one, and noise at the server covers "
+            'their sum alone: [privacy] where = "clients" adds all of the noise to each upload'
+        )
+    if experiment.server.reduce not in (None, "mean"):
+        raise ConfigError(
+            f"[server] reduce = {experiment.server.reduce!r} does not go with [privacy] level: how "
+            "far one client moves its result has no bound; leave it out, as each upload has one"
+        )
+    if experiment.secure_sum is not None and privacy.noise_at_server:
+        raise ConfigError(
+            "[privacy] secure_sum hides each upload from the server, which then bounds none: with "
+            'it, where = "clients"'
+        )
+    if privacy.clip_quantile is not None and WEIGHTS not in of.clips:
+        raise ConfigError("[privacy] clip_quantile follows weights, and the method sends none")
+    if schedule.is_asynchronous or schedule.over_select:
+        raise ConfigError(
+            "[privacy] needs cohorts that time does not choose: leave out over_select and "
+            'order = "asynchronous"'
+        )
+    if schedule.sampling == "poisson" and len({*plan.tasks.values()}) > 1:
+        raise ConfigError(
+            '[privacy] with sampling = "poisson" needs the same number of tasks at all clients'
+        )
+    views = {*experiment.evaluate.views} & {*method.views}
+    metrics = bool(method.reported(plan.run)) or experiment.evaluate.drift
+    beside = told_beside(scores=bool(views), metrics=metrics)
+    check_allowed(method.name, [*beside, *of.uncovered], privacy.allow)
+    if privacy.noise_at_clients:
+        _check_noise_of_clients(plan, experiment)
+
+
+def _check_noise_of_clients(plan: Plan, experiment: Experiment) -> None:
+    table = experiment.compression
+    if table is not None and table.up != "float32":
+        raise ConfigError('[privacy] where = "clients" sends float32: leave out [compression] up')
+    if plan.method.reduction == "each":
+        return
+    if experiment.schedule.sampling == "poisson":
+        raise ConfigError(
+            '[privacy] where = "clients" needs cohorts of a known size, whose noise adds up: leave '
+            'out sampling = "poisson"'
+        )
+    least = experiment.min_clients
+    if few := next((s for s in plan.steps if len(s.cohort) < least), None):
+        raise ConfigError(
+            f'[privacy] where = "clients": interaction {few.interaction + 1} has '
+            f"{len(few.cohort)} clients, and the noise adds up from {least} on; give [server] "
+            "min_clients, or all clients the same number of tasks"
+        )

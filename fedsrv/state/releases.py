@@ -1,0 +1,89 @@
+"""``privacy.jsonl``: the secret of a run's noise, and every release that was made with it.
+
+The first line holds 32 bytes of the operating system's entropy. Each further line is one release:
+its interaction, and a keyed digest of what the noise was added to. A line is on the disk before
+anything of the release leaves the coordinator. After a crash the same sum gets the same noise, and
+its line is there already, so nothing is spent twice. Another sum of the same interaction, as after
+a roll-back with other clients, gets other noise and a line of its own: that is spent as well.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+from torch import Tensor
+
+from fedmodels.errors import ArchiveError
+from fedmodels.files import replacing
+from fedmodels.numerics.secrecy import SECRET_BYTES, Secret
+from fedmodels.tensors.bundle import tensor_bytes
+
+NAME = "privacy.jsonl"
+
+
+class Releases:
+    """The secret and the releases of one run."""
+
+    def __init__(self, run: Path, committed: int) -> None:
+        """Open the file of a run directory, or make it.
+
+        Args:
+            run: the run directory, which is locked.
+            committed: the last committed interaction; with one, the file must be there.
+
+        Raises:
+            ArchiveError: the file is gone or damaged; nobody can say what was spent.
+        """
+        self.path = run / NAME
+        if not self.path.exists() and committed < 0:
+            with replacing(self.path, sync=True, private=True) as made:
+                made.write_text(json.dumps({"secret": Secret.fresh().key.hex()}) + "\n")
+        try:
+            text = self.path.read_text("ascii")
+            whole = text[: text.rfind("\n") + 1]  # a torn line left before anything else did
+            first, *lines = map(json.loads, whole.splitlines())
+            self.secret = Secret(bytes.fromhex(first["secret"]))
+            self._made = [(int(one["interaction"]), str(one["digest"])) for one in lines]
+        except FileNotFoundError:
+            raise self._lost("is gone") from None
+        except (ValueError, KeyError, TypeError) as error:
+            raise self._lost(f"cannot be read ({error})") from None
+        if len(self.secret.key) != SECRET_BYTES:
+            raise self._lost("holds no secret")
+        if missing := {*range(committed + 1)} - {interaction for interaction, _ in self._made}:
+            raise self._lost(f"lacks the release of interaction {min(missing) + 1}")
+        if whole != text:
+            os.truncate(self.path, len(whole))
+
+    def _lost(self, why: str) -> ArchiveError:
+        return ArchiveError(
+            f"{self.path} {why}: what the run has spent of its privacy cannot be told; put a copy "
+            "of it back"
+        )
+
+    def __len__(self) -> int:
+        """Return how many releases were made."""
+        return len(self._made)
+
+    def after(self, interaction: int) -> int:
+        """Return how many releases are made once every interaction up to one has its own.
+
+        Of a replay, an interaction that had a release before may need another one.
+        """
+        done = {number for number, _ in self._made}
+        return len(self._made) + len({*range(interaction + 1)} - done)
+
+    def note(self, interaction: int, content: Tensor) -> None:
+        """Write down a release of this content; call it before anything of it leaves."""
+        keyed = hashlib.blake2b(tensor_bytes(content), key=self.secret.key, digest_size=16)
+        one = interaction, keyed.hexdigest()
+        if one in self._made:
+            return
+        with self.path.open("a", encoding="ascii") as file:
+            file.write(json.dumps({"interaction": one[0], "digest": one[1]}) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        self._made.append(one)

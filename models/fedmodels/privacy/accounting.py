@@ -1,0 +1,159 @@
+"""What releases with Gaussian noise cost: epsilon for a delta, by Renyi differential privacy.
+
+The library dp-accounting computes it. A figure is an upper bound for neighbours that differ in one
+member: a client, or an example, that is there or not. Renyi accounting lies 5 to 15 percent above
+the exact cost of a Gaussian mechanism, and composes any number of releases in no time.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from fedmodels.config.experiment import Experiment
+from fedmodels.errors import ConfigError
+
+MOST_NOISE = 1e6
+"""A noise multiplier beyond it is no answer."""
+_FINE = [1 + x / 10 for x in range(1, 100)]
+_WHOLE = [*range(2, 25), *range(26, 49, 2), 56, 64, 80, 96, 128, 192, 256]
+
+
+@dataclass(frozen=True)
+class Releases:
+    """Releases of one kind: sums with Gaussian noise."""
+
+    noise: float
+    """Standard deviation of the noise over the largest norm of one member's part."""
+    times: int = 1
+    rate: float = 1.0
+    """The chance with which each member takes part, whoever else does; 1 where there is no such
+    chance, or somebody may know who takes part."""
+    nobody: float = 0.0
+    """The chance that nobody takes part: a release is other than accounted for then."""
+
+
+@cache
+def epsilon_of(releases: tuple[Releases, ...], delta: float) -> float:
+    """Return epsilon of releases together.
+
+    Raises:
+        ConfigError: too few members take part, or dp-accounting is not installed.
+    """
+    counted = [each for each in releases if each.times > 0]
+    if not counted:
+        return 0.0
+    left = delta - sum(each.times * each.nobody for each in counted)
+    if left <= delta / 2:
+        raise ConfigError(
+            f"[privacy] delta = {delta:g} is too small: so few clients take part that a round may "
+            "be without any; give more clients, a larger per_round or a larger delta"
+        )
+    library, rdp = _library()
+    sampled = any(each.rate < 1 for each in counted)
+    accountant = rdp.RdpAccountant(
+        orders=_WHOLE
+        if sampled
+        else [*_FINE, *_WHOLE, 512, 1024],  # sampling is costly at broken orders
+        neighboring_relation=library.NeighboringRelation.ADD_OR_REMOVE_ONE,
+    )
+    for each in counted:
+        event = library.GaussianDpEvent(each.noise)
+        if each.rate < 1:
+            event = library.PoissonSampledDpEvent(each.rate, event)
+        accountant.compose(event, each.times)
+    return float(accountant.get_epsilon(left))
+
+
+def least_noise(
+    releases_at: Callable[[float], Sequence[Releases]], epsilon: float, delta: float
+) -> float:
+    """Return the smallest noise multiplier with which what it leads to stays within an epsilon.
+
+    It is rounded up to four digits.
+
+    Args:
+        releases_at: returns the releases with a noise multiplier; more noise costs less.
+        epsilon: the limit.
+        delta: of the limit.
+
+    Raises:
+        ConfigError: no noise is enough, or dp-accounting is not installed.
+    """
+
+    def fits(z: float) -> bool:
+        return epsilon_of(tuple(releases_at(z)), delta) <= epsilon
+
+    low, high = 0.0, 1.0
+    while not fits(high):
+        low, high = high, 2 * high
+        if high > MOST_NOISE:
+            raise ConfigError(
+                f"[privacy] epsilon = {epsilon:g} with delta = {delta:g} is out of reach of any "
+                "noise: give more of either, or fewer rounds"
+            )
+    while high - low > 1e-4 * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    digits = 10.0 ** (3 - math.floor(math.log10(high)))
+    return math.ceil(high * digits) / digits
+
+
+def releases_of_clients(experiment: Experiment, noise: float, times: int) -> tuple[Releases, ...]:
+    """Return the releases of a run whose noise hides clients.
+
+    Sampling counts where clients are drawn by independent chances from the run's secret. Cohorts of
+    a fixed size, and those chosen by data or by a trace, count as if everybody took part.
+    """
+    schedule = experiment.schedule
+    if schedule.sampling != "poisson" or schedule.per_round is None:
+        return (Releases(noise, times),)
+    rate = schedule.per_round / schedule.clients
+    return (Releases(noise, times, rate, (1 - rate) ** (schedule.clients - 1)),)
+
+
+def with_noise(experiment: Experiment) -> Experiment:
+    """Return an experiment whose ``[privacy]`` has a noise multiplier, where one for all is due.
+
+    Raises:
+        ConfigError: the number of interactions is not known, or no noise is enough.
+    """
+    privacy, schedule, scenario = experiment.privacy, experiment.schedule, experiment.scenario
+    if privacy is None or not privacy.hides_clients or privacy.noise_multiplier is not None:
+        return experiment
+    assert privacy.epsilon is not None, "the table is whole"
+    if schedule.open or scenario is None:
+        raise ConfigError(
+            "[privacy] epsilon alone needs a known number of tasks, and here clients bring their "
+            "own: give noise_multiplier as well, and the run ends before it spends epsilon"
+        )
+    tasks = scenario.tasks if isinstance(scenario.tasks, int) else max(scenario.tasks)
+    if scenario.fixes_tasks:
+        raise ConfigError(
+            "[privacy] epsilon alone needs [scenario] tasks: give noise_multiplier as well, and "
+            "the run ends before it spends epsilon"
+        )
+    noise = least_noise(
+        lambda z: releases_of_clients(experiment, z, schedule.rounds * tasks),
+        privacy.epsilon,
+        privacy.chance,
+    )
+    return experiment.model_copy(
+        update={"privacy": privacy.model_copy(update={"noise_multiplier": noise})}
+    )
+
+
+def _library() -> tuple[Any, Any]:
+    try:
+        import dp_accounting
+        from dp_accounting import rdp
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"[privacy] level needs the package {error.name}: pip install fedtide[privacy]"
+        ) from None
+    logging.getLogger("absl").setLevel(logging.ERROR)
+    return dp_accounting, rdp

@@ -1,0 +1,53 @@
+"""What leaves clients beside what noise covers; a run names it in ``[privacy] allow``, or stops."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fedmodels.errors import ConfigError, suggestion
+
+BESIDE = {
+    "announced": "how many examples of each class a client has, told when it joins",
+    "examples": "how many examples a client trained on",
+    "loss": "a client's training loss",
+    "scores": "how many test examples of each class a client's models got right",
+    "metrics": "numbers of the method's own in reports",
+}
+"""What clients tell beside uploads, by the name that ``allow`` knows."""
+
+
+def told_beside(*, scores: bool, metrics: bool) -> list[str]:
+    """Return the names of what clients of a run tell beside uploads.
+
+    Args:
+        scores: whether clients score models.
+        metrics: whether the method reports numbers of its own.
+    """
+    left_out = {name for name, tells in (("scores", scores), ("metrics", metrics)) if not tells}
+    return [name for name in BESIDE if name not in left_out]
+
+
+def check_allowed(method: str, uncovered: Iterable[str], allow: Iterable[str]) -> None:
+    """Check that a run names all that leaves clients without noise, and nothing else.
+
+    Args:
+        method: the name of the method.
+        uncovered: the names of what leaves.
+        allow: the names in the config.
+
+    Raises:
+        ConfigError: a name is missing, or nothing of a name leaves.
+    """
+    found, named = [*uncovered], [*allow]
+    if missing := [name for name in found if name not in named]:
+        said = ", ".join(f"{name} ({BESIDE.get(name, 'of the upload')})" for name in missing)
+        raise ConfigError(
+            f"[privacy] adds no noise to all that leaves a client with method {method!r}: {said}. "
+            f"To run all the same, name it: allow = {[*dict.fromkeys([*named, *missing])]}"
+        )
+    for name in named:
+        if name not in found:
+            raise ConfigError(
+                f"[privacy] allow names {name!r}, and no such thing leaves a client here; what "
+                f"does: {', '.join(found)}.{suggestion(name, found)}"
+            )

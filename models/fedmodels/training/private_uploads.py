@@ -1,0 +1,67 @@
+"""What noise covers of a method's uploads, and the upload as it leaves a client that adds noise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from fedmodels.numerics.secrecy import Secret
+from fedmodels.privacy.contributions import Contributions
+from fedmodels.privacy.mechanism import leaving
+from fedmodels.tensors.bundle import Bundle
+from fedmodels.tensors.bundle_spec import BundleSpec
+from fedmodels.training.compression import Compression
+from fedmodels.training.method import Method
+from fedmodels.training.run import RunFacts
+
+
+def contributions(method: Method, run: RunFacts) -> Contributions:
+    """Return what the noise of a run covers."""
+    privacy = run.experiment.privacy
+    assert privacy is not None, "there is nothing to hide"
+    return Contributions(privacy, method.upload_spec(run), run.problem.num_classes)
+
+
+def spec_as_sent(method: Method, run: RunFacts, compression: Compression) -> BundleSpec:
+    """Return the specification of an upload as it travels."""
+    if (privacy := run.experiment.privacy) is not None and privacy.noise_at_clients:
+        return contributions(method, run).sent_spec
+    return compression.upload_spec(method.upload_spec(run))
+
+
+def alike(upload: Bundle) -> float:
+    """Return what any upload counts: sums of bounded parts have no weights."""
+    return 1.0
+
+
+def count_of(method: Method, run: RunFacts) -> Callable[[Bundle], float]:
+    """Return what gives the coefficient of an upload in the mean."""
+    privacy = run.experiment.privacy
+    hides = privacy is not None and privacy.hides_clients
+    return alike if hides else method.count
+
+
+def noise_share(method: Method, run: RunFacts) -> float:
+    """Return the part of the noise's standard deviation that each client adds.
+
+    The noise of the fewest uploads that an interaction may end with adds up to all of it. Where
+    the server reads single uploads, each has all of it.
+    """
+    fewest = 1 if method.reduction == "each" else run.experiment.min_clients
+    return 1 / math.sqrt(fewest)
+
+
+def with_own_noise(
+    method: Method,
+    run: RunFacts,
+    upload: Bundle,
+    payload: Bundle,
+    secret: Callable[[], Secret],
+    interaction: int,
+) -> Bundle:
+    """Return an upload as it leaves a client: with noise, where clients add it."""
+    privacy = run.experiment.privacy
+    if privacy is None or not privacy.noise_at_clients:
+        return upload
+    share = noise_share(method, run)
+    return leaving(contributions(method, run), upload, payload, share, secret(), str(interaction))

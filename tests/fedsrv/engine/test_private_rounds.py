@@ -1,0 +1,211 @@
+"""Runs with noise that hides clients: what they spend, where they end, and what they refuse."""
+
+import json
+
+import pytest
+
+from fedmodels.errors import ConfigError
+from fedmodels.numerics.secrecy import Secret
+from fedmodels.privacy.accounting import Releases, epsilon_of
+from fedsrv.engine.schedule import independent_cohort
+from fedsrv.report.run_record import group_runs, read_run
+from fedsrv.report.story import story
+from fedsrv.run_status import RunStatus
+from fedsrv.state.store import Store
+from fedtide.inprocess import run_in_process
+from tests.conftest import tiny_experiment
+
+pytest.importorskip("dp_accounting", reason="needs the extra privacy")
+BESIDE = ("announced", "examples", "loss", "scores")
+NOISE = {
+    "level": "client", "noise_multiplier": 5.0, "delta": 1e-2, "clip": 0.1, "prototype_clip": 1.0,
+    "allow": BESIDE,
+}  # fmt: skip
+
+
+SMALL_GLDP = {"name": "gldp", "t": 1, "s": 1}
+
+
+def private(method="fedavg", schedule=None, server=None, **changes):
+    table = {key: value for key, value in {**NOISE, **changes}.items() if value is not None}
+    rounds = {"rounds": 3, **(schedule or {})}
+    return tiny_experiment(method=method, privacy=table, schedule=rounds, server=server or {})
+
+
+def records(out):
+    return [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture
+def fixed_secrets(monkeypatch):
+    """Let two runs draw the same noise, to be compared."""
+    monkeypatch.setattr(Secret, "fresh", classmethod(lambda cls: cls(b"k" * 32)))
+
+
+class Killed(BaseException):
+    """The process dies at this point."""
+
+
+@pytest.mark.usefixtures("fixed_secrets")
+@pytest.mark.parametrize(
+    ("method", "where"), [(SMALL_GLDP, "server"), ("fedavg", "clients"), ("fedproto", "clients")]
+)
+def test_a_kill_between_release_and_commit_repeats_the_bits_and_spends_once(
+    digits, tmp_path, monkeypatch, method, where
+):
+    experiment, at = private(method, where=where), 2
+    whole = run_in_process(experiment, digits, tmp_path / "whole")
+    commit = Store.commit
+
+    def dies(store, record, state, counts):
+        if record["interaction"] == at:
+            raise Killed
+        commit(store, record, state, counts)
+
+    monkeypatch.setattr(Store, "commit", dies)
+    with pytest.raises(Killed):
+        run_in_process(experiment, digits, tmp_path / "run")
+    lines = (tmp_path / "run" / "privacy.jsonl").read_text().splitlines()
+    assert len(lines) >= 1 + at + 1, "the release was written down before the commit"
+    monkeypatch.setattr(Store, "commit", commit)
+    resumed = run_in_process(experiment, digits, tmp_path / "run", resume=True)
+    assert resumed["state_sha256"] == whole["state_sha256"]
+    assert resumed["privacy"] == whole["privacy"]
+    assert resumed["privacy"]["releases"] == len(records(tmp_path / "run")) == 6
+
+
+def test_noise_comes_from_no_seed(digits, tmp_path):
+    first, second = (run_in_process(private(), digits, tmp_path / name) for name in "ab")
+    assert first["state_sha256"] != second["state_sha256"]
+    assert first["privacy"] == second["privacy"]
+
+
+def test_a_run_ends_before_it_spends_more_and_says_what_it_spent(digits, tmp_path):
+    out, limit = tmp_path / "run", 1.001 * epsilon_of((Releases(5.0, 4),), 1e-2)
+    experiment = private(epsilon=limit)
+    summary = run_in_process(experiment, digits, out, facts=True)
+    spent = [record["privacy"]["epsilon"] for record in records(out)]
+    assert len(spent) == 4, "of 6"
+    assert spent == [epsilon_of((Releases(5.0, n),), 1e-2) for n in (1, 2, 3, 4)]
+    assert summary["metrics"]["epsilon"] == summary["privacy"]["epsilon"] == spent[-1]
+    assert "a_glo" in summary["metrics"], "the last state is scored"
+    assert "the server is trusted" in summary["privacy"]["assumes"]
+    (out / "summary.json").write_text(json.dumps(summary))
+    said = " ".join(story(group_runs([read_run(out)])))
+    assert f"epsilon {spent[-1]:.3g} at delta 0.01" in said
+    again = run_in_process(experiment, digits, out, resume=True, facts=True)
+    assert again["state_sha256"] == summary["state_sha256"], "nothing is left to spend"
+
+
+def test_status_tells_what_is_spent():
+    status = RunStatus(privacy={"epsilon": 1.5, "delta": 0.01, "releases": 4})
+    assert "privacy spent: epsilon 1.5 at delta 0.01, 4 releases" in status.lines()
+
+
+def test_without_noise_to_speak_of_a_run_learns_as_without_it(digits, tmp_path):
+    """A bound beyond every change, and hardly any noise; all clients have equally many examples or
+    count alike, so the mean is FedAvg's."""
+    plain = tiny_experiment(method={"name": "fedavg", "weighting": "uniform"})
+    whole = run_in_process(plain, digits, tmp_path / "plain")["metrics"]
+    for where in ("server", "clients"):
+        noise = {"clip": 1e3, "noise_multiplier": 1e-9, "where": where}
+        found = run_in_process(
+            tiny_experiment(method="fedavg", privacy={**NOISE, **noise}), digits, tmp_path / where
+        )
+        assert found["metrics"]["loss"] == pytest.approx(whole["loss"], rel=1e-4)
+
+
+def test_the_bound_follows_the_quantile(digits, tmp_path):
+    """Nearly without noise and with a bound that nobody reaches, all lie within: it shrinks by
+    exp(-0.2 (1 - 0.5)) in each interaction."""
+    table = {"clip": 1e3, "noise_multiplier": 1e-9, "clip_quantile": 0.5}
+    run_in_process(private(**table), digits, tmp_path / "run")
+    clips = [record["privacy"]["clip"] for record in records(tmp_path / "run")]
+    assert clips[0] == 1e3
+    assert clips[1] / clips[0] == pytest.approx(0.904837, rel=0.05)
+    assert clips[2] / clips[1] == pytest.approx(0.904837, rel=0.05)
+
+
+def test_an_epsilon_alone_finds_the_noise_that_all_rounds_need():
+    """Three rounds of two tasks are six releases."""
+    found = private(noise_multiplier=None, epsilon=3.0).privacy.noise
+    assert epsilon_of((Releases(found, 6),), 1e-2) <= 3.0
+    assert epsilon_of((Releases(found, 7),), 1e-2) > 3.0
+
+
+@pytest.mark.parametrize(
+    ("experiment", "line"),
+    [
+        ({"method": "pfedgraph"}, "reads uploads one by one"),
+        ({"method": "local"}, "nothing to hide"),
+        ({"method": "fedproto", "prototype_clip": None}, "prototype_clip is needed"),
+        ({"allow": ()}, "adds no noise to all that leaves.*announced .*allow = "),
+        ({"allow": (*BESIDE, "score")}, "no such thing leaves a client here"),
+        ({"method": "apfl"}, r"metrics \(numbers of the method's own"),
+        ({"method": "fedproto", "clip_quantile": 0.5}, "the method sends none"),
+        ({"epsilon": 0.1}, "one interaction alone costs"),
+        (
+            {"where": "clients", "schedule": {"sampling": "poisson", "per_round": 2}},
+            "cohorts of a known size",
+        ),
+        ({"server": {"reduce": "median"}}, "does not go with .privacy. level"),
+        ({"secure_sum": True}, r'with it, where = "clients"'),
+        ({"schedule": {"per_round": 2, "over_select": 1}}, "time does not choose"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused_in_a_line(digits, tmp_path, experiment, line):
+    with pytest.raises(ConfigError, match=line) as caught:
+        run_in_process(private(**experiment), digits, tmp_path / "run")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"delta": None}, "give delta"),
+        ({"noise_multiplier": None}, "give noise_multiplier, or the epsilon"),
+        ({"level": None}, 'does nothing without level = "client"'),
+        ({"where": "clients", "clip_quantile": 0.5}, "clip_quantile needs"),
+        ({"level": "example", "where": "clients"}, "clients hide their own examples"),
+        ({"noise_multiplier": None, "epsilon": 1e-9, "delta": 1e-12}, "out of reach"),
+    ],
+)
+def test_a_table_that_contradicts_itself_is_refused(changes, line):
+    with pytest.raises(ConfigError, match=line):
+        private(**changes)
+
+
+def test_independent_chances_by_hand():
+    chances = {0: 0.1, 1: 0.5, 2: 0.3}
+    assert independent_cohort(lambda _, c: chances[c], 0, [2, 1, 0], 0.4) == (0, 2)
+    assert independent_cohort(lambda _, c: 1.0, 0, [2, 1], 0.4) == (1,)
+
+
+def test_a_secure_sum_of_uploads_with_noise_is_one_release_of_prototypes_too(digits, tmp_path):
+    """Clients' noise and masks go together: the coordinator learns the sum with noise alone, also
+    of prototypes, which a secure sum without noise refuses."""
+    pytest.importorskip("Crypto.Protocol.SecretSharing", reason="needs the extra secure-sum")
+    table = {"where": "clients", "secure_sum": True, "noise_multiplier": 1e-6, "clip": 5.0}
+    schedule = {"rounds": 1}
+    masked, plain = (
+        run_in_process(
+            private(SMALL_GLDP, schedule, **{**table, "secure_sum": on}, prototype_clip=20.0),
+            digits,
+            tmp_path / str(on),
+        )
+        for on in (True, False)
+    )
+    assert masked["privacy"]["releases"] == 2
+    assert masked["metrics"]["loss"] == pytest.approx(plain["metrics"]["loss"], rel=0.1)
+
+
+def test_who_takes_part_comes_from_the_secret(digits, tmp_path, monkeypatch):
+    """With a chance of 2 in 3 each, these two secrets draw other cohorts."""
+    cohorts = []
+    for number in (1, 2):
+        key = bytes([number]) * 32
+        monkeypatch.setattr(Secret, "fresh", classmethod(lambda cls, key=key: cls(key)))
+        schedule = {"sampling": "poisson", "per_round": 2, "rounds": 1}
+        run_in_process(private(schedule=schedule, delta=0.5), digits, tmp_path / str(number))
+        cohorts.append([record["cohort"] for record in records(tmp_path / str(number))])
+    assert cohorts[0] != cohorts[1]

@@ -1,0 +1,49 @@
+"""The file that tells what a run has spent of its clients' privacy."""
+
+import pytest
+import torch
+
+from fedmodels.errors import ArchiveError
+from fedsrv.state.releases import NAME, Releases
+
+SUM = torch.tensor([1.0, 2.0], dtype=torch.float64)
+
+
+def test_the_same_release_is_spent_once_and_another_one_twice(tmp_path):
+    made = Releases(tmp_path, committed=-1)
+    for content in (SUM, SUM, SUM + 1):
+        made.note(0, content)
+    again = Releases(tmp_path, committed=0)
+    again.note(0, SUM)
+    assert len(made) == len(again) == 2
+    assert again.secret == made.secret
+    assert again.after(0) == 2, "interaction 0 has its release"
+    assert again.after(2) == 4, "interactions 1 and 2 have none yet"
+    assert (tmp_path / NAME).stat().st_mode & 0o077 == 0, "it is nobody else's"
+
+
+def test_a_torn_line_left_before_anything_else_did(tmp_path):
+    made = Releases(tmp_path, committed=-1)
+    made.note(0, SUM)
+    whole = (tmp_path / NAME).read_text()
+    (tmp_path / NAME).write_text(whole + '{"interaction": 1, "dig')
+    again = Releases(tmp_path, committed=0)
+    again.note(1, SUM)
+    assert len(Releases(tmp_path, committed=1)) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (None, "is gone"),
+        ("", "cannot be read"),
+        ('{"secret": "00"}\n', "holds no secret"),
+        ('{"secret": "%s"}\n' % ("00" * 32), "lacks the release of interaction 1"),
+        ('{"secret": "%s"}\n[1]\n' % ("00" * 32), "cannot be read"),
+    ],
+)
+def test_a_run_that_lost_it_does_not_go_on(tmp_path, text, line):
+    if text is not None:
+        (tmp_path / NAME).write_text(text)
+    with pytest.raises(ArchiveError, match=f"{line}.*put a copy of it back"):
+        Releases(tmp_path, committed=0)
