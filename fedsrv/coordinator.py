@@ -182,6 +182,7 @@ def serve(
         for watcher in watchers:
             stack.callback(watcher(events))
         cohort = _cohort_of(experiment, store, events, expects_evaluator)
+        engine = Engine(experiment, cohort, store, events, held)
         service = Service(
             store.run_id,
             without_places(experiment.to_dict()),
@@ -189,6 +190,7 @@ def serve(
             events,
             guard=listen.guard(),
             journal=Journal(store.audit, store.chain),
+            exclude=engine.exclusions.ask,
         )
         address = _open_server(stack, service, listen)
         stack.enter_context(telling_the_end(events))
@@ -206,7 +208,6 @@ def serve(
             begin_drain = partial(_drain, stop, service, out)
             threading.Thread(target=begin_drain, name="drain", daemon=True).start()
         on_ready(address, events)
-        engine = Engine(experiment, cohort, store, events, held)
         return _run_to_the_end(engine, cohort, store, events)
 
 

@@ -111,6 +111,26 @@ def retire(
 
 
 @monitor_app.command()
+def exclude(
+    server: Coordinator,
+    clients: Annotated[list[int], typer.Argument(help="Ids of the clients.")],
+    ca: Authority = None,
+    cert: Cert = None,
+    key: Key = None,
+) -> None:
+    """Set clients aside for good, before the next round of any run.
+
+    What they sent before stays in the model. A resumed run leaves them out as well.
+    """
+    from fedsrv.identity.tls import caller_credentials
+    from fedsrv.monitor.steering import steer
+
+    credentials = caller_credentials(ca, cert, key, "--tls")
+    steer(server, credentials, exclude=[str(c) for c in clients])
+    typer.echo(f"{server}: excluded before the next round: {', '.join(map(str, clients))}")
+
+
+@monitor_app.command()
 def close(
     server: Coordinator,
     now: Annotated[

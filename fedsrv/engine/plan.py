@@ -73,18 +73,23 @@ class Plan:
         check_announcement(method, run)
         if experiment.training.together > 1:
             check_together(method, run)
-        tasks, weights = fixed_tasks(store, profiles), fixed_weights(store, profiles)
-        trainers = [0] if experiment.method.pools_data else range(experiment.schedule.clients)
-        aside = store.aside()
-        chance = None  # of who takes part: a secret where the privacy of the run counts with it
-        if store.releases is not None:
-            secret = store.releases.secret
-            chance = lambda round, client: secret.chance(f"cohort/{round}/{client}")  # noqa: E731
-        steps = schedule.steps(experiment, trainers, tasks, weights, aside, chance)
+        tasks, aside = fixed_tasks(store, profiles), store.aside()
+        steps = _steps(store, profiles, tasks)
         check_reference(experiment, steps)
         check_stopping(experiment, tasks.values())
         terms = ReportValidator(method, run, profiles, steps)
         return cls(method, run, profiles, tasks, steps, aside, terms)
+
+    def with_aside(self, store: Store) -> Plan:
+        """Return the plan without the clients that were set aside while the run went on.
+
+        The plan of an open run is made anew of its growths.
+        """
+        if self.run.experiment.schedule.open:
+            return replace(self, aside=store.aside())
+        steps = _steps(store, self.profiles, self.tasks)
+        terms = replace(self.terms, steps=steps)
+        return replace(self, steps=steps, aside=store.aside(), terms=terms)
 
     def with_clients(self, store: Store, descriptions: Mapping[int, str]) -> Plan:
         """Return the plan with clients that have joined since; known clients stay as they are."""
@@ -143,6 +148,7 @@ class Plan:
                 present,
                 experiment.schedule.rounds if growth.tasks else len(self.steps) - len(before),
                 weights,
+                aside,
             ),
         ]
         run = self.run
@@ -312,6 +318,19 @@ def stored_profiles(store: Store, descriptions: Mapping[int, str]) -> dict[int, 
     found = {c: Profile.parse(c, text) for c, text in sorted(known.items())}
     describe(store, found)
     return found
+
+
+def _steps(
+    store: Store, profiles: Mapping[int, Profile], tasks: Mapping[int, int]
+) -> Sequence[Step]:
+    """Return the steps of a run that is not open, without clients that were set aside."""
+    experiment, weights = store.experiment, fixed_weights(store, profiles)
+    trainers = [0] if experiment.method.pools_data else range(experiment.schedule.clients)
+    chance = None  # of who takes part: a secret where the privacy of the run counts with it
+    if store.releases is not None:
+        secret = store.releases.secret
+        chance = lambda round, client: secret.chance(f"cohort/{round}/{client}")  # noqa: E731
+    return schedule.steps(experiment, trainers, tasks, weights, store.aside(), chance)
 
 
 def describe(store: Store, profiles: Mapping[int, Profile]) -> None:

@@ -18,6 +18,7 @@ from fedsrv.engine.choice import Stopping
 from fedsrv.engine.client_profile import untrained
 from fedsrv.engine.cohort import Answers, Cohort, StateLost
 from fedsrv.engine.commits import Commits, back_before_the_odd
+from fedsrv.engine.exclusions import ClientsExcluded, Exclusions
 from fedsrv.engine.odd_uploads import check_left, far_out
 from fedsrv.engine.plan import Plan, describe
 from fedsrv.engine.round_parts import RoundParts
@@ -47,7 +48,7 @@ class Engine:
     ) -> None:
         """Run nothing yet; ``at_rest`` says what an open run does that has nothing to learn."""
         self.experiment, self.cohort, self.store, self.events = experiment, cohort, store, events
-        self.at_rest = at_rest
+        self.at_rest, self.exclusions = at_rest, Exclusions(store, events)
         check_given(experiment, server_data is not None)
         self.server_data = server_data
         self.method = make(experiment.method.name, **experiment.method.hyper_parameters())
@@ -60,6 +61,7 @@ class Engine:
             RunPaused: an open run has nothing to learn, and does not wait.
         """
         plan, lost = self._meet_clients(), None
+        interaction: int | None = None
         with Commits(self.store, self.cohort, self.events) as commits:
             if plan.is_stateful:  # one that lost too much must join again, and learns what to do
                 commits.remember(plan, self.store.committed)
@@ -67,10 +69,18 @@ class Engine:
             parts = RoundParts(plan, commits, self.server_data)
             while True:
                 try:
-                    return self._go_on(parts, commits.go_to_common(parts.plan, lost))
+                    if interaction is None:
+                        interaction = commits.go_to_common(parts.plan, lost)
+                    return self._go_on(parts, interaction)
+                except ClientsExcluded as excluded:
+                    commits.settle()
+                    self.exclusions.store_them(excluded)
+                    parts.plan = parts.plan.with_aside(self.store)
+                    interaction = self.store.committed
+                    commits.remember(parts.plan, interaction)
                 except StateLost as loss:
                     commits.settle()
-                    lost = loss
+                    lost, interaction = loss, None
                 except (TooFewClients, ClientFailed) as failed:
                     commits.settle()
                     raise back_before_the_odd(self.store, self.events, failed) from failed
@@ -123,6 +133,7 @@ class Engine:
                 parts.commits.settle()
                 parts.score_unscored(rounds.state)
                 break
+            self._check_exclusions(parts, step.interaction)
             rounds.interact(step)
         parts.commits.settle()
         if isinstance(rounds, Rounds) and rounds.secure is not None:
@@ -148,6 +159,16 @@ class Engine:
             if following is not plan:
                 rounds.grow(following)
             yield following.steps[interaction]
+
+    def _check_exclusions(self, parts: RoundParts, interaction: int) -> None:
+        """Check that nobody is to be set aside first.
+
+        Raises:
+            ClientsExcluded: somebody is.
+        """
+        if self.experiment.server.exclude_after is not None:
+            parts.commits.settle()
+        self.exclusions.check(interaction, parts.plan.aside)
 
     def _has_enough(self, stopping: Stopping, commits: Commits, interaction: int) -> bool:
         """Tell whether the run ends before an interaction; all committed ones before it count."""

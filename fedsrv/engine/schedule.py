@@ -187,6 +187,7 @@ def stage_steps(
     tasks: Mapping[int, int],
     rounds: int,
     weights: Mapping[int, int] | None = None,
+    aside: Mapping[int, int] | None = None,
 ) -> list[Step]:
     """Return the interactions of a stage of an open run; there are none where nobody may train.
 
@@ -197,14 +198,17 @@ def stage_steps(
         tasks: the present task of each client that may train.
         rounds: how many.
         weights: of each client, as for :func:`draw_cohort`.
+        aside: the first interaction without each client that was set aside.
     """
     size = experiment.cohort_size + experiment.schedule.over_select
-    numbers = range(len(before), len(before) + rounds)  # every round is one interaction
-    cohorts = {n: draw_cohort(experiment.seed, n, sorted(tasks), size, weights) for n in numbers}
+    cohorts = dict[int, tuple[int, ...]]()
+    for n in range(len(before), len(before) + rounds):  # every round is one interaction
+        present = [client for client in sorted(tasks) if takes_part(client, n, aside or {})]
+        if cohort := draw_cohort(experiment.seed, n, present, size, weights):
+            cohorts[n] = cohort
     return [
-        Step(n, n, stage, cohort, True, False, n == numbers[-1], tasks)
+        Step(n, n, stage, cohort, True, False, n == max(cohorts), tasks)
         for n, cohort in cohorts.items()
-        if cohort
     ]
 
 

@@ -1,4 +1,4 @@
-"""What an operator wants of an open run, over the Steer call. It does not import torch."""
+"""What an operator wants of a run, over the Steer call. It does not import torch."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ def steer(
     forget: bool = False,
     close: bool = False,
     now: bool = False,
+    exclude: Sequence[str] = (),
     within_s: float = CONNECT_S,
 ) -> None:
-    """Let clients retire from an open run, or end it.
+    """Let clients retire from an open run, or end it; exclude clients from any run.
 
     Args:
         address: HOST:PORT of the coordinator.
@@ -34,12 +35,13 @@ def steer(
         forget: drop what the server's state holds of these clients alone, too.
         close: end the run once nothing is left to learn.
         now: end it after the round under way.
+        exclude: ids of clients that are set aside.
         within_s: how long the answer may take.
 
     Raises:
         LinkError: nobody answers, the coordinator refuses, or its certificate is not trusted.
     """
-    request = rpc.SteerRequest(retire=retire, forget=forget, close=close, now=now)
+    request = rpc.SteerRequest(retire=retire, forget=forget, close=close, now=now, exclude=exclude)
     with caller_channel(address, credentials) as channel:
         call: Any = channel.unary_unary(
             f"/{SERVICE}/Steer", rpc.SteerRequest.SerializeToString, rpc.SteerResponse.FromString

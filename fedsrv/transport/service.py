@@ -110,6 +110,7 @@ class Service:
         journal: Journal | None = None,
         results: Results | None = None,
         check_id: Callable[[str], None] = lambda text: None,
+        exclude: Callable[[Sequence[int]], None] | None = None,
     ) -> None:
         """Answer calls.
 
@@ -122,6 +123,7 @@ class Service:
             journal: told who did what; by default nothing is kept of it.
             results: what becomes of results; by default the cohort has them.
             check_id: refuses the ids of clients that have to join elsewhere.
+            exclude: keeps in mind whom an operator excludes; by default nobody can be.
         """
         self.run_id, self.experiment = run_id, table_of(experiment)
         self._data: Mapping[str, Any] | None = experiment.get("data")
@@ -132,6 +134,7 @@ class Service:
         self.cohort, self.events = cohort, events
         self.guard, self.journal, self.check_id = guard or Guard(), journal or Journal(), check_id
         self.journal.guard = self.guard
+        self._exclude = exclude
         self.complaints = RejectionLog(log)
         self.gate = Gate(cohort.most_present, admitted=self._admitted, look=self._look)
         self.inbox = Inbox(cohort, self.gate, results or Kept(cohort))
@@ -439,17 +442,31 @@ class Service:
 
     @coded
     def steer(self, request: rpc.SteerRequest, context: grpc.ServicerContext) -> rpc.SteerResponse:
-        """Note what the operator of an open run wants."""
-        self._check_open()
+        """Note what the operator wants."""
+        excluded = self._numbers_of(request.exclude, "is not excluded")
+        of_open = request.retire or request.forget or request.close or request.now
+        if of_open or not excluded:
+            self._check_open()
         self._note_former_right(context)
-        retire = [client_id_of(text, self.cohort.num_clients) for text in request.retire]
-        if EVALUATOR in retire:
-            raise PayloadError("the evaluator does not retire: stop its process")
-        numbered = [client for client in retire if isinstance(client, int)]
+        if excluded and self._exclude is None:
+            raise WrongRun("clients are excluded at the coordinator of their run")
+        if excluded and self._exclude is not None:
+            self._exclude(excluded)
+            self.journal.tell("steered", context, exclude=excluded)
+        if not of_open:
+            return rpc.SteerResponse()
+        numbered = self._numbers_of(request.retire, "does not retire")
         wanted = {"forget": request.forget, "close": request.close, "now": request.now}
         self.cohort.steer(numbered, **wanted)
         self.journal.tell("steered", context, retire=numbered or None, **wanted)
         return rpc.SteerResponse()
+
+    def _numbers_of(self, clients: Sequence[str], refusal: str) -> list[int]:
+        """Return numbered clients by their ids."""
+        found = [client_id_of(text, self.cohort.num_clients) for text in clients]
+        if EVALUATOR in found:
+            raise PayloadError(f"the evaluator {refusal}: stop its process")
+        return [client for client in found if isinstance(client, int)]
 
     def _check_open(self) -> None:
         """Check that the run may grow."""

@@ -273,8 +273,9 @@ def agreements(sketches: Mapping[int, Tensor]) -> dict[int, float]:
     total, found = torch.zeros(SKETCH, dtype=torch.float64), dict[int, float]()
     for direction in directions.values():
         total += direction
+    length = float(total @ total)
     for client, direction in directions.items():
-        others = total - direction
-        if (size := float(others.norm())) > 0:
-            found[client] = max(-1.0, min(1.0, float(direction @ others) / size))
+        along = float(direction @ total)  # of the others it is 1 less
+        if (others := length - 2 * along + 1) > 1e-12:
+            found[client] = max(-1.0, min(1.0, (along - 1) / math.sqrt(others)))
     return found

@@ -505,16 +505,18 @@ class AnnounceResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class SteerRequest(_message.Message):
-    __slots__ = ("retire", "forget", "close", "now")
+    __slots__ = ("retire", "forget", "close", "now", "exclude")
     RETIRE_FIELD_NUMBER: _ClassVar[int]
     FORGET_FIELD_NUMBER: _ClassVar[int]
     CLOSE_FIELD_NUMBER: _ClassVar[int]
     NOW_FIELD_NUMBER: _ClassVar[int]
+    EXCLUDE_FIELD_NUMBER: _ClassVar[int]
     retire: _containers.RepeatedScalarFieldContainer[str]
     forget: bool
     close: bool
     now: bool
-    def __init__(self, retire: _Optional[_Iterable[str]] = ..., forget: _Optional[bool] = ..., close: _Optional[bool] = ..., now: _Optional[bool] = ...) -> None: ...
+    exclude: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, retire: _Optional[_Iterable[str]] = ..., forget: _Optional[bool] = ..., close: _Optional[bool] = ..., now: _Optional[bool] = ..., exclude: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class SteerResponse(_message.Message):
     __slots__ = ()

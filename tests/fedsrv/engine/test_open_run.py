@@ -13,7 +13,9 @@ import pytest
 import fedtide
 from fedcli.data.store.growing import add_task
 from fedmodels.errors import ConfigError, PayloadError, RunFailed
+from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
+from fedsrv.engine.exclusions import Exclusions
 from fedsrv.engine.growth import movers
 from fedsrv.engine.stages import RunPaused
 from fedsrv.engine.summary import forgetting_of_streams
@@ -230,6 +232,34 @@ def test_clients_that_retire_are_asked_no_more_and_may_be_forgotten(
     assert [record["cohort"] for record in records] == [[0, 1], [0]]
     with pytest.raises(RunFailed, match="nobody is left"):
         opened(own, tmp_path / "other", retired=[0, 1])
+
+
+def test_an_excluded_client_takes_no_part_in_what_is_left_of_a_stage(
+    own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Exclusions] = []
+    ask = Exclusions.check
+    monkeypatch.setattr(Exclusions, "check", lambda self, *at: (made.append(self), ask(self, *at)))
+
+    def before(order: Any) -> None:
+        if order.kind == rpc.ORDER_KIND_TRAIN and order.interaction == 1:
+            made[-1].ask([1])
+
+    def dies(order: Any) -> None:
+        before(order)
+        if order.interaction == 3:
+            raise Killed
+
+    out = tmp_path / "run"
+    with pytest.raises(Killed):
+        opened(own, out, rounds=4, before=dies)
+    resumed = opened(own, out, "close", rounds=4)
+    whole = opened(own, tmp_path / "whole", "close", rounds=4, before=before)
+    assert whole is not None
+    assert [r["cohort"] for r in records_of(tmp_path / "whole")] == [[0, 1]] * 2 + [[0]] * 2
+    assert whole["clients_set_aside"] == [1]
+    assert resumed is not None
+    assert resumed["state_sha256"] == whole["state_sha256"]
 
 
 # --- what is taken --------------------------------------------------------------------------------

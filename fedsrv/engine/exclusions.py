@@ -1,0 +1,151 @@
+"""Clients that take no part any more: as an operator asked while the run goes on, or by rule.
+
+What was asked lies in a file of the run directory, which outlives a crash. Before the next
+interaction the engine writes the clients into the ledger, and goes on as if it had been resumed
+without them (``--resume --without``). From there on a replay leaves them out as well.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Collection, Iterable, Mapping
+
+from fedmodels.config.experiment import Experiment
+from fedmodels.errors import PayloadError, RunFailed
+from fedmodels.files import write_atomically
+from fedsrv.events import EventLog
+from fedsrv.state.record import Record
+from fedsrv.state.store import Store
+
+FILE = "excluded.json"
+BY_HAND = "an operator excluded it"
+
+
+class ClientsExcluded(Exception):
+    """Some clients take no part from the next interaction on; the line of each says why."""
+
+    def __init__(self, why: Mapping[int, str]) -> None:
+        super().__init__(f"clients {sorted(why)} are excluded")
+        self.why = why
+
+
+class Exclusions:
+    """Who is to take no part in one run; safe between threads."""
+
+    def __init__(self, store: Store, events: EventLog) -> None:
+        """Read what was asked before a restart.
+
+        Raises:
+            RunFailed: the file is damaged.
+        """
+        self.store, self.events = store, events
+        self._file, self._lock = store.path / FILE, threading.Lock()
+        self._asked = self._read()
+        self._gone = {*store.aside()}
+        self._told = False
+
+    def _read(self) -> frozenset[int]:
+        if not self._file.exists():
+            return frozenset()
+        try:
+            found = json.loads(self._file.read_text("ascii"))
+            return frozenset(int(client) for client in found)
+        except (OSError, ValueError, TypeError) as error:
+            raise RunFailed(
+                f"{self._file} names who is excluded, and cannot be read ({error}); delete it, and "
+                "exclude the clients again"
+            ) from None
+
+    def ask(self, clients: Iterable[int]) -> None:
+        """Let clients take no part from the next interaction on, also after a crash from now on.
+
+        Raises:
+            PayloadError: too few clients would be left.
+        """
+        with self._lock:
+            asked = self._asked | {*clients}
+            self._check_left(asked | self._gone)
+            write_atomically(self._file, json.dumps(sorted(asked)) + "\n", sync=True)
+            self._asked = asked
+
+    def _check_left(self, gone: Collection[int]) -> None:
+        needed, members = fewest(self.store.experiment), self.store.experiment.schedule.clients
+        if members - len(gone) < needed:
+            raise PayloadError(
+                f"{members - len(gone)} of {members} clients would be left, and the run needs "
+                f"{needed}"
+            )
+
+    def check(self, interaction: int, aside: Collection[int]) -> None:
+        """Check that an interaction may begin with the clients that there are.
+
+        Args:
+            interaction: which; all before it are committed, where clients are excluded by rule.
+            aside: clients that were set aside.
+
+        Raises:
+            ClientsExcluded: some are to go first.
+        """
+        due = {client: BY_HAND for client in sorted(self._asked) if client not in aside}
+        if (times := self.store.experiment.server.exclude_after) is not None:
+            records = (self.store.record(n) for n in range(interaction - 1, -1, -1))
+            odd = warned_in_a_row((r for r in records if r is not None), times)
+            for client in sorted({*odd} - {*aside, *due}):
+                if self._may_go({*aside, *due, client}, client):
+                    what = "upload" if times == 1 else f"{times} uploads"
+                    due[client] = f"its last {what} stood out (exclude_after = {times})"
+        if due:
+            raise ClientsExcluded(due)
+
+    def _may_go(self, gone: Collection[int], client: int) -> bool:
+        try:
+            self._check_left(gone)
+        except PayloadError as error:
+            if not self._told:
+                line = f"client {client} stays, though its uploads stand out: without it {error}"
+                self.events.tell("note", line=line)
+            self._told = True
+            return False
+        return True
+
+    def store_them(self, excluded: ClientsExcluded) -> None:
+        """Write clients into the ledger, and say so; no commit is under way."""
+        self.store.set_aside(excluded.why)
+        with self._lock:
+            self._gone |= {*excluded.why}
+        for client, why in excluded.why.items():
+            place = f"interaction {self.store.committed + 2}"
+            line = f"client {client} takes no part from {place} on: {why}"
+            self.events.tell("note", line=line)
+
+
+def fewest(experiment: Experiment) -> int:
+    """Return how many clients a run needs to go on."""
+    server = experiment.server
+    return max(1, server.min_clients or 1, server.fewest_uploads)
+
+
+def warned_in_a_row(records: Iterable[Record], times: int) -> set[int]:
+    """Return the clients whose last so many uploads stood out.
+
+    Args:
+        records: the latest first.
+        times: how many; at least one.
+    """
+    found, open_, count = set[int](), dict[int, int](), 0
+    for count, record in enumerate(records):
+        warned = {int(client) for client in record.get("warned", {})}
+        if count == 0:
+            open_ = dict.fromkeys(warned, 0)
+        for client in [c for c in open_ if c in record["cohort"]]:
+            if client not in warned:
+                del open_[client]
+                continue
+            open_[client] += 1
+            if open_[client] == times:
+                found.add(client)
+                del open_[client]
+        if not open_:
+            break
+    return found

@@ -1,0 +1,150 @@
+"""Clients that are excluded while a run goes on: by hand and by rule, and again after a crash."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from fedmodels.config.experiment import Server
+from fedmodels.errors import PayloadError, RunFailed
+from fedmodels.resolution import read_experiment
+from fedpb.v1 import coordinator_pb2 as rpc
+from fedsrv.engine.exclusions import FILE, Exclusions, warned_in_a_row
+from fedsrv.events import EventLog
+from fedtide.inprocess import launch_in_process, run_in_process
+from tests.conftest import records_of, tiny_experiment
+from tests.sizes import ROOT
+
+ROUNDS = {"rounds": 3}
+"""Six interactions of three clients."""
+
+
+class Killed(BaseException):
+    """The process dies at this point."""
+
+
+@pytest.fixture
+def running(monkeypatch):
+    """The exclusions of the run that was begun last."""
+    made = []
+    init = Exclusions.__init__
+    monkeypatch.setattr(
+        Exclusions, "__init__", lambda self, *args: (made.append(self), init(self, *args))[1]
+    )
+    return made
+
+
+def asks(running, interaction, client=2, dies=None):
+    """Return what asks for an exclusion in the middle of an interaction, and maybe dies in one."""
+
+    def before(order):
+        if order.kind != rpc.ORDER_KIND_TRAIN:
+            return
+        if order.interaction == interaction:
+            running[-1].ask([client])
+        if order.interaction == dies:
+            raise Killed
+
+    return before
+
+
+@pytest.mark.parametrize("method", ["fedper", "scaffold"])
+def test_an_excluded_client_takes_no_part_from_the_next_interaction_on(
+    method, digits, tmp_path, running
+):
+    """The bits are those of a run that is resumed without the client, also after kills."""
+    experiment, out = tiny_experiment(method=method, schedule=ROUNDS), tmp_path / "run"
+    whole = run_in_process(experiment, digits, out, before=asks(running, 1))
+    assert [r["cohort"] for r in records_of(out)] == [[0, 1, 2]] * 2 + [[0, 1]] * 4
+    assert whole["clients_set_aside"] == [2]
+    for place, dies in (("one", 1), ("four", 4)):
+        again = tmp_path / place
+        with pytest.raises(Killed):
+            run_in_process(experiment, digits, again, before=asks(running, 1, dies=dies))
+        cohorts = [[0, 1, 2]] + [[0, 1, 2] if dies == 4 else [0, 1]] + [[0, 1]] * 4
+        resumed = run_in_process(experiment, digits, again, resume=True)
+        assert [r["cohort"] for r in records_of(again)] == cohorts
+        assert (resumed["state_sha256"] == whole["state_sha256"]) == (dies == 4)
+    with pytest.raises(Killed):
+        run_in_process(experiment, digits, tmp_path / "other", before=asks(running, 9, dies=2))
+    without = run_in_process(experiment, digits, tmp_path / "other", resume=True, without=[2])
+    assert without["state_sha256"] == whole["state_sha256"]
+
+
+def test_an_asynchronous_run_goes_on_without_it(digits, tmp_path, running):
+    schedule = {"order": "asynchronous", "rounds": 3, "buffer": 1}
+    experiment = tiny_experiment(schedule=schedule)
+    found = run_in_process(experiment, digits, tmp_path / "run", before=asks(running, 1))
+    records = records_of(tmp_path / "run")
+    assert [r["cohort"] for r in records] == [[0], [1], [2], [0], [1], [0]]
+    orders = [dict(r["under_way"]).keys() for r in records]
+    assert [2 in clients for clients in orders[3:]] == [True, False, False], "asked in the fourth"
+    assert found["clients_set_aside"] == [2]
+
+
+def test_by_rule_whoever_stands_out_again_and_again(tmp_path):
+    """Client 9 turns its sign around; two such uploads in a row are enough."""
+    attackers = ROOT / "benchmarks" / "attacks"
+    flips = [f"method.name={attackers}/attackers.py:AttackedFedAvg", "method.attack=sign_flip"]
+    more = ["method.attackers=1", "schedule.rounds=3", "server.exclude_after=2"]
+    experiment = read_experiment(attackers / "digits.toml", flips + more)
+    launch_in_process(experiment, tmp_path / "run")
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    cohorts = [record["cohort"] for record in records_of(tmp_path / "run")]
+    assert [9 in cohort for cohort in cohorts] == [True, True, False]
+    assert 9 in summary["clients_set_aside"]
+
+
+def warned(*clients, cohort=(0, 1, 2)):
+    return {"cohort": list(cohort), "warned": {str(c): "" for c in clients}}
+
+
+@pytest.mark.parametrize(
+    ("records", "times", "found"),
+    [
+        ([], 1, set()),
+        ([warned(0)], 1, {0}),
+        ([warned(0)], 2, set()),
+        ([warned(0, 1), warned(1)], 2, {1}),
+        ([warned(0), warned(), warned(0)], 2, set()),
+        ([warned(0), warned(cohort=(1, 2)), warned(0)], 2, {0}),  # it was not asked in between
+        ([warned(), warned(0), warned(0)], 2, set()),
+    ],
+)
+def test_a_row_is_of_the_interactions_that_a_client_took_part_in(records, times, found):
+    assert warned_in_a_row(records, times) == found
+
+
+def exclusions(place, **server):
+    experiment = tiny_experiment(server=server)
+    store = SimpleNamespace(path=place, experiment=experiment, aside=dict)
+    return Exclusions(store, EventLog())
+
+
+@pytest.mark.parametrize(
+    ("server", "clients", "line"),
+    [
+        ({}, [0, 1, 2], "0 of 3 clients would be left, and the run needs 1"),
+        ({"min_clients": 2}, [0, 1], "1 of 3 clients would be left, and the run needs 2"),
+        ({"reduce": "trimmed_mean", "attackers": 1}, [0], "2 of 3 .* and the run needs 3"),
+    ],
+)
+def test_enough_clients_stay(server, clients, line, tmp_path):
+    with pytest.raises(PayloadError, match=line):
+        exclusions(tmp_path, **server).ask(clients)
+    assert not (tmp_path / FILE).exists()
+
+
+def test_what_was_asked_outlives_a_crash_and_a_damaged_file_is_named(tmp_path):
+    exclusions(tmp_path).ask([1])
+    assert exclusions(tmp_path)._asked == {1}
+    (tmp_path / FILE).write_text("{")
+    with pytest.raises(RunFailed, match="names who is excluded, and cannot be read"):
+        exclusions(tmp_path)
+
+
+def test_a_count_of_zero_is_refused():
+    with pytest.raises(ValueError, match="greater than or equal to 1"):
+        Server(exclude_after=0)

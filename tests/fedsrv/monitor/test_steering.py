@@ -1,0 +1,55 @@
+"""Whom an operator excludes, over the wire: ids are checked, and any run takes the call."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from typer.testing import CliRunner
+
+from fedmodels.errors import LinkError, PayloadError
+from fedsrv.cli import app
+from fedsrv.events import EventLog
+from fedsrv.monitor.steering import steer
+from fedsrv.transport.server import start_server, stop_server
+from fedsrv.transport.service import Service
+
+pytestmark = pytest.mark.loopback
+
+
+@pytest.fixture
+def place():
+    """The address of a run that is not open, and whom it was asked to exclude."""
+    excluded = []
+
+    def exclude(clients):
+        if 7 in clients:
+            raise PayloadError("2 of 8 clients would be left, and the run needs 3")
+        excluded.extend(clients)
+
+    cohort, events = SimpleNamespace(num_clients=8, most_present=8), EventLog()
+    service = Service("run", {}, cohort, events, exclude=exclude)
+    server, port = start_server(service, "127.0.0.1:0", None)
+    yield f"127.0.0.1:{port}", excluded
+    events.close()
+    stop_server(server)
+    service.gate.close()
+    service.complaints.close()
+
+
+def test_whoever_is_excluded_is_kept_in_mind(place):
+    address, excluded = place
+    done = CliRunner().invoke(app, ["exclude", address, "3", "5"])
+    assert done.output == f"{address}: excluded before the next round: 3, 5\n"
+    assert excluded == [3, 5]
+    for clients, line in {
+        ("8",): "client id '8' is none of this run's: 0 to 7",
+        ("evaluator",): "the evaluator is not excluded: stop its process",
+        ("3 ",): "client id '3 ' is none of this run's: 0 to 7",
+        ("1", "7"): "2 of 8 clients would be left, and the run needs 3",
+    }.items():
+        with pytest.raises(LinkError, match=line):
+            steer(address, exclude=clients)
+    with pytest.raises(LinkError, match="open = true takes new ones"):
+        steer(address, exclude=["1"], close=True)
+    assert excluded == [3, 5]
