@@ -26,13 +26,15 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=0.0, help="after which no run begins")
     parser.add_argument("--seeds", type=int, nargs="*", help="by default the study's")
     parser.add_argument("--methods", nargs="*", help="to run now; by default all")
+    parser.add_argument("--attackers", type=int, default=10, help="at most, of runs to run now")
     parser.add_argument("--keep", action="store_true", help="write the record")
     options = parser.parse_args()
     study = Sweep.read(options.study)
     found = cells(study, options.out, options.seeds or study.seeds)
     options.out.mkdir(parents=True, exist_ok=True)
     wanted = options.methods or {cell.method for cell in found.values()}
-    run_here((run for run, cell in found.items() if cell.method in wanted), 60 * options.minutes)
+    now = [r for r, c in found.items() if c.method in wanted and c.attackers <= options.attackers]
+    run_here(now, 60 * options.minutes)
     if options.keep:
         RECORDS.mkdir(exist_ok=True)
         file = RECORDS / f"{options.study.stem}.json"
