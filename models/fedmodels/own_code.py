@@ -105,7 +105,7 @@ def load_entry_point(point: EntryPoint) -> Any:
         ) from error
 
 
-_MODULE = "fedtide_own_"
+OWN_MODULE = "fedtide_own_"
 """How the names of modules of custom files begin."""
 _FOUND: dict[str, tuple[str, Any]] = {}
 """Name -> the digest of its file when it was run, and what it stood for."""
@@ -141,7 +141,7 @@ def check_offered(name: str) -> None:
         ConfigError: the file only imports it, fails, or holds no such thing.
     """
     found, (file, _, inside) = own(name), name.rpartition(":")
-    module = sys.modules[f"{_MODULE}{_FOUND[name][0][:16]}"]
+    module = sys.modules[f"{OWN_MODULE}{_FOUND[name][0][:16]}"]
     if getattr(found, "__module__", None) != module.__name__ and inside not in getattr(
         module, "__all__", ()
     ):
@@ -153,7 +153,7 @@ def check_offered(name: str) -> None:
 
 def _run_file(name: str, digest: str) -> Any:
     file, _, inside = name.rpartition(":")
-    module = f"{_MODULE}{digest[:16]}"
+    module = f"{OWN_MODULE}{digest[:16]}"
     if module not in sys.modules:
         spec = importlib.util.spec_from_file_location(module, file)
         assert spec is not None
@@ -183,7 +183,7 @@ def refuse_exits() -> Iterator[None]:
     except SystemExit as error:
         place = ""
         for frame, number in traceback.walk_tb(error.__traceback__):
-            if str(frame.f_globals.get("__name__")).startswith(_MODULE):
+            if str(frame.f_globals.get("__name__")).startswith(OWN_MODULE):
                 place = f"{frame.f_code.co_filename} (line {number})"
         if not place or error.code == RunStopped.exit_code:  # SIGTERM came in the midst of it
             raise

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedmodels.errors import ConfigError, suggestion
 from fedmodels.methods.variants import variants_of
-from fedmodels.own_code import is_own, load_entry_point, of_a_file, own
+from fedmodels.own_code import OWN_MODULE, is_own, load_entry_point, of_a_file, own
 
 if TYPE_CHECKING:
     from fedmodels.training.method import Method
@@ -156,7 +156,8 @@ def settings_of(method: Method) -> dict[str, Any]:
     """Return every setting of a method, as ``[method]`` has them; :func:`make` gives it again."""
     from fedmodels.training.settings import to_table
 
-    is_registered = isinstance(method, _CLASSES.get(method.name, ()))
+    is_own_class = type(method).__module__.startswith(OWN_MODULE)
+    is_registered = not is_own_class and isinstance(method, _CLASSES.get(method.name, ()))
     variants = variants_of(method.name if is_registered else "")
     found = {**to_table(method), **variants.defaults(), **method.chosen}
     readings = {key: found.pop(key) for key in variants.readings}

@@ -69,6 +69,19 @@ def test_what_is_declared_wrong_gets_one_line(tmp_path: Path, body: str, line: s
     assert "mine.py:Mine" in str(caught.value)
 
 
+def test_a_class_may_have_the_name_of_a_method_with_readings(tmp_path: Path) -> None:
+    """Its own table has no readings, though it inherits from the class that has them."""
+    file = tmp_path / "gldp.py"
+    file.write_text(
+        "from fedmodels.methods import gldp\nclass Gldp(gldp.Gldp):\n    mine: int = 3\n"
+    )
+    found = tiny_experiment(method={"name": f"{file}:Gldp", "t": 1, "s": 1})
+    table = found.method.hyper_parameters()
+    assert table["mine"] == 3
+    assert "reading" not in table
+    assert tiny_experiment(method=found.method.model_dump(exclude={"code_sha256"})).method.name
+
+
 def test_the_page_of_a_method_shows_fields_without_defaults(tmp_path: Path) -> None:
     name = own(
         tmp_path, "mu: float\nsizes: tuple[int, ...] = field(default_factory=lambda: (1, 2))"
