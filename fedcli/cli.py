@@ -216,6 +216,21 @@ def join(
         raise ArchiveError(why_file_is_no_good(error) or str(error)) from None
 
 
+@app.command()
+def enrol(
+    server: Annotated[str, typer.Option(help="HOST:PORT of the authority's service.")],
+    token: Annotated[str, typer.Option(help="The word that fedsrv certs invite printed.")],
+    directory: Annotated[Path, typer.Option("--dir", help="Where the files go.")] = Path("certs"),
+) -> None:
+    """Get a certificate by an invitation, for a key that is made here and never leaves."""
+    from fedcli.runtime.certificate_request import enrol as get
+    from fedmodels.config.places import check_address
+
+    check_address(server, "--server")
+    for path in get(server, token, directory):
+        typer.echo(path)
+
+
 @app.command("add-task")
 def add_new_task(
     source: Annotated[

@@ -24,10 +24,12 @@ GRPC_FILES = {
     "fedsrv/monitor/watch.py",
     "fedsrv/transport/server.py",
     "fedsrv/transport/service.py",
+    "fedsrv/identity/enrolling.py",
     "fedsrv/identity/guard.py",
     "fedsrv/identity/server_keys.py",
     "fedsrv/identity/tls.py",
     "fedcli/runtime/answers.py",
+    "fedcli/runtime/certificate_request.py",
     "fedcli/runtime/link.py",
     "fedcli/runtime/tls.py",
 }
@@ -77,8 +79,8 @@ ROOMS = {
         "resolution",
     ),
     "fedpb": (
-        "", "v1", "pem", "revocation", "handshakes", "channels", "tables", "descriptions", "zstd",
-        "frames", "headers", "plans", "codec", "orders",
+        "", "v1", "pem", "revocation", "invitation", "handshakes", "channels", "tables",
+        "descriptions", "zstd", "frames", "headers", "plans", "codec", "orders",
     ),
     "fedsrv": (
         "presets", "events", "availability", "ray_cluster", "ray_driver", "identity", "state",

@@ -21,7 +21,7 @@ from google.protobuf.descriptor_pb2 import (
 from grpc_tools import protoc
 
 PROTO = Path(__file__).parents[2] / "proto"
-FILES = ("coordinator", "bundle", "description", "table")
+FILES = ("coordinator", "enrolment", "bundle", "description", "table")
 HEAD = """# The schema
 
 Every call, message and field of the package `fedpb.v1`. This page is generated from

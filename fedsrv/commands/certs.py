@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedsrv.commands.options import Group
+from fedsrv.commands.options import Group, Place
 
 certs_app = typer.Typer(
     cls=Group, no_args_is_help=True, help="Make an authority and certificates for TLS."
@@ -64,3 +64,40 @@ def certs_revoke(
     for line in found or [f"nothing new: all certificates of {which} are revoked already"]:
         typer.echo(line)
     typer.echo(f"written to {directory / 'crl.pem'}: bring it to where --tls-client-ca lies")
+
+
+@certs_app.command("invite")
+def certs_invite(
+    identity: Annotated[str, typer.Argument(help="As of certs issue.")],
+    directory: AuthorityDir = Path("certs"),
+    days: Annotated[float, typer.Option(min=0.001, help="How long it may be used.")] = 7.0,
+    host: Annotated[
+        list[str] | None, typer.Option(help="A name the server or relay is reached by.")
+    ] = None,
+) -> None:
+    """Print a token that gets one certificate, once, by fedcli enrol: give it to its site alone."""
+    from fedsrv.identity.invitations import invite
+
+    typer.echo(invite(directory, identity, days, host or ()))
+
+
+@certs_app.command("serve")
+def certs_serve(directory: AuthorityDir = Path("certs"), listen: Place = "127.0.0.1:50050") -> None:
+    """Give certificates to whoever is invited, where the authority's key lies, until Ctrl-C."""
+    from fedmodels.commands import end_on_sigterm
+    from fedmodels.config.places import check_address
+    from fedmodels.errors import Interrupted
+    from fedmodels.log_lines import LogLevel, set_up_logging
+    from fedsrv.identity.enrolling import start_enrolling
+
+    set_up_logging(LogLevel.INFO)
+    check_address(listen, "--listen", lowest_port=0)
+    end_on_sigterm()
+    server, port = start_enrolling(directory, listen)
+    typer.echo(f"whoever is invited enrols at {listen.rpartition(':')[0]}:{port}")
+    try:
+        server.wait_for_termination()
+    except KeyboardInterrupt:
+        raise Interrupted("stopped") from None
+    finally:
+        server.stop(1.0).wait()

@@ -150,12 +150,16 @@ def ends_of(path: Path, option: str) -> list[str]:
 
 def identities_of(certificate: x509.Certificate) -> list[str]:
     """Return the URIs of a certificate that say whose it is."""
+    return [uri for uri in uris_of(certificate) if uri.startswith("fedtide:")]
+
+
+def uris_of(found: x509.Certificate | x509.CertificateSigningRequest) -> list[str]:
+    """Return the URIs among the alternative names of a certificate, or of a request for one."""
     try:
-        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except (x509.ExtensionNotFound, ValueError):
         return []
-    uris = names.get_values_for_type(x509.UniformResourceIdentifier)
-    return [uri for uri in uris if uri.startswith("fedtide:")]
+    return list(names.get_values_for_type(x509.UniformResourceIdentifier))
 
 
 def check_dates(path: Path, certificate: x509.Certificate, what: str) -> str:

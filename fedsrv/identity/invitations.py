@@ -1,0 +1,152 @@
+"""Invitations of an authority: each gives one certificate to whoever has its secret.
+
+Beside the authority lies ``invitations.json``, with the sha256 of each secret. A certificate is
+stored there before it is handed out. So whoever asks again with the same key, after a crash of
+either side, gets the same certificate, and nobody else gets one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from fedmodels.errors import ConfigError
+from fedmodels.files import write_atomically
+from fedpb.invitation import SECRET_BYTES, Invitation
+from fedpb.pem import uris_of
+from fedsrv.identity.certificates import Authority
+from fedsrv.identity.roles import identity_uri
+
+INVITED = "invitations.json"
+
+
+class Refused(Exception):
+    """A request gets no certificate; says why."""
+
+
+class TokenUsed(Refused):
+    """The invitation has given its certificate to another key."""
+
+
+class NoRequest(Refused):
+    """What came is no request for the certificate of its invitation."""
+
+
+def invite(directory: Path, identity: str, days: float, hosts: Sequence[str] = ()) -> str:
+    """Return the token of a new invitation; its secret is stored as a hash alone.
+
+    Args:
+        directory: of the authority.
+        identity: whose certificate it gives.
+        days: how long it may be used.
+        hosts: names of a server or a relay, beside loopback's.
+
+    Raises:
+        ConfigError: the identity is none, there is no authority, or nothing can be written there.
+    """
+    uri = identity_uri(identity)
+    authority = Authority.read(directory)
+    probe = ec.generate_private_key(ec.SECP256R1()).public_key()
+    authority.certificate(uri, probe, hosts)  # hosts that are none are refused here
+    secret = secrets.token_bytes(SECRET_BYTES)
+    until = datetime.now(UTC) + timedelta(days=days)
+    with _invitations(directory) as held:
+        held[_hash(secret)] = {"identity": uri, "until": until.isoformat(), "hosts": list(hosts)}
+    return Invitation(uri, secret, authority.own).token()
+
+
+def enrol(directory: Path, secret: bytes, request: bytes) -> tuple[str, bytes]:
+    """Return the identity and the certificate, in PEM, that a secret and a signing request get.
+
+    Raises:
+        Refused: they get none.
+        ConfigError: there is no authority, or its files cannot be used.
+    """
+    authority = Authority.read(directory)
+    with _invitations(directory) as held:
+        found = held.get(_hash(secret))
+        if found is None:
+            raise Refused("the authority knows no such invitation: ask for another one")
+        uri = str(found["identity"])
+        key = _key_of(request, uri)
+        numbers = key.public_bytes(Encoding.X962, PublicFormat.CompressedPoint).hex()
+        if "certificate" in found:
+            if found["key"] != numbers:
+                raise TokenUsed(
+                    f"the invitation of {uri} was used already, with another key: ask for another "
+                    "one; if nobody of yours used it, have the certificate revoked"
+                )
+            return uri, str(found["certificate"]).encode()
+        if datetime.now(UTC) > datetime.fromisoformat(str(found["until"])):
+            raise Refused(
+                f"the invitation of {uri} ended on {str(found['until'])[:10]}: ask for another one"
+            )
+        certificate = authority.certificate(uri, key, found["hosts"])
+        authority.note(certificate, uri)
+        pem = certificate.public_bytes(Encoding.PEM)
+        found |= {"key": numbers, "certificate": pem.decode()}
+    return uri, pem
+
+
+def _key_of(request: bytes, uri: str) -> ec.EllipticCurvePublicKey:
+    """Return the key for which a signing request asks for an identity's certificate.
+
+    Raises:
+        NoRequest: it is damaged, asks for another identity, or its key is of another kind.
+    """
+    try:
+        found = x509.load_der_x509_csr(request)
+        is_signed, uris, key = found.is_signature_valid, uris_of(found), found.public_key()
+    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
+        raise NoRequest("this is no certificate signing request") from None
+    if not is_signed:
+        raise NoRequest("the signing request is not signed by its own key")
+    if uris != [uri]:
+        asked = ", ".join(uris) or "nobody"
+        raise NoRequest(f"the request is for {asked}, and the invitation for {uri}")
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
+        raise NoRequest("the request's key is none of the curve P-256")
+    return key
+
+
+def _hash(secret: bytes) -> str:
+    return hashlib.sha256(secret).hexdigest()
+
+
+@contextlib.contextmanager
+def _invitations(directory: Path) -> Iterator[dict[str, dict[str, Any]]]:
+    """Yield all invitations, for one process at a time; changes of the block are stored.
+
+    Raises:
+        ConfigError: they cannot be read or written.
+    """
+    path = directory / INVITED
+    try:
+        lock = os.open(directory / f".{INVITED}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            text = path.read_text("utf-8") if path.is_file() else "{}"
+            held: dict[str, dict[str, Any]] = json.loads(text)
+            yield held
+            if (changed := json.dumps(held, indent=1)) != text:
+                write_atomically(path, changed, sync=True)
+                path.chmod(0o600)
+        finally:
+            os.close(lock)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be used: {error.strerror}") from None
+    except ValueError:
+        raise ConfigError(f"{path} is damaged: move it away; its invitations are lost") from None

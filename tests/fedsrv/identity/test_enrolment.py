@@ -1,0 +1,195 @@
+"""Enrolment by an invitation: a key never leaves its site, and a token works once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509.oid import NameOID
+
+from fedcli.runtime.certificate_request import enrol as get
+from fedmodels.errors import ConfigError, LinkError
+from fedpb.invitation import ENROLMENT_SERVICE, Invitation
+from fedpb.pem import check_pair, identities_of
+from fedpb.v1 import enrolment_pb2 as rpc
+from fedsrv.identity import certificates as certs
+from fedsrv.identity import invitations
+from fedsrv.identity.enrolling import MAX_REQUEST, start_enrolling
+from fedsrv.identity.invitations import INVITED, NoRequest, Refused, TokenUsed, enrol, invite
+from fedsrv.identity.revoking import revoke
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("authority")
+    certs.init_authority(root)
+    certs.issue(root, "server")
+    return root
+
+
+@pytest.fixture(scope="module")
+def service(authority: Path) -> Iterator[str]:
+    """The address of the authority's service."""
+    server, port = start_enrolling(authority, "127.0.0.1:0")
+    yield f"127.0.0.1:{port}"
+    server.stop(None).wait()
+
+
+def request(uri: str, key: Any = None) -> bytes:
+    """Return a signing request for an identity."""
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "x")])
+    uris = x509.SubjectAlternativeName([x509.UniformResourceIdentifier(uri)])
+    builder = x509.CertificateSigningRequestBuilder().subject_name(name)
+    signed = builder.add_extension(uris, critical=False).sign(
+        key or ec.generate_private_key(ec.SECP256R1()), hashes.SHA256()
+    )
+    return signed.public_bytes(Encoding.DER)
+
+
+def test_a_site_gets_its_certificate_and_keeps_its_key(
+    authority: Path, service: str, tmp_path: Path
+) -> None:
+    token = invite(authority, "7", 1.0)
+    stored = (authority / INVITED).read_text()
+    assert Invitation.read(token).secret.hex() not in stored  # hashed at rest
+    assert (authority / INVITED).stat().st_mode & 0o777 == 0o600
+    files = get(service, f" {token}\n", tmp_path / "site")
+    ca, cert, key = files
+    assert [path.name for path in files] == ["ca.pem", "client-7.pem", "client-7.key"]
+    assert ca.read_bytes() == (authority / "ca.pem").read_bytes()
+    assert key.stat().st_mode & 0o777 == 0o600
+    check_pair(cert, cert.read_bytes(), key, key.read_bytes())
+    assert identities_of(x509.load_pem_x509_certificate(cert.read_bytes())) == ["fedtide:client:7"]
+    assert not (authority / "client-7.key").exists()
+    before = cert.read_bytes()
+    with pytest.raises(ConfigError, match=r"client-7\.pem exists already"):
+        get(service, token, tmp_path / "site")
+    cert.unlink()  # a crash before the answer was stored: the same key, the same certificate
+    get(service, token, tmp_path / "site")
+    assert cert.read_bytes() == before
+    with pytest.raises(LinkError, match=r"was used already, with another key.*ALREADY_EXISTS"):
+        get(service, token, tmp_path / "thief")
+    assert len(revoke(authority, "7")) == 1
+
+
+def test_a_crash_between_signing_and_answering_is_repeated(
+    authority: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = Invitation.read(invite(authority, "8", 1.0)).secret
+    key = ec.generate_private_key(ec.SECP256R1())
+    with monkeypatch.context() as crash:
+        crash.setattr(invitations, "write_atomically", lambda *args, **options: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            enrol(authority, secret, request("fedtide:client:8", key))
+    first = enrol(authority, secret, request("fedtide:client:8", key))
+    assert enrol(authority, secret, request("fedtide:client:8", key)) == first
+    with pytest.raises(TokenUsed, match="with another key"):
+        enrol(authority, secret, request("fedtide:client:8"))
+
+
+def test_what_is_no_request_gets_nothing(authority: Path) -> None:
+    secret = Invitation.read(invite(authority, "9", 1.0)).secret
+    good = request("fedtide:client:9")
+    tampered = good.replace(b"fedtide:client:9", b"fedtide:client:8")
+    flipped = bytearray(good)
+    flipped[-1] ^= 1
+    small = rsa.generate_private_key(65537, 2048)
+    for wrong, line in (
+        (tampered, "not signed by its own key"),
+        (bytes(flipped), "not signed by its own key|no certificate signing request"),
+        (request("fedtide:client:8"), "for fedtide:client:8, and the invitation for fedtide:cl"),
+        (request("fedtide:client:9", small), "none of the curve P-256"),
+        (request("fedtide:client:9", ec.generate_private_key(ec.SECP384R1())), "none of the curve"),
+        (b"", "no certificate signing request"),
+        (b"\x30\x80", "no certificate signing request"),
+    ):
+        with pytest.raises(NoRequest, match=line):
+            enrol(authority, secret, wrong)
+    with pytest.raises(Refused, match="knows no such invitation"):
+        enrol(authority, b"\x00" * 32, good)
+    assert enrol(authority, secret, good)[0] == "fedtide:client:9"  # it was not spent
+
+
+def test_an_invitation_ends(authority: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    used, late = (Invitation.read(invite(authority, "10", 1.0)).secret for _ in range(2))
+    key = ec.generate_private_key(ec.SECP256R1())
+    first = enrol(authority, used, request("fedtide:client:10", key))
+    then = SimpleNamespace(
+        now=lambda zone: datetime.now(zone) + timedelta(days=2),
+        fromisoformat=datetime.fromisoformat,
+    )
+    monkeypatch.setattr(invitations, "datetime", then)
+    with pytest.raises(Refused, match=r"the invitation of fedtide:client:10 ended on 20"):
+        enrol(authority, late, request("fedtide:client:10"))
+    assert enrol(authority, used, request("fedtide:client:10", key)) == first
+
+
+def test_a_client_trusts_no_other_authority_s_service(
+    authority: Path, service: str, tmp_path: Path
+) -> None:
+    certs.init_authority(tmp_path / "theirs")
+    with pytest.raises(LinkError, match="not signed by the authority of the token"):
+        get(service, invite(tmp_path / "theirs", "7", 1.0), tmp_path / "site")
+    site = tmp_path / "site"
+    assert sorted(path.name for path in site.iterdir()) == ["client-7.key"]
+    with pytest.raises(LinkError, match="no authority's service answers at 127.0.0.1:1"):
+        get("127.0.0.1:1", invite(authority, "7", 1.0), site)
+    (site / "ca.pem").write_bytes((tmp_path / "theirs" / "ca.pem").read_bytes())
+    with pytest.raises(ConfigError, match="is another authority than the token's"):
+        get(service, invite(authority, "7", 1.0), site)
+    (site / "client-7.key").write_text("no key")
+    (site / "ca.pem").unlink()
+    with pytest.raises(ConfigError, match="holds no key that fedcli enrol made"):
+        get(service, invite(authority, "7", 1.0), site)
+
+
+def test_tokens_that_are_none(authority: Path, tmp_path: Path) -> None:
+    token = invite(authority, "7", 1.0)
+    stranger = Invitation("fedtide:../x", b"\x00" * 32, Invitation.read(token).authority).token()
+    for wrong in ("", "x", token[:-40], token[: len(token) // 2], "fedtide-invitation-e30"):
+        with pytest.raises(ConfigError, match="--token is no invitation, or not all of one"):
+            get("127.0.0.1:1", wrong, tmp_path)
+    with pytest.raises(ConfigError, match="--token is for nobody: fedtide:../x"):
+        get("127.0.0.1:1", stranger, tmp_path)
+    with pytest.raises(ConfigError, match="hosts belong to a server's certificate"):
+        invite(authority, "7", 1.0, ["a.example"])
+    assert re.fullmatch(r"[\w-]+", token)
+    assert len(token) < 1500
+
+
+def test_a_relay_enrols_with_its_hosts_and_the_service_takes_no_bomb(
+    authority: Path, service: str, tmp_path: Path
+) -> None:
+    _, cert, _ = get(service, invite(authority, "relay:0-3", 1.0, ["r.example"]), tmp_path)
+    names = x509.load_pem_x509_certificate(cert.read_bytes()).extensions.get_extension_for_class(
+        x509.SubjectAlternativeName
+    )
+    assert "r.example" in names.value.get_values_for_type(x509.DNSName)
+    keys = grpc.ssl_channel_credentials((authority / "ca.pem").read_bytes())
+    with grpc.secure_channel(service, keys) as channel:
+        call = channel.unary_unary(f"/{ENROLMENT_SERVICE}/Enrol")
+        bomb = rpc.EnrolRequest(request=b"x" * MAX_REQUEST).SerializeToString()
+        with pytest.raises(grpc.RpcError) as refused:
+            call(bomb, timeout=10)
+        assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_the_service_needs_an_authority_and_a_certificate(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="fedsrv certs init"):
+        start_enrolling(tmp_path, "127.0.0.1:0")
+    certs.init_authority(tmp_path)
+    with pytest.raises(ConfigError, match=r"server\.pem is missing: fedsrv certs issue server"):
+        start_enrolling(tmp_path, "127.0.0.1:0")
+    (tmp_path / INVITED).write_text("{")
+    with pytest.raises(ConfigError, match=r"invitations\.json is damaged"):
+        invite(tmp_path, "7", 1.0)
