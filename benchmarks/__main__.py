@@ -17,6 +17,7 @@ SMALL = (
     ["benchmarks.training", "--inprocess"],
     ["benchmarks.commands", "--repeats", "3"],
     ["benchmarks.aggregate", "--clients", "2", "10", "--prototypes", "128", "512"],
+    ["benchmarks.reductions", "--clients", "12", "--parameters", "1000000"],
     ["benchmarks.scale", "--clients", "5", "10", "20", "--widths", "64", "512"],
     ["benchmarks.load", "--clients", "100", "--light", "20", "--hosts", "4", "--rounds", "5"],
     ["benchmarks.aggregation_weights", "--clients", "10", "--examples", "128", "--epochs", "2"],

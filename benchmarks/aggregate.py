@@ -83,8 +83,8 @@ def _mean_alone(way: str, clients: int, parameters: int, budget_mib: int) -> tup
             "torch": lambda: _running_sum(uploads, shares),
             "numpy": lambda: np.average(np.stack([u.numpy() for u in uploads]), 0, shares),
         }
-        before, seconds = _anonymous_mb(), []
-        with _Peak() as peak:
+        before, seconds = anonymous_mb(), []
+        with Peak() as peak:
             for _ in range(REPEATS):
                 begun = time.perf_counter()
                 work[way]()
@@ -99,10 +99,10 @@ def _running_sum(uploads: list[Tensor], shares: list[float]) -> Tensor:
     return total.float()
 
 
-class _Peak:
+class Peak:
     """The largest anonymous memory of this process while it is open, looked at every 5 ms."""
 
-    def __enter__(self) -> _Peak:
+    def __enter__(self) -> Peak:
         self.mb, self._over = 0.0, threading.Event()
         self._watch = threading.Thread(target=self._look, daemon=True)
         self._watch.start()
@@ -110,14 +110,15 @@ class _Peak:
 
     def _look(self) -> None:
         while not self._over.wait(0.005):
-            self.mb = max(self.mb, _anonymous_mb())
+            self.mb = max(self.mb, anonymous_mb())
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
         self._watch.join()
 
 
-def _anonymous_mb() -> float:
+def anonymous_mb() -> float:
+    """Return the anonymous memory of this process."""
     info = psutil.Process().memory_info()
     return float(info.rss - info.shared) / 1e6
 
