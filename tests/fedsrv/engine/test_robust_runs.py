@@ -20,6 +20,7 @@ from fedsrv.engine.reduction import reduced
 from fedsrv.events import EventLog
 from fedtide.inprocess import run_in_process
 from fedtide.testing.trial import registered, server_context, tiny_experiment
+from tests.liars import Stage
 
 ROBUST = {"reduce": "trimmed_mean", "attackers": 1}
 
@@ -99,3 +100,12 @@ def test_what_a_rule_does_not_reach_is_told(digits, tmp_path, monkeypatch):
     run_in_process(experiment, digits, tmp_path / "run")
     lines = [facts.get("line", "") for facts in told]
     assert any("does not reach all of fedpac: each client's head is mixed" in one for one in lines)
+
+
+def test_uploads_in_the_spool_come_to_the_same_bits(digits, tmp_path):
+    """Beyond ``upload_memory_mb`` a mean is taken as uploads come, and a rule waits for all."""
+    rule = {"reduce": "geometric_median", "mix": "bucketing"}
+    mapped = tiny_experiment(schedule={"rounds": 1}, server={**rule, "upload_memory_mb": 0})
+    found = Stage(mapped, digits, tmp_path / "mapped", lambda *_: None, liars=()).run()
+    plain = tiny_experiment(schedule={"rounds": 1}, server=rule)
+    assert found["state_sha256"] == run_in_process(plain, digits, tmp_path / "run")["state_sha256"]
