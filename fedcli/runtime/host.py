@@ -91,7 +91,7 @@ class Host:
             announce: how exactly clients tell how many examples of each class they have.
         """
         self._certificate = certificate or OwnCertificate(None)
-        self._incoming, self._is_open = incoming, False
+        self._incoming, self._is_open, self.announce = incoming, False, announce
         self._deploys = deploys
         self.link, self.code, self.weights, self._states = link, code, weights, states
         self.data = data
@@ -124,7 +124,7 @@ class Host:
         experiment = received_experiment(
             values_of(reply.experiment), "the server's experiment", self.code, self.weights
         )
-        told = self.enrolment.announce
+        told = self.announce
         if HOW.index(experiment.announced) > HOW.index(told):
             log.warning(
                 "this run takes %s counts of examples, and it was told exact ones: join with "

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+ROOT = Path(__file__).parents[2]
 HEAVY = (
     "torch", "numpy", "grpc", "pandas", "scipy", "sklearn", "matplotlib", "torchvision", "ot",
     "jinja2",
@@ -82,3 +84,11 @@ def test_a_module_imports_what_it_needs(module: str, tmp_path: Path) -> None:
 
 def test_a_run_loads_neither_the_compiler_of_torch_nor_scikit_learn(tmp_path: Path) -> None:
     check(RUN, tmp_path)
+
+
+def test_no_method_makes_an_optimiser_that_torch_would_compile() -> None:
+    """It imports ``torch._dynamo``, for a second; ``fedmodels.numerics.optimizers`` has others."""
+    files = [*(ROOT / "models" / "fedmodels").rglob("*.py")]
+    assert len(files) > 100
+    found = [f.name for f in files if re.search(r"torch\.optim\.[A-Z]\w+\(", f.read_text("utf-8"))]
+    assert found == []

@@ -31,6 +31,7 @@ from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.embedding import embeddings
 from fedmodels.nets.split import load_weights
+from fedmodels.numerics.optimizers import SGD
 from fedmodels.numerics.randomness import derive_seed, generator, seeded
 from fedmodels.tensors.bundle import Bundle, Prototypes, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec, prototype_spec
@@ -151,7 +152,7 @@ class CReFF(FedAvg):
         """
         classes, target = torch.tensor(list(wanted)), torch.stack(list(wanted.values()))
         free = features[classes].clone().requires_grad_(True)
-        optimizer = torch.optim.SGD([free], lr=self.lr_feature)
+        optimizer = SGD([free], lr=self.lr_feature)
         for _ in range(self.match_steps):
             distance = gradient_distance(class_gradients(free, classes, weight, bias), target)
             optimizer.zero_grad(set_to_none=True)

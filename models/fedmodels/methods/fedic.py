@@ -33,6 +33,7 @@ from fedmodels.errors import ConfigError
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import SplitNet, load_weights, weights_of
+from fedmodels.numerics.optimizers import Adam
 from fedmodels.numerics.randomness import derive_seed, seeded
 from fedmodels.tensors.bundle import Bundle, Weights
 from fedmodels.tensors.uploads import Reduction, Uploads
@@ -204,7 +205,7 @@ class FEDIC(FedAvg):
         return kl_div(found, wanted, reduction="batchmean", log_target=True)
 
     def _adam(self, parameters: list[Tensor], weight_decay: float) -> torch.optim.Optimizer:
-        return torch.optim.Adam(parameters, lr=self.lr_server, weight_decay=weight_decay)
+        return Adam(parameters, lr=self.lr_server, weight_decay=weight_decay)
 
 
 def step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:

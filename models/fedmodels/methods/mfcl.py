@@ -34,6 +34,7 @@ from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.generative.upsampling import Upsampling
 from fedmodels.nets.split import SplitNet
+from fedmodels.numerics.optimizers import Adam
 from fedmodels.numerics.randomness import seeded
 from fedmodels.techniques import server_memory
 from fedmodels.techniques.continual import masked_cross_entropy
@@ -135,7 +136,7 @@ class MFCL(FedAvg):
         if held is not None:
             generator.load_state_dict(dict(held.tensors))
         generator.to(known.device).train()
-        adam = torch.optim.Adam(generator.parameters(), lr=self.generator_lr)
+        adam = Adam(generator.parameters(), lr=self.generator_lr)
         draw, loss = ctx.generator(), 0.0
         with watch_moments(old) as watch:
             for step in range(1, self.generator_steps + 1):

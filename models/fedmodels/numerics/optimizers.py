@@ -40,3 +40,4 @@ def kind_of(name: str) -> type[Optimizer]:
 
 
 Adam = eager(torch.optim.Adam)
+SGD = eager(torch.optim.SGD)

@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fedmodels.nets.split import SplitNet
+from fedmodels.numerics.optimizers import Adam
 from fedmodels.numerics.randomness import generator
 from fedmodels.tensors.bundle import Weights
 
@@ -162,7 +163,7 @@ def find_weights(
     a = _start(uniform, own, search).requires_grad_()
     if search.init != "uniform":
         best = min(best, judged(a.softmax(0)), key=lambda found: found[0])
-    optimizer = torch.optim.Adam([a], lr=search.lr, betas=(0.5, 0.999))  # FedLAW's betas
+    optimizer = Adam([a], lr=search.lr, betas=(0.5, 0.999))  # FedLAW's betas
     order = generator(seed)
     for epoch in range(search.epochs):
         x, y = draw(epoch) if draw is not None else fixed

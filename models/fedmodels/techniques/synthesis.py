@@ -25,6 +25,7 @@ from torch.nn.functional import cross_entropy, kl_div, log_softmax
 from fedmodels.config.bounds import Count, NonNegative, Positive, PositiveCount, Share
 from fedmodels.nets.generative.upsampling import Upsampling
 from fedmodels.nets.split import SplitNet
+from fedmodels.numerics.optimizers import SGD, Adam
 from fedmodels.techniques.continual import masked_cross_entropy
 from fedmodels.techniques.datafree import (
     LayerMoments,
@@ -157,10 +158,10 @@ class Synthesis:
         self.classes = known.nonzero().flatten()
         self.generator = settings.fresh_generator(ctx.run).to(self.device)
         meta_lr = settings.lr_g * settings.g_steps
-        self.adam = torch.optim.Adam(self.generator.parameters(), lr=meta_lr, betas=BETAS)
+        self.adam = Adam(self.generator.parameters(), lr=meta_lr, betas=BETAS)
         role = f"server/student/{ctx.interaction}"
         self.student = ctx.run.make_net("method", role).to(self.device)
-        self.sgd = torch.optim.SGD(
+        self.sgd = SGD(
             self.student.parameters(), lr=settings.student_lr, momentum=0.9, weight_decay=DECAY
         )
         self.pool: list[Tensor] = []
@@ -190,7 +191,7 @@ class Synthesis:
         z.requires_grad_(True)
         y = self.classes[torch.randint(len(self.classes), (size,), generator=self.draw)]
         fast = copy.deepcopy(self.generator).train()
-        inner = torch.optim.Adam(fast.parameters(), lr=settings.lr_g, betas=BETAS)
+        inner = Adam(fast.parameters(), lr=settings.lr_g, betas=BETAS)
         inner.add_param_group({"params": [z], "lr": settings.lr_z})
         best, lowest = torch.empty(0), float("inf")
         summed = [torch.zeros_like(p) for p in fast.parameters()]
