@@ -173,7 +173,8 @@ def of_drift(run: RunRecord) -> Charts:
     for part in DRIFT_PARTS:
         text = f"how far {part}s moved from the task before"
         names = run.client_names
-        yield cells_of(text, q.drift(run, part), "interaction", "client", y_names=names)
+        cells = {(client, at): moved for (at, client), moved in q.drift(run, part).items()}
+        yield cells_of(text, cells, "interaction", "client", y_names=names)
 
 
 def of_classes(group: SeedGroup) -> Charts:

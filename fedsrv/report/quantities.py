@@ -287,9 +287,9 @@ def bytes_up_so_far(run: RunRecord) -> dict[int, float]:
 
 
 def uploads(run: RunRecord, name: str) -> dict[tuple[int, int], float]:
-    """Return ``{(interaction, client): what the coordinator measured of the upload}``."""
+    """Return ``{(client, interaction): what the coordinator measured of the upload}``."""
     values = {
-        (interaction_of(row, index), client): number(facts.get(name))
+        (client, interaction_of(row, index)): number(facts.get(name))
         for index, row in enumerate(run.rows)
         for client, facts in _clients(row)
     }

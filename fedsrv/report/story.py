@@ -32,6 +32,7 @@ def story(groups: Sequence[SeedGroup]) -> list[str]:
         _on_rare_classes,
         _on_old_tasks,
         _who_helped,
+        _whose_uploads_stood_out,
         _at_what_cost,
         _what_was_spent,
     )
@@ -108,6 +109,15 @@ def _who_helped(groups: Sequence[SeedGroup], name: str) -> Iterator[str]:
             )
             return
     yield "No method here reports weights between clients: all clients share one mean, or none."
+
+
+def _whose_uploads_stood_out(groups: Sequence[SeedGroup], name: str) -> Iterator[str]:
+    for group in groups:
+        run = group.runs[0]
+        often = sorted(q.warnings_of_client(run).items(), key=lambda item: -item[1])[:MAX_SAID]
+        if often:
+            called = [f"client {run.client_names.get(c, c)} ({n:.0f} times)" for c, n in often]
+            yield f"{group.label}: uploads stood out of their cohorts: {', '.join(called)}."
 
 
 def _at_what_cost(groups: Sequence[SeedGroup], name: str) -> Iterator[str]:

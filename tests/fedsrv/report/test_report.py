@@ -25,6 +25,7 @@ import tomli_w
 from rich.console import Console
 from rich.table import Table
 
+from fedmodels.charts import Spread
 from fedmodels.errors import ArchiveError, ConfigError
 from fedmodels.numerics.metric_names import metric
 from fedmodels.numerics.metrics import forgetting
@@ -32,6 +33,7 @@ from fedsrv.engine.summary import accuracy_lost
 from fedsrv.report import quantities
 from fedsrv.report import tables as report
 from fedsrv.report.frame import difference
+from fedsrv.report.panels import of_drift, of_uploads
 from fedsrv.report.quantities import by_task, view_name
 from fedsrv.report.run_record import group_runs, read_run
 from fedsrv.report.story import story
@@ -874,6 +876,28 @@ def test_rare_classes_are_spoken_of_where_there_are_any(
     assert [line.startswith(said) for line in sentences] == [True] * bool(said)
     assert (label("a_loc_minority") in lines_of(run)) == bool(said)
     assert ("On rare classes" in page_of(tmp_path, path)) == bool(said)
+
+
+def test_whose_uploads_stood_out_is_said_and_drawn(tmp_path: Path) -> None:
+    warned = [{"7": "it points"}, {"7": "it", "2": "it"}, {"7": "it", "2": "it"}]
+    rows = [{**at(i, i, task=0), "warned": who} for i, who in enumerate(warned)]
+    clients = {str(c): {"aggregation_weight": 0.1 * c, "difference_cosine": 1 - c} for c in (2, 7)}
+    run = hand_written(tmp_path / "run", *({**row, "clients": clients} for row in rows))
+    line = "run: uploads stood out of their cohorts: client 7 (3 times), client 2 (2 times)."
+    assert line in story(group_runs([run]))
+    drawn = {chart.caption: chart for chart in of_uploads(run)}
+    assert drawn["uploads that stood out of their cohort"].values == {
+        "": {2: Spread(2.0), 7: Spread(3.0)}
+    }
+    assert drawn["direction of an upload"].values[""][7, 1] == Spread(-6.0)
+    assert drawn["share of an upload in the result"].is_telling
+
+
+def test_a_row_of_a_chart_of_drift_is_a_client(tmp_path: Path) -> None:
+    rows = [{**at(i, i, task=0), "clients": {"7": {"input_drift": 0.1 + i}}} for i in range(3)]
+    run = hand_written(tmp_path / "run", *rows)
+    drawn = next(of_drift(run))
+    assert drawn.values[""].keys() == {(7, 1), (7, 2), (7, 3)}
 
 
 def test_weights_that_are_much_alike_name_no_helper(tmp_path: Path) -> None:
