@@ -29,7 +29,7 @@ from fedpb.pem import check_dates, identities_of
 from fedsrv.identity.roles import RELAY, SCHEME, SERVER, SERVER_URI, identity_uri, role_of
 
 AUTHORITY_DAYS = 3650
-IDENTITY_DAYS = 730
+IDENTITY_DAYS = 365
 CLOCK_SKEW = timedelta(hours=1)
 """Certificates are valid from this long ago, so that a clock that is slow accepts them."""
 

@@ -16,6 +16,7 @@ from fedmodels.files import write_atomically
 from fedsrv.report.comparison import comparison, one_column
 from fedsrv.report.run_record import RunRecord, group_runs, read_run
 from fedsrv.report.story import story
+from fedsrv.state.audit import AUDIT, warned
 from fedsrv.state.cross_check import differences
 
 if TYPE_CHECKING:
@@ -39,7 +40,11 @@ def report_command(runs: list[Path], html: Path | None, everything: bool = False
     if not runs:
         raise ConfigError("fedsrv report needs at least one run directory")
     records, unread = _read(runs)
-    differing = [f"note: {line}" for run in records for line in differences(run.path)]
+    differing = [
+        f"note: {line}"
+        for run in records
+        for line in (*differences(run.path), *warned(run.path / AUDIT))
+    ]
     for line in [*_given_again(runs), *_cut_short(records), *differing]:
         Console(stderr=True).print(line, markup=False, highlight=False, soft_wrap=True)
     if not records:

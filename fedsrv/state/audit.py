@@ -7,6 +7,7 @@ end that was cut off shows as well. Lines are written with the next commit, or w
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -29,6 +30,8 @@ AT_WILL = frozenset({"refused", "joined", "left"})
 """What a caller brings about as often as it likes."""
 MAX_AT_WILL, WITHIN_S = 300, 60.0
 """Lines of each such kind in a minute; what is more is counted in one line."""
+MAX_WARNED = 5
+"""Warnings that a report shows."""
 _LINE = re.compile(rb'(\{.*), "link": "([0-9a-f]{64})"\}')
 log = logging.getLogger(__name__)
 
@@ -175,7 +178,7 @@ class Audit:
 
     def sync(self) -> None:
         """Make what is written safe on the disk."""
-        os.fsync(self._file)
+        os.fdatasync(self._file)
 
     def close(self) -> None:
         """Write what is left, and close the file."""
@@ -184,6 +187,18 @@ class Audit:
         except OSError as error:
             log.error("%s lacks its last lines: %s", self.path, error.strerror)
         os.close(self._file)
+
+
+def warned(path: Path) -> list[str]:
+    """Return the last warnings in a log, each once; nothing where there is no log."""
+    found: dict[str, None] = {}
+    with contextlib.suppress(OSError, ValueError, TypeError), path.open("rb") as file:
+        for line in file:
+            if b'"what": "warned"' in line:
+                text = printable(str(json.loads(line).get("line", "")))
+                found.pop(text, None)
+                found[text] = None
+    return [*found][-MAX_WARNED:]
 
 
 def missing_end(committed: Mark, at: Mark) -> str:

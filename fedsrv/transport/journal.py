@@ -34,6 +34,11 @@ class Journal:
         told = {key: value for key, value in facts.items() if value or type(value) is int}
         self._audit.tell(what, **whom, **by, at=context.peer(), **told)
 
+    def warn(self, line: str) -> None:
+        """Add a line about what somebody should see to, for reports to show."""
+        if self._audit is not None:
+            self._audit.tell("warned", line=line)
+
     def sent(
         self,
         context: Any,

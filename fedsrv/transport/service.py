@@ -176,6 +176,7 @@ class Service:
         self.journal.write()
         for line in self.guard.warnings():
             self.events.tell("note", line=line)
+            self.journal.warn(line)
 
     # --- who calls --------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from cryptography import x509
@@ -20,11 +21,14 @@ from fedmodels.errors import ConfigError
 from fedpb.channels import is_loopback
 from fedpb.pem import authorities_of, end_of
 from fedpb.revocation import RevocationList
+from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.coordinator import Listen
+from fedsrv.events import EventLog
 from fedsrv.identity import certificates as certs
 from fedsrv.identity import guard, roles, tls
 from fedsrv.identity.guard import Peer
 from fedsrv.identity.revoking import revoke
+from fedsrv.transport.service import Service
 
 
 @pytest.fixture
@@ -118,9 +122,9 @@ def test_server_certificate_names_its_hosts(authority: Path) -> None:
     assert list(extension(cert, x509.ExtendedKeyUsage)) == [ExtendedKeyUsageOID.SERVER_AUTH]
 
 
-def test_validity_is_ten_years_and_two(authority: Path) -> None:
+def test_validity_is_ten_years_and_one(authority: Path) -> None:
     leaf, _ = certs.issue(authority, "1")
-    for path, days in ((authority / "ca.pem", 3650), (leaf, 730)):
+    for path, days in ((authority / "ca.pem", 3650), (leaf, 365)):
         cert = load(path)
         span = cert.not_valid_after_utc - cert.not_valid_before_utc
         assert span == timedelta(days=days) + certs.CLOCK_SKEW
@@ -471,3 +475,43 @@ def test_what_is_said_of_an_end(hours: int, line: str) -> None:
     found = end_of("it", datetime.now(UTC) + timedelta(hours=hours))
     assert found.startswith(line)
     assert bool(found) == bool(line)
+
+
+def test_a_certificate_that_expires_while_its_owner_is_there_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The handshake was long ago: each call looks again, and calls under way end."""
+    peer = Peer("fedtide:watcher", 1, datetime.now(UTC) + timedelta(hours=1))
+    monkeypatch.setattr(guard, "peer_of", lambda context: peer)
+    ended: list[bool] = []
+    context: Any = Mock(cancel=lambda: ended.append(True))
+    checks = guard.Guard(requires_identity=True)
+    with checks.admitted("/x/Watch", context):
+        checks.look()
+        assert not ended
+        then = SimpleNamespace(now=lambda zone: datetime.now(zone) + timedelta(hours=2))
+        monkeypatch.setattr(guard, "datetime", then)
+        checks.look()
+        assert ended
+    with (
+        pytest.raises(guard.NotYours, match=r"of fedtide:watcher expired on 20.*for another one"),
+        checks.admitted("/x/Watch", context),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(("role", "notes"), [("monitor", 1), ("operator", 0)])
+def test_a_monitor_steers_for_the_last_time(
+    monkeypatch: pytest.MonkeyPatch, role: str, notes: int
+) -> None:
+    peer = Peer(f"fedtide:{role}", 1, datetime.now(UTC) + timedelta(hours=1))
+    monkeypatch.setattr(guard, "peer_of", lambda context: peer)
+    cohort: Any = SimpleNamespace(num_clients=3, most_present=3, steer=lambda *_, **__: None)
+    events, opened = EventLog(), {"schedule": {"open": True}}
+    service = Service("run", opened, cohort, events, guard=guard.Guard(requires_identity=True))
+    context: Any = SimpleNamespace(peer=lambda: "here")
+    service.steer(rpc.SteerRequest(retire=["1"]), context)
+    events.close()
+    found = [event.detail["line"] for event in events.listen(from_start=True)]
+    assert len(found) == notes
+    assert all("from the next release on it only watches" in line for line in found)

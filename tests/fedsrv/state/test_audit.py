@@ -15,7 +15,7 @@ import pytest
 import fedsrv.cli
 from fedmodels.errors import ArchiveError
 from fedsrv.state import audit as module
-from fedsrv.state.audit import AUDIT, Audit, Broken, Mark, read
+from fedsrv.state.audit import AUDIT, Audit, Broken, Mark, read, warned
 from fedsrv.state.chain import MAX_PROVEN, Head, beginning_of, continued, digest_of, read_head
 from fedsrv.state.ledger import link_of
 from fedsrv.state.store import Store
@@ -90,6 +90,15 @@ def test_a_flood_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     found = [entry.facts for entry in read(tmp_path / AUDIT)]
     assert [one["what"] for one in found] == ["refused"] * 3 + ["sent", "refused", "refused"]
     assert found[4]["more"] == 7
+
+
+def test_a_report_shows_the_last_warnings_once(tmp_path: Path) -> None:
+    with closing(Audit(tmp_path / AUDIT, None)) as log:
+        for number in range(12):
+            log.tell("warned", line=f"certificate {number % 6} ends")
+            log.tell("sent", client=0)
+    assert warned(tmp_path / AUDIT) == [f"certificate {number} ends" for number in range(1, 6)]
+    assert warned(tmp_path / "none") == []
 
 
 # --- a run directory ------------------------------------------------------------------------------
