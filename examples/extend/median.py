@@ -2,6 +2,8 @@
 
 Yin et al., Byzantine-Robust Distributed Learning, ICML 2018. https://arxiv.org/abs/1803.01498
 
+``[server] reduce = "median"`` has it for every method; here it shows how single uploads are read.
+
     fedsrv launch examples/quickstart.toml --out run --set method.name=examples/extend/median.py:Median
 """  # noqa: E501
 
@@ -14,6 +16,7 @@ class Median(FedAvg):
     """FedAvg with a median in place of the mean."""
 
     reduction = "each"
+    takes_means = False
 
     def aggregate(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> ServerState:
         trained = [u.weights for u in uploads.values() if u.scalars["num_examples"]]
