@@ -17,7 +17,7 @@ from fedmodels.tensors.aggregation_rule import Facts
 from fedmodels.tensors.bundle import Bundle
 
 aggregators = pytest.importorskip(
-    "byzfl.aggregators.aggregators", reason="byzfl is not installed: pip install byzfl"
+    "byzfl.aggregators.aggregators", reason="byzfl is not installed: pip install -e .[byzfl]"
 )
 preaggregators = pytest.importorskip("byzfl.aggregators.preaggregators")
 
