@@ -5,6 +5,7 @@ python docs/site/privacy.py > docs/privacy.md
 
 from __future__ import annotations
 
+import importlib
 import logging
 import math
 import re
@@ -26,7 +27,6 @@ from fedmodels.numerics.metric_names import is_known, metric  # noqa: E402
 from fedmodels.tensors.bundle import Problem  # noqa: E402
 from fedmodels.training.announcement import check_announcement  # noqa: E402
 from fedmodels.training.run import RunFacts  # noqa: E402
-from fedpb.v1 import coordinator_pb2 as rpc  # noqa: E402
 from fedtide.inprocess import run_in_process  # noqa: E402
 from fedtide.testing.trial import digits_in, method_of  # noqa: E402
 from tests.fedmodels.methods.test_conformance import CASES, experiment_for  # noqa: E402
@@ -98,10 +98,12 @@ def sent_by_clients() -> list[Descriptor]:
             if each.message_type is not None:
                 visit(each.message_type)
 
-    (service,) = rpc.DESCRIPTOR.services_by_name.values()
-    for call in service.methods:
-        if call.name not in OPERATORS:
-            visit(call.input_type)
+    for name in sorted(path.stem for path in (ROOT / "proto" / "fedpb" / "v1").glob("*.proto")):
+        schema = importlib.import_module(f"fedpb.v1.{name}_pb2")
+        for service in schema.DESCRIPTOR.services_by_name.values():
+            for call in service.methods:
+                if call.name not in OPERATORS:
+                    visit(call.input_type)
     return [*found.values()]
 
 
