@@ -22,7 +22,8 @@ from benchmarks.measured import given_as, keep
 from fedcli.data.sets.registry import load
 from fedmodels.config.data import Data
 from fedmodels.techniques.class_replay import Judge
-from fedmodels.techniques.generators import Family, Painter
+from fedmodels.techniques.generator_training import Lesson
+from fedmodels.techniques.generators import Family, Painter, to_images
 
 DRAWN, LEARNT_FROM = 1000, 30_000
 STUDY: Mapping[str, Any] = {"images": 64, "width": 8, "epochs": 30, "batch": 16}
@@ -70,12 +71,15 @@ def _of_generators(judge: Judge, x: Tensor, y: Tensor, row: Mapping[str, Any]) -
         lr=row["lr"],
     )
     limits = torch.zeros(1), torch.ones(1)
-    shares = []
+    lessons = []
     for label in range(10):
-        images = x[y == label][: row["images"]]
-        made = family.trained(family.fresh(label, limits), images, label)
-        shares.append(_share(judge, Painter(family, made).inputs(DRAWN, label), label))
-    return shares
+        fresh = family.fresh(label, limits)
+        images = to_images(fresh, x[y == label][: row["images"]])
+        lessons.append(Lesson(fresh, images, label))
+    return [
+        _share(judge, Painter(family, made).inputs(DRAWN, label), label)
+        for label, made in enumerate(family.trained(lessons))
+    ]
 
 
 def _share(judge: Judge, x: Tensor, label: int) -> float:

@@ -21,7 +21,8 @@ from torch import Tensor
 from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.algebra import replay_volumes
 from fedmodels.numerics.randomness import derive_seed
-from fedmodels.techniques.generators import Family, Painter, public
+from fedmodels.techniques.generator_training import Lesson
+from fedmodels.techniques.generators import Family, Painter, public, to_images
 from fedmodels.tensors.bundle import Bundle, GeneratorState, Histogram
 from fedmodels.training.contexts import ClientContext, Metrics
 from fedmodels.training.pictures import Gallery, Picture
@@ -308,7 +309,7 @@ class ClassReplay:
             work = {str(c): x[y == c] for c in torch.unique(y).tolist()}
         else:
             work = {ALL: torch.cat([x, replayed.x])} if len(y) else {}
-        trained: dict[str, GeneratorState] = {}
+        due: dict[str, Tensor] = {}
         for key, images in work.items():
             if key in held and self.decoupled and self.update == "drift":
                 painter = Painter(self.family, held[key].tensors, ctx.device)
@@ -316,31 +317,36 @@ class ClassReplay:
                 ctx.metrics[f"generator_ratio_{key}"] = ratio
                 if not self.has_drifted(ratio, fresh.get(f"fresh/{key}", 1.0)):
                     continue
-            trained[key] = self._train(ctx, key, held.get(key), images, seeds(f"train/{key}"))
-            if self.relative and self.decoupled:
-                painter = Painter(self.family, trained[key].tensors, ctx.device)
+            due[key] = images
+        trained = self._trained(ctx, held, due, seeds)
+        if self.relative and self.decoupled:
+            for key, new in trained.items():
+                painter = Painter(self.family, new.tensors, ctx.device)
                 fresh[f"fresh/{key}"] = self.ratio(painter, int(key), judge, seeds(f"fresh/{key}"))
         versions = {k: g.version for k, g in {**held, **trained}.items()}
         ctx.metrics["generators_trained"] = float(len(trained))
         ctx.metrics["generator_trainings"] = float(sum(versions.values()))  # since the beginning
         return trained, fresh
 
-    def _train(
+    def _trained(
         self,
         ctx: ClientContext,
-        key: str,
-        before: GeneratorState | None,
-        images: Tensor,
-        seed: int,
-    ) -> GeneratorState:
-        """Train one generator; all clients start from the same weights."""
-        if before is None or self.restart:
-            first = derive_seed(ctx.run.experiment.seed, f"generator/{key}", 0, "init")
-            tensors = self.family.fresh(first, ctx.stream.limits())
-        else:
-            tensors = before.tensors
-        tensors = self.family.trained(tensors, images, seed, ctx.tick)
-        return GeneratorState(before.version + 1 if before else 1, tensors)
+        held: Mapping[str, GeneratorState],
+        due: Mapping[str, Tensor],
+        seeds: Seeds,
+    ) -> dict[str, GeneratorState]:
+        """Train the generators that are due on their images; all clients start alike."""
+        lessons = []
+        for key, inputs in due.items():
+            if key not in held or self.restart:
+                first = derive_seed(ctx.run.experiment.seed, f"generator/{key}", 0, "init")
+                tensors = self.family.fresh(first, ctx.stream.limits())
+            else:
+                tensors = held[key].tensors
+            lessons.append(Lesson(tensors, to_images(tensors, inputs), seeds(f"train/{key}")))
+        found = zip(due, self.family.trained(lessons, ctx.tick), strict=True)
+        versions = {key: held[key].version + 1 if key in held else 1 for key in due}
+        return {key: GeneratorState(versions[key], tensors) for key, tensors in found}
 
 
 def client_seeds(ctx: ClientContext, epoch: int = 0) -> Seeds:

@@ -16,7 +16,7 @@ What is drawn depends on the generator, the seed and the count only: noise comes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -25,13 +25,18 @@ from torch import Tensor, nn
 
 from fedmodels.errors import ConfigError
 from fedmodels.nets.generative import ddpm, dpm_solver, gan
-from fedmodels.numerics.optimizers import Adam
 from fedmodels.numerics.randomness import generator, seeded
-from fedmodels.techniques.moments import load_moments, moments_of
+from fedmodels.techniques.generator_training import (
+    Arch,
+    Course,
+    Lesson,
+    Tick,
+    load,
+    tensors_of,
+    train_gans,
+    train_unet,
+)
 from fedmodels.tensors.bundle import Weights
-
-Arch = Literal["wgan", "dcgan", "ddpm"]
-Tick = Callable[[int, int, Tensor], None]
 
 USUAL: Mapping[tuple[Arch, Literal["grey", "colour"]], tuple[int, int, float]] = {
     ("wgan", "grey"): (16, 200, 1e-3),
@@ -44,9 +49,6 @@ USUAL: Mapping[tuple[Arch, Literal["grey", "colour"]], tuple[int, int, float]] =
 """Width and epochs where none are given (pFedGRP, appendix C.3): for grey images as MNIST's, for
 colour images as CIFAR's. Learning rates are ours: the paper gives none, and docs/results/pfedgrp.md
 has what others come to."""
-
-CRITIC_STEPS = 5
-"""Steps of the GAN's critic for each step of its generator."""
 
 PUBLIC = ("net/", "affine/")
 """Prefixes of the tensors that may leave a client."""
@@ -107,32 +109,47 @@ class Family:
         with seeded(seed):
             net = self.net()
             if self.arch == "ddpm":
-                return {**tensors, **_tensors("net/", net), **_tensors("online/", net)}
+                return {**tensors, **tensors_of("net/", net), **tensors_of("online/", net)}
             critic = gan.Critic(self.input_shape, self.usual()[0], self.arch)
-            return {**tensors, **_tensors("net/", net), **_tensors("critic/", critic)}
+            return {**tensors, **tensors_of("net/", net), **tensors_of("critic/", critic)}
 
     def public_shapes(self) -> Weights:
         """Return tensors shaped like those that may leave a client."""
         edge = torch.zeros(self.input_shape[0])
         return public(self.fresh(0, (edge, edge)))
 
-    def trained(
-        self, tensors: Weights, inputs: Tensor, seed: int, tick: Tick | None = None
-    ) -> Weights:
-        """Return the generator after it trained on, from where it was, on inputs (n, C, H, W).
+    def trained(self, lessons: Sequence[Lesson], tick: Tick = lambda *_: None) -> list[Weights]:
+        """Return generators after they trained on, from where they were.
+
+        GANs train as one where that is faster. A generator comes to the same beside others as by
+        itself, up to rounding.
 
         Args:
-            tensors: of :meth:`fresh`, or of an earlier training.
-            inputs: as the classifier sees them.
-            seed: of batches and noise.
+            lessons: what each one learns.
             tick: told after every step: epoch, step, loss.
         """
-        images = to_images(tensors, inputs)
-        train = _train_unet if self.arch == "ddpm" else _train_gan
-        with seeded(seed):  # the U-Net's dropout
-            found = train(self, tensors, images, generator(seed), tick or (lambda *_: None))
-        kept = {key: t for key, t in tensors.items() if key.startswith("affine/")}
-        return {**kept, **found}
+        width, epochs, lr = self.usual()
+        course = Course(
+            input_shape=self.input_shape,
+            arch=self.arch,
+            width=width,
+            epochs=epochs,
+            batch_size=self.batch_size,
+            lr=lr,
+            moments=self.moments,
+        )
+        if self.arch == "ddpm":
+            found = []
+            for lesson in lessons:
+                with seeded(lesson.seed):  # dropout
+                    online, average = (self.net().to(lesson.images.device) for _ in range(2))
+                    found.append(train_unet(course, online, average, lesson, tick))
+        else:
+            found = train_gans(course, lessons, tick)
+        return [
+            {**{k: t for k, t in lesson.tensors.items() if k.startswith("affine/")}, **tensors}
+            for lesson, tensors in zip(lessons, found, strict=True)
+        ]
 
 
 def public(tensors: Mapping[str, Tensor]) -> Weights:
@@ -160,7 +177,7 @@ class Painter:
     ) -> None:
         with seeded(0):
             self.net = family.net()
-        _load(self.net, tensors, "net/")
+        load(self.net, tensors, "net/")
         self.net.to(device).eval()
         if not (family.arch == "ddpm" and family.mixed_precision):  # slower with it
             self.net.to(memory_format=torch.channels_last)
@@ -178,87 +195,6 @@ class Painter:
         return to_inputs(self.tensors, self.images(count, seed))
 
 
-# --- training -------------------------------------------------------------------------------------
-
-
-def _train_gan(
-    family: Family, tensors: Weights, images: Tensor, noise: torch.Generator, tick: Tick
-) -> Weights:
-    """Train a WGAN-GP (Gulrajani et al., algorithm 1): pFedGRP, eq. 7."""
-    width, epochs, lr = family.usual()
-    device = images.device
-    maker = gan.Generator(family.input_shape, width, family.arch).to(device)
-    critic = gan.Critic(family.input_shape, width, family.arch).to(device)
-    for net in (maker, critic):
-        net.to(memory_format=torch.channels_last)  # about an eighth faster on a CPU
-    _load(maker, tensors, "net/")
-    _load(critic, tensors, "critic/")
-    adams = {
-        role: Adam(net.parameters(), lr=lr, betas=(0.5, 0.9))
-        for role, net in (("net", maker), ("critic", critic))
-    }
-    load_moments(adams, tensors)
-    real, step = gan.pad(images, maker.canvas), 0
-
-    def paint(count: int) -> Tensor:
-        return maker.paint(torch.randn(count, gan.LATENT, generator=noise).to(device))
-
-    for epoch in range(epochs):
-        for index in _shuffle(len(real), family.batch_size, noise):
-            batch = real[index.to(device)]
-            with torch.no_grad():
-                fake = paint(len(batch))
-            mix = torch.rand(len(batch), generator=noise).to(device)
-            loss = gan.critic_loss(critic, batch, fake, mix)
-            _step(adams["critic"], loss)
-            step += 1
-            if step % CRITIC_STEPS == 0:
-                _step(adams["net"], gan.generator_loss(critic, paint(family.batch_size)))
-            tick(epoch, step, loss.detach())
-    kept = moments_of(adams) if family.moments else {}
-    return {**_tensors("net/", maker), **_tensors("critic/", critic), **kept}
-
-
-def _train_unet(
-    family: Family, tensors: Weights, images: Tensor, noise: torch.Generator, tick: Tick
-) -> Weights:
-    """Train a diffusion model (Ho et al., algorithm 1) and its moving average."""
-    _, epochs, lr = family.usual()
-    online, average = family.net().to(images.device), family.net().to(images.device)
-    _load(online, tensors, "online/")
-    _load(average, tensors, "net/")
-    adams = {"online": Adam(online.parameters(), lr=lr)}
-    load_moments(adams, tensors)
-    step = 0
-    for epoch in range(epochs):
-        for index in _shuffle(len(images), family.batch_size, noise):
-            batch = images[index.to(images.device)]
-            times = torch.randint(ddpm.STEPS, (len(batch),), generator=noise).to(batch.device)
-            target = torch.randn(batch.shape, generator=noise).to(batch.device)
-            loss = ddpm.ddpm_loss(online, batch, times, target)
-            _step(adams["online"], loss, clip=1.0)
-            ddpm.follow(average, online)
-            step += 1
-            tick(epoch, step, loss.detach())
-    kept = moments_of(adams) if family.moments else {}
-    return {**_tensors("net/", average), **_tensors("online/", online), **kept}
-
-
-def _shuffle(n: int, batch_size: int, order: torch.Generator) -> tuple[Tensor, ...]:
-    """Return the index tensors of one epoch; the last batch is kept."""
-    return torch.split(torch.randperm(n, generator=order), batch_size)
-
-
-def _step(adam: torch.optim.Optimizer, loss: Tensor, clip: float | None = None) -> None:
-    """Take one step down a loss."""
-    adam.zero_grad(set_to_none=True)
-    loss.backward()  # type: ignore[no-untyped-call]
-    if clip is not None:
-        held = [p for group in adam.param_groups for p in group["params"]]
-        torch.nn.utils.clip_grad_norm_(held, clip)
-    adam.step()
-
-
 # --- tensors --------------------------------------------------------------------------------------
 
 
@@ -266,16 +202,3 @@ def _affine(tensors: Mapping[str, Tensor], device: torch.device) -> tuple[Tensor
     """Return scale and shift, shaped to broadcast over (B, C, H, W)."""
     scale, shift = (tensors[f"affine/{name}"].to(device) for name in ("scale", "shift"))
     return scale.view(1, -1, 1, 1), shift.view(1, -1, 1, 1)
-
-
-def _tensors(prefix: str, net: nn.Module) -> Weights:
-    """Return copies of a net's tensors on the CPU under a prefix."""
-    plain = torch.contiguous_format
-    state = net.state_dict().items()
-    return {prefix + k: t.detach().to("cpu", copy=True, memory_format=plain) for k, t in state}
-
-
-def _load(net: nn.Module, tensors: Mapping[str, Tensor], prefix: str) -> None:
-    """Copy the tensors under a prefix into a net."""
-    found = {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
-    net.load_state_dict(found)

@@ -23,7 +23,8 @@ from fedmodels.techniques.aggregation_weights import (
     find_all,
 )
 from fedmodels.techniques.class_replay import METRICS, ClassReplay
-from fedmodels.techniques.generators import Arch, Family
+from fedmodels.techniques.generator_training import Arch
+from fedmodels.techniques.generators import Family
 from fedmodels.tensors.bundle import Bundle, Histogram, Weights
 from fedmodels.training.run import RunFacts
 from fedmodels.training.settings import Part

@@ -9,6 +9,8 @@ padded to S with -1, the value of black, and generated ones are cropped.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -61,12 +63,13 @@ class Generator(nn.Module):
         layers: list[nn.Module] = []
         if arch == "wgan":
             width = dim * self.canvas // 4
-            self.fc = nn.Linear(latent, width * 4)  # 2x2 cells
+            self.fc = nn.Linear(latent, width * 4)
         else:
             width = dim * self.canvas // 8
             layers += [nn.ConvTranspose2d(latent, width, 4, 1, 0, bias=False)]
             layers += [nn.BatchNorm2d(width), nn.ReLU()]
-        bias = arch == "wgan"
+        bias, side = arch == "wgan", 2 if arch == "wgan" else 1
+        self.cells = nn.Unflatten(-1, (-1, side, side))
         while width > dim:
             layers += [nn.ConvTranspose2d(width, width // 2, 4, 2, 1, bias=bias)]
             layers += [nn.BatchNorm2d(width // 2), nn.ReLU()]
@@ -80,10 +83,8 @@ class Generator(nn.Module):
 
     def paint(self, z: Tensor) -> Tensor:
         """Return the whole canvas (B, C, S, S), which is what the critic judges."""
-        cells = (
-            z[:, :, None, None] if self.fc is None else F.relu(self.fc(z)).view(len(z), -1, 2, 2)
-        )
-        return torch.tanh(self.layers(cells))
+        first = z if self.fc is None else F.relu(self.fc(z))
+        return torch.tanh(self.layers(self.cells(first)))
 
 
 class Critic(nn.Module):
@@ -112,13 +113,13 @@ class Critic(nn.Module):
         if arch == "wgan":
             layers += [nn.Flatten(), nn.Linear(width * 4, 1)]
         else:
-            layers.append(nn.Conv2d(width, 1, 4, 1, 0, bias=False))
+            layers += [nn.Conv2d(width, 1, 4, 1, 0, bias=False), nn.Flatten()]
         self.layers = nn.Sequential(*layers)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return how real each image looks (B,)."""
         scores: Tensor = self.layers(images)
-        return scores.flatten()
+        return scores.squeeze(-1)
 
 
 def pad(images: Tensor, canvas: int, value: float = -1.0) -> Tensor:
@@ -135,45 +136,51 @@ def crop(images: Tensor, input_shape: tuple[int, ...]) -> Tensor:
     return images[..., top : top + height, left : left + width]
 
 
-def gradient_penalty(critic: nn.Module, real: Tensor, fake: Tensor, mix: Tensor) -> Tensor:
-    """Return the mean of ``(‖∇critic(x̂)‖ - 1)²`` at points between real and fake images.
+def gradient_penalty(
+    critic: Callable[[Tensor], Tensor], real: Tensor, fake: Tensor, mix: Tensor
+) -> Tensor:
+    """Return ``(‖∇critic(x̂)‖ - 1)²`` at points between real and fake images, (…, B).
 
     Args:
-        critic: maps a batch to one score per sample.
-        real: (B, …).
-        fake: (B, …).
-        mix: u (B,) in [0, 1]; x̂ = u real + (1 - u) fake.
+        critic: maps images to one score per image.
+        real: (…, B, C, S, S).
+        fake: likewise.
+        mix: u (…, B) in [0, 1]; x̂ = u real + (1 - u) fake.
     """
-    u = mix.view(-1, *[1] * (real.dim() - 1))
+    u = mix.reshape(*mix.shape, *[1] * (real.dim() - mix.dim()))
     between = (u * real + (1 - u) * fake).detach().requires_grad_()
     scores = critic(between)
     (gradient,) = torch.autograd.grad(scores.sum(), between, create_graph=True)
-    penalty: Tensor = (gradient.flatten(1).norm(dim=1) - 1).square().mean()
+    penalty: Tensor = (gradient.flatten(mix.dim()).norm(dim=-1) - 1).square()
     return penalty
 
 
 def critic_loss(
-    critic: nn.Module, real: Tensor, fake: Tensor, mix: Tensor, penalty: float = 10.0
+    critic: Callable[[Tensor], Tensor],
+    real: Tensor,
+    fake: Tensor,
+    mix: Tensor,
+    share: Tensor,
+    penalty: float = 10.0,
 ) -> Tensor:
-    """Return ``E critic(fake) - E critic(real) + penalty * gradient_penalty``; fakes are constants.
+    """Return ``E critic(fake) - E critic(real) + penalty * E gradient_penalty`` of each critic (…).
 
     Args:
-        critic: maps a batch to one score per sample.
-        real: (B, C, S, S).
-        fake: (B, C, S, S).
-        mix: (B,) uniform in [0, 1].
+        critic: maps images to one score per image.
+        real: (…, B, C, S, S).
+        fake: likewise, constants here.
+        mix: (…, B) uniform in [0, 1].
+        share: weights of the means, (…, B): 1/B each, and 0 for what does not count.
         penalty: weight of the gradient penalty.
     """
     fake = fake.detach()
-    apart = critic(fake).mean() - critic(real).mean()
-    loss: Tensor = apart + penalty * gradient_penalty(critic, real, fake, mix)
-    return loss
+    apart = critic(fake) - critic(real)
+    return ((apart + penalty * gradient_penalty(critic, real, fake, mix)) * share).sum(-1)
 
 
-def generator_loss(critic: nn.Module, fake: Tensor) -> Tensor:
-    """Return ``-E critic(fake)``, every fifth critic step in the paper."""
-    loss: Tensor = -critic(fake).mean()
-    return loss
+def generator_loss(critic: Callable[[Tensor], Tensor], fake: Tensor) -> Tensor:
+    """Return ``-E critic(fake)`` of each critic (…), every fifth critic step in the paper."""
+    return -critic(fake).mean(-1)
 
 
 @torch.no_grad()

@@ -1,0 +1,250 @@
+"""Training of generators: GANs of several classes as one net of groups, a U-Net by itself.
+
+A stack of GANs makes one step of all of them (:mod:`fedmodels.nets.generative.gan_groups`). Every
+GAN keeps its own batches and random numbers, in the order in which it has them alone, so that a
+stack comes to the same as its GANs alone, up to rounding.
+docs/decisions/095-gans-trained-as-one.md has the reasons.
+
+Shapes: N GANs of a stack, B examples of the largest batch, canvas S.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from fedmodels.nets.generative import ddpm, gan, gan_groups
+from fedmodels.nets.generative.gan_groups import Groups, grouped, rows_of
+from fedmodels.numerics.optimizers import Adam
+from fedmodels.numerics.randomness import generator, seeded
+from fedmodels.techniques.moments import load_moments, moments_of
+from fedmodels.tensors.bundle import Weights
+
+Arch = Literal["wgan", "dcgan", "ddpm"]
+Tick = Callable[[int, int, Tensor], None]
+"""Told after every step: epoch, step, loss."""
+
+CRITIC_STEPS = 5
+"""Steps of a GAN's critic for each step of its generator."""
+CELLS = {"cpu": 40_960}
+"""Cells of the canvases in a step of a stack, N B S². Beyond that a CPU gains nothing."""
+CELLS_BEYOND = 655_360
+"""The same on other devices: ten GANs of batches of 64 and canvases of 32."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Course:
+    """How generators train."""
+
+    input_shape: tuple[int, ...]
+    arch: Arch
+    width: int
+    epochs: int
+    batch_size: int
+    lr: float
+    moments: bool
+    """Keep Adam's moments."""
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What one training of one generator starts from."""
+
+    tensors: Weights
+    """Of the generator, untrained or after an earlier training."""
+    images: Tensor
+    """(n, C, H, W), n at least 1."""
+    seed: int
+    """Of batches and noise."""
+
+
+class _Learner:
+    """A GAN under way: its tensors, its images on their canvas, and its random numbers."""
+
+    def __init__(self, course: Course, lesson: Lesson) -> None:
+        self.tensors, self.noise = lesson.tensors, generator(lesson.seed)
+        self.images = gan.pad(lesson.images, gan.canvas_of(course.input_shape))
+        self.epochs, self.batch_size = course.epochs, course.batch_size
+        self.batches = batches(len(self.images), self.epochs, self.batch_size, self.noise)
+        self.per_epoch = math.ceil(len(self.images) / self.batch_size)
+        self.largest = min(len(self.images), self.batch_size)
+
+    @property
+    def steps(self) -> int:
+        """How many steps it makes, in all."""
+        return self.epochs * self.per_epoch
+
+    @property
+    def begun(self) -> tuple[int, ...]:
+        """How many steps its kept moments have: one optimiser counts for a whole stack."""
+        keys = (f"moments/{role}/0/step" for role in ("net", "critic"))
+        return tuple(int(self.tensors[key]) if key in self.tensors else 0 for key in keys)
+
+
+def train_gans(course: Course, lessons: Sequence[Lesson], tick: Tick) -> list[Weights]:
+    """Train WGAN-GPs (Gulrajani et al., algorithm 1): pFedGRP, eq. 7."""
+    learners = [_Learner(course, lesson) for lesson in lessons]
+    for members in _stacks(learners, gan.canvas_of(course.input_shape)):
+        done = 0
+        for end in sorted({learner.steps for learner in members}):
+            left = [learner for learner in members if learner.steps >= end]
+            stack = _Stack(course, left)
+            for step in range(done + 1, end + 1):
+                loss = stack.step(step)
+                tick((step - 1) // left[0].per_epoch, step, loss)
+            for learner, tensors in zip(left, stack.tensors(), strict=True):
+                learner.tensors = tensors
+            done = end
+    return [_kept(course, learner.tensors) for learner in learners]
+
+
+def _kept(course: Course, tensors: Weights) -> Weights:
+    """Return what is kept after a training, with moments only where they are wanted."""
+    return {k: t for k, t in tensors.items() if course.moments or not k.startswith("moments/")}
+
+
+def _stacks(learners: Sequence[_Learner], canvas: int) -> Iterator[list[_Learner]]:
+    """Yield those that train as one: a step within bounds, and no batch below half the largest."""
+    members: list[_Learner] = []
+    for learner in sorted(learners, key=lambda each: (each.begun, -each.largest)):
+        first = members[0] if members else learner
+        most = CELLS.get(learner.images.device.type, CELLS_BEYOND)
+        fits = (len(members) + 1) * first.largest * canvas**2 <= most
+        alike = learner.begun == first.begun and 2 * learner.largest >= first.largest
+        if members and not (fits and alike):
+            yield members
+            members = []
+        members.append(learner)
+    yield members
+
+
+class _Stack:
+    """Several GANs whose steps are one."""
+
+    def __init__(self, course: Course, learners: Sequence[_Learner]) -> None:
+        self.learners, self.device = learners, learners[0].images.device
+        self.groups, self.batch_size = Groups(len(learners)), course.batch_size
+        rows = rows_of([learner.tensors for learner in learners])
+        with seeded(0):
+            self.maker = gan.Generator(course.input_shape, course.width, course.arch)
+            self.critic = gan.Critic(course.input_shape, course.width, course.arch)
+        self.nets = {"net": self.maker, "critic": self.critic}
+        for role, net in self.nets.items():
+            own = {key: rows[f"{role}/{key}"].to(self.device) for key in net.state_dict()}
+            grouped(net, self.groups, own)
+        self.adams = {
+            role: Adam(net.parameters(), lr=course.lr, betas=(0.5, 0.9))
+            for role, net in self.nets.items()
+        }
+        load_moments(self.adams, rows)
+        self.images = torch.cat([learner.images for learner in learners])
+        sizes = torch.tensor([0, *(len(learner.images) for learner in learners)])
+        self.first = sizes.cumsum(0)[:-1]  # of each GAN's images among all
+
+    def step(self, number: int) -> Tensor:
+        """Make a step of every critic, and of every generator where that is due.
+
+        Args:
+            number: of the step, from 1.
+
+        Returns:
+            The mean of the critics' losses.
+        """
+        indices = [next(learner.batches) for learner in self.learners]
+        sizes = [len(index) for index in indices]
+        z = torch.zeros(len(sizes), max(sizes), gan.LATENT)
+        mix, index = torch.zeros(z.shape[:2]), self.first[:, None].repeat(1, max(sizes))
+        for row, (learner, size) in enumerate(zip(self.learners, sizes, strict=True)):
+            index[row, :size] += indices[row]
+            torch.randn(size, gan.LATENT, generator=learner.noise, out=z[row, :size])
+            torch.rand(size, generator=learner.noise, out=mix[row, :size])
+        counts = torch.tensor(sizes)
+        share = (torch.arange(max(sizes)) < counts[:, None]) / counts[:, None]
+        z, mix, index, share = (each.to(self.device) for each in (z, mix, index, share))
+        self.groups.counts = counts.to(self.device) if min(sizes) < max(sizes) else None
+        with torch.no_grad():
+            fake = self._paint(z)
+        self.groups.counts = None
+        losses = gan.critic_loss(self._judge, self.images[index], fake, mix, share)
+        _step(self.adams["critic"], losses.sum())
+        if number % CRITIC_STEPS == 0:
+            sizes = [self.batch_size, gan.LATENT]
+            z = torch.stack([torch.randn(sizes, generator=each.noise) for each in self.learners])
+            painted = self._paint(z.to(self.device))
+            _step(self.adams["net"], gan.generator_loss(self._judge, painted).sum())
+        return losses.detach().mean()
+
+    def tensors(self) -> list[Weights]:
+        """Return the tensors of each GAN, with its moments, on the CPU."""
+        rows = dict(moments_of(self.adams))
+        for role, net in self.nets.items():
+            rows |= tensors_of(f"{role}/", net)
+        return list(gan_groups.tensors_of(rows, self.groups.nets))
+
+    def _paint(self, z: Tensor) -> Tensor:
+        """Return the canvases (N, B, C, S, S) of noise (N, B, 100)."""
+        return self.groups.apart(self.maker.paint(z))
+
+    def _judge(self, canvases: Tensor) -> Tensor:
+        """Return the scores (N, B) of canvases (N, B, C, S, S)."""
+        scores: Tensor = self.critic(self.groups.images(canvases))
+        return scores
+
+
+# --- one by one -----------------------------------------------------------------------------------
+
+
+def train_unet(
+    course: Course, online: nn.Module, average: nn.Module, lesson: Lesson, tick: Tick
+) -> Weights:
+    """Train a diffusion model (Ho et al., algorithm 1) and its moving average, in these nets."""
+    tensors, images, noise = lesson.tensors, lesson.images, generator(lesson.seed)
+    load(online, tensors, "online/")
+    load(average, tensors, "net/")
+    adams = {"online": Adam(online.parameters(), lr=course.lr)}
+    load_moments(adams, tensors)
+    per_epoch = math.ceil(len(images) / course.batch_size)
+    for step, index in enumerate(batches(len(images), course.epochs, course.batch_size, noise), 1):
+        batch = images[index.to(images.device)]
+        times = torch.randint(ddpm.STEPS, (len(batch),), generator=noise).to(batch.device)
+        target = torch.randn(batch.shape, generator=noise).to(batch.device)
+        loss = ddpm.ddpm_loss(online, batch, times, target)
+        _step(adams["online"], loss, clip=1.0)
+        ddpm.follow(average, online)
+        tick((step - 1) // per_epoch, step, loss.detach())
+    kept = moments_of(adams) if course.moments else {}
+    return {**tensors_of("net/", average), **tensors_of("online/", online), **kept}
+
+
+def batches(n: int, epochs: int, batch_size: int, order: torch.Generator) -> Iterator[Tensor]:
+    """Yield the index tensors of all epochs; the last batch of each is kept."""
+    for _ in range(epochs):
+        yield from torch.split(torch.randperm(n, generator=order), batch_size)
+
+
+def _step(adam: torch.optim.Optimizer, loss: Tensor, clip: float | None = None) -> None:
+    """Take one step down a loss."""
+    adam.zero_grad(set_to_none=True)
+    loss.backward()  # type: ignore[no-untyped-call]
+    if clip is not None:
+        held = [p for group in adam.param_groups for p in group["params"]]
+        torch.nn.utils.clip_grad_norm_(held, clip)
+    adam.step()
+
+
+def tensors_of(prefix: str, net: nn.Module) -> Weights:
+    """Return copies of a net's tensors on the CPU under a prefix."""
+    plain = torch.contiguous_format
+    state = net.state_dict().items()
+    return {prefix + k: t.detach().to("cpu", copy=True, memory_format=plain) for k, t in state}
+
+
+def load(net: nn.Module, tensors: Weights, prefix: str) -> None:
+    """Copy the tensors under a prefix into a net."""
+    found = {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
+    net.load_state_dict(found)
