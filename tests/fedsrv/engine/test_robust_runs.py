@@ -27,7 +27,7 @@ ROBUST = {"reduce": "trimmed_mean", "attackers": 1}
 
 @pytest.mark.parametrize(
     ("method", "server"),
-    [("gldp", ROBUST), ("fedproto", ROBUST), ("creff", {"reduce": "norm_clipped"})],
+    [("gldp", ROBUST), ("fedproto", {"reduce": "norm_clipped"})],
 )
 def test_a_run_by_a_rule_differs_from_the_mean_and_repeats(method, server, digits, tmp_path):
     digests = [
