@@ -29,10 +29,12 @@ from benchmarks.measure import parser_of, tell
 from fedmodels.config.reduction import Reduction
 from fedmodels.reductions.rule import rule_of
 from fedmodels.tensors.aggregation_rule import Facts
+from fedmodels.tensors.block_layout import layout_of
 from fedmodels.tensors.bundle import Bundle
+from fedmodels.tensors.packed_weights import PackedWeights
 from fedsrv.transport.spool import Spool
 
-Array = NDArray[np.float32]
+Array, FLOAT = NDArray[np.float32], torch.float32
 TAKES_F = ("trimmed_mean", "krum", "multi_krum", "bulyan")
 RULES = (
     "mean", "median", "trimmed_mean", "norm_clipped", "krum", "multi_krum", "bulyan",
@@ -81,15 +83,15 @@ def _alone(options: argparse.Namespace) -> dict[str, float]:
     draw, size = np.random.default_rng(0), options.parameters
     given = draw.standard_normal(size, np.float32)
     with tempfile.TemporaryDirectory() as place:
-        spool = Spool(Path(place), options.budget << 20)
-        uploads = []
-        for _ in range(options.clients):
-            buffer = np.frombuffer(spool.allocate(4 * size), np.float32)
-            buffer[:] = given + np.float32(0.1) * draw.standard_normal(size, np.float32)
-            uploads.append(buffer)
+        spool, layout = Spool(Path(place), options.budget << 20), layout_of(((FLOAT, (size,)),))
+        noise, sent = 0.1 * draw.standard_normal(size, np.float32), {}
+        for client in range(options.clients):
+            buffer = np.frombuffer(spool.allocate(layout.size), np.uint8)
+            sent[client] = PackedWeights(("w",), layout, layout.clear(torch.from_numpy(buffer)))
+            sent[client]["w"].numpy()[:] = given + np.roll(noise, 7919 * client)
+        uploads = [each["w"].numpy() for each in sent.values()]
         keys = {"attackers": f if rule in TAKES_F or mix == "nearest" else None, "mix": mix or None}
         settings = Reduction(reduce=rule, **keys)  # type: ignore[arg-type]
-        sent = {c: {"w": torch.from_numpy(u)} for c, u in enumerate(uploads)}
         facts = Facts(0, 0, Bundle({"w": torch.from_numpy(given)}))
         counts = dict.fromkeys(sent, 1.0)
         work: dict[str, Callable[[], Any]] = {
