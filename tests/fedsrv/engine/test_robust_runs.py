@@ -16,9 +16,11 @@ from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.training.contexts import ServerState
 from fedmodels.training.hooks import as_uploads
 from fedmodels.training.run import RunFacts
+from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.reduction import reduced
 from fedsrv.events import EventLog
-from fedtide.inprocess import run_in_process
+from fedsrv.transport.relayed import groups_of
+from fedtide.inprocess import InProcessCohort, run_in_process
 from fedtide.testing.trial import registered, server_context, tiny_experiment
 from tests.liars import Stage
 
@@ -109,3 +111,19 @@ def test_uploads_in_the_spool_come_to_the_same_bits(digits, tmp_path):
     found = Stage(mapped, digits, tmp_path / "mapped", lambda *_: None, liars=()).run()
     plain = tiny_experiment(schedule={"rounds": 1}, server=rule)
     assert found["state_sha256"] == run_in_process(plain, digits, tmp_path / "run")["state_sha256"]
+
+
+@pytest.mark.parametrize("rule", [{}, ROBUST])
+def test_no_relay_sums_what_a_rule_reads_one_by_one(rule, digits, tmp_path, monkeypatch):
+    """A trip without a count has no groups: relays pass its uploads on whole."""
+    sums, send = [], InProcessCohort.send_and_receive
+
+    def send_and_receive(cohort, trip):
+        if trip.sample.kind == rpc.ORDER_KIND_TRAIN:
+            sums.append(bool(groups_of(trip, dict.fromkeys(range(3), "relay"))))
+        return send(cohort, trip)
+
+    monkeypatch.setattr(InProcessCohort, "send_and_receive", send_and_receive)
+    experiment = tiny_experiment(schedule={"rounds": 1}, server=rule)
+    run_in_process(experiment, digits, tmp_path / "run")
+    assert sums == [not rule] * 2
