@@ -79,8 +79,8 @@ ROOMS = {
         "resolution",
     ),
     "fedpb": (
-        "", "v1", "pem", "revocation", "invitation", "handshakes", "channels", "tables",
-        "descriptions", "zstd", "frames", "headers", "plans", "codec", "orders",
+        "", "v1", "pem", "revocation", "server_check", "invitation", "handshakes", "channels",
+        "tables", "descriptions", "zstd", "frames", "headers", "plans", "codec", "orders",
     ),
     "fedsrv": (
         "presets", "events", "availability", "ray_cluster", "ray_driver", "identity", "state",

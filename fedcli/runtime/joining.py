@@ -11,12 +11,13 @@ import torch
 from fedcli.data.store.site import cut, cut_before, is_cut
 from fedcli.runtime.host import Host
 from fedcli.runtime.link import Link
-from fedcli.runtime.tls import OwnCertificate, ServerCheck, channel_credentials
+from fedcli.runtime.tls import OwnCertificate, channel_credentials
 from fedmodels.config.places import check_address
 from fedmodels.config.privacy import HOW, Announced
 from fedmodels.errors import ConfigError, DataError, LinkError
 from fedmodels.printable import printable
 from fedmodels.tensors.bundle import ClientId
+from fedpb.server_check import ServerCheck
 from fedpb.tables import values_of
 
 

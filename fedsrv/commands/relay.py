@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -45,6 +46,9 @@ def relay(
         Path | None, typer.Option(help="The relay's certificate: it covers the clients.")
     ] = None,
     up_key: Annotated[Path | None, typer.Option(help="Its key.")] = None,
+    up_crl: Annotated[
+        Path | None, typer.Option(help="Certificates that the coordinator may show no more.")
+    ] = None,
     quiet: Quiet = False,
     log_level: Level = LogLevel.INFO,
     as_json: AsJson = False,
@@ -52,6 +56,7 @@ def relay(
     """Relay a run to the clients of one place, and send up the sum of their weights."""
     set_up(quiet, log_level, as_json)
     from fedmodels.config.places import check_address
+    from fedpb.server_check import ServerCheck
     from fedsrv.coordinator import Listen
     from fedsrv.event_lines import EventPrinter
     from fedsrv.identity.tls import caller_credentials
@@ -60,6 +65,9 @@ def relay(
     ids = range_of(clients)
     check_address(up, "--up")
     above = Upstream(up, caller_credentials(up_ca, up_cert, up_key, "--up"))
+    if up_crl is not None:
+        check = ServerCheck(up, up_ca, up_crl, up_cert, up_key, "--up")
+        above = replace(above, check=check)
     place = Listen.given(listen, tls_cert, tls_key, tls_client_ca, insecure, tls_crl)
     end_on_sigterm()
     telling = EventPrinter(names_address=not as_json, prints=False)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,6 +56,8 @@ class Upstream:
 
     address: str
     credentials: ChannelCredentials | None = None
+    check: Callable[[], None] = lambda: None
+    """Refuses a coordinator whose certificate was revoked, by a LinkError."""
 
 
 def serve_relay(
@@ -78,6 +80,7 @@ def serve_relay(
         LinkError: the coordinator above refused, or the run failed; the clients were told.
     """
     listen.check()
+    above.check()
     with ExitStack() as stack:
         scratch = stack.enter_context(TemporaryDirectory(prefix="fedtide-relay-"))
         events = EventLog()
@@ -101,7 +104,7 @@ def serve_relay(
         for line in listen.caveats():
             events.tell("note", line=line)
         telling.begin(address, events)
-        relaying = Relaying(trips, uplink)
+        relaying = Relaying(trips, uplink, above.check)
         stack.callback(relaying.stop)
         with telling_the_end(events):
             relaying.run()
@@ -111,7 +114,10 @@ def serve_relay(
 class Relaying:
     """The work of a relay: one thread pulls orders, this one sends sums."""
 
-    def __init__(self, trips: RelayedTrips, uplink: Uplink) -> None:
+    def __init__(
+        self, trips: RelayedTrips, uplink: Uplink, check: Callable[[], None] = lambda: None
+    ) -> None:
+        self._check = check
         self.trips, self.below, self.uplink = trips, trips.below, uplink
         self._ended: Exception | None = None
         self._call: Any = None
@@ -230,12 +236,15 @@ class Relaying:
             if request is None:
                 return
             try:
+                self._check()
                 self._call = self.uplink.pull(request)
                 self._read(self._call)
                 self._pause(PAUSE_S)  # the call ended without an error: another took its place
                 wait_s = PAUSE_S
             except (ConfigError, PayloadError) as error:
                 self._end(LinkError(f"the coordinator above sent what does not fit: {error}"))
+            except LinkError as error:
+                self._end(error)
             except CallFailed as error:
                 wait_s = self._judge(error, joins, wait_s)
             except Exception as error:  # else clients would wait for ever for this thread

@@ -55,25 +55,25 @@ def _compared(
 ) -> Iterator[str]:
     if gone := told.keys() - committed.keys() - set(undone):
         yield (
-            f"run.db has no record of {_named('interaction', {n + 1 for n in gone})}, of which "
+            f"run.db has no record of {named('interaction', {n + 1 for n in gone})}, of which "
             "rounds.jsonl tells: a loss of power may take the newest records, else somebody "
             "deleted them; --resume computes them again"
         )
     newest = {max(committed)} if committed else set[int]()  # its line may be about to be written
     if unwritten := scored.keys() - told.keys() - newest:
         yield (
-            f"rounds.jsonl has no line of {_named('interaction', {n + 1 for n in unwritten})}, of "
+            f"rounds.jsonl has no line of {named('interaction', {n + 1 for n in unwritten})}, of "
             "which run.db has a record; --resume writes the lines anew"
         )
     if other := {n + 1 for n, record in told.items() if n in scored and record != scored[n]}:
         yield (
-            f"rounds.jsonl and run.db differ in {_named('interaction', other)}; --resume goes by "
+            f"rounds.jsonl and run.db differ in {named('interaction', other)}; --resume goes by "
             "run.db"
         )
     trained = {c for record in (*told.values(), *committed.values()) for c in _cohort(record)}
     if unknown := trained - set(clients):
         yield (
-            f"run.db does not describe {_named('client', unknown)}, who trained in this run, any "
+            f"run.db does not describe {named('client', unknown)}, who trained in this run, any "
             "more; whoever joins with that id is taken at its word"
         )
 
@@ -97,7 +97,7 @@ def _cohort(record: Mapping[str, Any]) -> list[int]:
     return [c for c in cohort if isinstance(c, int)] if isinstance(cohort, list) else []
 
 
-def _named(what: str, numbers: Collection[int]) -> str:
+def named(what: str, numbers: Collection[int]) -> str:
     """Return numbers in words: all of a few, of many the first ones and how many more."""
     shown = [str(number) for number in sorted(numbers)]
     if len(shown) == 1:

@@ -13,6 +13,7 @@ from typing import Any
 from fedmodels.errors import ArchiveError
 from fedsrv.state.audit import AUDIT, START, Broken, Mark, missing_end, read
 from fedsrv.state.chain import Head, beginning_of, continued, digest_of
+from fedsrv.state.cross_check import named
 from fedsrv.state.ledger import link_of
 
 Rows = list[tuple[Any, ...]]
@@ -95,18 +96,22 @@ def _compared(run_id: str, records: Rows, said: list[dict[str, Any]]) -> Iterato
             told[number] = link
         if "undone_after" in one:
             told = {n: link for n, link in told.items() if n <= one["undone_after"]}
-    before, first = run_id, min(told, default=0)
+    before, first, broken, others = run_id, min(told, default=0), list[int](), list[int]()
     for number, *content, link in records:
         if link != link_of(before, number, *content):
-            yield (
-                f"the record of interaction {number + 1} is not the one that was written, or one "
-                "before it is missing"
-            )
+            broken.append(number + 1)
         elif number >= first and told.get(number) != link:
-            yield f"the record of interaction {number + 1} is another than the history says"
+            others.append(number + 1)
         before = link
-    for number in sorted(told.keys() - {row[0] for row in records}):
-        yield f"the record of interaction {number + 1} is missing, of which the history tells"
+    if broken:
+        yield (
+            f"what is recorded of {named('interaction', broken)} is not what was written, or a "
+            "record before it is missing"
+        )
+    if others:
+        yield f"what is recorded of {named('interaction', others)} is not what the history says"
+    if missing := {number + 1 for number in told.keys() - {row[0] for row in records}}:
+        yield f"the history tells of {named('interaction', missing)}, and no record does"
 
 
 def _audited(run: Path, said: list[dict[str, Any]]) -> tuple[int, list[str]]:

@@ -14,8 +14,9 @@ import pytest
 from cryptography import x509
 
 from fedcli.runtime.link import Link
-from fedcli.runtime.tls import ServerCheck, channel_credentials
+from fedcli.runtime.tls import channel_credentials
 from fedmodels.errors import ConfigError, LinkError
+from fedpb.server_check import ServerCheck
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.identity import certificates as certs
 from fedsrv.identity.guard import peer_of

@@ -11,6 +11,8 @@ import grpc
 import pytest
 
 from fedpb.v1 import coordinator_pb2 as rpc
+from fedsrv.monitor.watch import watched
+from fedsrv.run_status import RunStatus
 from fedsrv.state.audit import AUDIT, read
 from fedsrv.state.chain import Head
 from fedsrv.state.verification import verified
@@ -27,6 +29,9 @@ def test_a_run_leaves_its_audit_and_its_head(digits: Path, tmp_path: Path) -> No
     )
     try:
         live.join(0)
+        status = RunStatus.of(watched(live.address, seconds=0.5))
+        assert status.head.startswith("0:")
+        assert f"history: {status.head}" in status.lines()
         stranger = live.liar("1")
         beat = rpc.BeatRequest(client_id="1", token=b"x")
         assert stranger.send("Beat", beat) == grpc.StatusCode.UNAUTHENTICATED

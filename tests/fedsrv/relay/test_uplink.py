@@ -2,7 +2,17 @@
 
 import socket
 
+import pytest
+
+from fedmodels.errors import LinkError
+from fedpb.v1 import coordinator_pb2 as rpc
+from fedsrv.coordinator import Listen
+from fedsrv.event_lines import EventPrinter
+from fedsrv.events import EventLog
+from fedsrv.relay.relaying import Relaying, Upstream, serve_relay
+from fedsrv.relay.trips import RelayedTrips
 from fedsrv.relay.uplink import Uplink
+from fedsrv.transport.spool import Spool
 
 
 def test_a_relay_sees_that_nobody_is_above_it():
@@ -11,3 +21,26 @@ def test_a_relay_sees_that_nobody_is_above_it():
         uplink = Uplink(f"127.0.0.1:{taken.getsockname()[1]}")
         assert "Connection refused" in uplink.check()
         uplink.close()
+
+
+class Relayed(Relaying):
+    """A relay whose clients are there from the first moment on."""
+
+    def _request(self):
+        return 0, rpc.PullRequest()
+
+
+def test_a_relay_leaves_a_coordinator_whose_certificate_was_revoked(tmp_path):
+    """At its start, and whenever it makes a new link."""
+
+    def refuses():
+        raise LinkError("TLS: the certificate of the server was revoked")
+
+    above = Upstream("127.0.0.1:1", check=refuses)
+    with pytest.raises(LinkError, match="was revoked"):
+        serve_relay(range(2), above, Listen(), EventPrinter(names_address=False, prints=False))
+    trips = RelayedTrips(range(2), Spool(tmp_path, 1 << 20), EventLog())
+    uplink = Uplink("127.0.0.1:1")
+    with pytest.raises(LinkError, match="was revoked"):
+        Relayed(trips, uplink, refuses).run()
+    uplink.close()

@@ -198,7 +198,9 @@ def test_an_edited_history_is_noticed(
     assert out[0] == f"{run}: 7 statements and 7 lines of audit hold"
     assert typed(monkeypatch, capsys, "verify", run, "--head", kept)[0] == 0
     relinked(run)
-    assert verified(run).wrong[0] == "the record of interaction 1 is another than the history says"
+    assert verified(run).wrong == [
+        "what is recorded of interactions 1, 2 and 3 is not what the history says"
+    ]
     with closing(Store(run, tiny_experiment(), True)):
         pass  # its own links are right
     restated(run)
@@ -221,9 +223,7 @@ def test_an_edited_history_is_noticed(
 
 def test_a_record_that_is_gone_is_missed(run: Path) -> None:
     rows(run, "DELETE FROM interactions WHERE interaction = 2")
-    assert verified(run).wrong == [
-        "the record of interaction 3 is missing, of which the history tells"
-    ]
+    assert verified(run).wrong == ["the history tells of interaction 3, and no record does"]
 
 
 def test_a_run_of_an_earlier_version_begins_its_history_where_it_is(run: Path) -> None:

@@ -1,0 +1,76 @@
+"""Whether the certificate of a server was revoked."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from functools import partial
+from pathlib import Path
+
+from cryptography import x509
+
+from fedmodels.errors import ConfigError, LinkError
+from fedpb.pem import authorities_of
+from fedpb.revocation import RevocationList
+
+CONNECT_S = 5.0
+"""How long the server may take to show its certificate."""
+
+
+class ServerCheck:
+    """Looks whether the certificate of a server was revoked, before anybody joins it.
+
+    gRPC does not show Python the certificate of a server. So this makes a connection of its own.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        ca: Path | None,
+        crl: Path,
+        cert: Path | None,
+        key: Path | None,
+        option: str = "--tls",
+    ) -> None:
+        """Read the list of revoked certificates.
+
+        Args:
+            address: of the server.
+            ca: the authority of the server.
+            crl: the list.
+            cert: the caller's certificate, if it has to show one.
+            key: that certificate's key.
+            option: how the options of these begin, ``--tls`` or ``--up``.
+
+        Raises:
+            ConfigError: it cannot be used, or there is no authority that could have signed it.
+        """
+        if ca is None:
+            raise ConfigError(f"{option}-crl needs {option}-ca")
+        self.address = address
+        signers = partial(authorities_of, ca, f"{option}-ca")
+        self._revoked = RevocationList(crl, signers, f"{option}-crl", must_exist=True)
+        self._ssl = ssl.create_default_context(cafile=str(ca))
+        self._ssl.set_alpn_protocols(["h2"])
+        if cert and key:
+            self._ssl.load_cert_chain(cert, key)
+
+    def __call__(self) -> None:
+        """Look; a server that is away, or that gRPC refuses for another reason, passes.
+
+        Raises:
+            LinkError: its certificate was revoked.
+        """
+        host, _, port = self.address.rpartition(":")
+        host = host.strip("[]")
+        try:
+            with (
+                socket.create_connection((host, int(port)), CONNECT_S) as link,
+                self._ssl.wrap_socket(link, server_hostname=host) as shown,
+            ):
+                der = shown.getpeercert(binary_form=True) or b""
+                serial = x509.load_der_x509_certificate(der).serial_number
+        except (OSError, ValueError):
+            return
+        if why := self._revoked.why_refused(serial):
+            raise LinkError(f"TLS: the certificate of the server at {self.address} {why}")
