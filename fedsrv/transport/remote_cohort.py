@@ -13,6 +13,7 @@ from functools import partial
 
 from fedmodels.errors import FedtideError, PayloadError, RunFailed
 from fedmodels.tensors.bundle import EVALUATOR, ClientId
+from fedpb.orders import WITHOUT_PAYLOAD
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
 from fedsrv.engine.cohort import Answer, Answers, BufferedUploads, News, TooFewOrders, Trip
@@ -344,7 +345,7 @@ class RemoteCohort(JoinedClients):
                 self.changed.notify_all()
             if (session := self.sessions.get(client)) and session.caller:  # a relay may forget it
                 session.caller.answered(client, trip.issue)
-        if first:
+        if first and (isinstance(result, str) or sample.kind not in WITHOUT_PAYLOAD):
             why = {"reason": result} if isinstance(result, str) else {}
             facts = {"interaction": sample.interaction, "round": sample.round, **why}
             self.events.tell("failed" if why else "upload", client, **facts)
