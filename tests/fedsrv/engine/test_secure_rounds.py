@@ -171,6 +171,26 @@ def test_the_coordinator_is_killed_after_every_phase(five, undisturbed, tmp_path
     assert stage.run(resume=True)["state_sha256"] == undisturbed["state_sha256"]
 
 
+def test_a_killed_coordinator_goes_on_with_the_sum_that_was_opened(five, tmp_path, monkeypatch):
+    """A client that is back by then is in no second sum: it would tell that client's upload."""
+    stage = Stage(secure(), five, tmp_path / "run", on(TRAIN, silent))
+    ask = RemoteCohort.send_and_receive
+
+    def dying(self, trip):
+        found = ask(self, trip)
+        if trip.sample.kind == UNMASK:
+            raise Killed
+        return found
+
+    monkeypatch.setattr(RemoteCohort, "send_and_receive", dying)
+    with pytest.raises(Killed):
+        stage.run()
+    monkeypatch.undo()
+    stage.lie = honest
+    stage.run(resume=True)
+    assert [r["cohort"] for r in records_of(stage.out)] == [[0, 1, 3, 4], [0, 1, 2, 3, 4]]
+
+
 def changed(change: Any) -> Any:
     def lie(client, order, answer):
         change(answer[1].secure_sum)
