@@ -77,8 +77,8 @@ class Cell:
         """Tell whether the attack changes what the method sends, and is worth its time."""
         if self.attack == NONE:
             return True
-        if self.defence:
-            return self.attack in DEFENDED.get(self.method, ())
+        if self.defence:  # noise for so few clients leaves nothing to attack
+            return "ε" not in self.defence and self.attack in DEFENDED.get(self.method, ())
         if self.method == "FedAvg":
             return not self.attack.startswith("prototypes")
         return self.method not in ATTACKS or self.attack in ATTACKS[self.method]
