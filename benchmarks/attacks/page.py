@@ -26,7 +26,8 @@ COLUMNS = {
     "received hits": "hits, clients'",
 }
 """Column of a record -> its heading; ``trained hits`` stay out of tables."""
-BACKDOOR = "backdoor"
+TOLD = {"aside": "left out", "named": "named"}
+"""Column of a record, of attackers' uploads -> its heading."""
 
 
 @dataclass(frozen=True)
@@ -133,13 +134,17 @@ def _table(
     named: Callable[[Cell], str],
 ) -> str:
     """Return a table of these cells; columns that none of them has are left out."""
-    there = [c for c in COLUMNS if any(record.values(row, c, honest) for row in rows)]
-    lines = [["", *(COLUMNS[c] for c in there), "left out"], ["---"] * (len(there) + 2)]
+    shown = {c: [record.values(row, c, honest) for row in rows] for c in COLUMNS}
+    there = [c for c, found in shown.items() if any(found)]
+    for ending in ("", " hits"):  # where clients hold no more than everybody's model
+        if shown[f"received{ending}"] == shown[f"global{ending}"] and f"global{ending}" in there:
+            there.remove(f"received{ending}")
+    lines = [["", *(COLUMNS[c] for c in there), *TOLD.values()], ["---"] * (len(there) + 3)]
     for row in rows:
         if row not in record.runs:
             continue
         texts = [_text(record, row, against[row], column, honest) for column in there]
-        lines.append([named(row), *texts, _aside(record, row)])
+        lines.append([named(row), *texts, *(_told(record, row, column) for column in TOLD)])
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
@@ -155,7 +160,7 @@ def _text(record: Record, row: Cell, base: Cell, column: str, honest: int) -> st
     return f"{mean} [{apart.low:+.1f}, {apart.high:+.1f}]{' *' if apart.is_clear else ''}"
 
 
-def _aside(record: Record, row: Cell) -> str:
-    """Return the share of attackers' uploads that the coordinator left out of itself."""
-    found = [run["aside"] for run in record.runs[row].values() if "aside" in run]
-    return f"{100 * fmean(found):.0f} %" if found and max(found) > 0 else ""
+def _told(record: Record, row: Cell, column: str) -> str:
+    """Return the share of attackers' uploads that the coordinator left out or named of itself."""
+    found = [run[column] for run in record.runs[row].values() if column in run]
+    return f"{100 * fmean(found):.0f} %" if found else ""

@@ -138,7 +138,8 @@ def results(runs: Mapping[PlannedRun, Cell]) -> Iterator[dict[str, Any]]:
 def measured(run: PlannedRun, cell: Cell) -> dict[str, Any]:
     """Return each client's accuracies and hits after the last round, by column.
 
-    ``aside`` is the share of attackers' uploads that the coordinator left out.
+    ``aside`` is the share of the attackers' uploads that the coordinator left out, ``named`` the
+    share that it warned of.
     """
     records = records_of(run.directory)
     rows = {int(c): row for c, row in records[-1]["clients"].items() if c.isdigit()}
@@ -154,10 +155,11 @@ def measured(run: PlannedRun, cell: Cell) -> dict[str, Any]:
                 _share(rows[c]["views"][hits]["accuracy"], _test_counts(run.directory, c))
                 for c in sorted(rows)
             ]
-    first = len(rows) - cell.attackers
-    left_out = [c for record in records for c in record.get("failed", {}) if int(c) >= first]
     if cell.attackers:
-        found["aside"] = _short(len(left_out) / (len(records) * cell.attackers))
+        first, uploads = len(rows) - cell.attackers, len(records) * cell.attackers
+        for column, key in (("aside", "failed"), ("named", "warned")):
+            told = [c for record in records for c in record.get(key, {}) if int(c) >= first]
+            found[column] = _short(len(told) / uploads)
     return found
 
 
