@@ -15,6 +15,10 @@ Sums = Mapping[tuple[int, ...], Weights]
 """The weighted sums that relays took, by the clients in each; empty where nothing counts."""
 
 
+MAX_WHOLE = 3
+"""Uploads that stay whole whatever their size: sums in float64 and the mean are as large."""
+
+
 class StreamingMean:
     """Adds up uploads in the order of their clients' ids, and drops their weights.
 
@@ -80,7 +84,8 @@ class StreamingMean:
     def _folds(self, result: Answer) -> bool:
         upload = result.upload
         return (
-            result.upload.num_bytes() * len(self._clients) > self._kept_bytes
+            len(self._clients) > MAX_WHOLE
+            and result.upload.num_bytes() * len(self._clients) > self._kept_bytes
             and self._count is not None
             and bool(upload.weights)
             and not upload.num_evaluation_bytes()  # the record counts them one by one

@@ -29,6 +29,9 @@ from fedpb.plans import plan_of
 from fedpb.v1 import bundle_pb2 as pb
 from fedpb.zstd import decompress_into
 
+MAX_LAID_OUT = 64
+"""Frames of a payload that are kept as messages; a receiver far behind has others laid out anew.
+Compressed ones are all kept: they took longer to make."""
 _PAD = bytes(ALIGNMENT)
 _HALF = frozenset({torch.float16, torch.bfloat16})
 
@@ -50,16 +53,19 @@ class Encoded:
     """Identifies the content: sha256 over the header and the frames' checksums."""
     num_bytes: int
     """Logical size: what the tensors hold, without padding and framing."""
-    _laid_out: list[bytes] = field(default_factory=list)
+    _laid_out: dict[int, bytes] = field(default_factory=dict)
     _laying: Lock = field(default_factory=Lock)
 
     def chunks(self) -> Iterator[bytes]:
-        """Yield the frames as messages; each is laid out once, when the first receiver needs it."""
+        """Yield the frames as messages; receivers at about the same place share them."""
         for number, frame in enumerate(self.frames):
             with self._laying:
-                if number == len(self._laid_out):
-                    self._laid_out.append(frame.laid_out())
-            yield self._laid_out[number]
+                if number not in self._laid_out:
+                    self._laid_out[number] = frame.laid_out()
+                    if len(self._laid_out) > MAX_LAID_OUT and not frame.zstd:
+                        del self._laid_out[next(iter(self._laid_out))]  # the one laid out first
+                message = self._laid_out[number]
+            yield message
 
 
 def encode(bundle: Bundle, *, zstd: bool = False) -> Encoded:

@@ -135,10 +135,12 @@ class _Plan:
         skipped, apart = [torch.zeros(0, dtype=torch.int64)], dict[str, list[Tensor]]()
         facts = zip(names, layout.facts, layout.offsets, layout.ends, strict=True)
         for name, (dtype, _), begin, end in facts:
-            places, part = torch.arange(begin // 4, -(-end // 4)), _part_of(name)
-            if dtype != torch.float32 or part != WEIGHTS:
-                skipped.append(places)
-            if dtype == torch.float32 and part != WEIGHTS:
+            part = _part_of(name)
+            if dtype == torch.float32 and part == WEIGHTS:
+                continue  # most of them, and large
+            places = torch.arange(begin // 4, -(-end // 4))
+            skipped.append(places)
+            if dtype == torch.float32:
                 apart.setdefault(part, []).append(places)
         self._apart = {part: torch.cat(found) for part, found in apart.items()}
         every = torch.cat(skipped)

@@ -252,13 +252,13 @@ def _laid_out(
     block = layout.empty() if block is None else block
     is_alone = sum(dtype.is_floating_point for dtype in found) == 1
     for dtype in sorted(found, key=lambda dtype: not dtype.is_floating_point):  # floats first
-        view, places, numbers = block.view(dtype), layout.elements(dtype), found[dtype]
-        if not dtype.is_floating_point:
-            view[places] = numbers
-        elif not is_alone:
-            view[places] = numbers[places].to(dtype)
-        elif numbers.data_ptr() != view.data_ptr():
-            view.copy_(numbers)
+        view, numbers = block.view(dtype), found[dtype]
+        if dtype.is_floating_point and is_alone:  # no list of places: it takes 8 bytes an element
+            if numbers.data_ptr() != view.data_ptr():
+                view.copy_(numbers)
+            continue
+        places = layout.elements(dtype)
+        view[places] = numbers[places].to(dtype) if dtype.is_floating_point else numbers
     return layout.clear(block)
 
 

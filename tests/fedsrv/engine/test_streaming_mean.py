@@ -172,7 +172,7 @@ def test_the_memory_of_an_upload_is_given_back():
     weights = PackedWeights(like.names, like.layout, torch.from_numpy(memory))
     rows = Prototypes.by_position(weights["base/w"][:4].view(1, 4))
     upload = Bundle(weights=weights, prototypes={"class": rows}, scalars={"num_examples": 1.0})
-    world, gone = World(range(3)), weakref.ref(memory)
+    world, gone = World(range(4)), weakref.ref(memory)
     world.results[0] = Answer(upload, rpc.Report(), upload.num_bytes())
     del memory, weights, rows, upload
     world.folding.add_answer(world.results[0], world.results, world.failed)
@@ -238,7 +238,7 @@ def test_an_error_shows_when_the_mean_is_asked_for():
             raise MemoryError("too large")
         return 1.0
 
-    world = World(range(2), count=broken)
+    world = World(range(4), count=broken)
     world.results[0] = result_of(0)
     world.folding.add_answer(world.results[0], world.results, world.failed)
     with pytest.raises(MemoryError, match="too large"):
