@@ -254,7 +254,9 @@ def scores_text(metrics: object) -> str:
 def spent_text(privacy: Mapping[str, object]) -> str:
     """Return what was spent of the clients' privacy."""
     epsilon, delta = (number_text(privacy.get(key)) for key in ("epsilon", "delta"))
-    return f"epsilon {epsilon} at delta {delta}, {number_text(privacy.get('releases'))} releases"
+    releases = privacy.get("releases")  # of examples, each client counts its own
+    counted = "" if releases is None else f", {number_text(releases)} releases"
+    return f"epsilon {epsilon} at delta {delta}{counted}"
 
 
 def _score(name: str, value: object) -> str:

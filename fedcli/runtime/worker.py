@@ -25,13 +25,14 @@ from fedcli.runtime.setups import SetUp, SetUps
 from fedcli.runtime.spare import Spare
 from fedcli.runtime.state import StateDirectory
 from fedmodels.config.experiment import Deploy, Experiment
-from fedmodels.errors import FedtideError, PayloadError
+from fedmodels.errors import ConfigError, FedtideError, PayloadError
 from fedmodels.machine import peak_rss_bytes
 from fedmodels.methods import make
 from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.metrics import VALIDATION
 from fedmodels.numerics.probabilities import Probabilities
 from fedmodels.printable import without_places
+from fedmodels.privacy.releases import Releases
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId, state_digest
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.training.compression import Compression
@@ -350,6 +351,8 @@ class Worker:
             extra=half.ctx.metrics,
             peak_rss_bytes=self._peak_rss_bytes(),
         )
+        if half.ctx.hidden is not None:
+            report.extra.update(self._spent(order, half))
         if "after_local" in order.views:
             self._add_counts(report, order, half.ctx, "after_local", half.payload, done.state)
             self.final_model.keep_scored(order, half.ctx.net)
@@ -388,6 +391,26 @@ class Worker:
         if rules is None or not isinstance(self.client, int):
             raise PayloadError("an order of a secure sum, and this client takes part in none")
         return SecureClient(self.client, self.states.path, self.states.secret().key, rules)
+
+    def _spent(self, order: rpc.Order, half: ClientHalf) -> dict[str, float]:
+        """Note a training that hides its examples; return epsilon so far, and with one more.
+
+        Raises:
+            ConfigError: it would spend more than the config allows; nothing of it leaves.
+        """
+        releases = Releases(self.states.path / f"privacy-{order.task}.jsonl")
+        trained = state_digest([("payload", half.payload), ("state", half.state)])
+        content = torch.frombuffer(bytearray.fromhex(trained), dtype=torch.uint8)
+        hidden = half.ctx.hidden
+        times = len(releases) + (not releases.has(order.interaction, content))
+        epsilon, limit = hidden.epsilon(times), hidden.privacy.epsilon
+        if limit is not None and epsilon > limit * (1 + 1e-9):
+            raise ConfigError(
+                f"client {self.client}: training on task {order.task} once more would make epsilon "
+                f"{epsilon:.4g}, beyond [privacy] epsilon = {limit:g}"
+            )
+        releases.note(order.interaction, content)
+        return {"epsilon": epsilon, "epsilon_next": hidden.epsilon(times + 1)}
 
     def _peak_rss_bytes(self) -> int:
         """Return the peak memory of this process, rounded up; measured once a second at most."""

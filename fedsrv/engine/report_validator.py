@@ -22,6 +22,7 @@ from fedmodels.tensors.bundle import EVALUATOR, ClientId
 from fedmodels.tensors.declared_counts import DeclaredCounts, check_examples
 from fedmodels.training.class_masks import rules_of
 from fedmodels.training.method import Method
+from fedmodels.training.private_steps import SPENT
 from fedmodels.training.run import RunFacts
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.client_profile import Profile
@@ -33,7 +34,7 @@ GLOBAL_TEST = "global-test"
 OWN_KEYS = frozenset(
     ["loss", "seconds", "num_examples", "skipped_examples", "peak_rss_bytes", "views"]
     + [one.name for one in UPLOADS]
-    + [*DRIFT]
+    + [*DRIFT, *SPENT]
 )
 """Names that a client's row of a record uses itself; a method's own numbers have others."""
 MAX_SECONDS = 1e8
@@ -117,8 +118,12 @@ class ReportValidator:
         trains = order.kind == rpc.ORDER_KIND_TRAIN
         known = self.method.reported(self.run) - OWN_KEYS if trains else frozenset[str]()
         measured = DRIFT if trains and self.run.experiment.evaluate.drift else ()
+        privacy = self.run.experiment.privacy
+        spent = SPENT if trains and privacy is not None and privacy.hides_examples else ()
         for name, value in report.extra.items():
-            if name not in known and name not in measured:
+            if name in spent and not 0 <= value < math.inf:
+                raise PayloadError(f"the report's {name!r} is {value:g}, not a number from 0 on")
+            if name not in known and name not in measured and name not in spent:
                 raise PayloadError(f"the report holds {name[:50]!r}, unknown to the method")
             if name in measured and not 0 <= value <= 1:
                 raise PayloadError(f"the report's {name!r} is {value:g}, not from 0 to 1")

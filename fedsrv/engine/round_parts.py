@@ -23,7 +23,7 @@ from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.cohort import Answers, Trip, fewest_alive
 from fedsrv.engine.commits import Commits, odd_commit
 from fedsrv.engine.plan import Plan
-from fedsrv.engine.private_rounds import PrivateRounds
+from fedsrv.engine.private_rounds import HiddenExamples, PrivateRounds
 from fedsrv.engine.reduction import Reduced, reduced
 from fedsrv.engine.rows import add_wire, put_scores, record_of
 from fedsrv.engine.schedule import Step
@@ -44,6 +44,10 @@ class RoundParts:
         self.experiment, self.method = commits.store.experiment, plan.method
         self.privacy = PrivateRounds(plan, self.store) if self.store.releases is not None else None
         """Puts noise on what leaves the clients, where the config asks for it."""
+        table = self.experiment.privacy
+        hides = table is not None and table.hides_examples
+        self.hidden = HiddenExamples(plan, self.store) if hides else None
+        """Ends a run whose clients hide their examples, before they spend too much."""
         self._given: Weights = {}
         """The weights that the present cohort was given."""
         self.rule = rule_of(self.experiment.server)
@@ -239,6 +243,8 @@ class RoundParts:
         if self.privacy is not None:
             record["privacy"] = {**self.privacy.facts}
             record["metrics"]["epsilon"] = self.privacy.facts["epsilon"]
+        if self.hidden is not None:
+            self.hidden.see(record)
         if new := [g.to_json() for g in self.plan.growths if g.interaction == step.interaction]:
             record["growths"] = new
         record["seconds"]["server"] = time.monotonic() - done
@@ -283,6 +289,11 @@ class RoundParts:
         add_wire(record, results)
         self._fill_in(step, record, scores)
         self.store.add_scores(record)
+
+    def spent_up(self, step: Step) -> str:
+        """Return why the privacy of the run ends it before a step; empty if it may go on."""
+        spending = self.privacy or self.hidden
+        return spending.spent_up(step) if spending is not None else ""
 
     def score_unscored(self, state: ServerState) -> None:
         """Score the last committed state, where the run ends and its round was not to be scored."""

@@ -128,7 +128,7 @@ class Engine:
             if stopping.may and self._has_enough(stopping, parts.commits, step.interaction):
                 self.events.tell("note", line=f"{step.round} rounds are enough: {stopping.why()}")
                 break
-            if parts.privacy is not None and (why := parts.privacy.spent_up(step)):
+            if why := parts.spent_up(step):
                 self.events.tell("note", line=f"the run ends after round {step.round}: {why}")
                 parts.commits.settle()
                 parts.score_unscored(rounds.state)

@@ -98,6 +98,10 @@ def summarise(
 def privacy_of(records: Sequence[Record], experiment: Experiment) -> dict[str, dict[str, Any]]:
     """Return what the run spent of its clients' privacy, and under which assumptions."""
     privacy, spent = experiment.privacy, [r["privacy"] for r in records if "privacy" in r]
+    if privacy is not None and privacy.hides_examples:
+        most = [r["metrics"]["epsilon"] for r in records if "epsilon" in r["metrics"]]
+        told = {"epsilon": max(most, default=0.0), "delta": privacy.delta}
+        return {"privacy": {**told, "assumes": assumptions(experiment)}}
     if privacy is None or not spent:
         return {}
     noise = {"noise_multiplier": privacy.noise_multiplier}

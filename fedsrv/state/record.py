@@ -73,8 +73,8 @@ class Record(TypedDict):
     growths: NotRequired[list[dict[str, Any]]]
     """Of an open run: what it grew by before this interaction (:mod:`fedsrv.engine.growth`)."""
     privacy: NotRequired[dict[str, float]]
-    """With noise that hides clients: ``epsilon`` at ``delta`` after so many ``releases``, this one
-    included; ``clip`` and ``clip_next`` where the bound adapts."""
+    """With noise that hides clients or their examples: ``epsilon`` at ``delta``; of clients, after
+    so many ``releases``, this one included, and ``clip`` and ``clip_next`` where it adapts."""
     series: NotRequired[Mapping[str, Any]]
     """Nested lists for the reports, such as ``aggregation_weights``."""
 

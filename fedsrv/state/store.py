@@ -23,6 +23,7 @@ from typing import Any
 from fedmodels.config.experiment import Experiment, forbidden_changes
 from fedmodels.errors import ArchiveError, ArchiveNotRead, RunFailed
 from fedmodels.files import LEFTOVER, sync_path, write_atomically
+from fedmodels.privacy.releases import NAME, Releases
 from fedmodels.tensors.bundle import state_digest
 from fedmodels.training.contexts import ServerState
 from fedsrv.state.audit import AUDIT, Audit
@@ -30,7 +31,6 @@ from fedsrv.state.cross_check import differences
 from fedsrv.state.history import History
 from fedsrv.state.ledger import Ledger
 from fedsrv.state.record import Record, trained_in
-from fedsrv.state.releases import Releases
 from fedsrv.state.run_directory import (
     another_config,
     holds_commits,
@@ -94,7 +94,7 @@ class Store:
                 self.rewrite_lines()
                 privacy = experiment.privacy
                 hides = privacy is not None and privacy.hides_clients
-                self.releases = Releases(path, self.committed) if hides else None
+                self.releases = Releases(path / NAME, self.committed) if hides else None
                 """What was spent of the clients' privacy, where noise hides them."""
         except BaseException:
             self.close()

@@ -23,11 +23,9 @@ from torch import Tensor
 from fedmodels.config.bounds import NonNegative
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
-from fedmodels.nets.embedding import embeddings
 from fedmodels.nets.split import weights_of
 from fedmodels.numerics.prototypes import (
     ByClass,
-    class_prototypes,
     distance_per_example,
     moved,
     nearest_scores,
@@ -35,6 +33,7 @@ from fedmodels.numerics.prototypes import (
 from fedmodels.techniques.class_prototypes import (
     PrototypeLimits,
     by_class,
+    class_means,
     mean_class_prototypes,
     no_prototypes,
     prototype_upload,
@@ -106,8 +105,7 @@ class FedProto(FedAvg):
         return super().loss(ctx, batch, out, refs) + self.lam * pull  # eq. 7
 
     def after_local(self, ctx: ClientContext, state: Bundle, refs: FedProtoReferences) -> Bundle:
-        x, y = self.training_data(ctx, refs)
-        refs.fresh = class_prototypes(embeddings(ctx.net, x), y, ctx.run.problem.num_classes)
+        refs.fresh = class_means(ctx, *self.training_data(ctx, refs))
         own = moved(state.prototypes.get("class"), refs.fresh, beta=0.0)
         return Bundle(weights=weights_of(ctx.net), prototypes={"class": own})
 

@@ -22,7 +22,7 @@ from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import log_softmax, one_hot
+from torch.nn.functional import log_softmax
 
 from fedmodels.config.bounds import Count, Positive, Share
 from fedmodels.methods import register
@@ -150,7 +150,8 @@ class Gldp(FedAvg):
     def global_loss(self, batch: Batch, out: Output, everyone: ByClass) -> Tensor:
         """Return eq. 10: squared distances to the global prototypes, weighed by b_n / b."""
         z = out.features.float()
-        members = one_hot(batch.y, len(everyone.known)).T.to(z.dtype)  # (K, B)
+        classes = torch.arange(len(everyone.known), device=z.device)
+        members = (classes[:, None] == batch.y).to(z.dtype)  # (K, B)
         counts = members.sum(1)  # b_n
         means = members @ z / counts.clamp(min=1)[:, None]  # C_B^n
         squared = (means - everyone.vectors).square().mean(1)  # (K,)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import os
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from torch import Tensor
 from fedmodels.tensors.bundle import tensor_bytes
 
 SECRET_BYTES = 32
+Floats = np.ndarray[tuple[Any, ...], np.dtype[np.float64]]
 
 
 @dataclass(frozen=True)
@@ -35,8 +37,13 @@ class Secret:
 
     def chance(self, purpose: str) -> float:
         """Return a number in [0, 1), uniform over purposes."""
-        drawn = hashlib.shake_256(self.key + f"fedtide/chance/{purpose}".encode()).digest(8)
-        return float((int.from_bytes(drawn, "little") >> 11) * 2.0**-53)
+        return float(self.chances(purpose, 1)[0])
+
+    def chances(self, purpose: str, number: int) -> Floats:
+        """Return so many numbers in [0, 1), uniform and independent (n,)."""
+        stream = hashlib.shake_256(self.key + f"fedtide/chance/{purpose}".encode())
+        words = np.frombuffer(stream.digest(8 * number), dtype="<u8")
+        return np.asarray((words >> np.uint64(11)) * 2.0**-53, dtype=np.float64)
 
     def normal(self, content: Tensor, purpose: str) -> Tensor:
         """Return N(0, 1) numbers of a tensor's shape and dtype, for this content and purpose alone.

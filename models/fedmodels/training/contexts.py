@@ -135,6 +135,8 @@ class ClientContext(HasPosition):
     """The present epoch of local training."""
     asked: set[str] = field(default_factory=set)
     """What was asked of the run's settings: ``criterion``, ``optimizer``."""
+    hidden: Any = None
+    """How the examples of this training are hidden (``private_steps.HiddenExamples``), if so."""
     secret: Callable[[], Secret] = field(default_factory=lambda: cache(Secret.fresh))
     """Returns the client's secret; a worker keeps it in its state directory."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from fedmodels.training.contexts import ClientContext
 from fedmodels.training.criterion import Criterion, criterion_of
 from fedmodels.training.method import Batch, LocalResult, Method, Output, Phase
 from fedmodels.training.optimizer import optimizer_of
+from fedmodels.training.private_steps import HiddenExamples, PrivateSteps, check_hidden
 from fedmodels.training.returned import check_asked, check_loss, check_scores, check_trained
 
 TestSets = Mapping[str, tuple[Tensor, Tensor]]
@@ -77,6 +79,7 @@ class ClientHalf:
         self.method.load(self.ctx, self.payload, self.state)
         self.refs = self.method.prepare(self.ctx, self.payload, self.state)
         self.x, self.y = self.method.training_data(self.ctx, self.refs)
+        self.ctx.hidden = HiddenExamples.of(self.method, self.ctx, len(self.y))
         if (training := self.ctx.run.experiment.training).own_loss:
             loss = criterion_of(training, self.y, self.ctx.run.problem.num_classes)
             self.ctx.criterion = _noting(loss, self.ctx.asked)
@@ -91,6 +94,8 @@ class ClientHalf:
         if len(self.y):
             check_asked(self.method, self.ctx)
         state = self.method.after_local(self.ctx, self.state, self.refs)
+        if self.ctx.hidden is not None:
+            check_hidden(self.method, self.ctx, state)
         upload = self.method.uplink(self.ctx, state, self.refs, len(self.y))
         check_trained(self.method, self.ctx, state, upload)
         return LocalResult(upload, state, loss, len(self.y))
@@ -123,6 +128,9 @@ def run_phases(
     for phase in method.phases(ctx):
         optimizer = begin_phase([ctx.net], phase, ctx)
         for batch, fixed in loop.batches(phase):
+            if loop.private is not None:
+                loop.end_step(batch, loop.private_step(batch, optimizer))
+                continue
             for _ in range(steps):
                 features = ctx.net.features(batch.x) if fixed is None else fixed
                 out = Output(features, ctx.net.head(features))
@@ -167,6 +175,22 @@ class EpochLoop:
         augments = ctx.run.experiment.training.augment != "none"
         self._augment = ctx.generator("augment") if augments else self._order
         self._epoch, self._losses = -1, list[tuple[Tensor, int]]()
+        self.private = PrivateSteps(ctx, ctx.hidden) if ctx.hidden is not None else None
+        """Takes the steps of a training that hides its examples."""
+        if self.private is not None and not (renewed is None and joined is None):
+            raise ConfigError(
+                f'[privacy] level = "example": method {method.name!r} adds examples of its own'
+            )
+
+    def private_step(self, batch: Batch, optimizer: torch.optim.Optimizer) -> Tensor:
+        """Take a step that hides the examples of a batch; return their mean loss."""
+        assert self.private is not None, "nothing is hidden"
+        self.ctx.asked |= {"private", "criterion", "optimizer"}
+        optimizer.zero_grad(set_to_none=True)
+        loss_of = partial(self.method.loss, self.ctx, refs=self.refs)
+        loss = self.private.put_gradients(batch, loss_of, self.method.name)
+        optimizer.step()
+        return loss
 
     def batches(self, phase: Phase) -> Iterator[tuple[Batch, Tensor | None]]:
         """Yield the batches of a phase that has begun.
@@ -175,14 +199,16 @@ class EpochLoop:
         """
         net, training = self.ctx.net, self.ctx.run.experiment.training
         is_same = self._renewed is None and self._joined is None
-        fixed = embed_once(net, self._x, training) if is_same else None
+        fixed = embed_once(net, self._x, training) if is_same and not self.private else None
         for _ in range(phase.epochs):
             self._epoch, self._losses = self._epoch + 1, []
             self.ctx.epoch = self._epoch
             if self._renewed is not None:
                 self._x, self._y = self._renewed(self._epoch)
-            taken = list(batches(len(self._y), net, training, self._order))
-            self.ctx.skipped = len(self._y) - sum(map(len, taken))
+            taken = [*(self.private.batches() if self.private is not None else
+                       batches(len(self._y), net, training, self._order))]  # fmt: skip
+            if self.private is None:
+                self.ctx.skipped = len(self._y) - sum(map(len, taken))
             for index in taken:
                 index = index.to(self._x.device)
                 inputs = augment(self._x[index], training, self._augment)

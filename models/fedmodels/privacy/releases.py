@@ -1,10 +1,11 @@
-"""``privacy.jsonl``: the secret of a run's noise, and every release that was made with it.
+"""The secret of noise, and every release that was made with it: ``privacy.jsonl`` of a run.
 
 The first line holds 32 bytes of the operating system's entropy. Each further line is one release:
 its interaction, and a keyed digest of what the noise was added to. A line is on the disk before
 anything of the release leaves the coordinator. After a crash the same sum gets the same noise, and
 its line is there already, so nothing is spent twice. Another sum of the same interaction, as after
 a roll-back with other clients, gets other noise and a line of its own: that is spent as well.
+A client that hides its examples has such a file for each task.
 """
 
 from __future__ import annotations
@@ -25,19 +26,19 @@ NAME = "privacy.jsonl"
 
 
 class Releases:
-    """The secret and the releases of one run."""
+    """A secret and its releases."""
 
-    def __init__(self, run: Path, committed: int) -> None:
-        """Open the file of a run directory, or make it.
+    def __init__(self, path: Path, committed: int = -1) -> None:
+        """Open the file, or make it.
 
         Args:
-            run: the run directory, which is locked.
-            committed: the last committed interaction; with one, the file must be there.
+            path: the file, in a directory that is locked.
+            committed: of a run, the last committed interaction; with one, the file must be there.
 
         Raises:
             ArchiveError: the file is gone or damaged; nobody can say what was spent.
         """
-        self.path = run / NAME
+        self.path = path
         if not self.path.exists() and committed < 0:
             with replacing(self.path, sync=True, private=True) as made:
                 made.write_text(json.dumps({"secret": Secret.fresh().key.hex()}) + "\n")
@@ -76,10 +77,17 @@ class Releases:
         done = {number for number, _ in self._made}
         return len(self._made) + len({*range(interaction + 1)} - done)
 
+    def has(self, interaction: int, content: Tensor) -> bool:
+        """Tell whether a release of this content was made before."""
+        return self._one(interaction, content) in self._made
+
+    def _one(self, interaction: int, content: Tensor) -> tuple[int, str]:
+        keyed = hashlib.blake2b(tensor_bytes(content), key=self.secret.key, digest_size=16)
+        return interaction, keyed.hexdigest()
+
     def note(self, interaction: int, content: Tensor) -> None:
         """Write down a release of this content; call it before anything of it leaves."""
-        keyed = hashlib.blake2b(tensor_bytes(content), key=self.secret.key, digest_size=16)
-        one = interaction, keyed.hexdigest()
+        one = self._one(interaction, content)
         if one in self._made:
             return
         with self.path.open("a", encoding="ascii") as file:

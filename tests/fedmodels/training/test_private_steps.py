@@ -1,0 +1,125 @@
+"""Training that hides its examples: gradients by hand, batches, noise, cost and refusals."""
+
+import math
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from fedmodels.errors import FedtideError
+from fedmodels.numerics.secrecy import Secret
+from fedmodels.tensors.bundle import Problem
+from fedmodels.training.method import Batch
+from fedmodels.training.private_steps import HiddenExamples, PrivateSteps, private_class_sums
+from fedmodels.training.run import RunFacts
+from fedtide.inprocess import run_in_process
+from tests.conftest import tiny_experiment
+from tests.fedsrv.engine.test_private_rounds import BESIDE, SMALL_GLDP, records
+
+pytest.importorskip("dp_accounting", reason="needs the extra privacy")
+RUN = RunFacts(tiny_experiment(), Problem((1, 8, 8), 10))
+NOISE = {"level": "example", "noise_multiplier": 1.0, "delta": 1e-3, "clip": 0.5, "allow": BESIDE}
+
+
+def hiding(method="fedavg", **changes):
+    table = {key: value for key, value in {**NOISE, **changes}.items() if value is not None}
+    return tiny_experiment(method=method, privacy=table)
+
+
+def steps_of(net, examples, batch_size, noise=1e-9, clip=0.5):
+    privacy = hiding(noise_multiplier=noise, clip=clip).privacy
+    hidden = HiddenExamples(privacy, examples, batch_size, 3, 1, sends_prototypes=False)
+    ctx = type("Ctx", (), {"net": net, "interaction": 0, "secret": lambda: Secret(b"s" * 32)})
+    return PrivateSteps(ctx, hidden)
+
+
+def loss(batch, out):
+    return cross_entropy(out.logits, batch.y)
+
+
+def test_gradients_of_examples_are_those_one_by_one_scaled_and_added():
+    """What vmap comes to is what a loop over examples comes to, with a norm of at most 0.5 each."""
+    run = RUN
+    net, torch_rng = run.make_net(), torch.Generator().manual_seed(0)
+    x, y = torch.randn(5, *run.problem.input_shape, generator=torch_rng), torch.arange(5) % 3
+    found = steps_of(net, 5, 4).put_gradients(Batch(x, y, torch.arange(5)), loss, "fedavg")
+    got = torch.cat([p.grad.flatten() for p in net.parameters_by_key().values()])
+    wanted, losses = torch.zeros_like(got), []
+    for one in range(5):
+        net.zero_grad()
+        single = cross_entropy(net(x[one : one + 1]), y[one : one + 1])
+        single.backward()
+        flat = torch.cat([p.grad.flatten() for p in net.parameters_by_key().values()])
+        wanted += flat * min(1.0, 0.5 / float(flat.norm()))
+        losses.append(single.item())
+    assert torch.allclose(got, wanted / 4, atol=1e-6), "over the expected size, which is 4"
+    assert float(found) == pytest.approx(sum(losses) / 5, rel=1e-5)
+
+
+def test_noise_has_its_deviation_also_where_no_example_is_drawn():
+    run = RUN
+    net = run.make_net()
+    nothing = torch.zeros(0, *run.problem.input_shape), torch.zeros(0).long(), torch.zeros(0).long()
+    steps_of(net, 5, 4, noise=8.0).put_gradients(Batch(*nothing), loss, "fedavg")
+    got = torch.cat([p.grad.flatten() for p in net.parameters_by_key().values()])
+    assert float(got.std()) == pytest.approx(8.0 * 0.5 / 4, rel=0.1)
+
+
+def test_each_example_is_in_a_batch_with_the_same_chance():
+    steps = steps_of(RUN.make_net(), 40, 10)
+    sizes = [len(batch) for _ in range(50) for batch in steps.batches()]
+    assert len(sizes) == 200
+    assert sum(sizes) / 200 == pytest.approx(10, abs=4 * math.sqrt(40 * 0.25 * 0.75 / 200))
+    assert len(set(sizes)) > 5, "their size varies"
+
+
+def test_class_sums_by_hand():
+    """The embedding (3, 4) is scaled to a norm of 1; nearly no noise."""
+    hidden = HiddenExamples(
+        hiding(noise_multiplier=1e-9, prototype_clip=1.0).privacy, 3, 2, 1, 1, sends_prototypes=True
+    )
+    z = torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 1.0]])
+    sums, counts = private_class_sums(z, torch.tensor([0, 0, 1]), 3, hidden, Secret(b"s" * 32), 0)
+    assert sums.flatten().tolist() == pytest.approx([0.9, 1.2, 0, 1, 0, 0], abs=1e-5)
+    assert counts.tolist() == pytest.approx([2, 1, 0], abs=1e-5)
+
+
+def test_a_run_tells_what_each_client_spent_and_ends_before_more(digits, tmp_path):
+    """Tasks have other examples, so a client spends what its longest task costs."""
+    out = tmp_path / "whole"
+    summary = run_in_process(hiding(), digits, out)
+    done = records(out)
+    spent = [record["clients"]["0"]["epsilon"] for record in done]
+    assert spent[0] < spent[2], "the same task costs more each time"
+    assert summary["metrics"]["epsilon"] == max(
+        row["epsilon"] for record in done for row in record["clients"].values()
+    )
+    first = [row["epsilon"] for record in done[:2] for row in record["clients"].values()]
+    limited = hiding(epsilon=1.001 * max(first))
+    short = run_in_process(limited, digits, tmp_path / "short")
+    assert len(records(tmp_path / "short")) == 2, "of 4"
+    assert short["metrics"]["epsilon"] == max(first)
+    again = run_in_process(limited, digits, tmp_path / "short", resume=True)
+    assert again["state_sha256"] == short["state_sha256"]
+
+
+def test_prototypes_of_clients_that_hide_examples_have_noise_from_the_start(digits, tmp_path):
+    for method in (SMALL_GLDP, "fedproto"):
+        out = tmp_path / str(len(str(method)))
+        run_in_process(hiding(method, prototype_clip=1.0), digits, out)
+        assert all("epsilon" in row for row in records(out)[-1]["clients"].values())
+
+
+@pytest.mark.parametrize(
+    ("experiment", "line"),
+    [
+        ({"method": "fedproto"}, "prototype_clip is needed"),
+        ({"method": "fedem"}, "method 'fedem' keeps"),
+        ({"method": "pfedgrp"}, "of other tasks as well"),
+        ({"method": "target"}, "of other tasks as well"),
+        ({"allow": ()}, "adds no noise to all that leaves"),
+    ],
+)
+def test_what_cannot_hide_its_examples_is_refused(digits, tmp_path, experiment, line):
+    with pytest.raises(FedtideError, match=line):
+        run_in_process(hiding(**experiment), digits, tmp_path / "run")
