@@ -1,8 +1,9 @@
 """``audit.jsonl``: who joined, sent, was refused, was set aside or steered; a chain of lines.
 
 Each line ends with the sha256 of all before it and of itself. So a line that was changed, removed
-or moved breaks the chain. Every commit in ``run.db`` names the last line at that time, so that an
-end that was cut off shows as well. Lines are written with the next commit, or within a second.
+or moved breaks the chain. Every commit in ``run.db`` names the last line that is safe on the disk.
+So an end that was cut off shows as well, and a loss of power takes no such line. Lines are written
+with the next commit, or within a second.
 """
 
 from __future__ import annotations
@@ -108,6 +109,8 @@ class Audit:
         """What was found wrong with the log when it was opened."""
         at, size, wrong = self._looked_through(committed)
         self._at = self.written = at
+        self.safe = committed or START
+        """The last line that is known to be safe on the disk."""
         try:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
             os.ftruncate(self._file, size)
@@ -178,7 +181,9 @@ class Audit:
 
     def sync(self) -> None:
         """Make what is written safe on the disk."""
-        os.fdatasync(self._file)
+        written = self.written
+        os.fsync(self._file)
+        self.safe = written
 
     def close(self) -> None:
         """Write what is left, and close the file."""

@@ -235,12 +235,13 @@ class Ledger:
         Args:
             record: of the interaction.
             counts: what its training trip brought.
-            audit: the last line of the audit log, if there is one.
+            audit: the last line of the audit log that is safe, if there is one.
         """
         number = record["interaction"]
         content = (int(counts is None), json.dumps(record), counts or "")
         link = link_of(self._last_link(), number, *content)
-        with self.stating(committed=number, link=link, **({"audit": audit} if audit else {})):
+        named = {"audit": audit} if audit and audit[0] else {}
+        with self.stating(committed=number, link=link, **named):
             row = (number, *content, link)
             self.db.execute("INSERT INTO interactions VALUES (?, ?, ?, ?, ?)", row)
             self.db.execute("DELETE FROM undone WHERE interaction = ?", (number,))

@@ -16,6 +16,7 @@ import contextlib
 import json
 import logging
 import os
+import sqlite3
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -183,7 +184,8 @@ class Store:
             for client, reason in record.get("failed", {}).items():
                 self.audit.tell("failed", client=client, reason=reason)
             self.audit.tell("committed", interaction=record["interaction"])
-            self._ledger.append(record, counts, self.audit.write())
+            self.audit.write()
+            self._ledger.append(record, counts, self.audit.safe)
             if counts is None:
                 self._append(record)
 
@@ -309,7 +311,17 @@ class Store:
         value = json.dumps({**end, "summary": summary})
         with writing(self.path):
             self._ledger.set_facts(end=value)
+            self._name_last_line()
             self.sync(self.committed)
+
+    def _name_last_line(self) -> None:
+        """State which line of the audit log is the last one, once it is safe."""
+        before = self.audit.safe
+        self.audit.write()
+        self.audit.sync()
+        if self.audit.safe != before:
+            with self._ledger.stating(paused_after=self.committed, audit=self.audit.safe):
+                pass
 
     def ended(self) -> dict[str, Any] | None:
         """Return the summary of an ended run; None if the run may go on."""
@@ -448,6 +460,8 @@ class Store:
 
     def close(self) -> None:
         """Close the database and unlock the directory."""
+        with contextlib.suppress(OSError, sqlite3.Error):  # of a run that failed for that reason
+            self._name_last_line()
         self.audit.close()
         self._ledger.close()
         os.close(self._lock_file)

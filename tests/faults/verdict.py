@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcli.runtime.state import PERSONAL
+from fedsrv.state.verification import verified
 from tests.faults.playing import Played
 from tests.faults.processes import Site
 
@@ -31,6 +32,7 @@ def troubles(played: Played, undisturbed: Played, *, to_the_bit: bool = True) ->
     """
     found = [*played.troubles, *_promises(played), *_tracebacks(played)]
     if not played.troubles:
+        found += verified(played.site.out).wrong
         one, other = (outcome(each.site) for each in (played, undisturbed))
         if not to_the_bit:
             one, other = _without_digests(one), _without_digests(other)
@@ -64,6 +66,7 @@ def troubles_of_the_living(played: Played, interactions: int) -> list[str]:
     found = [*played.troubles, *_promises(played), *_tracebacks(played)]
     if played.troubles:
         return found
+    found += verified(played.site.out).wrong
     came_to = outcome(played.site)
     gone = [played.site.clients[role] for role in played.plan.gone]
     if came_to["clients_missing"] != gone:

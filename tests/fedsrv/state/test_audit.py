@@ -154,7 +154,7 @@ def test_a_run_says_what_happened(
     (run / AUDIT).write_bytes(b"".join(lines[:3]))
     status, _, err = typed(monkeypatch, capsys, "audit", run)
     assert status == 1
-    assert "it ends with line 3, and line 4 was there" in err
+    assert "it ends with line 3, and line 7 was there" in err
     with closing(Store(run, tiny_experiment(), True)) as store:
         assert "audit.jsonl: it ends with line 3" in store.differences[-1]
     assert any("says: it ends with line 3" in line for line in verified(run).wrong)
@@ -183,7 +183,8 @@ def restated(run: Path) -> None:
     for i, (number, text) in enumerate(rows(run, "SELECT number, statement FROM chain ORDER BY 1")):
         facts = json.loads(text)
         at = facts.get("committed", facts.get("scored"))
-        text = json.dumps({**facts, "link": links[at]}, sort_keys=True)
+        facts |= {} if at is None else {"link": links[at]}
+        text = json.dumps(facts, sort_keys=True)
         link = continued(link, digest_of(text))
         sql = "UPDATE chain SET number = ?, statement = ?, link = ? WHERE number = ?"
         rows(run, sql, i + 1, text, link.hex(), number)
@@ -195,7 +196,7 @@ def test_an_edited_history_is_noticed(
     status, out, _ = typed(monkeypatch, capsys, "verify", run)
     assert status == 0
     kept = out[1].removeprefix("head: ")
-    assert out[0] == f"{run}: 7 statements and 7 lines of audit hold"
+    assert out[0] == f"{run}: 8 statements and 7 lines of audit hold"
     assert typed(monkeypatch, capsys, "verify", run, "--head", kept)[0] == 0
     relinked(run)
     assert verified(run).wrong == [
@@ -207,7 +208,7 @@ def test_an_edited_history_is_noticed(
     assert verified(run).wrong == []
     status, _, err = typed(monkeypatch, capsys, "verify", run, "--head", kept)
     assert status == 1
-    assert "it went on to 7 when the head was kept" in err
+    assert "it went on to 8 when the head was kept" in err
     early = Head(2, b"\x00" * 32)
     assert verified(run, early).wrong == [
         "the history up to statement 2 is not the one that was kept"
