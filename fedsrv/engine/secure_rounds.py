@@ -76,6 +76,10 @@ class SecureRounds:
         self.rules, self._kept = rules, KeptSums(self.store.states, fsync=self.store.strict)
         self._keys: dict[int, bytes] = {}
         """The channel key of each client, as it said in this process."""
+        records = (record for record, _ in self.store.records())
+        said = (record.get("secure_sum", {}).get("unopened", ()) for record in records)
+        self._unopened = {client for clients in said for client in clients}
+        """Clients whose secrets did not open."""
 
     def train(self, ctx: ServerContext, state: ServerState, is_scored: bool) -> Answers:
         """Let a cohort train; return reports, and the mean of uploads that nobody saw.
@@ -84,6 +88,9 @@ class SecureRounds:
             TooFewClients: too few are left for any sum.
         """
         parts = self.parts
+        if len(ctx.cohort) < FEWEST:  # drawn by sampling = "poisson"
+            why = f"a cohort of {len(ctx.cohort)} is too small for a secure sum"
+            return Answers({}, dict.fromkeys(ctx.cohort, why), sums=[])
         trip = parts.training(ctx, state, is_scored)
         self.forget()
         work, numbers = _digest(trip), self._numbers(ctx)
@@ -104,9 +111,7 @@ class SecureRounds:
 
     def _members(self, ctx: ServerContext) -> list[list[int]]:
         """Return a cohort's groups, without clients whose secrets did not open before."""
-        undone = (self.store.record(number) for number in range(ctx.interaction))
-        liars = {c for r in undone if r for c in r.get("secure_sum", {}).get("unopened", ())}
-        clients = [client for client in ctx.cohort if client not in liars]
+        clients = [client for client in ctx.cohort if client not in self._unopened]
         seed = derive_seed(ctx.run.experiment.seed, "groups", ctx.interaction, "cohort")
         order = np.random.default_rng(seed).permutation(clients).tolist()
         return [sorted(order[place :: self.rules.groups]) for place in range(self.rules.groups)]
@@ -227,6 +232,7 @@ class SecureRounds:
             totals = [added(totals)] if totals else []
         sums = [secure.summed_up(total, numbers, trip.common.weights) for total in totals]
         results.sums = [one for one in sums if one is not None]
+        self._unopened.update(unopened)
         results.secure_sum = {
             "groups": [[*group.keys] for group in found.groups],
             "thresholds": [group.threshold for group in found.groups],

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine import secure_group
 from fedsrv.transport.remote_cohort import RemoteCohort
 from fedtide.inprocess import run_in_process
+from tests import liars
 from tests.conftest import records_of, tiny_experiment
 from tests.liars import Stage, silent
 
@@ -132,17 +135,25 @@ def test_too_many_drop_out(kind, five, tmp_path):
     assert records_of(stage.out)[0]["cohort"] == [0, 1, 2, 3, 4]
 
 
-def test_a_late_upload_is_turned_away(five, tmp_path):
-    opening = threading.Event()
+def test_a_late_upload_is_turned_away(five, tmp_path, monkeypatch):
+    opening, passed = threading.Event(), [0.0]
+
+    def clock() -> float:
+        return time.monotonic() + passed[0]
 
     def lie(client, order, answer):
         if order.kind == UNMASK:
             opening.set()
         elif (client, order.kind, order.interaction) == (2, TRAIN, 0):
-            assert opening.wait(60)  # its masks with others are known by then, and not its own
+            with (cohort := stage.cohort).changed:
+                cohort.changed.wait_for(lambda: len(cohort._trips.current.results) == 4, 120)
+                passed[0] = 2000.0
+                cohort.changed.notify_all()
+            opening.wait(120)  # its masks with others are known by then, and not its own
         return answer
 
-    tables = secure(server={"min_clients": 4, "deadline_s": 0.5})
+    monkeypatch.setattr(liars, "RemoteCohort", partial(RemoteCohort, clock=clock))
+    tables = secure(server={"min_clients": 4, "deadline_s": 1000.0})
     stage = Stage(tables, five, tmp_path / "run", lie, liars=range(CLIENTS))
     stage.run()
     assert records_of(stage.out)[0]["cohort"] == [0, 1, 3, 4]
@@ -189,6 +200,16 @@ def test_a_killed_coordinator_goes_on_with_the_sum_that_was_opened(five, tmp_pat
     stage.lie = honest
     stage.run(resume=True)
     assert [r["cohort"] for r in records_of(stage.out)] == [[0, 1, 3, 4], [0, 1, 2, 3, 4]]
+
+
+def test_a_cohort_that_is_drawn_too_small_counts_for_nothing(five, tmp_path):
+    tables = secure(
+        schedule={"rounds": 6, "clients": CLIENTS, "per_round": 3, "sampling": "poisson"}, server={}
+    )
+    run_in_process(tables, five, tmp_path / "run")
+    cohorts = [record["cohort"] for record in records_of(tmp_path / "run")]
+    assert {len(cohort) for cohort in cohorts} >= {0, 3}
+    assert all(len(cohort) not in (1, 2) for cohort in cohorts)
 
 
 def changed(change: Any) -> Any:
