@@ -93,7 +93,7 @@ def test_a_method_without_weights_has_updates_of_prototypes() -> None:
 
 def test_equal_to_a_published_implementation() -> None:
     """byzfl adds the deviation with n - 1 in its denominator, times tau."""
-    attacks = pytest.importorskip("byzfl.attacks.attacks", reason="needs byzfl")
+    attacks = pytest.importorskip("byzfl.attacks.attacks", reason="needs the extra byzfl")
     stacked = torch.stack([each["weights", "base/w"] for each in HONEST])
     for kind, theirs in (
         ("inner_product", attacks.InnerProductManipulation(tau=2.0)),
