@@ -20,7 +20,10 @@ SHOWN = ("a_glo", "a_loc", "a_sel", "a_glo_balanced")
 """The metrics that lines show, where a run has them."""
 MAX_NOTES = 10
 """Notes that are shown."""
-PHASES = {1: "trains", 2: "scores", 3: "finishes"}
+PHASES = {
+    1: "trains", 2: "scores", 3: "finishes",
+    4: "tells a key", 5: "shares secrets", 6: "opens a sum",
+}  # fmt: skip
 """What a client does with an order, by its kind."""
 
 

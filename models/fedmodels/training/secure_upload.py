@@ -218,10 +218,8 @@ def not_by_sums(method: Method) -> str:
     """Return why a method needs more than sums, as far as its declaration says it."""
     if method.reduction == "mean":
         return ""
-    return (
-        "needs every upload by itself: its server half reads what single clients sent, and a sum "
-        "hides it"
-    )
+    why = method.reads_singly or "its server half reads what single clients sent"
+    return f"needs every upload by itself: {why}; a sum hides single ones"
 
 
 def _unfit(method: Method, spec: BundleSpec) -> str:

@@ -24,7 +24,8 @@ WHY = {
     "fedcil": "needs every upload by itself", "fedic": "needs every upload by itself",
     "fedmlp": "needs every upload by itself", "fedpac": "needs every upload by itself",
     "pfedgraph": "needs every upload by itself", "pfedgraph-replay": "needs every upload by itself",
-    "pfedgrp": "needs every upload by itself", "local": "uploads neither weights nor prototypes",
+    "pfedgrp": "needs every upload by itself: each client's model is mixed",
+    "local": "uploads neither weights nor prototypes",
 }  # fmt: skip
 NETS = {"fedali", "fedbn"}
 """Methods that this net is too plain for."""
