@@ -25,7 +25,14 @@ def test_every_recorded_study_of_a_paper_has_a_cell_to_be_measured_against() -> 
     for study, (table, row, column) in lengths.papers_cells().items():
         assert row in tables[table].rows, study
         assert column in tables[table].settings, study
-    no_papers = {"adapters", "compression", "fashion-mnist", "fedcil-digits", "neighbours"}
+    no_papers = {
+        "adapters",
+        "privacy",
+        "compression",
+        "fashion-mnist",
+        "fedcil-digits",
+        "neighbours",
+    }
     assert {path.stem for path in RECORDS.glob("*.json")} <= {*lengths.papers_cells(), *no_papers}
 
 
