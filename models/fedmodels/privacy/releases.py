@@ -41,7 +41,7 @@ class Releases:
         self.path = path
         if not self.path.exists() and committed < 0:
             with replacing(self.path, sync=True, private=True) as made:
-                made.write_text(json.dumps({"secret": Secret.fresh().key.hex()}) + "\n")
+                made.write_text(json.dumps({"secret": Secret.fresh().key.hex()}) + "\n", "ascii")
         try:
             text = self.path.read_text("ascii")
             whole = text[: text.rfind("\n") + 1]  # a torn line left before anything else did
