@@ -19,6 +19,7 @@ from fedmodels.tensors.archive import load
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.training.contexts import ServerState
 from fedsrv.state.store import Store
+from fedsrv.state.verification import verified
 from tests.conftest import tiny_experiment
 from tests.faults.inside import fault_disk
 from tests.faults.power import lose_power
@@ -83,6 +84,24 @@ def test_what_was_synced_is_there(out: Path) -> None:
     assert store.committed == 1
     assert torch.equal(store.state(1).common.weights["w"], torch.ones(2))
     store.close()
+
+
+def test_a_commit_names_no_line_of_the_audit_log_that_a_loss_of_power_takes(out: Path) -> None:
+    """The database may reach the disk before the log does."""
+    store = Store(out, tiny_experiment(), resume=True)
+    for number in (0, 1):
+        store.audit.tell("sent", client=0, interaction=number)
+        store.commit(record(number), state(number), None)
+        if number == 0:
+            store.sync(0)
+    store._sync_log()
+    os.close(store._lock_file)
+    lose(out, out / "server")
+    store = Store(out, tiny_experiment(), resume=True)
+    assert store.audit.differences == []
+    assert store.chain.last == {"undone_after": 0}  # its state's file was lost
+    store.close()
+    assert verified(out).wrong == []
 
 
 def test_a_session_is_there_once_it_is_used(out: Path) -> None:
