@@ -13,9 +13,10 @@ the payload, the config, the code. Two questions:
   embedding is nearest, each through the client's own net, and through the net that every client
   began with. The reader is told the labels.
 - **Members.** Which images did the client train on? A threshold on a number parts its training
-  images from others: the loss of the uploaded model (Yeom et al., CSF 2018), the distance of the
-  embedding to the prototype of the class, the distance to the nearest image that the generator
-  draws. The others are the client's test images, for generators everybody's of the class.
+  images from others of the same class: the loss of the uploaded model (Yeom et al., CSF 2018), the
+  distance of the embedding to the prototype of the class, the distance to the nearest image that
+  the generator draws. The others are all clients' test images. Classes are compared each by itself,
+  as training images of a client have other shares of classes than test images.
 
 Recognised: of all digits, the one most like a rebuilt image (by correlation) is one that the
 message was made from. By chance: the share that these are of all digits of the class. Likeness: the
@@ -51,11 +52,14 @@ from fedmodels.nets.embedding import embeddings
 from fedmodels.nets.split import load_weights
 from fedmodels.techniques.generators import Family, Painter
 from fedmodels.tensors.bundle import Weights
+from fedmodels.training.contexts import ClientContext
 from fedtide.testing.trial import context_of
 
 TRIALS, SHOWN = 8, 16
 """Clients whose uploads are inverted, and the most images that are rebuilt of one."""
 Examples = tuple[Tensor, Tensor]
+Score = Callable[[Tensor, Tensor], Tensor]
+"""Of images (n, …) and classes (n,), higher for members: (n,)."""
 
 
 def main() -> None:
@@ -172,75 +176,92 @@ def members_of_weights(root: Path) -> Iterator[dict[str, Any]]:
             ("upload", lambda client: client.done.upload.weights),
             ("everyone's model", lambda client: client.payload.weights),
         ):
-            pairs = [_losses(client, weights(client)) for client in clients]
-            yield _membership("weights", f"{net}: {what}", "loss", pairs)
+            found = [
+                _by_class(clients, client, _losses(client, weights(client))) for client in clients
+            ]
+            yield _membership("weights", f"{net}: {what}", "loss", found)
 
 
-def _losses(client: Client, weights: Weights) -> tuple[Tensor, Tensor]:
-    """Return minus the losses of a client's training images, and of its test images."""
-    net, stream = client.ctx.run.make_net(), cast("Any", client.ctx.stream)
+def _losses(client: Client, weights: Weights) -> Score:
+    """Return minus the loss under these weights."""
+    net = client.ctx.run.make_net()
     load_weights(net, weights)
     net.eval()
-    with torch.no_grad():
-        members, others = (
-            -cross_entropy(net(x), y, reduction="none")
-            for x, y in (stream.train(0), stream.test(0))
-        )
-    return members, others
+
+    def score(x: Tensor, y: Tensor) -> Tensor:
+        with torch.no_grad():
+            return -cross_entropy(net(x), y, reduction="none")
+
+    return score
 
 
 def members_of_prototypes(root: Path) -> Iterator[dict[str, Any]]:
     """Yield how well the distance to FedProto's prototypes tells members."""
     clients = played(experiment("fedproto", "mlp"), root)
-    for what, knows_net in (("client's net", True), ("first net alone", False)):
-        pairs = [_distances(client, knows_net=knows_net) for client in clients]
-        yield _membership("prototypes", f"mlp: upload, {what}", "distance", pairs)
+    for what, knows_net in (("client's net", True), ("first net", False)):
+        found = [_by_class(clients, c, _distances(c, knows_net=knows_net)) for c in clients]
+        yield _membership("prototypes", f"mlp: upload, {what}", "distance", found)
 
 
-def _distances(client: Client, *, knows_net: bool) -> tuple[Tensor, Tensor]:
-    """Return minus the distances of a client's embeddings to the prototypes that it sent."""
+def _distances(client: Client, *, knows_net: bool) -> Score:
+    """Return minus the distance of an embedding to the prototype that the client sent."""
     net = client.ctx.net if knows_net else client.ctx.run.make_net()
-    rows, stream = client.done.upload.prototypes["class"].rows(), cast("Any", client.ctx.stream)
-    found = []
-    for x, y in (stream.train(0), stream.test(0)):
-        known = torch.tensor([int(k) in rows for k in y])
-        centres = torch.stack([rows[int(k)][0] for k in y[known]])
-        found.append(-(embeddings(net, x[known]) - centres).norm(dim=1))
-    return found[0], found[1]
+    rows = client.done.upload.prototypes["class"].rows()
+    return lambda x, y: (
+        -(embeddings(net, x) - torch.stack([rows[int(k)][0] for k in y])).norm(dim=1)
+    )
 
 
 def members_of_generators(root: Path) -> Iterator[dict[str, Any]]:
     """Yield how well the distance to a generator's images tells what it was trained on."""
     run = experiment("fedavg", "mlp")
+    contexts = [context_of(run, dealt(run, root), client) for client in range(CLIENTS)]
     for epochs in (20, 100):
-        pairs = [_drawn(run, root, client, epochs) for client in range(CLIENTS)]
-        yield _membership("generators", f"WGAN, {epochs} epochs", "nearest drawn", pairs)
+        found = []
+        for client, ctx in enumerate(contexts):
+            x, y = ctx.stream.train(0)
+            label = int(y.mode().values)
+            drawn = _drawn(ctx, x[y == label], client, epochs)
+            found.append([(drawn(x[y == label]), drawn(_tests(contexts, label)))])
+        yield _membership("generators", f"WGAN, {epochs} epochs", "nearest drawn", found)
 
 
-def _drawn(run: Experiment, root: Path, client: int, epochs: int) -> tuple[Tensor, Tensor]:
-    """Return minus the distance to the nearest of 500 drawn images: of members, and of others."""
-    contexts = [context_of(run, dealt(run, root), each) for each in range(CLIENTS)]
-    ctx = contexts[client]
-    x, y = ctx.stream.train(0)
-    label = int(y.mode().values)
+def _drawn(ctx: ClientContext, x: Tensor, seed: int, epochs: int) -> Callable[[Tensor], Tensor]:
+    """Return minus the distance to the nearest of 500 images that a generator draws."""
     family = Family(input_shape=ctx.run.problem.input_shape, width=8, epochs=epochs, batch_size=16)
-    made = family.trained(family.fresh(client, ctx.stream.limits()), x[y == label], client)
-    drawn = Painter(family, made).inputs(500, client)
-    tests = [cast("Any", each.stream).test(0) for each in contexts]
-    others = torch.cat([inputs[labels == label] for inputs, labels in tests])
-    members, strangers = (
-        -torch.cdist(each.flatten(1), drawn.flatten(1)).min(1).values
-        for each in (x[y == label], others)
-    )
-    return members, strangers
+    made = family.trained(family.fresh(seed, ctx.stream.limits()), x, seed)
+    drawn = Painter(family, made).inputs(500, seed).flatten(1)
+    return lambda images: -torch.cdist(images.flatten(1), drawn).min(1).values
+
+
+def _by_class(
+    clients: Sequence[Client], client: Client, score: Score
+) -> list[tuple[Tensor, Tensor]]:
+    """Return the scores of a client's training images, and of others of the class, by class."""
+    x, y = cast("Any", client.ctx.stream).train(0)
+    contexts = [each.ctx for each in clients]
+    found = []
+    for label in y.unique():
+        others = _tests(contexts, int(label))
+        found.append(
+            (score(x[y == label], y[y == label]), score(others, label.expand(len(others))))
+        )
+    return found
+
+
+def _tests(contexts: Sequence[ClientContext], label: int) -> Tensor:
+    """Return all clients' test images of a class: nobody trained on them."""
+    tests = [cast("Any", ctx.stream).test(0) for ctx in contexts]
+    return torch.cat([x[y == label] for x, y in tests])
 
 
 def _membership(
-    sent: str, what: str, by: str, pairs: Sequence[tuple[Tensor, Tensor]]
+    sent: str, what: str, by: str, clients: Sequence[Sequence[tuple[Tensor, Tensor]]]
 ) -> dict[str, Any]:
     """Return a row: AUC by client, and members found at one threshold for all clients."""
-    areas = [area(*pair) for pair in pairs]
-    members, others = (torch.cat(each) for each in zip(*pairs, strict=True))
+    areas = [area(pairs) for pairs in clients]
+    scaled = [alike(*pair) for pairs in clients for pair in pairs]
+    members, others = (torch.cat(each) for each in zip(*scaled, strict=True))
     return {
         "sent": sent,
         "of": what,
@@ -252,10 +273,16 @@ def _membership(
     }
 
 
-def area(members: Tensor, others: Tensor) -> float:
-    """Return the chance that a member scores above another image; a tie counts half."""
-    above = (members[:, None] > others).double() + 0.5 * (members[:, None] == others).double()
-    return float(above.mean())
+def area(pairs: Sequence[tuple[Tensor, Tensor]]) -> float:
+    """Return the chance that a member scores above another image of its class; ties count half."""
+    won = sum(float((m[:, None] > o).sum() + 0.5 * (m[:, None] == o).sum()) for m, o in pairs)
+    return won / sum(len(m) * len(o) for m, o in pairs)
+
+
+def alike(members: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
+    """Return scores of a class in deviations of the others, so that classes compare."""
+    centre, spread = others.mean(), others.std().clamp_min(1e-12)
+    return (members - centre) / spread, (others - centre) / spread
 
 
 def at_false_alarms(members: Tensor, others: Tensor, share: float = 0.01) -> float:

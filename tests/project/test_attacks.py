@@ -275,12 +275,19 @@ def test_tables_compare_the_same_honest_clients(
 
 
 def test_what_tells_members_from_others() -> None:
-    """Of six pairs four are won and one is a tie: 4.5 / 6."""
+    """Of six pairs of one class four are won and one is a tie, and both of the other class's two.
+
+    The class of the second pair has few members and large scores, which tell nothing of members.
+    """
     members, others = torch.tensor([3.0, 2.0]), torch.tensor([2.0, 1.0, 2.5])
-    assert leakage.area(members, others) == pytest.approx(4.5 / 6)
+    assert leakage.area([(members, others)]) == pytest.approx(4.5 / 6)
+    second = torch.tensor([100.0]), torch.tensor([99.0, 98.0])
+    assert leakage.area([(members, others), second]) == pytest.approx(6.5 / 8)
     assert leakage.at_false_alarms(members, others) == 0.5, "above the highest of the others"
-    assert leakage.at_false_alarms(members, others, share=0.34) == 0.5
     assert leakage.at_false_alarms(members, others, share=0.67) == 1.0
+    scaled = leakage.alike(torch.tensor([4.0]), torch.tensor([1.0, 3.0]))
+    torch.testing.assert_close(scaled[0], torch.tensor([2**0.5]))
+    assert scaled[1].mean() == 0
 
 
 def test_rebuilt_images_are_judged_by_the_truth() -> None:
