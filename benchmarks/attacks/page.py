@@ -144,8 +144,19 @@ def _table(
         if row not in record.runs:
             continue
         texts = [_text(record, row, against[row], column, honest) for column in there]
-        lines.append([named(row), *texts, *(_told(record, row, column) for column in TOLD)])
+        name = f"{named(row)}{_fewer(record, row, rows)}"
+        lines.append([name, *texts, *(_told(record, row, column) for column in TOLD)])
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _fewer(record: Record, row: Cell, rows: Sequence[Cell]) -> str:
+    """Return a note on a row that has fewer seeds than another one of its table."""
+    found = {each: len(record.runs.get(each, {})) for each in rows}
+    return (
+        ""
+        if found[row] == max(found.values())
+        else f" ({found[row]} of {max(found.values())} seeds)"
+    )
 
 
 def _text(record: Record, row: Cell, base: Cell, column: str, honest: int) -> str:

@@ -142,21 +142,24 @@ def measured(run: PlannedRun, cell: Cell) -> dict[str, Any]:
     share that it warned of.
     """
     records = records_of(run.directory)
-    rows = {int(c): row for c, row in records[-1]["clients"].items() if c.isdigit()}
+    rows = records[-1]["clients"]
+    scored = [
+        rows[client].get("views", {}) for client in sorted(filter(str.isdigit, rows), key=int)
+    ]
+    honest = scored[: len(scored) - cell.attackers]
     found: dict[str, Any] = {}
     for column, views in VIEWS.items():
-        view = next((v for v in views if all(v in row["views"] for row in rows.values())), None)
+        view = next((v for v in views if all(v in each for each in honest)), None)
         if view is None:
             continue
-        found[column] = [_short(rows[c]["views"][view]["accuracy"]) for c in sorted(rows)]
-        hits = f"{view}:backdoor"
-        if all(hits in row["views"] for row in rows.values()):
+        found[column] = [_accuracy(each, view) for each in scored]  # None of one left out
+        if all(f"{view}:backdoor" in each for each in honest):
             found[f"{column} hits"] = [
-                _share(rows[c]["views"][hits]["accuracy"], _test_counts(run.directory, c))
-                for c in sorted(rows)
+                _share(_accuracy(each, f"{view}:backdoor"), _test_counts(run.directory, client))
+                for client, each in enumerate(scored)
             ]
     if cell.attackers:
-        first, uploads = len(rows) - cell.attackers, len(records) * cell.attackers
+        first, uploads = len(honest), len(records) * cell.attackers
         for column, key in (("aside", "failed"), ("named", "warned")):
             told = [c for record in records for c in record.get(key, {}) if int(c) >= first]
             found[column] = _short(len(told) / uploads)
@@ -167,7 +170,11 @@ def _test_counts(run: Path, client: int) -> list[int]:
     return open_data(run / "data", client).counts(0, "test")
 
 
-def _share(accuracy: float, counts: Sequence[int], target: int = 0) -> float | None:
+def _accuracy(views: Mapping[str, Mapping[str, float]], view: str) -> float | None:
+    return _short(views[view]["accuracy"]) if view in views else None
+
+
+def _share(accuracy: float | None, counts: Sequence[int], target: int = 0) -> float | None:
     """Return the hits among the images of other classes; None where there are none.
 
     Args:
@@ -177,7 +184,7 @@ def _share(accuracy: float, counts: Sequence[int], target: int = 0) -> float | N
     """
     total = sum(counts)
     others = total - counts[target]
-    return _short(accuracy * total / others) if others else None
+    return None if accuracy is None or not others else _short(accuracy * total / others)
 
 
 def _short(value: float) -> float:
