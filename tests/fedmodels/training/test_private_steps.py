@@ -10,7 +10,12 @@ from fedmodels.errors import FedtideError
 from fedmodels.numerics.secrecy import Secret
 from fedmodels.tensors.bundle import Problem
 from fedmodels.training.method import Batch
-from fedmodels.training.private_steps import HiddenExamples, PrivateSteps, private_class_sums
+from fedmodels.training.private_steps import (
+    HiddenExamples,
+    PrivateSteps,
+    per_example,
+    private_class_sums,
+)
 from fedmodels.training.run import RunFacts
 from fedtide.inprocess import run_in_process
 from tests.conftest import tiny_experiment
@@ -54,6 +59,20 @@ def test_gradients_of_examples_are_those_one_by_one_scaled_and_added():
         losses.append(single.item())
     assert torch.allclose(got, wanted / 4, atol=1e-6), "over the expected size, which is 4"
     assert float(found) == pytest.approx(sum(losses) / 5, rel=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook")
+def test_gradients_of_examples_are_those_of_opacus():
+    opacus = pytest.importorskip("opacus", reason="Opacus is not installed")
+    torch_rng = torch.Generator().manual_seed(0)
+    x, y = torch.randn(5, *RUN.problem.input_shape, generator=torch_rng), torch.arange(5) % 3
+    net = RUN.make_net()
+    trained = {k: p for k, p in net.parameters_by_key().items() if p.requires_grad}
+    ours, _ = per_example(net, trained, Batch(x, y, torch.arange(5)), loss)
+    theirs = opacus.GradSampleModule(net)
+    cross_entropy(theirs(x), y, reduction="mean").backward()
+    samples = [p.grad_sample.flatten(1) for p in trained.values()]
+    assert torch.allclose(ours, torch.cat(samples, 1), atol=1e-6)
 
 
 def test_noise_has_its_deviation_also_where_no_example_is_drawn():

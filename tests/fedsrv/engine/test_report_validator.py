@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from fedmodels.config.privacy import Privacy
 from fedmodels.errors import PayloadError
 from fedmodels.methods import make
 from fedmodels.tensors.bundle import EVALUATOR, Problem
@@ -206,6 +207,28 @@ def test_drift_is_asked_for_and_has_bounds(asks, told, line):
     experiment = terms.run.experiment.model_copy(update={"evaluate": evaluate})
     terms = replace(terms, run=replace(terms.run, experiment=experiment))
     said = report(counts(), empty(), extra={"input_drift": told})
+    if not line:
+        return terms.check_report(0, order(), said)
+    with pytest.raises(PayloadError, match=line):
+        terms.check_report(0, order(), said)
+
+
+@pytest.mark.parametrize(
+    ("hides", "told", "line"),
+    [
+        (False, 1.0, "'epsilon', unknown to the method"),
+        (True, -1.0, "'epsilon' is -1, not a number from 0 on"),
+        (True, math.nan, "not a number from 0 on"),
+        (True, math.inf, "not a number from 0 on"),
+        (True, 1.0, ""),
+    ],
+)
+def test_what_was_spent_is_told_where_examples_are_hidden(hides, told, line):
+    terms = terms_of()
+    table = Privacy(level="example", noise_multiplier=1.0, delta=0.1) if hides else None
+    experiment = terms.run.experiment.model_copy(update={"privacy": table})
+    terms = replace(terms, run=replace(terms.run, experiment=experiment))
+    said = report(counts(), empty(), extra={"epsilon": told})
     if not line:
         return terms.check_report(0, order(), said)
     with pytest.raises(PayloadError, match=line):
