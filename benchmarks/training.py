@@ -4,6 +4,7 @@
     python -m benchmarks.training --steps       # formats, fused steps, bfloat16, stacks
     python -m benchmarks.training --alignment   # FedAli's local training beside FedAvg's
     python -m benchmarks.training --inprocess   # rounds without processes, in turn and together
+    python -m benchmarks.training --replay      # a round of pFedGRP beside FedAvg's, in CPU seconds
 
 The jobs on digits also run with the clients of a host trained together
 (``fedmodels.training.stack``), that on Fashion-MNIST in bfloat16.
@@ -92,6 +93,7 @@ def main() -> None:
     parser.add_argument("--steps", action="store_true", help="single steps in place of rounds")
     parser.add_argument("--alignment", action="store_true", help="FedAli beside FedAvg")
     parser.add_argument("--inprocess", action="store_true", help="rounds in one process")
+    parser.add_argument("--replay", action="store_true", help="pFedGRP beside FedAvg")
     parser.add_argument("--nets", nargs="+", default=list(NETS)[:3], choices=list(NETS))
     parser.add_argument("--loop", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -104,6 +106,8 @@ def main() -> None:
         tell("stacked_clients", [_stacked_row(*case) for case in STACKS])
     elif options.inprocess:
         tell("inprocess", [_inprocess_row(50, options.rounds)])
+    elif options.replay:
+        tell("replay", [_replay_row()])
     elif options.alignment:
         tell("alignment", [_aligned_row(*case) for case in ALIGNED])
     else:
@@ -158,6 +162,26 @@ def _inprocess_row(clients: int, rounds: int) -> dict[str, Any]:
                 seconds += _walls(out)
     in_turn, beside = map(statistics.median, walls.values())
     return {"clients": clients, "in_turn_s": in_turn, "together": beside / in_turn}
+
+
+def _replay_row() -> dict[str, Any]:
+    """Compare first rounds of two of ten clients on digits, each with generators of ten classes."""
+    from fedtide.inprocess import launch_in_process  # a run needs more than a step does
+
+    runs = ("fedavg", 11), ("fedavg", 1), ("pfedgrp", 1)
+    spent: dict[tuple[str, int], list[float]] = {run: [] for run in runs}
+    with tempfile.TemporaryDirectory() as place:
+        for number in range(4):
+            for (method, rounds), seconds in spent.items():
+                tables = _experiment({**DIGITS, "clients": 10}, rounds)
+                tables["method"]["name"], tables["schedule"]["per_round"] = method, 2
+                begun = time.process_time()
+                launch_in_process(experiment_of(tables), Path(place) / f"{method}{rounds}-{number}")
+                seconds.append(time.process_time() - begun)
+    many, one, replay = (statistics.median(seconds[1:]) for seconds in spent.values())
+    fedavg = (many - one) / 10
+    pfedgrp = replay - one + fedavg
+    return {"fedavg_cpu_s": fedavg, "pfedgrp_cpu_s": pfedgrp, "ratio": pfedgrp / fedavg}
 
 
 def _experiment(facts: Mapping[str, Any], rounds: int) -> dict[str, Any]:

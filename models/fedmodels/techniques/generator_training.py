@@ -109,13 +109,13 @@ def _kept(course: Course, tensors: Weights) -> Weights:
 
 
 def _stacks(learners: Sequence[_Learner], canvas: int) -> Iterator[list[_Learner]]:
-    """Yield those that train as one: a step within bounds, and no batch below half the largest."""
+    """Yield those that train as one: steps are bounded, batches above a quarter of the largest."""
     members: list[_Learner] = []
     for learner in sorted(learners, key=lambda each: (each.begun, -each.largest)):
         first = members[0] if members else learner
         most = CELLS.get(learner.images.device.type, CELLS_BEYOND)
         fits = (len(members) + 1) * first.largest * canvas**2 <= most
-        alike = learner.begun == first.begun and 2 * learner.largest >= first.largest
+        alike = learner.begun == first.begun and 4 * learner.largest >= first.largest
         if members and not (fits and alike):
             yield members
             members = []
