@@ -120,7 +120,7 @@ class RunStatus:
     head: str = ""
     """The newest head of the run's history that is safe: NUMBER:LINK."""
     notes: dict[str, None] = field(default_factory=dict)
-    """What may not be meant and stops nothing, the last lines."""
+    """The last notes: each tells of something that may be a mistake, and stops nothing."""
     pace: Pace = field(default_factory=Pace)
 
     @classmethod

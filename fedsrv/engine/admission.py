@@ -369,7 +369,7 @@ def _fixed_part(text: str) -> dict[str, Any]:
 
 
 def _facts(text: str) -> dict[str, Any]:
-    """Return a description; earlier versions told of the place of a custom data set, too."""
+    """Return a description without the path of a custom data set, which earlier versions told."""
     found: dict[str, Any] = json.loads(text)
     if isinstance(dealt := found.get("partition"), dict):
         found["partition"] = placeless(dealt)

@@ -42,7 +42,7 @@ class Profile:
     origin: Mapping[str, Any] | None = None
     """Config that the data were dealt out by; None for a client's own data."""
     counted: Literal["", "rounded", "none"] = ""
-    """How its tasks are counted: exactly, or as the announcement says."""
+    """How it counts its examples; empty for exactly."""
     name: str = ""
     """What pages call the client; empty where its number is enough."""
 

@@ -136,7 +136,7 @@ class Answers:
     mean: Weights | None = None
     """The mean of the uploads' weights, if it was computed on arrival; uploads are without them."""
     sums: Sequence[Summed] | None = None
-    """What the uploads come to, by groups, if nobody saw one; they hold scalars alone then."""
+    """Results of secure sums, one for each group or one in all; uploads then hold scalars alone."""
     arrivals: dict[int, int] = field(default_factory=dict)
     """Of a flush: the interaction of each client's order, in the order of arrival."""
     under_way: dict[int, int] = field(default_factory=dict)

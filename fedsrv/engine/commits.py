@@ -140,7 +140,7 @@ class Commits:
         self._warn_of_uploads(record)
 
     def _warn_of_uploads(self, record: Record) -> None:
-        """Say of an upload that stands out: the first time in a row, the second, the fourth."""
+        """Note that a client's upload stands out: the 1st, 2nd, 4th, 8th ... time in a row."""
         warned = record.get("warned", {})
         for client in map(str, record["cohort"]):
             self._in_a_row[client] = self._in_a_row.get(client, 0) + 1 if client in warned else 0
@@ -170,9 +170,9 @@ class Commits:
 
 
 def odd_commit(store: Store) -> tuple[int, int, Oddity] | None:
-    """Return the first of the latest commits with an odd upload of one client, who, and in what.
+    """Return where the odd uploads of one client begin (:func:`first_odd`).
 
-    A run can go back before it.
+    Only commits count that a run can go back before.
     """
     numbers = range(store.committed, store.floor, -1)
     return first_odd(record for n in numbers if (record := store.record(n)) is not None)

@@ -81,7 +81,7 @@ class Exclusions:
         """Check that an interaction may begin with the clients that there are.
 
         Args:
-            interaction: which; all before it are committed, where clients are excluded by rule.
+            interaction: the next one. With ``exclude_after``, all before it are committed.
             aside: clients that were set aside.
 
         Raises:
@@ -127,11 +127,11 @@ def fewest(experiment: Experiment) -> int:
 
 
 def warned_in_a_row(records: Iterable[Record], times: int) -> set[int]:
-    """Return the clients whose last so many uploads stood out.
+    """Return the clients whose last ``times`` uploads all stood out.
 
     Args:
         records: the latest first.
-        times: how many; at least one.
+        times: at least one.
     """
     found, open_, count = set[int](), dict[int, int](), 0
     for count, record in enumerate(records):

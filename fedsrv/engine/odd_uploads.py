@@ -30,20 +30,20 @@ from fedsrv.state.record import ClientRow, Record
 Norms = Mapping[str, float]
 """The norms of an upload by part, as in :class:`Measured`."""
 WARNED = 0.5
-"""Part of the bound above, beyond which an upload that counts is a warning."""
+"""Fraction of the bounds of ``ODD`` beyond which an upload that counts gets a warning."""
 AGAINST, SPREADS, FEW = -0.2, 2.0, 5
-"""An upload points against the others if its cosine with them is below the first number, and so
-many standard deviations below the cohort's median; with at least so many uploads. Of the standard
-deviations the robust estimate is taken, 1.48 times the median deviation."""
+"""An upload points against the others if its cosine with them is below ``AGAINST``, and also
+``SPREADS`` standard deviations below the cohort's median. This takes at least ``FEW`` uploads. The
+standard deviation is the robust estimate: 1.48 times the median absolute deviation."""
 FEWEST = 3
 """Uploads with which an odd one shows; of two nobody knows which is the odd one."""
 ODD = {WEIGHTS: 10.0}
 ODD_OTHERWISE = 100.0
 """Times the median of the cohort beyond which a part of an upload is odd."""
 FAR, SUSPECT = 5.0, 1.0
-"""Times the norm of what the client was given that weights have moved as well, before an upload is
-left out, and before clients that fail are put down to it: a small move does no harm, however still
-the others stand."""
+"""An odd upload has also moved by more than this many times the norm of what its client was given:
+``FAR`` before it is left out, ``SUSPECT`` before clients' failures are put down to it. A small move
+does no harm, however still the others stand."""
 NORM, GIVEN, COSINE = "difference_norm", "given_norm", "difference_cosine"
 SHARE = "aggregation_weight"
 ROWS = {STATISTICS: "statistics_norm", GENERATORS: "generator_norm"}
@@ -76,13 +76,13 @@ class Oddity:
 def oddities(
     cohort: Mapping[int, Measured], far: float, company: Sequence[Norms] = (), part_of: float = 1.0
 ) -> dict[int, Oddity]:
-    """Return in what uploads are odd, by client: the part that lies farthest beyond its bound.
+    """Return which uploads are odd, by client: the part that lies farthest beyond its bound.
 
     Args:
         cohort: the uploads.
-        far: times the norm of what a client was given that a part has moved as well.
-        company: norms of other uploads that they are compared with.
-        part_of: the part of the bounds that counts.
+        far: an odd part has also moved by more than this many times the norm of what was given.
+        company: norms of other uploads; they are part of the comparison.
+        part_of: fraction of the bounds beyond which a part is odd.
     """
     found: dict[int, Oddity] = {}
     every = [*(one.norms for one in cohort.values()), *company]
@@ -191,7 +191,11 @@ def suspects(record: Record) -> dict[int, Oddity]:
 
 
 def first_odd(records: Iterable[Record]) -> tuple[int, int, Oddity] | None:
-    """Return the first of the latest commits with an odd upload of one client, who, and in what.
+    """Return where the odd uploads of one client begin that last until the latest commit.
+
+    Returns:
+        The interaction, the client, and in what its upload is odd; None if the latest commit has no
+        odd upload.
 
     Args:
         records: of the commits that the run may take back, the latest first.

@@ -326,7 +326,7 @@ def _steps(
     """Return the steps of a run that is not open, without clients that were set aside."""
     experiment, weights = store.experiment, fixed_weights(store, profiles)
     trainers = [0] if experiment.method.pools_data else range(experiment.schedule.clients)
-    chance = None  # of who takes part: a secret where the privacy of the run counts with it
+    chance = None  # draws by the seed; by a secret where epsilon relies on it
     if store.releases is not None:
         secret = store.releases.secret
         chance = lambda round, client: secret.chance(f"cohort/{round}/{client}")  # noqa: E731

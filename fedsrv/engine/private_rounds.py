@@ -1,9 +1,10 @@
-"""Rounds whose uploads reach the method as one sum with noise alone, and what the run has spent.
+"""Differentially private rounds: what the method gets of the uploads, and what the run has spent.
 
 The method's server half gets one upload in place of all: the mean of the clients' bounded
-contributions with noise (:mod:`fedmodels.privacy`). Whatever it computes of it costs no privacy.
-Nothing else that depends on single uploads enters the state, so no upload is left out for lying far
-out of its cohort: its bound is what limits it.
+contributions with noise (:mod:`fedmodels.privacy`). Whatever it computes from that mean costs no
+further privacy. A method that reads uploads one by one gets each of them, with noise of its own.
+Nothing else that depends on single uploads enters the state. So no upload is left out for lying far
+out of its cohort: the bound of its contribution limits what it can do.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from fedsrv.state.store import Store
 WEIGHTS, FRACTION = "weights", "fraction"
 """``fraction`` is a part of one number: how many clients lie within a bound that adapts."""
 RATE = 0.2
-"""Of the geometric steps by which the bound adapts (Andrew et al., 2021, Section 3)."""
+"""Learning rate of the geometric steps of a bound that adapts (Andrew et al., 2021, Section 3)."""
 
 
 class PrivateRounds:
@@ -59,14 +60,14 @@ class PrivateRounds:
                 f"{self.cost(1):.4g} with noise_multiplier = {self.noise:g}; give more noise"
             )
         self.facts: dict[str, Any] = {}
-        """Of the last release, for its record."""
+        """What the record of the last release says of privacy."""
         self._clips: dict[int, float] = {}
-        """The bound that the last interaction left to the next one, where it adapts."""
+        """Where the bound adapts: the last interaction, and the bound that it left to the next."""
 
     # --- what it costs ----------------------------------------------------------------------------
 
     def cost(self, times: int) -> float:
-        """Return epsilon of so many releases."""
+        """Return the epsilon of a number of releases, at the run's delta."""
         experiment = self.store.experiment
         return epsilon_of(releases_of_clients(experiment, self.noise, times), self.delta)
 
@@ -84,7 +85,7 @@ class PrivateRounds:
     # --- who takes part ---------------------------------------------------------------------------
 
     def expected(self, step: Step, plan: Plan, cohort: Sequence[int]) -> float:
-        """Return how many clients are expected in an interaction, whoever answers."""
+        """Return the expected number of clients of an interaction; answers do not change it."""
         schedule = self.store.experiment.schedule
         if schedule.sampling != "poisson":
             return float(len(cohort))
@@ -166,7 +167,7 @@ class PrivateRounds:
         sent: Mapping[int, Bundle],
         folded: Weights | None,
     ) -> Uploads:
-        """Return the mean of uploads with noise; of a method that reads single ones, each."""
+        """Return the mean of uploads that came with noise; or each, if the method reads each."""
         stds, is_mean = noise_stds(of.clips, self.noise), self.method.reduction == "mean"
         means = [folded or weighted_mean([*sent.values()], [1.0] * len(sent), len(sent))]
         arrived = means if is_mean else [upload.weights for upload in sent.values()]
@@ -187,7 +188,11 @@ class PrivateRounds:
     def _as_uploads(
         self, of: Contributions, covered: Bundle, sent: Mapping[int, Bundle]
     ) -> Uploads:
-        """Return one upload for all; where a run allows more, one for each that ends as they do."""
+        """Return one upload that stands for all.
+
+        Where ``[privacy] allow`` lets parts travel without noise, return one for each client: what
+        the noise covers is the same in all, and the other parts are the client's own.
+        """
         if not of.uncovered:
             return Uploads({min(sent): covered}, alike, self.method.reduction)
         each = {client: of.joined(covered, of.rest(u)) for client, u in sent.items()}
@@ -196,7 +201,7 @@ class PrivateRounds:
     # --- the bound that adapts --------------------------------------------------------------------
 
     def _clip_at(self, interaction: int) -> float:
-        """Return the bound of an interaction: as begun, or as the one before it left it."""
+        """Return the bound of an interaction: the config's, then what the one before it left."""
         if interaction - 1 not in self._clips:
             record = self.store.record(interaction - 1) if interaction else None
             told = record.get("privacy", {}) if record else {}
@@ -211,7 +216,10 @@ class PrivateRounds:
         self.facts = {"clip": clip, "clip_next": following}
 
     def _fraction_noise(self, expected: float) -> float:
-        """Return the noise multiplier of the fraction: a tenth of the clients, as in the paper."""
+        """Return the noise multiplier of the fraction.
+
+        It is a tenth of the clients, as in the paper, and at least three times the run's.
+        """
         return max(expected / 10, 3 * self.noise)
 
     def _beside_fraction(self, expected: float) -> float:
@@ -222,8 +230,8 @@ class PrivateRounds:
 class HiddenExamples:
     """What ``[privacy] level = "example"`` adds to the rounds of a run: when it ends.
 
-    Clients add the noise and count what they spend. Tasks have other examples, so a client has
-    spent what its most costly task did.
+    Clients add the noise and count what they spend. No example belongs to two tasks, so a client
+    has spent as much as its most costly task did.
     """
 
     def __init__(self, plan: Plan, store: Store) -> None:

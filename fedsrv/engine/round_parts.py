@@ -43,7 +43,7 @@ class RoundParts:
         self.cohort, self.store, self.events = commits.cohort, commits.store, commits.events
         self.experiment, self.method = commits.store.experiment, plan.method
         self.privacy = PrivateRounds(plan, self.store) if self.store.releases is not None else None
-        """Puts noise on what leaves the clients, where the config asks for it."""
+        """Gives the method sums of uploads with noise, where the config hides clients."""
         table = self.experiment.privacy
         hides = table is not None and table.hides_examples
         self.hidden = HiddenExamples(plan, self.store) if hides else None
@@ -134,7 +134,7 @@ class RoundParts:
         """Check the values of an upload that was trained from a state; called from any thread."""
         assert isinstance(client, int), "the evaluator trains nothing"
         if self.privacy is not None and self.privacy.privacy.noise_at_clients:
-            return check_numbers(upload)  # no other value means anything to the method
+            return check_numbers(upload)  # noise takes values beyond all other bounds
         announced = plan.terms.announced(client, plan.steps[ctx.interaction])
         with name_faults(self.method, PayloadError):
             self.method.check_upload(ctx, state, upload, announced)
@@ -296,7 +296,7 @@ class RoundParts:
         return spending.spent_up(step) if spending is not None else ""
 
     def score_unscored(self, state: ServerState) -> None:
-        """Score the last committed state, where the run ends and its round was not to be scored."""
+        """Score the last committed state of a run that ends early, unless it has its scores."""
         record = self.store.record(self.store.committed)
         if record is None or any("views" in row for row in record["clients"].values()):
             return

@@ -233,7 +233,7 @@ class Rounds:
         """Let the cohort train; leave out uploads that lie far out of it."""
         parts = self.parts
         is_scored = parts.plan.is_scored(parts.plan.steps[ctx.interaction])
-        if self.secure is not None:  # no upload can be told from others
+        if self.secure is not None:  # masks hide how far an upload lies from others
             return self.secure.train(ctx, self.state, is_scored)
         trip = parts.training(ctx, self.state, is_scored)
         results = parts.cohort.send_and_receive(trip)

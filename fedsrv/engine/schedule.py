@@ -69,15 +69,16 @@ Chance = Callable[[int, int], float]
 def independent_cohort(
     chance: Chance, round: int, candidates: Sequence[int], rate: float
 ) -> tuple[int, ...]:
-    """Draw each candidate with the same chance, whoever else is drawn.
+    """Draw each candidate independently, with the same probability (Poisson sampling).
 
-    Where nobody is, the first of all takes part, so that every round has a cohort.
+    Where nobody is drawn, the candidate with the lowest id takes part, so that every round has a
+    cohort.
 
     Args:
-        chance: gives the number of a client and a round.
+        chance: gives the number in [0, 1) of a round and a client.
         round: which round.
         candidates: clients to draw from.
-        rate: the chance.
+        rate: the probability.
     """
     drawn = tuple(sorted(c for c in candidates if chance(round, c) < rate))
     return drawn or tuple(sorted(candidates)[:1])

@@ -25,7 +25,7 @@ from fedsrv.engine.cohort import Answer
 from fedsrv.engine.report_validator import GLOBAL_TEST
 
 OF_CLASSES = re.compile(r"_class_mean$|_f1(_std)?$|^(personalization|generalization)")
-"""Metrics of which sums over classes tell nothing."""
+"""Metrics that take counts by class; they are absent where clients tell sums over classes."""
 
 
 @dataclass
@@ -310,7 +310,8 @@ def client_rows(
     """Return every client's accuracies by view: overall, on rare classes, per task and per class.
 
     A row covers the tasks seen so far and no more. A view by its own name is scored by the method's
-    own rule, which clients report first; ``view:rule`` by another one.
+    own rule, which clients report first; ``view:rule`` by another one. Accuracies per class are
+    empty where counts are sums over classes.
     """
     out: dict[str, dict[str, Any]] = {}
     for (client, view, rule), sets in scores.counts.items():

@@ -1,8 +1,9 @@
 """The coordinator's part in the secure sum of one group of clients: checks, and opening the sum.
 
-It holds public keys, sealed shares that it cannot read, and sums of masked vectors. Of each client
-it learns one secret in the end: that of the own mask of a client whose upload came, or that of the
-masks with others of one whose upload did not come.
+The coordinator holds public keys, sealed shares that it cannot read, and sums of masked vectors. In
+the end it learns one secret of each client. If the client's upload came, that is the secret of the
+client's own mask. If it did not come, that is the secret of the masks that the client agreed on
+with others.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class SecureGroup:
     keys: Mapping[int, bytes]
     """The channel keys of those asked to share, by ascending id."""
     shared: dict[int, rpc.SecureAnswer] = field(default_factory=dict)
-    """What those said that did, by ascending id."""
+    """The answers of those that shared, by ascending id."""
     counted: tuple[int, ...] = ()
     """Those whose masked uploads came, ascending."""
     total: Vector | None = None
@@ -48,12 +49,12 @@ class SecureGroup:
     # --- questions --------------------------------------------------------------------------------
 
     def to_share(self) -> rpc.SecureSum:
-        """Return what the clients are told to share secrets."""
+        """Return what clients are told, so that they share their secrets."""
         peers = [rpc.SecurePeer(client=c, channel_key=key) for c, key in self.keys.items()]
         return rpc.SecureSum(attempt=self.attempt.number, threshold=self.threshold, peers=peers)
 
     def to_train(self, client: int, numbers: FixedPoint) -> rpc.SecureSum:
-        """Return what a client is told to mask its upload."""
+        """Return what a client is told, so that it masks its upload."""
         found, place = self.to_share(), [*self.keys].index(client)
         del found.peers[:]
         found.clients, found.most = numbers.clients, numbers.most
@@ -65,7 +66,7 @@ class SecureGroup:
         return found
 
     def to_unmask(self, client: int, numbers: FixedPoint) -> rpc.SecureSum:
-        """Return what a client is told to open its shares."""
+        """Return what a client is told, so that it opens the shares it holds."""
         found = self.to_train(client, numbers)
         found.counted.extend(self.counted)
         return found
@@ -111,9 +112,9 @@ class SecureGroup:
             said: the opened shares, by the client that held them.
 
         Returns:
-            The sum of what the clients encoded; None if a secret does not open, with the clients
-            whose secrets these are. Each shared what does not fit what it had announced, or too few
-            told their shares of it.
+            The sum of what the clients encoded, or None if a secret does not open; and the clients
+            whose secrets do not open. Such a client shared something else than it had announced, or
+            too few peers opened their shares of its secret.
         """
         assert self.total is not None, "uploads came"
         total, closed = self.total.copy(), list[int]()
@@ -135,7 +136,7 @@ class SecureGroup:
             add_mask(total, key, -1 if gone > client else 1)
 
     def _secret(self, client: int, said: Mapping[int, rpc.SecureAnswer]) -> bytes | None:
-        """Return the secret of a client that is to be known; None if it does not open."""
+        """Return the secret of a client that the sum needs; None if it does not open."""
         own, held = client in self.counted, dict[int, bytes]()
         announced = self.shared[client]
         for place, holder in enumerate(self.keys):
@@ -160,7 +161,7 @@ class SecureGroup:
     # --- at rest ----------------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
-        """Return everything but the sum."""
+        """Return everything but the sum, as values of JSON."""
         return {
             "attempt": self.attempt.number.hex(), "interaction": self.attempt.interaction,
             "threshold": self.threshold, "keys": [[c, k.hex()] for c, k in self.keys.items()],
@@ -170,7 +171,7 @@ class SecureGroup:
 
     @classmethod
     def from_json(cls, facts: Mapping[str, Any], total: Vector | None) -> Self:
-        """Return what :meth:`to_json` was made of."""
+        """Return the group that :meth:`to_json` described, with its sum."""
         shared = {c: rpc.SecureAnswer.FromString(bytes.fromhex(t)) for c, t in facts["shared"]}
         attempt = Attempt(bytes.fromhex(facts["attempt"]), facts["interaction"])
         keys = {c: bytes.fromhex(key) for c, key in facts["keys"]}
@@ -181,7 +182,7 @@ def check_advertised(said: rpc.SecureAnswer) -> None:
     """Check the channel key of a client.
 
     Raises:
-        PayloadError: it is none.
+        PayloadError: it is no valid key, or the answer says more.
     """
     check_fields(said, {"channel_key"})
     if len(said.channel_key) != KEY_BYTES:

@@ -58,14 +58,14 @@ class SecureRound:
         self.wire = [self.wire[0] + found.wire_down, self.wire[1] + found.wire_up]
 
     def leave_out(self, group: SecureGroup, left: int) -> None:
-        """Let a group go of which too few clients are left."""
+        """Drop a group that has too few clients left."""
         why = f"its group has {left} clients left for a secure sum; it takes {group.threshold}"
         self.failed |= {client: why for client in group.keys if client not in self.failed}
         self.groups = [one for one in self.groups if one is not group]
 
 
 class SecureRounds:
-    """Lets cohorts train, and learns sums of their uploads alone."""
+    """Lets cohorts train, and learns only the sums of their uploads."""
 
     def __init__(self, parts: RoundParts) -> None:
         """Begin; what was under way when the last process ended is on the disk."""
@@ -82,7 +82,7 @@ class SecureRounds:
         """Clients whose secrets did not open."""
 
     def train(self, ctx: ServerContext, state: ServerState, is_scored: bool) -> Answers:
-        """Let a cohort train; return reports, and the mean of uploads that nobody saw.
+        """Let a cohort train; return its reports, and sums of uploads that nobody saw one by one.
 
         Raises:
             TooFewClients: too few are left for any sum.
@@ -271,7 +271,7 @@ class SecureRounds:
         )
 
     def _check_upload(self, ctx: ServerContext, client: ClientId, upload: Bundle) -> None:
-        """Check what of a masked upload can be checked: its scalars."""
+        """Check the scalars of an upload: the masks hide the rest."""
         plan = self.parts.plan
         announced = plan.terms.announced(int(client), plan.steps[ctx.interaction])
         most = announced.most_examples(plan.method.trains_on)
@@ -292,7 +292,7 @@ class SecureRounds:
             )
 
     def _needed(self, clients: Sequence[ClientId]) -> int:
-        """Return how many of these clients a phase needs: as a run does, and for the threshold."""
+        """Return how many of these clients a phase needs: the quorum and the threshold."""
         least = min(len(clients), self.rules.needed(len(clients)))
         return max(least, self.parts.plan.needed(clients))
 
@@ -320,7 +320,7 @@ class SecureRounds:
         self._kept.save(interaction, facts, [group.total for group in found.groups])
 
     def _load(self, interaction: int, work: str) -> SecureRound | None:
-        """Return how far an interaction is; None if it has not begun, or was of other work."""
+        """Return how far an interaction is; None if nothing is stored, or only of other work."""
         kept = self._kept.load(interaction, np.dtype(f"<u{self.rules.bits // 8}"))
         if kept is None or kept[0]["work"] != work:
             return None

@@ -16,7 +16,7 @@ Sums = Mapping[tuple[int, ...], Weights]
 
 
 MAX_WHOLE = 3
-"""Uploads that stay whole whatever their size: sums in float64 and the mean are as large."""
+"""Up to so many uploads stay whole: sums in float64 and the mean would take as much memory."""
 
 
 class StreamingMean:

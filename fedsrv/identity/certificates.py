@@ -31,7 +31,7 @@ from fedsrv.identity.roles import RELAY, SCHEME, SERVER, SERVER_URI, identity_ur
 AUTHORITY_DAYS = 3650
 IDENTITY_DAYS = 365
 CLOCK_SKEW = timedelta(hours=1)
-"""Certificates are valid from this long ago, so that a clock that is slow accepts them."""
+"""A certificate is valid from this long before its issue, so that slow clocks accept it."""
 
 ISSUED = "issued.jsonl"
 """Beside the authority: serial number, identity and last day of each certificate that it issued."""
@@ -74,7 +74,7 @@ def issue(directory: Path, identity: str, hosts: Iterable[str] = ()) -> tuple[Pa
 
 
 def stem_of(uri: str) -> str:
-    """Return how the files of an identity are called."""
+    """Return the name of an identity's files, without the suffix."""
     return uri.removeprefix(SCHEME).replace(":", "-")
 
 
@@ -101,7 +101,8 @@ class Authority:
         """Return a new certificate of an identity for this key.
 
         Raises:
-            ConfigError: the identity is reached by no hosts, or one of them is none.
+            ConfigError: only servers and relays have hosts, or a host is neither a name nor an
+                address.
         """
         serves = role_of(uri) in (SERVER, RELAY)
         if hosts and not serves:

@@ -45,7 +45,7 @@ class Enrolling:
     def enrol(self, request: rpc.EnrolRequest, context: grpc.ServicerContext) -> rpc.EnrolResponse:
         """Issue the certificate of an invitation."""
         try:
-            with self._lock:  # the lock of the file is one of processes
+            with self._lock:  # one call at a time; a lock of the file keeps other processes out
                 uri, pem = enrol(self.directory, request.secret, request.request)
         except Refused as error:
             line = printable(str(error))

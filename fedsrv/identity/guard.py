@@ -74,7 +74,7 @@ class Guard:
         self._known: dict[str, Peer] = {}
         """The newest certificate of each identity that has called."""
         self._fresh: list[str] = []
-        """Those of whose end nobody was warned yet."""
+        """Identities whose newest certificate :meth:`warnings` has not looked at yet."""
         self._due = datetime.now(UTC)
 
     def peer(self, context: grpc.ServicerContext) -> Peer | None:

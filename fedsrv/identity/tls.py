@@ -1,4 +1,4 @@
-"""TLS of a coordinator and its monitors: credentials, channels, and who the peer is."""
+"""TLS of a coordinator, its monitors and relays: credentials, channels, and why a call fails."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def distrust_of(address: str, credentials: ChannelCredentials | None) -> str:
 
 
 def failure_of(address: str, credentials: ChannelCredentials | None) -> str:
-    """Return what gRPC says of a failed call, which it tells a call that does not wait alone."""
+    """Return what gRPC says of a failed call: only a call that does not wait is told."""
 
     def asked(target: str, options: Sequence[tuple[str, Any]] = ()) -> str:
         with caller_channel(target, credentials, options) as channel:

@@ -57,7 +57,7 @@ class Upstream:
     address: str
     credentials: ChannelCredentials | None = None
     check: Callable[[], None] = lambda: None
-    """Refuses a coordinator whose certificate was revoked, by a LinkError."""
+    """Raises a LinkError if the coordinator's certificate was revoked."""
 
 
 def serve_relay(

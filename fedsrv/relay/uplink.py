@@ -138,8 +138,8 @@ class Uplink:
         """Return why the coordinator cannot be reached now; empty if it can.
 
         Raises:
-            LinkError: its certificate is not trusted, or names another host; or it refuses that of
-                this relay.
+            LinkError: the coordinator's certificate is not trusted, or names another host; or the
+                coordinator refuses this relay's certificate.
         """
         try:
             self._channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=CHECK_S)

@@ -1,9 +1,9 @@
 """``audit.jsonl``: who joined, sent, was refused, was set aside or steered; a chain of lines.
 
 Each line ends with the sha256 of all before it and of itself. So a line that was changed, removed
-or moved breaks the chain. Every commit in ``run.db`` names the last line that is safe on the disk.
-So an end that was cut off shows as well, and a loss of power takes no such line. Lines are written
-with the next commit, or within a second.
+or moved breaks the chain. Every commit in ``run.db`` names the last line that was safe on the disk
+by then. So it shows if the end of the log was cut off, and a loss of power takes no line that a
+commit names. Lines are written with the next commit, or within a second.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from fedmodels.printable import printable
 
 AUDIT = "audit.jsonl"
 AT_WILL = frozenset({"refused", "joined", "left"})
-"""What a caller brings about as often as it likes."""
+"""Kinds of lines that a caller can cause as often as it likes."""
 MAX_AT_WILL, WITHIN_S = 300, 60.0
-"""Lines of each such kind in a minute; what is more is counted in one line."""
+"""Limit of lines of each such kind in so many seconds; one line counts those beyond it."""
 MAX_WARNED = 5
 """Warnings that a report shows."""
 _LINE = re.compile(rb'(\{.*), "link": "([0-9a-f]{64})"\}')

@@ -41,7 +41,7 @@ def digest_of(statement: str) -> bytes:
 
 
 def continued(link: bytes, digests: bytes) -> bytes:
-    """Return the link behind some statements, by their digests."""
+    """Return the link after more statements; ``digests`` holds one of 32 bytes for each."""
     for at in range(0, len(digests), SIZE):
         link = hashlib.sha256(link + digests[at : at + SIZE]).digest()
     return link
@@ -51,7 +51,11 @@ class Chain:
     """The chain of one run: written by the engine's thread, and read by others."""
 
     def __init__(self, db: sqlite3.Connection, run_id: str) -> None:
-        """Read the chain of a run, whose table is there."""
+        """Read the chain of a run, whose table is there.
+
+        Raises:
+            ValueError: holds the number of the first statement that was changed.
+        """
         self._db = db
         self._digests, self._links = bytearray(), bytearray(beginning_of(run_id))
         self._statement = "{}"

@@ -11,9 +11,9 @@ from typing import Any, NotRequired, TypedDict
 ClientRow = dict[str, Any]
 """What a client reported: ``loss``, ``seconds``, ``num_examples``, ``peak_rss_bytes``, the method's
 own numbers, ``skipped_examples`` where the last epoch left out some, and ``views`` once the client
-is scored. What the coordinator measured of its upload, also of one that does not count:
-``difference_norm`` and ``difference_cosine``, the norms of other parts, and of those that count
-``aggregation_weight`` (:mod:`fedsrv.engine.odd_uploads`)."""
+is scored. Also what the coordinator measured of its upload, whether it counts or not:
+``difference_norm``, ``difference_cosine`` and the norms of other parts. An upload that counts has
+its ``aggregation_weight`` (:mod:`fedsrv.engine.odd_uploads`)."""
 
 
 class Traffic(TypedDict):
@@ -61,7 +61,8 @@ class Record(TypedDict):
     """The clients that were left out, and why."""
     secure_sum: NotRequired[dict[str, Any]]
     """Of uploads that were summed under masks: the ``groups`` of clients that were asked, their
-    ``thresholds``, and clients whose secrets came ``unopened``: their groups count for nothing."""
+    ``thresholds``, and the clients whose secrets did not open (``unopened``). Uploads of a group
+    with such a client do not count."""
     confusions: NotRequired[dict[str, list[list[int]]]]
     """Of the last interaction: clients' own test examples by true class (K rows) and predicted
     class (K columns), by the view that was scored."""
@@ -73,8 +74,9 @@ class Record(TypedDict):
     growths: NotRequired[list[dict[str, Any]]]
     """Of an open run: what it grew by before this interaction (:mod:`fedsrv.engine.growth`)."""
     privacy: NotRequired[dict[str, float]]
-    """With noise that hides clients or their examples: ``epsilon`` at ``delta``; of clients, after
-    so many ``releases``, this one included, and ``clip`` and ``clip_next`` where it adapts."""
+    """With noise that hides clients or their examples: ``epsilon`` at ``delta``. With noise that
+    hides clients, also the number of ``releases`` up to this one. Where the bound adapts, also the
+    bound here and after: ``clip`` and ``clip_next``."""
     series: NotRequired[Mapping[str, Any]]
     """Nested lists for the reports, such as ``aggregation_weights``."""
 

@@ -84,7 +84,7 @@ class Store:
         self.run_id = self._ledger.run_id
         self._files = StateFiles(self.states, self.run_id, strict=self.strict)
         self.differences = [*differences(path), *self.audit.differences]
-        """What ``run.db`` and ``rounds.jsonl`` did not have in common, a line each."""
+        """What did not fit in ``run.db``, ``rounds.jsonl`` and ``audit.jsonl``, a line each."""
         try:
             self._compare_experiment()
             self._grown = max((int(growth["interaction"]) for growth in self.growths()), default=-1)
@@ -445,7 +445,7 @@ class Store:
             file.write(json.dumps(record) + "\n")
 
     def sync(self, interaction: int) -> None:
-        """Sync the state after an interaction, and its record; then others are told of it."""
+        """Sync an interaction's state and record; from then on callers are told of this head."""
         head = self.chain.head
         self._files.sync(interaction)
         self.audit.sync()

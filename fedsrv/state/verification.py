@@ -86,7 +86,7 @@ def _rows_of(database: Path) -> tuple[str, Rows, Rows]:
 
 
 def _compared(run_id: str, records: Rows, said: list[dict[str, Any]]) -> Iterator[str]:
-    """Yield what the records and the statements about them do not have in common."""
+    """Yield a line for each kind of difference between the records and their statements."""
     told: dict[int, str] = {}
     for one in said:
         for key in ("committed", "scored", "taken_up"):

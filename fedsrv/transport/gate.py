@@ -55,7 +55,8 @@ class Gate(grpc.ServerInterceptor):  # type: ignore[misc]
         Args:
             clients: how many there may be.
             clock: the monotonic clock.
-            admitted: entered for each call, by its name; refuses it, or is left when it ends.
+            admitted: makes a context of each call's name and gRPC context, which lasts as long as
+                the call; entering it raises where the call is refused.
             look: called every half second.
         """
         self._clock, self._admitted, self._look = clock, admitted, look
@@ -79,7 +80,7 @@ class Gate(grpc.ServerInterceptor):  # type: ignore[misc]
         threading.Thread(target=self._watch, name="gate", daemon=True).start()
 
     def close(self) -> None:
-        """Stop that thread."""
+        """Stop the thread that :meth:`start` started."""
         self._closed.set()
 
     def _watch(self) -> None:
@@ -88,7 +89,7 @@ class Gate(grpc.ServerInterceptor):  # type: ignore[misc]
             self._look()
 
     def end_overdue(self) -> None:
-        """End calls past their deadline until the gate closes."""
+        """End the calls that are past their deadline by now."""
         now = self._clock()
         with self._lock:
             overdue = [context for context, until in self._until.items() if until <= now]

@@ -463,7 +463,7 @@ class Service:
         return rpc.SteerResponse()
 
     def _numbers_of(self, clients: Sequence[str], refusal: str) -> list[int]:
-        """Return numbered clients by their ids."""
+        """Return clients' numbers by their ids; refuse the evaluator, which has none."""
         found = [client_id_of(text, self.cohort.num_clients) for text in clients]
         if EVALUATOR in found:
             raise PayloadError(f"the evaluator {refusal}: stop its process")
