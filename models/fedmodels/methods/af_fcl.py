@@ -183,7 +183,7 @@ class AFFCL(FedAvg):
     def _kept(self, ctx: ClientContext, payload: Bundle, state: Bundle, before: Tensor) -> Weights:
         """Return ``last/…`` and ``before``: the state's within a task, new ones when it is over.
 
-        Who trains for the first time, on a later task, takes the model that it received as all do.
+        A client whose first training is on a later task takes the model that it received.
         """
         if state.scalars.get("task") == ctx.task:
             held = state.weights.items()

@@ -13,8 +13,8 @@ images into every batch of the tasks that follow.
 Readings, where the paper has synchronous tasks of new classes and a growing head. "The model of the
 previous task" is the mean after the last interaction of it, and so the last round's in a stream of
 one round to a task. "New classes" are those the client holds now, though they may have been seen
-before. L_FT runs over the classes anybody has held up to now, L_KD over
-those of the old model. The first task is FedAvg over the whole head.
+before. L_FT runs over the classes anybody has held up to now, L_KD over those of the old model. The
+first task is FedAvg over the whole head.
 
 Deviations: the optimiser and its rates are the run's; the generator is sent with every order.
 """

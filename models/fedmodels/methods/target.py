@@ -9,8 +9,6 @@ ICCV 2023. https://arxiv.org/abs/2303.06937
 
 After a task the server synthesises images that the frozen mean model takes for its classes and an
 untrained student does not yet; clients distil the old model on them while they learn the next task.
-Images are made batch by batch: noise and a copy of the generator are optimised for the batch, and
-the generator follows the copy's last gradient (first-order MAML).
 
 Readings, where the paper has synchronous tasks of new classes and a growing head. "The model of the
 previous task" is the mean after the last interaction of it, and so the last round's in a stream of

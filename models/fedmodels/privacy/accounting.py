@@ -1,7 +1,7 @@
 """What releases with Gaussian noise cost: epsilon for a delta, by Renyi differential privacy.
 
-The library dp-accounting computes it. A figure is an upper bound for neighbours that differ in one
-member: a client, or an example, that is there or not. Renyi accounting lies 5 to 15 percent above
+The library dp-accounting computes it. Epsilon is an upper bound for neighbouring data sets: one
+member, a client or an example, is added or removed. Renyi accounting lies 5 to 15 percent above
 the exact cost of a Gaussian mechanism, and composes any number of releases in no time.
 """
 
@@ -21,6 +21,7 @@ MOST_NOISE = 1e6
 """A noise multiplier beyond it is no answer."""
 _FINE = [1 + x / 10 for x in range(1, 100)]
 _WHOLE = [*range(2, 25), *range(26, 49, 2), 56, 64, 80, 96, 128, 192, 256]
+"""Orders of the Renyi divergence: fractions and integers."""
 
 
 @dataclass(frozen=True)
@@ -28,18 +29,19 @@ class Releases:
     """Releases of one kind: sums with Gaussian noise."""
 
     noise: float
-    """Standard deviation of the noise over the largest norm of one member's part."""
+    """The noise multiplier: standard deviation over the largest norm of one contribution."""
     times: int = 1
     rate: float = 1.0
-    """The chance with which each member takes part, whoever else does; 1 where there is no such
-    chance, or somebody may know who takes part."""
+    """The chance of each member to take part, independent of the others (Poisson sampling). It is 1
+    where members are drawn in another way, or where somebody may know who was drawn."""
     nobody: float = 0.0
-    """The chance that nobody takes part: a release is other than accounted for then."""
+    """The chance that nobody takes part in a release. The accountant does not cover that case, so
+    each release takes this chance off delta."""
 
 
 @cache
 def epsilon_of(releases: tuple[Releases, ...], delta: float) -> float:
-    """Return epsilon of releases together.
+    """Return the epsilon that releases cost together, at this delta.
 
     Raises:
         ConfigError: too few members take part, or dp-accounting is not installed.
@@ -58,7 +60,7 @@ def epsilon_of(releases: tuple[Releases, ...], delta: float) -> float:
     accountant = rdp.RdpAccountant(
         orders=_WHOLE
         if sampled
-        else [*_FINE, *_WHOLE, 512, 1024],  # sampling is costly at broken orders
+        else [*_FINE, *_WHOLE, 512, 1024],  # sampling is costly at fractional orders
         neighboring_relation=library.NeighboringRelation.ADD_OR_REMOVE_ONE,
     )
     for each in counted:
@@ -72,14 +74,14 @@ def epsilon_of(releases: tuple[Releases, ...], delta: float) -> float:
 def least_noise(
     releases_at: Callable[[float], Sequence[Releases]], epsilon: float, delta: float
 ) -> float:
-    """Return the smallest noise multiplier with which what it leads to stays within an epsilon.
+    """Return the smallest noise multiplier whose releases cost at most ``epsilon``.
 
     It is rounded up to four digits.
 
     Args:
         releases_at: returns the releases with a noise multiplier; more noise costs less.
         epsilon: the limit.
-        delta: of the limit.
+        delta: the chance that the limit does not hold.
 
     Raises:
         ConfigError: no noise is enough, or dp-accounting is not installed.
@@ -117,7 +119,10 @@ def releases_of_clients(experiment: Experiment, noise: float, times: int) -> tup
 
 
 def with_noise(experiment: Experiment) -> Experiment:
-    """Return an experiment whose ``[privacy]`` has a noise multiplier, where one for all is due.
+    """Return the experiment with a noise multiplier in ``[privacy]``.
+
+    It is found from epsilon where noise hides clients and the config gives none. Where noise hides
+    examples, each client finds its own.
 
     Raises:
         ConfigError: the number of interactions is not known, or no noise is enough.

@@ -31,9 +31,9 @@ from fedmodels.tensors.declared_counts import STATISTICS
 
 WEIGHTS, PROTOTYPES, HISTOGRAM = "weights", "prototypes/", "histogram"
 PRIVATE = "private/"
-"""Prefix of parts that are no weights where a client sends them as weights."""
+"""Prefix of prototypes and histograms that a client has added noise to: they travel as weights."""
 EXAMPLES = "scalars/num_examples"
-"""Not sent with noise on sums: all clients count alike."""
+"""Not in an upload whose client adds the noise: all clients count alike in a private sum."""
 Vectors = Mapping[str, Tensor]
 """Vectors in float64 by part."""
 
@@ -99,7 +99,7 @@ class Contributions:
                 found.add(key)
         return sorted(found)
 
-    # --- there ------------------------------------------------------------------------------------
+    # --- from uploads to vectors ------------------------------------------------------------------
 
     def vectors(self, upload: Bundle, given: Weights) -> dict[str, Tensor]:
         """Return an upload's covered parts as vectors, not scaled yet.
@@ -163,7 +163,7 @@ class Contributions:
         """Return the mark of a class that a client has: small beside a prototype at its bound."""
         return self.clips[f"{PROTOTYPES}{level}"] / (2 * math.sqrt(self.num_classes))
 
-    # --- and back ---------------------------------------------------------------------------------
+    # --- from vectors to an upload ----------------------------------------------------------------
 
     def upload(self, mean: Vectors, given: Weights, stds: Mapping[str, float]) -> Bundle:
         """Return the upload that stands for a mean of clients' vectors.
@@ -171,8 +171,8 @@ class Contributions:
         Args:
             mean: by part.
             given: what clients were given.
-            stds: the standard deviation of the noise in each part's mean. A class whose marks do
-                not stand out of it is left out.
+            stds: the standard deviation of the noise in each part's mean. A class whose mean mark
+                is not above it is left out.
         """
         prototypes = {
             level: self._prototypes(level, mean[f"{PROTOTYPES}{level}"], stds)

@@ -1,4 +1,4 @@
-"""The Gaussian mechanism on sums of bounded vectors, with noise that a crash draws again."""
+"""The Gaussian mechanism on sums of bounded vectors; a crash leads to the same noise again."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def noised(
         sums: by part, in float64.
         stds: the standard deviation of the noise on each part.
         secret: of whoever adds the noise.
-        purpose: of which interaction the sums are.
+        purpose: tells the interaction that the sums are of.
     """
     content = torch.cat([sums[part].flatten() for part in sums])
     drawn = secret.normal(content, f"{purpose}/release")
@@ -56,9 +56,9 @@ def leaving(
         of: says what the noise covers.
         upload: the result of the method.
         payload: what the client was given.
-        share: the part of the standard deviation that the client adds.
+        share: the standard deviation of the client's noise over that of all the noise on a sum.
         secret: the client's.
-        purpose: of which interaction the upload is.
+        purpose: tells the interaction that the upload is of.
     """
     stds = {part: share * std for part, std in noise_stds(of.clips, of.privacy.noise).items()}
     bounded = clipped(of.vectors(upload, payload.weights), of.clips)

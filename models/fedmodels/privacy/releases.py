@@ -1,4 +1,4 @@
-"""The secret of noise, and every release that was made with it: ``privacy.jsonl`` of a run.
+"""The secret that noise comes from, and every release made with it: ``privacy.jsonl`` of a run.
 
 The first line holds 32 bytes of the operating system's entropy. Each further line is one release:
 its interaction, and a keyed digest of what the noise was added to. A line is on the disk before
@@ -44,7 +44,7 @@ class Releases:
                 made.write_text(json.dumps({"secret": Secret.fresh().key.hex()}) + "\n", "ascii")
         try:
             text = self.path.read_text("ascii")
-            whole = text[: text.rfind("\n") + 1]  # a torn line left before anything else did
+            whole = text[: text.rfind("\n") + 1]  # a torn line: nothing has left yet
             first, *lines = map(json.loads, whole.splitlines())
             self.secret = Secret(bytes.fromhex(first["secret"]))
             self._made = [(int(one["interaction"]), str(one["digest"])) for one in lines]
@@ -72,7 +72,8 @@ class Releases:
     def after(self, interaction: int) -> int:
         """Return how many releases are made once every interaction up to one has its own.
 
-        Of a replay, an interaction that had a release before may need another one.
+        After a roll-back an interaction that is replayed has a release already. Whether it needs
+        another one is not known before its uploads are summed, so that one is not counted.
         """
         done = {number for number, _ in self._made}
         return len(self._made) + len({*range(interaction + 1)} - done)

@@ -25,7 +25,7 @@ SMOOTHING = 1e-6
 
 
 def distances(gram: Numbers) -> Numbers:
-    """Return the squared distances (n, n) between rows; what cannot be said is infinitely far."""
+    """Return the squared distances (n, n) between rows; one that is not finite is infinite."""
     own = np.diag(gram)
     with np.errstate(invalid="ignore"):
         squared = np.maximum(own[:, None] + own[None, :] - 2 * gram, 0.0)
@@ -78,7 +78,7 @@ def _lengths_from(gram: Numbers, z: Numbers) -> Numbers:
 
 
 def _clip(lengths: Numbers, norm: float | None, factor: float) -> Numbers:
-    """Return what shortens each length to the norm, or to a multiple of the (lower) median."""
+    """Return the factors (n,) that shorten lengths to the norm, or to a multiple of the median."""
     bound = factor * float(np.sort(lengths)[(len(lengths) - 1) // 2]) if norm is None else norm
     found: Numbers = np.where(
         lengths > bound, bound / np.maximum(lengths, np.finfo(float).tiny), 1.0
@@ -93,7 +93,7 @@ def krum_scores(squared: Numbers, neighbours: int) -> Numbers:
 
 
 def krum(squared: Numbers, attackers: int, chosen: int) -> list[int]:
-    """Return the rows with the lowest scores, ascending.
+    """Return the ``chosen`` rows with the lowest scores, ascending.
 
     Of rows with equal scores, such as two that are one another's nearest, those count first whose
     next neighbour is nearer, and then those that come first.
@@ -123,7 +123,7 @@ def nearest_mixing(squared: Numbers, attackers: int) -> Numbers:
 
 
 def bucketing(count: int, size: int, seed: int) -> Numbers:
-    """Return the mixing (m, n) to the means of buckets of rows; who shares one is drawn."""
+    """Return the mixing (m, n) of rows to the means of buckets; the seed deals the rows out."""
     order = np.random.default_rng(seed).permutation(count)
     buckets = [order[i : i + size] for i in range(0, count, size)]
     found: Numbers = np.zeros((len(buckets), count))

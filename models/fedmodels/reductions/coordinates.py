@@ -1,4 +1,4 @@
-"""Rules that look at each coordinate by itself: the median, the trimmed mean, and Bulyan's end.
+"""Rules that take each coordinate by itself: the median, the trimmed mean, and Bulyan's last step.
 
 Rows (n, c) are sorted by a network of minima and maxima of whole rows (Batcher's odd-even merge
 sort), which takes a fraction of the time of sorting column by column. Of many rows the sort of
@@ -27,7 +27,9 @@ def median(rows: Numbers) -> tuple[Numbers, Numbers]:
 
 
 def trimmed_mean(rows: Numbers, trimmed: int) -> tuple[Numbers, Numbers]:
-    """Return the mean (c,) of each column without its largest and smallest, and as above (n,).
+    """Return the mean (c,) of each column without its largest and smallest numbers.
+
+    The second item is at how many columns each row was kept (n,).
 
     Args:
         rows: (n, c).
@@ -37,9 +39,10 @@ def trimmed_mean(rows: Numbers, trimmed: int) -> tuple[Numbers, Numbers]:
 
 
 def mean_near_median(rows: Numbers, kept: int) -> tuple[Numbers, Numbers]:
-    """Return the mean (c,) of the so many numbers of a column nearest to its median, and as above.
+    """Return the mean (c,) of the ``kept`` numbers of each column that are nearest to its median.
 
-    Of two that are equally near the smaller one is kept.
+    Of two numbers that are equally near, the smaller one is kept. The second item is at how many
+    columns each row was kept (n,).
     """
     count = len(rows)
     ordered = np.stack(_sorted(rows, tuple(range(count)))).astype(np.float64)
@@ -56,7 +59,7 @@ def mean_near_median(rows: Numbers, kept: int) -> tuple[Numbers, Numbers]:
 
 
 def _mean_between(rows: Numbers, first: int, last: int) -> tuple[Numbers, Numbers]:
-    """Return the mean (c,) of the sorted rows from the first to the last, and as above."""
+    """Return the mean (c,) of the sorted rows from first to last, and how often each was kept."""
     ordered = _sorted(rows, tuple(range(first, last + 1)))
     total = np.zeros(rows.shape[1])
     for row in ordered[first : last + 1]:
@@ -71,7 +74,7 @@ def _kept(rows: Numbers, low: Numbers, high: Numbers) -> Numbers:
 
 
 def _sorted(rows: Numbers, wanted: tuple[int, ...]) -> list[Numbers]:
-    """Return the rows of the matrix whose columns are sorted; those that are wanted are right."""
+    """Return the rows of the matrix whose columns are sorted; only the wanted rows are right."""
     if len(rows) > MOST_IN_NETWORK:
         return list(np.sort(rows, axis=0))
     ordered, spare = list(rows.copy()), np.empty(rows.shape[1], rows.dtype)

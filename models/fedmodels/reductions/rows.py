@@ -30,7 +30,7 @@ BLOCK = 1 << 19
 """Elements of all rows that a thread holds at a time: 4 MiB of float64."""
 MAX_THREADS = 8
 WHOLE = 1e-12
-"""How far from 1 a sum of shares is 1, but for rounding."""
+"""A sum of shares that is nearer to 1 than this is 1 up to rounding."""
 Found = TypeVar("Found")
 
 
@@ -92,7 +92,7 @@ class Rows:
     def read(self, columns: Columns, dtype: torch.dtype, centre: Weights | None = None) -> Numbers:
         """Return some columns (n, c) in a dtype that NumPy knows, less the centre if there is one.
 
-        Both zeros are the same zero.
+        Minus zero is read as zero.
         """
         found = torch.empty(
             len(self._blocks), columns.where.stop - columns.where.start, dtype=dtype
@@ -141,7 +141,7 @@ class Rows:
         return self._listed_as_came(block), figures
 
     def sum(self, parts: Numbers, centre: Weights) -> Weights:
-        """Return ``centre + sum_i parts_i (x_i - centre)``; parts that sum to 1 leave it out."""
+        """Return ``centre + sum_i parts_i (x_i - centre)``; if parts sum to 1 it is not read."""
         total = float(parts.sum())
         if abs(1 - total) < WHOLE:
             found = weighted_mean(self.uploads, parts.tolist(), total)
@@ -202,6 +202,6 @@ def _columns(layout: BlockLayout, dtype: torch.dtype, width: int) -> list[Column
 
 @cache
 def _blas() -> ThreadpoolController:
-    """Return what holds NumPy's products to one thread: their bits depend on how many there are."""
+    """Return the limiter of NumPy's threads: the bits of a product depend on their number."""
     np.ones((2, 2)) @ np.ones((2, 2))
     return ThreadpoolController()

@@ -19,8 +19,7 @@ from fedmodels.tensors.bundle import Bundle, Weights
 BY_VALUE = ("median", "trimmed_mean")
 BY_COORDINATE = (*BY_VALUE, "bulyan")
 OF_FEW = Reduction(reduce="median")
-"""What is done with fewer prototypes of a class than a rule needs: each class has clients of its
-own, and often few."""
+"""The rule for a class that fewer clients have prototypes of than the run's rule needs."""
 
 
 def rule_of(settings: Reduction) -> AggregationRule:
@@ -30,7 +29,7 @@ def rule_of(settings: Reduction) -> AggregationRule:
 
 @dataclass(frozen=True)
 class RobustRule(AggregationRule):
-    """A rule that bears some uploads that lie.
+    """A rule whose result stays useful where some uploads lie.
 
     A client's number of examples is what the client says. So it counts in ``norm_clipped`` and
     ``geometric_median`` alone, whose papers weigh by it, and without a mixing before them; in the

@@ -6,8 +6,8 @@
     s   the scale: n (largest * 2^s + 1) <= 2^(bits - 1), so that no sum overflows
 
 A client sends round(x * c / most * 2^s) for each number, and the same of x = 1. The mean is the
-quotient of the two sums. It does not depend on the order in which uploads are added. 64 bits hold
-more than a float64 does: sums are rounded to that when they are read.
+quotient of the two sums. It does not depend on the order in which uploads are added. A sum of 64
+bits is rounded when it is read, as a float64 has 53 bits for a number.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class FixedPoint:
             values = part.values.detach().cpu().reshape(-1)
             for start in range(0, len(values), AT_ONCE):
                 some = values[start : start + AT_ONCE].to(torch.float64).numpy()
-                if not np.abs(some).max() <= self.largest:  # so is a NaN
+                if not np.abs(some).max() <= self.largest:  # a NaN is refused as well
                     raise PayloadError(
                         f"tensor {part.name!r} holds a number beyond [privacy.secure_sum] largest "
                         f"= {self.largest:g}"
@@ -87,7 +87,7 @@ class FixedPoint:
         return found
 
     def counted(self, total: float) -> float:
-        """Return what uploads count in all, of the sum of their integers of 1."""
+        """Return the sum of the c of all uploads, from the sum of the integers of their x = 1."""
         return math.ldexp(total, -self.scale) * self.most
 
 
@@ -101,7 +101,7 @@ class Part:
 
 
 def signed(total: Vector) -> NDArray[np.float64]:
-    """Return the integers of a sum as they were meant: also below zero."""
+    """Return the integers of a sum as signed numbers."""
     return total.view(f"<i{total.itemsize}").astype(np.float64)
 
 

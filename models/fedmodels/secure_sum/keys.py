@@ -46,30 +46,30 @@ class Attempt:
     interaction: int
 
     def label(self, purpose: str, *clients: int) -> bytes:
-        """Return what tells a purpose apart from all others."""
+        """Return the label that a key is derived with, for this purpose and these clients alone."""
         whom = "/".join(map(str, clients))
         head = f"fedtide/secure-sum/1/{purpose}/{self.interaction}/{whom}/"
         return head.encode() + self.number
 
     def digest(self, purpose: str, secret: bytes, *clients: int) -> bytes:
-        """Return what a secret is recognised by, and not found from: it has 128 random bits."""
+        """Return the hash that a secret is recognised by; its 128 random bits cannot be guessed."""
         return hashlib.sha256(self.label(purpose, *clients) + secret).digest()
 
 
 @dataclass(frozen=True)
 class Channel:
-    """The key of a client that others seal shares for it with."""
+    """The key pair with which a client seals shares for others, and opens those for itself."""
 
     private: bytes = field(repr=False)
 
     @classmethod
     def of(cls, secret: bytes) -> Channel:
-        """Return the channel of what only this client knows."""
+        """Return the channel derived from a secret that only this client knows."""
         return cls(_derived(secret, b"fedtide/secure-sum/1/channel"))
 
     @property
     def public(self) -> bytes:
-        """Return what others need."""
+        """Return the public key, 32 bytes, with which others seal shares for this client."""
         return _public(self.private)
 
     def seal(self, attempt: Attempt, own: int, other: int, key: bytes, share: Share) -> bytes:
@@ -119,15 +119,15 @@ class Secrets:
         return cls(os.urandom(SECRET_BYTES), os.urandom(SECRET_BYTES))
 
     def public(self, attempt: Attempt, client: int) -> bytes:
-        """Return what others agree on masks with."""
+        """Return the public key, 32 bytes, with which others agree on the masks they share."""
         return _public(private_key(attempt, client, self.pair))
 
     def digest(self, attempt: Attempt, client: int) -> bytes:
-        """Return what the secret of the own mask is recognised by."""
+        """Return the hash that the secret of the own mask is recognised by."""
         return attempt.digest("own", self.own, client)
 
     def shares(self, threshold: int, count: int) -> list[Share]:
-        """Return shares for so many clients, of which ``threshold`` tell the secrets."""
+        """Return ``count`` shares, any ``threshold`` of which give the two secrets."""
         pairs, owns = (_split(secret, threshold, count) for secret in (self.pair, self.own))
         return [Share(pair, own) for pair, own in zip(pairs, owns, strict=True)]
 
@@ -170,7 +170,7 @@ def secret_of(shares: Mapping[int, bytes], threshold: int) -> bytes:
 
     Args:
         shares: by the place of their holder, from 0; ``threshold`` of them at least.
-        threshold: how many tell the secret.
+        threshold: how many shares give the secret.
     """
     some = sorted(shares.items())[:threshold]
     found: bytes = _shamir().combine([(place + 1, share) for place, share in some])
@@ -178,10 +178,10 @@ def secret_of(shares: Mapping[int, bytes], threshold: int) -> bytes:
 
 
 def check_installed() -> None:
-    """Check that secrets can be shared.
+    """Check that the package for secret sharing is installed.
 
     Raises:
-        ConfigError: the extra is missing.
+        ConfigError: the extra ``secure-sum`` is missing.
     """
     _shamir()
 

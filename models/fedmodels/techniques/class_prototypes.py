@@ -90,9 +90,10 @@ def class_means(ctx: ClientContext, x: Tensor, y: Tensor) -> Prototypes:
 def _with_hidden_examples(
     ctx: ClientContext, z: Tensor, y: Tensor, means: Prototypes
 ) -> Prototypes:
-    """Return class means with noise that hides examples; whatever is made of them has it as well.
+    """Return class means and counts with noise that hides examples.
 
-    Which classes there are, and how many examples of each at most, a client has announced.
+    The client has announced its classes and how many examples each has: a mean is given for each of
+    these classes, and no count goes beyond what was announced.
     """
     ctx.asked.add("class means")
     classes, secret = ctx.run.problem.num_classes, ctx.secret()

@@ -1,8 +1,8 @@
 """Data-free training: a frozen classifier stands in for the data it was trained on.
 
-Training on real images has ``training.py``; here a generator is trained without any, so that a
-classifier takes its output for real: confident, of all classes, and with the statistics that batch
-normalisation remembers. Those must have travelled with the weights.
+:mod:`fedmodels.techniques.generator_training` trains generators on real images. Here a generator is
+trained without any, so that a classifier takes its output for real: confident, of all classes, and
+with the statistics that batch normalisation remembers. Those must have travelled with the weights.
 
 Shapes: B batch, c channels of a layer.
 """

@@ -81,7 +81,7 @@ class _Learner:
 
     @property
     def begun(self) -> tuple[int, ...]:
-        """How many steps its kept moments have: one optimiser counts for a whole stack."""
+        """How many steps its kept moments have; equal in a stack, whose optimiser counts once."""
         keys = (f"moments/{role}/0/step" for role in ("net", "critic"))
         return tuple(int(self.tensors[key]) if key in self.tensors else 0 for key in keys)
 
@@ -109,7 +109,7 @@ def _kept(course: Course, tensors: Weights) -> Weights:
 
 
 def _stacks(learners: Sequence[_Learner], canvas: int) -> Iterator[list[_Learner]]:
-    """Yield those that train as one: steps are bounded, batches above a quarter of the largest."""
+    """Yield GANs that train as one: bounded steps, no batch below a quarter of the largest."""
     members: list[_Learner] = []
     for learner in sorted(learners, key=lambda each: (each.begun, -each.largest)):
         first = members[0] if members else learner

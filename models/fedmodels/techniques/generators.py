@@ -119,7 +119,7 @@ class Family:
         return public(self.fresh(0, (edge, edge)))
 
     def trained(self, lessons: Sequence[Lesson], tick: Tick = lambda *_: None) -> list[Weights]:
-        """Return generators after they trained on, from where they were.
+        """Return the generators after one more training each.
 
         GANs train as one where that is faster. A generator comes to the same beside others as by
         itself, up to rounding.

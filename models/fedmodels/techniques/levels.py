@@ -25,7 +25,7 @@ CLUSTER, MINORITY = "levels/cluster", "levels/minority"
 COUNTS = "counts/"
 """In the server's own state, before client and task: examples of each class."""
 EARLIER = "earlier"
-"""In the place of a task: all tasks before a client's present one."""
+"""Stands in place of a task's number for all tasks before a client's present one."""
 
 
 def levels_of(cluster: Tensor, minority: Iterable[int], num_classes: int) -> Weights:
@@ -44,7 +44,7 @@ def minority_of(weights: Weights, num_classes: int) -> Tensor:
 def minority_by_counts(weights: Weights) -> Sequence[int]:
     """Return J: the lower half of the known classes, by the examples that clients reported.
 
-    Where all known classes have equally many examples nobody is a minority.
+    Where all known classes have equally many examples, J is empty.
 
     Args:
         weights: the server's own; tables of :func:`class_counts` among others.

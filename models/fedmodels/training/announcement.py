@@ -25,7 +25,7 @@ def check_announcement(method: Method, run: RunFacts) -> None:
 
 
 def _reason(method: Method, run: RunFacts) -> str:
-    """Return what tells class counts all the same; empty if nothing does."""
+    """Return why the run tells or needs what ``announce`` hides; empty if it does not."""
     spec, how = method.upload_spec(run), run.experiment.announced
     known, none = {**spec.required, **spec.optional}, how == "none"
     for key, each in known.items():

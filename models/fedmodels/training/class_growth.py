@@ -1,9 +1,9 @@
 """Classes that come while a run goes on: what has a row for each class gets one more.
 
-Which tensors have such rows is found out: what a method gives for K, K + 1 and K + 2 classes is
-compared. What shapes cannot tell, the method's function ``grown`` does. A run grows by one class at
-a time, and the row of class c is row c of what the run's seed gives for c + 1 classes. So it does
-not matter which classes come together.
+The shapes of what a method gives for K, K + 1 and K + 2 classes tell which tensors have such rows.
+Where shapes cannot tell, the method's function ``grown`` returns the larger tensor. A run grows by
+one class at a time, and the row of class c is row c of what the run's seed gives for c + 1 classes.
+So it does not matter which classes come together.
 
 A state may hold more than ``init_server`` and ``init_client`` give. A tensor with the name of
 another one, as ``twin/head/weight`` has the name ``head/weight``, has rows where that one has rows.

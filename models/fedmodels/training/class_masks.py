@@ -1,7 +1,7 @@
-"""A method's own rule among fewer and among more classes, to compare methods by one of them.
+"""A method's own rule among the classes that a client has met, and among all classes.
 
-Some methods choose among the classes that a client has met, most among all. Where a run asks for
-it (``[evaluate] class_masks``), clients' models are scored both ways, whatever the method does.
+Some methods predict among the classes that a client has met, most among all. Where a run asks for
+it (``[evaluate] class_masks``), clients' models are scored both ways, so that methods compare.
 """
 
 from __future__ import annotations

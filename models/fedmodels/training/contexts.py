@@ -134,7 +134,8 @@ class ClientContext(HasPosition):
     epoch: int = 0
     """The present epoch of local training."""
     asked: set[str] = field(default_factory=set)
-    """What was asked of the run's settings: ``criterion``, ``optimizer``."""
+    """What the method took from the run: ``criterion``, ``optimizer``; and, where examples are
+    hidden, ``private`` steps and ``class means``."""
     hidden: Any = None
     """How the examples of this training are hidden (``private_steps.HiddenExamples``), if so."""
     secret: Callable[[], Secret] = field(default_factory=lambda: cache(Secret.fresh))

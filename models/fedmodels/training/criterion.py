@@ -29,7 +29,7 @@ def criterion_of(training: Training, y: Tensor, classes: int) -> Criterion:
         return lambda logits, y: cross_entropy(logits, y, weights, label_smoothing=smoothing)
 
     def focal(logits: Tensor, y: Tensor) -> Tensor:
-        """As the mean of the cross-entropy, over the weights of the examples."""
+        """Return the focal loss: a mean by class weights, as that of the cross-entropy is."""
         log_p = logits.log_softmax(1).gather(1, y[:, None])[:, 0]
         weight = torch.ones_like(log_p) if weights is None else weights.to(log_p.dtype)[y]
         lack = -torch.expm1(log_p).clamp_max(-1e-12)  # 1 - p, with a gradient for every exponent

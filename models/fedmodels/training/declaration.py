@@ -1,4 +1,4 @@
-"""What a method's class of somebody else's declares, checked when it is first used."""
+"""Checks of what a method class from outside of fedtide declares, when it is first used."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GONE = {
     "replays": 'trains_on = "replay"',
     "replaces_old_data": 'trains_on = "memory"',
 }
-"""What methods had before, and nobody asks any more."""
+"""Attributes of earlier versions that nothing reads any more, and what stands for each now."""
 T = TypeVar("T")
 PLAIN = (bool, int, float, str, type(None))
 

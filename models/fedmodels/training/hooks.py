@@ -75,7 +75,8 @@ def reduce(
     """Aggregate and finish.
 
     Raises:
-        ConfigError: ``finish`` returns no state and metrics, or reports what the run writes itself.
+        ConfigError: ``finish`` returns no state and metrics, or reports what the run writes itself;
+            or the run has another rule than the mean, and the method took no mean.
     """
     ctx = replace(ctx, before=state)
     with _seeded_for(ctx.run, "reduce", ctx.interaction):
@@ -124,7 +125,7 @@ def as_uploads(
         folded: the mean of their weights, if it was taken as they came.
         rule: makes one result of several uploads.
         facts: what the rule may know of the interaction.
-        sums: what groups of them come to, where nobody saw one.
+        sums: the sums of groups of uploads, where a secure sum hides single ones.
     """
     return Uploads(sent, method.count, method.reduction, folded, rule, facts, sums)
 

@@ -89,22 +89,23 @@ class Method(ABC):
     """Whether the server half takes means from its uploads, so that another rule than the mean
     (``[server] reduce``) has a meaning."""
     reads_singly: ClassVar[str] = ""
-    """What the server half makes of single uploads beside means, in words: no rule reaches it."""
+    """What the server half makes of single uploads, beside means, in words; empty if nothing.
+    ``[server] reduce`` has no effect on that."""
     trains_on: ClassVar[TrainsOn] = "task"
     """The examples that clients train on: those of the order's ``task``, or of the ``history`` of
     all tasks so far. With ``memory`` something stands in for earlier tasks, whose data the method
     must not see; with ``replay`` it is generated examples, which count as examples."""
     learns_at_task_end: ClassVar[bool] = False
-    """Whether the server half reads ``ctx.ends_task``: an open run goes on to new tasks after the
-    last round of a stage alone."""
+    """Whether the server half reads ``ctx.ends_task``. An open run then goes on to new tasks only
+    after the last round of a stage."""
     tells_classes: ClassVar[bool] = False
     """Whether the server half reads ``ctx.labels``, or clients report figures by class, neither of
     which goes with ``[privacy] announce = "none"``."""
     needs_server_data: ClassVar[bool] = False
     """Whether the server half trains on examples of its own."""
     grows_classes: ClassVar[bool] = True
-    """Whether classes may come while a run goes on. What stands against it is found out; False is
-    for a method that could take them, and would learn nothing of them."""
+    """Whether classes may come while a run goes on. A method whose tensors cannot grow is found out
+    (``training/class_growth.py``); False is for one that can grow and would not learn the class."""
     takes_frozen: ClassVar[bool] = True
     """Whether parts of the net may be frozen: they are no weights, and neither travel nor train."""
     chosen: ClassVar[Mapping[str, Any]] = {}
@@ -149,7 +150,7 @@ class Method(ABC):
     def grown(self, run: RunFacts, state: Bundle) -> Mapping[str, Tensor]:
         """Return tensors of a state with room for one class more, by the flat keys of a bundle.
 
-        Only those of which shapes do not tell it (``training/class_growth.py``).
+        Only the tensors whose shapes do not tell how they grow (``training/class_growth.py``).
 
         Args:
             run: the facts with that class.
@@ -174,8 +175,8 @@ class Method(ABC):
     def payload_spec(self, run: RunFacts) -> tuple[BundleSpec, BundleSpec]:
         """Return what a payload's common part and its part for one client may hold.
 
-        Unless overridden the common part is as in ``init_server``; what has no row there may come
-        to have one for each class.
+        Unless overridden, the common part has the tensors of ``init_server``; one without a row
+        there may have a row for each class later.
         """
         try:
             common = self.init_server(run.beginning_with(run.forms)).common

@@ -58,8 +58,10 @@ class HiddenExamples:
     def of(cls, method: Method, ctx: ClientContext, examples: int) -> HiddenExamples | None:
         """Return what a run asks for; None where it hides no examples.
 
-        Raises:
-            ConfigError: the net, or the method, stands against it.
+        Args:
+            method: gives the phases, and what an upload holds.
+            ctx: of the client.
+            examples: how many the client trains on.
         """
         run, privacy = ctx.run, ctx.run.experiment.privacy
         if privacy is None or not privacy.hides_examples or not examples:
@@ -84,7 +86,7 @@ class HiddenExamples:
 
     @property
     def noise(self) -> float:
-        """The noise multiplier: the config's, or the least that keeps all trainings within."""
+        """The noise multiplier: the config's, or the least that keeps all trainings in epsilon."""
         if self.privacy.noise_multiplier is not None:
             return self.privacy.noise_multiplier
         assert self.privacy.epsilon is not None, "the table is whole"
@@ -93,7 +95,7 @@ class HiddenExamples:
         )
 
     def epsilon(self, trainings: int) -> float:
-        """Return what so many trainings on these examples cost."""
+        """Return the epsilon of so many trainings on these examples."""
         return epsilon_of(self.releases(self.noise, trainings), self.privacy.chance)
 
 
@@ -118,7 +120,7 @@ def check_hides_examples(method: Method, run: RunFacts) -> None:
 
 
 def check_hidden(method: Method, ctx: ClientContext, state: Bundle) -> None:
-    """Check that all of a training that is to hide its examples did.
+    """Check that a training took nothing from its examples but by steps and means with noise.
 
     Raises:
         ConfigError: the method trains, or keeps something of its examples, in a way of its own.
@@ -136,7 +138,7 @@ class PrivateSteps:
     """The batches and the gradients of one training that hides its examples."""
 
     def __init__(self, ctx: ClientContext, hidden: HiddenExamples) -> None:
-        """Take nothing yet."""
+        """Start before the first step."""
         self.net, self.hidden, self.noise = ctx.net, hidden, hidden.noise
         self._secret, self._interaction, self._taken = ctx.secret(), ctx.interaction, 0
 
@@ -229,8 +231,8 @@ def private_class_sums(
 ) -> tuple[Tensor, Tensor]:
     """Return the sums of embeddings (K, d) by class and the counts (K,), both with noise.
 
-    An example adds its embedding, scaled to a norm of at most ``prototype_clip``, and a mark as
-    long, so that all it adds has a norm of at most that times the root of 2.
+    An example adds its embedding, scaled to a norm of at most ``prototype_clip``, and a mark of
+    that size. So its contribution has a norm of at most sqrt(2) ``prototype_clip``.
 
     Raises:
         ConfigError: ``[privacy]`` gives no bound for embeddings.

@@ -30,12 +30,12 @@ def spec_as_sent(method: Method, run: RunFacts, compression: Compression) -> Bun
 
 
 def alike(upload: Bundle) -> float:
-    """Return what any upload counts: sums of bounded parts have no weights."""
+    """Return 1: in a sum of bounded parts every upload counts alike."""
     return 1.0
 
 
 def count_of(method: Method, run: RunFacts) -> Callable[[Bundle], float]:
-    """Return what gives the coefficient of an upload in the mean."""
+    """Return the function that gives what an upload counts in the mean."""
     privacy = run.experiment.privacy
     hides = privacy is not None and privacy.hides_clients
     return alike if hides else method.count

@@ -1,8 +1,9 @@
 """What of an upload is summed under masks, and what the sum says.
 
-Floating-point weights are summed, and prototypes by class: each times what it counts, and 1 times
-that. Integers and booleans of a net, such as the counters of batch
-normalisation, stay what clients were given. Scalars travel as they are: a report says the same.
+Floating-point weights are summed, and prototypes by class. A number is multiplied by what it
+counts, and that count is summed beside it: the mean is the quotient of the two sums. Integers and
+booleans of a net, such as the counters of batch normalisation, stay what clients were given.
+Scalars travel without a mask, as the client's report holds the same numbers.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ class SecureUpload:
 
     @property
     def length(self) -> int:
-        """Return how many integers there are: one for each number, and for each 1 that counts."""
+        """Return how many integers an upload has: one for each number, and one for each count."""
         rows = sum(classes * (width + 1) for classes, width in self.levels.values())
         return sum(form.numel() for form in self.summed.values()) + rows + 1
 

@@ -286,7 +286,7 @@ def _some(stacks: Mapping[str, Tensor], rows: Tensor | None) -> dict[str, Tensor
 
 
 class _CommonContext(ClientContext):
-    """Where a mapped loss is: one call is for all clients, so it knows none of them."""
+    """The context of a mapped loss: one call serves all clients, so it hides what is one's own."""
 
     @classmethod
     def of(cls, ctx: ClientContext) -> Self:
