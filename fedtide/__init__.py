@@ -15,7 +15,7 @@ A run needs a config: a TOML file, a mapping, or the name of a preset.
 >>> model(run.example(0)).shape[1] == len(model.class_names)
 True
 
-To import this package imports no torch: a name is looked up when it is used.
+Importing this package does not import torch: a name is imported when it is first used.
 """
 
 from __future__ import annotations

@@ -254,8 +254,8 @@ def go_on(experiment: Experiment, out: Path, at_rest: AtRest, **options: Any) ->
     Args:
         experiment: what is run.
         out: the run directory.
-        at_rest: what an open run does that has nothing to learn.
-        options: of :func:`run_in_process`.
+        at_rest: what an open run does when it has nothing to learn.
+        options: those of :func:`run_in_process`.
 
     Raises:
         RunPaused: an open run has nothing to learn, and ``at_rest`` says "pause".
@@ -280,10 +280,10 @@ def run_in_process(
         tables: what is run.
         data: the partition.
         out: the run directory.
-        options: of the cohort; ``resume`` to go on with the run that is there; ``facts`` to write
-            what it is resumed by outside of this function: config and versions; ``without`` names
-            clients that take no part from now on; ``at_rest`` says what an open run does that has
-            nothing to learn.
+        options: those of :class:`InProcessCohort`, and further ones. ``resume``: go on with the run
+            that is there. ``facts``: write config and versions, by which other commands can resume
+            the run. ``without``: clients that take no part from now on. ``at_rest``: what an open
+            run does when it has nothing to learn.
     """
     experiment = tables if isinstance(tables, Experiment) else experiment_of(tables)
     resume, facts = bool(options.pop("resume", False)), bool(options.pop("facts", False))

@@ -55,8 +55,8 @@ class LoopTask:
     data: TensorDataset
     """Normalised inputs (n, …) and labels (n,) of the task."""
     seed: int
-    """Of this client in this interaction, for whatever a loop draws beside torch's generators,
-    which are seeded with another number."""
+    """A seed of this client in this interaction, for random numbers other than torch's; torch's
+    generators are seeded already, with another number."""
     _net: SplitNet = field(repr=False)
     _loss: float | None = None
 

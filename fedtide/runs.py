@@ -288,7 +288,7 @@ end_with_parent(signal.SIGTERM, int(sys.argv.pop(1)))
 from fedsrv.cli import main
 main(sys.argv[1:])
 """
-"""``fedsrv``, which is stopped like by SIGTERM when the process that began it ends in any way."""
+"""A program: ``fedsrv``, which gets SIGTERM when the process that began it ends in any way."""
 
 
 def _tables(config: Config, overrides: Mapping[str, Any]) -> dict[str, Any]:

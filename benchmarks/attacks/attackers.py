@@ -1,4 +1,4 @@
-"""Methods of which some clients attack: what they upload, or what they train on, is changed.
+"""Methods in which some clients attack: they change what they upload, or what they train on.
 
     fedsrv launch examples/quickstart.toml --out run \
         --set method.name=benchmarks/attacks/attackers.py:AttackedFedAvg \
@@ -7,7 +7,7 @@
 The attackers are the clients with the highest ids. Their answers pass the coordinator's checks: no
 class and no count goes beyond what an attacker announced. An update is what a client sends minus
 what it got. Symbols: n clients, f attackers, u the attacker's own update, m and s mean and standard
-deviation of the honest updates, each coordinate by itself.
+deviation of the honest updates in each coordinate.
 
     attack                what the attackers send, or train on
     sign_flip             -u
@@ -59,9 +59,13 @@ STRENGTH = {
     "prototype_scaling": 50.0,
     "prototype_constant": 1e5,
 }
-"""The usual strength: z of Baruch et al.'s experiments, the share of an attacker's examples …"""
+"""What ``strength = "usual"`` stands for, by attack; it is 1 for an attack that is not listed.
+
+It is a factor, except for z of Baruch et al. (``a_little_is_enough``), the share of an attacker's
+examples that get the patch (``backdoor``), and a coordinate's value (``prototype_constant``).
+"""
 HIT = "backdoor"
-"""The rule whose correct predictions are the hits of the backdoor."""
+"""The prediction rule that scores a backdoor: a prediction is correct where the backdoor hits."""
 Numbers = dict[tuple[str, ...], Tensor]
 """The tensors of an upload that an attack on updates changes, by their place."""
 
@@ -75,7 +79,7 @@ class Attack(Part):
     attackers: Count = 0
     """How many clients attack: those with the highest ids."""
     strength: float | Literal["usual"] = "usual"
-    """What the attack's line above says."""
+    """The ``strength`` in the table of attacks above; :data:`STRENGTH` holds the usual ones."""
     target: Count = 0
     """The class that a backdoor's patch stands for."""
 
@@ -103,7 +107,7 @@ class Attack(Part):
 def numbers(upload: Bundle) -> Numbers:
     """Return the weights of an upload, or its prototypes where it has no weights.
 
-    Left out is what is no parameter: integers, running statistics, and weights for scores alone.
+    Integers, running statistics and weights that serve scores alone are left out.
     """
     weights = {
         ("weights", name): tensor
@@ -116,7 +120,7 @@ def numbers(upload: Bundle) -> Numbers:
 
 
 def prototype_numbers(bundle: Bundle) -> Numbers:
-    """Return prototypes: rows by level and label, whole sets where rows have no label."""
+    """Return a vector (D,) by level and label; the set (P, D) by level where rows have no label."""
     found: Numbers = {}
     for level, rows in bundle.prototypes.items():
         if len(rows.labels):
@@ -148,7 +152,7 @@ def _vectors(level: str, rows: Prototypes, changed: Numbers) -> Tensor:
 
 
 def updates(upload: Bundle, received: Bundle) -> Numbers:
-    """Return what an upload changes of what its client got; all of what it did not get."""
+    """Return an upload minus what its client received; a tensor it did not receive counts whole."""
     got = {("weights", name): w for name, w in received.weights.items()}
     got |= prototype_numbers(received)
     return {key: w - got[key] if key in got else w for key, w in numbers(upload).items()}
@@ -159,7 +163,7 @@ def attacked_updates(how: Attack, own: Numbers, honest: Sequence[Numbers]) -> Nu
 
     Args:
         how: the attack.
-        own: the attacker's update, as it came of its training.
+        own: the attacker's update, as its training left it.
         honest: the updates of the honest clients, for attacks that know them.
     """
     if how.attack == "sign_flip":
@@ -173,7 +177,7 @@ def attacked_updates(how: Attack, own: Numbers, honest: Sequence[Numbers]) -> Nu
 
 
 def _of_honest(how: Attack, own: Tensor, honest: Sequence[Tensor]) -> Tensor:
-    """Return an attack's update of one tensor; the own one where too few honest ones are there."""
+    """Return an attack's update of one tensor; with fewer than two honest ones, the attacker's."""
     if len(honest) < 2:
         return own
     known = torch.stack(list(honest)).double()
@@ -260,7 +264,7 @@ def within_announced(upload: Bundle, counts: Tensor, visits: int) -> Bundle:
     """Return an upload that says nothing beyond what its client announced.
 
     Args:
-        upload: of training on changed labels.
+        upload: the upload of a training on changed labels.
         counts: (K,) examples of each class that the client announced.
         visits: how often the client has trained on them.
     """
@@ -309,7 +313,7 @@ else:
 
 @dataclass(frozen=True, kw_only=True)
 class Attacked(Base):
-    """What a method with attackers adds to the method."""
+    """Adds attackers to a method; a class names it before the method's class."""
 
     by: Attack = field(default_factory=Attack)
     """Who attacks, and how."""
@@ -382,7 +386,7 @@ class Attacked(Base):
         return {**found, HIT: self._hits(ctx, x, own.argmax(1), own)}
 
     def _hits(self, ctx: ClientContext, x: Tensor, taken: Tensor, like: Tensor) -> Tensor:
-        """Return scores (B, K) whose best class is the true one where the backdoor hits.
+        """Return scores (B, K): the true class is best where the backdoor hits, and only there.
 
         An image of the target's class is never a hit.
         """
@@ -393,7 +397,7 @@ class Attacked(Base):
 
 
 def true_classes(stream: Any, x: Tensor) -> Tensor:
-    """Return the classes (B,) of test inputs: those that the client's test data have."""
+    """Return the class (B,) of each test input, which is looked up in the client's test data."""
     held = stream.stream if isinstance(stream, Watched) else stream
     sets = [held.test(task) for task in range(held.num_seen)]
     sets += [found] if (found := held.global_test()) is not None else []

@@ -1,4 +1,4 @@
-"""Images rebuilt from updates of weights and from prototypes, and what they are worth."""
+"""Images rebuilt from updates of weights and from prototypes, and how well they match."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from fedmodels.training.contexts import ClientContext
 
 Examples = tuple[Tensor, Tensor]
 STEPS, VARIATION = 300, 1e-2
-"""Of a search: its steps, and the weight of the total variation."""
+"""Steps of a search, and the weight of the total variation in its objective."""
 
 
 def update_of(client: Client) -> dict[str, Tensor]:
-    """Return what an upload says of the gradient: received minus sent."""
+    """Return received minus sent weights, which point along the gradient of one step."""
     sent, got = client.done.upload.weights, client.payload.weights
     return {key: got[key] - w for key, w in sent.items()}
 
@@ -48,7 +48,7 @@ def descended(
     limits: tuple[float, float],
     seed: int,
 ) -> Tensor:
-    """Return images that a descent by signed Adam steps finds, from noise, within the limits."""
+    """Return images within the limits that minimise a distance: Adam on signs of gradients."""
     low, high = limits
     draw = torch.Generator().manual_seed(seed)
     x = torch.randn(shape, generator=draw).mul_((high - low) / 4).add_((low + high) / 2)
@@ -71,12 +71,12 @@ def descended(
 
 
 def variation(x: Tensor) -> Tensor:
-    """Return the mean difference of neighbouring pixels, up and down and across."""
+    """Return the mean absolute difference of neighbouring pixels, of columns and of rows."""
     return (x.diff(dim=-1).abs().mean() + x.diff(dim=-2).abs().mean()) / 2
 
 
 def embedded(net: SplitNet, ctx: ClientContext, target: Tensor, seed: int) -> Tensor:
-    """Return an image whose embedding is as a prototype says."""
+    """Return an image (1, C, H, W) whose embedding is close to a prototype (D,)."""
     net.eval()
     low, high = (float(edge.min()) for edge in ctx.stream.limits())
     size = target.square().sum().clamp_min(1e-12)
@@ -89,24 +89,24 @@ def embedded(net: SplitNet, ctx: ClientContext, target: Tensor, seed: int) -> Te
 
 @dataclass(frozen=True)
 class Rebuilt:
-    """What a rebuilt image is worth."""
+    """How well a rebuilt image matches the true one."""
 
     recognised: bool
     """Whether the image most like it is one that the message was made from."""
     likeness: float
     """The correlation with the true image."""
     chance: float
-    """The share of the message's images among all of the class."""
+    """How often a random image of the class would be one of the message's."""
 
 
 def judged(guess: Tensor, labels: Tensor, own: Examples, every: Examples) -> list[Rebuilt]:
-    """Return what each rebuilt image is worth, each beside a true image of its class.
+    """Match each rebuilt image with a true one of its class; return how well they match.
 
     Args:
         guess: rebuilt images (n, …).
         labels: their classes (n,).
         own: the images that the message was made from, and their classes.
-        every: the images that a rebuilt one is taken for, and their classes.
+        every: the images among which the most similar one is looked for, and their classes.
     """
     from scipy.optimize import linear_sum_assignment
 
@@ -126,7 +126,11 @@ def _worth(guess: Tensor, like: float, label: Tensor, own: Examples, every: Exam
 
 
 def read_off(update: Mapping[str, Tensor], own: Examples, every: Examples) -> list[Rebuilt]:
-    """Return what the first, fully connected layer shows of each image: its best unit counts."""
+    """Return how well each image can be read off the first layer, which is fully connected.
+
+    A unit's update of weights over its update of the bias is a weighted mean of images. For
+    each image, the unit that is most like it counts.
+    """
     weight, bias = next(
         (w, update[key.removesuffix("weight") + "bias"])
         for key, w in update.items()
@@ -143,6 +147,6 @@ def read_off(update: Mapping[str, Tensor], own: Examples, every: Examples) -> li
 
 
 def likeness(one: Tensor, other: Tensor) -> Tensor:
-    """Return the correlations of images (n, …) with images (m, …): (n, m)."""
+    """Return the correlations (n, m) of images (n, …) with images (m, …)."""
     a, b = (each.flatten(1) - each.flatten(1).mean(1, keepdim=True) for each in (one, other))
     return cosine_similarity(a[:, None], b[None], dim=2)

@@ -1,8 +1,8 @@
 """The tables of docs/results/attacks.md, made from the records of the studies of attacks.
 
-Every figure is of the honest clients, in percent: the mean over the seeds, then, in brackets, the
-95 % interval of the difference to the run that a table names, seed by seed, by Student's t. A star
-marks an interval without zero. Intervals are not corrected for their number.
+A figure is the mean over the seeds, in percent, of the honest clients. Brackets hold the 95 %
+confidence interval, by Student's t, of the difference to the table's first row, paired by seed. A
+star marks an interval without zero. Intervals are not corrected for multiple comparisons.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ COLUMNS = {
 }
 """Column of a record -> its heading; ``trained hits`` stay out of tables."""
 TOLD = {"aside": "left out", "named": "named"}
-"""Column of a record, of attackers' uploads -> its heading."""
+"""Column of a record that is about attackers' uploads -> its heading."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """What the runs of a study came to."""
+    """The results of a study's runs."""
 
     environment: Mapping[str, str]
     runs: Mapping[Cell, Mapping[int, Mapping[str, Any]]]
@@ -48,12 +48,12 @@ class Record:
         return cls(found["environment"], runs)
 
     def beside(self, base: Record) -> Record:
-        """Return this record with the runs without a defence of another one."""
+        """Return this record, with those runs of another record that have no defence."""
         plain = {cell: runs for cell, runs in base.runs.items() if not cell.defence}
         return replace(self, runs={**plain, **self.runs})
 
     def values(self, cell: Cell, column: str, honest: int) -> dict[int, float]:
-        """Return the mean over the first clients of each run that has the column, in percent."""
+        """Return by seed the mean of a column over the first ``honest`` clients, in percent."""
         return {
             seed: 100 * fmean(known)
             for seed, run in self.runs.get(cell, {}).items()

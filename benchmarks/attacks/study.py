@@ -1,7 +1,7 @@
-"""The cells of a study of attacks: which mean something, running them here, what they came to.
+"""The cells of a study of attacks: which of them to run, how this process runs them, the results.
 
-Accuracies and hits are of the clients that are honest, and a run without attackers is compared with
-over the same clients.
+The tables count honest clients alone. A run without attackers, beside which an attack stands, is
+counted over the same clients.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ VIEWS = {
     "received": ("after_downlink", "global"),
     "trained": ("after_local",),
 }
-"""Column -> the views that it may be of; the first that a run has counts."""
+"""Column -> the views that it may show; the first of them that a run has scored is taken."""
 ATTACKS = {
     "FedProto": (
         "a little is enough", "inner product", "label flip", "backdoor", "prototypes flipped",
@@ -59,7 +59,7 @@ LONG = ("FedMLP", "FedAli", "pFedGRP")
 
 @dataclass(frozen=True)
 class Cell:
-    """What one cell of the tables is of."""
+    """One cell of the tables: a method, its defence, the attack, and the number of attackers."""
 
     method: str
     defence: str
@@ -85,7 +85,7 @@ class Cell:
 
 
 def cells(study: Sweep, out: Path, seeds: Sequence[int]) -> dict[PlannedRun, Cell]:
-    """Return the runs of a study that mean something, those that say most first."""
+    """Return the runs of a study to make: seed by seed, long ones and three attackers last."""
     runs = plan(study, out, list(study.methods), list(seeds))
     found = {run: Cell.of(run.cell.row, run.cell.setting) for run in runs}
     kept = {run: cell for run, cell in found.items() if cell.means_something()}
@@ -126,7 +126,7 @@ def _stopped(run: PlannedRun) -> Path:
 
 
 def results(runs: Mapping[PlannedRun, Cell]) -> Iterator[dict[str, Any]]:
-    """Yield what each run that has ended came to."""
+    """Yield the results of each run that has ended, or the error that stopped it."""
     for run, cell in runs.items():
         facts = {"cell": vars(cell), "seed": run.seed}
         if run.is_finished:
@@ -175,10 +175,10 @@ def _accuracy(views: Mapping[str, Mapping[str, float]], view: str) -> float | No
 
 
 def _share(accuracy: float | None, counts: Sequence[int], target: int = 0) -> float | None:
-    """Return the hits among the images of other classes; None where there are none.
+    """Return the share of hits among the images of other classes; None without such images.
 
     Args:
-        accuracy: the hits among all test images.
+        accuracy: the share of hits among all test images.
         counts: the test images of each class.
         target: the class that the patch stands for.
     """

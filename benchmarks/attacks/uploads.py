@@ -1,4 +1,4 @@
-"""Uploads to look into: those of a few rounds on digits, and those of examples of one's choice."""
+"""Uploads to analyse: those of a few rounds on digits, and those of training on given examples."""
 
 from __future__ import annotations
 

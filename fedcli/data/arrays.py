@@ -103,10 +103,10 @@ def as_numbers(x: NDArray[Any]) -> NDArray[Any]:
 
 
 def narrowed(train: NDArray[Any], test: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return numbers of float64 as float32, unless that would take them for one another.
+    """Return numbers of float64 as float32, unless one changes by more than :data:`LOST` allows.
 
-    Time stamps of a day differ by parts of a second and lie beyond 1e9, where float32 knows every
-    128th number alone. Such numbers stay, and are narrowed after they are normalised.
+    Time stamps of a day differ by parts of a second and lie beyond 1e9, where float32 has every
+    128th whole number only. Such numbers stay, and are narrowed after they are normalised.
 
     Args:
         train: inputs (n, *input_shape); what is not of float64 stays as it is.

@@ -21,7 +21,7 @@ Listed = list[tuple[Path, int]]
 
 
 def class_folders(folder: Path, root: Path) -> list[Path]:
-    """Return the directories of classes by what they are called; hidden ones are none.
+    """Return the directories of classes, sorted by name, without hidden ones.
 
     Args:
         folder: holds one directory for each class.

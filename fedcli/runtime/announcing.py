@@ -80,7 +80,7 @@ class Announcer:
 def how_cut(root: Path, client: int, link: Link | None) -> How | None:
     """Return how a client's files are cut: as its first ones were, or as the server says.
 
-    None where nobody says it, or where the run's data are none of a site's own files.
+    None where nobody says it, or where the run's data are not cut from a site's own files.
 
     Raises:
         LinkError: the server does not say it now.

@@ -37,7 +37,7 @@ def enrol(server: str, token: str, directory: Path) -> list[Path]:
     The key is stored first. So after a crash of either side the same command goes on with it.
 
     Raises:
-        ConfigError: the token is none, or the files are there already or cannot be written.
+        ConfigError: the token is no invitation, or the files exist already or cannot be written.
         LinkError: the service refused, cannot be reached or trusted, or sent what does not fit.
     """
     invitation = Invitation.read(token)
@@ -65,7 +65,7 @@ def enrol(server: str, token: str, directory: Path) -> list[Path]:
 
 
 def _key_in(path: Path) -> ec.EllipticCurvePrivateKey:
-    """Return the key in a file, which an earlier try left; else make it."""
+    """Return the key that an earlier try left in a file; make one if there is no file."""
     if not path.exists():
         fresh = ec.generate_private_key(ec.SECP256R1())
         pem = fresh.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())

@@ -33,7 +33,7 @@ class DriftMeter:
 
     stream: TaskStream
     figures: dict[str, float] = field(default_factory=dict, init=False)
-    """Of the interaction under way; none where there is no earlier task."""
+    """Figures of the interaction under way; none where there is no earlier task."""
     _kept: Weights = field(default_factory=dict, init=False)
 
     def measure(self, ctx: ClientContext, stored: Bundle) -> None:

@@ -117,7 +117,7 @@ class Enrolment:
         self._taken[client] = self._told[client]
 
     def refused(self, client: ClientId) -> None:
-        """Note that the server refused it: joining again tells of what it took before."""
+        """Note a refusal: a client that joins again tells what was taken before."""
         self._refused[client] = self.announced[client]
 
     def _join_alone(self, client: ClientId) -> rpc.JoinResponse:

@@ -1,9 +1,9 @@
-"""One process that hosts one or several clients: training in turn, network beside it.
+"""One process that hosts one or several clients: they train in turn, beside the network.
 
-Of its four threads one pulls orders, the main one trains, one pushes results, and one sends
-heartbeats. While the main thread works through the orders of one message, the next message is
-fetched. A result waits until the one before it is sent; clients that train together have their
-results sent at once.
+Of its threads the main one trains, one pulls orders, one pushes results, and one sends heartbeats.
+In an open run a fifth one announces new tasks. While the main thread works through the orders of
+one message, the next message is fetched. A result waits until the one before it is sent; clients
+that train together have their results sent at once.
 """
 
 from __future__ import annotations

@@ -55,8 +55,8 @@ def host_of(
         weights: files that may hold the initial weights, if the experiment has such a file.
         incoming: a folder in which what is complete becomes a task.
         show: gets each message before it is sent.
-        crl: certificates that the server may show no more.
-        announce: how exactly the clients tell at most how many examples of each class they have.
+        crl: a list of revoked certificates; no server that shows one of them is joined.
+        announce: how exactly clients tell how many examples of each class they have, at most.
 
     Raises:
         ConfigError: an argument is no good; or own files are of several clients, or cannot be cut.
@@ -98,8 +98,9 @@ def announced_in(text: str) -> Announced:
 def _brought(
     link: Link, clients: Sequence[ClientId], data: Path, cache: Path
 ) -> tuple[Path, Announced]:
-    """Return where clients' directories are, and how the run wants them announced, if it said so.
+    """Return where clients' directories are, and how the run wants examples announced.
 
+    The run is asked for that where files have to be cut; else it is "exact".
     Files as a site has them are cut first.
 
     Raises:

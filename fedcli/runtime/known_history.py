@@ -1,7 +1,7 @@
 """The newest head of a run's history that a client's process was shown, kept on its disk.
 
-The coordinator proves with each answer that its history goes on from there. One that was edited, or
-copied back, cannot.
+The coordinator proves with each answer that its history goes on from that head. A history that was
+edited, or copied back, fails this proof.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class KnownHistory:
             if len(link) == SIZE and int(facts["number"]) > 0:
                 self._run_id, self._number, self._link = facts["run_id"], facts["number"], link
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            pass  # as on the first day
+            pass  # no file, or a damaged one: no head is known
 
     @property
     def number(self) -> int:
@@ -50,7 +50,7 @@ class KnownHistory:
         Args:
             run_id: the run that the answer is about; empty for the one that was joined.
             known: the number of statements that the request said.
-            history: the answer; empty of a server that tells nothing.
+            history: the answer; empty where the server tells nothing of its history.
         """
         head = history.head
         with self._lock:

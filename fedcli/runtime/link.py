@@ -76,7 +76,7 @@ class Link:
             show: gets each call and its message before they are sent, and the upload, if any.
         """
         self.check: Callable[[], None] = lambda: None
-        """Looks at the server before each join; it refuses one by a LinkError."""
+        """Called before each join; raises LinkError for a server that is not to be joined."""
         self.history = KnownHistory()
         self.address, self.zstd, self._show = address, False, show
         self._give_up_after_s = give_up_after_s
@@ -108,7 +108,7 @@ class Link:
         self._orders: Any = None
         """The Pull under way, if there is one."""
         self._done: dict[str, tuple[float, float]] = {}
-        """When something that may be done again and again was last done, and the pause before."""
+        """By name of a call that is repeated: when it was last made, and the pause before it."""
         self._held: dict[bytes, Bundle] = {}
         """The last common part by digest."""
 
@@ -240,7 +240,7 @@ class Link:
 
         Raises:
             ConfigError: the clients' data do not fit the run, by the server's line.
-            LinkError: the server refused, with its line.
+            LinkError: the server refused, with its line; or its certificate was revoked.
         """
         self._show(type(request).__name__.removesuffix("Request"), request)
         if isinstance(request, rpc.JoinRequest):
@@ -420,9 +420,9 @@ class Link:
         return True
 
     def leave(self, members: Iterable[Membership], reason: str) -> None:
-        """Give sessions back, if the server is there; no other call is made any more.
+        """Give sessions back, if the server is there; no other call is made from now on.
 
-        A Pull that ends since one client has left would name the others anew, and that one too.
+        The server ends a Pull when one of its clients leaves. Another Pull would name that client.
         """
         self._closed.set()
         calls, known = deque[Any](), self.history.number

@@ -20,7 +20,7 @@ from fedmodels.training.pictures import Gallery, Picture, PrototypeMap
 SIDE, TILE = 300, 48
 """Pixels of a map's plot, and of an image of a gallery."""
 MARKS = ("M0-6L6 0L0 6L-6 0Z", "M0-6L6 5H-6Z", "M-5-5H5V5H-5Z", "M-6 0L-3-5H3L6 0L3 5H-3Z")
-"""Of prototypes, by whose they are: paths around the origin."""
+"""Marks of prototypes, by whose they are: SVG paths around the origin."""
 MAX_NAMED = 12
 """Classes that a legend can name."""
 

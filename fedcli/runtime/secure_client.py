@@ -43,12 +43,12 @@ class SecureClient:
     """One client's part in secure sums."""
 
     def __init__(self, client: int, path: Path, secret: bytes, rules: SecureSum) -> None:
-        """Take part with what was answered before.
+        """Take part; what was answered before is on the disk, and holds.
 
         Args:
-            client: who.
+            client: its id.
             path: its state directory.
-            secret: what only this client knows.
+            secret: bytes that only this client knows.
             rules: of the run.
         """
         self.client, self.rules = client, rules
@@ -56,7 +56,7 @@ class SecureClient:
         self._path = path / PLACE
 
     def answer(self, order: rpc.Order) -> rpc.SecureAnswer:
-        """Answer an order that is no training.
+        """Answer an order to advertise a key, to share secrets, or to open shares.
 
         Raises:
             PayloadError: it is refused.
@@ -136,7 +136,7 @@ class SecureClient:
         return form.sent(upload, vector)
 
     def _unmask(self, order: rpc.Order) -> rpc.SecureAnswer:
-        """Open one share of each peer: of its own mask if its upload counts, else of the others."""
+        """Open one share of each peer: ``own`` if the peer's upload counts, else ``pair``."""
         asked, attempt, held = order.secure_sum, _attempt(order), self._of_attempt(order)
         counted = _ascending(asked.counted, "clients whose uploads came")
         if "masked" not in held:
@@ -170,7 +170,7 @@ class SecureClient:
         return found
 
     def _opened(self, attempt: Attempt, peer: rpc.SecurePeer) -> Share | None:
-        """Return what a peer gave to this client; None if it is damaged: others have theirs."""
+        """Return the share that a peer gave to this client; None if it is damaged."""
         try:
             return self.channel.open(
                 attempt, peer.client, self.client, peer.channel_key, peer.share
@@ -257,7 +257,7 @@ class SecureClient:
         write_private(self._file(order.interaction), json.dumps(facts).encode())
 
     def _forget(self, committed: int) -> None:
-        """Keep of committed interactions nothing but whose sum was opened."""
+        """Delete secrets of committed interactions; keep over which clients each sum was opened."""
         for path in self._path.glob("*.json"):
             if path.stem.isdecimal() and int(path.stem) <= committed:
                 facts = json.loads(path.read_text("utf-8"))

@@ -28,9 +28,9 @@ from fedpb.v1.table_pb2 import Table
 MAX_FILE_BYTES = 32 << 20
 """Size at which a file is set aside for a new one; the one before it stays."""
 KEPT_TENSORS = 20
-"""Uploads of which the tensors stay on the disk."""
+"""How many uploads have their tensors on the disk: the newest ones."""
 MANY = 64
-"""Numbers of a field that are written out; of a longer one, the first ones."""
+"""How many numbers of a field are written out at most: its first ones."""
 ASKED = ("Join", "JoinSeveral", "Announce", "Push")
 """Calls for which a person may be asked; the others carry neither data nor what was learnt."""
 SECRETS = ("token",)

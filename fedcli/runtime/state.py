@@ -80,7 +80,7 @@ class StateDirectory:
         self.classes: int | None = None
         """How many classes there are, where they became more while the run went on."""
         self._classes: tuple[int, int | None] = (-1, None)
-        """The same of the state that was loaded or saved last."""
+        """Interaction and number of classes of the state that was loaded or saved last."""
         self._secret: Secret | None = None
         self._durable = -1
         self._newest = max(self.versions(), default=-1)

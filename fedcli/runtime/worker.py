@@ -380,7 +380,7 @@ class Worker:
         return result
 
     def _answer(self, order: rpc.Order) -> Result:
-        """Say what a secure sum needs."""
+        """Answer an order of a secure sum that is not to train."""
         report = rpc.Report(durable=self.states.durable)
         report.secure_sum.CopyFrom(self._secure_client.answer(order))
         return Result(order, Bundle(), report)
@@ -393,7 +393,7 @@ class Worker:
         return SecureClient(self.client, self.states.path, self.states.secret().key, rules)
 
     def _spent(self, order: rpc.Order, half: ClientHalf) -> dict[str, float]:
-        """Note a training that hides its examples; return epsilon so far, and with one more.
+        """Note a training that hides its examples; return epsilon with it, and with one more.
 
         Raises:
             ConfigError: it would spend more than the config allows; nothing of it leaves.

@@ -63,7 +63,7 @@ class Workers:
         self._open: dict[ClientId, Worker] = {}
         """The client that worked last comes last."""
         self._idle: dict[ClientId, int] = {}
-        """The bytes that an open client holds which is none of the last ones."""
+        """The bytes that each open client holds, without the clients that worked last."""
         self._idle_bytes, self._room = 0, room_for_idle()
         self._experiment: Experiment | None = None
         self._classes: tuple[str, ...] = ()

@@ -22,7 +22,7 @@ def a_class_may_come_later(case: Case) -> None:
     try:
         check_grows(method, made.run)
     except ConfigError:
-        return  # what no run is begun with needs no rows
+        return  # an open run refuses this method or net from the start
     now = made.run.for_classes(made.run.problem.num_classes + 1)
     growth = Growth(method, made.run, now)
     state = growth.server(made.after(server_context(made.run, 0, cohort)))

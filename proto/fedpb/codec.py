@@ -105,7 +105,7 @@ def _payload(bundle: Bundle) -> Iterator[memoryview]:
     weights = bundle.weights
     names, layout = names_and_layout(weights)
     if isinstance(weights, PackedWeights) and layout.is_clear(weights.block):
-        tensors = [weights.block]  # with anything but zeros between tensors, that would show
+        tensors = [weights.block]  # the block travels whole, so only zeros may lie between tensors
     else:
         tensors = [weights[name] for name in names]
     for level in sorted(bundle.prototypes):
@@ -221,10 +221,10 @@ class Receiver:
         )
 
     def _is_plainly_finite(self, start: int, end: int) -> bool:
-        """Tell of bytes that just came that they hold no float32 or float64 NaN or infinity.
+        """Tell whether the bytes that just came surely hold no NaN and no infinity.
 
-        Read as float32, both halves of which a float64 consists, neither can hide; integers may
-        look like NaN, so False says nothing.
+        The bytes are read as float32. The upper half of a float64 NaN or infinity reads as a NaN,
+        too. Integers may read as NaN, so False does not say that a number is not finite.
         """
         if start % 8 or end % 8 or start == end:
             return False

@@ -41,7 +41,7 @@ class Invitation:
         """Return the invitation that a word holds.
 
         Raises:
-            ConfigError: it is none, or not all of it.
+            ConfigError: the word is no invitation, or only a part of one.
         """
         text = token.strip()
         try:

@@ -1,4 +1,4 @@
-"""PEM files of certificates and keys, checked before gRPC sees them: it would only say "no"."""
+"""PEM files of certificates and keys, checked first, since gRPC does not say what is wrong."""
 
 from __future__ import annotations
 

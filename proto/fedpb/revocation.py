@@ -51,7 +51,7 @@ class RevocationList:
 
         Args:
             path: its file.
-            authorities: returns those of whom one signed it.
+            authorities: returns the authorities that may have signed it.
             option: the option that names the file.
             must_exist: whether the user named the file; else it may come later.
 

@@ -43,7 +43,7 @@ class ServerCheck:
             option: how the options of these begin, ``--tls`` or ``--up``.
 
         Raises:
-            ConfigError: it cannot be used, or there is no authority that could have signed it.
+            ConfigError: the list cannot be used, or the authority that signed it is not given.
         """
         if ca is None:
             raise ConfigError(f"{option}-crl needs {option}-ca")
@@ -56,7 +56,7 @@ class ServerCheck:
             self._ssl.load_cert_chain(cert, key)
 
     def __call__(self) -> None:
-        """Look; a server that is away, or that gRPC refuses for another reason, passes.
+        """Check the certificate of the server. One that cannot be reached passes: gRPC says why.
 
         Raises:
             LinkError: its certificate was revoked.

@@ -36,7 +36,7 @@ class Partition:
     zscore: Literal["none", "per_client_channel", "official"] = "none"
     """How inputs are normalised where the data set's own mean and deviation are not used."""
     names: tuple[str, ...] = ()
-    """Of natural clients, by number; empty where clients are not natural."""
+    """Names of natural clients, by number; empty where clients are not natural."""
 
     def name_of(self, client: int) -> str:
         """Return what a client announces as its name; empty where it has none."""

@@ -23,7 +23,7 @@ UNNAMED = "Unnamed: "
 """How pandas begins the name of a column without one, such as the row numbers that it writes."""
 MISSING_TEXTS = "with [data.columns] missing_values which texts stand for empty cells"
 MAX_LETTERS = 60
-"""Of a cell that an error line quotes."""
+"""Letters of a cell that an error line quotes, at most."""
 FEW = 100
 """Cells that are looked at one by one."""
 
@@ -52,7 +52,7 @@ def check_columns(known: Sequence[str], columns: Columns, where: object) -> None
 def features_of(table: Table, columns: Columns) -> tuple[tuple[str, ...], dict[str, str]]:
     """Return the columns of numbers that have no other role, and why other columns are none.
 
-    A column without a name is none: it holds the numbers of rows, which often tell the class.
+    A column without a name is left out: it holds the numbers of rows, which often tell the class.
 
     Raises:
         DataError: there is none, or a text stands among a column's numbers.
@@ -66,7 +66,7 @@ def features_of(table: Table, columns: Columns) -> tuple[tuple[str, ...], dict[s
 
 
 def _why_none(table: Table, name: str, columns: Columns) -> str:
-    """Return why a column is none of numbers; empty text if it is one.
+    """Return why a column does not hold numbers; an empty text if it does.
 
     Raises:
         DataError: most of its cells are numbers, and a text is among them; or they are numbers with
@@ -123,7 +123,7 @@ def _advice(value: Any, table: Table) -> str:
 def parsed(
     table: Table, name: str, columns: Columns | None = None
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Return a column's numbers (n,), NaN where a cell is none, and which cells hold anything.
+    """Return a column's numbers (n,), NaN where a cell holds none, and which cells hold anything.
 
     Numbers may be written as texts, or be decimals of parquet.
     """

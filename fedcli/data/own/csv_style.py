@@ -142,7 +142,7 @@ def _start_of(path: Path, encoding: str) -> str:
         DataError: it is not in this encoding, or there is no such encoding.
     """
     try:
-        " ".encode(encoding)  # of bytes to bytes, as zlib is, none is for text
+        " ".encode(encoding)  # refuses a codec of bytes to bytes, such as zlib
         with open_regular(path) as file:
             text = codecs.getincrementaldecoder(encoding)().decode(file.read(SAMPLE))
     except LookupError:
@@ -204,7 +204,7 @@ def _head_of(records: Sequence[Record], wanted: set[str]) -> int | None:
 def _units_of(rows: Sequence[Sequence[str]]) -> int:
     """Return how many of the first rows say units: texts, in all columns that hold numbers below.
 
-    A row of other texts, such as question marks, is none.
+    A row of other texts, such as question marks, does not count.
     """
     found = 0
     while (

@@ -19,7 +19,7 @@ APART = " \u00a0\u2009\u202f'\u2019"
 MINUS = "\u2212"
 """The sign that typesetters write; a keyboard has the hyphen."""
 MAX_LETTERS = 40
-"""Of a number that a line quotes."""
+"""Letters of a number that a line quotes, at most."""
 
 
 def _expression(decimal: Decimal) -> str:

@@ -44,13 +44,13 @@ class Table:
     """The rows of one file."""
 
     frame: Any
-    """Of pandas."""
+    """A pandas ``DataFrame``."""
     where: object
     """The file, for error lines."""
     style: Style | None = None
     """How a CSV is written; None where the file has no lines."""
     marks: Marks = field(default_factory=Marks)
-    """Those in numbers that are texts."""
+    """The marks in numbers that are written as texts."""
 
     @classmethod
     def of_frame(cls, frame: Any, where: object, columns: Columns) -> Table:

@@ -43,7 +43,7 @@ from fedmodels.errors import ConfigError, DataError
 from fedmodels.printable import printable
 
 MAX_LETTERS = 40
-"""Of a column that a note names."""
+"""Letters of a column's name in a note, at most."""
 Names = dict[str, tuple[str, tuple[Table, int]]]
 """By a name without the spaces around it: the name as it was first met, and its file and row."""
 log = logging.getLogger(__name__)

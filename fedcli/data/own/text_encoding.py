@@ -22,7 +22,7 @@ MACINTOSH = "mac_roman"
 USUAL = frozenset("àâäæçèéêëìîïñòôöùûüœßáíóúåøÀÂÄÆÇÈÉÊËÎÏÑÔÖÙÛÜÁÍÓÚÅØ°µ²³§±€")
 """The signs beside ASCII that words of western Europe have most."""
 SIGNS = "°µ€£§²³½¼¾«»–—‘’“”„…·×±ºª"  # noqa: RUF001
-"""What a text in it holds beside letters."""
+"""Signs that a text of western Europe holds beside letters."""
 FOREIGN = 0.5
 """Share of letters beyond ASCII, among words with one, up to which these are in Latin letters."""
 

@@ -25,7 +25,7 @@ class ClassOrder:
     """Which label of a run each label of a client is."""
 
     names: tuple[str, ...]
-    """Of the client's classes, in its own order."""
+    """Names of the client's classes, in its own order."""
     places: IntArray  # (K,) label of the run; -1 where the run lacks the class
     run: tuple[str, ...]
     """Names of the run's classes, in the run's order."""

@@ -43,7 +43,7 @@ Described = TypeVar("Described", bound=ProblemFile)
 Part = Literal["train", "test"]
 PARTS: tuple[Part, Part] = ("train", "test")
 GROUP = "train_group"
-"""The file of what stays whole where a part of the training examples is kept for validation."""
+"""The file of the groups that stay whole where training examples are kept for validation."""
 Stamp = tuple[int, int, int] | None
 ABOUT, SOURCE = "client.json", "source.json"
 """A client's description, and the file that says what an added task was made of."""
@@ -171,7 +171,7 @@ class ClientData:
         return len(self.tasks)
 
     def announcement(self, known: tuple[int, int] | None = None, how: Announced = "exact") -> str:
-        """Return ``client.json`` as it is sent with ``Join``: with counts, no transform, no path.
+        """Return ``client.json`` as Join and Announce send it: with counts, no transform, no path.
 
         Args:
             known: how many tasks and classes to tell of; by default all.

@@ -34,7 +34,7 @@ AT_ONCE = 4096
 SHOWN = 5
 """Names that a line lists."""
 MAX_LETTERS = 40
-"""Of a name that a line lists."""
+"""Letters of a name that a line lists, at most."""
 SHARING = ("drawn", "replay_circulating", "replay_gradual", "replay_heterogeneous")
 """Kinds of scenarios whose clients draw from the same examples, and so hold some in common."""
 Hashes = set[bytes]
@@ -73,7 +73,7 @@ class Inspected:
     varies: bool = False
     """Whether two inputs differ."""
     extremes: list[Extremes] = field(default_factory=list)
-    """Of each channel as the files have it, (C,); none for images."""
+    """Extremes of each of the C channels, as the files have it; none for images."""
     gone: list[int] = field(default_factory=list)
     """Tasks whose training data were deleted."""
 

@@ -55,7 +55,7 @@ class Added:
     task: int
     """The number of the task, from 0."""
     examples: tuple[int, int] = (0, 0)
-    """For training and for testing."""
+    """How many examples there are for training and for testing."""
     new_classes: tuple[str, ...] = ()
     was_there: bool = False
     """Whether the same source was added before, so that nothing changed."""
@@ -163,7 +163,7 @@ def _remove_leftovers(held: ClientData) -> None:
     """Remove what a crash left: a task that was not written whole, or that nothing counts.
 
     Raises:
-        DataError: a task is there that was put there by hand, and ``client.json`` counts it not.
+        DataError: a task was put there by hand, and ``client.json`` does not count it.
     """
     for part in [*held.directory.glob("task-*.part"), *held.directory.glob(LEFTOVER)]:
         shutil.rmtree(part) if part.is_dir() else part.unlink()

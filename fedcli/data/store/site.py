@@ -43,7 +43,7 @@ from fedmodels.resolution import received_data
 
 FORMAT = 1
 HOW = "cut.json"
-"""Beside a client's directory that was cut of its own files: the run's ``[data]``, and its seed."""
+"""File beside a directory that was cut of a client's own files: the run's ``[data]`` and seed."""
 READ = (*SUFFIXES, *ENDS, ".npy", ".arrow")
 """How the names of files end that a site may bring."""
 MAX_LETTERS = 60

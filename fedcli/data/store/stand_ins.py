@@ -27,7 +27,7 @@ class Extremes:
     """The least and the greatest values of a column, and how often each occurs."""
 
     counts: Counter[float] = field(default_factory=Counter)
-    """Of these values exact; others may be among them."""
+    """How often values occur: exact for the extremes; others may be among them, counted in part."""
     size: int = 0
 
     def add(self, values: NDArray[Any]) -> None:

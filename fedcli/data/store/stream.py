@@ -171,7 +171,7 @@ class TaskStream:
     def validation(self, task: int) -> Examples | None:
         """Return what is kept of the training data of a task met so far; None if nothing is.
 
-        Nothing is where the training data were deleted.
+        Nothing is kept of training data that were deleted.
 
         Raises:
             DataError: the task was not met yet.
