@@ -17,7 +17,7 @@ from fedsrv.run_status import RunStatus, number_text, place_text, scores_text
 LAST_WORDS_S = 5.0
 """Time for what is left to say when a run has ended."""
 FREQUENT = frozenset({"order", "beat", "upload", "head"})
-"""Kinds that come for every client in every interaction."""
+"""Kinds that come for every client in every interaction, and heads, one for each commit."""
 ENDED = "ended"
 """The kind that tells monitors why a run ends before its end; the command's last line says it."""
 COMINGS = frozenset({"joined", "left"})

@@ -1,4 +1,4 @@
-"""``fedsrv status``, ``watch`` and ``health``: a run seen from outside."""
+"""Commands that reach a run over the network: ``status``, ``watch``, ``exclude`` and others."""
 
 from __future__ import annotations
 

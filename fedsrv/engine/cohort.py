@@ -296,8 +296,9 @@ class Cohort(Protocol):
 def stamped(order: rpc.Order, committed: int, watermark: int) -> rpc.Order:
     """Return a copy of an order that says what is committed and what is safe.
 
-    To an order to train, nothing counts as committed from its own interaction on: its client keeps
-    the result until a later order says that the interaction is committed.
+    To an order to train, or one of a secure sum, nothing counts as committed from its own
+    interaction on: its client keeps the result until a later order says that the interaction is
+    committed.
     """
     found = rpc.Order()
     found.CopyFrom(order)

@@ -181,7 +181,7 @@ def odd_commit(store: Store) -> tuple[int, int, Oddity] | None:
 def back_before_the_odd(store: Store, events: EventLog, failed: FedtideError) -> FedtideError:
     """Go back before the latest commit with an odd upload; return the error that the run ends with.
 
-    Clients that fail right after such a commit most likely fail for its sake.
+    Clients that fail right after such a commit most likely fail because of that upload.
 
     Args:
         store: commits; none is under way.

@@ -83,7 +83,7 @@ class Plan:
     def with_aside(self, store: Store) -> Plan:
         """Return the plan without the clients that were set aside while the run went on.
 
-        The plan of an open run is made anew of its growths.
+        Of an open run this replaces ``aside`` alone: ``Stages.plan_at`` then makes the steps anew.
         """
         if self.run.experiment.schedule.open:
             return replace(self, aside=store.aside())

@@ -119,7 +119,7 @@ def _behind(
 ) -> dict[int, str]:
     """Return the clients whose uploads fail alone, or else one whose absence cures the failure.
 
-    Where all of several fail for one reason, that is the method's and nobody's.
+    Nobody is behind it where all of several uploads fail for one reason: then the method does.
     """
     alone = {c: _failure(method, ctx, state, uploads.of({c}, MEAN)) for c in uploads}
     behind = {c: why for c, why in alone.items() if why}

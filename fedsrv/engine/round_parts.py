@@ -32,7 +32,7 @@ from fedsrv.engine.summary import summarise
 from fedsrv.state.record import Record
 
 MAX_CONFUSED = 100
-"""Classes of a problem up to which the last scores tell what each class was taken for."""
+"""Most classes of a problem for which the last scores include confusion matrices."""
 
 
 class RoundParts:
@@ -171,7 +171,7 @@ class RoundParts:
         *,
         ends_run: bool = False,
     ) -> Answers:
-        """Ask clients for scores, or at the end; that ends although some of them are gone."""
+        """Ask clients for scores, or to finish; with ``min_clients`` given, some may be missing."""
         if not orders:  # nobody scores where no upload counts
             return Answers({}, {})
         least = None if ends_run else fewest_alive(self.experiment, orders)
@@ -191,7 +191,7 @@ class RoundParts:
             self.events.tell("failed", client, **facts)
 
     def check_failures(self, ctx: ServerContext, results: Answers) -> None:
-        """Check that a few clients do not go on from what an odd upload made most others fail with.
+        """Refuse to go on if most clients failed right after a commit with an odd upload.
 
         Raises:
             TooFewClients: most clients failed, and the commit before was odd.

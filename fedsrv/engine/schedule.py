@@ -214,7 +214,7 @@ def stage_steps(
 
 
 def takes_part(client: ClientId, interaction: int, aside: Mapping[int, int]) -> bool:
-    """Tell whether a client takes part in an interaction, and was not set aside before it.
+    """Tell whether a client may take part in an interaction: it was not set aside before.
 
     Args:
         client: who.

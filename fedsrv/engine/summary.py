@@ -110,7 +110,7 @@ def privacy_of(records: Sequence[Record], experiment: Experiment) -> dict[str, d
 
 @contextmanager
 def _figure(name: str, missing: dict[str, str]) -> Iterator[None]:
-    """A block that computes a figure of the report, and says where it cannot."""
+    """Note why a figure of the report is missing, if the block that computes it fails."""
     try:
         yield
     except Exception as error:  # a net of somebody else, or a file that has gone
@@ -144,7 +144,7 @@ def run_metrics(
     else:
         out.pop("a_sel", None)  # the cohort is everybody: a_loc
     if spent := [r["metrics"]["epsilon"] for r in records if "epsilon" in r["metrics"]]:
-        out["epsilon"] = spent[-1]  # it adds up: no mean
+        out["epsilon"] = spent[-1]  # epsilon adds up over the run: the last value, no mean
     out |= _best_rounds(scored, experiment.evaluate.select_by)
     out |= _chosen_round(records, experiment.chosen_by)
     iaa = [metrics["iaa"] for metrics in scored if "iaa" in metrics]
@@ -171,7 +171,7 @@ def _last(scored: Sequence[Mapping[str, float]], rounds: int) -> dict[str, float
     """Return the means over the last scored rounds, of those that have a metric.
 
     A method reports some of its own figures now and then, such as at the end of a task: their last
-    values count. A score that the last rounds lack has none: nobody there has such test data.
+    values count. A score that the last rounds lack is left out: nobody in them has such test data.
     """
     out: dict[str, float] = {}
     for key in sorted({key for metrics in scored for key in metrics}):

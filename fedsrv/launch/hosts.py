@@ -56,7 +56,7 @@ class Hosts(Protocol):
 
     @property
     def name(self) -> str:
-        """What a line calls that which ends when all hosts go at once."""
+        """The name, in lines, of what all hosts depend on: when it ends, they all end."""
         ...
 
     def why(self, status: int) -> str:

@@ -1,1 +1,1 @@
-"""Whoever looks at a run from outside: its events as they come, and whether it serves."""
+"""A run from outside: its events as they come, whether it serves, and what operators ask of it."""

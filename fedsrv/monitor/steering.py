@@ -30,7 +30,7 @@ def steer(
 
     Args:
         address: HOST:PORT of the coordinator.
-        credentials: of a monitor, where it serves TLS.
+        credentials: of an operator, if the coordinator serves TLS.
         retire: ids of clients that leave for good.
         forget: drop what the server's state holds of these clients alone, too.
         close: end the run once nothing is left to learn.

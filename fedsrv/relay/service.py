@@ -48,7 +48,7 @@ class RelayService:
             code: custom files whose code may run, if the run's config names them.
         """
         self.name = f"{clients[0]}-{clients[-1]}"
-        """Above: the ids of its clients, the same after a restart."""
+        """The relay's name above: the ids of its clients, so it is the same after a restart."""
         self.trips, self.uplink, self.code = trips, uplink, code
         self._ids = {str(client) for client in clients}
         self.below = below = Service(
@@ -62,7 +62,7 @@ class RelayService:
         self.push_several = below.push_several
         self.announce, self.steer = below.announce, below.steer  # relays have no open runs
         self._last: RelayedRun | None = None
-        """Of the client that joined last; most clients have the same problem."""
+        """The run of the client that joined last; most clients have the same problem."""
 
     def _check_id(self, text: str) -> None:
         if text not in self._ids:

@@ -120,7 +120,7 @@ def metric_text(name: str, spread: Spread) -> str:
 
 
 def headline(groups: Sequence[SeedGroup], names: Sequence[str]) -> list[str]:
-    """Return the few of these metrics that answer for the groups' scenario."""
+    """Return the few of these metrics that matter most in the groups' scenario."""
     kind = str(groups[0].runs[0].kind) if groups else ""
     wanted = next(HEADLINES[start] for start in HEADLINES if kind.startswith(start))
     if len(groups) > 1:

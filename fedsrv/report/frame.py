@@ -16,9 +16,9 @@ from typing import TypeVar
 from fedmodels.charts import Spread
 
 CONFIDENCE = 0.95
-"""Of the intervals of differences."""
+"""Level of the confidence intervals of differences."""
 MIN_SEEDS = 3
-"""Fewer pairs tell no winner."""
+"""Fewer pairs of runs with one seed tell no winner."""
 R = TypeVar("R", bound=Hashable)
 S = TypeVar("S", bound=Hashable)
 Seeds = Mapping[S, float | None]

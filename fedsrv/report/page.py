@@ -29,7 +29,7 @@ MAX_COLUMNS = 6
 """Groups that are columns of the first table; more are its rows."""
 
 MAX_LETTERS = 16
-"""Of a fact about a machine; so much of a commit tells it from others."""
+"""Letters of a fact about a machine; so many of a commit's hash tell it from others."""
 
 MAX_NAMED = 4
 """Groups that a heading calls by name."""

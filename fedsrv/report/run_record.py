@@ -102,7 +102,7 @@ class RunRecord:
 
     @property
     def selected(self) -> str:
-        """Return how many clients a figure of the cohort is of; empty where that is all of them."""
+        """Return how many clients a cohort's metric is a mean over, in words; empty if all."""
         some, everybody = self.setting("schedule.per_round"), self.setting("schedule.clients")
         if some in (None, everybody) or self.setting("evaluate.trained") == "all":
             return ""

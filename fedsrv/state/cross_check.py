@@ -1,4 +1,4 @@
-"""Compares ``run.db`` with ``rounds.jsonl``: what one of the two lacks, or says otherwise.
+"""Compares ``run.db`` with ``rounds.jsonl``: what one of the two lacks, and where they differ.
 
 The chain of hashes in ``run.db`` does not show that its newest records are gone, nor that a client
 is. ``rounds.jsonl`` is written beside it and shows both, as long as nobody changes the two alike.

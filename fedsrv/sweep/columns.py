@@ -1,7 +1,7 @@
-"""Whether a sweep's columns and curves are there; what no run can have is told early.
+"""Checks whether runs have a sweep's columns and curves; tells early what no run can have.
 
 A name that no run writes is refused before anything is run. A custom method may report what
-it likes, so that its metrics are looked up once every row has a finished run.
+it likes, so its metrics are looked up once every row has a finished run.
 """
 
 from __future__ import annotations

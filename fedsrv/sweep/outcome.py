@@ -96,12 +96,12 @@ class Outcome:
     columns: Mapping[str, str]
     against: str
     seeds: int
-    """How many there were meant to be of each row."""
+    """How many runs of each row were planned."""
     curves: Mapping[str, str] = field(default_factory=dict)
     lengths: Mapping[str, int] = field(default_factory=dict)
-    """By setting; all of them 1 where a sweep has no lengths."""
+    """The length of each setting; 1 where a sweep has no lengths."""
     selected: str = ""
-    """How many clients a cohort's number is of; empty where that is all of them."""
+    """How many clients a cohort's metric is a mean over, in words; empty if all clients."""
 
     def titled(self, heading: str, path: str) -> str:
         """Return a column's heading, with its clients where they are not all."""

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Number = int | float
 SEARCHED = ("training", "server_optimizer", "method", "net", "compression")
-"""Tables whose keys may be searched. Others say what a score is of: scores would not compare."""
+"""Tables whose keys may be searched. Keys of others change what a score measures."""
 
 
 class Range(BaseModel):

@@ -133,7 +133,7 @@ def _submitted(submit: Callable[..., Any], call: Call, runs: object) -> Any:
 
 
 def _cancel(jobs: Sequence[str]) -> None:
-    """Cancel jobs; those that have ended meanwhile are none of its business."""
+    """Cancel jobs; ``scancel`` passes over those that have ended meanwhile."""
     if jobs:
         _answer("scancel", *jobs)
 

@@ -119,7 +119,7 @@ class Results(Protocol):
 
 
 class Kept:
-    """Results are kept: the cohort has them."""
+    """Keeps results in the cohort."""
 
     takes_sums = True
 

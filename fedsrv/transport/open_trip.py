@@ -200,7 +200,7 @@ class OpenTrip:
         return self._suffice(self.results, self.trip.least if nobody_comes else None)
 
     def _suffice(self, clients: Collection[ClientId], least: int | None = None) -> bool:
-        """Tell whether these would be enough; the evaluator is no client that others stand for.
+        """Tell whether these clients would be enough; the evaluator stands in for no client.
 
         Args:
             clients: who answered, or may.
