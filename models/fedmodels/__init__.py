@@ -1,5 +1,5 @@
-"""What is learned and how: methods, networks, metrics and the numbers behind them.
+"""What is learned and how: methods, nets, metrics and the numbers behind them.
 
-Nothing here opens a socket, reads a clock or, but for :mod:`fedmodels.tensors.archive`, touches
-a file.
+What both programs share is here too: configs, errors, files, log lines, and the server of pages.
+Nothing here knows gRPC, the messages on the wire, or one of the programs.
 """

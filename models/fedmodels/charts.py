@@ -16,7 +16,7 @@ from fedmodels.printable import printable
 from fedmodels.units import Unit, text_of
 
 WIDTH, HEIGHT, TOP, RIGHT = 380.0, 190.0, 20.0, 12.0
-"""Pixels of a chart; of its plot, without axes and legend; above the plot; beside it."""
+"""Pixels: the width of a chart, the height of its plot, the room above and to the right of it."""
 LETTER = 5.6
 """Pixels that a letter takes; fonts differ, so this is rather much."""
 LONGEST_NAME, LONGEST_LABEL, LONGEST_OF_MANY, MANY_LABELS = 14, 60, 28, 8
@@ -25,8 +25,8 @@ LONGEST_NAME, LONGEST_LABEL, LONGEST_OF_MANY, MANY_LABELS = 14, 60, 28, 8
 MAX_BARS = 40
 """Of more places than this, bars become a curve in the order of their values."""
 MANY_POINTS, MANY_CELLS, MAX_SIDE, MAX_POINTS = 25, 144, 200, 400
-"""From so many points on a line has no dots; beyond so many cells none has its number. Of more rows
-or columns, and of more points, every n-th is drawn."""
+"""A line of so many points has no dots; more cells than this show no numbers; of more rows, columns
+or points than this, every n-th is drawn."""
 
 # Okabe and Ito's palette, which everybody can tell apart. Beyond it the strokes differ.
 DAY = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b37a00", "#2f96d1", "#5b6670", "#8c6bb1")

@@ -274,8 +274,8 @@ class Server(Reduction):
     beyond what a power failure explains. States of this many interactions are always kept.
     ``--resume`` may change it."""
     exclude_after: PositiveCount | None = None
-    """Set a client aside for good when so many of its uploads in a row stood out of their cohorts
-    (docs/robustness.md); by default nobody is but by hand: ``fedsrv exclude``."""
+    """Set a client aside for good when this many of its uploads in a row stood out of their cohorts
+    (docs/robustness.md); by default only ``fedsrv exclude`` sets a client aside."""
     threads: Annotated[int, Field(ge=1, le=1024)] = 1
     """Torch threads of the coordinator; the count changes floats."""
     upload_memory_mb: Count = 256

@@ -70,16 +70,16 @@ class Privacy(StrictTable):
     histogram_clip: Positive | None = None
     """Largest norm of a client's histograms. Needed where a method sends histograms."""
     noise_multiplier: Positive | None = None
-    """Standard deviation of the noise on a sum over the largest norm of one part of it. Left out,
-    it is the smallest one that keeps all rounds within ``epsilon``."""
+    """Standard deviation of the noise on a sum, divided by the largest norm of one contribution.
+    Left out, it is the smallest one that keeps all rounds within ``epsilon``."""
     epsilon: Positive | None = None
     """The run ends before it spends more than this."""
     delta: Chance | None = None
     """The chance that epsilon does not hold; it should be well below 1 / the number of clients, or
     of a client's examples."""
     allow: Names = ()
-    """What else leaves clients, beside what the noise covers: a run names it, so that nobody
-    overlooks it. A run that does not name it is refused with the names."""
+    """What may leave clients although the noise does not cover it. A run is refused until it lists
+    everything of that kind, and the refusal says the names."""
 
     announce: Announced = "exact"
     """How many examples of each class a client tells: as many as it has; ``rounded`` up to a power

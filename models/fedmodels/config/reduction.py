@@ -1,6 +1,6 @@
-"""The keys of ``[server]`` that say how uploads become one: the mean, or a rule that bears liars.
+"""The keys of ``[server]`` that say how uploads become one: the mean, or a robust rule.
 
-All keys are absent unless given, so that a config without them is what it was.
+A key that is not given is absent from a resolved config, so that older configs resolve as before.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Reduction(StrictTable):
 
     reduce: Reduce | None = None
     """Rule in place of the clients' mean, of weights and of prototypes by class; by default
-    ``mean``. The others bear some clients that lie: docs/robustness.md."""
+    ``mean``. The others are robust to some clients that lie: docs/robustness.md."""
     attackers: PositiveCount | None = None
     """f: how many clients of a round may lie, for ``trimmed_mean``, ``krum``, ``multi_krum``,
     ``bulyan`` and ``mix = "nearest"``."""

@@ -17,7 +17,7 @@ def eager(kind: Kind) -> Kind:
     """Return a class of optimiser that makes the same steps and is never compiled.
 
     torch wraps these functions, and each wrapper imports ``torch._dynamo`` when it is first called.
-    Of the hooks around a step, those before it are called.
+    Hooks before a step are called; hooks after a step are not.
     """
     names = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
     bare = {name: inspect.unwrap(getattr(kind, name)) for name in names}

@@ -1,10 +1,10 @@
-"""Noise for privacy: drawn from a secret of the client's own, never from the seed of the run.
+"""Noise for privacy: drawn from a secret of whoever adds it, never from the seed of the run.
 
-Everybody knows the seed of a run, so noise that came from it could be subtracted. A secret is 32
-bytes of the operating system's entropy. What it draws is a keyed function of what is blurred: the
-same content gets the same noise, as after a crash; other content gets independent noise, so that no
-difference of two uploads is free of it. The generator of torch has 32 bits of state to guess, and
-is not used here.
+That is a client or the coordinator. Everybody knows the seed of a run, so noise that came from it
+could be subtracted. A secret is 32 bytes of the operating system's entropy. What it draws is a
+keyed function of what is blurred: the same content gets the same noise, as after a crash; other
+content gets independent noise, so that no difference of two uploads is free of it. The generator of
+torch has 32 bits of state to guess, and is not used here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Floats = np.ndarray[tuple[Any, ...], np.dtype[np.float64]]
 
 @dataclass(frozen=True)
 class Secret:
-    """What only one client knows."""
+    """What one client, or the coordinator, knows alone."""
 
     key: bytes = field(repr=False)
 

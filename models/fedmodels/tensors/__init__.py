@@ -1,4 +1,4 @@
 """Bundles of tensors: what travels, rests on a disk and is averaged, and how it lies in memory.
 
-May import :mod:`fedmodels.errors` alone.
+May import ``errors``, ``machine``, ``printable`` and ``files``.
 """

@@ -1,4 +1,6 @@
-"""Bundles on disk: safetensors plus a small JSON header. No other module of fedmodels opens a file.
+"""Bundles on disk: safetensors plus a small JSON header.
+
+No other module of fedmodels reads or writes files of tensors.
 
     metadata["fedtide"] = {"format": 1, "crc32": …, "header": {…}}
     weights/head/bias              a tensor of a bundle saved alone, under its flat key

@@ -48,7 +48,8 @@ class Measured:
     sketch: Tensor | None = None  # (4096,) float32
     """The projection of that difference."""
     cosine: float | None = None
-    """The cosine between the difference and a mean, where somebody else has taken it."""
+    """The cosine between the difference and the mean over its relay's clients, where a relay has
+    measured it."""
 
 
 class Given:

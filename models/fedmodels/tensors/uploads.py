@@ -22,7 +22,7 @@ Reduction = Literal["mean", "each"]
 
 @dataclass(frozen=True)
 class Summed:
-    """What the uploads of some clients come to, where nobody saw one of them."""
+    """The mean of one group of a secure sum; nobody saw a single upload."""
 
     mean: Bundle
     """The mean of their weights, and of their prototypes by class."""
@@ -33,12 +33,13 @@ class Summed:
 
 
 class Uploads(Mapping[int, Bundle]):
-    """The uploads by client, in client-id order, and what the run's rule makes of them: the mean.
+    """The uploads by client, in client-id order, and what the run's rule makes of them.
 
-    A server half takes means of weights and of prototypes from here alone: so every rule of a run
-    (:class:`AggregationRule`) holds for every method. Where the reduction is the mean, an upload's
-    own weights cannot be read, whether they are still in memory or were added up as they came: a
-    method that runs with small uploads runs with large ones too.
+    The rule is the mean, unless ``[server] reduce`` names another one. A server half takes means of
+    weights and of prototypes from here alone, so the rule of a run (:class:`AggregationRule`) holds
+    for every method. Where the reduction is the mean, an upload's own weights cannot be read,
+    whether they are still in memory or were added up as they came: a method that runs with small
+    uploads runs with large ones too.
     """
 
     def __init__(
@@ -155,6 +156,7 @@ class Uploads(Mapping[int, Bundle]):
 
         Raises:
             PayloadError: a client reports a class that does not exist.
+            ConfigError: a secure sum weighed prototypes otherwise than ``uniform`` says.
         """
         self.was_asked = True
         if self._sums is not None:

@@ -23,8 +23,8 @@ class Groups:
 
     Attributes:
         nets: N.
-        counts: how many examples of each GAN count in batch normalisation, its first, (N,); None
-            where all do.
+        counts: how many of each GAN's examples, from the first on, count in batch normalisation,
+            (N,); None where all do.
     """
 
     def __init__(self, nets: int) -> None:
