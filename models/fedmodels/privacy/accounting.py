@@ -35,8 +35,8 @@ class Releases:
     """The chance of each member to take part, independent of the others (Poisson sampling). It is 1
     where members are drawn in another way, or where somebody may know who was drawn."""
     nobody: float = 0.0
-    """The chance that nobody takes part in a release. The accountant does not cover that case, so
-    each release takes this chance off delta."""
+    """The chance that nobody is drawn. The first client then takes the round, which the accountant
+    does not cover, so each release takes this chance off delta."""
 
 
 @cache

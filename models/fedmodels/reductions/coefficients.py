@@ -47,7 +47,7 @@ def norm_clipped(gram: Numbers, shares: Numbers, norm: float | None, factor: flo
 
 
 def centered_clipping(gram: Numbers, norm: float | None, factor: float, iterations: int) -> Numbers:
-    """Return the coefficients of v: v <- v + mean_i clip(x_i - v), from v = 0, so many times."""
+    """Return the coefficients of v after ``iterations`` of v <- v + mean_i clip(x_i - v) from 0."""
     count = len(gram)
     v = np.zeros(count)
     for _ in range(iterations):
@@ -59,7 +59,7 @@ def centered_clipping(gram: Numbers, norm: float | None, factor: float, iteratio
 def geometric_median(
     gram: Numbers, shares: Numbers, iterations: int, smoothing: float = SMOOTHING
 ) -> Numbers:
-    """Return the coefficients of z, of the smoothed Weiszfeld algorithm from z = 0.
+    """Return the coefficients of z after ``iterations`` of smoothed Weiszfeld from z = 0.
 
     ``z <- sum_i b_i x_i / sum_i b_i`` with ``b_i = share_i / max(nu, |x_i - z|)``.
     """
@@ -87,7 +87,7 @@ def _clip(lengths: Numbers, norm: float | None, factor: float) -> Numbers:
 
 
 def krum_scores(squared: Numbers, neighbours: int) -> Numbers:
-    """Return the sum of each row's squared distances to so many nearest others (n,)."""
+    """Return the sum (n,) of each row's squared distances to its ``neighbours`` nearest others."""
     found: Numbers = np.sort(squared, axis=1)[:, 1 : 1 + neighbours].sum(axis=1)
     return found
 

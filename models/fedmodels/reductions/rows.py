@@ -141,7 +141,10 @@ class Rows:
         return self._listed_as_came(block), figures
 
     def sum(self, parts: Numbers, centre: Weights) -> Weights:
-        """Return ``centre + sum_i parts_i (x_i - centre)``; if parts sum to 1 it is not read."""
+        """Return ``centre + sum_i parts_i (x_i - centre)``.
+
+        The centre has no part in it, and is not read, where parts sum to 1.
+        """
         total = float(parts.sum())
         if abs(1 - total) < WHOLE:
             found = weighted_mean(self.uploads, parts.tolist(), total)

@@ -77,7 +77,7 @@ class RobustRule(AggregationRule):
     ) -> tuple[Tensor, Shares]:
         """Return the result of one class's prototypes; the median where too few clients have it.
 
-        Where nobody was given a prototype of the class, its median is what differences are from.
+        Differences are from the prototype that clients were given; without one, from the median.
         """
         alike = uniform or not sum(counts.values())
         parts = {c: 1.0 if alike else float(n) for c, n in counts.items() if alike or n > 0}

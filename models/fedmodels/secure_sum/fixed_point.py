@@ -37,8 +37,11 @@ class FixedPoint:
     bits: int
     """32 or 64."""
     largest: float
+    """The bound of |x|."""
     clients: int
+    """n."""
     most: float
+    """The bound of c."""
 
     @property
     def dtype(self) -> np.dtype[np.unsignedinteger]:

@@ -64,7 +64,7 @@ class Lesson:
 
 
 class _Learner:
-    """A GAN under way: its tensors, its images on their canvas, and its random numbers."""
+    """A GAN while it trains: its tensors, its images on their canvas, and its random numbers."""
 
     def __init__(self, course: Course, lesson: Lesson) -> None:
         self.tensors, self.noise = lesson.tensors, generator(lesson.seed)

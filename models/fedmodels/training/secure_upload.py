@@ -178,7 +178,7 @@ class SecureUpload:
 def clipped(weights: Weights, received: Weights, most: float) -> Weights:
     """Return weights whose change has a norm of at most ``most``.
 
-    Weights without a counterpart among those received are not changed, and do not count.
+    Weights without a counterpart among those received stay as they are, and outside of the norm.
     """
     changes = {name: weights[name].double() - received[name].double()
                for name in weights if name in received}  # fmt: skip

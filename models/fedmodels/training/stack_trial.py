@@ -1,8 +1,8 @@
 """Whether the clients of a run can train together: two made-up clients show it before the run.
 
 Their data are noise of different classes. They train on two tasks, in turn and together. A method
-whose results differ keeps something between steps, or decides by values. So no method has to
-declare whether it can.
+whose results differ keeps something between steps, or branches on the values of tensors. So no
+method has to declare whether it can.
 """
 
 from __future__ import annotations
