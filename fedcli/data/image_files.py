@@ -114,7 +114,7 @@ def pixels_of(picture: Image.Image, how: ImageTransform = PLAIN) -> Pixels:
 
 
 def first_set(how: ImageTransform) -> str:
-    """Return the name of the first key of a transform that is not as in a plain one."""
+    """Return the name of the first key of a transform whose value is not the default."""
     return next(key for key in type(how).model_fields if getattr(how, key) != getattr(PLAIN, key))
 
 

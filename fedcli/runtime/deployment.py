@@ -1,8 +1,8 @@
 """Which models of a client go live while it trains: those that its own held-out data do not refuse.
 
-A model goes live if it names as many of the client's held-out examples rightly as the live model
-does, less a tolerance. Both are scored on the same examples: those of the tasks that the client has
-met by now. Both are scored as they are served: by the net's classifier.
+A model goes live if it classifies as many of the client's held-out examples correctly as the live
+model does, less a tolerance. Both are scored on the same examples: those of the tasks that the
+client has met by now. Both are scored as they are served: by the net's classifier.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class Deployment:
 
 @torch.no_grad()
 def rightly_named(net: SplitNet, sets: list[Examples]) -> int | None:
-    """Return how many examples a net's classifier names rightly; None if outputs are not finite."""
+    """Return how many examples a net classifies correctly; None if outputs are not finite."""
     net.eval()
     right = 0
     for x, y in sets:

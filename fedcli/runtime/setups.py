@@ -92,7 +92,7 @@ class SetUps:
         Args:
             method: the run's.
             experiment: the run's.
-            problem: that of any client; its number of classes gives way to that of ``classes``.
+            problem: that of any client; ``classes`` alone says how many classes there are.
             classes: names of the classes that the run began with.
             device: where nets are trained.
 

@@ -37,7 +37,7 @@ class Loaded:
 
 
 class LiveModel:
-    """The first of some files that is there, as a model; safe between threads."""
+    """The model in the first of some files that exists; safe between threads."""
 
     def __init__(self, files: Sequence[Path], whose: str, folders: Sequence[Deployed] = ()) -> None:
         """Read nothing yet.

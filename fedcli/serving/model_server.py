@@ -183,7 +183,7 @@ def _array_of(body: bytes) -> np.ndarray[Any, Any]:
     """Return the numbers of a JSON array, or of ``{"inputs": [...]}``.
 
     Raises:
-        DataError: they are none.
+        DataError: the body is no array of numbers.
     """
     try:
         found = json.loads(body)

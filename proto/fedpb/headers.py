@@ -173,9 +173,9 @@ class Plan:
     """A header that was checked, and how its tensors are made of the payload.
 
     Attributes:
-        spec: against which it was checked.
-        places: of all tensors.
-        names: of the weights, without their prefix.
+        spec: the specification against which the header was checked.
+        places: where all tensors lie.
+        names: those of the weights, without their prefix.
         weights: how they lie, from the beginning of the payload.
         others: flat keys of all other tensors.
         rest: how those lie, behind the weights.

@@ -16,7 +16,7 @@ from fedpb.v1 import bundle_pb2 as pb
 
 MAX_BYTES = 16 << 20
 _PLACE_BYTES = 600
-"""What a plan takes for each tensor, beside the tensor's name: its place, twice its facts."""
+"""Bytes that a plan takes for each tensor besides its name, about."""
 
 
 class Plans:

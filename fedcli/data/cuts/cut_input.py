@@ -86,7 +86,7 @@ class CutInput:
 
 
 def chunks(owned: Sequence[IntArray], tasks: list[int]) -> list[IntArray]:
-    """Cut each client's indices in as many equal chunks as it has tasks; all of them in order."""
+    """Cut each client's indices in as many equal chunks as it has tasks; client by client."""
     return [
         piece
         for indices, num_tasks in zip(owned, tasks, strict=True)

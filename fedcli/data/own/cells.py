@@ -145,7 +145,7 @@ def numbers_of(table: Table, name: str, columns: Columns) -> NDArray[np.float64]
     """Return a column's numbers (n,); NaN in empty cells, where these may be.
 
     Raises:
-        DataError: a cell holds none, or one beyond float32; names the row.
+        DataError: a cell holds no number, or one beyond float32; names the row.
     """
     column, may_miss = table.frame[name], columns.missing not in (None, "error")
     if column.dtype.kind in "mM":

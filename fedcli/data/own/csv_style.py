@@ -53,7 +53,7 @@ class Style:
     """Rows below it that say units."""
 
     def words(self) -> list[str]:
-        """Return what is unlike the usual."""
+        """Return in words how the file differs from a usual CSV."""
         told = []
         if self.delimiter != ",":
             told.append(f"{NAMES.get(self.delimiter, self.delimiter)} between columns")
@@ -82,8 +82,8 @@ def style_of(path: Path, columns: Columns) -> Style:
     """Return how a CSV is written: what the config says of it, and what is found.
 
     Raises:
-        DataError: the encoding is none, or cannot be found; or charset-normalizer is missing; or
-            the decimal mark cannot be found.
+        DataError: there is no such encoding, or none can be found; charset-normalizer is missing;
+            or the decimal mark cannot be found.
         OSError: the file cannot be read.
     """
     encoding = columns.encoding or encoding_of(path)
@@ -196,7 +196,7 @@ def _named(records: Sequence[Record], wanted: set[str]) -> int | None:
 
 
 def _head_of(records: Sequence[Record], wanted: set[str]) -> int | None:
-    """Return which row names the columns: unless another one has the wanted names, the first."""
+    """Return which row names the columns: the one with the wanted names, or else the first."""
     found = _named(records, wanted)
     return found if found is not None or not records else 0
 

@@ -102,7 +102,7 @@ def examples_of(dataset: Any, what: str, how: ImageTransform = PLAIN) -> Example
         how: how a picture of Pillow is read.
 
     Raises:
-        DataError: it is no such thing, inputs differ in shape, or a label is no class.
+        DataError: it is no torch data set, inputs differ in shape, or a label is no class.
     """
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise DataError(

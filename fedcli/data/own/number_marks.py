@@ -43,12 +43,12 @@ class Marks:
 
     decimal: Decimal = "."
     thousands: str = ""
-    """Those between thousands."""
+    """The marks between thousands."""
     unsure: str = ""
     """A number whose point may be between thousands, where no number of the file tells."""
 
     def words(self) -> list[str]:
-        """Return what is unlike the usual."""
+        """Return in words how these marks differ from the usual ones."""
         told = ["a decimal comma"] if self.decimal == "," else []
         signs = dict.fromkeys(CALLED.get(sign, "space") for sign in self.thousands)
         told += [f"{sign}s between thousands" for sign in signs]
@@ -70,7 +70,7 @@ class _Evidence:
     open: dict[Decimal, str] = field(default_factory=dict)
     """By mark: a number such as 1.198, in which it may be either."""
     unclear: str = ""
-    """One of the latter with a comma, or beside whole numbers below 1000, and its column."""
+    """A number of ``open`` with a comma, or beside whole numbers below 1000, and its column."""
     cells: list[str] = field(default_factory=list)
     """Numbers with a mark."""
 

@@ -23,7 +23,7 @@ def times_of(table: Table, columns: Columns) -> NDArray[np.float64]:
     """Return the times of rows (n,) in seconds from the first one on.
 
     Raises:
-        DataError: a cell holds none; names the row. Or days and months cannot be told apart.
+        DataError: a cell holds no time; names the row. Or days and months cannot be told apart.
     """
     assert columns.time is not None
     column = table.frame[columns.time]
@@ -47,7 +47,7 @@ def times_of(table: Table, columns: Columns) -> NDArray[np.float64]:
 
 
 def _of_texts(column: Any, table: Table, columns: Columns) -> NDArray[np.float64]:
-    """Return the seconds (n,) of times that are texts, NaN where one is none."""
+    """Return the seconds (n,) of times that are texts; NaN where a text is no time."""
     pandas = importlib.import_module("pandas")
     if column.dtype.kind == "M":
         return _seconds(column - column.min())
@@ -90,7 +90,7 @@ def _of_dates(dated: Any, table: Table, columns: Columns) -> NDArray[np.float64]
 
 
 def _seconds_since_first(dated: Any, day: int, month: int) -> NDArray[np.float64]:
-    """Return seconds (n,) since the first time; NaN where the date is none."""
+    """Return seconds (n,) since the first time; NaN where there is no such date."""
     year = dated[3].where(dated[3].str.len() != 2, "20" + dated[3])
     clock = dated[4].str.replace(",", ".").where(dated[4] != "", "00:00")
     iso = year + "-" + dated[month].str.zfill(2) + "-" + dated[day].str.zfill(2) + " " + clock
