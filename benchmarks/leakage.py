@@ -50,7 +50,8 @@ from benchmarks.measured import given_as, keep
 from fedmodels.config.experiment import Experiment
 from fedmodels.nets.embedding import embeddings
 from fedmodels.nets.split import load_weights
-from fedmodels.techniques.generators import Family, Painter
+from fedmodels.techniques.generator_training import Lesson
+from fedmodels.techniques.generators import Family, Painter, to_images
 from fedmodels.tensors.bundle import Weights
 from fedmodels.training.contexts import ClientContext
 from fedtide.testing.trial import context_of
@@ -217,21 +218,35 @@ def members_of_generators(root: Path) -> Iterator[dict[str, Any]]:
     run = experiment("fedavg", "mlp")
     contexts = [context_of(run, dealt(run, root), client) for client in range(CLIENTS)]
     for epochs in (20, 100):
+        own = [_commonest(ctx) for ctx in contexts]
         found = []
-        for client, ctx in enumerate(contexts):
-            x, y = ctx.stream.train(0)
-            label = int(y.mode().values)
-            drawn = _drawn(ctx, x[y == label], client, epochs)
-            found.append([(drawn(x[y == label]), drawn(_tests(contexts, label)))])
+        made = _drawn(contexts[0], [x for x, _ in own], epochs)
+        for drawn, (x, label) in zip(made, own, strict=True):
+            found.append([(_near(x, drawn), _near(_tests(contexts, label), drawn))])
         yield _membership("generators", f"WGAN, {epochs} epochs", "nearest drawn", found)
 
 
-def _drawn(ctx: ClientContext, x: Tensor, seed: int, epochs: int) -> Callable[[Tensor], Tensor]:
-    """Return minus the distance to the nearest of 500 images that a generator draws."""
+def _commonest(ctx: ClientContext) -> tuple[Tensor, int]:
+    """Return the training images of a client's commonest class, and the class."""
+    x, y = ctx.stream.train(0)
+    label = int(y.mode().values)
+    return x[y == label], label
+
+
+def _drawn(ctx: ClientContext, learnt_from: Sequence[Tensor], epochs: int) -> list[Tensor]:
+    """Return 500 images of a generator for each set of images, trained on that set."""
     family = Family(input_shape=ctx.run.problem.input_shape, width=8, epochs=epochs, batch_size=16)
-    made = family.trained(family.fresh(seed, ctx.stream.limits()), x, seed)
-    drawn = Painter(family, made).inputs(500, seed).flatten(1)
-    return lambda images: -torch.cdist(images.flatten(1), drawn).min(1).values
+    lessons = []
+    for seed, x in enumerate(learnt_from):
+        fresh = family.fresh(seed, ctx.stream.limits())
+        lessons.append(Lesson(fresh, to_images(fresh, x), seed))
+    made = enumerate(family.trained(lessons))
+    return [Painter(family, each).inputs(500, seed) for seed, each in made]
+
+
+def _near(images: Tensor, drawn: Tensor) -> Tensor:
+    """Return minus the distance of each image to the nearest drawn one."""
+    return -torch.cdist(images.flatten(1), drawn.flatten(1)).min(1).values
 
 
 def _by_class(
