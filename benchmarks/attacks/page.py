@@ -1,8 +1,9 @@
 """The tables of docs/results/attacks.md, made from the records of the studies of attacks.
 
 A figure is the mean over the seeds, in percent, of the honest clients. Brackets hold the 95 %
-confidence interval, by Student's t, of the difference to the table's first row, paired by seed. A
-star marks an interval without zero. Intervals are not corrected for multiple comparisons.
+confidence interval, by Student's t, of the difference to the table's first row, paired by seed,
+where there are three pairs or more. A star marks an interval without zero. Intervals are not
+corrected for multiple comparisons.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.attacks.study import NONE, Cell
-from fedsrv.report.frame import difference
+from fedsrv.report.frame import MIN_SEEDS, difference
 
 RECORDS = Path(__file__).resolve().parents[1] / "records" / "attacks"
 COLUMNS = {
@@ -166,7 +167,7 @@ def _text(record: Record, row: Cell, base: Cell, column: str, honest: int) -> st
         return "stopped" if any("stopped" in run for run in record.runs[row].values()) else "–"
     mean = f"{fmean(found.values()):.1f}"
     apart = difference(found, record.values(base, column, honest)) if row != base else None
-    if apart is None or apart.pairs < 2:
+    if apart is None or apart.pairs < MIN_SEEDS:
         return mean
     return f"{mean} [{apart.low:+.1f}, {apart.high:+.1f}]{' *' if apart.is_clear else ''}"
 
