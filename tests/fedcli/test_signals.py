@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -40,7 +41,7 @@ def test_a_second_sigterm_does_not_disturb_the_end(ends_at_sigterm: None) -> Non
 @pytest.fixture
 def idle(digits: Path, tmp_path: Path) -> Host:
     """Return a host to which nothing comes."""
-    return Host([0], cast(Link, None), digits, tmp_path, torch.device("cpu"))
+    return Host([0], cast(Link, SimpleNamespace()), digits, tmp_path, torch.device("cpu"))
 
 
 def _telling(begun: threading.Event, call: Callable[..., object]) -> Callable[..., object]:

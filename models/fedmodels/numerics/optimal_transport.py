@@ -76,9 +76,9 @@ def _scale(kernel: Tensor, iterations: int, axes: tuple[int, int]) -> Tensor:
     """Return the plan of a kernel (N, P), which is overwritten."""
     first = kernel if axes[0] == 1 else kernel.T  # sums over the first axis are products with it
     outer, inner = kernel.new_ones(first.shape[0]), kernel.new_ones(first.shape[1])
-    mass = len(inner) / max(1, len(outer))  # of a row, so that the vectors keep their size
     for _ in range(iterations):
-        outer = mass / (first @ inner)
+        outer = (first @ inner).reciprocal_()
+        outer = outer / outer.mean()  # the next vector makes up for any factor
         inner = (first.T @ outer).reciprocal_()
     first.mul_(outer[:, None]).mul_(inner)
     return kernel

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -114,7 +116,7 @@ def test_what_nobody_waits_for_is_abandoned(workers, monkeypatch):
 
 @pytest.fixture
 def host(workers, digits, tmp_path):
-    made = Host(range(3), None, digits, tmp_path / "states", torch.device("cpu"))
+    made = Host(range(3), SimpleNamespace(), digits, tmp_path / "states", torch.device("cpu"))
     made.workers._open = {w.client: w for w in workers}
     made._together = 3
     return made
