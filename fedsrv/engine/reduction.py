@@ -119,7 +119,7 @@ def _behind(
 ) -> dict[int, str]:
     """Return the clients whose uploads fail alone, or else one whose absence cures the failure.
 
-    Nobody is behind it where all of several uploads fail for one reason: then the method does.
+    Where several uploads all fail for one reason, the fault is the method's, and none is returned.
     """
     alone = {c: _failure(method, ctx, state, uploads.of({c}, MEAN)) for c in uploads}
     behind = {c: why for c, why in alone.items() if why}

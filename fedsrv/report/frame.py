@@ -18,7 +18,7 @@ from fedmodels.charts import Spread
 CONFIDENCE = 0.95
 """Level of the confidence intervals of differences."""
 MIN_SEEDS = 3
-"""Fewer pairs of runs with one seed tell no winner."""
+"""Least number of seeds that both rows have, for one of them to win."""
 R = TypeVar("R", bound=Hashable)
 S = TypeVar("S", bound=Hashable)
 Seeds = Mapping[S, float | None]
