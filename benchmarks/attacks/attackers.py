@@ -41,7 +41,7 @@ from fedmodels.errors import ConfigError
 from fedmodels.methods import fedali, fedavg, fedmlp, fedproto, gldp, pfedgrp
 from fedmodels.numerics.randomness import derive_seed
 from fedmodels.tensors.bundle import Bundle, Histogram, Prototypes
-from fedmodels.tensors.declared_counts import STATISTICS
+from fedmodels.tensors.declared_counts import MAX_WEIGHT, STATISTICS
 from fedmodels.training.contexts import ClientContext, ServerState, Stream
 from fedmodels.training.method import Scores
 from fedmodels.training.run import RunFacts
@@ -133,7 +133,8 @@ def prototype_numbers(bundle: Bundle) -> Numbers:
 
 
 def with_numbers(upload: Bundle, changed: Numbers) -> Bundle:
-    """Return an upload with other numbers in these places."""
+    """Return an upload with other numbers in these places, as large as the checks let pass."""
+    changed = {key: tensor.clamp(-MAX_WEIGHT, MAX_WEIGHT) for key, tensor in changed.items()}
     weights = {name: changed.get(("weights", name), w) for name, w in upload.weights.items()}
     prototypes = {
         level: replace(rows, vectors=_vectors(level, rows, changed))
@@ -275,7 +276,7 @@ def within_announced(upload: Bundle, counts: Tensor, visits: int) -> Bundle:
     told = upload.histogram
     if told is not None:
         pairs = ((told.round, counts), (told.total, visits * counts))
-        told = Histogram(*(part.minimum(most.to(part)) for part, most in pairs))
+        told = Histogram(*(p.minimum(most.to(p)) if len(p) else p for p, most in pairs))
     held = {
         key: made
         for key, made in upload.generators.items()

@@ -44,6 +44,7 @@ SET = Prototypes.by_position(torch.tensor([[1.0], [2.0], [3.0]]))
         ("sign_flip", "usual", [9.0, 8.0]),  # 10 - 1, 10 - 2
         ("scaling", "usual", [0.0, -10.0]),  # 10 - 10, 10 - 20
         ("scaling", 10.0, [20.0, 30.0]),
+        ("scaling", 2e6, [1e6, 1e6]),  # more would be refused
         ("negation", "usual", [-11.0, -12.0]),
         ("inner_product", "usual", [4.0, 6.0]),  # 10 - 2 * 3, 10 - 2 * 2
         ("inner_product", 0.5, [8.5, 9.0]),
@@ -134,6 +135,10 @@ def test_attackers_say_nothing_beyond_what_they_announced() -> None:
     assert found.histogram.round.tolist() == [0, 0, 3, 0, 0, 0]
     assert found.histogram.total.tolist() == [0, 0, 5, 0, 0, 0]
     assert [*found.generators] == ["2", "all"]
+    empty = Histogram(torch.zeros(0, dtype=torch.int32), told.total)
+    kept = within_announced(Bundle(histogram=empty), counts, visits=1).histogram
+    assert kept is not None
+    assert not len(kept.round), "a part may be left out"
 
 
 @dataclass
