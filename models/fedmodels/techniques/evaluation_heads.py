@@ -7,7 +7,7 @@ counted apart from the method's own bytes and never trained from.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId, Weights
@@ -15,13 +15,6 @@ from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.training.run import RunFacts
 
 PREFIX = "eval/"
-
-
-def travelling(weights: Weights, shares: Callable[[str], bool], with_private: bool) -> Weights:
-    """Return the weights that leave a client; private ones as ``eval/…``, if asked for."""
-    shared = {k: v for k, v in weights.items() if shares(k)}
-    private = {PREFIX + k: v for k, v in weights.items() if with_private and not shares(k)}
-    return shared | private
 
 
 def trained_part(bundle: Bundle) -> Bundle:
@@ -42,14 +35,6 @@ def evaluation_part(bundle: Bundle) -> Bundle:
 def for_scores(weights: Weights) -> Weights:
     """Return weights under the names by which they travel for scores alone."""
     return {PREFIX + name: tensor for name, tensor in weights.items()}
-
-
-def sent_to_everyone(run: RunFacts, bundle: Bundle) -> Mapping[ClientId, Bundle]:
-    """Return one bundle as the own part of every client and the evaluator; none if it is empty."""
-    if not bundle.by_key():
-        return {}
-    clients: list[ClientId] = [*range(run.experiment.schedule.clients), EVALUATOR]
-    return dict.fromkeys(clients, bundle)
 
 
 def as_scored(bundle: Bundle) -> Bundle:
@@ -84,11 +69,6 @@ def in_own_part(common: BundleSpec, own: BundleSpec) -> tuple[BundleSpec, Bundle
     moved = {k: one for k, one in common.required.items() if k.startswith(f"weights/{PREFIX}")}
     kept = {k: one for k, one in common.required.items() if k not in moved}
     return BundleSpec(kept, common.optional), own | BundleSpec(optional=moved)
-
-
-def evaluation_spec(weights: Weights) -> BundleSpec:
-    """Return the spec of a client's own part that may bring these ``eval/…`` weights, or none."""
-    return BundleSpec(optional=BundleSpec.of(Bundle(weights=weights)).required)
 
 
 def received(payload: Bundle) -> Weights:
