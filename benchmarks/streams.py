@@ -52,7 +52,7 @@ NETS = {
     "fedali": {"name": "vit-tiny", "alp": True, "prototypes": [16, 16], "blocks": 2, "patch": 4}
 }
 """FedAli aligns the tokens of a transformer; the others have the small CNN."""
-HOW: dict[str, dict[str, Any]] = {
+SETTINGS: dict[str, dict[str, Any]] = {
     "gldp": {"t": 1, "s": 1},
     "pfedgrp": {"generator_width": 8, "generator_epochs": 20, "server_volume": 16, "w_epochs": 2},
 }
@@ -115,7 +115,7 @@ def experiment(method: str) -> Any:
     return experiment_of(
         {
             "net": NETS.get(method, IMAGES),
-            "method": {"name": method, **HOW.get(method, {})},
+            "method": {"name": method, **SETTINGS.get(method, {})},
             "schedule": {
                 "open": True, "order": "tasks_outer", "clients": BEGINNERS + LATE,
                 "begin_with": BEGINNERS, "rounds": 3,

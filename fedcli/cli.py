@@ -185,11 +185,11 @@ def join(
     clients = clients_of(client_id)
     from fedcli.runtime.joining import host_of
     from fedcli.runtime.shown import Shown
-    from fedmodels.config.privacy import HOW
+    from fedmodels.config.privacy import DETAILS
 
-    show, how = None, next((how for how in HOW if how == announce), None)
+    show, how = None, next((how for how in DETAILS if how == announce), None)
     if how is None:
-        raise ConfigError(f"--announce {announce!r} is none of {', '.join(HOW)}")
+        raise ConfigError(f"--announce {announce!r} is none of {', '.join(DETAILS)}")
     if show_uploads is not None:
         where = None if show_uploads == "-" else Path(show_uploads)
         show = Shown(where, clients, tensors=show_tensors, asks=ask)

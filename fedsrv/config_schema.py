@@ -56,7 +56,7 @@ def _explain(form: Form, table: type[BaseModel]) -> None:
 
 
 def _of_each(shared: Form, forms: Mapping[str, Form]) -> list[Form]:
-    """Return the forms of a table by its key ``name``; a name of one's own has any other keys.
+    """Return the forms of a table by its key ``name``; a custom name has any other keys.
 
     Args:
         shared: the keys of every name.

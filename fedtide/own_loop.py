@@ -1,4 +1,4 @@
-"""A client around a training loop of one's own.
+"""A client around a custom training loop.
 
     import fedtide
 
@@ -38,7 +38,7 @@ from fedpb.v1 import coordinator_pb2 as rpc
 
 PathLike = str | os.PathLike[str]
 LOOP = ("fit", "phases", "loss", "after_step", "training_data")
-"""What a loop of one's own does in place of the method's functions."""
+"""What a custom loop does in place of the method's functions."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""A loss of one's own: label smoothing.
+"""A custom loss: label smoothing.
 
 fedsrv launch examples/quickstart.toml --out run --set method.name=examples/extend/smoothed.py:Smoothed
 """  # noqa: E501

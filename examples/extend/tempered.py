@@ -1,4 +1,4 @@
-"""An aggregation of one's own: what an upload counts in the mean.
+"""A custom aggregation: what an upload counts in the mean.
 
 fedsrv launch examples/quickstart.toml --out run --set method.name=examples/extend/tempered.py:Tempered
 """  # noqa: E501

@@ -1,4 +1,4 @@
-"""A net of one's own, as the coordinator's config and the training scripts beside it name it."""
+"""A custom net, as the coordinator's config and the training scripts beside it name it."""
 
 import math
 

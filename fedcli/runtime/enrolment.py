@@ -18,7 +18,7 @@ from fedcli.runtime.known_history import HEAD, KnownHistory
 from fedcli.runtime.link import Link, Membership
 from fedcli.runtime.sessions import Sessions
 from fedcli.runtime.workers import Workers
-from fedmodels.config.privacy import Announced
+from fedmodels.config.privacy import CountDetail
 from fedmodels.errors import LinkError
 from fedmodels.printable import printable
 from fedmodels.tensors.bundle import EVALUATOR, ClientId
@@ -44,7 +44,7 @@ class Enrolment:
         states: Path,
         *,
         start_over: bool,
-        announce: Announced = "exact",
+        announce: CountDetail = "exact",
     ) -> None:
         """Join nobody yet.
 
@@ -56,7 +56,7 @@ class Enrolment:
             announce: how exactly clients tell how many examples of each class they have.
         """
         self.link, self.workers, self.start_over = link, workers, start_over
-        self.announce: Announced = announce
+        self.announce: CountDetail = announce
         self.members: dict[ClientId, Membership] = {}
         self.announced: dict[ClientId, Stamp] = {}
         """What each client's ``client.json`` was when the server was last told of it."""

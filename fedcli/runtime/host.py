@@ -37,7 +37,7 @@ from fedcli.runtime.together import Task, execute_together
 from fedcli.runtime.worker import Progress, Result
 from fedcli.runtime.workers import Workers
 from fedmodels.config.experiment import Deploy
-from fedmodels.config.privacy import HOW, Announced
+from fedmodels.config.privacy import DETAILS, CountDetail
 from fedmodels.errors import ArchiveError, ConfigError, FedtideError, LinkError, PayloadError
 from fedmodels.own_code import refuse_exits
 from fedmodels.printable import printable
@@ -72,7 +72,7 @@ class Host:
         deploys: bool = False,
         incoming: Path | None = None,
         certificate: OwnCertificate | None = None,
-        announce: Announced = "exact",
+        announce: CountDetail = "exact",
     ) -> None:
         """Make ready; what is wrong with a client's data or state shows when it joins.
 
@@ -125,7 +125,7 @@ class Host:
             values_of(reply.experiment), "the server's experiment", self.code, self.weights
         )
         told = self.announce
-        if HOW.index(experiment.announced) > HOW.index(told):
+        if DETAILS.index(experiment.announced) > DETAILS.index(told):
             log.warning(
                 "this run takes %s counts of examples, and it was told exact ones: join with "
                 "--announce %s", experiment.announced, experiment.announced,

@@ -13,7 +13,7 @@ from fedcli.runtime.host import Host
 from fedcli.runtime.link import Link
 from fedcli.runtime.tls import OwnCertificate, channel_credentials
 from fedmodels.config.places import check_address
-from fedmodels.config.privacy import HOW, Announced
+from fedmodels.config.privacy import DETAILS, CountDetail
 from fedmodels.errors import ConfigError, DataError, LinkError
 from fedmodels.printable import printable
 from fedmodels.tensors.bundle import ClientId
@@ -37,7 +37,7 @@ def host_of(
     incoming: Path | None = None,
     show: Callable[..., None] | None = None,
     crl: Path | None = None,
-    announce: Announced = "exact",
+    announce: CountDetail = "exact",
 ) -> Host:
     """Return a host that is ready to join; files as a site has them are cut first.
 
@@ -72,7 +72,7 @@ def host_of(
     if crl is not None:
         link.check = ServerCheck(server, ca, crl, cert, key)
     data, wanted = _brought(link, clients, data, states / "own-data")
-    if HOW.index(wanted) > HOW.index(announce):
+    if DETAILS.index(wanted) > DETAILS.index(announce):
         announce = wanted
     return Host(
         clients, link, data, states, device, start_over=start_over, deploys=deploys, code=code,
@@ -81,13 +81,13 @@ def host_of(
     )  # fmt: skip
 
 
-def announced_in(text: str) -> Announced:
+def count_detail_in(text: str) -> CountDetail:
     """Return how the server wants examples announced; an unknown word is one of a later server.
 
     Raises:
         LinkError: the word is unknown.
     """
-    for how in HOW:
+    for how in DETAILS:
         if text == how or (not text and how == "exact"):
             return how
     raise LinkError(
@@ -97,7 +97,7 @@ def announced_in(text: str) -> Announced:
 
 def _brought(
     link: Link, clients: Sequence[ClientId], data: Path, cache: Path
-) -> tuple[Path, Announced]:
+) -> tuple[Path, CountDetail]:
     """Return where clients' directories are, and how the run wants examples announced.
 
     The run is asked for that where files have to be cut; else it is "exact".
@@ -118,6 +118,6 @@ def _brought(
     wanted = link.prepare(client)
     try:
         place = cut(data, values_of(wanted.data), wanted.seed, client, cache)
-        return place, announced_in(wanted.announce)
+        return place, count_detail_in(wanted.announce)
     except DataError as error:  # as with a wrong option, the same command again is in vain
         raise ConfigError(str(error)) from None

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcli.runtime.sessions import write_private
-from fedmodels.config.privacy import FEWEST, SecureSum
+from fedmodels.config.privacy import MIN_GROUP, SecureSum
 from fedmodels.errors import ArchiveError, PayloadError
 from fedmodels.secure_sum.fixed_point import FixedPoint
 from fedmodels.secure_sum.keys import (
@@ -187,9 +187,9 @@ class SecureClient:
             PayloadError: names what is wrong.
         """
         ids = _ascending((peer.client for peer in asked.peers), "peers")
-        if len(ids) < FEWEST or self.client not in ids:
+        if len(ids) < MIN_GROUP or self.client not in ids:
             raise PayloadError(
-                f"a secure sum is of {len(ids)} peers; it takes {FEWEST}, this client among them"
+                f"a secure sum is of {len(ids)} peers; it takes {MIN_GROUP}, this client among them"
             )
         if asked.threshold != self.rules.needed(len(ids)):
             raise PayloadError(

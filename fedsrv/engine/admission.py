@@ -13,7 +13,7 @@ import numpy as np
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.origin import check_origin, placeless
-from fedmodels.config.privacy import HOW, Announced
+from fedmodels.config.privacy import DETAILS, CountDetail
 from fedmodels.errors import ConfigError, PayloadError, RunFailed
 from fedmodels.methods import make
 from fedmodels.printable import printable
@@ -233,8 +233,8 @@ class Admission:
     def _check_counted(self, client: ClientId, profile: Profile) -> None:
         """Check that a client counts its examples as exactly as the run needs."""
         needed = "exact" if self._experiment is None else self._experiment.announced
-        told: Announced = profile.counted if profile.counted else "exact"
-        if HOW.index(told) > HOW.index(needed):
+        told: CountDetail = profile.counted if profile.counted else "exact"
+        if DETAILS.index(told) > DETAILS.index(needed):
             raise PayloadError(
                 f"client {client} announces {told} counts of its examples, and this run needs "
                 f"{needed} ones: leave out --announce, or set [privacy] announce in its config"

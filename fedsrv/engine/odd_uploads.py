@@ -35,7 +35,7 @@ AGAINST, SPREADS, FEW = -0.2, 2.0, 5
 """An upload points against the others if its cosine with them is below ``AGAINST``, and also
 ``SPREADS`` standard deviations below the cohort's median. This takes at least ``FEW`` uploads. The
 standard deviation is the robust estimate: 1.48 times the median absolute deviation."""
-FEWEST = 3
+MIN_COHORT = 3
 """Uploads with which an odd one shows; of two nobody knows which is the odd one."""
 ODD = {WEIGHTS: 10.0}
 ODD_OTHERWISE = 100.0
@@ -108,7 +108,7 @@ def far_out(cohort: Mapping[int, Measured], company: Sequence[Norms] = ()) -> di
     return {
         client: f"its upload is far out of its cohort: {oddity}"
         for client, oddity in oddities(cohort, FAR, company).items()
-        if oddity.of >= FEWEST
+        if oddity.of >= MIN_COHORT
     }
 
 

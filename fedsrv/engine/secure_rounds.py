@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from fedmodels.config.privacy import FEWEST
+from fedmodels.config.privacy import MIN_GROUP
 from fedmodels.errors import PayloadError, TooFewClients
 from fedmodels.numerics.randomness import derive_seed
 from fedmodels.secure_sum.fixed_point import FixedPoint, added
@@ -88,7 +88,7 @@ class SecureRounds:
             TooFewClients: too few are left for any sum.
         """
         parts = self.parts
-        if len(ctx.cohort) < FEWEST:  # drawn by sampling = "poisson"
+        if len(ctx.cohort) < MIN_GROUP:  # drawn by sampling = "poisson"
             why = f"a cohort of {len(ctx.cohort)} is too small for a secure sum"
             return Answers({}, dict.fromkeys(ctx.cohort, why), sums=[])
         trip = parts.training(ctx, state, is_scored)
@@ -140,7 +140,7 @@ class SecureRounds:
             attempt = Attempt(os.urandom(ATTEMPT_BYTES), ctx.interaction)
             group = SecureGroup(attempt, self.rules.needed(len(keys)), keys)
             found.groups.append(group)
-            if len(keys) < FEWEST:
+            if len(keys) < MIN_GROUP:
                 found.leave_out(group, len(keys))
         self._check_left(ctx, found)
         by_client = {client: group for group in found.groups for client in group.keys}

@@ -199,8 +199,8 @@ class PlannedRun:
     def changes(self) -> list[str]:
         """Return the keys in which its config differs from the one it was begun with.
 
-        The reference is left out: its path is another where the runs were moved. What a file of
-        one's own held when the run was begun is written in the run's directory.
+        The reference is left out: its path is another where the runs were moved. What a
+        custom file held when the run was begun is written in the run's directory.
 
         Raises:
             ArchiveError: the config it was begun with is none any more.

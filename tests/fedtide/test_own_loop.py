@@ -1,4 +1,4 @@
-"""A training loop of one's own is a client like any other."""
+"""A custom training loop is a client like any other."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from fedcli.data.image_files import PLAIN
 from fedcli.data.sets.dataset import Labelled
 from fedcli.data.store.class_order import ClassOrder
 from fedmodels.config.origin import placeless
-from fedmodels.config.privacy import Announced
+from fedmodels.config.privacy import CountDetail
 from fedmodels.config.transforms import ImageTransform, parse_transform
 from fedmodels.data_description import (
     SCALES,
@@ -170,7 +170,7 @@ class ClientData:
         """How many tasks this client has."""
         return len(self.tasks)
 
-    def announcement(self, known: tuple[int, int] | None = None, how: Announced = "exact") -> str:
+    def announcement(self, known: tuple[int, int] | None = None, how: CountDetail = "exact") -> str:
         """Return ``client.json`` as Join and Announce send it: with counts, no transform, no path.
 
         Args:

@@ -42,7 +42,7 @@ from fedmodels.printable import printable
 from fedmodels.resolution import received_data
 
 FORMAT = 1
-HOW = "cut.json"
+CUT_FILE = "cut.json"
 """File beside a directory that was cut of a client's own files: the run's ``[data]`` and seed."""
 READ = (*SUFFIXES, *ENDS, ".npy", ".arrow")
 """How the names of files end that a site may bring."""
@@ -105,7 +105,7 @@ def cut(files: Path, tables: Mapping[str, Any], seed: int, client: int, cache: P
         cache.mkdir(mode=0o700, exist_ok=True)  # for nobody else
         with written_whole(root) as place:
             _write(place / str(client), dataset)
-            (place / HOW).write_text(json.dumps([dict(tables), seed]) + "\n", "utf-8")
+            (place / CUT_FILE).write_text(json.dumps([dict(tables), seed]) + "\n", "utf-8")
     except OSError as error:
         if not (root / str(client) / "client.json").is_file():  # another process may have cut it
             raise DataError(why_not_written(root, error)) from None
@@ -135,10 +135,10 @@ def remembered(root: Path) -> How | None:
         ConfigError: the file that says it is malformed.
     """
     try:
-        tables, seed = json.loads((root / HOW).read_bytes())
+        tables, seed = json.loads((root / CUT_FILE).read_bytes())
     except (OSError, ValueError, RecursionError, TypeError):
         return None
-    return received_data(tables, str(root / HOW)), int(seed)
+    return received_data(tables, str(root / CUT_FILE)), int(seed)
 
 
 def how_of(tables: Mapping[str, Any], seed: int) -> How | None:

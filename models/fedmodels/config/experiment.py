@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fedmodels.config.bounds import Count, PositiveCount
 from fedmodels.config.data import Data
-from fedmodels.config.privacy import FEWEST, Announced, Privacy, SecureSum
+from fedmodels.config.privacy import MIN_GROUP, CountDetail, Privacy, SecureSum
 from fedmodels.config.reduction import Reduction
 from fedmodels.config.scenario import Scenario
 from fedmodels.config.strict_table import CodeName, Place, StrictTable
@@ -470,10 +470,10 @@ class Experiment(StrictTable):
                 f"{self.server.named} reads uploads one by one, and [privacy] secure_sum shows the "
                 f"mean of a group at most: give [privacy.secure_sum] groups, {needed} at least"
             )
-        if self.method.pools_data or self.cohort_size < FEWEST:
+        if self.method.pools_data or self.cohort_size < MIN_GROUP:
             raise ConfigError(
-                f"[privacy] secure_sum needs cohorts of at least {FEWEST} clients: a sum of fewer "
-                "tells one client of another"
+                f"[privacy] secure_sum needs cohorts of at least {MIN_GROUP} clients: a sum of "
+                "fewer tells one client of another"
             )
         return self
 
@@ -483,7 +483,7 @@ class Experiment(StrictTable):
         return self.privacy.secure_sum if self.privacy else None
 
     @property
-    def announced(self) -> Announced:
+    def announced(self) -> CountDetail:
         """How exactly clients tell how many examples of each class they have."""
         return "exact" if self.privacy is None else self.privacy.announce
 

@@ -12,12 +12,12 @@ from fedmodels.config.strict_table import StrictTable
 
 Names = Annotated[tuple[str, ...], Field(strict=False)]  # TOML has lists only
 Chance = Annotated[float, Field(gt=0, lt=1)]
-Announced = Literal["exact", "rounded", "none"]
+CountDetail = Literal["exact", "rounded", "none"]
 """How exactly clients tell how many examples of each class they have."""
-HOW: tuple[Announced, ...] = ("exact", "rounded", "none")
+DETAILS: tuple[CountDetail, ...] = ("exact", "rounded", "none")
 """The same in falling order of what is told."""
 
-FEWEST = 3
+MIN_GROUP = 3
 """Clients below which a sum tells a client too much of the others."""
 
 
@@ -81,7 +81,7 @@ class Privacy(StrictTable):
     """What may leave clients although the noise does not cover it. A run is refused until it lists
     everything of that kind, and the refusal says the names."""
 
-    announce: Announced = "exact"
+    announce: CountDetail = "exact"
     """How many examples of each class a client tells: as many as it has; ``rounded`` up to a power
     of two; or ``none``, for each task their sum alone. Unless ``exact``, scores are sums over
     classes. Methods that send or read class counts are refused: docs/privacy.md."""

@@ -25,7 +25,7 @@ Reduce = Literal[
 ]
 CLIPS = ("norm_clipped", "centered_clipping")
 ITERATES = ("geometric_median", "centered_clipping")
-FEWEST = {"trimmed_mean": (2, 1), "krum": (2, 3), "multi_krum": (2, 3), "bulyan": (4, 3)}
+MIN_CLIENTS = {"trimmed_mean": (2, 1), "krum": (2, 3), "multi_krum": (2, 3), "bulyan": (4, 3)}
 """(a, b) of the rules that take a number f of attackers: they need a f + b uploads."""
 
 
@@ -67,8 +67,8 @@ class Reduction(StrictTable):
     def fewest_uploads(self) -> int:
         """How many uploads the rule needs."""
         f, needed = self.attackers or 0, 1
-        if self.reduce in FEWEST:
-            factor, more = FEWEST[self.reduce]
+        if self.reduce in MIN_CLIENTS:
+            factor, more = MIN_CLIENTS[self.reduce]
             needed = factor * f + more
         if self.mix == "nearest":
             needed = max(needed, 2 * f + 1)
@@ -78,13 +78,13 @@ class Reduction(StrictTable):
 
     @model_validator(mode="after")
     def _keys_belong_to_the_rule(self) -> Reduction:
-        takes = self.reduce in FEWEST or self.mix == "nearest"
+        takes = self.reduce in MIN_CLIENTS or self.mix == "nearest"
         if takes and self.attackers is None:
-            what = f"reduce = {self.reduce!r}" if self.reduce in FEWEST else 'mix = "nearest"'
+            what = f"reduce = {self.reduce!r}" if self.reduce in MIN_CLIENTS else 'mix = "nearest"'
             raise ValueError(f"{what} needs attackers, the number of clients that may lie")
         for key, fits, owners in (
             ("mix", self.is_robust, "a rule other than mean: give reduce"),
-            ("attackers", takes, f'{", ".join(FEWEST)} and mix = "nearest"'),
+            ("attackers", takes, f'{", ".join(MIN_CLIENTS)} and mix = "nearest"'),
             ("bucket_size", self.mix == "bucketing", 'mix = "bucketing"'),
             ("clip_norm", self.reduce in CLIPS, " and ".join(CLIPS)),
             ("clip_factor", self.reduce in CLIPS, " and ".join(CLIPS)),

@@ -166,8 +166,8 @@ class Natural(ScenarioTable):
     kind: Literal["natural"]
     has_long_tail: ClassVar[bool] = False
     split: float = 0.8
-    """Training part of each client and class, in tenths; the paper's 0.8, its code's 0.7. Data of
-    one's own keep the parts that they have."""
+    """Training part of each client and class, in tenths; the paper's 0.8, its code's 0.7. Custom
+    data keep the parts that they have."""
     zscore: Literal["per_client_channel", "official"] = "per_client_channel"
     """``official``: one mean and deviation per sensor and device model, over all its data."""
 

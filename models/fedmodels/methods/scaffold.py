@@ -80,9 +80,9 @@ class Scaffold(FedAvg):
         return Bundle(_zeros(run, run.initial_weights))
 
     def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> Controls:
-        everyones, own = (part_of(bundle.weights, CONTROL) for bundle in (payload, state))
+        shared, own = (part_of(bundle.weights, CONTROL) for bundle in (payload, state))
         live = ctx.net.parameters_by_key()
-        apart = {key: (everyones[key] - own[key]).to(w.device) for key, w in live.items()}
+        apart = {key: (shared[key] - own[key]).to(w.device) for key, w in live.items()}
         return Controls(apart, {key: torch.zeros_like(w) for key, w in live.items()})
 
     def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: Controls) -> Tensor:

@@ -50,7 +50,7 @@ _BUILDERS = {
 }
 """Every net with a name: ``module:function``."""
 _PUBLISHED = ("timm", "torchvision")
-"""Nets of other libraries, which are tried as nets of one's own are."""
+"""Nets of other libraries, which are tried as custom nets are."""
 
 
 def net_names() -> list[str]:

@@ -17,7 +17,7 @@ from typing import Any
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ConfigError
 
-MOST_NOISE = 1e6
+MAX_NOISE = 1e6
 """A noise multiplier beyond it is no answer."""
 _FINE = [1 + x / 10 for x in range(1, 100)]
 _WHOLE = [*range(2, 25), *range(26, 49, 2), 56, 64, 80, 96, 128, 192, 256]
@@ -93,7 +93,7 @@ def least_noise(
     low, high = 0.0, 1.0
     while not fits(high):
         low, high = high, 2 * high
-        if high > MOST_NOISE:
+        if high > MAX_NOISE:
             raise ConfigError(
                 f"[privacy] epsilon = {epsilon:g} with delta = {delta:g} is out of reach of any "
                 "noise: give more of either, or fewer rounds"

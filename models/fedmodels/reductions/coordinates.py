@@ -13,7 +13,7 @@ import numpy as np
 
 from fedmodels.reductions.rows import Numbers
 
-MOST_IN_NETWORK = 100
+MAX_IN_NETWORK = 100
 """Rows up to which the network is faster."""
 
 
@@ -75,7 +75,7 @@ def _kept(rows: Numbers, low: Numbers, high: Numbers) -> Numbers:
 
 def _sorted(rows: Numbers, wanted: tuple[int, ...]) -> list[Numbers]:
     """Return the rows of the matrix whose columns are sorted; only the wanted rows are right."""
-    if len(rows) > MOST_IN_NETWORK:
+    if len(rows) > MAX_IN_NETWORK:
         return list(np.sort(rows, axis=0))
     ordered, spare = list(rows.copy()), np.empty(rows.shape[1], rows.dtype)
     for i, j in _comparators(len(rows), wanted):

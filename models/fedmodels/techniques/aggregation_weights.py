@@ -120,8 +120,8 @@ class WeightSearch:
 
 
 @dataclass(frozen=True)
-class FoundWeights:
-    """The best weights seen."""
+class BestWeights:
+    """The aggregation weights of the least loss that the search saw."""
 
     w: Tensor  # (n,) float64
     loss: float
@@ -136,7 +136,7 @@ def find_weights(
     own: int,
     search: SearchSettings,
     seed: int,
-) -> FoundWeights:
+) -> BestWeights:
     """Return the weights with the lowest loss among uniform, initial, and those after each epoch.
 
     Args:
@@ -152,7 +152,7 @@ def find_weights(
     uniform = torch.full((n,), 1 / n, dtype=torch.float64)
     if n == 1 or not len(fixed[1]):
         loss = mixer.loss(uniform.float().to(device), fixed) if len(fixed[1]) else math.nan
-        return FoundWeights(uniform, loss, loss)
+        return BestWeights(uniform, loss, loss)
 
     def judged(w: Tensor) -> tuple[float, Tensor]:
         w = with_entropy(w.detach().double().cpu(), search.entropy_floor)
@@ -175,12 +175,12 @@ def find_weights(
             w.backward(slope.double().cpu())  # type: ignore[no-untyped-call]
             optimizer.step()
         best = min(best, judged(a.softmax(0)), key=lambda found: found[0])
-    return FoundWeights(best[1], best[0], of_uniform)
+    return BestWeights(best[1], best[0], of_uniform)
 
 
 def find_all(
     mixer: Mixer, problems: Sequence[WeightSearch], search: SearchSettings, threads: int
-) -> list[FoundWeights]:
+) -> list[BestWeights]:
     """Solve problems that share their models, as many at a time as there are threads.
 
     What is found does not depend on the number of threads.
@@ -189,7 +189,7 @@ def find_all(
     mixers = [mixer, *(mixer.another() for _ in range(threads - 1))]
     intra_op = torch.get_num_threads()
 
-    def solve(first: int) -> list[FoundWeights]:
+    def solve(first: int) -> list[BestWeights]:
         torch.set_num_threads(intra_op)
         mine = problems[first::threads]
         return [find_weights(mixers[first], p.examples, p.own, search, p.seed) for p in mine]

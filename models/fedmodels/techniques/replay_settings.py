@@ -16,7 +16,7 @@ import torch
 from fedmodels.config.bounds import Count, NonNegative, PositiveCount, Share
 from fedmodels.machine import cores
 from fedmodels.techniques.aggregation_weights import (
-    FoundWeights,
+    BestWeights,
     Mixer,
     SearchSettings,
     WeightSearch,
@@ -172,7 +172,7 @@ class LearnedWeights(Part):
 
     def found(
         self, run: RunFacts, models: Sequence[Weights], searches: Sequence[WeightSearch]
-    ) -> list[FoundWeights]:
+    ) -> list[BestWeights]:
         """Return the weights that each search finds, on a GPU one after the other."""
         threads = cores() if self.device == "cpu" else 1
         mixer = Mixer(run.make_net().to(self.device), models)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmodels.config.privacy import FEWEST, SecureSum
+from fedmodels.config.privacy import MIN_GROUP, SecureSum
 from fedmodels.errors import ConfigError
 from fedmodels.secure_sum.fixed_point import FixedPoint, Part, signed
 from fedmodels.secure_sum.masks import Vector
@@ -199,10 +199,10 @@ def check_secure_sum(method: Method, run: RunFacts) -> None:
     secure = SecureUpload.of(method, run)
     if secure is not None:
         smallest = run.experiment.cohort_size // secure.rules.groups
-        if smallest < FEWEST:
+        if smallest < MIN_GROUP:
             raise ConfigError(
                 f"[privacy] secure_sum: a group would have {smallest} clients, and a sum of fewer "
-                f"than {FEWEST} tells one client of another; take fewer groups, or more clients"
+                f"than {MIN_GROUP} tells one client of another; take fewer groups, or more clients"
             )
         secure.numbers(run.experiment.cohort_size, 1).scale  # noqa: B018 (it may be too coarse)
 

@@ -13,7 +13,7 @@ import torch
 
 from fedcli.data.store.growing import add_task
 from fedcli.data.store.opening import open_data
-from fedcli.data.store.site import HOW
+from fedcli.data.store.site import CUT_FILE
 from fedcli.runtime.announcing import Announcer, how_cut
 from fedcli.runtime.answers import RunOver, SessionGone, UploadRefused
 from fedcli.runtime.enrolment import Enrolment
@@ -376,7 +376,7 @@ def test_files_are_cut_as_before_or_as_the_server_says(tmp_path: Path) -> None:
     asked = how_cut(tmp_path, 0, link)
     assert asked is not None
     assert (asked[0].test_share, asked[1]) == (0.5, 3)
-    (tmp_path / HOW).write_text('[{"name": "directory", "test_share": 0.25}, 4]')
+    (tmp_path / CUT_FILE).write_text('[{"name": "directory", "test_share": 0.25}, 4]')
     known = how_cut(tmp_path, 0, link)
     assert known is not None
     assert (known[0].test_share, known[1]) == (0.25, 4)

@@ -14,7 +14,7 @@ from fedmodels.methods import make, method_class
 from fedmodels.methods.pfedgrp import PERSONAL
 from fedmodels.numerics.metric_names import metric
 from fedmodels.techniques import server_replay
-from fedmodels.techniques.aggregation_weights import FoundWeights, find_all
+from fedmodels.techniques.aggregation_weights import BestWeights, find_all
 from fedmodels.techniques.class_replay import Judge, Rehearsal, Replayed
 from fedmodels.techniques.generators import public
 from fedmodels.techniques.replay_settings import LearnedWeights
@@ -336,7 +336,7 @@ def test_one_hot_weights_give_that_model(digits, monkeypatch):
     method, run, results = trained(digits)
     uploads = {c: r.upload for c, r in results.items()}
     rows = torch.eye(3, dtype=torch.float64)[[1, 2, 0]]
-    found = [FoundWeights(row, 0.0, 0.0) for row in rows]
+    found = [BestWeights(row, 0.0, 0.0) for row in rows]
     monkeypatch.setattr(LearnedWeights, "found", lambda *_: found)
     state, _, _ = finished(method, run, uploads)
     for client, source in ((0, 1), (1, 2), (2, 0)):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fedcli.data.store.client_data import ClientData
-from fedcli.runtime.joining import announced_in
+from fedcli.runtime.joining import count_detail_in
 from fedcli.runtime.worker import Result
 from fedmodels.data_description import ClientFile, TaskCounts
 from fedmodels.errors import ConfigError, LinkError, PayloadError
@@ -127,6 +127,6 @@ def test_a_client_scores_what_it_announced(right: bool, total: int) -> None:
 
 
 def test_a_word_of_a_later_server_is_refused() -> None:
-    assert [announced_in(word) for word in ("", "exact", "none")] == ["exact", "exact", "none"]
+    assert [count_detail_in(word) for word in ("", "exact", "none")] == ["exact", "exact", "none"]
     with pytest.raises(LinkError, match="announced as 'halved': update fedcli"):
-        announced_in("halved")
+        count_detail_in("halved")
