@@ -35,8 +35,7 @@ import torch
 from zlib_ng import zlib_ng
 
 from benchmarks.measure import anonymous_bytes, parser_of, tell
-from fedcli.runtime.link import Link, Membership
-from fedcli.runtime.tls import channel_credentials
+from fedcli.runtime.link import Link, Membership, channel_credentials
 from fedcli.runtime.worker import Result
 from fedmodels.errors import RunFailed
 from fedmodels.tensors.allocator import keep_large_blocks

@@ -270,9 +270,8 @@ def add_new_task(
         )
     how = None
     if server is not None:
-        from fedcli.runtime.announcing import how_cut
-        from fedcli.runtime.link import Link
-        from fedcli.runtime.tls import channel_credentials
+        from fedcli.runtime.enrolment import how_cut
+        from fedcli.runtime.link import Link, channel_credentials
         from fedmodels.config.places import check_address
 
         check_address(server, "--server")
@@ -476,7 +475,7 @@ app.command()(rollback)
 @app.command("data")
 def list_data() -> None:
     """List the known data sets: which are present, and how to get the others."""
-    from fedcli.data.sets.listing import list_datasets
+    from fedcli.data.sets.registry import list_datasets
 
     list_datasets()
 

@@ -31,7 +31,6 @@ GRPC_FILES = {
     "fedcli/runtime/answers.py",
     "fedcli/runtime/certificate_request.py",
     "fedcli/runtime/link.py",
-    "fedcli/runtime/tls.py",
 }
 DATA_SETS = ("torchvision.datasets", "sklearn.datasets")
 PICKLES = (
@@ -68,8 +67,7 @@ FROM_FEDMODELS_INTO_FEDPB = ("fedmodels.tensors", "fedmodels.errors", "fedmodels
 ROOMS = {
     "fedtide": (
         "nets", "numerics", "prototypes", "metrics", "partition", "models", "inprocess", "runs",
-        *(f"testing.{name}" for name in ("trial", "case", "little_data", "mistakes", "spelling")),
-        "open_runs", "testing.growth", "testing.stacked", "testing.suite", "testing",
+        "open_runs", "testing.trial", "testing.case", "testing.suite", "testing",
     ),
     "fedmodels": (
         "errors", "machine", "printable", "units", "charts", "log_lines", "files", "processes",

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import records_of
-from fedcli.data.store.opening import open_data
+from fedcli.data.store.partition_store import open_data
 from fedmodels.errors import FedtideError
 from fedmodels.files import write_atomically
 from fedmodels.resolution import parse_experiment

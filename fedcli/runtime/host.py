@@ -19,7 +19,6 @@ from pathlib import Path
 
 import torch
 
-from fedcli.runtime.announcing import Announcer
 from fedcli.runtime.answers import (
     Dismissed,
     NotTaken,
@@ -28,11 +27,10 @@ from fedcli.runtime.answers import (
     Superseded,
     UploadRefused,
 )
-from fedcli.runtime.enrolment import Enrolment, client_of
-from fedcli.runtime.link import Link, Membership
+from fedcli.runtime.enrolment import Announcer, Enrolment, client_of
+from fedcli.runtime.link import Link, Membership, OwnCertificate
 from fedcli.runtime.order_queue import WAKE_S, OrderQueue
-from fedcli.runtime.state_lock import lock_states
-from fedcli.runtime.tls import OwnCertificate
+from fedcli.runtime.state import lock_states
 from fedcli.runtime.together import Task, execute_together
 from fedcli.runtime.worker import Progress, Result
 from fedcli.runtime.workers import Workers

@@ -10,8 +10,7 @@ import torch
 
 from fedcli.data.store.site import cut, cut_before, is_cut
 from fedcli.runtime.host import Host
-from fedcli.runtime.link import Link
-from fedcli.runtime.tls import OwnCertificate, channel_credentials
+from fedcli.runtime.link import Link, OwnCertificate, channel_credentials
 from fedmodels.config.places import check_address
 from fedmodels.config.privacy import DETAILS, CountDetail
 from fedmodels.errors import ConfigError, DataError, LinkError

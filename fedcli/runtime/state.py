@@ -11,16 +11,16 @@ import logging
 import os
 import queue
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 from fedcli.runtime.sessions import write_private
 from fedmodels.errors import ArchiveError, ArchiveNotRead
-from fedmodels.files import linked, sync_path
+from fedmodels.files import linked, locked, sync_path
 from fedmodels.numerics.secrecy import SECRET_BYTES, Secret
 from fedmodels.tensors.archive import load, save
-from fedmodels.tensors.bundle import Bundle
+from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId
 
 _NAME = "state-{:08d}.safetensors"
 _SCORED = "scored-{:08d}.safetensors"
@@ -271,3 +271,43 @@ class StateDirectory:
             log.error("%s is not safe on the disk: %s", path, error.strerror)
             return False
         return True
+
+
+# --- the lock -------------------------------------------------------------------------------------
+
+
+LOCK = ".lock"
+"""The file of a ``--state-dir`` in which the byte at a client's id is locked."""
+EVALUATORS_BYTE = 1 << 30
+
+
+def lock_states(states: Path, clients: Sequence[ClientId]) -> int | None:
+    """Lock the states of clients until the returned file is closed, or the process ends.
+
+    Two processes of one client would spoil its states.
+
+    Returns:
+        The open file. None if the file cannot be made: the first write of a state then fails
+        with its own line. A file system without locks is no error.
+
+    Raises:
+        ArchiveError: another process has one of the clients.
+    """
+    try:
+        states.mkdir(parents=True, exist_ok=True)
+        handle = os.open(states / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError:
+        return None
+    for client in clients:
+        place = EVALUATORS_BYTE if client == EVALUATOR else int(client)
+        try:
+            is_free = locked(handle, place)
+        except OSError:
+            continue
+        if not is_free:
+            os.close(handle)
+            raise ArchiveError(
+                f"client {client} runs already, with its state in {states}; wait until that "
+                "process has ended, or give another --state-dir"
+            )
+    return handle

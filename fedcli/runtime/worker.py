@@ -15,14 +15,12 @@ from torch import Tensor
 
 from fedcli.data.store.client_data import ClientData
 from fedcli.data.store.stream import TaskStream, Validation
-from fedcli.runtime.client_log import tell, tell_scored, tell_trained
+from fedcli.runtime.client_log import Spare, tell, tell_scored, tell_trained
 from fedcli.runtime.deployed import Deployed
-from fedcli.runtime.deployment import Deployment
 from fedcli.runtime.drift import DriftMeter, without_summaries
-from fedcli.runtime.final_model import FinalModel, LastStored
+from fedcli.runtime.kept_models import Deployment, FinalModel, LastStored
 from fedcli.runtime.secure_client import SecureClient
 from fedcli.runtime.setups import SetUp, SetUps
-from fedcli.runtime.spare import Spare
 from fedcli.runtime.state import StateDirectory
 from fedmodels.config.experiment import Deploy, Experiment
 from fedmodels.errors import ConfigError, FedtideError, PayloadError

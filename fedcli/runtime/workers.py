@@ -16,8 +16,7 @@ from pathlib import Path
 import torch
 
 from fedcli.data.store.client_data import ClientData
-from fedcli.data.store.opening import open_data
-from fedcli.data.store.partition_store import PartitionStore
+from fedcli.data.store.partition_store import PartitionStore, open_data
 from fedcli.runtime.setups import SetUps
 from fedcli.runtime.state import StateDirectory
 from fedcli.runtime.worker import Worker

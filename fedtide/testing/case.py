@@ -15,7 +15,7 @@ from fedmodels.errors import FedtideError
 from fedmodels.methods import method_class
 from fedmodels.tensors.bundle import Bundle, tensor_bytes
 from fedmodels.tensors.uploads import Uploads
-from fedmodels.training.contexts import ServerContext, ServerState
+from fedmodels.training.contexts import ClientContext, ServerContext, ServerState
 from fedmodels.training.fault import fault_in, line_of
 from fedmodels.training.hooks import as_uploads, init_server, reduce
 from fedmodels.training.loop import train_locally
@@ -78,15 +78,19 @@ class Case:
 
     def trained(self, clients: Sequence[int] = (0, 1)) -> Trained:
         """Return what clients learn in one interaction."""
-        experiment = self.experiment()
         results = {}
         for client in clients:
-            ctx = context_of(experiment, self.data, client)
-            results[client] = train_locally(
-                method_of(experiment), ctx, *payload_of(experiment, ctx)
-            )
-        method, run = method_of(experiment), ctx.run
-        return Trained(method, run, init_server(method, run), results)
+            method, ctx, payload, state = self.begun(client)
+            results[client] = train_locally(method, ctx, payload, state)
+        return Trained(method, ctx.run, init_server(method, ctx.run), results)
+
+    def begun(
+        self, client: int = 0, experiment: Experiment | None = None
+    ) -> tuple[Method, ClientContext, Bundle, Bundle]:
+        """Return a client before its first training: method, context, payload, private state."""
+        experiment = experiment or self.experiment()
+        ctx = context_of(experiment, self.data, client)
+        return method_of(experiment), ctx, *payload_of(experiment, ctx)
 
 
 @dataclass

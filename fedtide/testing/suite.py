@@ -2,43 +2,44 @@
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
+import inspect
 import itertools
+import json
 import math
+import random
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 import tomli_w
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from fedmodels.methods import make, settings_of
+from fedmodels.errors import ConfigError
+from fedmodels.methods import make, method_class, settings_of
+from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import weights_of
 from fedmodels.tensors.archive import load, load_named, save, save_named
 from fedmodels.tensors.bundle import Bundle, Problem, Weights, check_finite, state_digest
+from fedmodels.training.class_growth import Growth, check_grows
 from fedmodels.training.contexts import ClientContext
+from fedmodels.training.hooks import as_uploads, broadcast, reduce
 from fedmodels.training.loop import train_locally
 from fedmodels.training.method import Batch, Method, Output
+from fedmodels.training.returned import check_upload
 from fedmodels.training.run import RunFacts
+from fedpb.codec import merged
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedtide.inprocess import run_in_process, transported
-from fedtide.testing.case import Case, bytes_of, newest_states, states_of
-from fedtide.testing.growth import a_class_may_come_later
-from fedtide.testing.little_data import (
-    clients_with_little_data_take_part,
-    one_example_makes_no_batch_statistics,
-)
-from fedtide.testing.mistakes import (
-    arrival_does_not_matter,
-    references_stay_while_the_net_trains,
-    the_classifier_is_the_net,
-)
-from fedtide.testing.spelling import its_functions_are_spelt_as_known
+from fedtide.testing.case import Case, Finished, bytes_of, newest_states, states_of
 from fedtide.testing.trial import (
     TABLES,
     context_of,
+    few_in,
     method_of,
-    payload_of,
     scored_by_the_evaluator,
     server_context,
 )
@@ -46,6 +47,13 @@ from fedtide.testing.trial import (
 Check = Callable[[Case], None]
 CHECKS: dict[str, Check] = {}
 """Every check by its name."""
+ALIKE = 0.9
+"""From 0 to 1: two names that are at least as alike count as one name, misspelt."""
+RANDOM = (
+    "two equal runs differ: draw by ctx.generator() or by torch, not by numpy or random, and keep "
+    "nothing outside of the states"
+)
+ARRIVAL = "the order in which uploads come changes a run: keep nothing of check_upload's calls"
 
 
 def check(function: Check) -> Check:
@@ -74,18 +82,39 @@ def its_views_are_known(case: Case) -> None:
     assert views <= {"global", "after_local", "after_downlink"}, views
 
 
+@check
+def its_functions_are_spelt_as_known(case: Case) -> None:
+    """No public function has nearly the name of one that fedtide calls: nothing would call it."""
+    cls = method_class(case.name)
+    known = {name for owner in cls.__mro__[1:] for name in vars(owner)} | vars(FedAvg).keys()
+    for name, value in vars(cls).items():
+        is_public = inspect.isfunction(value) and not name.startswith("_")
+        if is_public and name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=ALIKE)
+            assert not near, f"{name} is never called: did you mean {near[0]}? Helpers begin with _"
+
+
 # --- a whole run ----------------------------------------------------------------------------------
 
 
-check(arrival_does_not_matter)
+@check
+def arrival_does_not_matter(case: Case) -> None:
+    """Two runs of one seed agree to the bit, whatever the order in which uploads come."""
+    first = _end(case.finished)
+    if _end(case.again(arrival=random.Random(3))) == first:
+        return
+    raise AssertionError(ARRIVAL if _end(case.again()) == first else RANDOM)
+
+
+def _end(run: Finished) -> tuple[str, dict[str, float]]:
+    """Return what two runs that are the same have in common."""
+    return run.summary["state_sha256"], run.summary["metrics"]
 
 
 @check
 def the_seed_matters(case: Case) -> None:
     """Another seed gives another state after one interaction."""
-    experiment = case.experiment(seed=1)
-    ctx = context_of(experiment, case.data)
-    other = train_locally(method_of(experiment), ctx, *payload_of(experiment, ctx))
+    other = train_locally(*case.begun(experiment=case.experiment(seed=1)))
     one = case.interaction.results[0]
     assert bytes_of(one.upload, one.state) != bytes_of(other.upload, other.state)
 
@@ -136,6 +165,58 @@ def who_is_not_selected_keeps_its_state(case: Case) -> None:
             assert client == trains or later[client] == states[client], client
 
 
+@check
+def a_class_may_come_later(case: Case) -> None:
+    """A run with a class more goes on from what was learnt, unless its method or net takes none."""
+    made, client = case.interaction, 0
+    method, cohort = made.method, (0, 1)
+    try:
+        check_grows(method, made.run)
+    except ConfigError:
+        return  # an open run refuses this method or net from the start
+    now = made.run.for_classes(made.run.problem.num_classes + 1)
+    growth = Growth(method, made.run, now)
+    state = growth.server(made.after(server_context(made.run, 0, cohort)))
+    private = growth.client(client, made.results[client].state)
+    server = server_context(now, 1, cohort)
+    common, own = broadcast(method, server, state)
+    ctx = context_of(case.experiment(), case.data, client, interaction=1)
+    ctx = replace(ctx, run=now, net=now.make_net())
+    payload = merged({"common": common, "personal": own.get(client, Bundle())})
+    trained = train_locally(method, ctx, payload, private)
+    check_upload(method, now, trained.upload)
+    reduce(method, server, state, as_uploads(method, {client: trained.upload}))
+
+
+@check
+def clients_with_little_data_take_part(case: Case) -> None:
+    """One class, one example, nothing at all: everybody still takes part and is scored."""
+    _run_with_little(case, case.tables.get("net", "mlp"))
+
+
+@check
+def one_example_makes_no_batch_statistics(case: Case) -> None:
+    """Clients with so little train a net with batch normalisation, unless the net is given."""
+    if "net" not in case.tables:
+        _run_with_little(case, "resnet20")
+
+
+def _run_with_little(case: Case, net: Any) -> None:
+    training = {**TABLES["training"], "batch_size": 8}
+    schedule = {"rounds": 1, "clients": 3}
+    experiment = case.experiment(
+        training=training, schedule=schedule, scenario={"tasks": 1}, net=net
+    )
+    made = case.run(experiment, data=few_in(case.fresh(), case.data))
+    assert all(map(math.isfinite, made.summary["metrics"].values()))
+    for line in (made.out / "rounds.jsonl").read_text("utf-8").splitlines():
+        json.loads(line, parse_constant=_no_json)
+
+
+def _no_json(name: str) -> None:
+    raise AssertionError(f"{name} is no JSON")
+
+
 # --- one interaction ------------------------------------------------------------------------------
 
 
@@ -171,9 +252,7 @@ def server_half_leaves_inputs_alone(case: Case) -> None:
 @check
 def client_half_leaves_inputs_alone(case: Case) -> None:
     """Training changes neither payload, state nor data; what leaves is a copy of the net."""
-    experiment = case.experiment()
-    method, ctx = method_of(experiment), context_of(experiment, case.data)
-    payload, state = payload_of(experiment, ctx)
+    method, ctx, payload, state = case.begun()
     x, y = ctx.stream.train(ctx.task)
     before = bytes_of(payload, state), x.clone(), y.clone()
     result = train_locally(method, ctx, payload, state)
@@ -190,9 +269,7 @@ def client_half_leaves_inputs_alone(case: Case) -> None:
 @check
 def loss_leaves_inputs_alone(case: Case) -> None:
     """A loss is a scalar with a gradient, and changes neither its batch nor the net."""
-    experiment = case.experiment()
-    method, ctx = method_of(experiment), context_of(experiment, case.data)
-    payload, state = payload_of(experiment, ctx)
+    method, ctx, payload, state = case.begun()
     method.load(ctx, payload, state)
     refs = method.prepare(ctx, payload, state)
     x, y = (t[:8] for t in method.training_data(ctx, refs))
@@ -213,6 +290,53 @@ def loss_leaves_inputs_alone(case: Case) -> None:
 
 def _parameters(ctx: ClientContext) -> Weights:
     return {key: p.detach() for key, p in ctx.net.named_parameters()}
+
+
+@check
+def references_stay_while_the_net_trains(case: Case) -> None:
+    """No tensor that ``prepare`` returns is a parameter of the net that trains.
+
+    A distance from the net to itself is zero at every step, and nothing else shows it.
+    """
+    method, ctx, payload, state = case.begun()
+    method.load(ctx, payload, state)
+    held = {t.data_ptr() for t in _tensors(method.prepare(ctx, payload, state)) if t.numel()}
+    for key, parameter in ctx.net.parameters_by_key().items():
+        assert parameter.data_ptr() not in held, (
+            f"what prepare returns holds {key!r} of ctx.net itself, which moves while it trains: "
+            "return a copy, such as tensor.detach().clone()"
+        )
+
+
+def _tensors(value: object) -> Iterator[Tensor]:
+    """Yield the tensors of nested references; what holds none has none."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, nn.Module):
+        yield from value.parameters()
+    elif isinstance(value, Mapping):
+        yield from itertools.chain.from_iterable(map(_tensors, value.values()))
+    elif isinstance(value, list | tuple):
+        yield from itertools.chain.from_iterable(map(_tensors, value))
+    elif dataclasses.is_dataclass(value):
+        fields = (getattr(value, field.name) for field in dataclasses.fields(value))
+        yield from itertools.chain.from_iterable(map(_tensors, fields))
+
+
+@check
+def the_classifier_is_the_net(case: Case) -> None:
+    """A rule called ``classifier`` is the stored net's own output, as ``predict`` promises."""
+    method, ctx, payload, state = case.begun()
+    result = train_locally(method, ctx, payload, state)
+    x = ctx.stream.test(0)[0]  # type: ignore[attr-defined]
+    ctx.net.eval()
+    with torch.no_grad():
+        found = method.predict(ctx, payload, result.state, x).get("classifier")
+        if found is not None:
+            same = torch.allclose(found, ctx.net(x), rtol=1e-3, atol=1e-4)
+            assert same, (
+                "its rule 'classifier' is not ctx.net(x): give it another name, in rules too"
+            )
 
 
 @check
@@ -279,9 +403,7 @@ def predictions_are_scores_of_classes(case: Case) -> None:
 
     The evaluator scores everyone's model, and its private state is empty.
     """
-    experiment = case.experiment()
-    method, ctx = method_of(experiment), context_of(experiment, case.data)
-    payload, state = payload_of(experiment, ctx)
+    method, ctx, payload, state = case.begun()
     result = train_locally(method, ctx, payload, state)
     x = ctx.stream.test(0)[0]  # type: ignore[attr-defined]
     _check_scores(method, ctx, payload, result.state, x)
@@ -304,11 +426,3 @@ def _check_scores(
             for rule, scores in found.items():
                 assert scores.shape == (len(inputs), 10), f"{rule}: scores {tuple(scores.shape)}"
                 assert not torch.isnan(scores).any(), f"{rule}: scores are NaN"
-
-
-check(its_functions_are_spelt_as_known)
-check(the_classifier_is_the_net)
-check(references_stay_while_the_net_trains)
-check(a_class_may_come_later)
-check(clients_with_little_data_take_part)
-check(one_example_makes_no_batch_statistics)

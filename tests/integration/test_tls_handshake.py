@@ -13,8 +13,7 @@ import grpc
 import pytest
 from cryptography import x509
 
-from fedcli.runtime.link import Link
-from fedcli.runtime.tls import channel_credentials
+from fedcli.runtime.link import Link, channel_credentials
 from fedmodels.errors import ConfigError, LinkError
 from fedpb.server_check import ServerCheck
 from fedpb.v1 import coordinator_pb2 as rpc

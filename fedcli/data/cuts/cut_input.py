@@ -5,6 +5,7 @@ Pairs are (client, task), numbered client by client; K is the number of classes,
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -12,9 +13,22 @@ from typing import Literal
 import numpy as np
 
 from fedcli.data.arrays import IntArray
-from fedcli.data.cuts.seeds import rng_of
 from fedmodels.data_description import MAX_LETTERS
 from fedmodels.printable import printable
+
+
+def rng_of(seed: int, purpose: str, *ids: int) -> np.random.Generator:
+    """Return the generator of one purpose of the data side, the same in every process.
+
+    Training draws from ``fedmodels/numerics/randomness.py``.
+
+    Args:
+        seed: the run's seed, 0 or more.
+        purpose: what is drawn, e.g. ``"shards"``; different purposes are independent.
+        ids: further numbers, e.g. a client's id.
+    """
+    word = int.from_bytes(hashlib.sha256(purpose.encode()).digest()[:8], "big")
+    return np.random.default_rng(np.random.SeedSequence([seed, word, *ids]))
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from fedcli.data.cuts.cut_input import (
     chunks,
     class_table,
     held_tests,
+    rng_of,
 )
-from fedcli.data.cuts.decks import class_rows, drawn_hands
 from fedcli.data.cuts.dirichlet import (
     balanced_proportions,
     counts_of,
@@ -31,8 +31,8 @@ from fedcli.data.cuts.dirichlet import (
     multinomial_counts,
     pachinko_counts,
 )
+from fedcli.data.cuts.held_out import natural_clients, split_along_time
 from fedcli.data.cuts.long_tail import long_tail, long_tail_counts
-from fedcli.data.cuts.natural import natural_clients, split_along_time
 from fedcli.data.cuts.replay_streams import (
     circulating_types,
     cut_in_parts,
@@ -40,8 +40,7 @@ from fedcli.data.cuts.replay_streams import (
     replay_stream,
     replay_stream_rounds,
 )
-from fedcli.data.cuts.seeds import rng_of
-from fedcli.data.cuts.shards import label_shards, per_class_shards
+from fedcli.data.cuts.shards import class_rows, drawn_hands, label_shards, per_class_shards
 from fedmodels.config.scenario import (
     Dirichlet,
     DirichletPooled,

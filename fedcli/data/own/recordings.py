@@ -16,9 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcli.data.arrays import check_memory
-from fedcli.data.own.cells import check_columns, named_by_place, numbers_of, texts_of
+from fedcli.data.own.cells import check_columns, named_by_place, numbers_of, texts_of, times_of
 from fedcli.data.own.table_files import Table
-from fedcli.data.own.times import times_of
 from fedcli.data.sets.windows import window_starts
 from fedmodels.config.data import Columns
 from fedmodels.errors import DataError

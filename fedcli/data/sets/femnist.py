@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcli.data.arrays import IntArray, channel_moments
-from fedcli.data.cuts.natural import stratified_folds
+from fedcli.data.cuts.held_out import stratified_folds
 from fedcli.data.folders import is_foreign
-from fedcli.data.sets.class_names import DIGITS, LETTERS
 from fedcli.data.sets.dataset import Dataset
+from fedcli.data.sets.images import DIGITS, LETTERS
 from fedcli.data.sets.source import Source
 from fedmodels.errors import DataError, reason_of
 

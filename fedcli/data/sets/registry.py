@@ -22,6 +22,8 @@ from fedmodels.errors import ConfigError, suggestion
 from fedmodels.own_code import is_own, load_entry_point, own, renew
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from fedcli.data.sets.dataset import Dataset
 
 GROUP = "fedtide.data"
@@ -229,3 +231,22 @@ def _loader(name: str) -> Callable[[Source], Dataset]:
         f"[data] name = {name!r} is not known.{suggestion(name, names())} "
         f"Known are: {', '.join(names())}"
     )
+
+
+def list_datasets(console: Console | None = None) -> None:
+    """Print which data sets are known, and where they lie or how to get them."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("name", "what", "where, or how to get it")
+    for name in names():
+        known = DATASETS.get(name)
+        if known is None:
+            table.add_row(name, "from another package", "")
+            continue
+        found = source_of(Data(name=name)).find(*known.files) if known.files else None
+        table.add_row(
+            name, known.about, Text(str(found) if found else known.advice, overflow="fold")
+        )
+    (console or Console()).print(table)

@@ -14,9 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from fedcli.data.arrays import IntArray
+from fedcli.data.cuts.cut_input import rng_of
 from fedcli.data.cuts.long_tail import keep_per_class
 from fedcli.data.cuts.partition import Partition, partition
-from fedcli.data.cuts.seeds import rng_of
 from fedcli.data.sets.dataset import Dataset
 from fedcli.data.sets.registry import load
 from fedcli.data.store.findings import tell

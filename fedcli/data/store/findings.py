@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcli.data.store.client_data import PARTS, ClientData, GlobalTest, has_grown
-from fedcli.data.store.opening import open_data
-from fedcli.data.store.partition_store import PartitionStore
+from fedcli.data.store.partition_store import PartitionStore, open_data
 from fedcli.data.store.partition_writer import TABLE
 from fedcli.data.store.stand_ins import Extremes
 from fedmodels.data_description import channel_axis

@@ -30,7 +30,7 @@ from fedcli.data.arrays import IntArray, check_examples, read_array
 from fedcli.data.cuts.cut_input import Partition
 from fedcli.data.folders import check_inside
 from fedcli.data.sets.dataset import Dataset, Inputs, Labelled
-from fedcli.data.store.client_data import ABOUT, PARTS, ClientData, Part, stamp_of
+from fedcli.data.store.client_data import ABOUT, PARTS, ClientData, GlobalTest, Part, stamp_of
 from fedmodels.data_description import (
     ClientFile,
     ProblemFile,
@@ -39,6 +39,7 @@ from fedmodels.data_description import (
     read_file,
 )
 from fedmodels.errors import DataError, reason_of
+from fedmodels.tensors.bundle import ClientId
 
 STORE = "store"
 
@@ -314,3 +315,52 @@ def _rises(numbers: IntArray, end: int) -> bool:
         and bool((np.diff(numbers) >= 0).all())
         and (int(numbers[0]), int(numbers[-1])) == (0, end)
     )
+
+
+# --- opening any client's data --------------------------------------------------------------------
+
+
+class EvaluatorData(ClientData):
+    """The evaluator's data: the global test set and no task."""
+
+    def __init__(self, root: Path) -> None:
+        """Open ``root/global-test``.
+
+        Raises:
+            DataError: it is missing or damaged.
+        """
+        found = GlobalTest.find(root)
+        if found is None:
+            raise DataError(f"{root / 'global-test'} is not there: the evaluator has nothing to do")
+        self.directory = root / "global-test"
+        self.file = ClientFile(**found.problem.model_dump(), tasks=())
+        self._begin()
+
+    def _opened_again(self) -> ClientData:
+        return EvaluatorData(self.directory.parent)
+
+
+def open_data(root: Path, client: ClientId, store: PartitionStore | None = None) -> ClientData:
+    """Open a client's data under a partition's root: its directory, or its part of the store.
+
+    A client of a store has a directory, too, once it has got further tasks: it lacks ``task-0``.
+
+    The evaluator has the global test set.
+
+    Args:
+        root: the partition's root.
+        client: whose data.
+        store: the store of ``root``, if it is open already.
+
+    Raises:
+        DataError: the data are missing or damaged.
+    """
+    if not isinstance(client, int):
+        return EvaluatorData(root)
+    directory = root / str(client)
+    if not (directory / "task-0").is_dir():
+        store = store or PartitionStore.find(root)
+        is_beyond = store is not None and client >= len(store) and directory.is_dir()
+        if store is not None and not is_beyond:
+            return store.client(client)
+    return ClientData(directory)

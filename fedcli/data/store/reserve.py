@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedcli.data.arrays import IntArray
+from fedcli.data.cuts.cut_input import rng_of
 from fedcli.data.cuts.long_tail import keep_per_class
-from fedcli.data.cuts.seeds import rng_of
 from fedcli.data.sets.dataset import Dataset, Inputs
 from fedmodels.config.data import Data
 from fedmodels.errors import ConfigError

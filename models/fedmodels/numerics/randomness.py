@@ -1,6 +1,6 @@
 """Every random number of training, drawn from the run's seed.
 
-How data are dealt out draws from ``fedcli/data/cuts/seeds.py``.
+How data are dealt out draws from ``fedcli/data/cuts/cut_input.py``.
 
 Nothing draws from a global generator but inside :func:`seeded`, which restores it: what one part of
 a run draws never shifts what another part draws.

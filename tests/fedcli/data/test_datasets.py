@@ -26,14 +26,13 @@ from PIL import Image
 from rich.console import Console
 
 from fedcli.cli import main
-from fedcli.data.sets import archives
+from fedcli.data.sets import images as image_sets
 from fedcli.data.sets import registry as datasets
 from fedcli.data.sets.dataset import Dataset
 from fedcli.data.sets.har import COMBINED, REALWORLD_LABELS
 from fedcli.data.sets.hhar import ACTIVITIES as HHAR
-from fedcli.data.sets.listing import list_datasets
 from fedcli.data.sets.realworld import ACTIVITIES as REALWORLD
-from fedcli.data.sets.registry import DATASETS, load, names
+from fedcli.data.sets.registry import DATASETS, list_datasets, load, names
 from fedcli.data.sets.source import Source
 from fedcli.data.sets.windows import paired, window_starts, windows_of
 from fedcli.data.store import commands
@@ -235,7 +234,7 @@ def test_an_archive_without_a_checksum_may_be_damaged(
 ) -> None:
     raw = tmp_path / "EMNIST" / "raw"
     raw.mkdir(parents=True)
-    for name, _ in archives.EMNIST_FILES:
+    for name, _ in image_sets.EMNIST_FILES:
         (raw / name).write_bytes(content)
     with pytest.raises(DataError, match=f"gz is damaged: {why}; fetch it again"):
         load(Data(name="emnist-byclass", root=str(tmp_path)))
@@ -276,7 +275,7 @@ def test_what_another_process_has_unpacked_stays(
         unpacked_by_another()
     monkeypatch.setattr(tarfile.TarFile, "extractall", slowly)
     monkeypatch.setattr(os, "replace", watched)
-    archives._unpack_tar(tmp_path / "images.tar.gz", cache, "images")
+    image_sets._unpack_tar(tmp_path / "images.tar.gz", cache, "images")
     is_there()
     assert {path.name: path.read_text() for path in theirs.iterdir()} == {
         "batch": "whole", "labels": "whole",
@@ -353,7 +352,7 @@ def test_emnist_images_are_turned_upright() -> None:
         data = torch.arange(2 * 28 * 28, dtype=torch.int64).reshape(2, 28, 28).remainder(251)
         targets = torch.tensor([1, 0])
 
-    x, y = archives._examples(EMNIST())
+    x, y = image_sets._examples(EMNIST())
     assert np.array_equal(x[0, 0], EMNIST.data[0].numpy().T)
     assert y.tolist() == [1, 0]
 

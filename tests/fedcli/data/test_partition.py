@@ -14,16 +14,15 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from fedcli.data.cuts.cut_input import CutInput
-from fedcli.data.cuts.decks import Deck, drawn_hands
+from fedcli.data.cuts.cut_input import CutInput, rng_of
 from fedcli.data.cuts.dirichlet import (
     balanced_proportions,
     class_cuts,
     moved_from_largest,
     pachinko_counts,
 )
+from fedcli.data.cuts.held_out import stratified_folds
 from fedcli.data.cuts.long_tail import long_tail
-from fedcli.data.cuts.natural import stratified_folds
 from fedcli.data.cuts.partition import (
     Partition,
     dirichlet,
@@ -40,8 +39,7 @@ from fedcli.data.cuts.replay_streams import (
     gradual_types,
     part_sizes,
 )
-from fedcli.data.cuts.seeds import rng_of
-from fedcli.data.cuts.shards import shard_sizes
+from fedcli.data.cuts.shards import Deck, drawn_hands, shard_sizes
 from fedmodels.config.data import Data
 from fedmodels.config.scenario import Scenario, ScenarioTable
 from fedmodels.errors import ConfigError
@@ -692,7 +690,7 @@ def test_permuting_natural_clients_permutes_data_only() -> None:
 def test_another_process_cuts_the_same() -> None:
     code = (
         "import numpy as np;from fedcli.data.cuts.partition import *;"
-        "from fedcli.data.cuts.seeds import rng_of;"
+        "from fedcli.data.cuts.cut_input import rng_of;"
         "p=dirichlet(np.arange(300)%10,10,5,.5,rng_of(3,'clients'));"
         "print([x.tolist() for x in p])"
     )

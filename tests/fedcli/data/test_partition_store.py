@@ -15,9 +15,8 @@ from fedcli.cli import main
 from fedcli.data.cuts.partition import partition
 from fedcli.data.store.client_data import PARTS, ClientData
 from fedcli.data.store.inspection import inspect
-from fedcli.data.store.opening import open_data
 from fedcli.data.store.partition_export import export_partition
-from fedcli.data.store.partition_store import PartitionStore, _write_inputs
+from fedcli.data.store.partition_store import PartitionStore, _write_inputs, open_data
 from fedcli.data.store.partition_writer import MAX_DIRECTORIES, Layout, write_partition
 from fedmodels.errors import ConfigError, DataError
 from fedmodels.resolution import experiment_of

@@ -12,14 +12,13 @@ import pytest
 import torch
 
 from fedcli.data.store.growing import add_task
-from fedcli.data.store.opening import open_data
+from fedcli.data.store.partition_store import open_data
 from fedcli.data.store.site import CUT_FILE
-from fedcli.runtime.announcing import Announcer, how_cut
 from fedcli.runtime.answers import RunOver, SessionGone, UploadRefused
-from fedcli.runtime.enrolment import Enrolment
+from fedcli.runtime.client_log import Spare
+from fedcli.runtime.enrolment import Announcer, Enrolment, how_cut
 from fedcli.runtime.host import Host
 from fedcli.runtime.link import Membership
-from fedcli.runtime.spare import Spare
 from fedcli.runtime.worker import Result, Worker
 from fedcli.runtime.workers import Workers
 from fedmodels.errors import ConfigError, LinkError, PayloadError

@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from fedcli.runtime.host import Host
-from fedcli.runtime.state_lock import LOCK, lock_states
+from fedcli.runtime.state import LOCK, lock_states
 from fedmodels.errors import ArchiveError
 
 HOLDS = """
 import sys
 from pathlib import Path
-from fedcli.runtime.state_lock import lock_states
+from fedcli.runtime.state import lock_states
 lock_states(Path(sys.argv[1]), [3, 4, "evaluator"])
 print("held", flush=True)
 sys.stdin.read()

@@ -16,7 +16,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fedcli.runtime import tls as client_tls
+from fedcli.runtime import link as client_tls
 from fedmodels.errors import ConfigError
 from fedpb.channels import is_loopback
 from fedpb.pem import authorities_of, end_of
