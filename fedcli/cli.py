@@ -6,18 +6,24 @@ import os
 import re
 import sys
 from contextlib import closing
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer.core import TyperGroup
 
-from fedcli.serving.commands import live_model, rollback, serve_model
-from fedmodels.commands import Commands, end_on_sigterm, run_command
+from fedcli.serving.commands import (
+    ModelFile,
+    RunOfModel,
+    live_model,
+    rollback,
+    serve_model,
+    whose_model,
+)
+from fedmodels.commands import end_on_sigterm, run_command
 from fedmodels.errors import ArchiveError, ConfigError, DataError
 from fedmodels.files import why_file_is_no_good
 from fedmodels.log_lines import LogLevel, set_up_logging
+from fedmodels.options import AsJson, Config, Device, Level, Quiet, Sets, Strict, program
 
 if TYPE_CHECKING:
     import torch
@@ -25,15 +31,7 @@ if TYPE_CHECKING:
     from fedmodels.tensors.bundle import ClientId
 
 
-class Group(Commands, TyperGroup):
-    """The commands of ``fedcli``."""
-
-
-app = typer.Typer(
-    cls=Group,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-)
+app = program("A client of a federated run, and the data it needs.")
 
 ClientIds = Annotated[
     str, typer.Option(help="An id, a range such as 0-24 or 0-24:2, or evaluator.")
@@ -49,7 +47,6 @@ DataRoot = Annotated[
 StateDir = Annotated[
     Path, typer.Option(help="Where private states and the session are kept, by id.")
 ]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda:K.")]
 GiveUpAfter = Annotated[
     float | None, typer.Option(min=0, help="Seconds without the server; by default never.")
 ]
@@ -71,37 +68,51 @@ OwnWeights = Annotated[
 Authority = Annotated[Path | None, typer.Option(help="Authority of the server.")]
 Certificate = Annotated[Path | None, typer.Option(help="This client's certificate.")]
 Key = Annotated[Path | None, typer.Option(help="Its key.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Print warnings and errors alone.")]
-Level = Annotated[
-    LogLevel,
+Deploys = Annotated[
+    bool,
     typer.Option(
-        parser=LogLevel.named,
-        metavar=f"[{'|'.join(LogLevel)}]",
-        help="Lowest level of the messages to print.",
+        "--deploy",
+        help="Keep a model live while it trains, also where the run's config has no table for it: "
+        "STATE_DIR/<id>/model/current.safetensors.",
     ),
 ]
-Strict = Annotated[bool, typer.Option("--strict", help="Treat warnings about the data as errors.")]
-AsJson = Annotated[
-    bool, typer.Option("--json", help="Print messages as JSON, an object a line, on stdout.")
+WatchedForTasks = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="A folder in which each file or folder that is complete becomes a task of an open "
+        "run; of several clients, DIR/<id>.",
+    ),
 ]
-
-
-def _print_version(given: bool) -> None:
-    if given:
-        typer.echo(f"fedtide {version('fedtide')}")
-        raise typer.Exit
-
-
-@app.callback()
-def of_all(
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version."
-        ),
-    ] = False,
-) -> None:
-    """A client of a federated run, and the data it needs."""
+ShowUploads = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DIR",
+        help="Write each message into DIR before it is sent, a line for each field; - prints it.",
+    ),
+]
+ShowTensors = Annotated[
+    bool,
+    typer.Option(
+        "--show-tensors", help="Write the tensors of the last 20 uploads into DIR as well."
+    ),
+]
+Announce = Annotated[
+    str,
+    typer.Option(
+        metavar="exact|rounded|none",
+        help="How exactly to tell how many examples of each class there are, where the run takes "
+        "less: up to a power of two, or a task's sum alone.",
+    ),
+]
+Ask = Annotated[
+    bool,
+    typer.Option("--ask", help="Send what tells of data, and what was learnt, after a yes alone."),
+]
+Revoked = Annotated[
+    Path | None, typer.Option(help="Certificates that are revoked: no such server is joined.")
+]
+Check = Annotated[bool, typer.Option(help="Warn about data that look like a mistake.")]
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -120,57 +131,17 @@ def join(
     start_over: StartOver = False,
     code: OwnCode = None,
     weights: OwnWeights = None,
-    deploy: Annotated[
-        bool,
-        typer.Option(
-            "--deploy",
-            help="Keep a model live while it trains, also where the run's config has no table for "
-            "it: STATE_DIR/<id>/model/current.safetensors.",
-        ),
-    ] = False,
-    watch: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="A folder in which each file or folder that is complete becomes a task of an open "
-            "run; of several clients, DIR/<id>.",
-        ),
-    ] = None,
-    show_uploads: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIR",
-            help="Write each message into DIR before it is sent, a line for each field; - prints "
-            "it.",
-        ),
-    ] = None,
-    show_tensors: Annotated[
-        bool,
-        typer.Option(
-            "--show-tensors", help="Write the tensors of the last 20 uploads into DIR as well."
-        ),
-    ] = False,
-    announce: Annotated[
-        str,
-        typer.Option(
-            metavar="exact|rounded|none",
-            help="How exactly to tell how many examples of each class there are, where the run "
-            "takes less: up to a power of two, or a task's sum alone.",
-        ),
-    ] = "exact",
-    ask: Annotated[
-        bool,
-        typer.Option(
-            "--ask", help="Send what tells of data, and what was learnt, after a yes alone."
-        ),
-    ] = False,
+    deploy: Deploys = False,
+    watch: WatchedForTasks = None,
+    show_uploads: ShowUploads = None,
+    show_tensors: ShowTensors = False,
+    announce: Announce = "exact",
+    ask: Ask = False,
     tls_ca: Authority = None,
     tls_cert: Certificate = None,
     tls_key: Key = None,
-    tls_crl: Annotated[
-        Path | None, typer.Option(help="Certificates that are revoked: no such server is joined.")
-    ] = None,
-    check: Annotated[bool, typer.Option(help="Warn about data that look like a mistake.")] = True,
+    tls_crl: Revoked = None,
+    check: Check = True,
     strict: Strict = False,
     quiet: Quiet = False,
     log_level: Level = LogLevel.INFO,
@@ -317,11 +288,9 @@ def _device(text: str) -> torch.device:
 
 @app.command()
 def partition(
-    config: Annotated[Path, typer.Argument(help="The experiment, a TOML file.")],
+    config: Config,
     out: Annotated[Path, typer.Option(help="The clients' data go here.")],
-    sets: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override any key.")
-    ] = None,
+    sets: Sets = None,
     layout: Annotated[
         str | None,
         typer.Option(
@@ -387,9 +356,7 @@ def pretrain(
     lr: Annotated[float, typer.Option(min=1e-9, max=1.0, help="Learning rate of Adam.")] = 3e-4,
     mask: Annotated[float, typer.Option(help="Share of the tokens that are hidden.")] = 0.6,
     device: Device = "auto",
-    sets: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override any key.")
-    ] = None,
+    sets: Sets = None,
 ) -> None:
     """Pre-train HART on unlabelled windows by masked autoencoding (FedAli)."""
     from fedcli.pretrain import Pretraining
@@ -408,15 +375,11 @@ def predict(
         list[Path] | None,
         typer.Argument(help="Photos, recordings (*.csv, *.parquet), directories of them, or .npy."),
     ] = None,
-    run: Annotated[
-        Path | None, typer.Option(help="The run directory, or a client's --state-dir.")
-    ] = None,
+    run: RunOfModel = None,
     client: Annotated[
         int | None, typer.Option(min=0, help="The client whose model predicts.")
     ] = None,
-    model: Annotated[
-        Path | None, typer.Option(help="A model's file, as fedsrv export --to safetensors writes.")
-    ] = None,
+    model: ModelFile = None,
     out: Annotated[
         Path | None,
         typer.Option(help="A CSV with all probabilities; predictions.csv for what may be many."),
@@ -447,16 +410,12 @@ def predict(
     from fedcli.prediction import are_many, personal_file, predictions, write_csv
     from fedmodels.nets.trained import TrainedModel
 
-    if model is None:
-        if run is None or client is None:
-            raise ConfigError("say whose model it is: --run RUN --client ID, or --model FILE")
-        model = personal_file(run, client)
-    elif run is not None or client is not None:
-        raise ConfigError("--model FILE says which model: leave out --run and --client")
-    trained = TrainedModel.load(model)
+    whose = whose_model(run, client, model)
+    file = whose if isinstance(whose, Path) else personal_file(*whose)
+    trained = TrainedModel.load(file)
     for caveat in trained.caveats():
         typer.echo(f"note: {caveat}", err=True)
-    found = predictions(trained, model, inputs)
+    found = predictions(trained, file, inputs)
     out = out or (Path("predictions.csv") if are_many(inputs) and not as_json else None)
     if out is None:
         for one in found:

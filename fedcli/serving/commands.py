@@ -11,31 +11,26 @@ import typer
 from fedmodels.commands import end_on_sigterm
 from fedmodels.errors import ConfigError, DataError
 from fedmodels.log_lines import LogLevel, set_up_logging
+from fedmodels.options import Level
 
 if TYPE_CHECKING:
     from fedcli.serving.live_model import LiveModel
 
 LAST_ANSWERS_S = 10.0
 """Time for requests that have come when the server is stopped."""
-Run = Annotated[Path | None, typer.Option(help="The run directory, or a client's --state-dir.")]
+RunOfModel = Annotated[
+    Path | None, typer.Option(help="The run directory, or a client's --state-dir.")
+]
 WhoseModel = Annotated[
     int | None, typer.Option(min=0, help="The client whose live model is meant.")
 ]
 ModelFile = Annotated[
     Path | None, typer.Option(help="A model's file, as fedsrv export --to safetensors writes.")
 ]
-Level = Annotated[
-    LogLevel,
-    typer.Option(
-        parser=LogLevel.named,
-        metavar=f"[{'|'.join(LogLevel)}]",
-        help="Lowest level of the messages to print.",
-    ),
-]
 
 
 def serve_model(
-    run: Run = None,
+    run: RunOfModel = None,
     client: WhoseModel = None,
     model: ModelFile = None,
     listen: Annotated[
@@ -96,18 +91,26 @@ def rollback(
     typer.echo(f"client {client} is {deployed.roll_back()}; no other goes live until: {again}")
 
 
-def live_model(run: Path | None, client: int | None, model: Path | None) -> LiveModel:
-    """Return whose model answers, as the options of a command say it.
+def whose_model(
+    run: Path | None, client: int | None, model: Path | None
+) -> Path | tuple[Path, int]:
+    """Return the model's file, or the run and the client whose model is meant.
 
     Raises:
-        ConfigError: they do not say it.
+        ConfigError: the options say neither, or both.
     """
-    from fedcli.serving.live_model import LiveModel
-
+    if model is not None and (run is not None or client is not None):
+        raise ConfigError("--model FILE says which model: leave out --run and --client")
     if model is not None:
-        if run is not None or client is not None:
-            raise ConfigError("--model FILE says which model: leave out --run and --client")
-        return LiveModel([model], str(model))
+        return model
     if run is None or client is None:
         raise ConfigError("say whose model it is: --run RUN --client ID, or --model FILE")
-    return LiveModel.of(run, client)
+    return run, client
+
+
+def live_model(run: Path | None, client: int | None, model: Path | None) -> LiveModel:
+    """Return whose model answers, as the options of a command say it."""
+    from fedcli.serving.live_model import LiveModel
+
+    whose = whose_model(run, client, model)
+    return LiveModel([whose], str(whose)) if isinstance(whose, Path) else LiveModel.of(*whose)
