@@ -21,7 +21,6 @@ from fedmodels.log_lines import LogLevel
 from fedsrv.commands.audit import audit_app
 from fedsrv.commands.catalogue import methods, metrics, nets, schema
 from fedsrv.commands.certs import certs_app
-from fedsrv.commands.monitor import monitor_app
 from fedsrv.commands.options import (
     AsJson,
     AwaitsEvaluator,
@@ -53,6 +52,7 @@ from fedsrv.commands.options import (
 )
 from fedsrv.commands.relay import relay
 from fedsrv.commands.sweep import sweep_app
+from fedsrv.commands.watching import watching_app
 from fedsrv.ray_cluster import ray_place
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ app.command()(nets)
 app.command()(metrics)
 app.command()(schema)
 app.command()(relay)
-app.add_typer(monitor_app)
+app.add_typer(watching_app)
 app.add_typer(sweep_app)
 app.add_typer(audit_app)
 
@@ -213,7 +213,7 @@ def _watchers(
         place = _http_place(metrics_port, "--metrics-port", insecure)
         found.append(lambda events: export(events, *place))
     if dashboard is not None:
-        from fedsrv.dashboard.server import show
+        from fedsrv.dashboard.live import show
 
         page = _http_place(dashboard, "--dashboard", insecure)
         found.append(lambda events: show(events, out, *page))
@@ -339,7 +339,7 @@ def report(
 ) -> None:
     """Compare runs; those that differ in the seed alone are merged as mean ± std."""
     if serve_at is not None:
-        from fedsrv.dashboard.server import serve_page
+        from fedsrv.dashboard.live import serve_page
 
         serve_page(runs, *_http_place(serve_at, "--serve", insecure), typer.echo)
         return

@@ -41,7 +41,7 @@ from fedsrv.identity.tls import Credentials, server_credentials
 from fedsrv.state.run_directory import beginning, writing
 from fedsrv.state.store import Store
 from fedsrv.tracking.trackers import check_extras, track
-from fedsrv.transport.journal import Journal
+from fedsrv.transport.call_log import Journal
 from fedsrv.transport.remote_cohort import RemoteCohort
 from fedsrv.transport.server import start_server, stop_server
 from fedsrv.transport.service import Service
@@ -240,7 +240,7 @@ def _open_server(stack: ExitStack, service: Service, listen: Listen) -> str:
     server, port = start_server(service, listen.address, listen.credentials)
     stack.callback(service.gate.close)
     stack.callback(stop_server, server)
-    stack.callback(service.events.close)  # first of all, so that monitors see the end
+    stack.callback(service.events.close)  # first of all, so that watchers see the end
     stack.callback(service.cohort.stop, "the server is shutting down")
     return listen.at(port)
 
@@ -301,7 +301,7 @@ def _drain(stop: threading.Event, service: Service, out: Path) -> None:
 
 @contextmanager
 def telling_the_end(events: EventLog) -> Iterator[None]:
-    """Tell monitors why a run ends before its end; the command says it itself."""
+    """Tell watchers why a run ends before its end; the command says it itself."""
     try:
         yield
     except RunStopped as stopped:

@@ -19,7 +19,7 @@ LAST_WORDS_S = 5.0
 FREQUENT = frozenset({"order", "beat", "upload", "head"})
 """Kinds that come for every client in every interaction, and heads, one for each commit."""
 ENDED = "ended"
-"""The kind that tells monitors why a run ends before its end; the command's last line says it."""
+"""The kind that tells watchers why a run ends before its end; the command's last line says it."""
 COMINGS = frozenset({"joined", "left"})
 """Kinds of events that a client brings about as often as it likes."""
 MAX_COMINGS, WITHIN_S = 20, 60.0

@@ -1,4 +1,4 @@
-"""What happens in a run, told to whoever listens: the log, the launcher, a monitor."""
+"""What happens in a run, told to whoever listens: the log, the launcher, a watcher."""
 
 from __future__ import annotations
 

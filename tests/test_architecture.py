@@ -17,16 +17,13 @@ from tests.sizes import MAX_LINES, MAX_MODULES, PACKAGES, ROOT, large_parts, sou
 GRPC = ("grpc", "grpc_health", "grpc_reflection")
 GRPC_FILES = {
     "fedsrv/transport/gate.py",
-    "fedsrv/monitor/health.py",
+    "fedsrv/watching.py",
     "fedsrv/relay/service.py",
     "fedsrv/relay/uplink.py",
-    "fedsrv/monitor/steering.py",
-    "fedsrv/monitor/watch.py",
     "fedsrv/transport/server.py",
     "fedsrv/transport/service.py",
-    "fedsrv/identity/enrolling.py",
+    "fedsrv/identity/enrolment.py",
     "fedsrv/identity/guard.py",
-    "fedsrv/identity/server_keys.py",
     "fedsrv/identity/tls.py",
     "fedcli/runtime/answers.py",
     "fedcli/runtime/certificate_request.py",
@@ -82,7 +79,7 @@ ROOMS = {
     "fedsrv": (
         "presets", "events", "availability", "ray_cluster", "ray_driver", "identity", "state",
         "report",
-        "trained_models", "run_status", "event_lines", "sweep", "engine", "transport", "monitor",
+        "trained_models", "run_status", "event_lines", "sweep", "engine", "transport", "watching",
         "tracking", "dashboard", "coordinator", "relay", "catalogue",
         "net_catalogue", "config_schema", "export", "commands",
         "launch", "cli", "__main__",

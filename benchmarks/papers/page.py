@@ -12,9 +12,8 @@ from benchmarks.papers.size import Size, share, size_of
 from benchmarks.papers.table import ROOT, Beside, Shown
 from fedmodels.config.experiment import Experiment
 from fedmodels.resolution import parse_experiment
-from fedsrv.sweep.outcome import Outcome, values_of
+from fedsrv.sweep.outcome import Outcome, read_record, values_of
 from fedsrv.sweep.plan import Cell, Sweep, plan
-from fedsrv.sweep.record import read_record
 
 RECORDS, STUDIES = ROOT / "benchmarks" / "records", ROOT / "benchmarks" / "studies"
 NOT_RUN, NONE, PICTURE = "not run", "–", "picture"

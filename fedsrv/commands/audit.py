@@ -60,7 +60,7 @@ def verify(
     Somebody who edits all of them alike is noticed by a head that others have kept.
     """
     from fedmodels.errors import ArchiveError
-    from fedsrv.state.chain import read_head
+    from fedsrv.state.ledger import read_head
     from fedsrv.state.verification import verified
 
     found = verified(run, read_head(head) if head else None)

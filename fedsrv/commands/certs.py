@@ -58,7 +58,7 @@ def certs_revoke(
     directory: AuthorityDir = Path("certs"),
 ) -> None:
     """Revoke certificates: coordinators and relays that have crl.pem refuse them at once."""
-    from fedsrv.identity.revoking import revoke
+    from fedsrv.identity.certificates import revoke
 
     found = revoke(directory, which)
     for line in found or [f"nothing new: all certificates of {which} are revoked already"]:
@@ -76,7 +76,7 @@ def certs_invite(
     ] = None,
 ) -> None:
     """Print a token that gets one certificate, once, by fedcli enrol: give it to its site alone."""
-    from fedsrv.identity.invitations import invite
+    from fedsrv.identity.enrolment import invite
 
     typer.echo(invite(directory, identity, days, host or ()))
 
@@ -88,7 +88,7 @@ def certs_serve(directory: AuthorityDir = Path("certs"), listen: Place = "127.0.
     from fedmodels.config.places import check_address
     from fedmodels.errors import Interrupted
     from fedmodels.log_lines import LogLevel, set_up_logging
-    from fedsrv.identity.enrolling import start_enrolling
+    from fedsrv.identity.enrolment import start_enrolling
 
     set_up_logging(LogLevel.INFO)
     check_address(listen, "--listen", lowest_port=0)

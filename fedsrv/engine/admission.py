@@ -21,7 +21,7 @@ from fedmodels.tensors.bundle import EVALUATOR, ClientId, Problem
 from fedmodels.training.class_growth import check_grows
 from fedmodels.training.run import RunFacts
 from fedsrv.engine.client_profile import CountTable, Profile
-from fedsrv.engine.growth import new_classes
+from fedsrv.engine.schedule import new_classes
 
 Names = tuple[str, ...]
 _HELP = (

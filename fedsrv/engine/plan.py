@@ -31,9 +31,8 @@ from fedsrv.engine import schedule
 from fedsrv.engine.choice import check_stopping
 from fedsrv.engine.client_profile import Profile, common_limits
 from fedsrv.engine.cohort import Trip
-from fedsrv.engine.growth import Growth
 from fedsrv.engine.report_validator import ReportValidator
-from fedsrv.engine.schedule import Step, takes_part
+from fedsrv.engine.schedule import Growth, Step, takes_part
 from fedsrv.engine.summary import check_reference
 from fedsrv.state.store import Store
 

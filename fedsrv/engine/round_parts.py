@@ -21,11 +21,10 @@ from fedmodels.training.hooks import as_uploads, broadcast, evaluation, init_cli
 from fedmodels.training.private_uploads import count_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.cohort import Answers, Trip, fewest_alive
-from fedsrv.engine.commits import Commits, odd_commit
+from fedsrv.engine.commits import Commits, add_wire, odd_commit, put_scores, record_of
 from fedsrv.engine.plan import Plan
 from fedsrv.engine.private_rounds import HiddenExamples, PrivateRounds
 from fedsrv.engine.reduction import Reduced, reduced
-from fedsrv.engine.rows import add_wire, put_scores, record_of
 from fedsrv.engine.schedule import Step
 from fedsrv.engine.scores import Scores, accuracy_over
 from fedsrv.engine.summary import summarise

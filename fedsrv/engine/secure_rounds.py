@@ -19,16 +19,19 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from fedmodels.config.privacy import MIN_GROUP
-from fedmodels.errors import PayloadError, TooFewClients
+from fedmodels.errors import ArchiveError, PayloadError, TooFewClients
 from fedmodels.numerics.randomness import derive_seed
 from fedmodels.secure_sum.fixed_point import FixedPoint, added
 from fedmodels.secure_sum.keys import ATTEMPT_BYTES, Attempt, check_installed
 from fedmodels.secure_sum.masks import Vector
+from fedmodels.tensors.archive import load, save
 from fedmodels.tensors.bundle import Bundle, ClientId, state_digest
 from fedmodels.tensors.declared_counts import check_upload
 from fedmodels.training.contexts import ServerContext, ServerState
@@ -36,7 +39,6 @@ from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.cohort import Answer, Answers, Trip
 from fedsrv.engine.round_parts import RoundParts
 from fedsrv.engine.secure_group import SecureGroup, check_advertised
-from fedsrv.state.kept_sums import KeptSums
 
 
 @dataclass
@@ -73,7 +75,7 @@ class SecureRounds:
         self.parts, self.store = parts, parts.store
         rules = parts.experiment.secure_sum
         assert rules is not None, "the config asks for it"
-        self.rules, self._kept = rules, KeptSums(self.store.states, fsync=self.store.strict)
+        self.rules = rules
         self._keys: dict[int, bytes] = {}
         """The channel key of each client, as it said in this process."""
         records = (record for record, _ in self.store.records())
@@ -102,10 +104,6 @@ class SecureRounds:
             self._trained(ctx, trip, numbers, found)
             self._save(ctx.interaction, found)
         return self._opened(ctx, trip, numbers, found)
-
-    def forget(self) -> None:
-        """Drop what is kept of committed interactions."""
-        self._kept.forget(self.store.committed)
 
     # --- phases -----------------------------------------------------------------------------------
 
@@ -308,7 +306,18 @@ class SecureRounds:
 
     # --- at rest ----------------------------------------------------------------------------------
 
+    def _file(self, interaction: int) -> Path:
+        """Return the file, beside the server's states, of an interaction under way."""
+        return self.store.states / f"sum-{interaction:08d}.safetensors"
+
+    def forget(self) -> None:
+        """Delete what is kept of committed interactions."""
+        for path in self.store.states.glob("sum-*.safetensors"):
+            if int(path.stem.partition("-")[2]) <= self.store.committed:
+                path.unlink(missing_ok=True)
+
     def _save(self, interaction: int, found: SecureRound) -> None:
+        """Store how far an interaction is."""
         facts: dict[str, Any] = {
             "work": found.work, "failed": [*found.failed.items()], "wire": found.wire,
             "groups": [group.to_json() for group in found.groups],
@@ -317,17 +326,31 @@ class SecureRounds:
                  a.logical_down, a.wire_up] for c, a in found.answers.items()
             ],
         }  # fmt: skip
-        self._kept.save(interaction, facts, [group.total for group in found.groups])
+        totals = {
+            str(place): torch.from_numpy(group.total.view(f"<i{group.total.itemsize}"))
+            for place, group in enumerate(found.groups)
+            if group.total is not None
+        }
+        header = {"facts": facts, "groups": len(found.groups)}
+        fsync = self.store.strict
+        save(self._file(interaction), Bundle(weights=totals), header, fsync=fsync)
 
     def _load(self, interaction: int, work: str) -> SecureRound | None:
-        """Return how far an interaction is; None if nothing is stored, or only of other work."""
-        kept = self._kept.load(interaction, np.dtype(f"<u{self.rules.bits // 8}"))
-        if kept is None or kept[0]["work"] != work:
+        """Return how far an interaction is; None if nothing whole is stored, or only other work."""
+        path = self._file(interaction)
+        try:
+            found, header = load(path) if path.exists() else (Bundle(), None)
+        except ArchiveError:
             return None
-        facts, totals = kept
+        if header is None or header["facts"]["work"] != work:
+            return None
+        facts, totals = header["facts"], found.weights
+        dtype = np.dtype(f"<u{self.rules.bits // 8}")
         groups = [
-            SecureGroup.from_json(one, total)
-            for one, total in zip(facts["groups"], totals, strict=True)
+            SecureGroup.from_json(
+                one, totals[str(place)].numpy().view(dtype) if str(place) in totals else None
+            )
+            for place, one in enumerate(facts["groups"])
         ]
         answers = {
             c: Answer(Bundle(scalars=scalars), rpc.Report.FromString(bytes.fromhex(report)), *sizes)

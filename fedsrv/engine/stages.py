@@ -1,6 +1,6 @@
 """The stages of an open run: what they begin with, and the wait until there is something to learn.
 
-:mod:`fedsrv.engine.growth` says what a stage is. Between two rounds the run looks at what clients
+:mod:`fedsrv.engine.schedule` says what a stage is. Between two rounds the run looks at what clients
 and its operator have said. Where enough clients have new data (``[trigger]``), it stores a growth
 and goes on with the plan that follows from it. Where no round is due, it waits without work.
 """
@@ -16,9 +16,8 @@ from fedmodels.errors import RunFailed
 from fedmodels.training.method import Method
 from fedsrv.engine.client_profile import Profile, clients_text
 from fedsrv.engine.cohort import Cohort, News
-from fedsrv.engine.growth import Growth, movers, new_classes
 from fedsrv.engine.plan import Plan, describe
-from fedsrv.engine.schedule import takes_part
+from fedsrv.engine.schedule import Growth, movers, new_classes, takes_part
 from fedsrv.events import EventLog
 from fedsrv.state.store import Store
 

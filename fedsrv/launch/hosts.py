@@ -1,4 +1,4 @@
-"""The hosts of a launched run: how they are started and ended, wherever they are."""
+"""The hosts of a launched run: how they are started and ended, and what their logs say."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from fedmodels.machine import cores, free_bytes
 from fedmodels.processes import Box, Child, started
 from fedmodels.tensors.bundle import EVALUATOR
 from fedsrv.launch.forked import fork_hosts
-from fedsrv.launch.process_logs import error_in
 
 CLIENT_BYTES = 200 << 20
 """Memory that one client process is assumed to need."""
@@ -177,3 +176,23 @@ def host_ranges(clients: int, hosts: int) -> list[str]:
     ranges = [range(first, clients, hosts) for first in range(hosts)]
     step = f":{hosts}" if hosts > 1 else ""
     return [f"{r[0]}-{r[-1]}{step}" if len(r) > 1 else str(r[0]) for r in ranges]
+
+
+def notes_in(log: Path) -> list[str]:
+    """Return the notes on the data in the log of a partition, each once."""
+    try:
+        lines = log.read_text("locale", "replace").splitlines()
+    except OSError:
+        return []
+    said = (line.partition("note: ")[2] for line in lines if " fedcli.data." in line)
+    return [f"note: {text}" for text in dict.fromkeys(said) if text]
+
+
+def error_in(log: Path) -> str:
+    """Return the last error line of a log, without its prefix; empty where there is none."""
+    try:
+        lines = log.read_text("locale", "replace").splitlines()
+    except OSError:
+        return ""
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return errors[-1] if errors else (lines[-1] if lines else "")

@@ -15,28 +15,31 @@ from pathlib import Path
 
 import tomli_w
 
-from fedmodels.config.experiment import Experiment
+from fedmodels.config.experiment import Experiment, forbidden_changes
+from fedmodels.config.places import check_device
 from fedmodels.errors import ConfigError, DataError, Interrupted, RunFailed, RunStopped
 from fedmodels.log_lines import LogLevel
 from fedmodels.own_code import is_own
 from fedmodels.processes import Box, Child, ProcessLine, next_said, started
+from fedmodels.resolution import parse_experiment
 from fedmodels.tensors.bundle import EVALUATOR
+from fedsrv.engine.buffered_rounds import check_schedule
+from fedsrv.engine.server_data import check_given
 from fedsrv.events import HAS_FAILED, Event
-from fedsrv.launch.checks import check_resumed, check_start
 from fedsrv.launch.forked import (
     fork_coordinator,
     fork_fedcli,
     open_standard_streams,
     share_memory,
 )
-from fedsrv.launch.given_data import check_net, clients_here, name_of
-from fedsrv.launch.hosts import Hosts, Joining, LocalHosts
-from fedsrv.launch.process_logs import error_in, notes_in
+from fedsrv.launch.given_data import check_given_data, check_net, clients_here, name_of
+from fedsrv.launch.hosts import Hosts, Joining, LocalHosts, error_in, notes_in
 from fedsrv.launch.progress import PlainLines, display_of
 from fedsrv.ray_cluster import RayPlace
 from fedsrv.report.run_record import read_run
 from fedsrv.report.tables import PageNotWritten, write_page
 from fedsrv.state.run_directory import (
+    another_config,
     beginning,
     launching,
     make_directory,
@@ -44,6 +47,7 @@ from fedsrv.state.run_directory import (
     require_run,
     using,
 )
+from fedsrv.tracking.trackers import check_extras
 
 MAX_RESTARTS = 3
 """Restarts of one process without progress of the run, after which the run has failed."""
@@ -411,3 +415,36 @@ class Launch:
         if self.restarts[source] > MAX_RESTARTS:
             raise RunFailed(f"{source} died {MAX_RESTARTS + 1} times without progress: {why}")
         self.display.say(f"{source} died ({why}); starting it again", logging.WARNING)
+
+
+def check_start(experiment: Experiment, data: Path | None, held: Path, device: str) -> None:
+    """Check what can be known before anything starts.
+
+    Raises:
+        FedtideError: the first thing that is wrong.
+    """
+    check_device(device)
+    check_extras(experiment)
+    check_schedule(experiment)
+    check_given_data(experiment, data)
+    asked = experiment.data is not None and experiment.data.server_examples is not None
+    check_given(experiment, (data is None and asked) or held.is_dir())
+    if experiment.evaluate.reference:  # fail before the run, not after it
+        from fedsrv.engine.summary import iaa_series
+
+        iaa_series(Path(experiment.evaluate.reference))
+
+
+def check_resumed(experiment: Experiment, config: Path) -> None:
+    """Check that a resumed run has its config, before data are dealt out for another one.
+
+    Raises:
+        ConfigError: names the keys that differ.
+    """
+    try:
+        before = parse_experiment(config.read_text("utf-8"), str(config))
+    except (OSError, UnicodeDecodeError, ConfigError):
+        return  # the coordinator has the config in its database, and looks again
+    changed = [key for key in forbidden_changes(before, experiment) if "sha256" not in key]
+    if changed:
+        raise another_config(config.parent, changed)

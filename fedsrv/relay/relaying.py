@@ -26,10 +26,9 @@ from fedsrv.coordinator import Listen, telling_the_end
 from fedsrv.event_lines import EventPrinter
 from fedsrv.events import HAS_FAILED, EventLog
 from fedsrv.identity.tls import ChannelCredentials
-from fedsrv.relay.group import Group
 from fedsrv.relay.service import RelayService
-from fedsrv.relay.trips import Delivery, RelayedTrips
-from fedsrv.relay.uplink import CallFailed, Uplink, meaning_of
+from fedsrv.relay.trips import Delivery, Group, RelayedTrips
+from fedsrv.relay.uplink import REFUSALS, CallFailed, Uplink, meaning_of
 from fedsrv.transport.server import start_server, stop_server
 from fedsrv.transport.sessions import (
     NotReady,
@@ -108,7 +107,7 @@ def serve_relay(
         stack.callback(relaying.stop)
         with telling_the_end(events):
             relaying.run()
-        events.tell("finished", metrics={}, state_sha256="")  # the coordinator's monitors know more
+        events.tell("finished", metrics={}, state_sha256="")  # the coordinator's watchers know more
 
 
 class Relaying:
@@ -194,8 +193,8 @@ class Relaying:
             try:
                 self.uplink.push(header, Bundle(weights=sums or {}))
                 return
-            except CallFailed as error:
-                why = meaning_of(error)
+            except REFUSALS as refused:
+                why = refused
             if not isinstance(why, NotReady | UnknownSession):
                 log.error("interaction %d: the sum was refused: %s", order.interaction + 1, why)
             if isinstance(why, UnknownSession):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
 
 import grpc
 
@@ -16,12 +15,9 @@ from fedpb.v1 import coordinator_pb2 as rpc
 from fedpb.v1 import description_pb2 as pb
 from fedsrv.events import EventLog
 from fedsrv.identity.guard import Guard
-from fedsrv.relay.inbox import PassedOn
-from fedsrv.relay.trips import RelayedRun, RelayedTrips
-from fedsrv.relay.uplink import CallFailed, Uplink, meaning_of
+from fedsrv.relay.trips import PassedOn, RelayedRun, RelayedTrips
+from fedsrv.relay.uplink import Uplink
 from fedsrv.transport.service import Service, WrongRun, coded
-
-T = TypeVar("T")
 
 
 class RelayService:
@@ -75,14 +71,14 @@ class RelayService:
     ) -> rpc.PrepareResponse:
         """Pass on that a client asks how its files are to be cut."""
         self.below.client(request.client_id, context)
-        return _answer(lambda: self.uplink.prepare(request))
+        return self.uplink.prepare(request)
 
     @coded
     def join(self, request: rpc.JoinRequest, context: grpc.ServicerContext) -> rpc.JoinResponse:
         """Pass on that a client joins."""
         client = self.below.client(request.client_id, context)
         self._begin_join(request, context)
-        reply = _answer(lambda: self.uplink.join(request))
+        reply = self.uplink.join(request)
         self._learn(client, reply, request.description)
         token = request.token or reply.token
         self.cohort.join(client, "", token, request.versions, request.start_over)
@@ -95,7 +91,7 @@ class RelayService:
         """Pass on that clients of one process join."""
         clients = [self.below.client(one.client_id, context) for one in request.clients]
         self._begin_join(request, context)
-        reply = _answer(lambda: self.uplink.join_several(request))
+        reply = self.uplink.join_several(request)
         for client, one in zip(clients, request.clients, strict=True):
             self._learn(client, reply.joined, request.descriptions[one.description])
             self.cohort.join(client, "", one.token, one.versions, request.start_over)
@@ -131,25 +127,13 @@ class RelayService:
         """Pass on a sign of life."""
         _, session = self.below.session(request.client_id, request.token, context)
         session.durable = max(session.durable, request.durable)
-        return _answer(lambda: self.uplink.beat(request))
+        return self.uplink.beat(request)
 
     @coded
     def leave(self, request: rpc.LeaveRequest, context: grpc.ServicerContext) -> rpc.LeaveResponse:
         """Pass on that a client leaves."""
         self.below.session(request.client_id, request.token, context)
         try:
-            return _answer(lambda: self.uplink.leave(request))
+            return self.uplink.leave(request)
         finally:
             self.below.leave(request, context)
-
-
-def _answer(call: Callable[[], T]) -> T:
-    """Make a call to the coordinator above.
-
-    Raises:
-        Exception: what its refusal means for the client's call.
-    """
-    try:
-        return call()
-    except CallFailed as error:
-        raise meaning_of(error) from None

@@ -1,11 +1,12 @@
-"""The trip that a relay's clients are on, and the group whose weights it adds up."""
+"""The trip that a relay's clients are on, its results, and the group whose weights it adds up."""
 
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -13,9 +14,10 @@ from typing import Any, Self
 from fedmodels.errors import ConfigError, PayloadError
 from fedmodels.methods import make
 from fedmodels.resolution import received_experiment
-from fedmodels.tensors.bundle import Bundle, ClientId, Problem
+from fedmodels.tensors.bundle import Bundle, ClientId, Problem, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.tensors.declared_counts import check_numbers
+from fedmodels.tensors.differences import STATISTICS, WEIGHTS, cosines
 from fedmodels.training.compression import Compression
 from fedmodels.training.method import Method
 from fedmodels.training.private_uploads import spec_as_sent
@@ -23,12 +25,96 @@ from fedmodels.training.run import RunFacts
 from fedmodels.training.secure_upload import SecureUpload
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.cohort import Answer, Trip
-from fedsrv.engine.streaming_mean import StreamingMean
+from fedsrv.engine.reduction import StreamingMean
 from fedsrv.events import EventLog
-from fedsrv.relay.group import Group
-from fedsrv.transport.open_trip import OpenTrip
+from fedsrv.relay.uplink import Uplink
+from fedsrv.transport.inbox import Push
+from fedsrv.transport.open_trips import OpenTrip
 from fedsrv.transport.remote_cohort import RemoteCohort
+from fedsrv.transport.sessions import NotReady, UnknownSession
 from fedsrv.transport.spool import Spool
+
+
+@dataclass(eq=False)
+class Group:
+    """A group under way; used while the cohort holds its lock, but for :meth:`sums`."""
+
+    order: rpc.Order
+    """One of its orders: they differ in the client only."""
+    clients: tuple[int, ...]
+    folding: StreamingMean
+    count: Callable[[Bundle], float]
+    """Gives what an upload counts in the mean."""
+    strangers_until: float
+    """Time on the monotonic clock at which it goes on without clients that never joined here."""
+    until: float
+    """Time at which it goes on without anybody who is missing."""
+    results: dict[ClientId, Answer] = field(default_factory=dict)
+    failed: set[ClientId] = field(default_factory=set)
+    """Clients that are not in the sum, whatever happened to them."""
+    on_their_way: set[ClientId] = field(default_factory=set)
+    """Clients whose results are just being told to the coordinator above."""
+    is_closed: bool = False
+    """Whether the sum is settled; results that come later go up whole."""
+
+    def takes(self, client: ClientId) -> bool:
+        """Tell whether a client's weights may still be added; if so, its result is on its way."""
+        if self.is_closed or client not in self.clients or client in self.failed:
+            return False
+        self.on_their_way.add(client)
+        return True
+
+    def keep(self, client: ClientId, result: Answer) -> None:
+        """Add the result of a client that the coordinator above has been told of."""
+        self.results[client] = result
+        self.folding.add_answer(result, self.results, self.failed)
+
+    def is_ready(
+        self,
+        now: float,
+        joined: Container[ClientId],
+        dead: Callable[[Iterable[ClientId]], Collection[ClientId]],
+    ) -> bool:
+        """Tell whether the sum can go up: all have come, or it is time.
+
+        Args:
+            now: the time on the monotonic clock.
+            joined: the clients that have joined this relay, dead ones as well. Another one may
+                have joined the coordinator itself under this relay's name.
+            dead: returns those of some clients that are dead; with a deadline nobody waits for one.
+        """
+        if self.is_closed or self.on_their_way:
+            return False
+        missing = self.missing()
+        if now >= self.strangers_until:
+            missing -= self.strangers(joined)
+        if self.until < math.inf:
+            missing -= {*dead(missing)}
+        return not missing or (now >= self.until and bool(self.results))
+
+    def missing(self) -> set[ClientId]:
+        """Return the clients that have not answered."""
+        everybody: set[ClientId] = {*self.clients}
+        return everybody - self.results.keys() - self.failed
+
+    def strangers(self, joined: Container[ClientId]) -> set[ClientId]:
+        """Return the clients that are missing and never joined here."""
+        return {client for client in self.missing() if client not in joined}
+
+    def cosines(self) -> dict[int, float]:
+        """Return the cosine between each client's difference and their mean; before the sums."""
+        held = {c: r for c, r in self.results.items() if isinstance(c, int)}
+        drawn = {c: r.measured.sketch for c, r in held.items() if r.measured is not None}
+        sketches = {client: sketch for client, sketch in drawn.items() if sketch is not None}
+        return cosines(sketches, {c: self.count(held[c].upload) for c in sketches}, {})
+
+    def sums(self) -> Weights | None:
+        """Return the weighted sums of all results, and drop their weights; None: nothing counts."""
+        found = self.folding.sums(self.results)
+        for result in self.results.values():
+            result.upload = Bundle()
+        return found
+
 
 SUMS_BY = 0.8
 """Part of the run's deadline after which a sum goes up without those that are missing."""
@@ -265,3 +351,72 @@ def _trip_of(delivery: Delivery, run: RelayedRun) -> Trip:
 def _check(client: ClientId, upload: Bundle) -> None:
     """Check the numbers of an upload; once they are added up, nobody sees them again."""
     check_numbers(upload)
+
+
+class PassedOn:
+    """Passes checked results on. The weights of a group stay here until their sum goes up.
+
+    A client is answered once the coordinator above has taken all but its weights. It keeps its
+    upload until the interaction is committed, so a relay that dies loses nothing.
+    """
+
+    takes_sums = False
+
+    def __init__(self, trips: RelayedTrips, uplink: Uplink) -> None:
+        self.trips, self.uplink = trips, uplink
+
+    def refuse(self, client: ClientId, trip: OpenTrip, push: Push, reason: str) -> None:
+        """Tell the coordinator above that a client failed, as its upload is refused."""
+        self._tell(push.header, Bundle(), failure=reason)
+        self.trips.told(client, trip, None, reason)
+
+    def accept(self, client: ClientId, trip: OpenTrip, push: Push, outcome: Answer | str) -> None:
+        """Tell the coordinator above of a result, or of the reason of a failure."""
+        if isinstance(outcome, str):
+            return self.refuse(client, trip, push, outcome)
+        group = self.trips.group_for(client, trip)
+        try:
+            known = self._tell(push.header, outcome.upload, stays=outcome if group else None)
+        except PayloadError as error:
+            self.trips.told(client, trip, group, f"its upload was refused: {error}")
+            raise
+        except (NotReady, UnknownSession):  # the client brings it again, maybe after joining anew
+            self.trips.not_told(client, group)
+            raise
+        except Exception as error:
+            self.trips.told(client, trip, group, str(error))
+            raise
+        late = "the coordinator above had its result before"
+        self.trips.told(client, trip, group, late if known and group else outcome)
+        return None
+
+    def _tell(
+        self,
+        header: rpc.PushHeader,
+        upload: Bundle,
+        *,
+        stays: Answer | None = None,
+        failure: str = "",
+    ) -> bool:
+        """Tell the coordinator above of a result; return whether it had it before.
+
+        Args:
+            header: what it began with. All of it goes up, but for what a relay alone may say.
+            upload: what goes up.
+            stays: the answer whose weights stay here for a sum; None if nothing stays.
+            failure: why there is no upload.
+
+        Raises:
+            Exception: what its answer means for the client's call.
+        """
+        told = rpc.PushHeader()
+        told.CopyFrom(header)
+        for name in ("bundle", "members", "distance"):
+            told.ClearField(name)
+        told.failure, told.summed = failure, stays is not None
+        if stays is not None:
+            assert stays.measured is not None, "a group trains"
+            norms, upload = stays.measured.norms, replace(upload, weights={})
+            told.distance.weights = norms.get(WEIGHTS, 0.0)
+            told.distance.statistics = norms.get(STATISTICS, 0.0)
+        return self.uplink.push(told, upload).repeated_upload

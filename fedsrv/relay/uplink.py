@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias, TypeVar
 
 import grpc
+from google.protobuf.message import Message
 
 from fedmodels.errors import LinkError, PayloadError, PayloadTooLarge
 from fedmodels.printable import printable
@@ -19,6 +20,7 @@ from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import OtherPartition
 from fedsrv.identity.guard import NotYours
 from fedsrv.identity.tls import caller_channel, failure_of
+from fedsrv.transport.inbox import push_limit_s
 from fedsrv.transport.service import WrongRun
 from fedsrv.transport.sessions import (
     AlreadyConnected,
@@ -30,8 +32,9 @@ from fedsrv.transport.sessions import (
 
 CallFailed: TypeAlias = grpc.RpcError
 CHECK_S, JOIN_S, BEAT_S, LEAVE_S = 1.0, 60.0, 5.0, 2.0
-PUSH_S, PUSH_BYTES_PER_S = 60.0, 16 << 10
-"""Time limits of calls; that of a Push grows with its bytes."""
+"""Time limits of calls."""
+Q = TypeVar("Q", bound=Message)
+R = TypeVar("R", bound=Message)
 _MEANINGS: dict[grpc.StatusCode, type[Exception]] = {
     grpc.StatusCode.NOT_FOUND: OtherPartition,
     grpc.StatusCode.RESOURCE_EXHAUSTED: PayloadTooLarge,
@@ -46,6 +49,8 @@ _MEANINGS: dict[grpc.StatusCode, type[Exception]] = {
 }
 """What a code of the coordinator above means; every other one says that it is away. The relay ends
 its own client's call with the same code."""
+REFUSALS: tuple[type[Exception], ...] = (NotReady, *_MEANINGS.values())
+"""What a failed call may mean."""
 
 
 class CoordinatorUnreachable(NotReady):
@@ -67,19 +72,19 @@ def meaning_of(error: Any) -> Exception:
 
 
 class Uplink:
-    """One channel to the coordinator above."""
+    """One channel to the coordinator above; a call that fails raises one of :data:`REFUSALS`."""
 
     def __init__(self, address: str, credentials: grpc.ChannelCredentials | None = None) -> None:
         self.address, self.zstd = address, False
         self._credentials = credentials
         self._channel = caller_channel(address, credentials)
-        self._prepare = self._unary("Prepare", rpc.PrepareRequest, rpc.PrepareResponse)
-        self._join = self._unary("Join", rpc.JoinRequest, rpc.JoinResponse)
-        self._join_several = self._unary(
-            "JoinSeveral", rpc.JoinSeveralRequest, rpc.JoinSeveralResponse
+        self.prepare = self._unary("Prepare", rpc.PrepareRequest, rpc.PrepareResponse, JOIN_S)
+        self.join = self._unary("Join", rpc.JoinRequest, rpc.JoinResponse, JOIN_S)
+        self.join_several = self._unary(
+            "JoinSeveral", rpc.JoinSeveralRequest, rpc.JoinSeveralResponse, JOIN_S
         )
-        self._beat = self._unary("Beat", rpc.BeatRequest, rpc.BeatResponse)
-        self._leave = self._unary("Leave", rpc.LeaveRequest, rpc.LeaveResponse)
+        self.beat = self._unary("Beat", rpc.BeatRequest, rpc.BeatResponse, BEAT_S)
+        self.leave = self._unary("Leave", rpc.LeaveRequest, rpc.LeaveResponse, LEAVE_S)
         self._pull = self._channel.unary_stream(
             f"/{SERVICE}/Pull", rpc.PullRequest.SerializeToString, None
         )
@@ -87,40 +92,17 @@ class Uplink:
             f"/{SERVICE}/Push", None, rpc.PushResponse.FromString
         )
 
-    def _unary(self, name: str, request: Any, reply: Any) -> Any:
-        return self._channel.unary_unary(
+    def _unary(
+        self, name: str, request: type[Q], reply: type[R], limit_s: float
+    ) -> Callable[[Q], R]:
+        """Return what passes a client's request on and returns the coordinator's reply."""
+        call = self._channel.unary_unary(
             f"/{SERVICE}/{name}", request.SerializeToString, reply.FromString
         )
-
-    # All of these raise CallFailed with the coordinator's code and line.
-
-    def prepare(self, request: rpc.PrepareRequest) -> rpc.PrepareResponse:
-        """Pass on a client's Prepare."""
-        reply: rpc.PrepareResponse = self._prepare(request, timeout=JOIN_S)
-        return reply
-
-    def join(self, request: rpc.JoinRequest) -> rpc.JoinResponse:
-        """Pass on a client's Join."""
-        reply: rpc.JoinResponse = self._join(request, timeout=JOIN_S)
-        return reply
-
-    def join_several(self, request: rpc.JoinSeveralRequest) -> rpc.JoinSeveralResponse:
-        """Pass on a process's JoinSeveral."""
-        reply: rpc.JoinSeveralResponse = self._join_several(request, timeout=JOIN_S)
-        return reply
-
-    def beat(self, request: rpc.BeatRequest) -> rpc.BeatResponse:
-        """Pass on a sign of life."""
-        reply: rpc.BeatResponse = self._beat(request, timeout=BEAT_S)
-        return reply
-
-    def leave(self, request: rpc.LeaveRequest) -> rpc.LeaveResponse:
-        """Pass on that a client leaves."""
-        reply: rpc.LeaveResponse = self._leave(request, timeout=LEAVE_S)
-        return reply
+        return lambda sent: _replied(call, sent, limit_s)
 
     def pull(self, request: rpc.PullRequest) -> Any:
-        """Return the stream of orders for some clients; ``cancel()`` ends it."""
+        """Return the stream of orders for some clients; ``cancel()`` ends it with CallFailed."""
         return self._pull(request)
 
     def push(self, header: rpc.PushHeader, upload: Bundle) -> rpc.PushResponse:
@@ -130,8 +112,7 @@ class Uplink:
         head = rpc.PushRequest(header=header).SerializeToString()
         frames = frames_of(upload, size, zstd=self.zstd)
         stream: Iterator[bytes] = messages(head, (frame.laid_out() for frame in frames))
-        limit = PUSH_S + size / PUSH_BYTES_PER_S
-        reply: rpc.PushResponse = self._push(stream, timeout=limit)
+        reply: rpc.PushResponse = _replied(self._push, stream, push_limit_s(size))
         return reply
 
     def check(self) -> str:
@@ -160,3 +141,11 @@ class Uplink:
     def close(self) -> None:
         """End all calls."""
         self._channel.close()
+
+
+def _replied(call: Any, sent: Any, limit_s: float) -> Any:
+    """Make a call; raise what its failure means for the client's call."""
+    try:
+        return call(sent, timeout=limit_s)
+    except CallFailed as error:
+        raise meaning_of(error) from None

@@ -17,7 +17,7 @@ from fedsrv.report.comparison import comparison, one_column
 from fedsrv.report.run_record import RunRecord, group_runs, read_run
 from fedsrv.report.story import story
 from fedsrv.state.audit import AUDIT, warned
-from fedsrv.state.cross_check import differences
+from fedsrv.state.verification import differences
 
 if TYPE_CHECKING:
     from fedsrv.report.page import Section

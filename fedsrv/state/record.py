@@ -1,8 +1,8 @@
 """The record of an interaction: a JSON object, the same in ``run.db`` and ``rounds.jsonl``.
 
-The engine makes it (:mod:`fedsrv.engine.rows`) and adds scores, the ledger stores it, the summary
-and the reports read it. It stays a JSON object in memory. So a record goes back to the disk as it
-came, with what another version of fedtide put into it.
+The engine makes it (:mod:`fedsrv.engine.commits`) and adds scores, the ledger stores it, the
+summary and the reports read it. It stays a JSON object in memory. So a record goes back to the disk
+as it came, with what another version of fedtide put into it.
 """
 
 from collections.abc import Mapping
@@ -72,7 +72,7 @@ class Record(TypedDict):
     under_way: NotRequired[list[tuple[int, int]]]
     """Asynchronous: the clients with an order that is not counted yet, and its interaction."""
     growths: NotRequired[list[dict[str, Any]]]
-    """Of an open run: what it grew by before this interaction (:mod:`fedsrv.engine.growth`)."""
+    """Of an open run: what it grew by before this interaction (:mod:`fedsrv.engine.schedule`)."""
     privacy: NotRequired[dict[str, float]]
     """With noise that hides clients or their examples: ``epsilon`` at ``delta``. With noise that
     hides clients, also the number of ``releases`` up to this one. Where the bound adapts, also the

@@ -18,10 +18,10 @@ from fedmodels.errors import ArchiveError, reason_of
 from fedmodels.files import sync_path
 from fedmodels.resolution import parse_experiment
 from fedmodels.tensors.archive import load_named
-from fedsrv.state.client_parts import ClientParts
 from fedsrv.state.ledger import Ledger
 from fedsrv.state.record import Record
 from fedsrv.state.run_directory import lock, state_numbers, writing
+from fedsrv.state.state_files import ClientParts
 
 ASIDE = "set-aside"
 _DATABASE = ("run.db", "run.db-wal", "run.db-shm")

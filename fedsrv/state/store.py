@@ -4,7 +4,7 @@ An interaction is committed by one rename (the new server state) and one record 
 (:mod:`fedsrv.state.ledger`); the record is the commit. Scores of the committed models are added to
 the record later. A state file without a record is no commit, and neither is a record without its
 state file: the interaction is computed again. The server's state of single clients lies in separate
-files (:mod:`fedsrv.state.client_parts`), written before the state file that names them.
+files (:mod:`fedsrv.state.state_files`), written before the state file that names them.
 
 A roll-back deletes nothing. Undone commits stay until the replay has passed them, and count again
 if everybody still has the states.
@@ -28,7 +28,6 @@ from fedmodels.privacy.releases import NAME, Releases
 from fedmodels.tensors.bundle import state_digest
 from fedmodels.training.contexts import ServerState
 from fedsrv.state.audit import AUDIT, Audit
-from fedsrv.state.cross_check import differences
 from fedsrv.state.history import History
 from fedsrv.state.ledger import Ledger
 from fedsrv.state.record import Record, trained_in
@@ -43,7 +42,7 @@ from fedsrv.state.run_directory import (
     writing,
 )
 from fedsrv.state.state_files import StateFiles
-from fedsrv.state.verification import last_audited
+from fedsrv.state.verification import differences, last_audited
 
 log = logging.getLogger(__name__)
 
@@ -335,7 +334,7 @@ class Store:
     # --- open runs --------------------------------------------------------------------------------
 
     def growths(self) -> list[dict[str, Any]]:
-        """Return how an open run grew so far, in order (:mod:`fedsrv.engine.growth`)."""
+        """Return how an open run grew so far, in order (:mod:`fedsrv.engine.schedule`)."""
         return self._ledger.growths()
 
     def grow(self, growth: Mapping[str, Any]) -> None:

@@ -9,17 +9,69 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedmodels.config.experiment import Experiment, difference
 from fedmodels.config.faults import fault_of
 from fedmodels.config.presets import preset_file
 from fedmodels.errors import ArchiveError, ConfigError, reason_of, suggestion
 from fedmodels.resolution import override, parse_experiment
-from fedsrv.sweep.ranges import Search
+
+Number = int | float
+SEARCHED = ("training", "server_optimizer", "method", "net", "compression")
+"""Tables whose keys may be searched. Keys of others change what a score measures."""
+
+
+class Range(BaseModel):
+    """The values that a setting may have."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    low: Number | None = None
+    high: Number | None = None
+    """Both ends belong to it; it holds whole numbers if both are whole."""
+    log: bool = False
+    """Whether the logarithm is drawn evenly."""
+    choices: (
+        Annotated[tuple[bool | int | float | str, ...], Field(strict=False, min_length=1)] | None
+    ) = None
+
+    @model_validator(mode="after")
+    def _is_one_kind(self) -> Self:
+        given = [value is not None for value in (self.low, self.high, self.choices)]
+        if given not in ([True, True, False], [False, False, True]):
+            raise ValueError("give low and high, or choices")
+        low, high = self.low or 0, self.high or 0
+        if low > high or (self.log and low <= 0):
+            raise ValueError("low is at most high, and above 0 with log")
+        return self
+
+
+class Search(BaseModel):
+    """``[search]`` of a sweep's file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    ranges: Annotated[Mapping[str, Range], Field(min_length=1)]
+    trials: Annotated[int, Field(ge=1, le=100_000)] = 20
+    """Runs of each row."""
+    prune_after: Annotated[int, Field(ge=1)] = 5
+    """Trials that come to their end first. A later one ends as soon as its best score so far lies
+    below the median of what earlier ones had in the same scored round."""
+
+    @model_validator(mode="after")
+    def _may_be_searched(self) -> Self:
+        for key in self.ranges:
+            table, dot, _ = key.partition(".")
+            if table not in SEARCHED or not dot or key == "method.name":
+                raise ValueError(
+                    f"ranges: {key!r} cannot be searched; keys of {', '.join(SEARCHED)} can"
+                )
+        return self
+
 
 ROW = "a row is a method's name and its switches without blanks in them, such as 'fedprox mu=0.1'"
 NEEDED = "a sweep needs preset, a config or a preset's name, and the table methods, row = 'METHOD'"

@@ -19,8 +19,7 @@ from fedmodels.numerics.randomness import derive_seed
 from fedmodels.resolution import parse_experiment
 from fedsrv.state.run_directory import make_directory
 from fedsrv.sweep.execution import RunCommand, Say, deal_out
-from fedsrv.sweep.plan import PlannedRun, Sweep, plan
-from fedsrv.sweep.ranges import Range, Search
+from fedsrv.sweep.plan import PlannedRun, Range, Search, Sweep, plan
 
 Settings = Mapping[str, Any]
 

@@ -1,26 +1,35 @@
-"""A whole sweep: its runs, its tables, its page."""
+"""A whole sweep: where its runs go, its tables, its page, and the settings that are best.
+
+A place of runs is this machine, a Ray cluster, or Slurm. It is a context, in which ``each(call,
+runs)`` calls a function for each of several runs, and yields each result as it comes. The machines
+of a cluster share the sweep's directory.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
+from statistics import fmean
 
 from rich.console import Console
 
 from fedmodels.errors import ArchiveError, ConfigError, RunFailed
 from fedmodels.files import write_atomically
+from fedmodels.resolution import parse_experiment
+from fedsrv.ray_cluster import RAY, address_in
 from fedsrv.report.run_record import read_run
 from fedsrv.report.tables import report_command, write_html
 from fedsrv.state.run_directory import make_directory
-from fedsrv.sweep.choices import check_chooses, choices
 from fedsrv.sweep.columns import Watch, check_names, faults
-from fedsrv.sweep.execution import Say, execute
-from fedsrv.sweep.outcome import Outcome, read_numbers
-from fedsrv.sweep.places import place_of
+from fedsrv.sweep.execution import Call, Each, Say, execute
+from fedsrv.sweep.outcome import Outcome, outcome_of, read_numbers, to_json
 from fedsrv.sweep.plan import PlannedRun, Sweep, plan
 from fedsrv.sweep.progress import SweepProgress
-from fedsrv.sweep.record import outcome_of, to_json
+from fedsrv.sweep.ray_runs import ray_runs
+from fedsrv.sweep.slurm import slurm_jobs
 from fedsrv.sweep.tables import draw, page, section_of, write_csv
 
 
@@ -162,3 +171,112 @@ def _refuse_other_configs(runs: Sequence[PlannedRun]) -> None:
                 f"{run.directory} was run with another config; it differs in {', '.join(keys)}. "
                 "Give another --out, or remove that directory to run it again"
             )
+
+
+def check_chooses(runs: Sequence[PlannedRun]) -> None:
+    """Check that every run of a sweep keeps a part for validation.
+
+    Raises:
+        ConfigError: one does not.
+    """
+    for run in runs:
+        data = parse_experiment(run.config).data
+        if data is None or data.validation_share is None:
+            raise ConfigError(
+                f"{run.cell.title} has no validation part to choose by: give [data] "
+                "validation_share"
+            )
+
+
+def choices(runs: Sequence[PlannedRun]) -> Iterator[str]:
+    """Yield a line for each row: its best setting by the mean over seeds of validation scores.
+
+    Args:
+        runs: the finished ones.
+    """
+    for row in dict.fromkeys(run.cell.row for run in runs):
+        mine = [run for run in runs if run.cell.row == row]
+        settings = list(dict.fromkeys(run.cell.setting for run in mine))
+        means = {each: _mean([r for r in mine if r.cell.setting == each]) for each in settings}
+        known = {each: mean for each, mean in means.items() if mean is not None}
+        if known:
+            best = max(known, key=lambda each: known[each])  # of equal ones the first
+            by = parse_experiment(mine[0].config).chosen_by
+            yield (
+                f"{row}: {best or 'its only setting'} is the best of {len(settings)} on "
+                f"validation parts ({by} = {known[best]:.4f})"
+            )
+
+
+def _mean(runs: Sequence[PlannedRun]) -> float | None:
+    """Return the mean over runs of the validation score of each one's best round."""
+    found = []
+    for run in runs:
+        by = parse_experiment(run.config).chosen_by
+        metrics = json.loads((run.directory / "summary.json").read_text("utf-8"))["metrics"]
+        found.append(metrics.get(f"chosen_{by}"))
+    scores = [score for score in found if score is not None]
+    return fmean(scores) if scores and len(scores) == len(found) else None
+
+
+SLURM = "slurm"
+
+
+def place_of(
+    on: str | None, jobs: int | None, given: Sequence[str], out: Path, say: Say
+) -> AbstractContextManager[Each]:
+    """Return the place that options of ``fedsrv sweep`` name.
+
+    Args:
+        on: ``ray``, ``ray://HEAD:PORT`` or ``slurm``; by default this machine.
+        jobs: runs at a time.
+        given: what one run takes of a cluster, as ``KEY=VALUE``.
+        out: the sweep's directory.
+        say: told what is run.
+
+    Raises:
+        ConfigError: the options do not go together.
+    """
+    resources = dict(map(_resource, given))
+    if on is None:
+        if resources:
+            raise ConfigError("--resource needs --on ray or --on slurm")
+        return this_machine(jobs or 1, say)
+    if on == SLURM:
+        return slurm_jobs(out / "slurm", jobs, resources, say)
+    if not on.startswith(RAY):
+        raise ConfigError(f"--on {on!r} is neither slurm, ray nor ray://HEAD:PORT")
+    if jobs is not None:
+        raise ConfigError("--jobs does not go with --on ray, which runs as many as there is room")
+    address_in(on)
+    return ray_runs(on, out, resources, say)
+
+
+def _resource(text: str) -> tuple[str, str | int | float]:
+    """Return KEY and VALUE of ``KEY=VALUE``, as a number where it is one."""
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise ConfigError(f"--resource {text!r} is not KEY=VALUE, such as num_cpus=2")
+    for kind in (int, float):
+        try:
+            return key, kind(value)
+        except ValueError:
+            continue
+    return key, value
+
+
+@contextmanager
+def this_machine(jobs: int, say: Say) -> Iterator[Each]:
+    """Run ``jobs`` runs at a time on this machine."""
+    with ThreadPoolExecutor(jobs) as pool:
+
+        def each(call: Call, runs: Sequence[PlannedRun]) -> Iterator[tuple[PlannedRun, str]]:
+            futures = {pool.submit(call, run, say): run for run in runs}
+            for ended in as_completed(futures):
+                yield futures[ended], ended.result()
+
+        try:
+            yield each
+        except BaseException:  # Ctrl-C has ended the runs under way; no further one begins
+            pool.shutdown(cancel_futures=True)
+            raise

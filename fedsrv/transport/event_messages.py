@@ -1,4 +1,4 @@
-"""Events as they cross to a monitor: each kind is a message of its own in the schema."""
+"""Events as they cross to a watcher: each kind is a message of its own in the schema."""
 
 from __future__ import annotations
 

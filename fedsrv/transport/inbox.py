@@ -2,32 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
+
+import torch
 
 from fedmodels.errors import PayloadError
 from fedmodels.printable import printable
-from fedmodels.tensors.bundle import Bundle, ClientId
+from fedmodels.tensors.bundle import Bundle, ClientId, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec
+from fedmodels.tensors.declared_counts import check_numbers
+from fedmodels.tensors.differences import STATISTICS, Given, Measured
+from fedmodels.tensors.differences import WEIGHTS as PARAMETERS
+from fedmodels.tensors.weighted_mean import mean_of_sums
 from fedpb.codec import RawFrame, Receiver, read_chunk
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.cohort import Answer
 from fedsrv.transport.gate import Gate
-from fedsrv.transport.open_trip import OpenTrip
-from fedsrv.transport.open_trips import GroupSum
-from fedsrv.transport.relayed import (
-    check_moved,
-    check_sum,
-    cosines_of,
-    measured_by_relay,
-    sum_spec,
-)
+from fedsrv.transport.open_trips import WEIGHTS, GroupSum, OpenTrip, dtypes_of_weights
 from fedsrv.transport.remote_cohort import RemoteCohort
 from fedsrv.transport.sessions import NotReady, Superseded
 
+ROUNDING = 1e-4
+"""Part of a norm by which rounding to float32 may change it."""
 PUSH_S, PUSH_BYTES_PER_S = 60.0, 16 << 10
 """Time limit of an upload: a fixed part, and its size at the rate of the slowest usable link."""
+
+
+def push_limit_s(num_bytes: int) -> float:
+    """Return the time limit of an upload of this size."""
+    return PUSH_S + num_bytes / PUSH_BYTES_PER_S
 
 
 @dataclass
@@ -156,7 +162,7 @@ class Inbox:
             size = min(push.header.bundle.payload_bytes, trip.trip.spec.max_bytes)
             with (
                 self.gate.alone([("Push", client)], context),
-                self.gate.within(context, PUSH_S + size / PUSH_BYTES_PER_S),
+                self.gate.within(context, push_limit_s(size)),
             ):
                 self._take(client, trip, push)
         return rpc.PushResponse(repeated_upload=trip is None)
@@ -210,7 +216,7 @@ class Inbox:
             size = min(push.header.bundle.payload_bytes, 2 * trip.trip.spec.max_bytes)
             with (
                 self.gate.alone([("Sum", client) for client in clients], context),
-                self.gate.within(context, PUSH_S + size / PUSH_BYTES_PER_S),
+                self.gate.within(context, push_limit_s(size)),
             ):
                 self._take_sum(clients, trip, push)
         return rpc.PushResponse(repeated_upload=trip is None)
@@ -233,3 +239,77 @@ class Inbox:
         found = GroupSum(group, sent.weights, sent.num_bytes(), push.wire, told)
         if not self.cohort.end_sum(trip, found):
             raise Superseded(f"interaction {push.header.interaction + 1} closed without this sum")
+
+
+# --- what relays say ------------------------------------------------------------------------------
+
+
+def sum_spec(spec: BundleSpec, total: float) -> BundleSpec:
+    """Return the specification of a sum of uploads' weights: floats are float64.
+
+    Args:
+        spec: of an upload.
+        total: the sum of the uploads' coefficients; with 0 there is nothing to send.
+    """
+    found = {}
+    for key, one in spec.required.items() if total else ():
+        if key.startswith(WEIGHTS):
+            wide = torch.float64 if one.dtype.is_floating_point else one.dtype
+            found[key] = replace(one, dtype=wide)
+    return BundleSpec(found)
+
+
+def check_sum(spec: BundleSpec, sums: Weights, total: float) -> Weights:
+    """Return the mean behind a sum, once it is within the bounds of an upload's weights.
+
+    Raises:
+        PayloadError: names the first number that is too large.
+    """
+    if not sums:
+        return {}
+    mean = mean_of_sums([sums], total, dtypes_of_weights(spec))
+    check_numbers(Bundle(mean))
+    return mean
+
+
+def check_moved(given: Given, mean: Weights, members: Collection[Measured]) -> None:
+    """Check that a mean lies no farther from what was given than all uploads in it.
+
+    Raises:
+        PayloadError: it does, so it is not the mean of these uploads.
+    """
+    norms = [one.norms.get(PARAMETERS) for one in members]
+    known = [norm for norm in norms if norm is not None]
+    if not mean or len(known) < len(norms):  # a relay of an earlier version measures nothing
+        return
+    moved = given.measured(Bundle(mean)).norms.get(PARAMETERS, 0.0)
+    if not moved <= ROUNDING * (max(known) + given.sizes.get(PARAMETERS, 0.0)) + max(known):
+        raise PayloadError(
+            f"it moves the weights by {moved:.3g}, and each upload in it by {max(known):.3g} at "
+            "most, as the relay says itself"
+        )
+
+
+def measured_by_relay(one: Measured, header: rpc.PushHeader, given: Given) -> Measured:
+    """Return what is kept of an upload whose weights stay with its relay, which has measured them.
+
+    Raises:
+        PayloadError: what the relay says is no norm.
+    """
+    told = header.distance
+    if not header.HasField("distance"):
+        return replace(one, norm=None, sketch=None)
+    norms = {PARAMETERS: told.weights, STATISTICS: told.statistics}
+    if not all(0.0 <= norm < math.inf for norm in norms.values()):
+        raise PayloadError("its relay has measured its weights, and says what is no norm")
+    held = {part: norm for part, norm in norms.items() if part in given.sizes}
+    return Measured({**one.norms, **held}, given.sizes, told.weights)
+
+
+def cosines_of(header: rpc.PushHeader) -> dict[str, float]:
+    """Return what a relay says of the directions of the uploads in its sum, by client id."""
+    return {
+        member.client_id: member.cosine
+        for member in header.members
+        if member.HasField("cosine") and -1.0 <= member.cosine <= 1.0
+    }

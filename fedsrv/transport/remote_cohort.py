@@ -6,6 +6,9 @@ clients; the service's threads bring their calls. This module knows nothing of g
 
 from __future__ import annotations
 
+import math
+import secrets
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -16,17 +19,27 @@ from fedmodels.tensors.bundle import EVALUATOR, ClientId
 from fedpb.orders import WITHOUT_PAYLOAD
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
-from fedsrv.engine.cohort import Answer, Answers, BufferedUploads, News, TooFewOrders, Trip
+from fedsrv.engine.cohort import (
+    Answer,
+    Answers,
+    BufferedUploads,
+    HoldsState,
+    News,
+    TooFewOrders,
+    Trip,
+)
 from fedsrv.events import EventLog
-from fedsrv.transport.joined_clients import JoinedClients
-from fedsrv.transport.open_trip import OpenTrip, check_enough, what_for
-from fedsrv.transport.open_trips import GroupSum, OpenTrips
+from fedsrv.transport.open_trips import GroupSum, OpenTrip, OpenTrips, check_enough, what_for
 from fedsrv.transport.sessions import (
+    AlreadyConnected,
     Caller,
     ClientSession,
     NotReady,
+    Presence,
     RunHasFailed,
     RunOver,
+    Sessions,
+    StateInventory,
     Superseded,
     UnknownSession,
     relays_of,
@@ -35,11 +48,14 @@ from fedsrv.transport.spool import Spool
 from fedsrv.transport.waiting import LOOK_EVERY_S, ClientWait, WaitNotice
 
 FAILED_S = 5.0  # for clients to leave a run that failed
+MAX_TOKEN_BYTES = 64
 
 
-class RemoteCohort(JoinedClients):
+class RemoteCohort:
     """Clients that join over the network; its methods are called from many threads."""
 
+    LEASE_S = 15.0
+    """A client neither waiting nor heard of for this long is no longer connected."""
     MAX_AHEAD = 3
     """Orders a process may have: one its client trains for, one it holds, one on its way; and
     twice as many as train together, if that is more."""
@@ -62,7 +78,19 @@ class RemoteCohort(JoinedClients):
         together: int = 1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(num_clients, most_present or num_clients, events, admission, clock)
+        self.num_clients, self.most_present = num_clients, most_present or num_clients
+        self.events, self.admission, self._clock = events, admission, clock
+        self._lock = threading.RLock()
+        self.changed = threading.Condition(self._lock)
+        """Wakes whoever waits for clients. Each Pull has its own, or a result would wake all."""
+        self._callers: set[Caller] = set()
+        self.sessions: dict[ClientId, ClientSession] = {}
+        self.moves = 0
+        """How many times a client came or left, as far as calls tell."""
+        self._replaced = 0
+        """How often a session may have been replaced or removed."""
+        self._holdings = StateInventory(self.sessions)
+        self.presence = Presence(self.sessions, lambda: self.LEASE_S, clock)
         self.spool = spool
         self._most_ahead = self.MAX_AHEAD
         self.look_ahead(together)
@@ -242,7 +270,144 @@ class RemoteCohort(JoinedClients):
             staying.extend(filter(self.presence.is_there, self.sessions))
         return bool(staying) or (returning and any(c not in self.sessions for c in self._expected))
 
-    # --- for the service --------------------------------------------------------------------------
+    def require(self, holds: HoldsState, last_trained: Mapping[int, int], safe: int) -> None:
+        with self.changed:
+            self._holdings.require(holds, last_trained, safe)
+            self._replaced += 1
+            self.wake()
+
+    def starting_over(self) -> Sequence[int]:
+        with self.changed:
+            return self._holdings.starting_over()
+
+    def _descriptions(self) -> Mapping[int, str]:
+        found = {c: s.client_json for c, s in self.sessions.items() if isinstance(c, int)}
+        return dict(sorted(found.items()))
+
+    def has_evaluator(self) -> bool:
+        with self.changed:
+            return EVALUATOR in self.sessions
+
+    def versions(self) -> Mapping[int, Sequence[int]]:
+        with self.changed:
+            return self._holdings.versions()
+
+    # --- for a relay ------------------------------------------------------------------------------
+
+    def live(self) -> dict[ClientId, ClientSession]:
+        """Return the sessions of clients that are connected; the caller holds the lock."""
+        return {c: s for c, s in self.sessions.items() if self.presence.is_connected(s)}
+
+    def tokens(self, clients: Sequence[int]) -> dict[int, bytes]:
+        """Return the tokens of clients' sessions, also of clients that have died since."""
+        with self.changed:
+            return {c: s.token for c in clients if (s := self.sessions.get(c)) is not None}
+
+    def forget(self) -> None:
+        """End all sessions: clients join again."""
+        with self.changed:
+            self.sessions.clear()
+            self._replaced += 1
+            self.wake()
+
+    # --- sessions ---------------------------------------------------------------------------------
+
+    def join(
+        self,
+        client: ClientId,
+        client_json: str,
+        token: bytes,
+        versions: Sequence[int],
+        start_over: bool = False,
+        relay: str = "",
+    ) -> bytes:
+        """Admit a client, maybe through a relay, and return its session token.
+
+        Raises:
+            AlreadyConnected: the id is connected, and the token is not its session's.
+            PayloadError: its description does not fit the run, or its token is too long.
+            LossTooLarge: the client lost states, and the run may not go back so far.
+        """
+        if len(token) > MAX_TOKEN_BYTES:
+            raise PayloadError(f"a session token has {MAX_TOKEN_BYTES} bytes at most")
+        if self.admission:
+            self.admission.check(client, client_json)
+        with self.changed:
+            known = self.sessions.get(client)
+            takes_over = known is not None and secrets.compare_digest(token, known.token)
+            if known and not takes_over and self.presence.is_connected(known):
+                raise AlreadyConnected(f"client {client} is connected already")
+            trained = known.trained if known else self._holdings.trained(client)
+            if self._holdings.lacks(client, versions, start_over, trained):
+                self._holdings.lose(client)
+            session = ClientSession(
+                token or secrets.token_bytes(16), client_json, tuple(versions), self._clock(),
+                trained=trained, start_over=start_over, relay=relay,
+            )  # fmt: skip
+            self._holdings.admit(client, session)
+            self._replaced += known is not None
+            self._trips.regroup(client, relay)
+            self._said += 1
+            if self.admission:
+                self._turn_away(self.admission.admit(client, client_json))
+            self.changed.notify_all()
+            if known:
+                self.wake()  # ends the Pull of the client's former session
+        self.events.tell("joined", client)
+        return session.token
+
+    def _turn_away(self, clients: Sequence[ClientId]) -> Sequence[ClientId]:
+        """End the sessions of clients with another problem; they cannot join again."""
+        for client in clients:
+            self._holdings.dismiss(client)
+            line = "turned away: most clients describe another problem"
+            self.events.tell("failed", client, reason=line)
+        if clients:
+            self._replaced += 1
+            self.wake()
+        return clients
+
+    def session(self, client: ClientId, token: bytes) -> ClientSession:
+        """Return the session a token belongs to.
+
+        Raises:
+            UnknownSession: there is none.
+        """
+        session = self.sessions.get(client)
+        if session is None or not secrets.compare_digest(session.token, token):
+            raise UnknownSession(f"client {client} has no session with this token; join again")
+        session.seen = self._clock()
+        return session
+
+    def caller(self, clients: Sessions, issues: Mapping[ClientId, int]) -> Caller:
+        """Return a Pull for clients with these last issues; it replaces their earlier Pulls."""
+        with self._lock:
+            caller = Caller(clients, threading.Condition(self._lock))
+            for client, session in clients.items():
+                session.end_pull()
+                session.caller, session.issue = caller, issues[client]
+            self.moves += 1
+            self.changed.notify_all()
+        return caller
+
+    def wake(self, caller: Caller | None = None) -> None:
+        """Wake one caller, or all callers, to look for orders again."""
+        with self._lock:
+            for waiting in [caller] if caller else self._callers:
+                waiting.changed.notify()
+
+    def leave(self, client: ClientId, reason: str) -> None:
+        """End a session; another process may take the id at once."""
+        with self.changed:
+            session = self.sessions.get(client)
+            if session is not None:
+                session.end_pull()
+                session.caller, session.seen = None, -math.inf
+            self.moves += 1
+            self.changed.notify_all()
+        self.events.tell("left", client, reason=reason)
+
+    # --- orders and results -----------------------------------------------------------------------
 
     def next_orders(
         self, caller: Caller, is_active: Callable[[], bool]
@@ -264,10 +429,6 @@ class RemoteCohort(JoinedClients):
             return None
         clients, trip, behind = found
         return trip.issued(clients, behind, self.committed, self.watermark), trip
-
-    def _has_joined(self, client: ClientId, relay: str) -> None:
-        self._trips.regroup(client, relay)
-        self._said += 1
 
     def announce(self, client: ClientId, session: ClientSession, client_json: str) -> None:
         """Take what a client of an open run says of its data by now.

@@ -98,7 +98,7 @@ def start_server(
     Raises:
         RunFailed: the address cannot be listened on.
     """
-    # for each client a Pull and a Push, twice while one takes the place of another, the monitors,
+    # for each client a Pull and a Push, twice while one takes the place of another, the watchers,
     # and what the gate lets in besides; more than that wait their turn, up to a crowd
     threads = 4 * service.cohort.most_present + MAX_WATCHERS + service.gate.threads
     server = grpc.server(

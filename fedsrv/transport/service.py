@@ -34,12 +34,11 @@ from fedsrv.events import EventLog
 from fedsrv.identity.guard import Guard, NotYours
 from fedsrv.identity.roles import MONITOR_URI, RELAY, role_of
 from fedsrv.state.history import LossTooLarge
+from fedsrv.transport.call_log import Journal, RejectionLog
 from fedsrv.transport.event_messages import message_of
 from fedsrv.transport.gate import Gate
 from fedsrv.transport.inbox import Inbox, Kept, Push, Results
-from fedsrv.transport.journal import Journal
-from fedsrv.transport.open_trip import OpenTrip
-from fedsrv.transport.rejection_log import RejectionLog
+from fedsrv.transport.open_trips import OpenTrip
 from fedsrv.transport.remote_cohort import RemoteCohort
 from fedsrv.transport.sessions import (
     AlreadyConnected,
@@ -57,7 +56,7 @@ AGAIN_AFTER_MS = 500
 MAX_DESCRIBED = 256 << 20
 """Characters of the descriptions of all clients that join with one message."""
 MAX_WATCHERS = 16
-"""Limit of monitors at a time; each holds a thread that clients could use."""
+"""Limit of watchers at a time; each holds a thread that clients could use."""
 log = logging.getLogger(__name__)
 
 
@@ -490,14 +489,14 @@ class Service:
     ) -> Iterator[rpc.WatchResponse]:
         """Stream the run's events."""
         if not self._watchers.acquire(blocking=False):
-            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many monitors watch this run")
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many watchers follow this run")
         try:
             yield from self._watched(request, context)
         finally:
             self._watchers.release()
 
     def _note_former_right(self, context: grpc.ServicerContext) -> None:
-        """Tell that monitors may not steer in the next release."""
+        """Tell a former watcher, a ``monitor``, that it may not steer in the next release."""
         peer = self.guard.peer(context)
         if peer and peer.uri == MONITOR_URI:
             line = (

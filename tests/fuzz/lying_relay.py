@@ -12,8 +12,7 @@ from fedsrv.coordinator import Listen
 from fedsrv.event_lines import EventPrinter
 from fedsrv.events import EventLog
 from fedsrv.relay import relaying
-from fedsrv.relay.group import Group
-from fedsrv.relay.trips import RelayedTrips
+from fedsrv.relay.trips import Group, RelayedTrips
 
 Lie = Callable[[Group], None]
 """Changes a group whose sum is about to go up."""

@@ -56,10 +56,10 @@ class Forks(hosts.ForkServer):
 
 def _fedsrv(order: dict[str, object]) -> None:
     from fedsrv.cli import main
-    from fedsrv.transport.joined_clients import JoinedClients
+    from fedsrv.transport.remote_cohort import RemoteCohort
 
     if lease_s := order.get("lease_s"):
-        JoinedClients.LEASE_S = float(lease_s)  # type: ignore[arg-type]
+        RemoteCohort.LEASE_S = float(lease_s)  # type: ignore[arg-type]
     assert isinstance(order["argv"], list)
     sys.argv = ["fedsrv", *map(str, order["argv"])]
     main()

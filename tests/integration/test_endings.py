@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from fedpb import SERVICE
 from fedsrv.events import Event
-from fedsrv.monitor.watch import watched
+from fedsrv.watching import watched
 from fedtide.inprocess import run_in_process
 from tests.integration.conftest import Loopback, Sites, tables
 from tests.integration.harness import reached, until

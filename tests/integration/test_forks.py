@@ -19,9 +19,8 @@ import tomli_w
 from fedmodels.errors import DataError
 from fedmodels.processes import Box, Child, ProcessLine
 from fedsrv.launch.forked import Forked, fork_coordinator, fork_fedcli
-from fedsrv.launch.hosts import Joining, LocalHosts
+from fedsrv.launch.hosts import Joining, LocalHosts, error_in
 from fedsrv.launch.launcher import Launch
-from fedsrv.launch.process_logs import error_in
 from fedsrv.launch.progress import PlainLines
 from tests.conftest import tiny_experiment
 from tests.integration.harness import ForkServer

@@ -18,11 +18,10 @@ from fedmodels.errors import ConfigError, LinkError
 from fedpb.server_check import ServerCheck
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.identity import certificates as certs
+from fedsrv.identity.certificates import revoke
 from fedsrv.identity.guard import peer_of
-from fedsrv.identity.revoking import revoke
 from fedsrv.identity.tls import server_credentials
-from fedsrv.monitor.health import check_health
-from fedsrv.monitor.watch import watched
+from fedsrv.watching import check_health, watched
 
 pytestmark = [pytest.mark.loopback, pytest.mark.timeout(60)]
 

@@ -81,7 +81,7 @@ def test_only_a_monitor_may_watch(loopback: Sites, certs: Path) -> None:
 def test_tls_without_an_authority_of_clients_is_warned_of(loopback: Sites, certs: Path) -> None:
     run = loopback(tables("fedavg"))
     server = run.serve(*server_options(certs)[:4])
-    line = server.wait_kind("note")["detail"]["line"]  # what ``--json`` and monitors show as well
+    line = server.wait_kind("note")["detail"]["line"]  # what ``--json`` and watchers show as well
     assert line.startswith("--tls-cert without --tls-client-ca: whoever reaches 127.0.0.1")
     assert "may join as any client" in line
 

@@ -18,9 +18,8 @@ from fedpb.channels import EXCEPTIONS, is_here, proxy_to
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.launch import remote_host
 from fedsrv.launch.remote_host import HostInstructions
-from fedsrv.monitor.health import check_health
-from fedsrv.monitor.watch import watched
 from fedsrv.relay.uplink import Uplink
+from fedsrv.watching import check_health, watched
 
 pytestmark = pytest.mark.loopback
 

@@ -21,9 +21,8 @@ from scipy.stats import t
 from benchmarks.papers.views import ALL, CLASSES, MET, OWN, WHOLE, in_the_papers_view
 from benchmarks.records import MARKED, PAGES, RECORDS, ROOT
 from fedsrv.report.frame import CONFIDENCE
-from fedsrv.sweep.outcome import Outcome, values_of
+from fedsrv.sweep.outcome import Outcome, read_record, values_of
 from fedsrv.sweep.plan import Cell
-from fedsrv.sweep.record import read_record
 
 Values = Mapping[Cell, Mapping[int, float | None]]
 

@@ -9,8 +9,8 @@ import pytest
 
 from benchmarks import measured, records
 from fedmodels.errors import ConfigError
+from fedsrv.sweep.outcome import read_record, to_json
 from fedsrv.sweep.plan import Sweep
-from fedsrv.sweep.record import read_record, to_json
 
 PAGES = sorted(records.PAGES.glob("*.md"))
 RECORDS = sorted(records.RECORDS.glob("*.json"))

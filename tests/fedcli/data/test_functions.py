@@ -20,7 +20,7 @@ from fedmodels.config.scenario import Iid
 from fedmodels.errors import DataError
 from fedmodels.resolution import experiment_of
 from fedsrv.launch.given_data import check_given_data
-from fedsrv.launch.process_logs import notes_in
+from fedsrv.launch.hosts import notes_in
 from tests.conftest import TABLES
 
 GOOD = """

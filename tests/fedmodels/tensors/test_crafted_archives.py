@@ -13,7 +13,7 @@ import torch
 from fedmodels.errors import ArchiveError
 from fedmodels.tensors.archive import load, load_named, save
 from fedmodels.tensors.bundle import Bundle
-from fedsrv.state.client_parts import ClientParts
+from fedsrv.state.state_files import ClientParts
 
 
 def crafted(path: Path, facts: str, tensors: dict[str, tuple[str, list[int], int]]) -> Path:

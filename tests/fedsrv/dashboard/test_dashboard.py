@@ -30,8 +30,11 @@ from fedsrv.dashboard.live import (
     LivePage,
     charts_of,
     clients_table,
+    page_server,
+    script,
+    serve_page,
+    show,
 )
-from fedsrv.dashboard.server import page_server, script, serve_page, show
 from fedsrv.events import Event, EventLog
 from fedsrv.report.run_record import read_run
 from fedsrv.run_status import ClientStatus, RunStatus

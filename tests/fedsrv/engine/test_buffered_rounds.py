@@ -13,8 +13,8 @@ from rich.console import Console
 from fedcli.data.store.commands import run_partition
 from fedmodels.errors import ConfigError
 from fedmodels.tensors.archive import load_named
+from fedsrv.engine.commits import Syncer
 from fedsrv.state.store import Store
-from fedsrv.state.syncer import Syncer
 from fedtide.inprocess import InProcessCohort, launch_in_process, run_in_process
 from tests.conftest import arrivals_of, records_of, tiny_experiment
 

@@ -16,7 +16,7 @@ from fedmodels.errors import ConfigError, PayloadError, RunFailed
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
 from fedsrv.engine.exclusions import Exclusions
-from fedsrv.engine.growth import movers
+from fedsrv.engine.schedule import movers
 from fedsrv.engine.stages import RunPaused
 from fedsrv.engine.summary import forgetting_of_streams
 from fedsrv.events import EventLog

@@ -9,12 +9,11 @@ import pytest
 from fedmodels.errors import RunFailed
 from fedsrv.engine.admission import Admission
 from fedsrv.engine.cohort import StateLost
-from fedsrv.engine.commits import Commits
+from fedsrv.engine.commits import Commits, Syncer
 from fedsrv.engine.rounds import Engine
 from fedsrv.events import EventLog
 from fedsrv.state.history import History, LossTooLarge
 from fedsrv.state.store import Store
-from fedsrv.state.syncer import Syncer
 from fedsrv.transport.remote_cohort import RemoteCohort
 from fedsrv.transport.spool import Spool
 from fedtide.inprocess import InProcessCohort, run_in_process

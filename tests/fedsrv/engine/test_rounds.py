@@ -20,9 +20,9 @@ from fedmodels.tensors.bundle import EVALUATOR, Bundle, Problem
 from fedmodels.training.run import RunFacts
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.cohort import Answer, Answers
+from fedsrv.engine.commits import record_of
 from fedsrv.engine.reduction import Reduced
 from fedsrv.engine.rounds import Engine
-from fedsrv.engine.rows import record_of
 from fedsrv.engine.schedule import Step, scorers
 from fedsrv.event_lines import EventFormatter
 from fedsrv.events import EventLog

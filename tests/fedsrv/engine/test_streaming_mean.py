@@ -19,7 +19,7 @@ from fedmodels.tensors.packed_weights import packed as in_a_block
 from fedmodels.tensors.weighted_mean import RunningMean, weighted_mean
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.cohort import Answer
-from fedsrv.engine.streaming_mean import StreamingMean
+from fedsrv.engine.reduction import StreamingMean
 
 
 def packed(seed: int, size: int = 300) -> PackedWeights:

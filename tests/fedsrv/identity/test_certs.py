@@ -26,8 +26,8 @@ from fedsrv.coordinator import Listen
 from fedsrv.events import EventLog
 from fedsrv.identity import certificates as certs
 from fedsrv.identity import guard, roles, tls
+from fedsrv.identity.certificates import revoke
 from fedsrv.identity.guard import Peer
-from fedsrv.identity.revoking import revoke
 from fedsrv.transport.service import Service
 
 

@@ -23,10 +23,18 @@ from fedpb.invitation import ENROLMENT_SERVICE, Invitation
 from fedpb.pem import check_pair, identities_of
 from fedpb.v1 import enrolment_pb2 as rpc
 from fedsrv.identity import certificates as certs
-from fedsrv.identity import invitations
-from fedsrv.identity.enrolling import MAX_REQUEST, start_enrolling
-from fedsrv.identity.invitations import INVITED, NoRequest, Refused, TokenUsed, enrol, invite
-from fedsrv.identity.revoking import revoke
+from fedsrv.identity import enrolment
+from fedsrv.identity.certificates import revoke
+from fedsrv.identity.enrolment import (
+    INVITED,
+    MAX_REQUEST,
+    NoRequest,
+    Refused,
+    TokenUsed,
+    enrol,
+    invite,
+    start_enrolling,
+)
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +96,7 @@ def test_a_crash_between_signing_and_answering_is_repeated(
     secret = Invitation.read(invite(authority, "8", 1.0)).secret
     key = ec.generate_private_key(ec.SECP256R1())
     with monkeypatch.context() as crash:
-        crash.setattr(invitations, "write_atomically", lambda *args, **options: 1 / 0)
+        crash.setattr(enrolment, "write_atomically", lambda *args, **options: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             enrol(authority, secret, request("fedtide:client:8", key))
     first = enrol(authority, secret, request("fedtide:client:8", key))
@@ -128,7 +136,7 @@ def test_an_invitation_ends(authority: Path, monkeypatch: pytest.MonkeyPatch) ->
         now=lambda zone: datetime.now(zone) + timedelta(days=2),
         fromisoformat=datetime.fromisoformat,
     )
-    monkeypatch.setattr(invitations, "datetime", then)
+    monkeypatch.setattr(enrolment, "datetime", then)
     with pytest.raises(Refused, match=r"the invitation of fedtide:client:10 ended on 20"):
         enrol(authority, late, request("fedtide:client:10"))
     assert enrol(authority, used, request("fedtide:client:10", key)) == first

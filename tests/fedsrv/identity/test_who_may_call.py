@@ -17,7 +17,7 @@ from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.coordinator import Listen
 from fedsrv.events import EventLog
 from fedsrv.identity import certificates as certs
-from fedsrv.identity.revoking import revoke
+from fedsrv.identity.certificates import revoke
 from fedsrv.identity.roles import MAY, role_of
 from fedsrv.relay.service import RelayService
 from fedsrv.relay.trips import RelayedTrips

@@ -25,10 +25,10 @@ from fedsrv.launch import launcher
 from fedsrv.launch.hosts import (
     FEW,
     affordable_hosts,
+    error_in,
     host_ranges,
 )
 from fedsrv.launch.launcher import Launch
-from fedsrv.launch.process_logs import error_in
 from fedsrv.launch.progress import PlainLines
 from tests.conftest import tiny_experiment
 

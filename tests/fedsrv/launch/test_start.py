@@ -20,8 +20,7 @@ from fedsrv.cli import _watchers
 from fedsrv.cli import main as fedsrv
 from fedsrv.coordinator import Listen, serve, write_facts
 from fedsrv.events import EventLog
-from fedsrv.launch.checks import check_resumed
-from fedsrv.launch.launcher import show_end
+from fedsrv.launch.launcher import check_resumed, show_end
 from fedsrv.launch.progress import JsonLines, PlainLines
 from fedsrv.state.run_directory import beginning, launching
 from fedsrv.tracking import trackers

@@ -61,7 +61,7 @@ class Above:
 
     def push(self, header, upload):
         if self.fails:
-            raise self.fails.pop(0)
+            raise meaning_of(self.fails.pop(0))
         self.told.append((header, upload))
         return rpc.PushResponse(repeated_upload=self.repeated)
 
@@ -413,7 +413,7 @@ def test_a_sum_that_comes_too_late_leaves_later_orders_alone(world, monkeypatch)
 
     def refuse(header, upload):
         world.begin(issue=8, interaction=3)
-        raise Failed(grpc.StatusCode.ABORTED, "interaction 2 closed without this sum")
+        raise meaning_of(Failed(grpc.StatusCode.ABORTED, "interaction 2 closed without this sum"))
 
     with monkeypatch.context() as late:
         late.setattr(world.above, "push", refuse)

@@ -16,8 +16,15 @@ import fedsrv.cli
 from fedmodels.errors import ArchiveError
 from fedsrv.state import audit as module
 from fedsrv.state.audit import AUDIT, Audit, Broken, Mark, read, warned
-from fedsrv.state.chain import MAX_PROVEN, Head, beginning_of, continued, digest_of, read_head
-from fedsrv.state.ledger import link_of
+from fedsrv.state.ledger import (
+    MAX_PROVEN,
+    Head,
+    beginning_of,
+    continued,
+    digest_of,
+    link_of,
+    read_head,
+)
 from fedsrv.state.store import Store
 from fedsrv.state.verification import verified
 from tests.conftest import tiny_experiment
@@ -253,7 +260,7 @@ def test_others_are_told_what_is_safe_and_proved_what_follows(run: Path) -> None
 
 @pytest.mark.parametrize("most", [1, 2])
 def test_a_long_proof_comes_in_parts(run: Path, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
-    monkeypatch.setattr("fedsrv.state.chain.MAX_PROVEN", most)
+    monkeypatch.setattr("fedsrv.state.ledger.MAX_PROVEN", most)
     with closing(Store(run, tiny_experiment(), True)) as store:
         at, digests = store.chain.since(1)
         link = at.link

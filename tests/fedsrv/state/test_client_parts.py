@@ -8,7 +8,7 @@ import torch
 from fedmodels.errors import ArchiveError
 from fedmodels.tensors.bundle import Bundle, GeneratorState, state_digest
 from fedmodels.training.contexts import ServerState
-from fedsrv.state.client_parts import ClientParts
+from fedsrv.state.state_files import ClientParts
 from fedsrv.state.store import Store
 from tests.conftest import tiny_experiment
 

@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from fedsrv.cli import app
-from fedsrv.state.cross_check import differences
 from fedsrv.state.store import Store
+from fedsrv.state.verification import differences
 from fedtide.inprocess import run_in_process
 from tests.conftest import tiny_experiment
 from tests.fedsrv.state.test_store import committed, record, state

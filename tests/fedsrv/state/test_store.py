@@ -9,9 +9,9 @@ import torch
 from fedmodels.errors import ArchiveError, ArchiveNotRead, ConfigError, RunFailed
 from fedmodels.tensors.bundle import Bundle, state_digest
 from fedmodels.training.contexts import ServerState
+from fedsrv.engine.commits import Syncer
 from fedsrv.state.run_directory import refuse_existing
 from fedsrv.state.store import Store
-from fedsrv.state.syncer import Syncer
 from tests.conftest import tiny_experiment
 
 

@@ -17,9 +17,8 @@ from fedmodels.resolution import parse_experiment
 from fedsrv.report.frame import RunNumbers, winner
 from fedsrv.report.run_record import read_run
 from fedsrv.report.tables import write_html
-from fedsrv.sweep.outcome import Outcome
+from fedsrv.sweep.outcome import Outcome, read_record, to_json
 from fedsrv.sweep.plan import Cell, Sweep, plan
-from fedsrv.sweep.record import read_record, to_json
 from fedsrv.sweep.tables import charts_of, draw, page, section_of
 from tests.conftest import TABLES
 

@@ -15,10 +15,9 @@ import tomli_w
 
 from fedmodels.errors import ConfigError, RunFailed
 from fedsrv.sweep import slurm
-from fedsrv.sweep.places import place_of
 from fedsrv.sweep.plan import Cell, PlannedRun, Sweep
 from fedsrv.sweep.slurm import slurm_jobs
-from fedsrv.sweep.sweeping import run_sweep
+from fedsrv.sweep.sweeping import place_of, run_sweep
 from tests.conftest import TABLES
 
 NEEDS_SUBMITIT = pytest.mark.skipif(

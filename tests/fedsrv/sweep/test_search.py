@@ -14,9 +14,9 @@ import tomli_w
 
 from fedmodels.errors import ConfigError, RunFailed, RunStopped
 from fedsrv.sweep import execution
-from fedsrv.sweep.choices import check_chooses, choices
 from fedsrv.sweep.plan import Sweep, plan
 from fedsrv.sweep.search import run_search, scores_of
+from fedsrv.sweep.sweeping import check_chooses, choices
 from tests.conftest import TABLES
 
 ROUNDS, TRIALS = 4, 12

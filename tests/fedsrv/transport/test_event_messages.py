@@ -1,4 +1,4 @@
-"""Every kind of event has a message, and a monitor reads what was told."""
+"""Every kind of event has a message, and a watcher reads what was told."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fedpb.v1 import coordinator_pb2 as rpc
-from fedsrv.engine.rows import commit_facts
+from fedsrv.engine.commits import commit_facts
 from fedsrv.events import Event, EventLog
 from fedsrv.transport.event_messages import event_of, field_of, message_of
 

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 
 from fedsrv.state.history import LossTooLarge
-from fedsrv.transport.sessions import ClientSession
-from fedsrv.transport.state_inventory import StateInventory
+from fedsrv.transport.sessions import ClientSession, StateInventory
 
 
 def test_states_after_a_roll_back_are_not_safe_until_they_are_said_to_be() -> None:

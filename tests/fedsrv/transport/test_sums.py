@@ -18,12 +18,11 @@ from fedpb.descriptions import description_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
 from fedsrv.engine.cohort import Answer, Trip
-from fedsrv.engine.streaming_mean import mean_with_sums
+from fedsrv.engine.reduction import mean_with_sums
 from fedsrv.events import EventLog
 from fedsrv.identity import guard
 from fedsrv.identity.guard import Guard, Peer
-from fedsrv.transport.open_trips import GroupSum
-from fedsrv.transport.relayed import LEFT_OUT_S, SUM_S, groups_of
+from fedsrv.transport.open_trips import LEFT_OUT_S, SUM_S, GroupSum, groups_of
 from fedsrv.transport.remote_cohort import RemoteCohort
 from fedsrv.transport.service import Service
 from fedsrv.transport.spool import Spool

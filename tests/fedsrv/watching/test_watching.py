@@ -22,10 +22,9 @@ from fedsrv.events import EventLog
 from fedsrv.identity import certificates, tls
 from fedsrv.identity.guard import Guard
 from fedsrv.identity.tls import server_credentials
-from fedsrv.monitor.health import check_health
-from fedsrv.monitor.watch import watched
 from fedsrv.transport.server import start_server, stop_server
 from fedsrv.transport.service import Service
+from fedsrv.watching import check_health, watched
 
 
 def served(events: EventLog, authority: Path | None = None) -> tuple[Any, Service, int]:

@@ -13,7 +13,7 @@ import typer
 if TYPE_CHECKING:
     from fedsrv.events import Event
 
-monitor_app = typer.Typer()
+watching_app = typer.Typer()
 
 
 def _checked(address: str) -> str:
@@ -29,11 +29,11 @@ Coordinator = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Objects instead of lines.")]
 Authority = Annotated[Path | None, typer.Option("--tls-ca", help="Authority of the server.")]
-Cert = Annotated[Path | None, typer.Option("--tls-cert", help="The monitor's certificate.")]
+Cert = Annotated[Path | None, typer.Option("--tls-cert", help="The watcher's certificate.")]
 Key = Annotated[Path | None, typer.Option("--tls-key", help="Its key.")]
 
 
-@monitor_app.command()
+@watching_app.command()
 def status(
     server: Coordinator,
     as_json: AsJson = False,
@@ -51,7 +51,7 @@ def status(
         typer.echo(line)
 
 
-@monitor_app.command()
+@watching_app.command()
 def watch(
     server: Coordinator,
     as_json: AsJson = False,
@@ -78,16 +78,16 @@ def watch(
         raise RunFailed(why)
 
 
-@monitor_app.command()
+@watching_app.command()
 def health(server: Coordinator, ca: Authority = None, cert: Cert = None, key: Key = None) -> None:
     """Exit with 0 if a coordinator serves; for probes of containers."""
     from fedsrv.identity.tls import caller_credentials
-    from fedsrv.monitor.health import check_health
+    from fedsrv.watching import check_health
 
     check_health(server, caller_credentials(ca, cert, key, "--tls"))
 
 
-@monitor_app.command()
+@watching_app.command()
 def retire(
     server: Coordinator,
     clients: Annotated[list[int], typer.Argument(help="Ids of the clients.")],
@@ -103,14 +103,14 @@ def retire(
     What they taught the shared model stays in it.
     """
     from fedsrv.identity.tls import caller_credentials
-    from fedsrv.monitor.steering import steer
+    from fedsrv.watching import steer
 
     credentials = caller_credentials(ca, cert, key, "--tls")
     steer(server, credentials, retire=[str(c) for c in clients], forget=forget)
     typer.echo(f"{server}: retires before the next round: {', '.join(map(str, clients))}")
 
 
-@monitor_app.command()
+@watching_app.command()
 def exclude(
     server: Coordinator,
     clients: Annotated[list[int], typer.Argument(help="Ids of the clients.")],
@@ -123,14 +123,14 @@ def exclude(
     What they sent before stays in the model. A resumed run leaves them out as well.
     """
     from fedsrv.identity.tls import caller_credentials
-    from fedsrv.monitor.steering import steer
+    from fedsrv.watching import steer
 
     credentials = caller_credentials(ca, cert, key, "--tls")
     steer(server, credentials, exclude=[str(c) for c in clients])
     typer.echo(f"{server}: excluded before the next round: {', '.join(map(str, clients))}")
 
 
-@monitor_app.command()
+@watching_app.command()
 def close(
     server: Coordinator,
     now: Annotated[
@@ -142,7 +142,7 @@ def close(
 ) -> None:
     """End an open run once it has learned all it has: clients store their final models."""
     from fedsrv.identity.tls import caller_credentials
-    from fedsrv.monitor.steering import steer
+    from fedsrv.watching import steer
 
     steer(server, caller_credentials(ca, cert, key, "--tls"), close=True, now=now)
     when = "after the round under way" if now else "once it has learned all it has"
@@ -152,8 +152,8 @@ def close(
 def _events(
     server: str, ca: Path | None, cert: Path | None, key: Path | None, seconds: float | None
 ) -> Iterator[Event]:
-    """Yield what a coordinator tells a monitor."""
+    """Yield what a coordinator tells a watcher."""
     from fedsrv.identity.tls import caller_credentials
-    from fedsrv.monitor.watch import watched
+    from fedsrv.watching import watched
 
     return watched(server, caller_credentials(ca, cert, key, "--tls"), seconds)

@@ -1,0 +1,135 @@
+"""A run from outside: its events as they come, whether it serves, what operators ask of it.
+
+Nothing here imports torch: probes of containers ask for a coordinator's health every few seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from fedmodels.errors import LinkError
+from fedmodels.printable import printable
+from fedpb import SERVICE
+from fedpb.v1 import coordinator_pb2 as rpc
+from fedsrv.events import Event
+from fedsrv.identity.tls import caller_channel, distrust_of, silence_of
+from fedsrv.transport.event_messages import event_of
+
+CONNECT_S = 10.0
+HEALTH_S = 5.0
+"""A coordinator that is there answers sooner."""
+
+
+def _line_of(error: grpc.RpcError) -> str:
+    return f"{printable(error.details() or '')} ({error.code().name})"
+
+
+def _health(channel: grpc.Channel, within_s: float) -> Any:
+    """Return a coordinator's answer to a question about its health; wait so long for a link."""
+    # channel_ready_future would leave a thread that fails when the channel closes soon
+    return health_pb2_grpc.HealthStub(channel).Check(
+        health_pb2.HealthCheckRequest(), timeout=within_s, wait_for_ready=True
+    )
+
+
+def watched(
+    address: str,
+    credentials: grpc.ChannelCredentials | None = None,
+    seconds: float | None = None,
+    connect_s: float = CONNECT_S,
+) -> Iterator[Event]:
+    """Yield the last events of a run, then new ones as they come, until it ends.
+
+    Args:
+        address: HOST:PORT of the coordinator.
+        credentials: of a watcher, where it serves TLS.
+        seconds: stop then, though the run goes on.
+        connect_s: how long the coordinator may take to answer.
+
+    Raises:
+        LinkError: nobody answers, the coordinator refuses, or its certificate is not trusted.
+    """
+    with caller_channel(address, credentials) as channel:
+        try:
+            _health(channel, connect_s)
+        except grpc.RpcError as error:
+            if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:  # any other code is an answer
+                raise LinkError(silence_of(address, credentials)) from None
+        watch: Any = channel.unary_stream(
+            f"/{SERVICE}/Watch", rpc.WatchRequest.SerializeToString, rpc.WatchResponse.FromString
+        )
+        try:
+            last = b""
+            for answer in watch(rpc.WatchRequest(from_start=True), timeout=seconds):
+                yield event_of(answer.event)
+                if answer.head.link != last:
+                    last = answer.head.link
+                    yield Event("head", detail={"head": f"{answer.head.number}:{last.hex()}"})
+        except grpc.RpcError as error:
+            if error.code() != grpc.StatusCode.DEADLINE_EXCEEDED or seconds is None:
+                raise LinkError(f"watching {address}: {_line_of(error)}") from None
+
+
+def check_health(
+    address: str, credentials: grpc.ChannelCredentials | None = None, within_s: float = HEALTH_S
+) -> None:
+    """Check that a coordinator serves; credentials are those of a watcher.
+
+    Raises:
+        LinkError: it does not answer, is about to end, or its certificate is not trusted.
+    """
+    with caller_channel(address, credentials) as channel:
+        try:
+            answer = _health(channel, within_s)
+        except grpc.RpcError as error:
+            code = error.code()
+            if code == grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise LinkError(silence_of(address, credentials)) from None
+            why = distrust_of(address, credentials) or f"no health of {address}: {code.name}"
+            raise LinkError(why) from None
+    if answer.status != health_pb2.HealthCheckResponse.SERVING:
+        status = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+        raise LinkError(f"{address} says {status}: it is about to end")
+
+
+def steer(
+    address: str,
+    credentials: grpc.ChannelCredentials | None = None,
+    *,
+    retire: Sequence[str] = (),
+    forget: bool = False,
+    close: bool = False,
+    now: bool = False,
+    exclude: Sequence[str] = (),
+    within_s: float = CONNECT_S,
+) -> None:
+    """Let clients retire from an open run, or end it; exclude clients from any run.
+
+    Args:
+        address: HOST:PORT of the coordinator.
+        credentials: of an operator, if the coordinator serves TLS.
+        retire: ids of clients that leave for good.
+        forget: drop what the server's state holds of these clients alone, too.
+        close: end the run once nothing is left to learn.
+        now: end it after the round under way.
+        exclude: ids of clients that are set aside.
+        within_s: how long the answer may take.
+
+    Raises:
+        LinkError: nobody answers, the coordinator refuses, or its certificate is not trusted.
+    """
+    request = rpc.SteerRequest(retire=retire, forget=forget, close=close, now=now, exclude=exclude)
+    with caller_channel(address, credentials) as channel:
+        call: Any = channel.unary_unary(
+            f"/{SERVICE}/Steer", rpc.SteerRequest.SerializeToString, rpc.SteerResponse.FromString
+        )
+        try:
+            call(request, timeout=within_s, wait_for_ready=True)
+        except grpc.RpcError as error:
+            if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise LinkError(silence_of(address, credentials)) from None
+            raise LinkError(f"{address}: {_line_of(error)}") from None
