@@ -36,7 +36,7 @@ from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.generative.flow import Flow, check_orders, is_order
 from fedmodels.nets.split import SplitNet, load_weights, weights_of
 from fedmodels.numerics.algebra import padded
-from fedmodels.numerics.optimizers import Adam
+from fedmodels.numerics.optimizers import Adam, descend
 from fedmodels.numerics.randomness import derive_seed, seeded
 from fedmodels.techniques.continual import (
     ClassMasks,
@@ -222,9 +222,7 @@ class AFFCL(FedAvg):
             self._train_flow(ctx, h, batch.y, refs)
             self._train_head(ctx, h, batch.y, refs)
             out = Output(features, ctx.net.head(features))
-            loss = self.loss(ctx, batch, out, refs)
-            _step(whole, loss)
-            loop.end_step(batch, loss.detach())
+            loop.end_step(batch, descend(self.loss(ctx, batch, out, refs), whole))
         return loop.end()
 
     def _train_flow(self, ctx: ClientContext, h: Tensor, y: Tensor, refs: AfFclReferences) -> None:
@@ -237,7 +235,7 @@ class AFFCL(FedAvg):
             labels = labels_from(refs.last.classes, len(y), refs.draw)
             u, _ = refs.last.flow.sample(labels, refs.draw)
             loss = loss - self.k_last * refs.flow.log_density(u, labels).mean()
-        _step(refs.adams["flow"], loss)
+        descend(loss, refs.adams["flow"])
         refs.flow_steps += 1
 
     def _train_head(self, ctx: ClientContext, h: Tensor, y: Tensor, refs: AfFclReferences) -> None:
@@ -253,8 +251,7 @@ class AFFCL(FedAvg):
             w = credibility(z, y, drawn, labels, p)
         ctx.metrics |= {"flow_density": float(p), "credibility": float(w.mean())}
         teacher = None if refs.last is None else refs.last.net.head(u)
-        loss = self.drawn_loss(ctx.net.head(u), labels, w, p, teacher)
-        _step(refs.adams["head"], loss)
+        descend(self.drawn_loss(ctx.net.head(u), labels, w, p, teacher), refs.adams["head"])
 
     def drawn_loss(
         self, logits: Tensor, y: Tensor, w: Tensor, p: Tensor, teacher: Tensor | None
@@ -304,9 +301,3 @@ def _learned(weights: Weights) -> Weights:
 def _adams(refs: AfFclReferences) -> dict[str, torch.optim.Adam]:
     """Return the optimisers whose state outlives the interaction; SGD's momentum does not."""
     return {k: o for k, o in refs.adams.items() if isinstance(o, torch.optim.Adam)}
-
-
-def _step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
-    optimizer.zero_grad(set_to_none=True)
-    loss.backward()  # type: ignore[no-untyped-call]
-    optimizer.step()

@@ -26,6 +26,7 @@ from fedmodels.config.bounds import Share
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import load_weights, weights_of
+from fedmodels.numerics.optimizers import descend
 from fedmodels.techniques.twins import Twin, begin_twin, from_state, to_state
 from fedmodels.tensors.bundle import Bundle, Weights
 from fedmodels.training.contexts import ClientContext
@@ -62,6 +63,7 @@ class Apfl(FedAvg):
     """Every client predicts with a mixture of the global model and one of its own."""
 
     citation: ClassVar[str] = "Deng et al., 2020"
+    views: ClassVar[tuple[str, ...]] = ("global", "after_local", "after_downlink")
 
     weighting: Literal["examples", "uniform"] = "uniform"
     alpha: Share = 0.5
@@ -72,10 +74,6 @@ class Apfl(FedAvg):
     """When it does: on the first batch of an interaction, as in the authors' code, or on each."""
     mix: Literal["params", "logits"] = "params"
     """What is mixed."""
-
-    @property
-    def views(self) -> tuple[str, ...]:
-        return ("global", "after_local", "after_downlink")
 
     @property
     def rules(self) -> tuple[str, ...]:
@@ -119,9 +117,7 @@ class Apfl(FedAvg):
             return  # the gradient of v is alpha times something
         with refs.twin.apart():
             alpha = refs.alpha.clone().requires_grad_(adapts)
-            refs.twin.optimizer.zero_grad(set_to_none=True)
-            self.mixture_loss(ctx, batch, refs, alpha).backward()  # type: ignore[no-untyped-call]
-            refs.twin.optimizer.step()
+            descend(self.mixture_loss(ctx, batch, refs, alpha), refs.twin.optimizer)
             if alpha.grad is not None:  # <v - w, grad f(v-bar)>, section 4.1 (adaptive alpha)
                 step = lr_of(ctx) * alpha.grad
                 refs.alpha = (refs.alpha - step).clamp(0, 1)

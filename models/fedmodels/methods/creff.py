@@ -31,7 +31,7 @@ from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.embedding import embeddings
 from fedmodels.nets.split import load_weights
-from fedmodels.numerics.optimizers import SGD
+from fedmodels.numerics.optimizers import SGD, descend
 from fedmodels.numerics.randomness import derive_seed, generator, seeded
 from fedmodels.tensors.bundle import Bundle, Prototypes, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec, prototype_spec
@@ -73,6 +73,7 @@ class CReFF(FedAvg):
     """FedAvg whose head is re-trained on the server, on features that match clients' gradients."""
 
     citation: ClassVar[str] = "Shang et al., IJCAI 2022"
+    local_view: ClassVar[str] = "global"  # all clients get one model
     reduction: ClassVar[Reduction] = "each"
 
     num_features: PositiveCount = 100
@@ -95,10 +96,6 @@ class CReFF(FedAvg):
     """Whether re-training leaves out the features of unreported classes."""
 
     # --- server half ---------------------------------------------------------------------------
-
-    @property
-    def local_view(self) -> str:
-        return "global"  # all clients get one model
 
     def init_server(self, run: RunFacts) -> ServerState:
         net, classes = run.make_net(), run.problem.num_classes
@@ -155,9 +152,7 @@ class CReFF(FedAvg):
         optimizer = SGD([free], lr=self.lr_feature)
         for _ in range(self.match_steps):
             distance = gradient_distance(class_gradients(free, classes, weight, bias), target)
-            optimizer.zero_grad(set_to_none=True)
-            distance.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
+            descend(distance, optimizer)
         moved = features.clone()
         moved[classes] = free.detach()
         rows = target.shape[0] * (target.shape[1] + 1)
@@ -168,8 +163,7 @@ class CReFF(FedAvg):
         self, ctx: ServerContext, features: Tensor, known: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return W and b of a fresh head after SGD on the features; gradients in closed form."""
-        seed = derive_seed(ctx.run.experiment.seed, "server", ctx.interaction, "init")
-        with seeded(seed):
+        with seeded(ctx.seed("init")):
             fresh = nn.Linear(features.shape[-1], len(known))
         weight, bias = fresh.weight, fresh.bias
         use = torch.arange(len(known)) if not self.mask_unknown else known.nonzero()[:, 0]

@@ -22,6 +22,7 @@ from fedmodels.config.bounds import NonNegative
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import load_weights, weights_of
+from fedmodels.numerics.optimizers import descend
 from fedmodels.techniques.twins import Twin, begin_twin, from_state, to_state
 from fedmodels.tensors.bundle import Bundle, Weights
 from fedmodels.training.contexts import ClientContext
@@ -45,13 +46,10 @@ class Ditto(FedAvg):
     """FedAvg, and beside it personal models held near the global one."""
 
     citation: ClassVar[str] = "Li et al., ICML 2021"
+    views: ClassVar[tuple[str, ...]] = ("global", "after_local", "after_downlink")
 
     lam: NonNegative = 1.0
     """Pull of the personal model towards the broadcast; lr * lam has to stay below 2."""
-
-    @property
-    def views(self) -> tuple[str, ...]:
-        return ("global", "after_local", "after_downlink")
 
     def init_client(self, run: RunFacts, client: int) -> Bundle:
         return Bundle(weights=to_state(run.initial_weights))
@@ -72,9 +70,7 @@ class Ditto(FedAvg):
             pairs = zip(twin.net.parameters_by_key().values(), refs.global_, strict=True)
             distance = torch.stack([(v - w).square().sum() for v, w in pairs]).sum()
             loss = ctx.criterion(twin.net(batch.x), batch.y) + self.lam / 2 * distance  # eq. 2
-            twin.optimizer.zero_grad(set_to_none=True)
-            loss.backward()  # type: ignore[no-untyped-call]
-            twin.optimizer.step()
+            descend(loss, twin.optimizer)
 
     def after_local(self, ctx: ClientContext, state: Bundle, refs: DittoReferences) -> Bundle:
         refs.trained, personal = weights_of(ctx.net), weights_of(refs.twin.net)

@@ -37,16 +37,13 @@ class FedBABU(FedAvg):
     """The body alone is trained and averaged; a client fine-tunes the model it predicts with."""
 
     citation: ClassVar[str] = "Oh et al., ICLR 2022"
+    views: ClassVar[tuple[str, ...]] = ("global", "after_downlink")
 
     weighting: Literal["examples", "uniform"] = "uniform"
     fine_tune_epochs: Count = 5
     """Epochs behind a personal score; with 0 it is everybody's model."""
     fine_tune: Literal["all", "body", "head"] = "all"
     """The part of the net that they train."""
-
-    @property
-    def views(self) -> tuple[str, ...]:
-        return ("global", "after_downlink")
 
     def shares(self, run: RunFacts, name: str) -> bool:
         return not name.startswith("head/")

@@ -27,12 +27,12 @@ class FedBN(FedAvg):
     """FedAvg of all layers but batch normalisation, which every client keeps for itself."""
 
     citation: ClassVar[str] = "Li et al., ICLR 2021"
+    views: ClassVar[tuple[str, ...]] = (
+        "after_local",
+        "after_downlink",
+    )  # no two clients have one model
 
     weighting: Literal["examples", "uniform"] = "uniform"
-
-    @property
-    def views(self) -> tuple[str, ...]:
-        return ("after_local", "after_downlink")  # no two clients have one model
 
     def shares(self, run: RunFacts, name: str) -> bool:
         return name not in run.batch_norm_weights

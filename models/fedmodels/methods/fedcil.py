@@ -226,8 +226,7 @@ class FedCIL(FedAvg):
         pools = [pool for pool in pools if pool.holders]
         if not pools:
             return state, {}
-        seed = derive_seed(ctx.run.experiment.seed, "server", ctx.interaction, "dropout")
-        with seeded(seed):  # layers with randomness of their own draw from here
+        with seeded(ctx.seed("dropout")):  # layers with randomness of their own draw from here
             model, metrics = self._consolidated(ctx, state, pools, device)
         common = Bundle(weights=weights_of(model.net))
         own = Bundle(weights=_extra(model.source, model.maker.net), histogram=state.own.histogram)

@@ -50,6 +50,8 @@ class FedEM(FedAvg):
     """Every client's data come from a mixture; all clients learn its components together."""
 
     citation: ClassVar[str] = "Marfoq et al., NeurIPS 2021"
+    views: ClassVar[tuple[str, ...]] = ("after_downlink",)  # a mixture has no single net
+    rules: ClassVar[tuple[str, ...]] = ("mixture",)  # of all learners
 
     learners: PositiveCount = 3
     """M, the components."""
@@ -57,14 +59,6 @@ class FedEM(FedAvg):
     """The pi that predicts: that of the last training, as Algorithm 1 leaves it; or one estimated
     anew under the learners that came back from the server, as appendix B of pFedGRP's paper
     describes FedEM: docs/results/continual.md has both."""
-
-    @property
-    def views(self) -> tuple[str, ...]:
-        return ("after_downlink",)  # a mixture has no single net
-
-    @property
-    def rules(self) -> tuple[str, ...]:
-        return ("mixture",)  # of all learners
 
     # --- server half ---------------------------------------------------------------------------
 

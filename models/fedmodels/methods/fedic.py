@@ -33,8 +33,8 @@ from fedmodels.errors import ConfigError
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import SplitNet, load_weights, weights_of
-from fedmodels.numerics.optimizers import Adam
-from fedmodels.numerics.randomness import derive_seed, seeded
+from fedmodels.numerics.optimizers import Adam, descend
+from fedmodels.numerics.randomness import seeded
 from fedmodels.tensors.bundle import Bundle, Weights
 from fedmodels.tensors.uploads import Reduction, Uploads
 from fedmodels.training.contexts import ServerContext, ServerData, ServerState
@@ -92,6 +92,7 @@ class FEDIC(FedAvg):
     """FedAvg whose mean is distilled, on the server's balanced data, from a calibrated ensemble."""
 
     citation: ClassVar[str] = "Shang et al., ICME 2022"
+    local_view: ClassVar[str] = "global"  # all clients get one model
     takes_frozen: ClassVar[bool] = False
     reduction: ClassVar[Reduction] = "each"
     reads_singly: ClassVar[str] = "the teachers are the models of single clients"
@@ -116,10 +117,6 @@ class FEDIC(FedAvg):
     unlabelled_batch: PositiveCount = 128
     """Unlabelled examples of a step."""
 
-    @property
-    def local_view(self) -> str:
-        return "global"  # all clients get one model
-
     # --- server half ---------------------------------------------------------------------------
 
     def init_server(self, run: RunFacts) -> ServerState:
@@ -136,8 +133,7 @@ class FEDIC(FedAvg):
         teachers = uploads.of({c for c, u in uploads.items() if self.count(u)})
         if not self.distillation_steps or not teachers:
             return state, {}
-        seed = derive_seed(ctx.run.experiment.seed, "server", ctx.interaction, "dropout")
-        with seeded(seed):  # layers with randomness of their own draw from here
+        with seeded(ctx.seed("dropout")):  # layers with randomness of their own draw from here
             draw, net = ctx.generator("method"), ctx.run.make_net()
             labelled = ask(net, teachers, held.x)
             unlabelled = ask(net, teachers, held.unlabelled)
@@ -161,7 +157,7 @@ class FEDIC(FedAvg):
         optimizer = self._adam(list(net.parameters()), self.weight_decay)
         steps = trainable(net, len(held.y), self.fine_tuning_steps)
         for index in draw_batches(len(held.y), self.labelled_batch, steps, draw):
-            step(optimizer, cross_entropy(net(held.x[index]), held.y[index]))
+            descend(cross_entropy(net(held.x[index]), held.y[index]), optimizer)
         return answers(net, held.x)[0], answers(net, held.unlabelled)[0]
 
     def _calibrator(
@@ -178,7 +174,7 @@ class FEDIC(FedAvg):
         for index in draw_batches(len(y), self.labelled_batch, self.calibration_steps, draw):
             part = Ensemble(labelled.logits[:, index], labelled.features[index])
             teacher = calibrate(free, part, fine_tuned[index])
-            step(optimizer, cross_entropy(teacher, y[index]))
+            descend(cross_entropy(teacher, y[index]), optimizer)
         return {name: t.detach() for name, t in free.items()}
 
     def _distil(
@@ -197,7 +193,7 @@ class FEDIC(FedAvg):
             if unseen is not None:
                 student = net(held.unlabelled[unseen])
                 loss = loss + self.ld * self._divergence(teacher[unseen], student)
-            step(optimizer, loss)
+            descend(loss, optimizer)
 
     def _divergence(self, teacher: Tensor, student: Tensor) -> Tensor:
         wanted = log_softmax(teacher / self.temperature, 1)
@@ -206,13 +202,6 @@ class FEDIC(FedAvg):
 
     def _adam(self, parameters: list[Tensor], weight_decay: float) -> torch.optim.Optimizer:
         return Adam(parameters, lr=self.lr_server, weight_decay=weight_decay)
-
-
-def step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
-    """Do one step of gradient descent."""
-    optimizer.zero_grad(set_to_none=True)
-    loss.backward()  # type: ignore[no-untyped-call]
-    optimizer.step()
 
 
 def trainable(net: SplitNet, n: int, steps: int) -> int:

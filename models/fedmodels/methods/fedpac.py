@@ -54,6 +54,7 @@ class FedPAC(FedAvg):
     """A shared base, aligned by class; each client gets the mixture of heads best for it."""
 
     citation: ClassVar[str] = "Xu et al., ICLR 2023"
+    views: ClassVar[tuple[str, ...]] = ("after_local", "after_downlink")
     reduction: ClassVar[Reduction] = "each"
     reads_singly: ClassVar[str] = "each client's head is mixed from the heads of others"
 
@@ -67,10 +68,6 @@ class FedPAC(FedAvg):
     """Whether h and V describe the received model, as in the paper, or the trained one."""
     min_weight: Share = 1e-3
     """Aggregation weights below it become 0."""
-
-    @property
-    def views(self) -> tuple[str, ...]:
-        return ("after_local", "after_downlink")
 
     # --- server half ---------------------------------------------------------------------------
 

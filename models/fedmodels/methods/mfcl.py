@@ -34,11 +34,11 @@ from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.generative.upsampling import Upsampling
 from fedmodels.nets.split import SplitNet
-from fedmodels.numerics.optimizers import Adam
+from fedmodels.numerics.optimizers import Adam, descend
 from fedmodels.numerics.randomness import seeded
 from fedmodels.techniques import server_memory
 from fedmodels.techniques.continual import masked_cross_entropy
-from fedmodels.techniques.datafree import LayerMoments, descend, is_reported, watch_moments
+from fedmodels.techniques.datafree import LayerMoments, is_reported, watch_moments
 from fedmodels.techniques.datafree_generator import (
     balance,
     confidence,
@@ -143,7 +143,7 @@ class MFCL(FedAvg):
                 z = torch.randn(self.generator_batch, self.latent, generator=draw)
                 x = generator(z.to(known.device))
                 logits = old(x)[:, known]
-                loss = descend(self._generator_loss(x, logits, watch.layers()), adam)
+                loss = float(descend(self._generator_loss(x, logits, watch.layers()), adam))
                 server_memory.check_loss(ctx, "the generator", loss, "method.generator_lr")
                 if is_reported(step, self.generator_steps):
                     ctx.tell("generator", step, self.generator_steps, loss)

@@ -44,16 +44,13 @@ class PFedGraph(FedAvg):
     """Each client gets a mean weighted towards clients whose updates are like its own."""
 
     citation: ClassVar[str] = "Ye et al., ICML 2023"
+    views: ClassVar[tuple[str, ...]] = ("after_local", "after_downlink")
     takes_frozen: ClassVar[bool] = False
     reduction: ClassVar[Reduction] = "each"
     takes_means: ClassVar[bool] = False
 
     graph: Graph = field(default_factory=Graph)
     """How clients are compared, and how much they learn from each other."""
-
-    @property
-    def views(self) -> tuple[str, ...]:
-        return ("after_local", "after_downlink")
 
     def grown(self, run: RunFacts, state: Bundle) -> Mapping[str, Tensor]:
         return grown_graph(run, state)

@@ -54,6 +54,7 @@ class PFedGRP(FedAvg):
     """Replay of past classes on clients, aggregation weights learned on generated data."""
 
     citation: ClassVar[str] = "Tan and Liu, arXiv 2410.01502v2"
+    views: ClassVar[tuple[str, ...]] = ("global", "after_local", "after_downlink")
     tells_classes: ClassVar[bool] = True
     takes_frozen: ClassVar[bool] = False
     reduction: ClassVar[Reduction] = "each"
@@ -70,10 +71,6 @@ class PFedGRP(FedAvg):
     """How generated examples are made, chosen and used."""
     learned: LearnedWeights = field(default_factory=LearnedWeights)
     """How eq. 8 is minimised."""
-
-    @property
-    def views(self) -> tuple[str, ...]:
-        return ("global", "after_local", "after_downlink")
 
     def reported(self, run: RunFacts) -> frozenset[str]:
         return reported_by_replay(run)

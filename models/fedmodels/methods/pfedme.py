@@ -46,6 +46,7 @@ class PFedMe(FedAvg):
     """Clients step towards their personal models, which are held near the model they step from."""
 
     citation: ClassVar[str] = "Dinh et al., NeurIPS 2020"
+    views: ClassVar[tuple[str, ...]] = ("global", "after_local", "after_downlink")
 
     weighting: Literal["examples", "uniform"] = "uniform"
     lam: NonNegative = 15.0
@@ -56,10 +57,6 @@ class PFedMe(FedAvg):
     """K, the steps on one batch that solve for theta_i."""
     beta: Positive = 1.0
     """The part of the clients' mean step that the server takes."""
-
-    @property
-    def views(self) -> tuple[str, ...]:
-        return ("global", "after_local", "after_downlink")
 
     def finish(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> Reduced:
         before, mean = ctx.before.common.weights, state.common.weights

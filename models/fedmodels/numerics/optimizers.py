@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any, TypeVar, cast
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 Kind = TypeVar("Kind", bound=type[Optimizer])
@@ -41,3 +42,11 @@ def kind_of(name: str) -> type[Optimizer]:
 
 Adam = eager(torch.optim.Adam)
 SGD = eager(torch.optim.SGD)
+
+
+def descend(loss: Tensor, optimizer: Optimizer) -> Tensor:
+    """Take one step down a loss; return it without a gradient."""
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    return loss.detach()

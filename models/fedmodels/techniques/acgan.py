@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fedmodels.nets.generative import acgan
 from fedmodels.nets.generative.gan import Generator
 from fedmodels.nets.split import SplitNet
-from fedmodels.numerics.optimizers import Adam
+from fedmodels.numerics.optimizers import Adam, descend
 from fedmodels.techniques.continual import labels_from
 
 
@@ -100,8 +100,7 @@ class Acgan:
             with torch.no_grad():
                 fake = self.maker(labels, draw)
             loss = loss + share * acgan.critic_loss(self.net, self.source, x, y, fake, labels)
-        _step(self.adams["critic"], loss)
-        return loss.detach()
+        return descend(loss, self.adams["critic"])
 
     def train_generator(self, fakes: Sequence[Tensor], draw: torch.Generator) -> Tensor:
         """Step the generator on fakes of these labels, (m,) a batch; return its loss, a scalar."""
@@ -110,8 +109,7 @@ class Acgan:
             fake = self.maker(labels, draw)
             loss = acgan.generator_loss(self.net, self.source, fake, labels)
             total = total.to(loss.device) + share * loss
-        _step(self.adams["generator"], total)
-        return total.detach()
+        return descend(total, self.adams["generator"])
 
     def _shares(self, parts: Sequence[object]) -> tuple[float, ...]:
         """Return the weight of each batch in a loss."""
@@ -159,9 +157,3 @@ def balanced(
     held = [holders[label] for label in y.tolist()]
     clients = [them[int(u * len(them))] for them, u in zip(held, chances, strict=True)]
     return y, torch.tensor(clients)
-
-
-def _step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
-    optimizer.zero_grad(set_to_none=True)
-    loss.backward()  # type: ignore[no-untyped-call]
-    optimizer.step()

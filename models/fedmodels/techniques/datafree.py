@@ -88,16 +88,6 @@ def watch_moments(net: nn.Module) -> Iterator[MomentWatch]:
             hook.remove()
 
 
-def descend(loss: Tensor, *optimizers: torch.optim.Optimizer) -> float:
-    """Take one step down a loss; return it as a number."""
-    for optimizer in optimizers:
-        optimizer.zero_grad(set_to_none=True)
-    loss.backward()  # type: ignore[no-untyped-call]
-    for optimizer in optimizers:
-        optimizer.step()
-    return float(loss.detach())
-
-
 def is_reported(step: int, of: int) -> bool:
     """Tell whether a training reports its progress after this step, counted from 1."""
     return step == of or step % max(1, of // REPORTS) == 0

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from fedmodels.errors import PayloadError
 from fedmodels.nets.split import SplitNet
-from fedmodels.numerics.randomness import derive_seed, seeded
+from fedmodels.numerics.randomness import seeded
 from fedmodels.techniques.continual import (
     ClassMasks,
     add_answered,
@@ -86,8 +86,7 @@ class ServerMemory(Part):
         on_gpu = self.server_device == "auto" and torch.cuda.is_available()
         device = torch.device("cuda" if on_gpu else "cpu")
         known = (histogram.total > 0).to(device)
-        seed = derive_seed(ctx.run.experiment.seed, "server", ctx.interaction, "dropout")
-        with seeded(seed):  # initial weights of fresh nets
+        with seeded(ctx.seed("dropout")):  # initial weights of fresh nets
             memory, metrics = remember(freeze(ctx.run, state.common.weights, device), known)
         weights = {
             **under(OLD, state.common.weights),

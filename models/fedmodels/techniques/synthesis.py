@@ -25,13 +25,12 @@ from torch.nn.functional import cross_entropy, kl_div, log_softmax
 from fedmodels.config.bounds import Count, NonNegative, Positive, PositiveCount, Share
 from fedmodels.nets.generative.upsampling import Upsampling
 from fedmodels.nets.split import SplitNet
-from fedmodels.numerics.optimizers import SGD, Adam
+from fedmodels.numerics.optimizers import SGD, Adam, descend
 from fedmodels.techniques.continual import masked_cross_entropy
 from fedmodels.techniques.datafree import (
     LayerMoments,
     MomentWatch,
     as_inputs,
-    descend,
     follow,
     quantise,
     shuffle,
@@ -197,7 +196,7 @@ class Synthesis:
         summed = [torch.zeros_like(p) for p in fast.parameters()]
         for _ in range(settings.g_steps):
             images = fast(z)
-            loss = descend(self._loss(images, y, adversarial), inner)
+            loss = float(descend(self._loss(images, y, adversarial), inner))
             for total, parameter in zip(summed, fast.parameters(), strict=True):
                 assert parameter.grad is not None, "the images depend on every weight"
                 total += parameter.grad

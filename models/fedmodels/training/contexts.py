@@ -18,7 +18,7 @@ from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.randomness import derive_seed
 from fedmodels.numerics.secrecy import Secret
 from fedmodels.tensors.bundle import Bundle, ClientId
-from fedmodels.training.position import HasPosition, Position
+from fedmodels.training.position import Position
 from fedmodels.training.run import RunFacts
 
 Metrics = dict[str, float]
@@ -56,8 +56,43 @@ class ServerData:
     unlabelled: Tensor  # (m, *input_shape)
 
 
+class Context:
+    """Where a half of a method is in the run, and its random numbers."""
+
+    run: RunFacts
+    at: Position
+
+    @property
+    def interaction(self) -> int:
+        """Return the interaction, counted over the whole run."""
+        return self.at.interaction
+
+    @property
+    def round(self) -> int:
+        """Return the round, counted over the whole run."""
+        return self.at.round
+
+    @property
+    def task(self) -> int:
+        """Return the task that clients train on."""
+        return self.at.task
+
+    @property
+    def whose(self) -> int | str:
+        """Return whose random numbers are drawn."""
+        return "server"
+
+    def seed(self, purpose: str) -> int:
+        """Return the seed of (run, client or server, interaction, purpose)."""
+        return derive_seed(self.run.experiment.seed, self.whose, self.interaction, purpose)
+
+    def generator(self, purpose: str = "method") -> torch.Generator:
+        """Return a fresh CPU generator for one purpose."""
+        return torch.Generator().manual_seed(self.seed(purpose))
+
+
 @dataclass(frozen=True)
-class ServerContext(HasPosition):
+class ServerContext(Context):
     """Where the server half is in the run."""
 
     run: RunFacts
@@ -89,11 +124,6 @@ class ServerContext(HasPosition):
         """Return the task that a client of the cohort trains on."""
         return self.tasks.get(client, self.task)
 
-    def generator(self, purpose: str = "method") -> torch.Generator:
-        """Return a fresh generator of this interaction for one purpose."""
-        seed = derive_seed(self.run.experiment.seed, "server", self.interaction, purpose)
-        return torch.Generator().manual_seed(seed)
-
 
 class Stream(Protocol):
     """A client's data, one task at a time."""
@@ -112,7 +142,7 @@ class Stream(Protocol):
 
 
 @dataclass
-class ClientContext(HasPosition):
+class ClientContext(Context):
     """Where the client half is in the run, and the net it works on."""
 
     run: RunFacts
@@ -141,13 +171,10 @@ class ClientContext(HasPosition):
     secret: Callable[[], Secret] = field(default_factory=lambda: cache(Secret.fresh))
     """Returns the client's secret; a worker keeps it in its state directory."""
 
-    def seed(self, purpose: str) -> int:
-        """Return the seed of (run, client, interaction, purpose)."""
-        return derive_seed(self.run.experiment.seed, self.client, self.interaction, purpose)
-
-    def generator(self, purpose: str = "method") -> torch.Generator:
-        """Return a fresh CPU generator for one purpose."""
-        return torch.Generator().manual_seed(self.seed(purpose))
+    @property
+    def whose(self) -> int | str:
+        """Return the client, whose random numbers are drawn."""
+        return self.client
 
     def secret_normal(self, content: Tensor, purpose: str) -> Tensor:
         """Return N(0, 1) numbers to blur ``content``; nobody else can draw them again."""

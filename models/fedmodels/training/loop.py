@@ -19,6 +19,7 @@ from fedmodels.errors import ConfigError, TrainingFailed
 from fedmodels.nets.embedding import embed
 from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.metrics import ClassCounts
+from fedmodels.numerics.optimizers import descend
 from fedmodels.numerics.randomness import seeded
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.training.augmentation import augment
@@ -136,10 +137,8 @@ def run_phases(
                 out = Output(features, ctx.net.head(features))
                 loss = method.loss(ctx, batch, out, refs)
                 check_loss(method, loss)
-                optimizer.zero_grad(set_to_none=True)
-                loss.backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
-            loop.end_step(batch, loss.detach())
+                done = descend(loss, optimizer)
+            loop.end_step(batch, done)
     return loop.end()
 
 

@@ -11,6 +11,7 @@ from fedmodels.errors import PayloadError
 from fedmodels.methods import make
 from fedmodels.methods.target import IMAGES
 from fedmodels.nets.split import weights_of
+from fedmodels.numerics import optimizers
 from fedmodels.techniques import datafree
 from fedmodels.techniques import synthesis as synthesis_module
 from fedmodels.techniques.datafree import (
@@ -203,7 +204,7 @@ def test_the_generators_gradient_is_the_sum_of_its_copys(digits, monkeypatch):
     made, seen, given = synthesis(Course(target(), digits), g_steps=3), [], []
 
     def descend(loss, optimizer):
-        value = datafree.descend(loss, optimizer)
+        value = optimizers.descend(loss, optimizer)
         first, *_ = optimizer.param_groups
         seen.append([p.grad.clone() for p in first["params"]])
         return value
