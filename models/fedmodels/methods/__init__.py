@@ -41,7 +41,7 @@ _MODULES = {
     "pfedgrp": "pfedgrp",
     "fedavg-replay": "fedavg_replay",
     "pfedgraph": "pfedgraph",
-    "pfedgraph-replay": "pfedgraph_replay",
+    "pfedgraph-replay": "pfedgraph",
     "fedem": "fedem",
     "fedcil": "fedcil",
     "af-fcl": "af_fcl",

@@ -27,8 +27,9 @@ from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import load_weights, weights_of
 from fedmodels.numerics.optimizers import descend
-from fedmodels.techniques.twins import Twin, begin_twin, from_state, to_state
+from fedmodels.techniques.twins import TWIN, Twin, begin_twin
 from fedmodels.tensors.bundle import Bundle, Weights
+from fedmodels.tensors.roles import part_of, under
 from fedmodels.training.contexts import ClientContext
 from fedmodels.training.method import Batch, Scores
 from fedmodels.training.optimizer import lr_of
@@ -83,16 +84,16 @@ class Apfl(FedAvg):
         return frozenset({"alpha"})
 
     def init_client(self, run: RunFacts, client: int) -> Bundle:
-        return Bundle(weights=to_state(run.initial_weights), scalars={"alpha": self.alpha})
+        return Bundle(weights=under(TWIN, run.initial_weights), scalars={"alpha": self.alpha})
 
     def load(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
-        v, weights = from_state(state.weights), payload.weights
+        v, weights = part_of(state.weights, TWIN), payload.weights
         if v and self.mix == "params":
             weights = mix(v, weights, state.scalars["alpha"])
         load_weights(ctx.net, weights)
 
     def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> ApflReferences:
-        twin = begin_twin(ctx, from_state(state.weights))
+        twin = begin_twin(ctx, state)
         load_weights(ctx.net, payload.weights)  # the net trains as in FedAvg
         return ApflReferences(twin, torch.tensor(state.scalars["alpha"], device=ctx.device))
 
@@ -126,7 +127,7 @@ class Apfl(FedAvg):
         refs.trained, v = weights_of(ctx.net), weights_of(refs.twin.net)
         alpha = float(refs.alpha)
         ctx.metrics["alpha"] = alpha
-        new = Bundle(weights=to_state(v), scalars={"alpha": alpha})
+        new = Bundle(weights=under(TWIN, v), scalars={"alpha": alpha})
         self.load(ctx, Bundle(weights=refs.trained), new)  # what the client is scored with
         return new
 
@@ -136,7 +137,7 @@ class Apfl(FedAvg):
         return Bundle(weights=refs.trained, scalars={"num_examples": float(num_examples)})
 
     def predict(self, ctx: ClientContext, payload: Bundle, state: Bundle, x: Tensor) -> Scores:
-        own = from_state(state.weights)
+        own = part_of(state.weights, TWIN)
         if self.mix == "params" or ctx.view == "global" or not own:
             return {self.rules[0]: ctx.net(x)}
         alpha = state.scalars["alpha"]

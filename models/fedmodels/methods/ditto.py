@@ -23,8 +23,9 @@ from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import load_weights, weights_of
 from fedmodels.numerics.optimizers import descend
-from fedmodels.techniques.twins import Twin, begin_twin, from_state, to_state
+from fedmodels.techniques.twins import TWIN, Twin, begin_twin
 from fedmodels.tensors.bundle import Bundle, Weights
+from fedmodels.tensors.roles import part_of, under
 from fedmodels.training.contexts import ClientContext
 from fedmodels.training.method import Batch
 from fedmodels.training.run import RunFacts
@@ -52,13 +53,13 @@ class Ditto(FedAvg):
     """Pull of the personal model towards the broadcast; lr * lam has to stay below 2."""
 
     def init_client(self, run: RunFacts, client: int) -> Bundle:
-        return Bundle(weights=to_state(run.initial_weights))
+        return Bundle(weights=under(TWIN, run.initial_weights))
 
     def load(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
-        load_weights(ctx.net, from_state(state.weights) or payload.weights)
+        load_weights(ctx.net, part_of(state.weights, TWIN) or payload.weights)
 
     def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> DittoReferences:
-        twin = begin_twin(ctx, from_state(state.weights))
+        twin = begin_twin(ctx, state)
         load_weights(ctx.net, payload.weights)  # the net trains as in FedAvg
         return DittoReferences(
             twin, [w.detach().clone() for w in ctx.net.parameters_by_key().values()]
@@ -75,7 +76,7 @@ class Ditto(FedAvg):
     def after_local(self, ctx: ClientContext, state: Bundle, refs: DittoReferences) -> Bundle:
         refs.trained, personal = weights_of(ctx.net), weights_of(refs.twin.net)
         load_weights(ctx.net, personal)  # what the client is scored with
-        return Bundle(weights=to_state(personal))
+        return Bundle(weights=under(TWIN, personal))
 
     def uplink(
         self, ctx: ClientContext, state: Bundle, refs: DittoReferences, num_examples: int

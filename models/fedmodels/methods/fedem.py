@@ -11,7 +11,6 @@ epochs with q fixed; see docs/methods/fedem.md.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -26,6 +25,7 @@ from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import load_weights, weights_of
 from fedmodels.tensors.bundle import Bundle, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec, scalar_spec
+from fedmodels.tensors.roles import part_of, under
 from fedmodels.training.contexts import ClientContext, ServerState
 from fedmodels.training.loop import run_phases
 from fedmodels.training.method import Batch, Output, Scores
@@ -72,14 +72,14 @@ class FedEM(FedAvg):
         return self._spec(run), BundleSpec()
 
     def _spec(self, run: RunFacts) -> BundleSpec:
-        learners = [_named(m, run.forms) for m in range(self.learners)]
+        learners = [under(f"learner{m}", run.forms) for m in range(self.learners)]
         return BundleSpec.of(Bundle(weights={k: t for own in learners for k, t in own.items()}))
 
     def _initial(self, run: RunFacts) -> dict[str, Tensor]:
         """Return M different sets of weights: equal learners would stay equal for ever."""
-        out = _named(0, run.initial_weights)
+        out = under("learner0", run.initial_weights)
         for m in range(1, self.learners):
-            out |= _named(m, weights_of(run.make_net(role=f"learner{m}")))
+            out |= under(f"learner{m}", weights_of(run.make_net(role=f"learner{m}")))
         return out
 
     # --- client half ---------------------------------------------------------------------------
@@ -92,7 +92,7 @@ class FedEM(FedAvg):
         load_weights(ctx.net, self._learners(payload)[int(pi.argmax())])
 
     def _learners(self, payload: Bundle) -> list[Weights]:
-        return [_learner(m, payload.weights) for m in range(self.learners)]
+        return [part_of(payload.weights, f"learner{m}") for m in range(self.learners)]
 
     def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> FedEmReferences:
         learners, pi = self._learners(payload), state.weights["pi"]
@@ -134,7 +134,7 @@ class FedEM(FedAvg):
     ) -> Bundle:
         weights: dict[str, Tensor] = {}
         for m, learner in enumerate(refs.learners):
-            weights |= _named(m, learner)
+            weights |= under(f"learner{m}", learner)
         return Bundle(weights=weights, scalars={"num_examples": float(num_examples)})
 
     def predict(self, ctx: ClientContext, payload: Bundle, state: Bundle, x: Tensor) -> Scores:
@@ -171,12 +171,3 @@ def _logits(ctx: ClientContext, weights: Weights, x: Tensor) -> Tensor:
     tensors = {k.replace("/", ".", 1): t.to(x.device) for k, t in weights.items()}
     logits: Tensor = functional_call(ctx.net, tensors, x)
     return logits
-
-
-def _named(m: int, weights: Weights) -> dict[str, Tensor]:
-    return {f"learner{m}/{name}": tensor for name, tensor in weights.items()}
-
-
-def _learner(m: int, weights: Mapping[str, Tensor]) -> Weights:
-    prefix = f"learner{m}/"
-    return {k.removeprefix(prefix): t for k, t in weights.items() if k.startswith(prefix)}

@@ -27,11 +27,12 @@ from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.embedding import embeddings
 from fedmodels.nets.split import SplitNet, load_weights, weights_of
 from fedmodels.tensors.bundle import Bundle, Weights
+from fedmodels.tensors.roles import of_role, part_of, under
 from fedmodels.training.contexts import ClientContext
 from fedmodels.training.method import Batch, Output
 from fedmodels.training.run import RunFacts
 
-PREVIOUS = "previous/"
+PREVIOUS = "previous"
 
 
 @dataclass(frozen=True)
@@ -69,9 +70,8 @@ class Moon(FedAvg):
         return _previous(run.initial_weights)
 
     def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> Teachers:
-        last = {name.removeprefix(PREVIOUS): t for name, t in state.weights.items()}
         received, previous = _freeze(ctx.net), _freeze(ctx.net)
-        load_weights(previous, last, strict=False)
+        load_weights(previous, part_of(state.weights, PREVIOUS), strict=False)
         embedded = None
         if ctx.run.experiment.training.augment == "none":
             x, _ = self.training_data(ctx, None)
@@ -93,7 +93,7 @@ class Moon(FedAvg):
 
 def _previous(weights: Weights) -> Bundle:
     """Return what is kept of a model for the next time: the part that makes features."""
-    return Bundle({PREVIOUS + name: t for name, t in weights.items() if name.startswith("base/")})
+    return Bundle(under(PREVIOUS, of_role(weights, "base")))
 
 
 def _freeze(net: SplitNet) -> SplitNet:

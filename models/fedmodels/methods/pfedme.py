@@ -24,8 +24,9 @@ from fedmodels.config.bounds import NonNegative, Positive, PositiveCount
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import load_weights, weights_of
-from fedmodels.techniques.twins import from_state, to_state
+from fedmodels.techniques.twins import TWIN
 from fedmodels.tensors.bundle import Bundle
+from fedmodels.tensors.roles import part_of, under
 from fedmodels.tensors.uploads import Uploads
 from fedmodels.training.contexts import ClientContext, ServerContext, ServerState
 from fedmodels.training.loop import run_phases
@@ -66,10 +67,10 @@ class PFedMe(FedAvg):
     # --- client half ---------------------------------------------------------------------------
 
     def init_client(self, run: RunFacts, client: int) -> Bundle:
-        return Bundle(to_state(run.initial_weights))
+        return Bundle(under(TWIN, run.initial_weights))
 
     def load(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
-        theta = from_state(state.weights) if ctx.view else None  # training begins at w
+        theta = part_of(state.weights, TWIN) if ctx.view else None  # training begins at w
         load_weights(ctx.net, theta or payload.weights)
 
     def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> Envelope:
@@ -91,7 +92,7 @@ class PFedMe(FedAvg):
             w -= self.eta * self.lam * (w - live[key])
 
     def after_local(self, ctx: ClientContext, state: Bundle, refs: Envelope) -> Bundle:
-        return Bundle(to_state(weights_of(ctx.net)))
+        return Bundle(under(TWIN, weights_of(ctx.net)))
 
     def uplink(
         self, ctx: ClientContext, state: Bundle, refs: Envelope, num_examples: int

@@ -23,13 +23,13 @@ from fedmodels.numerics.algebra import padded, simplex_projection, weighted_mean
 from fedmodels.techniques.aggregation_weights import entropy
 from fedmodels.tensors.bundle import Bundle, ClientId, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec
-from fedmodels.tensors.roles import under
+from fedmodels.tensors.roles import part_of, under
 from fedmodels.training.contexts import Metrics, ServerContext, ServerState
 from fedmodels.training.run import RunFacts
 from fedmodels.training.settings import Part
 
-NEIGHBOURS = "neighbours/"
-"""Prefix of u_i, the normed mean of a client's neighbours."""
+NEIGHBOURS = "neighbours"
+"""Role of u_i, the normed mean of a client's neighbours."""
 
 SAME = -0.9
 """Distances below this count as -1 (official code)."""
@@ -123,20 +123,14 @@ def personal_models(
 def model_spec(run: RunFacts) -> BundleSpec:
     """Return what a client is sent: its model, and from round 1 on its neighbours' normed mean."""
     keys = parameter_keys(run.make_net())
-    near = {NEIGHBOURS + key: run.forms[key] for key in keys}
+    near = under(NEIGHBOURS, {key: run.forms[key] for key in keys})
     model = BundleSpec.of(Bundle(weights=run.forms))
     return BundleSpec(model.required, BundleSpec.of(Bundle(weights=near)).required)
 
 
-def own_model(weights: Mapping[str, Tensor]) -> Weights:
-    """Return the model in what a client was sent."""
-    return {key: t for key, t in weights.items() if not key.startswith(NEIGHBOURS)}
-
-
 def reference_in(weights: Mapping[str, Tensor], device: torch.device) -> Weights | None:
     """Return u_i in what a client was sent; None in round 0."""
-    found = {k: t for k, t in weights.items() if k.startswith(NEIGHBOURS)}
-    return {k.removeprefix(NEIGHBOURS): t.to(device) for k, t in found.items()} or None
+    return {k: t.to(device) for k, t in part_of(weights, NEIGHBOURS).items()} or None
 
 
 def grown_graph(run: RunFacts, state: Bundle) -> Mapping[str, Tensor]:
@@ -144,13 +138,9 @@ def grown_graph(run: RunFacts, state: Bundle) -> Mapping[str, Tensor]:
 
     Neighbours say nothing of that class, and the graph has rows of clients.
     """
-    kept = {}
-    for name, tensor in state.weights.items():
-        if name.startswith(NEIGHBOURS):
-            kept[name] = padded(tensor, run.forms[name.removeprefix(NEIGHBOURS)].shape)
-        elif name == ROWS:
-            kept[name] = tensor
-    return under("weights", kept)
+    near = part_of(state.weights, NEIGHBOURS)
+    kept = under(NEIGHBOURS, {key: padded(t, run.forms[key].shape) for key, t in near.items()})
+    return under("weights", {**kept, **{k: t for k, t in state.weights.items() if k == ROWS}})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,7 +180,7 @@ class Graph(Part):
         graph = collaboration_graph(d, shares, self.alpha)
         clients, every = dict(state.clients), parameter_keys(net)
         for client, row in zip(uploads, graph, strict=True):
-            near = {NEIGHBOURS + k: t for k, t in neighbours(models, row, every).items()}
+            near = under(NEIGHBOURS, neighbours(models, row, every))
             clients[client] = Bundle(weights={**mix(models, row), **near})
         return ServerState(state.common, Bundle(weights={ROWS: graph}), clients)
 

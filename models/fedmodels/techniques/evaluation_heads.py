@@ -12,29 +12,16 @@ from dataclasses import replace
 
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec
+from fedmodels.tensors.roles import part_of, without
 from fedmodels.training.run import RunFacts
 
-PREFIX = "eval/"
+EVAL = "eval"
 
 
 def trained_part(bundle: Bundle) -> Bundle:
     """Return a bundle without ``eval/…``; the same object where there is nothing to leave out."""
-    kept = {k: v for k, v in bundle.weights.items() if not k.startswith(PREFIX)}
-    if len(kept) == len(bundle.weights):
-        return bundle
-    return Bundle(
-        kept, bundle.prototypes, bundle.generators, bundle.histogram, dict(bundle.scalars)
-    )
-
-
-def evaluation_part(bundle: Bundle) -> Bundle:
-    """Return the ``eval/…`` weights of a bundle alone."""
-    return Bundle({k: v for k, v in bundle.weights.items() if k.startswith(PREFIX)})
-
-
-def for_scores(weights: Weights) -> Weights:
-    """Return weights under the names by which they travel for scores alone."""
-    return {PREFIX + name: tensor for name, tensor in weights.items()}
+    kept = without(bundle.weights, EVAL)
+    return bundle if kept is bundle.weights else replace(bundle, weights=kept)
 
 
 def as_scored(bundle: Bundle) -> Bundle:
@@ -42,9 +29,9 @@ def as_scored(bundle: Bundle) -> Bundle:
 
     The same object where there is no ``eval/…``.
     """
-    if not any(name.startswith(PREFIX) for name in bundle.weights):
-        return bundle
-    return replace(bundle, weights=received(bundle))
+    scored = part_of(bundle.weights, EVAL)
+    kept = without(bundle.weights, EVAL)
+    return replace(bundle, weights={**kept, **scored}) if scored else bundle
 
 
 def beside_own(
@@ -66,13 +53,6 @@ def beside_own(
 
 def in_own_part(common: BundleSpec, own: BundleSpec) -> tuple[BundleSpec, BundleSpec]:
     """Return the specs of a payload's parts, with ``eval/…`` of the common part in the own one."""
-    moved = {k: one for k, one in common.required.items() if k.startswith(f"weights/{PREFIX}")}
+    moved = {k: one for k, one in common.required.items() if k.startswith(f"weights/{EVAL}/")}
     kept = {k: one for k, one in common.required.items() if k not in moved}
     return BundleSpec(kept, common.optional), own | BundleSpec(optional=moved)
-
-
-def received(payload: Bundle) -> Weights:
-    """Return a payload's weights by the net's names; ``eval/…`` stands in for what it names."""
-    own = {k: v for k, v in payload.weights.items() if not k.startswith(PREFIX)}
-    extra = {k.removeprefix(PREFIX): v for k, v in payload.weights.items() if k not in own}
-    return own | extra

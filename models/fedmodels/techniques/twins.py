@@ -5,30 +5,21 @@ Its weights rest in the client's private state under ``twin/…``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from fedmodels.nets.split import SplitNet, load_weights
 from fedmodels.numerics.randomness import seeded
-from fedmodels.tensors.bundle import Weights
+from fedmodels.tensors.bundle import Bundle
+from fedmodels.tensors.roles import part_of
 from fedmodels.training.contexts import ClientContext
 from fedmodels.training.optimizer import optimizer_of
 
-PREFIX = "twin/"
-
-
-def to_state(weights: Mapping[str, Tensor]) -> Weights:
-    """Return a twin's weights under the names they have in a private state."""
-    return {PREFIX + name: tensor for name, tensor in weights.items()}
-
-
-def from_state(weights: Mapping[str, Tensor]) -> Weights:
-    """Return the twin's weights of a private state under the net's names."""
-    return {k.removeprefix(PREFIX): t for k, t in weights.items() if k.startswith(PREFIX)}
+TWIN = "twin"
+"""The role of a twin's weights in a private state."""
 
 
 @dataclass
@@ -49,10 +40,10 @@ class Twin:
         self.steps += 1
 
 
-def begin_twin(ctx: ClientContext, weights: Mapping[str, Tensor]) -> Twin:
-    """Return a twin that starts from ``weights``, with the run's optimiser, in training mode."""
+def begin_twin(ctx: ClientContext, state: Bundle) -> Twin:
+    """Return the twin of a private state, with the run's optimiser, in training mode."""
     net = ctx.net.copy()
-    load_weights(net, weights)
+    load_weights(net, part_of(state.weights, TWIN))
     net.requires_grad_(True).train()
     decay = ctx.run.experiment.training.weight_decay
     groups = [{"params": list(net.parameters()), "weight_decay": decay}]

@@ -5,9 +5,10 @@ from torch.nn.functional import cross_entropy
 from fedmodels.methods import make
 from fedmodels.methods.apfl import ApflReferences, mix
 from fedmodels.nets.split import load_weights, weights_of
-from fedmodels.techniques.twins import begin_twin, from_state, to_state
+from fedmodels.techniques.twins import begin_twin
 from fedmodels.tensors.archive import load, load_named
 from fedmodels.tensors.bundle import Bundle, tensor_bytes
+from fedmodels.tensors.roles import part_of, under
 from fedmodels.training.loop import train_locally
 from fedmodels.training.method import Batch
 from fedtide.inprocess import run_in_process
@@ -122,11 +123,11 @@ def test_one_step_by_hand(mix):
     ctx = linear_context(experiment, [[1.0]], [0])
     payload = Bundle(weights=weights_of(ctx.net))
     v = {"head/weight": torch.tensor([[1.0], [-1.0]])}
-    state = Bundle(weights=to_state(v), scalars={"alpha": 0.5})
+    state = Bundle(weights=under("twin", v), scalars={"alpha": 0.5})
     method = make("apfl", mix=mix)
     result = train_locally(method, ctx, payload, state)
     q = 1 - torch.sigmoid(torch.tensor(1.5)).item()
-    found = from_state(result.state.weights)["head/weight"].flatten().tolist()
+    found = part_of(result.state.weights, "twin")["head/weight"].flatten().tolist()
     assert found == pytest.approx([1 + q / 2, -1 - q / 2], abs=1e-6)
     assert result.state.scalars["alpha"] == pytest.approx(0.5 + q, abs=1e-6)
     assert result.upload.weights["head/weight"].flatten().tolist() == [0.5, -0.5]

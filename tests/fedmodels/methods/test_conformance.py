@@ -131,7 +131,8 @@ def test_a_method_that_takes_means_takes_them_by_the_rule(
 def test_a_method_is_one_class_over_fedavg(name: str) -> None:
     """What methods have in common are functions and settings."""
     cls = method_class(name)
-    assert cls.__bases__ == ((Method,) if cls is FedAvg else (FedAvg,))
+    (above,) = cls.__bases__
+    assert above in (Method, FedAvg) or above.__module__ == cls.__module__
     assert cls.name == name
     assert cls.citation
 

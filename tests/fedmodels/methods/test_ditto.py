@@ -3,9 +3,9 @@ import torch
 
 from fedmodels.methods import make
 from fedmodels.nets.split import weights_of
-from fedmodels.techniques.twins import from_state, to_state
 from fedmodels.tensors.archive import load, load_named
 from fedmodels.tensors.bundle import Bundle, Problem, tensor_bytes
+from fedmodels.tensors.roles import part_of, under
 from fedmodels.training.loop import train_locally
 from fedmodels.training.run import RunFacts
 from fedtide.inprocess import run_in_process
@@ -55,7 +55,7 @@ def test_more_pull_is_nearer_to_the_broadcast(digits):
     distances = []
     for lam in (0.0, 0.1, 1.0, 10.0):
         payload, result = trained(ditto(lam, training={"local_epochs": 5, "batch_size": 8}), digits)
-        v = from_state(result.state.weights)
+        v = part_of(result.state.weights, "twin")
         squares = [(v[k] - w).double().square().sum() for k, w in payload.weights.items()]
         distances.append(torch.stack(squares).sum().item())
     assert distances == sorted(distances, reverse=True)
@@ -71,7 +71,7 @@ def test_personal_model_by_hand():
     experiment = ditto(1.0, training={"lr": 0.5})
     ctx = linear_context(experiment, [[1.0]], [0])
     payload = Bundle(weights=weights_of(ctx.net))
-    state = Bundle(weights=to_state({"head/weight": torch.tensor([[1.0], [0.0]])}))
+    state = Bundle(weights=under("twin", {"head/weight": torch.tensor([[1.0], [0.0]])}))
     result = train_locally(make("ditto", lam=1.0), ctx, payload, state)
     q = 1 - torch.sigmoid(torch.tensor(1.0)).item()
     found = result.state.weights["twin/head/weight"].flatten().tolist()

@@ -13,8 +13,7 @@ from fedmodels.numerics.prototypes import (
 )
 from fedmodels.numerics.secrecy import Secret
 from fedmodels.techniques.evaluation_heads import (
-    evaluation_part,
-    received,
+    as_scored,
     trained_part,
 )
 from fedmodels.tensors.aggregation_rule import mean_prototypes
@@ -148,8 +147,7 @@ def test_weights_for_evaluation_are_kept_apart():
     weights = {"base/a": torch.ones(2), "head/b": torch.ones(3)}
     sent = Bundle({"base/a": weights["base/a"], "eval/head/b": weights["head/b"]})
     assert trained_part(sent).weights.keys() == {"base/a"}
-    assert evaluation_part(sent).weights.keys() == {"eval/head/b"}
-    assert received(sent).keys() == weights.keys()
+    assert as_scored(sent).weights.keys() == weights.keys()
     assert sent.num_bytes() == 8
     assert sent.num_evaluation_bytes() == 12
     plain = Bundle({"base/a": weights["base/a"]})
@@ -159,4 +157,4 @@ def test_weights_for_evaluation_are_kept_apart():
 
 def test_what_is_sent_for_evaluation_stands_in():
     payload = Bundle({"base/a": torch.zeros(2), "eval/base/a": torch.ones(2)})
-    assert received(payload)["base/a"].tolist() == [1.0, 1.0]
+    assert as_scored(payload).weights["base/a"].tolist() == [1.0, 1.0]

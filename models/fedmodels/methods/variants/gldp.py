@@ -19,6 +19,7 @@ from fedmodels.techniques import evaluation_heads
 from fedmodels.techniques.class_prototypes import by_class, check_prototypes
 from fedmodels.tensors.bundle import Bundle, Prototypes, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec, scalar_spec
+from fedmodels.tensors.roles import under
 from fedmodels.tensors.uploads import Uploads
 from fedmodels.training.contexts import ClientContext, ServerContext, ServerState
 from fedmodels.training.method import Batch, Output, Payload, Phase
@@ -180,7 +181,7 @@ class ScoredMeanOfARound(Gldp):
 
 def _scored(common: Bundle) -> Weights:
     """Return the weights that are scored, as ``eval/…``."""
-    return evaluation_heads.for_scores(evaluation_heads.as_scored(common).weights)
+    return under(evaluation_heads.EVAL, evaluation_heads.as_scored(common).weights)
 
 
 OF = {

@@ -17,6 +17,7 @@ from fedmodels.nets.split import load_weights, weights_of
 from fedmodels.techniques import evaluation_heads
 from fedmodels.tensors.bundle import Bundle, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec
+from fedmodels.tensors.roles import of_role, under
 from fedmodels.training.contexts import ClientContext, ServerContext, ServerState
 from fedmodels.training.method import Payload
 from fedmodels.training.run import RunFacts
@@ -68,12 +69,12 @@ class ScoredHeads(FedAvg):
 
     def shared(self, run: RunFacts, weights: Weights) -> Weights:
         private = {name: w for name, w in weights.items() if not self.shares(run, name)}
-        return {**super().shared(run, weights), **evaluation_heads.for_scores(private)}
+        return {**super().shared(run, weights), **under(evaluation_heads.EVAL, private)}
 
     def broadcast(self, ctx: ServerContext, state: ServerState) -> Payload:
         common, own = super().broadcast(ctx, state)
         if ctx.scores:
-            heads = evaluation_heads.evaluation_part(state.common).weights
+            heads = of_role(state.common.weights, evaluation_heads.EVAL)
             own = evaluation_heads.beside_own(ctx.run, own, heads)
         return evaluation_heads.trained_part(common), own
 
