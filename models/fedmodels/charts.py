@@ -158,13 +158,9 @@ def document(charts: Sequence[Chart], across: int = 3) -> str:
 
 
 def file_of(marks: str, width: float, height: float, name: str) -> str:
-    """Return marks as the text of an SVG file, which has the colours of the day and a white ground.
+    """Return marks as an SVG file of this size in pixels, which a screen reader calls ``name``.
 
-    Args:
-        marks: SVG elements.
-        width: of the picture, in pixels.
-        height: likewise.
-        name: what a screen reader calls the picture.
+    It has the colours of the day and a white ground.
     """
     style = f"<style>{_BOTH}{_DAY}</style><rect width='100%' height='100%' fill='#fff'/>"
     size = f'xmlns="http://www.w3.org/2000/svg" width="{_n(width)}" height="{_n(height)}"'
@@ -286,13 +282,7 @@ class _Axes:
 
 
 def ticks(low: float, high: float, *, whole: bool = False) -> list[float]:
-    """Return round numbers, evenly spaced, that cover a range.
-
-    Args:
-        low: the least value.
-        high: the largest value.
-        whole: take whole numbers within the range alone.
-    """
+    """Return round numbers, evenly spaced, that cover a range; ``whole`` ones lie within it."""
     if low == high:
         low, high = (low - abs(low) / 10, high + abs(high) / 10) if low else (0.0, 1.0)
     rough = (high - low) / (8 if whole else 6)

@@ -68,14 +68,7 @@ class PageServer(ThreadingHTTPServer):
     def __init__(
         self, host: str, port: int, pages: Pages, policy: str = POLICY, posts: Posts = NO_POSTS
     ) -> None:
-        """Bind to a place.
-
-        Args:
-            host: a name or an address.
-            port: 0 for any that is free.
-            pages: what there is to get.
-            policy: the content security policy of every answer.
-            posts: what takes something.
+        """Bind to a place; port 0 is any that is free.
 
         Raises:
             ConfigError: that is not possible.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -22,7 +23,6 @@ from fedmodels.own_code import (
     check_offered,
     digest_of,
     is_own,
-    of_a_file,
     own_name,
     renew,
     with_place,
@@ -90,54 +90,55 @@ def experiment_of(
     Raises:
         ConfigError: names the key, what it may be and the nearest known one.
     """
-    try:
+    with _told_of(source, tables):
         experiment = Experiment.model_validate(tables)
+        from fedmodels.methods import make, settings_of  # methods import torch: only when used
+        from fedmodels.nets import check_net
+        from fedmodels.training.declaration import check_plain
+
+        experiment = _with_own_code(experiment, code)
+        table = experiment.method
+        method = make(table.name, **table.hyper_parameters())
+        _check_declared(method)
+        check_plain(table.name, settings := settings_of(method), "")
+        check_net(experiment.net.name, experiment.net.options())
+        _check_method_fits(experiment, method)
+        experiment = with_noise(experiment)
+    resolved = MethodTable(name=table.name, code_sha256=table.code_sha256, **settings)
+    return experiment.model_copy(update={"method": resolved})
+
+
+@contextmanager
+def _told_of(source: str, tables: Mapping[str, Any]) -> Iterator[None]:
+    """Begin the line of an error with the name of what is wrong."""
+    try:
+        yield
     except ValidationError as error:
         raise ConfigError(f"{source}: {_one_line(error, tables)}") from None
     except ConfigError as error:
         raise ConfigError(f"{source}: {error}") from None
-    from fedmodels.methods import make, settings_of  # methods import torch: only when used
-    from fedmodels.nets import check_net, is_net, net_names
-    from fedmodels.training.declaration import check_plain
+
+
+def _check_method_fits(experiment: Experiment, method: Method) -> None:
+    """Check that a method can do what the other tables ask for."""
     from fedmodels.training.hooks import not_by_rule
     from fedmodels.training.secure_upload import not_by_sums
 
-    try:
-        experiment = _with_own_code(experiment, code)
-        method = make(experiment.method.name, **experiment.method.hyper_parameters())
-        _check_declared(method)
-        if not is_own(experiment.net.name) and not is_net(experiment.net.name):
-            raise ConfigError(
-                f"unknown net {experiment.net.name!r} in [net]; known: {', '.join(net_names())}."
-                + (of_a_file(experiment.net.name) or suggestion(experiment.net.name, net_names()))
-            )
-        settings = settings_of(method)
-        check_plain(experiment.method.name, settings, "")
-        check_net(experiment.net.name, experiment.net.options())
-        views = experiment.evaluate.views
-        if views and not {*views} & {*method.views}:
-            raise ConfigError(
-                f"[evaluate] views = {list(views)}: {method.name} has {list(method.views)} alone, "
-                "so no model would be scored"
-            )
-        if experiment.server.is_robust and not method.takes_means:
-            raise not_by_rule(method)
-        if experiment.secure_sum is not None and (why := not_by_sums(method)):
-            raise ConfigError(f"[privacy] secure_sum: {method.name} {why}")
-        if experiment.accumulates and method.trains_on in ("memory", "replay"):
-            raise ConfigError(
-                '[scenario] training_data = "accumulated" keeps the data of old tasks, and method '
-                f"{method.name!r} is about their loss: leave it out"
-            )
-    except ConfigError as error:
-        raise ConfigError(f"{source}: {error}") from None
-    table = experiment.method
-    resolved = MethodTable(name=table.name, code_sha256=table.code_sha256, **settings)
-    try:
-        experiment = with_noise(experiment)
-    except ConfigError as error:
-        raise ConfigError(f"{source}: {error}") from None
-    return experiment.model_copy(update={"method": resolved})
+    views = experiment.evaluate.views
+    if views and not {*views} & {*method.views}:
+        raise ConfigError(
+            f"[evaluate] views = {list(views)}: {method.name} has {list(method.views)} alone, "
+            "so no model would be scored"
+        )
+    if experiment.server.is_robust and not method.takes_means:
+        raise not_by_rule(method)
+    if experiment.secure_sum is not None and (why := not_by_sums(method)):
+        raise ConfigError(f"[privacy] secure_sum: {method.name} {why}")
+    if experiment.accumulates and method.trains_on in ("memory", "replay"):
+        raise ConfigError(
+            '[scenario] training_data = "accumulated" keeps the data of old tasks, and method '
+            f"{method.name!r} is about their loss: leave it out"
+        )
 
 
 def received_experiment(
@@ -147,12 +148,6 @@ def received_experiment(
 
     It names no place on this machine: code and initial weights are those files of the user that
     have the digests of the experiment.
-
-    Args:
-        tables: what the server sent.
-        source: its name in error lines.
-        code: the only files whose code may run.
-        weights: the files that may hold the initial weights.
 
     Raises:
         ConfigError: names the key, what it may be and the nearest known one.
@@ -169,10 +164,8 @@ def received_data(tables: Mapping[str, Any], source: str) -> Data:
     Raises:
         ConfigError: it is malformed.
     """
-    try:
+    with _told_of(source, tables):
         return Data.model_validate(without_places(tables, Data))
-    except ValidationError as error:
-        raise ConfigError(f"{source}: {_one_line(error, tables)}") from None
 
 
 def _check_declared(method: Method) -> None:

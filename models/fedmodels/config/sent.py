@@ -19,12 +19,7 @@ from fedmodels.own_code import short_name
 def without_places(
     tables: Mapping[str, Any], model: type[BaseModel] = Experiment
 ) -> dict[str, Any]:
-    """Return the tables of an experiment without paths; a file of code keeps its bare name.
-
-    Args:
-        tables: an experiment as plain values; they may come from anybody.
-        model: the class that checks the tables.
-    """
+    """Return the tables of an experiment without paths; a file of code keeps its bare name."""
     sent: dict[str, Any] = {}
     for key, value in tables.items():
         field = model.model_fields.get(key)

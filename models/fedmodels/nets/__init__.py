@@ -18,7 +18,7 @@ import torch
 
 from fedmodels.errors import ConfigError, suggestion
 from fedmodels.nets.split import SplitNet, load_weights, spec_of, weights_of
-from fedmodels.own_code import is_own, load_entry_point, own
+from fedmodels.own_code import is_own, load_entry_point, of_a_file, own
 
 if TYPE_CHECKING:
     from fedmodels.nets.own_net import Batches
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 __all__ = [
     "SplitNet",
     "check_net",
-    "is_net",
     "load_weights",
     "make_net",
     "net_names",
@@ -56,11 +55,6 @@ _PUBLISHED = ("timm", "torchvision")
 def net_names() -> list[str]:
     """Return the name of every net that :func:`make_net` builds, sorted."""
     return sorted({*_BUILDERS, *(point.name for point in entry_points(group="fedtide.nets"))})
-
-
-def is_net(name: str) -> bool:
-    """Tell whether a net has this name; those of other packages are looked up last."""
-    return name in _BUILDERS or name in net_names()
 
 
 def make_net(
@@ -166,4 +160,7 @@ def _builder(name: str) -> Callable[..., SplitNet]:
         build = own(name)
         return build
     names = net_names()
-    raise ConfigError(f"unknown net {name!r}; known: {', '.join(names)}.{suggestion(name, names)}")
+    raise ConfigError(
+        f"unknown net {name!r} in [net]; known: {', '.join(names)}."
+        f"{of_a_file(name) or suggestion(name, names)}"
+    )

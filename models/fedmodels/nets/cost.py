@@ -17,12 +17,7 @@ EXAMPLES = 2
 
 @torch.no_grad()
 def multiply_adds(net: SplitNet, input_shape: tuple[int, ...]) -> int:
-    """Return the multiply-adds of one example's forward pass: matrix products and convolutions.
-
-    Args:
-        net: any net; its buffers are left as they are.
-        input_shape: of one example.
-    """
+    """Return the multiply-adds of one example's forward pass: matrix products and convolutions."""
     from torch.utils.flop_counter import flop_registry  # loads triton, where that is installed
 
     training = net.training

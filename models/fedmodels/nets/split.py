@@ -250,11 +250,7 @@ def weights_of(net: SplitNet, wanted: Callable[[str], bool] | None = None) -> We
     """Return copies of a net's parameters and all its buffers on the CPU, by role-prefixed key.
 
     They lie in one block the way they travel, in the order of their shape, whatever the net's
-    memory format.
-
-    Args:
-        net: whose weights.
-        wanted: tells by key which ones; by default all.
+    memory format. ``wanted`` tells by key which ones; by default all.
     """
     packed = net.packed() if wanted is None else None
     if packed is not None:
@@ -281,10 +277,7 @@ def whole(net: SplitNet) -> Weights:
 def load_weights(net: SplitNet, weights: Mapping[str, Tensor], *, strict: bool = True) -> None:
     """Copy weights into a net in place; the net keeps its device and its dtypes.
 
-    Args:
-        net: the net to fill.
-        weights: tensors by role-prefixed key.
-        strict: ``False`` allows a part of the net's keys; what is absent keeps its value.
+    Unless ``strict``, a part of the net's keys will do; what is absent keeps its value.
 
     Raises:
         PayloadError: a key is unknown, or missing while ``strict``, or a shape differs.

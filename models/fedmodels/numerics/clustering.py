@@ -32,7 +32,6 @@ def cluster(
     points: Array,
     init: Array | int,
     *,
-    weights: Array | None = None,
     max_iter: int = 300,
     tol: float = 1e-4,
     n_init: int = 10,
@@ -47,7 +46,6 @@ def cluster(
     Args:
         points: (n, d), n at least k.
         init: the first centres (k, d), for one run; or k, for ``n_init`` runs from k-means++.
-        weights: of the points (n,), above 0; by default all equal.
         max_iter: most iterations of a run.
         tol: a run ends when the centres move less than ``tol`` times the mean variance of a
             coordinate.
@@ -65,16 +63,14 @@ def cluster(
     k = start if isinstance(start, int) else len(start)
     if len(x) < k:
         raise ConfigError(f"k-means needs a point per centre: {len(x)} points for {k} centres")
-    w = None if weights is None else _floats(weights)
-    fitted = _fit(x, k, start, w, max_iter=max_iter, tol=tol, n_init=n_init, seed=seed)
+    fitted = _fit(x, k, start, max_iter=max_iter, tol=tol, n_init=n_init, seed=seed)
     labels = fitted.labels_.astype(np.int64)
-    centres = _means(x, labels, fitted.cluster_centers_.astype(x.dtype, copy=False), w)
+    centres = _means(x, labels, fitted.cluster_centers_.astype(x.dtype, copy=False))
     if not isinstance(points, Tensor):
         return centres, labels
     device = points.device
     dtype = points.dtype if points.is_floating_point() else torch.float64
-    answer = torch.from_numpy(centres).to(device, dtype), torch.from_numpy(labels).to(device)
-    return answer
+    return torch.from_numpy(centres).to(device, dtype), torch.from_numpy(labels).to(device)
 
 
 def nearest(points: Tensor, centres: Tensor) -> Tensor:
@@ -82,13 +78,7 @@ def nearest(points: Tensor, centres: Tensor) -> Tensor:
     return torch.cdist(points.double(), centres.double()).argmin(1)
 
 
-def _fit(
-    x: NDArray[Any],
-    k: int,
-    start: NDArray[Any] | int,
-    weights: NDArray[Any] | None,
-    **options: Any,
-) -> Any:
+def _fit(x: NDArray[Any], k: int, start: NDArray[Any] | int, **options: Any) -> Any:
     """Run scikit-learn's k-means on one thread and return the fitted estimator."""
     from sklearn.cluster import KMeans
     from sklearn.exceptions import ConvergenceWarning
@@ -107,23 +97,17 @@ def _fit(
     with threadpool_limits(1), warnings.catch_warnings():
         # Fewer distinct points than centres is no error here: the row stays.
         warnings.simplefilter("ignore", ConvergenceWarning)
-        return estimator.fit(x, sample_weight=weights)
+        return estimator.fit(x)
 
 
-def _means(
-    x: NDArray[Any],
-    labels: NDArray[np.int64],
-    centres: NDArray[Any],
-    weights: NDArray[Any] | None = None,
-) -> NDArray[Any]:
-    """Return the (weighted) mean of each cluster's points, exact where they are equal."""
+def _means(x: NDArray[Any], labels: NDArray[np.int64], centres: NDArray[Any]) -> NDArray[Any]:
+    """Return the mean of each cluster's points, exact where they are equal."""
     result = centres.copy()
     order = np.argsort(labels, kind="stable")
     found, first = np.unique(labels[order], return_index=True)
     for g, members in zip(found, np.split(order, first[1:]), strict=True):
         origin = x[members[0]].astype(np.float64)
-        shares = None if weights is None else weights[members]
-        result[g] = origin + np.average(x[members] - origin, axis=0, weights=shares)
+        result[g] = origin + (x[members] - origin).mean(0)
     return result
 
 

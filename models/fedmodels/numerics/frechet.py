@@ -28,11 +28,7 @@ def fid(real: Tensor | ArrayLike, fake: Tensor | ArrayLike) -> float:
 def frechet_distance(mu1: ArrayLike, cov1: ArrayLike, mu2: ArrayLike, cov2: ArrayLike) -> float:
     """Return ‖μ1−μ2‖² + Tr(Σ1 + Σ2 − 2(Σ1^½ Σ2 Σ1^½)^½), by symmetric eigenvalues.
 
-    Args:
-        mu1: (d,) mean.
-        cov1: (d, d) covariance.
-        mu2: (d,) mean.
-        cov2: (d, d) covariance.
+    Means are (d,), covariances (d, d).
     """
     s1, s2 = (np.atleast_2d(np.asarray(c, dtype=np.float64)) for c in (cov1, cov2))
     apart = np.atleast_1d(np.subtract(mu1, mu2, dtype=np.float64))

@@ -24,7 +24,6 @@ def cluster_near(
     points: Sequence[Tensor],
     init: Tensor,
     *,
-    weights: Sequence[float] | None = None,
     neighbours: int | None = 16,
     device: torch.device | str = "cpu",
     max_iter: int = 300,
@@ -38,7 +37,6 @@ def cluster_near(
     Args:
         points: C sets (G, d).
         init: the first centres (G, d).
-        weights: of the sets; by default all equal.
         neighbours: m, centres a point is compared with, its own included; all if None.
         device: where points are compared with all centres; means are taken on the CPU, in order.
         max_iter: most iterations.
@@ -49,9 +47,6 @@ def cluster_near(
     """
     count, sets = len(init), len(points)
     x = torch.cat(list(points))  # (C G, d)
-    shares = torch.ones(sets, dtype=torch.float64)
-    shares = shares if weights is None else torch.tensor(weights, dtype=torch.float64)
-    shares = shares.repeat_interleave(count)
     labels = torch.arange(count).repeat(sets)
     threshold = tol * float(x.var(0, correction=0).mean())
     centres, there = init, x.to(device)
@@ -62,7 +57,7 @@ def cluster_near(
             near = _neighbours(centres, min(neighbours, count))
             labels, distances = _assign(x, labels, centres, near)
         _refill(labels, distances, count)
-        moved = _means(x, labels, shares, count).to(init.dtype)
+        moved = _means(x, labels, count).to(init.dtype)
         shift = float((moved.double() - centres.double()).square().sum())
         centres = moved
         if shift <= threshold:
@@ -134,14 +129,13 @@ def _refill(labels: Tensor, distances: Tensor, count: int) -> None:
         labels[point] = cluster
 
 
-def _means(x: Tensor, labels: Tensor, shares: Tensor, count: int) -> Tensor:
-    """Return the weighted mean of each cluster's points (G, d), float64; no cluster is empty."""
+def _means(x: Tensor, labels: Tensor, count: int) -> Tensor:
+    """Return the mean of each cluster's points (G, d), float64; no cluster is empty."""
     members = torch.bincount(labels, minlength=count)
     first = x[labels.argsort(stable=True)[members.cumsum(0) - members]].double()
     total = torch.zeros_like(first)
-    mass = torch.zeros(count, dtype=torch.float64).index_add_(0, labels, shares)
     for rows in torch.split(torch.arange(len(x)), 16 * ROWS):
         own = labels[rows]
         apart = x[rows].double() - first[own]  # equal points come out as themselves
-        total.index_add_(0, own, apart * shares[rows, None])
-    return first + total / mass[:, None]
+        total.index_add_(0, own, apart)
+    return first + total / members.double()[:, None]

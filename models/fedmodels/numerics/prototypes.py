@@ -134,15 +134,10 @@ def distance_per_example(z: Tensor, y: Tensor, table: ByClass) -> Tensor:
 
 
 def nearest_scores(z: Tensor, table: ByClass, candidates: Tensor) -> Tensor:
-    """Return minus the Euclidean distance to every class's prototype (B, K), for an argmax.
+    """Return minus the distance of embeddings (B, d) to each class's prototype (B, K), for argmax.
 
     Classes that are no candidates or have no prototype score -inf. Where no candidate has one,
     every class with a prototype is a candidate; where there is none at all, all score alike.
-
-    Args:
-        z: (B, d) embeddings.
-        table: the prototypes.
-        candidates: (K,) bool.
     """
     among = table.known & candidates
     if not bool(among.any()):

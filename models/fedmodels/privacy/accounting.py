@@ -78,11 +78,6 @@ def least_noise(
 
     It is rounded up to four digits.
 
-    Args:
-        releases_at: returns the releases with a noise multiplier; more noise costs less.
-        epsilon: the limit.
-        delta: the chance that the limit does not hold.
-
     Raises:
         ConfigError: no noise is enough, or dp-accounting is not installed.
     """

@@ -104,9 +104,7 @@ class Contributions:
     def vectors(self, upload: Bundle, given: Weights) -> dict[str, Tensor]:
         """Return an upload's covered parts as vectors, not scaled yet.
 
-        Args:
-            upload: of one client.
-            given: what it was given; weights that it was not given count from 0.
+        Weights that the client was not given count from 0.
         """
         found = self._difference(upload.weights, given)
         for level in self.levels:

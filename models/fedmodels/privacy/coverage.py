@@ -17,23 +17,13 @@ BESIDE = {
 
 
 def told_beside(*, scores: bool, metrics: bool) -> list[str]:
-    """Return the names of what clients of a run tell beside uploads.
-
-    Args:
-        scores: whether clients score models.
-        metrics: whether the method reports numbers of its own.
-    """
+    """Return the names of what clients of a run tell beside uploads."""
     left_out = {name for name, tells in (("scores", scores), ("metrics", metrics)) if not tells}
     return [name for name in BESIDE if name not in left_out]
 
 
 def check_allowed(method: str, uncovered: Iterable[str], allow: Iterable[str]) -> None:
     """Check that a run names all that leaves clients without noise, and nothing else.
-
-    Args:
-        method: the name of the method.
-        uncovered: the names of what leaves.
-        allow: the names in the config.
 
     Raises:
         ConfigError: a name is missing, or nothing of a name leaves.

@@ -30,14 +30,7 @@ def noise_stds(clips: Mapping[str, float], noise: float) -> dict[str, float]:
 def noised(
     sums: Vectors, stds: Mapping[str, float], secret: Secret, purpose: str
 ) -> dict[str, Tensor]:
-    """Return sums with Gaussian noise: the same bits for the same sums, secret and purpose.
-
-    Args:
-        sums: by part, in float64.
-        stds: the standard deviation of the noise on each part.
-        secret: of whoever adds the noise.
-        purpose: tells the interaction that the sums are of.
-    """
+    """Return sums with Gaussian noise: the same bits for the same sums, secret and purpose."""
     content = torch.cat([sums[part].flatten() for part in sums])
     drawn = secret.normal(content, f"{purpose}/release")
     pieces = torch.split(drawn, [sums[part].numel() for part in sums])

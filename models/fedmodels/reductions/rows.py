@@ -48,11 +48,7 @@ class Rows:
     """The floating-point numbers of uploads of one net."""
 
     def __init__(self, uploads: Sequence[Weights], threads: int | None = None) -> None:
-        """Take the uploads as rows.
-
-        Args:
-            uploads: at least one; all have the same names, shapes and dtypes.
-            threads: at most so many; by default as many as there are cores.
+        """Take one upload or more as rows; there are at most as many threads as cores.
 
         Raises:
             PayloadError: uploads differ in their tensors.

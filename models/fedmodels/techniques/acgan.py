@@ -144,11 +144,6 @@ def balanced(
 ) -> tuple[Tensor, Tensor]:
     """Draw labels uniformly, and for each label uniformly one of the clients that hold it.
 
-    Args:
-        holders: clients by label; every label has one at least.
-        count: m.
-        draw: draws labels and clients.
-
     Returns:
         Labels (m,) and clients (m,).
     """

@@ -64,13 +64,7 @@ def by_class(ctx: ClientContext, bundle: Bundle) -> ByClass:
 
 
 def mean_class_prototypes(run: RunFacts, uploads: Uploads, *, uniform: bool = True) -> Prototypes:
-    """Return the mean prototype of each class over the clients that report it, without counts.
-
-    Args:
-        run: the run.
-        uploads: what each client reports, in client-id order.
-        uniform: every client counts alike; otherwise by its number of examples of the class.
-    """
+    """Return the mean prototype of each class over the clients that report it, without counts."""
     classes, width = run.problem.num_classes, run.width
     return uncounted(uploads.mean_prototypes("class", classes, width, uniform=uniform))
 

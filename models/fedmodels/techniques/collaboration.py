@@ -163,14 +163,7 @@ class Graph(Part):
         uploads: Mapping[int, Bundle],
         count: Callable[[Bundle], float],
     ) -> ServerState:
-        """Return the state in which each client of the cohort has its mixture; others keep theirs.
-
-        Args:
-            ctx: where in the run.
-            state: before.
-            uploads: models.
-            count: gives what an upload counts in p.
-        """
+        """Return the state in which the cohort has its mixtures; other clients keep theirs."""
         if not uploads:
             return state
         models, net = [u.weights for u in uploads.values()], ctx.run.make_net()

@@ -49,12 +49,7 @@ class ClassMasks:
 
 
 def add_announced(ctx: ServerContext, before: Histogram | None) -> Histogram:
-    """Return the masks that clients get before they train.
-
-    Args:
-        ctx: of the interaction.
-        before: what :func:`add_answered` returned after the last one; None before the first.
-    """
+    """Return the masks that clients get before they train."""
     now = _clients_per_class(ctx, ctx.cohort)
     return Histogram(now, now if before is None else before.total + now)
 
@@ -62,14 +57,7 @@ def add_announced(ctx: ServerContext, before: Histogram | None) -> Histogram:
 def beside_training(
     ctx: ServerContext, weights: Weights, generators: Mapping[str, GeneratorState], own: Bundle
 ) -> Mapping[ClientId, Bundle]:
-    """Return what orders to train bring to each client beside the common part; none for scores.
-
-    Args:
-        ctx: of the interaction.
-        weights: what else is sent, under roles of its own.
-        generators: likewise.
-        own: the server's own state, which remembers classes.
-    """
+    """Return what orders to train bring to each client beside the common part; none for scores."""
     if ctx.scores:
         return {}
     sent = Bundle(weights, generators=dict(generators), histogram=add_announced(ctx, own.histogram))

@@ -124,12 +124,6 @@ def follow(
     """Move a net by gradients of its adapted copy, and take over the copy's statistics.
 
     Finn et al., Model-Agnostic Meta-Learning, ICML 2017, section 5.2: the first-order form.
-
-    Args:
-        net: whose optimiser steps.
-        adapted: its copy.
-        gradients: of the copy's parameters, in their order.
-        optimizer: of the net.
     """
     for own, gradient in zip(net.parameters(), gradients, strict=True):
         own.grad = gradient

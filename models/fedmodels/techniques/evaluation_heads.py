@@ -39,10 +39,7 @@ def beside_own(
 ) -> Mapping[ClientId, Bundle]:
     """Return the parts of every client and the evaluator with further weights, as one bundle.
 
-    Args:
-        run: says who there is.
-        own: the parts so far: none, or one for all.
-        weights: as ``eval/…``; where there are none, the parts stay as they are.
+    Without any, the parts stay as they are. So far there are none, or one for all.
     """
     if not weights:
         return own

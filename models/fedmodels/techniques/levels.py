@@ -45,9 +45,6 @@ def minority_by_counts(weights: Weights) -> Sequence[int]:
     """Return J: the lower half of the known classes, by the examples that clients reported.
 
     Where all known classes have equally many examples, J is empty.
-
-    Args:
-        weights: the server's own; tables of :func:`class_counts` among others.
     """
     tables = [counts for name, counts in weights.items() if name.startswith(COUNTS)]
     totals = torch.stack(tables).sum(0) if tables else torch.zeros(0, dtype=torch.int64)
@@ -76,11 +73,6 @@ def class_counts(ctx: ServerContext, before: Weights, uploads: Mapping[int, Bund
 
     They are (K,) int32 for each client and task. In an open run no client goes back to a task, and
     those of its earlier tasks are one sum.
-
-    Args:
-        ctx: where in the run.
-        before: the server's own weights.
-        uploads: class prototypes with counts.
     """
     found = dict(before)
     for client, upload in uploads.items():

@@ -42,12 +42,7 @@ def load_moments(adams: Mapping[str, torch.optim.Adam], tensors: Mapping[str, Te
 def grown_moments(
     tensors: Mapping[str, Tensor], parameters: Mapping[str, Sequence[Tensor]]
 ) -> Weights:
-    """Return kept moments with zeros for what the parameters of their optimisers came to have.
-
-    Args:
-        tensors: among which the moments are.
-        parameters: of each optimiser, as they are now.
-    """
+    """Return kept moments with zeros for what the parameters of their optimisers came to have."""
     found = {}
     for key, tensor in tensors.items():
         if key.startswith("moments/") and tensor.dim():

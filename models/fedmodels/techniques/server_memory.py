@@ -110,12 +110,7 @@ def memory_for(ctx: ServerContext, state: ServerState) -> Mapping[ClientId, Bund
 
 
 def memory_spec(run: RunFacts, memory: Mapping[str, TensorSpec]) -> BundleSpec:
-    """Return the spec of a client's part of a payload.
-
-    Args:
-        run: the run.
-        memory: what a memory may consist of, by its keys in a payload.
-    """
+    """Return the spec of a client's part of a payload."""
     classes = run.problem.num_classes
     old = BundleSpec.of(Bundle(weights=under(OLD, run.forms))).required
     known = {f"weights/{KNOWN}": TensorSpec(torch.uint8, (classes,))}
@@ -133,11 +128,7 @@ def with_classes(
 def check_loss(ctx: ServerContext, work: str, loss: float, rates: str) -> None:
     """Check the loss of what a server trains against the old model.
 
-    Args:
-        ctx: where in the run.
-        work: what is trained or made.
-        loss: of it.
-        rates: the method's own learning rates in that work.
+    The line tells to lower the method's own learning ``rates`` in that work.
 
     Raises:
         PayloadError: it is not finite. The engine then looks for a client whose upload is behind
@@ -163,13 +154,7 @@ def net_of(common: Bundle) -> Weights:
 def references(
     ctx: ClientContext, payload: Bundle, recalled: Callable[[ClientContext, Bundle], Draw | None]
 ) -> MemoryReferences:
-    """Return the references of a client's loss.
-
-    Args:
-        ctx: of the client.
-        payload: what its order brings.
-        recalled: returns the source of remembered inputs for the batches of one local training.
-    """
+    """Return the references of a client's loss."""
     assert payload.histogram is not None
     masks = ClassMasks.of(payload.histogram, ctx.device)
     own = mask_of(ctx.stream.train(ctx.task)[1], ctx.run.problem.num_classes)

@@ -114,14 +114,7 @@ def reduced_prototypes(
 ) -> tuple[Prototypes, Shares]:
     """Return one prototype of each class from those of the clients that report it.
 
-    Args:
-        sets: what each client reports, in client-id order.
-        num_classes: K.
-        width: d.
-        level: which prototypes they are.
-        rule: makes one of several.
-        facts: of the interaction.
-        uniform: every client counts alike; otherwise by its number of examples of the class.
+    Clients count alike if ``uniform``; otherwise by their number of examples of the class.
 
     Returns:
         The prototypes with the sums of the counts, and each client's mean share over the classes

@@ -259,12 +259,7 @@ def check_counts(bundle: Bundle) -> None:
 
 
 def state_digest(named: Sequence[tuple[str, Bundle]], further: Iterable[str] = ()) -> str:
-    """Return the sha256 over (key, dtype, shape, bytes) of named bundles, each sorted by key.
-
-    Args:
-        named: bundles in the order they count in.
-        further: more digests to add after the bundles, such as the clients'.
-    """
+    """Return the sha256 over (key, dtype, shape, bytes) of named bundles, each sorted by key."""
     sha = hashlib.sha256()
     for name, bundle in named:
         for key, tensor in bundle.by_key().items():

@@ -101,10 +101,7 @@ def check_numbers(upload: Bundle) -> None:
 def check_classes(level: str, rows: Prototypes, now: Tensor) -> None:
     """Check that rows stand for classes the client has, each once, with counts it announced.
 
-    Args:
-        level: the level of the prototypes.
-        rows: the prototypes; without labels if their position tells the class.
-        now: (K,) examples of each class that were announced.
+    There are no labels where the position of a row tells its class.
 
     Raises:
         PayloadError: names the first impossible label or count.
@@ -143,10 +140,6 @@ def check_versions(versions: Mapping[str, int], most: int) -> None:
 
     A version need not be above the last one: a client that lost its private state, and was allowed
     to start over, counts from 1 again.
-
-    Args:
-        versions: versions in the upload, by key.
-        most: the highest possible version now.
 
     Raises:
         PayloadError: names the first generator with a wrong version.

@@ -153,10 +153,6 @@ class _Plan:
         """Return the norms of a difference by part, and the projection of that of parameters.
 
         Each block is read once, and piece by piece.
-
-        Args:
-            block: (n,) float32, as it came.
-            base: (n,) float32, as it was given.
         """
         sketch, squares, length = torch.zeros(SKETCH), 0.0, len(block)
         buffer = torch.empty(-(-min(length, _PIECE) // SKETCH) * SKETCH)
@@ -238,11 +234,6 @@ def cosines(
 ) -> dict[int, float]:
     """Return the cosine between each difference and the mean of the differences that count.
 
-    Args:
-        sketches: projections of the uploads that count, by client.
-        counts: what each of them counts in the mean.
-        also: projections of uploads that do not count.
-
     Returns:
         By client; nothing of a client whose difference is zero, and nothing where the mean is.
     """
@@ -261,9 +252,6 @@ def agreements(sketches: Mapping[int, Tensor]) -> dict[int, float]:
     """Return the cosine between each difference and the mean of the others' directions.
 
     Every other client has one voice there, however long its difference is.
-
-    Args:
-        sketches: projections of the uploads that count, by client.
 
     Returns:
         By client; nothing of a client whose difference is zero, and nothing of one alone.

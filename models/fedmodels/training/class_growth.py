@@ -128,13 +128,9 @@ class Growth:
     def _grown(
         self, held: Bundle, given: Sequence[Given], first: Sequence[Bundle], *, zeros: bool = False
     ) -> Bundle:
-        """Return a bundle with room for one more class.
+        """Return a bundle with room for one more class; the method gives ``first`` in its place.
 
-        Args:
-            held: the bundle.
-            given: what the method gives.
-            first: the bundle that it gives in this one's place.
-            zeros: a new row is zero where the method gives none in this place.
+        With ``zeros`` a new row is zero where the method gives none in this place.
         """
         own = [bundle.by_key() for bundle in first]
         sources = [own, *zip(*(each.forms for each in given), strict=True)]
@@ -180,12 +176,6 @@ def _row_of(
     """Return the axis along which a tensor has a row for each class, and the row of the next one.
 
     None if it has no such rows.
-
-    Args:
-        key: of the tensor.
-        tensor: of K classes.
-        sources: where the forms of tensors are looked up.
-        classes: K.
 
     Raises:
         ConfigError: it may have such rows, and nothing tells.

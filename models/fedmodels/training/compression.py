@@ -130,11 +130,6 @@ class Compression:
     ) -> tuple[Bundle, Weights]:
         """Return an upload as it travels, and the residual that its client keeps.
 
-        Args:
-            upload: the result of ``uplink``.
-            payload: what the client trained from.
-            stored: the private state before, which holds the residual before.
-
         Raises:
             PayloadError: a difference does not fit into the form.
         """
@@ -155,11 +150,6 @@ class Compression:
         self, sent: Bundle, common: Bundle, allocate: Callable[[int], memoryview] = lease
     ) -> Bundle:
         """Return an upload as the method's server half gets it.
-
-        Args:
-            sent: what came; it fits ``upload_spec``.
-            common: the common part that the server meant to send.
-            allocate: gives memory for the upload's weights.
 
         Raises:
             PayloadError: the upload holds impossible values, or some that cannot travel down.

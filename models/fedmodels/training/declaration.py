@@ -30,10 +30,6 @@ PLAIN = (bool, int, float, str, type(None))
 def check_class(name: str, cls: type[Method]) -> None:
     """Check what can be known of a class before a method of it is made.
 
-    Args:
-        name: as the config has it, for error lines.
-        cls: a dataclass.
-
     Raises:
         ConfigError: says what is wrong and what to write.
     """

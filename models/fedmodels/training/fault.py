@@ -46,9 +46,7 @@ def line_of(error: Exception) -> str:
 def name_faults(method: Method, kind: type[FedtideError] = RunFailed) -> Iterator[None]:
     """Make one line of what a method raises outside of a client's order; the log has more.
 
-    Args:
-        method: whose functions are called.
-        kind: the error to raise in place of theirs; ``PayloadError`` refuses an upload alone.
+    It is an error of this kind; ``PayloadError`` refuses an upload alone.
 
     Raises:
         FedtideError: of that kind; names the function and the line of the method's file.

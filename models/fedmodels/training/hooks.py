@@ -50,23 +50,16 @@ def broadcast(method: Method, ctx: ServerContext, state: ServerState) -> Payload
     Raises:
         ConfigError: clients would refuse it.
     """
-    with _seeded_for(ctx.run, "broadcast", ctx.interaction):
+    with _seeded_for(ctx.run, "evaluation" if ctx.scores else "broadcast", ctx.interaction):
         common, personal = method.broadcast(ctx, state)
     check_sent(method, ctx.run, common, personal)
     return common, personal
 
 
 def evaluation(method: Method, ctx: ServerContext, state: ServerState) -> Payload:
-    """Return what clients need to score their models.
-
-    Raises:
-        ConfigError: clients would refuse it.
-    """
+    """Return what clients need to score their models: a payload for everybody."""
     everybody = range(ctx.run.experiment.schedule.clients)
-    with _seeded_for(ctx.run, "evaluation", ctx.interaction):
-        common, personal = method.broadcast(replace(ctx, cohort=everybody, scores=True), state)
-    check_sent(method, ctx.run, common, personal)
-    return common, personal
+    return broadcast(method, replace(ctx, cohort=everybody, scores=True), state)
 
 
 def reduce(
@@ -117,16 +110,7 @@ def as_uploads(
     facts: Facts | None = None,
     sums: Sequence[Summed] | None = None,
 ) -> Uploads:
-    """Return uploads as ``aggregate`` and ``finish`` get them.
-
-    Args:
-        method: says what is read of their weights, and what an upload counts.
-        sent: the uploads by client.
-        folded: the mean of their weights, if it was taken as they came.
-        rule: makes one result of several uploads.
-        facts: what the rule may know of the interaction.
-        sums: the sums of groups of uploads, where a secure sum hides single ones.
-    """
+    """Return uploads as ``aggregate`` and ``finish`` get them."""
     return Uploads(sent, method.count, method.reduction, folded, rule, facts, sums)
 
 

@@ -46,11 +46,6 @@ def with_own_weights(experiment: Experiment, files: Sequence[Path]) -> Experimen
 def from_file(table: NetTable, net: SplitNet, fresh: Weights) -> Weights:
     """Return initial weights: fresh ones, with the tensors of the net's file in their place.
 
-    Args:
-        table: names the file, if there is one.
-        net: the net that the file is of.
-        fresh: the part of its tensors to begin: those that travel, or the frozen ones.
-
     Raises:
         ConfigError: the file is missing, is not the expected one, or does not fit the net.
     """

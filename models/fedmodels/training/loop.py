@@ -37,14 +37,7 @@ TestSets = Mapping[str, tuple[Tensor, Tensor]]
 def train_locally(
     method: Method, ctx: ClientContext, payload: Bundle, state: Bundle
 ) -> LocalResult:
-    """Run one client's half of an interaction.
-
-    Args:
-        method: gives the functions; they run in the order of :class:`Method`.
-        ctx: the place in the run; its net is overwritten.
-        payload: the server's payload, common and personal parts merged.
-        state: the client's private state of its last interaction.
-    """
+    """Run one client's half of an interaction; the net in ``ctx`` is overwritten."""
     half = ClientHalf(method, ctx, payload, state)
     with seeded(ctx.seed("dropout")):  # dropout and other random layers draw from here
         half.begin()
@@ -259,10 +252,7 @@ def begin_phase(
 ) -> torch.optim.Optimizer:
     """Freeze weights outside the phase, set modes, return a fresh optimiser for the others.
 
-    Args:
-        nets: nets of one shape; one optimiser steps all nets with gradients.
-        phase: names the weights that train.
-        ctx: gives the run's settings and the present place in it.
+    The nets have one shape; one optimiser steps all of them that have gradients.
     """
     groups: dict[float, list[nn.Parameter]] = {}
     for net in nets:

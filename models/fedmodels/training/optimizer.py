@@ -28,10 +28,7 @@ def optimizer_of(
 ) -> torch.optim.Optimizer:
     """Return the run's optimiser over parameter groups; its state lives for one phase.
 
-    Args:
-        groups: parameters with their weight decay.
-        ctx: gives the run's settings, and the round and epoch of each step.
-        lr: learning rate before the schedule; by default the run's.
+    The rate ``lr`` is that before the schedule; by default the run's.
     """
     training = ctx.run.experiment.training
     ctx.asked.add("optimizer")

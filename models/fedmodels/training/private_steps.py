@@ -56,13 +56,7 @@ class HiddenExamples:
 
     @classmethod
     def of(cls, method: Method, ctx: ClientContext, examples: int) -> HiddenExamples | None:
-        """Return what a run asks for; None where it hides no examples.
-
-        Args:
-            method: gives the phases, and what an upload holds.
-            ctx: of the client.
-            examples: how many the client trains on.
-        """
+        """Return what a run asks for; None where it hides no examples."""
         run, privacy = ctx.run, ctx.run.experiment.privacy
         if privacy is None or not privacy.hides_examples or not examples:
             return None
@@ -155,11 +149,6 @@ class PrivateSteps:
     def put_gradients(self, batch: Batch, loss_of: LossOf, name: str) -> Tensor:
         """Put the noisy mean of bounded gradients into the net; return the mean loss.
 
-        Args:
-            batch: the examples; there may be none.
-            loss_of: gives the loss of a batch of one from the net's output for it.
-            name: of the method, for errors.
-
         Raises:
             ConfigError: the loss cannot be taken example by example.
         """
@@ -194,11 +183,7 @@ def per_example(
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients (B, P) of each example's loss, and the losses (B,).
 
-    Args:
-        net: computes.
-        trained: the parameters of the gradient, P numbers in all.
-        batch: the examples.
-        loss_of: gives the loss of a batch of one from the net's output for it.
+    The ``trained`` parameters are P numbers in all; ``loss_of`` gives the loss of a batch of one.
     """
     whole = _WithLoss(net, loss_of)
     names = {id(p): name for name, p in whole.named_parameters()}

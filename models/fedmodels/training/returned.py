@@ -25,10 +25,7 @@ from fedmodels.training.run import RunFacts
 def check_loss(method: Method, loss: object, shape: tuple[int, ...] = ()) -> None:
     """Check that a loss can be stepped down: one number, with a gradient.
 
-    Args:
-        method: whose ``loss`` returned it.
-        loss: what it returned.
-        shape: ``(C,)`` where it was mapped over C clients.
+    Its shape is ``(C,)`` where it was mapped over C clients.
 
     Raises:
         ConfigError: the loss is something else; says what.
@@ -124,12 +121,6 @@ def check_sent(
     method: Method, run: RunFacts, common: Bundle, personal: Mapping[ClientId, Bundle]
 ) -> None:
     """Check that what the server sends is what clients expect.
-
-    Args:
-        method: whose function returned it.
-        run: the run's facts.
-        common: the part for all clients.
-        personal: the part of each client.
 
     Raises:
         ConfigError: names the first tensor that clients would refuse.

@@ -98,12 +98,7 @@ class SecureUpload:
         return BundleSpec({_PREFIX + MASKED: masked}) | self.scalars
 
     def numbers(self, clients: int, examples: int) -> FixedPoint:
-        """Return how numbers become integers.
-
-        Args:
-            clients: of a cohort.
-            examples: the most that one of them may have trained on.
-        """
+        """Return how numbers become integers."""
         row = {0: (torch.zeros(1), examples)}
         shown = {level: Prototypes.of(row, 1) for level in self.levels}
         sample = Bundle(prototypes=shown, scalars={"num_examples": float(examples)})
@@ -112,11 +107,6 @@ class SecureUpload:
 
     def encoded(self, upload: Bundle, received: Weights, numbers: FixedPoint) -> Vector:
         """Return an upload's integers, before any mask.
-
-        Args:
-            upload: the result of ``uplink``.
-            received: the weights that the client was given.
-            numbers: how numbers become integers.
 
         Raises:
             PayloadError: a number does not fit.
@@ -146,13 +136,7 @@ class SecureUpload:
         return vector
 
     def summed_up(self, total: Vector, numbers: FixedPoint, given: Weights) -> Summed | None:
-        """Return what uploads come to; None if nothing counts.
-
-        Args:
-            total: the sum of integers, without any mask.
-            numbers: how numbers became integers.
-            given: the weights that clients were given.
-        """
+        """Return what uploads come to; None if nothing counts."""
         sums = signed(total)
         if sums[-1] <= 0:
             return None

@@ -28,14 +28,7 @@ from fedmodels.training.run import RunFacts
 def stepped(
     method: Method, ctx: ServerContext, before: ServerState, after: ServerState
 ) -> ServerState:
-    """Return the state after ``aggregate`` with a step of the server's optimiser, if it has one.
-
-    Args:
-        method: says which weights are the global model's.
-        ctx: gives the settings.
-        before: the state that ``aggregate`` was given, with the optimiser's.
-        after: the state that it returned; equal to ``before`` where no upload counts.
-    """
+    """Return the state after ``aggregate`` with a step of the server's optimiser, if it has one."""
     settings = ctx.run.experiment.server_optimizer
     if settings is None or after is before:
         return after
@@ -74,13 +67,7 @@ def _step(
 
 
 def grown_moments(run: RunFacts, moments: Bundle, common: Bundle) -> Bundle:
-    """Return moments in which classes that came begin as all did: m with 0, v with tau squared.
-
-    Args:
-        run: gives the settings.
-        moments: of the optimiser, before they came.
-        common: what everybody is sent, with rows for them.
-    """
+    """Return moments in which classes that came begin as all did: m with 0, v with tau squared."""
     found = dict[str, Tensor]()
     for name, kept in moments.weights.items():
         kind, _, key = name.partition("/")

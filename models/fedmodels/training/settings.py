@@ -44,12 +44,7 @@ def from_table(
 ) -> T:
     """Return a method, or a table of it, with checked values.
 
-    Args:
-        cls: a dataclass.
-        table: its values.
-        where: the table's name in error lines.
-        name: the method's, for error lines.
-        further: keys that the table may have had beside the class's own, for error lines.
+    Error lines name ``further`` keys too, which the table may have beside the class's own.
 
     Raises:
         ConfigError: a key is unknown, or a value of the wrong type.

@@ -165,17 +165,6 @@ def test_kmeans_refills_an_empty_cluster():
     np.testing.assert_allclose(sorted(centres.tolist()), [[0.1, 0], [4.1, 0]], atol=1e-12)
 
 
-def test_kmeans_weighs_points():
-    """Of 0 and 1, which weigh 3 and 1, the centre is 1/4."""
-    centres, labels = cluster(
-        torch.tensor([[0.0], [1.0], [9.0]]),
-        torch.tensor([[0.0], [9.0]]),
-        weights=torch.tensor([3.0, 1.0, 1.0]),
-    )
-    assert centres.tolist() == [[0.25], [9.0]]
-    assert labels.tolist() == [0, 0, 1]
-
-
 def test_kmeans_needs_a_point_per_centre():
     with pytest.raises(ConfigError, match="2 points for 3 centres"):
         kmeans(torch.zeros(2, 1), 3)

@@ -58,12 +58,6 @@ class Variants:
 
         A reading may stand beside the table ``reading``, and a field inside of it.
 
-        Args:
-            cls: the method's own class.
-            fields: the keys of its fields.
-            table: ``[method]`` without the name.
-            name: of the method, for error lines.
-
         Raises:
             ConfigError: a key is given twice, unknown or gone, or has an unknown value.
         """
