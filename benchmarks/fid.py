@@ -24,9 +24,10 @@ from benchmarks.measured import keep
 from fedcli.data.store.partition_store import open_data
 from fedcli.data.store.stream import TaskStream
 from fedmodels.methods import make
-from fedmodels.nets import SplitNet, make_net
+from fedmodels.nets import make_net
 from fedmodels.nets.embedding import embeddings
-from fedmodels.numerics.frechet import fid
+from fedmodels.nets.split import SplitNet
+from fedmodels.numerics.metrics import fid
 from fedmodels.numerics.randomness import seeded
 from fedmodels.resolution import experiment_of
 from fedmodels.techniques.generators import Painter

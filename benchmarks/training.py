@@ -35,7 +35,8 @@ from torch.nn.functional import cross_entropy
 
 from benchmarks.measure import parser_of, records_of, tell
 from fedmodels.methods import make
-from fedmodels.nets import SplitNet, load_weights, make_net, weights_of
+from fedmodels.nets import make_net
+from fedmodels.nets.split import SplitNet, load_weights, weights_of
 from fedmodels.resolution import experiment_of
 from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.training.contexts import ClientContext, Stream

@@ -27,8 +27,7 @@ from fedmodels.errors import ConfigError, FedtideError, PayloadError
 from fedmodels.machine import peak_rss_bytes
 from fedmodels.methods import make
 from fedmodels.nets.split import SplitNet
-from fedmodels.numerics.metrics import VALIDATION
-from fedmodels.numerics.probabilities import Probabilities
+from fedmodels.numerics.metrics import VALIDATION, Probabilities
 from fedmodels.printable import without_places
 from fedmodels.privacy.releases import Releases
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId, state_digest

@@ -20,10 +20,10 @@ from fedmodels.numerics.metrics import (
     average_forgetting_measure,
     best_round,
     forgetting,
+    lost_in_stream,
 )
-from fedmodels.numerics.streams import lost_in_stream
 from fedmodels.own_code import short_name
-from fedmodels.privacy.promise import assumptions
+from fedmodels.privacy.coverage import assumptions
 from fedmodels.training.fault import line_of
 from fedsrv.engine.choice import chosen
 from fedsrv.engine.schedule import Step, is_scored

@@ -21,13 +21,14 @@ evaluates them elsewhere than it fits them (``preset``). More: docs/methods/af-f
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, mse_loss
+from torch.nn.functional import cross_entropy, kl_div, log_softmax, mse_loss
 
 from fedmodels.config.bounds import Count, NonNegative, PositiveCount
 from fedmodels.errors import PayloadError
@@ -46,7 +47,6 @@ from fedmodels.techniques.continual import (
     mask_of,
     masks_spec,
 )
-from fedmodels.techniques.credibility import credibility, distillation
 from fedmodels.techniques.moments import grown_moments, load_moments, moments_of
 from fedmodels.tensors.bundle import Bundle, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec, scalar_spec
@@ -301,3 +301,36 @@ def _learned(weights: Weights) -> Weights:
 def _adams(refs: AfFclReferences) -> dict[str, torch.optim.Adam]:
     """Return the optimisers whose state outlives the interaction; SGD's momentum does not."""
     return {k: o for k, o in refs.adams.items() if isinstance(o, torch.optim.Adam)}
+
+
+TEMPERATURE = 2.0
+MIN_VARIANCE = 1e-2
+"""Of a class's Gaussian, in each coordinate; embeddings of few examples would have none."""
+
+
+def credibility(z: Tensor, y: Tensor, drawn: Tensor, labels: Tensor, otherwise: Tensor) -> Tensor:
+    """Return w (m,), the density per coordinate of drawn points under their classes' Gaussians.
+
+    Args:
+        z: the batch's real points (B, d).
+        y: their labels (B,).
+        drawn: points (m, d).
+        labels: their labels (m,).
+        otherwise: w of classes of which the batch has fewer than two.
+    """
+    w = otherwise.expand(len(labels)).clone()
+    for label in torch.unique(labels).tolist():
+        own, rows = z[y == label], labels == label
+        if len(own) > 1:
+            variance = own.var(0, correction=0).clamp_min(MIN_VARIANCE)
+            log_density = -0.5 * (
+                (drawn[rows] - own.mean(0)).square() / variance + (2 * math.pi * variance).log()
+            )
+            w[rows] = log_density.exp().mean(1)
+    return w
+
+
+def distillation(teacher: Tensor, student: Tensor) -> Tensor:
+    """Return KL(teacher ‖ student) of logits (B, K) at temperature 2, not times its square."""
+    wanted, found = (log_softmax(logits / TEMPERATURE, 1) for logits in (teacher, student))
+    return kl_div(found, wanted, reduction="batchmean", log_target=True)

@@ -11,6 +11,7 @@ epochs with q fixed; see docs/methods/fedem.md.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -72,15 +73,12 @@ class FedEM(FedAvg):
         return self._spec(run), BundleSpec()
 
     def _spec(self, run: RunFacts) -> BundleSpec:
-        learners = [under(f"learner{m}", run.forms) for m in range(self.learners)]
-        return BundleSpec.of(Bundle(weights={k: t for own in learners for k, t in own.items()}))
+        return BundleSpec.of(Bundle(_side_by_side([run.forms] * self.learners)))
 
-    def _initial(self, run: RunFacts) -> dict[str, Tensor]:
+    def _initial(self, run: RunFacts) -> Weights:
         """Return M different sets of weights: equal learners would stay equal for ever."""
-        out = under("learner0", run.initial_weights)
-        for m in range(1, self.learners):
-            out |= under(f"learner{m}", weights_of(run.make_net(role=f"learner{m}")))
-        return out
+        others = (run.make_net(role=f"learner{m}") for m in range(1, self.learners))
+        return _side_by_side([run.initial_weights, *map(weights_of, others)])
 
     # --- client half ---------------------------------------------------------------------------
 
@@ -132,10 +130,8 @@ class FedEM(FedAvg):
     def uplink(
         self, ctx: ClientContext, state: Bundle, refs: FedEmReferences, num_examples: int
     ) -> Bundle:
-        weights: dict[str, Tensor] = {}
-        for m, learner in enumerate(refs.learners):
-            weights |= under(f"learner{m}", learner)
-        return Bundle(weights=weights, scalars={"num_examples": float(num_examples)})
+        scalars = {"num_examples": float(num_examples)}
+        return Bundle(_side_by_side(refs.learners), scalars=scalars)
 
     def predict(self, ctx: ClientContext, payload: Bundle, state: Bundle, x: Tensor) -> Scores:
         pi = self._mixture(ctx, payload, state).tolist()
@@ -147,6 +143,11 @@ class FedEM(FedAvg):
 def responsibilities(losses: Tensor, pi: Tensor) -> Tensor:
     """Return q (n, M), proportional to ``pi_m exp(-l_m)``, of losses (n, M) and pi (M,)."""
     return (pi.to(losses.device).log() - losses.double()).softmax(1)
+
+
+def _side_by_side(learners: Sequence[Weights]) -> Weights:
+    """Return the weights of all learners, each under its role."""
+    return {k: t for m, own in enumerate(learners) for k, t in under(f"learner{m}", own).items()}
 
 
 def _mean(q: Tensor, pi: Tensor) -> Tensor:

@@ -29,9 +29,14 @@ from fedmodels.config.bounds import Count, NonNegative, Positive
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import weights_of
-from fedmodels.numerics import distances
-from fedmodels.numerics.algebra import nearest
-from fedmodels.numerics.prototypes import ByClass, moved, nearest_scores
+from fedmodels.numerics.clustering import nearest
+from fedmodels.numerics.prototypes import (
+    ByClass,
+    divergence,
+    moved,
+    nearest_scores,
+    smooth_l1,
+)
 from fedmodels.techniques import levels
 from fedmodels.techniques.class_prototypes import (
     PrototypeLimits,
@@ -158,7 +163,7 @@ class FedMLP(FedAvg):
     def prototype_loss(self, z: Tensor, y: Tensor, refs: Levels) -> Tensor:
         """Return L_P: the mean distance to the global prototype, 0 where there is none (eq. 5)."""
         known, g = refs.global_class.known[y], refs.global_class.vectors
-        return distances.smooth_l1(z[known], g[y[known]]).sum() / len(y)
+        return smooth_l1(z[known], g[y[known]]).sum() / len(y)
 
     def inter_task_loss(self, z: Tensor, y: Tensor, refs: Levels) -> Tensor:
         """Return L_I: the mean divergence from the remembered prototype (eq. 7)."""
@@ -170,12 +175,12 @@ class FedMLP(FedAvg):
 
     def divergence(self, z: Tensor, c: Tensor) -> Tensor:
         """Return KL(z || c) of each row, as distributions over d: (n,)."""
-        return distances.divergence(z, c, self.tau)
+        return divergence(z, c, self.tau)
 
     def semantic_loss(self, z: Tensor, y: Tensor, refs: Levels) -> Tensor:
         """Return L_S: the distance of minority examples to their cluster's prototype (eq. 6)."""
         rare, p = refs.global_semantic.known[y], refs.global_semantic.vectors
-        rows = distances.smooth_l1(z[rare], p[y[rare]])
+        rows = smooth_l1(z[rare], p[y[rare]])
         return rows.sum() / max(len(rows), 1)
 
     def after_local(self, ctx: ClientContext, state: Bundle, refs: Levels) -> Bundle:

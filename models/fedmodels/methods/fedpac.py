@@ -14,10 +14,11 @@ class without a global prototype uses the client's own, where it stops (docs/met
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import mse_loss
@@ -26,17 +27,80 @@ from fedmodels.config.bounds import Count, NonNegative, Share
 from fedmodels.errors import PayloadError
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
+from fedmodels.nets.embedding import embeddings
 from fedmodels.nets.split import load_weights
-from fedmodels.numerics.algebra import weighted_mean
-from fedmodels.techniques.head_mixtures import Statistics, mixtures, statistics_of
+from fedmodels.numerics.algebra import class_means, nnls_simplex
 from fedmodels.tensors.bundle import Bundle, Prototypes
 from fedmodels.tensors.bundle_spec import BundleSpec, prototype_spec, scalar_spec
 from fedmodels.tensors.declared_counts import DeclaredCounts
 from fedmodels.tensors.roles import of_role
 from fedmodels.tensors.uploads import Reduction, Uploads
+from fedmodels.tensors.weighted_mean import weighted_mean
 from fedmodels.training.contexts import ClientContext, ServerContext, ServerState
 from fedmodels.training.method import Batch, Output, Payload, Phase, Reduced
 from fedmodels.training.run import RunFacts
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What a client's examples look like to one model."""
+
+    means: dict[int, tuple[Tensor, int]]
+    """Mean feature (d,) and number of examples of each class it has."""
+    h: Prototypes
+    """p_k mu_k of each class."""
+    variance: float
+    """V: variance of the mean of one-hot label times feature, over the examples."""
+
+
+def statistics_of(ctx: ClientContext) -> Statistics:
+    """Describe a client's training data as the net in its present state sees them (eq. 11, 12)."""
+    x, y = ctx.stream.train(ctx.task)
+    classes, width, n = ctx.run.problem.num_classes, ctx.run.width, len(y)
+    if not n:
+        return Statistics({}, Prototypes.of({}, width), 0.0)
+    z = embeddings(ctx.net, x)  # (n, d)
+    means = class_means(z, y, classes)
+    h = {k: (mean.double() * (count / n), count) for k, (mean, count) in means.items()}
+    squares = sum(float(row.square().sum()) for row, _ in h.values())
+    variance = (float(z.double().square().sum(1).mean()) - squares) / n
+    return Statistics(means, Prototypes.of(h, width), max(variance, 0.0))
+
+
+def mixtures(
+    uploads: Mapping[int, Bundle], run: RunFacts, *, min_weight: float
+) -> list[list[float]]:
+    """Return alpha, a row on the simplex for each client (eq. 13).
+
+    min over alpha of alpha^T (diag(V) + H_i H_i^T) alpha, where row j of H_i is h_i - h_j. With
+    h^T = Q R, the columns of R are as far from each other as the rows of h are.
+
+    Args:
+        uploads: h in ``prototypes["statistics"]`` and V in ``scalars["variance"]`` of each client.
+        run: the run.
+        min_weight: weights below it become 0.
+
+    Raises:
+        PayloadError: a client reports statistics of a class that does not exist.
+    """
+    classes = run.problem.num_classes
+    h = np.zeros((len(uploads), classes, run.width))
+    for row, (client, upload) in zip(h, uploads.items(), strict=True):
+        for k, (vector, _) in upload.prototypes["statistics"].rows().items():
+            if not 0 <= k < classes:
+                raise PayloadError(f"client {client} reports statistics of class {k}")
+            row[k] = vector.numpy()
+    corner = np.asarray(np.linalg.qr(h.reshape(len(uploads), -1).T, mode="r"))
+    deviations = np.diag(np.sqrt([max(u.scalars["variance"], 0.0) for u in uploads.values()]))
+    found = []
+    for i in range(len(uploads)):
+        apart = corner[:, i, None] - corner
+        apart[np.abs(apart) < 1e-12 * np.abs(corner).max()] = 0  # rounding of equal rows of h
+        alpha = nnls_simplex(np.vstack([deviations, apart]))
+        kept = np.where(alpha < min_weight, 0.0, alpha)
+        kept = kept if kept.any() else alpha  # many alike clients have small weights each
+        found.append((kept / kept.sum()).tolist())
+    return found
 
 
 @dataclass(frozen=True)

@@ -17,21 +17,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from fedmodels.errors import ConfigError, suggestion
-from fedmodels.nets.split import SplitNet, load_weights, spec_of, weights_of
+from fedmodels.nets.split import SplitNet
 from fedmodels.own_code import is_own, load_entry_point, of_a_file, own
 
 if TYPE_CHECKING:
     from fedmodels.nets.own_net import Batches
-
-__all__ = [
-    "SplitNet",
-    "check_net",
-    "load_weights",
-    "make_net",
-    "net_names",
-    "spec_of",
-    "weights_of",
-]
 
 _BUILDERS = {
     "acgan": "fedmodels.nets.generative.acgan:acgan",

@@ -19,8 +19,7 @@ from torch import Tensor, nn
 
 from fedmodels.errors import ConfigError, PayloadError, suggestion
 from fedmodels.nets.precision import in_bfloat16
-from fedmodels.tensors.bundle import Bundle, Weights
-from fedmodels.tensors.bundle_spec import BundleSpec
+from fedmodels.tensors.bundle import Weights
 from fedmodels.tensors.packed_weights import PackedWeights, names_and_layout
 
 
@@ -308,8 +307,3 @@ def _overlap(tensors: Iterable[Tensor]) -> bool:
     """Tell whether any two tensors lie in the same memory, as tied ones do."""
     places = sorted((t.data_ptr(), t.data_ptr() + t.nbytes) for t in tensors)
     return any(end > begin for (_, end), (begin, _) in pairwise(places))
-
-
-def spec_of(weights: Weights) -> BundleSpec:
-    """Return the spec that admits exactly a bundle of such weights."""
-    return BundleSpec.of(Bundle(weights=weights))

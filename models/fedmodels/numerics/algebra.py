@@ -14,20 +14,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmodels.errors import ConfigError, DataError
-from fedmodels.numerics.clustering import cluster, kmeans, nearest
-from fedmodels.tensors.weighted_mean import weighted_mean
-
-__all__ = [
-    "class_means",
-    "cluster",
-    "kmeans",
-    "nearest",
-    "nnls_simplex",
-    "padded",
-    "replay_volumes",
-    "simplex_projection",
-    "weighted_mean",
-]
 
 Array = TypeVar("Array", Tensor, NDArray[Any])
 LARGE = 1e6

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -17,23 +17,6 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from fedmodels.errors import DataError
-from fedmodels.numerics.frechet import fid, frechet_distance
-
-__all__ = [
-    "ClassCounts",
-    "average_forgetting_measure",
-    "best_round",
-    "fid",
-    "forgetting",
-    "frechet_distance",
-    "frequency_groups",
-    "iaa",
-    "last_rounds",
-    "macro_f1",
-    "mean_accuracy",
-    "mean_and_std",
-    "minority_classes",
-]
 
 VALIDATION = "validation"
 """Begins the names of the validation parts that clients score, such as ``validation/0``, and of the
@@ -301,3 +284,102 @@ def frequency_groups(counts: ArrayLike) -> dict[str, list[int]]:
     is_medium = (n > 0) & ~is_many & ~is_minority
     parts = {"many": is_many, "medium": is_medium, "minority": is_minority}
     return {name: np.flatnonzero(part).tolist() for name, part in parts.items()}
+
+
+# --- the distance between real and generated images, over their features --------------------------
+
+
+def fid(real: Tensor | ArrayLike, fake: Tensor | ArrayLike) -> float:
+    """Return the Fréchet distance of two sets of features, each taken as a Gaussian.
+
+    Heusel et al., GANs Trained by a Two Time-Scale Update Rule, NeurIPS 2017, equation 6. Use at
+    least ten times as many rows as columns.
+
+    Args:
+        real: (n, d).
+        fake: (m, d).
+    """
+    r, f = (_features(x) for x in (real, fake))
+    if min(len(r), len(f)) < 2 or r.shape[1:] != f.shape[1:]:
+        raise DataError("FID needs two sets of at least two features of one width")
+    return frechet_distance(r.mean(0), np.cov(r.T), f.mean(0), np.cov(f.T))
+
+
+def frechet_distance(mu1: ArrayLike, cov1: ArrayLike, mu2: ArrayLike, cov2: ArrayLike) -> float:
+    """Return ‖μ1−μ2‖² + Tr(Σ1 + Σ2 − 2(Σ1^½ Σ2 Σ1^½)^½), by symmetric eigenvalues.
+
+    Means are (d,), covariances (d, d).
+    """
+    s1, s2 = (np.atleast_2d(np.asarray(c, dtype=np.float64)) for c in (cov1, cov2))
+    apart = np.atleast_1d(np.subtract(mu1, mu2, dtype=np.float64))
+    values, vectors = np.linalg.eigh(s1)
+    root = (vectors * np.sqrt(values.clip(0))) @ vectors.T
+    cross = np.linalg.eigvalsh(root @ s2 @ root)
+    distance = apart @ apart + np.trace(s1) + np.trace(s2) - 2 * np.sqrt(cross.clip(0)).sum()
+    return max(float(distance), 0.0)
+
+
+def _features(features: Tensor | ArrayLike) -> NDArray[np.float64]:
+    """Return features as float64 rows."""
+    if isinstance(features, Tensor):
+        features = features.detach().cpu().numpy()
+    return np.asarray(features, dtype=np.float64)
+
+
+# --- a classifier's probabilities: a client computes them, as every example's scores are needed ---
+
+BINS = 15
+
+
+@dataclass(frozen=True)
+class Probabilities:
+    """What scores of test examples come to as probabilities."""
+
+    auroc: float | None
+    """Mean over the classes that occur, and are not all there is, of the area under the ROC curve
+    of the class against the rest; None without such a class."""
+    ece: float
+    """Expected calibration error: the mean over examples of how far the accuracy in a bin lies from
+    the mean confidence there (Guo et al., ICML 2017), 15 bins of equal width."""
+
+    @classmethod
+    def of(cls, scores: Tensor, labels: Tensor) -> Self:
+        """Measure scores (n, K), of which the softmax is taken, by true labels (n,); n > 0."""
+        from sklearn.metrics import roc_auc_score  # loading it takes a second
+
+        p = scores.double().softmax(1).nan_to_num(1 / scores.shape[1]).cpu().numpy()
+        y = labels.cpu().numpy()
+        known = [k for k in np.unique(y) if 0 < (y == k).sum() < len(y)]
+        areas = [roc_auc_score(y == k, p[:, k]) for k in known]
+        confidence, right = p.max(1), p.argmax(1) == y
+        bins = np.minimum((confidence * BINS).astype(np.int64), BINS - 1)
+        gaps = np.bincount(bins, weights=right - confidence, minlength=BINS)
+        auroc = float(np.mean(areas)) if areas else None
+        return cls(auroc, min(float(np.abs(gaps).sum()) / len(y), 1.0))
+
+
+# --- of an open run, where each client has tasks of its own ---------------------------------------
+
+
+def lost_in_stream(scored: Iterable[tuple[int, Sequence[float | None]]]) -> dict[int, float]:
+    """Return by task how much of a client's best earlier accuracy is gone at the end of its stream.
+
+    As :func:`forgetting`, of one client of an open run: over the last
+    score of each of its present tasks.
+
+    Args:
+        scored: the client's scores in order: its present task, and its accuracy on each of its
+            tasks so far, None where it was not scored on one.
+
+    Returns:
+        ``{earlier task: best earlier accuracy minus the last}``.
+    """
+    best: dict[int, float] = {}
+    last: tuple[int, Sequence[float | None]] | None = None
+    for present, accuracies in scored:
+        if last is not None and present > last[0]:  # the client has gone on
+            known = {task: a for task, a in enumerate(last[1]) if a is not None}
+            best |= {task: max(a, best.get(task, a)) for task, a in known.items()}
+        last = present, accuracies
+    end = dict(enumerate(last[1])) if last is not None else {}
+    return {k: was - now for k, was in best.items() if (now := end.get(k)) is not None}

@@ -19,11 +19,12 @@ from torch import Tensor, nn
 
 from fedmodels.config.bounds import NonNegative
 from fedmodels.nets.split import SplitNet
-from fedmodels.numerics.algebra import padded, simplex_projection, weighted_mean
+from fedmodels.numerics.algebra import padded, simplex_projection
 from fedmodels.techniques.aggregation_weights import entropy
 from fedmodels.tensors.bundle import Bundle, ClientId, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.tensors.roles import part_of, under
+from fedmodels.tensors.weighted_mean import weighted_mean
 from fedmodels.training.contexts import Metrics, ServerContext, ServerState
 from fedmodels.training.run import RunFacts
 from fedmodels.training.settings import Part

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmodels.numerics.algebra import cluster, padded
+from fedmodels.numerics.algebra import padded
+from fedmodels.numerics.clustering import cluster
 from fedmodels.numerics.metrics import minority_classes
 from fedmodels.numerics.prototypes import ByClass
 from fedmodels.tensors.bundle import Bundle, Weights

@@ -10,11 +10,10 @@ from torch.nn.functional import cross_entropy
 from fedmodels.errors import PayloadError
 from fedmodels.methods import af_fcl as module
 from fedmodels.methods import make
-from fedmodels.methods.af_fcl import AfFclReferences, Predecessor
+from fedmodels.methods.af_fcl import AfFclReferences, Predecessor, credibility, distillation
 from fedmodels.nets.generative.flow import Flow, is_order
 from fedmodels.nets.split import load_weights, weights_of
 from fedmodels.numerics.randomness import generator
-from fedmodels.techniques.credibility import credibility, distillation
 from fedmodels.tensors.bundle import Bundle, Histogram
 from fedmodels.tensors.roles import part_of, under, without
 from fedmodels.training.hooks import as_uploads, evaluation

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from fedmodels.errors import PayloadError
 from fedmodels.methods import make
-from fedmodels.methods.fedpac import FedPAC
+from fedmodels.methods.fedpac import FedPAC, statistics_of
 from fedmodels.techniques import head_mixtures
-from fedmodels.techniques.head_mixtures import statistics_of
 from fedmodels.tensors.bundle import Bundle, Problem, Prototypes
 from fedmodels.training.contexts import ServerContext
 from fedmodels.training.hooks import as_uploads

@@ -11,17 +11,17 @@ from torch import nn
 from fedmodels.errors import ConfigError
 from fedmodels.methods import make
 from fedmodels.methods.fedavg import FedAvg
-from fedmodels.nets.generative.upsampling import Upsampling
-from fedmodels.nets.split import SplitNet, load_weights, weights_of
-from fedmodels.numerics.randomness import seeded
-from fedmodels.techniques.continual import mask_of, masked_cross_entropy
-from fedmodels.techniques.datafree import LayerMoments, freeze, shuffle, watch_moments
-from fedmodels.techniques.datafree_generator import (
+from fedmodels.methods.mfcl import (
     balance,
     confidence,
     smoothness,
     statistics_distance,
 )
+from fedmodels.nets.generative.upsampling import Upsampling
+from fedmodels.nets.split import SplitNet, load_weights, weights_of
+from fedmodels.numerics.randomness import seeded
+from fedmodels.techniques.continual import mask_of, masked_cross_entropy
+from fedmodels.techniques.datafree import LayerMoments, freeze, shuffle, watch_moments
 from fedmodels.techniques.server_memory import KNOWN, OLD, MemoryReferences
 from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.tensors.roles import part_of

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from fedmodels.methods import names
-from fedmodels.nets import make_net, weights_of
+from fedmodels.nets import make_net
+from fedmodels.nets.split import weights_of
 from fedmodels.numerics.randomness import seeded
 from fedmodels.tensors.bundle import Weights
 from fedtide.testing.trial import context_of, method_of, payload_of

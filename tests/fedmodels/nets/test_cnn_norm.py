@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from fedmodels.errors import ConfigError
-from fedmodels.nets import SplitNet, make_net
+from fedmodels.nets import make_net
+from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.randomness import seeded
 
 NETS = pytest.mark.parametrize("name", ["digits-cnn", "cnn5"])

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedmodels.nets import SplitNet, make_net
+from fedmodels.nets import make_net
 from fedmodels.nets.grouped import Grouped, can_be_grouped
+from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.randomness import seeded
 
 NETS = {

@@ -6,11 +6,14 @@ import torch
 from torch import Tensor
 
 from fedmodels.errors import ConfigError, PayloadError
-from fedmodels.nets import SplitNet, load_weights, make_net, net_names, spec_of, weights_of
+from fedmodels.nets import make_net, net_names
 from fedmodels.nets.alp import alp_layers
 from fedmodels.nets.hart import LiteConv
+from fedmodels.nets.split import SplitNet, load_weights, weights_of
 from fedmodels.nets.transformer import DropPath
 from fedmodels.numerics.randomness import seeded
+from fedmodels.tensors.bundle import Bundle
+from fedmodels.tensors.bundle_spec import BundleSpec
 
 RGB, GRAY, DIGIT, INERTIAL = (3, 32, 32), (1, 28, 28), (1, 8, 8), (128, 6)
 
@@ -78,8 +81,8 @@ def test_wire_sizes_of_the_cards():
         (RGB, 100, 1_107_944),
     ]:
         net = build("resnet20", shape, classes)
-        assert spec_of(weights_of(net)).max_bytes == size
-    assert spec_of(weights_of(build("resnet20", GRAY, 62))).max_bytes == 1_096_912
+        assert BundleSpec.of(Bundle(weights_of(net))).max_bytes == size
+    assert BundleSpec.of(Bundle(weights_of(build("resnet20", GRAY, 62)))).max_bytes == 1_096_912
 
 
 @pytest.mark.parametrize(("name", "shape"), SMALL)

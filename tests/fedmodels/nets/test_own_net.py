@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from fedmodels.errors import ConfigError
-from fedmodels.nets import SplitNet, make_net, weights_of
+from fedmodels.nets import make_net
+from fedmodels.nets.split import SplitNet, weights_of
 from fedmodels.own_code import renew
 
 START = "import torch\nfrom torch import nn\n"

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from fedmodels.errors import ArchiveError, DataError
-from fedmodels.nets import make_net, weights_of
+from fedmodels.nets import make_net
+from fedmodels.nets.split import weights_of
 from fedmodels.nets.trained import KEY, ModelFacts, TrainedModel, header_of
 
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from fedmodels.errors import PayloadError
-from fedmodels.numerics.latest_embeddings import LatestEmbeddings
+from fedmodels.methods.variants.gldp import LatestEmbeddings
 from fedmodels.numerics.prototypes import (
     ByClass,
     moved,

@@ -12,15 +12,20 @@ from fedmodels.methods.fedavg import FedAvg
 from fedmodels.methods.gldp import Gldp, Tables
 from fedmodels.methods.variants import Variants
 from fedmodels.methods.variants.heads import HeadsOfARound, ScoredHeads
-from fedmodels.numerics.algebra import weighted_mean
-from fedmodels.numerics.latest_embeddings import LatestEmbeddings
-from fedmodels.numerics.prototypes import ByClass, distance_per_example, moved, only
+from fedmodels.numerics.prototypes import (
+    ByClass,
+    class_prototypes,
+    distance_per_example,
+    moved,
+    only,
+)
 from fedmodels.techniques import evaluation_heads
 from fedmodels.techniques.class_prototypes import by_class, check_prototypes
 from fedmodels.tensors.bundle import Bundle, Prototypes, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec, scalar_spec
 from fedmodels.tensors.roles import under
 from fedmodels.tensors.uploads import Uploads
+from fedmodels.tensors.weighted_mean import weighted_mean
 from fedmodels.training.contexts import ClientContext, ServerContext, ServerState
 from fedmodels.training.method import Batch, Output, Payload, Phase
 from fedmodels.training.run import RunFacts
@@ -65,6 +70,37 @@ class AveragesUp(Gldp):
 
 
 # --- embeddings as they were while they trained ---------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LatestEmbeddings:
+    """Each example's embedding when it was last trained on, in the epoch under way."""
+
+    vectors: Tensor  # (n, d)
+    visited: Tensor  # (n,) bool
+
+    @classmethod
+    def of(cls, examples: int, width: int, device: torch.device) -> LatestEmbeddings:
+        """Return room for the embeddings (d,) of so many examples, none of them visited."""
+        vectors = torch.zeros(examples, width, device=device)
+        return cls(vectors, torch.zeros(examples, dtype=torch.bool, device=device))
+
+    def comes_again(self, index: Tensor) -> bool:
+        """Tell whether a batch (B,) has an example that was visited: another epoch has begun."""
+        return bool(self.visited[index].any())
+
+    def keep(self, index: Tensor, features: Tensor) -> None:
+        """Keep the embeddings (B, d) of a batch (B,)."""
+        self.vectors[index] = features.detach().float()
+        self.visited[index] = True
+
+    def forget_visits(self) -> None:
+        """Begin another epoch."""
+        self.visited.zero_()
+
+    def means(self, labels: Tensor, num_classes: int) -> Prototypes:
+        """Return the class means of the examples visited, by the labels (n,) of all."""
+        return class_prototypes(self.vectors[self.visited], labels[self.visited], num_classes)
 
 
 @dataclass
