@@ -26,7 +26,7 @@ from fedmodels.tensors.bundle import Bundle, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec, scalar_spec
 from fedmodels.tensors.uploads import Reduction, Uploads
 from fedmodels.training.contexts import ClientContext, ServerContext, ServerState
-from fedmodels.training.loop import run_phases
+from fedmodels.training.loop import EpochLoop
 from fedmodels.training.method import Method
 from fedmodels.training.run import RunFacts
 
@@ -102,7 +102,7 @@ class FedAvg(Method):
         load_weights(ctx.net, weights)
 
     def fit(self, ctx: ClientContext, x: Tensor, y: Tensor, refs: Any) -> float:
-        return run_phases(self, ctx, x, y, refs)
+        return EpochLoop(self, ctx, x, y, refs).run()
 
     def after_local(self, ctx: ClientContext, state: Bundle, refs: Any) -> Bundle:
         return Bundle(weights=weights_of(ctx.net, lambda key: not self.shares(ctx.run, key)))

@@ -28,7 +28,7 @@ from fedmodels.tensors.bundle import Bundle, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec, scalar_spec
 from fedmodels.tensors.roles import part_of, under
 from fedmodels.training.contexts import ClientContext, ServerState
-from fedmodels.training.loop import run_phases
+from fedmodels.training.loop import EpochLoop
 from fedmodels.training.method import Batch, Output, Scores
 from fedmodels.training.run import RunFacts
 
@@ -116,7 +116,7 @@ class FedEM(FedAvg):
         for m, start in enumerate(list(refs.learners)):
             refs.now = m
             load_weights(ctx.net, start)
-            total += run_phases(self, ctx, x, y, refs)
+            total += EpochLoop(self, ctx, x, y, refs).run()
             refs.learners[m] = weights_of(ctx.net)
         return total
 

@@ -28,7 +28,6 @@ from torch import Tensor
 from fedmodels.config.bounds import Count, NonNegative, Positive
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
-from fedmodels.nets.split import weights_of
 from fedmodels.numerics.clustering import nearest
 from fedmodels.numerics.prototypes import (
     ByClass,
@@ -43,6 +42,7 @@ from fedmodels.techniques.class_prototypes import (
     by_class,
     class_means,
     mean_class_prototypes,
+    no_prototypes,
     prototype_upload,
 )
 from fedmodels.tensors.bundle import Bundle, Prototypes, Weights
@@ -140,8 +140,7 @@ class FedMLP(FedAvg):
     # --- client half ---------------------------------------------------------------------------
 
     def init_client(self, run: RunFacts, client: int) -> Bundle:
-        memory = {"class": Prototypes.of({}, run.width)}
-        return replace(super().init_client(run, client), prototypes=memory)
+        return replace(super().init_client(run, client), prototypes=no_prototypes(run))
 
     def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> Levels:
         memory, p = state.prototypes["class"].vectors, levels.semantic_by_class(ctx, payload)
@@ -186,9 +185,7 @@ class FedMLP(FedAvg):
     def after_local(self, ctx: ClientContext, state: Bundle, refs: Levels) -> Bundle:
         found = class_means(ctx, *ctx.stream.train(ctx.task))  # eq. 1
         latest = moved(state.prototypes["class"], found, 0.0)
-        return Bundle(
-            weights_of(ctx.net, lambda key: not self.shares(ctx.run, key)), {"class": latest}
-        )
+        return replace(super().after_local(ctx, state, refs), prototypes={"class": latest})
 
     def uplink(self, ctx: ClientContext, state: Bundle, refs: Levels, num_examples: int) -> Bundle:
         upload = super().uplink(ctx, state, refs, num_examples)

@@ -17,7 +17,7 @@ Deviations: docs/methods/gldp.md. Other readings of the paper: variants/gldp.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -160,9 +160,7 @@ class Gldp(FedAvg):
     def after_local(self, ctx: ClientContext, state: Bundle, refs: Tables) -> Bundle:
         refs.fresh = self.fresh_prototypes(ctx, refs)
         kept = moved(state.prototypes.get("class"), refs.fresh, self.beta)  # eq. 9
-        return Bundle(
-            weights_of(ctx.net, lambda key: not self.shares(ctx.run, key)), {"class": kept}
-        )
+        return replace(super().after_local(ctx, state, refs), prototypes={"class": kept})
 
     def fresh_prototypes(self, ctx: ClientContext, refs: Tables) -> Prototypes:
         """Return eq. 6: the class means of the task's training set."""

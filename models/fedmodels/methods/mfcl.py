@@ -48,7 +48,7 @@ from fedmodels.tensors.declared_counts import TrainsOn
 from fedmodels.tensors.roles import tensors_of
 from fedmodels.tensors.uploads import Uploads
 from fedmodels.training.contexts import ClientContext, Metrics, ServerContext, ServerState
-from fedmodels.training.loop import run_phases
+from fedmodels.training.loop import EpochLoop
 from fedmodels.training.method import Batch, Output, Payload, Reduced
 from fedmodels.training.pictures import Picture
 from fedmodels.training.run import RunFacts
@@ -185,7 +185,7 @@ class MFCL(FedAvg):
 
     def fit(self, ctx: ClientContext, x: Tensor, y: Tensor, refs: MemoryReferences) -> float:
         joined = None if refs.draw is None else lambda batch: self._joined(batch, refs)
-        return run_phases(self, ctx, x, y, refs, joined=joined)
+        return EpochLoop(self, ctx, x, y, refs, joined=joined).run()
 
     def _joined(self, batch: Batch, refs: MemoryReferences) -> Batch:
         """Return x_com: a batch and generated examples, whose labels the old model says."""

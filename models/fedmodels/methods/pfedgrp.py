@@ -39,7 +39,7 @@ from fedmodels.tensors.declared_counts import DeclaredCounts, TrainsOn
 from fedmodels.tensors.roles import part_of, under, without
 from fedmodels.tensors.uploads import Reduction, Uploads
 from fedmodels.training.contexts import ClientContext, ServerContext, ServerState
-from fedmodels.training.loop import run_phases
+from fedmodels.training.loop import EpochLoop
 from fedmodels.training.method import Batch, Output, Payload, Reduced
 from fedmodels.training.pictures import Picture
 from fedmodels.training.run import RunFacts
@@ -98,7 +98,7 @@ class PFedGRP(FedAvg):
         return refs.training_data()
 
     def fit(self, ctx: ClientContext, x: Tensor, y: Tensor, refs: Rehearsal) -> float:
-        return run_phases(self, ctx, x, y, refs, refs.renewed(teaches=self.lam > 0))
+        return EpochLoop(self, ctx, x, y, refs, refs.renewed(teaches=self.lam > 0)).run()
 
     def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: Rehearsal) -> Tensor:
         first, size = len(refs.real[1]), len(batch.y)

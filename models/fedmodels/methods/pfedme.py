@@ -29,7 +29,7 @@ from fedmodels.tensors.bundle import Bundle
 from fedmodels.tensors.roles import part_of, under
 from fedmodels.tensors.uploads import Uploads
 from fedmodels.training.contexts import ClientContext, ServerContext, ServerState
-from fedmodels.training.loop import run_phases
+from fedmodels.training.loop import EpochLoop
 from fedmodels.training.method import Batch, Output, Reduced
 from fedmodels.training.run import RunFacts
 
@@ -78,7 +78,7 @@ class PFedMe(FedAvg):
         return Envelope({key: w.detach().clone() for key, w in live.items()})
 
     def fit(self, ctx: ClientContext, x: Tensor, y: Tensor, refs: Envelope) -> float:
-        return run_phases(self, ctx, x, y, refs, steps=self.inner_steps)
+        return EpochLoop(self, ctx, x, y, refs).run(self.inner_steps)
 
     def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: Envelope) -> Tensor:
         live = ctx.net.parameters_by_key()

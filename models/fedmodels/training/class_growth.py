@@ -62,26 +62,6 @@ def check_grows(method: Method, run: RunFacts) -> None:
         ) from None
 
 
-def grow_server(method: Method, before: RunFacts, now: RunFacts, state: ServerState) -> ServerState:
-    """Return a server's state for the classes of ``now``; rows of earlier ones keep their bits.
-
-    Raises:
-        ConfigError: nothing tells which tensors have a row for each class.
-    """
-    return Growth(method, before, now).server(state)
-
-
-def grow_client(
-    method: Method, before: RunFacts, now: RunFacts, client: int, state: Bundle
-) -> Bundle:
-    """Return a client's private state as it is stored, for the classes of ``now``.
-
-    Raises:
-        ConfigError: nothing tells which tensors have a row for each class.
-    """
-    return Growth(method, before, now).client(client, state)
-
-
 @dataclass(frozen=True)
 class Growth:
     """Grows the states of a run; what the method gives is built once for all its clients."""
@@ -93,7 +73,11 @@ class Growth:
     """By number of classes."""
 
     def server(self, state: ServerState) -> ServerState:
-        """Return what :func:`grow_server` does."""
+        """Return a server's state for the classes of ``now``; rows of earlier ones keep their bits.
+
+        Raises:
+            ConfigError: nothing tells which tensors have a row for each class.
+        """
         for given in self._steps():
             first = [each.server for each in given]
             nobody = Bundle()
@@ -111,7 +95,7 @@ class Growth:
         return state
 
     def client(self, client: int, state: Bundle) -> Bundle:
-        """Return what :func:`grow_client` does."""
+        """Return a client's private state as it is stored, as :meth:`server` does."""
         for given in self._steps():
             first = [init_client(self.method, each.run, client) for each in given]
             state = self._grown(state, given, first)

@@ -95,46 +95,6 @@ class ClientHalf:
         return LocalResult(upload, state, loss, len(self.y))
 
 
-def run_phases(
-    method: Method,
-    ctx: ClientContext,
-    x: Tensor,
-    y: Tensor,
-    refs: Any,
-    renewed: Callable[[int], tuple[Tensor, Tensor]] | None = None,
-    joined: Callable[[Batch], Batch] | None = None,
-    steps: int = 1,
-) -> float:
-    """Run every phase of local training; return the last epoch's mean loss over examples.
-
-    Args:
-        method: gives phases and loss.
-        ctx: holds the net that trains.
-        x: inputs (n, …).
-        y: labels (n,).
-        refs: the result of ``prepare``.
-        renewed: gives inputs and labels of an epoch at its beginning, for data that change between
-            epochs, such as replay.
-        joined: adds examples to a batch, for examples that are drawn anew for each batch.
-        steps: of the optimiser on each batch.
-    """
-    loop = EpochLoop(method, ctx, x, y, refs, renewed, joined)
-    for phase in method.phases(ctx):
-        optimizer = begin_phase([ctx.net], phase, ctx)
-        for batch, fixed in loop.batches(phase):
-            if loop.private is not None:
-                loop.end_step(batch, loop.private_step(batch, optimizer))
-                continue
-            for _ in range(steps):
-                features = ctx.net.features(batch.x) if fixed is None else fixed
-                out = Output(features, ctx.net.head(features))
-                loss = method.loss(ctx, batch, out, refs)
-                check_loss(method, loss)
-                done = descend(loss, optimizer)
-            loop.end_step(batch, done)
-    return loop.end()
-
-
 def mean_loss(batches: Sequence[tuple[Tensor, int]]) -> float:
     """Return the mean loss over the examples of batches, of which each has a mean loss and a size.
 
@@ -147,32 +107,57 @@ def mean_loss(batches: Sequence[tuple[Tensor, int]]) -> float:
     return float(torch.stack(means).cpu().double() @ weights / weights.sum())
 
 
+@dataclass(eq=False)
 class EpochLoop:
     """One client's way through its phases: its batches in order, and their losses."""
 
-    def __init__(
-        self,
-        method: Method,
-        ctx: ClientContext,
-        x: Tensor,
-        y: Tensor,
-        refs: Any,
-        renewed: Callable[[int], tuple[Tensor, Tensor]] | None = None,
-        joined: Callable[[Batch], Batch] | None = None,
-    ) -> None:
-        """Start before the first phase; arguments as in :func:`run_phases`."""
-        self.method, self.ctx, self.refs = method, ctx, refs
-        self._x, self._y, self._renewed, self._joined = x, y, renewed, joined
+    method: Method
+    ctx: ClientContext
+    x: Tensor  # (n, …)
+    y: Tensor  # (n,)
+    refs: Any
+    """The result of ``prepare``."""
+    renewed: Callable[[int], tuple[Tensor, Tensor]] | None = None
+    """Gives inputs and labels of an epoch at its beginning, for data that change between epochs,
+    such as replay."""
+    joined: Callable[[Batch], Batch] | None = None
+    """Adds examples to a batch, for examples that are drawn anew for each batch."""
+
+    def __post_init__(self) -> None:
+        """Start before the first phase."""
+        ctx = self.ctx
         self._order = ctx.generator("order")
         augments = ctx.run.experiment.training.augment != "none"
         self._augment = ctx.generator("augment") if augments else self._order
         self._epoch, self._losses = -1, list[tuple[Tensor, int]]()
         self.private = PrivateSteps(ctx, ctx.hidden) if ctx.hidden is not None else None
         """Takes the steps of a training that hides its examples."""
-        if self.private is not None and not (renewed is None and joined is None):
+        if self.private is not None and not (self.renewed is None and self.joined is None):
             raise ConfigError(
-                f'[privacy] level = "example": method {method.name!r} adds examples of its own'
+                f'[privacy] level = "example": method {self.method.name!r} adds examples of its own'
             )
+
+    def run(self, steps: int = 1) -> float:
+        """Run every phase; return the last epoch's mean loss over examples.
+
+        Args:
+            steps: of the optimiser on each batch.
+        """
+        net, method = self.ctx.net, self.method
+        for phase in method.phases(self.ctx):
+            optimizer = begin_phase([net], phase, self.ctx)
+            for batch, fixed in self.batches(phase):
+                if self.private is not None:
+                    self.end_step(batch, self.private_step(batch, optimizer))
+                    continue
+                for _ in range(steps):
+                    features = net.features(batch.x) if fixed is None else fixed
+                    out = Output(features, net.head(features))
+                    loss = method.loss(self.ctx, batch, out, self.refs)
+                    check_loss(method, loss)
+                    done = descend(loss, optimizer)
+                self.end_step(batch, done)
+        return self.end()
 
     def private_step(self, batch: Batch, optimizer: torch.optim.Optimizer) -> Tensor:
         """Take a step that hides the examples of a batch; return their mean loss."""
@@ -190,23 +175,23 @@ class EpochLoop:
         The second item is the batch's embeddings (B, d) if the phase cannot change them, else None.
         """
         net, training = self.ctx.net, self.ctx.run.experiment.training
-        is_same = self._renewed is None and self._joined is None
-        fixed = embed_once(net, self._x, training) if is_same and not self.private else None
+        is_same = self.renewed is None and self.joined is None
+        fixed = embed_once(net, self.x, training) if is_same and not self.private else None
         for _ in range(phase.epochs):
             self._epoch, self._losses = self._epoch + 1, []
             self.ctx.epoch = self._epoch
-            if self._renewed is not None:
-                self._x, self._y = self._renewed(self._epoch)
+            if self.renewed is not None:
+                self.x, self.y = self.renewed(self._epoch)
             taken = [*(self.private.batches() if self.private is not None else
-                       batches(len(self._y), net, training, self._order))]  # fmt: skip
+                       batches(len(self.y), net, training, self._order))]  # fmt: skip
             if self.private is None:
-                self.ctx.skipped = len(self._y) - sum(map(len, taken))
+                self.ctx.skipped = len(self.y) - sum(map(len, taken))
             for index in taken:
-                index = index.to(self._x.device)
-                inputs = augment(self._x[index], training, self._augment)
-                batch = Batch(inputs, self._y[index], index)
-                if self._joined is not None:
-                    batch = self._joined(batch)
+                index = index.to(self.x.device)
+                inputs = augment(self.x[index], training, self._augment)
+                batch = Batch(inputs, self.y[index], index)
+                if self.joined is not None:
+                    batch = self.joined(batch)
                 yield batch, None if fixed is None else fixed[index]
 
     def end_step(self, batch: Batch, loss: Tensor) -> None:
@@ -236,7 +221,7 @@ class EpochLoop:
 
     def _diverged(self, loss: float) -> str:
         """Say who diverged, on what, and what usually helps."""
-        low, high = (float(x) for x in (self._x.min(), self._x.max())) if len(self._x) else (0, 0)
+        low, high = (float(x) for x in (self.x.min(), self.x.max())) if len(self.x) else (0, 0)
         said = f"the loss of client {self.ctx.client} in round {self.ctx.round + 1} is {loss}: "
         if not (math.isfinite(low) and math.isfinite(high)):
             return f"{said}its inputs hold NaN or infinity: remove or replace those examples"

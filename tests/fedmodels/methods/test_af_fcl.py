@@ -129,7 +129,7 @@ def test_the_flow_rehearses_what_its_predecessor_draws(monkeypatch):
     flow, last = Flow(2, 2, 8), frozen_by(ctx, (1,))
     refs = AfFclReferences(flow, torch.arange(2), last, {}, {}, generator(7), {"flow": None})
     steps = []
-    monkeypatch.setattr(module, "_step", lambda optimizer, loss: steps.append(loss.item()))
+    monkeypatch.setattr(module, "descend", lambda loss, optimizer: steps.append(loss.item()))
     h, y = torch.randn(4, 2, generator=generator(1)), torch.tensor([0, 1, 1, 0])
     make("af-fcl", k_last=0.4)._train_flow(ctx, h, y, refs)
     draw = generator(7)
@@ -189,8 +189,8 @@ def test_each_step_moves_its_part_alone(part, role, digits):
 
 
 def test_the_flow_trains_in_the_first_batches(digits, monkeypatch):
-    counts, plain = [], module._step
-    monkeypatch.setattr(module, "_step", lambda o, loss: counts.append(o) or plain(o, loss))
+    counts, plain = [], module.descend
+    monkeypatch.setattr(module, "descend", lambda loss, o: counts.append(o) or plain(loss, o))
     ctx, _, _ = trained(experiment_for(flow_steps=2, k_flow=0), digits)[0]
     steps = math.ceil(len(ctx.stream.train(0)[1]) / 16)
     assert len(counts) == steps + 2

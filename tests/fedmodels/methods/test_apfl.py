@@ -80,7 +80,7 @@ def mixture(ctx, mix, v, w):
     """References and batch of a client at given weights."""
     method = make("apfl", mix=mix)
     load_weights(ctx.net, w)
-    twin = begin_twin(ctx, v)
+    twin = begin_twin(ctx, Bundle(under("twin", v)))
     batch = Batch(ctx.stream.x, ctx.stream.y, torch.arange(len(ctx.stream.y)))
     return method, batch, ApflReferences(twin, torch.tensor(0.3))
 

@@ -26,7 +26,7 @@ from fedmodels.techniques.server_memory import KNOWN, OLD, MemoryReferences
 from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.tensors.roles import part_of
 from fedmodels.training.hooks import evaluation
-from fedmodels.training.loop import run_phases
+from fedmodels.training.loop import EpochLoop
 from fedmodels.training.method import Batch, Output
 from fedmodels.training.run import RunFacts
 from tests.conftest import context_of, linear_context, method_of, tiny_experiment
@@ -229,7 +229,7 @@ def test_without_terms_and_images_it_is_fedavg_over_own_classes(digits):
         load_weights(ctx.net, before)
         x, y = ctx.stream.train(1)
         plain = Sliced(mask=mask_of(y, 10))
-        run_phases(plain, ctx, x, y, None)
+        EpochLoop(plain, ctx, x, y, None).run()
         assert same(dict(weights_of(ctx.net)), dict(result.upload.weights))
 
 

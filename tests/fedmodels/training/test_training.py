@@ -16,10 +16,10 @@ from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.training.augmentation import augment
 from fedmodels.training.contexts import ClientContext
 from fedmodels.training.loop import (
+    EpochLoop,
     batches,
     begin_phase,
     embed_once,
-    run_phases,
     score,
     train_locally,
 )
@@ -549,4 +549,4 @@ def test_words_of_a_declaration_that_nothing_knows_are_refused(declared, line, t
 def test_a_loss_that_is_not_finite_says_what_helps(experiment, inputs, line):
     ctx = linear_context(experiment(training={"lr": 1e30, "local_epochs": 3}), inputs, [0, 1], 4)
     with pytest.raises(TrainingFailed, match=rf"^the loss of client 4 in round 1 is nan: {line}"):
-        run_phases(FedAvg(), ctx, *ctx.stream.train(0), None)
+        EpochLoop(FedAvg(), ctx, *ctx.stream.train(0), None).run()
