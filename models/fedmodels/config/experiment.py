@@ -175,7 +175,7 @@ class Schedule(StrictTable):
             for key in ("buffer", "arrivals"):
                 if getattr(self, key) is not None:
                     raise ValueError(f'{key} belongs to order = "asynchronous"')
-            if self.staleness_exponent != type(self).model_fields["staleness_exponent"].default:
+            if self.differs("staleness_exponent"):
                 raise ValueError('staleness_exponent belongs to order = "asynchronous"')
         elif self.buffer is None:
             raise ValueError('order = "asynchronous" needs buffer, the uploads that end a round')
@@ -315,7 +315,7 @@ class Compression(StrictTable):
 
     @model_validator(mode="after")
     def _has_an_effect(self) -> Compression:
-        if self.share != type(self).model_fields["share"].default and self.up != "top-k":
+        if self.differs("share") and self.up != "top-k":
             raise ValueError(f"share does nothing with up = {self.up!r}: leave it out")
         if not self.feedback and self.up not in ("int8", "top-k"):
             raise ValueError(f"feedback does nothing with up = {self.up!r}: leave it out")

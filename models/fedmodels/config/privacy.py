@@ -92,9 +92,8 @@ class Privacy(StrictTable):
     @model_validator(mode="after")
     def _is_whole(self) -> Privacy:
         if self.level is None:
-            known = type(self).model_fields
             for key in sorted(_OF_NOISE):
-                if getattr(self, key) != known[key].default:
+                if self.differs(key):
                     raise ValueError(f'{key} does nothing without level = "client" or "example"')
             return self
         if self.delta is None:

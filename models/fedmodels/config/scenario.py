@@ -274,7 +274,7 @@ class DirichletPooled(ScenarioTable):
         if self.same_props and self.pachinko:
             raise ConfigError("[scenario] same_props and pachinko exclude each other")
         unused = "split" if self.same_props else "min_size" if self.pachinko else ""
-        if unused and getattr(self, unused) != type(self).model_fields[unused].default:
+        if unused and self.differs(unused):
             which = "same_props" if self.same_props else "pachinko"
             raise ConfigError(f"[scenario] {unused} does nothing with {which}: leave it out")
         return self

@@ -18,3 +18,7 @@ class StrictTable(BaseModel):
     """A TOML table that knows all its keys; values are of their type, and never converted."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    def differs(self, key: str) -> bool:
+        """Tell whether a key has another value than its default."""
+        return bool(getattr(self, key) != type(self).model_fields[key].default)

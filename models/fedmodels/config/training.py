@@ -114,10 +114,7 @@ class Training(StrictTable):
 
     @model_validator(mode="after")
     def _loss_fits(self) -> Training:
-        if (
-            self.loss != "focal"
-            and self.focal_gamma != type(self).model_fields["focal_gamma"].default
-        ):
+        if self.loss != "focal" and self.differs("focal_gamma"):
             raise ValueError('focal_gamma belongs to loss = "focal"')
         if self.loss == "focal" and self.label_smoothing:
             raise ValueError('label_smoothing belongs to loss = "cross-entropy"')

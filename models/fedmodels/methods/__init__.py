@@ -16,38 +16,13 @@ from fedmodels.own_code import OWN_MODULE, is_own, load_entry_point, of_a_file, 
 if TYPE_CHECKING:
     from fedmodels.training.method import Method
 
-_MODULES = {
-    "fedavg": "fedavg",
-    "fedprox": "fedprox",
-    "local": "local",
-    "centralized": "centralized",
-    "fedper": "fedper",
-    "fedrep": "fedrep",
-    "apfl": "apfl",
-    "ditto": "ditto",
-    "scaffold": "scaffold",
-    "fedbn": "fedbn",
-    "fedbabu": "fedbabu",
-    "pfedme": "pfedme",
-    "fedproto": "fedproto",
-    "gldp": "gldp",
-    "fedali": "fedali",
-    "moon": "moon",
-    "fedpac": "fedpac",
-    "fedntd": "fedntd",
-    "creff": "creff",
-    "fedic": "fedic",
-    "fedmlp": "fedmlp",
-    "pfedgrp": "pfedgrp",
-    "fedavg-replay": "fedavg_replay",
-    "pfedgraph": "pfedgraph",
-    "pfedgraph-replay": "pfedgraph",
-    "fedem": "fedem",
-    "fedcil": "fedcil",
-    "af-fcl": "af_fcl",
-    "mfcl": "mfcl",
-    "target": "target",
-}
+_NAMES = (
+    "fedavg", "fedprox", "local", "centralized", "fedper", "fedrep", "apfl", "ditto", "scaffold",
+    "fedbn", "fedbabu", "pfedme", "fedproto", "gldp", "fedali", "moon", "fedpac", "fedntd", "creff",
+    "fedic", "fedmlp", "pfedgrp", "fedavg-replay", "pfedgraph", "pfedgraph-replay", "fedem",
+    "fedcil", "af-fcl", "mfcl", "target",
+)  # fmt: skip
+_MODULES = {name: name.replace("-", "_") for name in _NAMES} | {"pfedgraph-replay": "pfedgraph"}
 """Registered name -> module; a name is imported only when it is used."""
 
 _CLASSES: dict[str, type[Method]] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -49,13 +49,13 @@ def split_classifier(
         )
     names = {id(t): key for key, t in made.state_dict(keep_vars=True).items()}
     x = torch.ones(BATCH, *input_shape)
-    before = _logits(made, x, name)
+    before = called(made.eval(), x, name, "forward")
     top = _taken_off(made, path, name)
     if adapters:
         add_adapters(made, adapters, adapter_alpha or None)
     _freeze(made, top, name, frozen)
     net = SplitNet(made, top, top.in_features)
-    after = _logits(net, x, name)
+    after = called(net.eval(), x, name, "forward")
     if before.shape != after.shape or not torch.allclose(before, after, atol=1e-5, equal_nan=True):
         raise ConfigError(
             f"net {name!r} does more after its layer {path} than to return what that gives: name "
@@ -104,16 +104,26 @@ def _freeze(base: nn.Module, top: nn.Module, name: str, frozen: Sequence[str]) -
 
 
 @torch.no_grad()
-def _logits(net: Callable[[Tensor], object], x: Tensor, name: str) -> Tensor:
-    """Return what a classifier gives for a batch in evaluation mode."""
-    assert isinstance(net, nn.Module)
+def called(part: object, x: Tensor, name: str, what: str) -> Tensor:
+    """Call a part of a user's net on a batch."""
+    assert callable(part)
     try:
-        found = net.eval()(x)
-    except Exception as error:  # whatever the net raises
-        raise ConfigError(
-            f"net {name!r} fails on a batch of the shape {list(x.shape)}: {type(error).__name__}: "
-            f"{str(error).partition(chr(10))[0]}"
+        out = part(x)
+    except Exception as error:  # whatever the user's code raises
+        reason = str(error).splitlines()[0] if str(error) else ""
+        raise wrong(
+            name, f"{what} fails on a batch {form_of(x)}: {type(error).__name__}: {reason}"
         ) from error
-    if not isinstance(found, Tensor):
-        raise ConfigError(f"net {name!r} gives {type(found).__name__}, not a tensor of logits")
-    return found
+    if not isinstance(out, Tensor):
+        raise wrong(name, f"{what} gives {type(out).__name__}, not a tensor")
+    return out
+
+
+def form_of(tensor: Tensor) -> str:
+    """Return the shape of a tensor in words."""
+    return " x ".join(str(size) for size in tensor.shape) or "a scalar"
+
+
+def wrong(name: str, what: str) -> ConfigError:
+    """Return the error of a net."""
+    return ConfigError(f"net {name!r} {what}")

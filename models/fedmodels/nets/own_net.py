@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedmodels.errors import ConfigError
-from fedmodels.nets.classifier import last_layer, split_classifier
+from fedmodels.nets.classifier import called, form_of, last_layer, split_classifier, wrong
 from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.randomness import seeded
 from fedmodels.tensors.bundle import DTYPES, tensor_bytes
@@ -53,32 +52,32 @@ def as_split_net(
         ConfigError: it is no such module, or does not fit; says which part and which shape.
     """
     if not isinstance(built, nn.Module):
-        raise _wrong(name, f"is {type(built).__name__}, not a torch.nn.Module")
+        raise wrong(name, f"is {type(built).__name__}, not a torch.nn.Module")
     if _is_plain(built) and last_layer(built, num_classes):
         _check_tensors(built, name)
         return split_classifier(built, name, num_classes, input_shape)
     if not callable(getattr(built, "features", None)):
-        raise _wrong(name, "has no features(x), which gives embeddings of shape (batch, d)")
+        raise wrong(name, "has no features(x), which gives embeddings of shape (batch, d)")
     if not isinstance(getattr(built, "head", None), nn.Module):
-        raise _wrong(name, "has no module head, which gives logits, such as nn.Linear(d, classes)")
+        raise wrong(name, "has no module head, which gives logits, such as nn.Linear(d, classes)")
     _check_tensors(built, name)
     x = torch.ones(BATCH, *input_shape)
     was_training = built.training
     built.eval()
     with torch.no_grad():
-        z = _call(built.features, x, name, "features")
+        z = called(built.features, x, name, "features")
         if z.dim() != 2 or len(z) != BATCH or not z.is_floating_point():
-            raise _wrong(
-                name, f"features gives {_form(z)} for a batch of {BATCH}; flatten to 2 x d"
+            raise wrong(
+                name, f"features gives {form_of(z)} for a batch of {BATCH}; flatten to 2 x d"
             )
         assert isinstance(built.head, nn.Module)
-        logits = _call(built.head, z, name, "head")
+        logits = called(built.head, z, name, "head")
         if logits.shape != (BATCH, num_classes):
-            raise _wrong(name, f"head gives {_form(logits)}; {BATCH} x {num_classes} are needed")
+            raise wrong(name, f"head gives {form_of(logits)}; {BATCH} x {num_classes} are needed")
         if not isinstance(built, SplitNet) and type(built).forward is not nn.Module.forward:
-            whole = _call(built, x, name, "forward")
+            whole = called(built, x, name, "forward")
             if whole.shape != logits.shape or not torch.allclose(whole, logits, equal_nan=True):
-                raise _wrong(name, "forward(x) is not head(features(x)), which is what is trained")
+                raise wrong(name, "forward(x) is not head(features(x)), which is what is trained")
     built.train(was_training)
     return built if isinstance(built, SplitNet) else _split(built, z.shape[1], x, name)
 
@@ -99,7 +98,7 @@ def check_repeats(one: SplitNet, other: SplitNet, name: str) -> None:
     again = other.tensors()
     for key, tensor in one.tensors().items():
         if key not in again or tensor_bytes(tensor) != tensor_bytes(again[key]):
-            raise _wrong(
+            raise wrong(
                 name,
                 f"draws random numbers outside of torch: {key} differs when it is built again "
                 "under one seed, and would in every process; draw by torch, such as torch.randn",
@@ -125,12 +124,12 @@ class Batches:
         x[1] *= 0.5
         trial = copy.deepcopy(net)
         with seeded(0), torch.no_grad():
-            _call(trial.train(), x, name, "training mode")
+            called(trial.train(), x, name, "training mode")
             trains_one = not _needs_two(trial, x)
             z = trial.eval().base(x)
             takes_one = not _needs_two(trial.base, x)
             if _needs_two(trial.head, z):
-                raise _wrong(
+                raise wrong(
                     name,
                     "has a head that normalises over the batch and keeps no statistics: it could "
                     "predict no single example; keep them (track_running_stats=True)",
@@ -164,13 +163,13 @@ def _split(net: nn.Module, width: int, x: Tensor, name: str) -> SplitNet:
     shared = {id(p) for p in head.parameters()}
     del net.head
     if any(id(parameter) in shared for parameter in net.parameters()):
-        raise _wrong(name, "features and head share a parameter: give each its own")
+        raise wrong(name, "features and head share a parameter: give each its own")
     if isinstance(net.features, nn.Module) and not _outside(net, "features"):
         base: nn.Module = net.features
     else:
         base = Features(net)
     with torch.no_grad():
-        _call(base.eval(), x, name, "features without the head")
+        called(base.eval(), x, name, "features without the head")
     split = SplitNet(base.train(), head, width)
     split.own_names = {key: names[id(tensor)] for key, tensor in split.everything().items()}
     return split
@@ -184,42 +183,19 @@ def _outside(net: nn.Module, child: str) -> bool:
 def _check_tensors(net: nn.Module, name: str) -> None:
     """Check that there are parameters, and that every tensor has a shape and a type that travel."""
     if next(net.parameters(), None) is None:
-        raise _wrong(name, "has no parameter: there is nothing to train")
+        raise wrong(name, "has no parameter: there is nothing to train")
     if not any(parameter.requires_grad for parameter in net.parameters()):
-        raise _wrong(name, "is frozen as a whole: there is nothing to train")
+        raise wrong(name, "is frozen as a whole: there is nothing to train")
     for key, tensor in [*net.named_parameters(), *net.named_buffers()]:
         if nn.parameter.is_lazy(tensor):
-            raise _wrong(name, f"{key} has no shape yet: use no lazy layer")
+            raise wrong(name, f"{key} has no shape yet: use no lazy layer")
         if tensor.dtype not in DTYPES.values() or tensor.layout != torch.strided:
-            raise _wrong(
+            raise wrong(
                 name, f"{key} is a tensor {tensor.dtype} {tensor.layout}, and cannot travel"
             )
         if tensor.device.type != "cpu":
-            raise _wrong(name, f"{key} is on {tensor.device}: build nets on the CPU")
+            raise wrong(name, f"{key} is on {tensor.device}: build nets on the CPU")
     try:
         copy.deepcopy(net)
     except Exception as error:
-        raise _wrong(name, f"cannot be copied: {type(error).__name__}: {error}") from error
-
-
-def _call(part: object, x: Tensor, name: str, what: str) -> Tensor:
-    """Call a part of a user's net on a batch."""
-    assert callable(part)
-    try:
-        out = part(x)
-    except Exception as error:  # whatever the user's code raises
-        reason = str(error).splitlines()[0] if str(error) else ""
-        raise _wrong(
-            name, f"{what} fails on a batch {_form(x)}: {type(error).__name__}: {reason}"
-        ) from error
-    if not isinstance(out, Tensor):
-        raise _wrong(name, f"{what} gives {type(out).__name__}, not a tensor")
-    return out
-
-
-def _form(tensor: Tensor) -> str:
-    return " x ".join(str(size) for size in tensor.shape) or "a scalar"
-
-
-def _wrong(name: str, what: str) -> ConfigError:
-    return ConfigError(f"net {name!r} {what}")
+        raise wrong(name, f"cannot be copied: {type(error).__name__}: {error}") from error

@@ -78,7 +78,7 @@ def check_asked(method: Method, ctx: ClientContext) -> None:
     steps = ("lr_schedule", "clip_norm", "optimizer_options")
     given = {
         "criterion": [key for key in ("loss", "label_smoothing", "class_weights")
-                      if getattr(training, key) != type(training).model_fields[key].default],
+                      if training.differs(key)],
         "optimizer": [key for key in steps if getattr(training, key) is not None],
     }  # fmt: skip
     for what, keys in given.items():

@@ -24,9 +24,17 @@ _MODULES = {
     "fedali": "fedali",
     "fedper": "heads",
     "fedrep": "heads",
-    **dict.fromkeys(("fedproto", "moon", "fedcil", "af-fcl", "mfcl", "target"), "gone"),
 }
 """Method -> the module of this package that says in ``OF`` which variants the method has."""
+_GONE: Mapping[str, Mapping[str, object]] = {
+    "fedproto": {"candidates": "local"},
+    "moon": {"prev_init": "initial"},
+    "fedcil": {"consistency_on": "before", "teacher": "own"},
+    "af-fcl": {"last": "global", "density": "arithmetic"},
+    "mfcl": {"current": "client", "renew": "task"},
+    "target": {"sends": "images", "current": "client", "renew": "task"},
+}
+"""Readings of earlier versions of methods without variants, with the value that stayed."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +120,7 @@ class Variants:
 def variants_of(name: str) -> Variants:
     """Return the variants of a registered method."""
     if name not in _MODULES:
-        return Variants()
+        return Variants(gone=_GONE.get(name, {}))
     found: Variants = import_module(f"{__name__}.{_MODULES[name]}").OF[name]
     return found
 
