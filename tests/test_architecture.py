@@ -288,10 +288,12 @@ def registered_in(path: Path) -> list[str]:
     ]
 
 
-def test_a_method_file_registers_one_method() -> None:
+def test_a_method_file_registers_its_method_and_forms_of_it() -> None:
     for path in METHOD_FILES:
         registered = registered_in(path)
-        assert [re.sub(r"\W", "_", name) for name in registered] == [path.stem]
+        first, *forms = (re.sub(r"\W", "_", name) for name in registered)
+        assert first == path.stem
+        assert all(form.startswith(f"{first}_") for form in forms)
         assert registered[0] in names()
 
 
