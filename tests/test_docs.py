@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import fedtide
-from fedmodels.methods import make, names, settings_of
+from fedmodels.methods import file_of, make, names, settings_of
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.methods.variants import variants_of
 from fedsrv.sweep.plan import Sweep
@@ -194,9 +194,7 @@ def test_a_row_names_code_tests_and_presets_of_its_method(name: str) -> None:
     row = listed()[name]
     links = [(ROOT / "docs" / "methods" / link).resolve() for link in LINK.findall(row)]
     assert f"`{name}`" in row
-    assert [link.stem for link in links if link.parent.name == "methods"][:1] == [
-        name.replace("-", "_")
-    ]
+    assert [link for link in links if link.parent.name == "methods"][:1] == [file_of(name)]
     assert any(link.name.startswith("test_") for link in links)
     presets = [link for link in links if link.suffix == ".toml"]
     assert presets
