@@ -357,8 +357,8 @@ class Attacked(Base):
         white = stream.limits()[1]
         return lambda x, y: backdoored(x, y, how, white, seed)
 
-    def uplink(self, ctx: ClientContext, state: Bundle, refs: Any, num_examples: int) -> Bundle:
-        upload, how = super().uplink(ctx, state, refs, num_examples), self.by
+    def uplink(self, ctx: ClientContext, state: Bundle, refs: Any) -> Bundle:
+        upload, how = super().uplink(ctx, state, refs), self.by
         assert isinstance(ctx.stream, Watched)
         received = ctx.stream.received
         if not how.by(ctx.run, ctx.client):

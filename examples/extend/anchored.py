@@ -54,8 +54,8 @@ class Anchored(FedAvg):
         pull = (out.features - refs.vectors[batch.y]).square().sum(1) * refs.known[batch.y]
         return super().loss(ctx, batch, out, refs) + self.lam * pull.mean()
 
-    def uplink(self, ctx: ClientContext, state: Bundle, refs: Any, num_examples: int) -> Bundle:
+    def uplink(self, ctx: ClientContext, state: Bundle, refs: Any) -> Bundle:
         x, y = ctx.stream.train(ctx.task)
         found = class_prototypes(embeddings(ctx.net, x).cpu(), y.cpu(), ctx.run.problem.num_classes)
-        upload = super().uplink(ctx, state, refs, num_examples)
+        upload = super().uplink(ctx, state, refs)
         return replace(upload, prototypes={"class": found})

@@ -54,8 +54,8 @@ class Mine(FedAvg):
     def init_client(self, run, client):
         return Bundle(scalars={"own": float(torch.randn(()))} if self.keeps_state(run) else {})
 
-    def uplink(self, ctx, state, refs, num_examples):
-        sent = super().uplink(ctx, state, refs, num_examples)
+    def uplink(self, ctx, state, refs):
+        sent = super().uplink(ctx, state, refs)
         if "own" in state.scalars:
             shift = torch.tensor(state.scalars["own"])
             moved = {k: v + shift.to(v.dtype) for k, v in sent.weights.items()}

@@ -286,12 +286,10 @@ class AFFCL(FedAvg):
         weights = {**refs.kept, **moments_of(_adams(refs))}
         return Bundle(weights=weights, scalars={"task": float(ctx.task)})
 
-    def uplink(
-        self, ctx: ClientContext, state: Bundle, refs: AfFclReferences, num_examples: int
-    ) -> Bundle:
+    def uplink(self, ctx: ClientContext, state: Bundle, refs: AfFclReferences) -> Bundle:
         flow = _learned(under("flow", tensors_of(refs.flow)))  # orders are the server's alone
         weights = {**weights_of(ctx.net), **flow}
-        return Bundle(weights=weights, scalars={"num_examples": float(num_examples)})
+        return Bundle(weights=weights, scalars={"num_examples": float(ctx.num_examples)})
 
 
 def _learned(weights: Weights) -> Weights:

@@ -131,10 +131,8 @@ class Apfl(FedAvg):
         self.load(ctx, Bundle(weights=refs.trained), new)  # what the client is scored with
         return new
 
-    def uplink(
-        self, ctx: ClientContext, state: Bundle, refs: ApflReferences, num_examples: int
-    ) -> Bundle:
-        return Bundle(weights=refs.trained, scalars={"num_examples": float(num_examples)})
+    def uplink(self, ctx: ClientContext, state: Bundle, refs: ApflReferences) -> Bundle:
+        return Bundle(weights=refs.trained, scalars={"num_examples": float(ctx.num_examples)})
 
     def predict(self, ctx: ClientContext, payload: Bundle, state: Bundle, x: Tensor) -> Scores:
         own = part_of(state.weights, TWIN)

@@ -55,6 +55,6 @@ class Centralized(FedAvg):
         pooled = self.data == "pooled"
         return ctx.stream.train(ctx.task) if pooled else ctx.stream.train_up_to(ctx.task)
 
-    def uplink(self, ctx: ClientContext, state: Bundle, refs: Any, num_examples: int) -> Bundle:
+    def uplink(self, ctx: ClientContext, state: Bundle, refs: Any) -> Bundle:
         pooled = self.data == "pooled"
-        return super().uplink(ctx, state, refs, num_examples) if pooled else Bundle()
+        return super().uplink(ctx, state, refs) if pooled else Bundle()

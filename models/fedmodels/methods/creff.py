@@ -209,10 +209,8 @@ class CReFF(FedAvg):
                 rows[k] = mean.flatten(), count
         return Prototypes.of(rows, weight.numel() + bias.numel())
 
-    def uplink(
-        self, ctx: ClientContext, state: Bundle, refs: Prototypes, num_examples: int
-    ) -> Bundle:
-        upload = super().uplink(ctx, state, refs, num_examples)
+    def uplink(self, ctx: ClientContext, state: Bundle, refs: Prototypes) -> Bundle:
+        upload = super().uplink(ctx, state, refs)
         return replace(upload, prototypes={"gradient": refs})
 
 

@@ -78,7 +78,5 @@ class Ditto(FedAvg):
         load_weights(ctx.net, personal)  # what the client is scored with
         return Bundle(weights=under(TWIN, personal))
 
-    def uplink(
-        self, ctx: ClientContext, state: Bundle, refs: DittoReferences, num_examples: int
-    ) -> Bundle:
-        return Bundle(weights=refs.trained, scalars={"num_examples": float(num_examples)})
+    def uplink(self, ctx: ClientContext, state: Bundle, refs: DittoReferences) -> Bundle:
+        return Bundle(weights=refs.trained, scalars={"num_examples": float(ctx.num_examples)})

@@ -121,10 +121,10 @@ class FedAli(FedAvg):
         blocks = range(len(sets_of(run.forms))) if run.experiment.evaluate.influence else ()
         return frozenset(f"{name}_{block}" for name in INFLUENCE for block in blocks)
 
-    def uplink(self, ctx: ClientContext, state: Bundle, refs: Any, num_examples: int) -> Bundle:
+    def uplink(self, ctx: ClientContext, state: Bundle, refs: Any) -> Bundle:
         evaluate = ctx.run.experiment.evaluate
         if evaluate.influence:
             x, _ = ctx.stream.train(ctx.task)
             ctx.metrics.update(influence_of(ctx.net, x[: evaluate.batch_size]))
-        upload = super().uplink(ctx, state, refs, num_examples)
+        upload = super().uplink(ctx, state, refs)
         return replace(upload, prototypes=sets_of(weights_of(ctx.net)))

@@ -107,6 +107,6 @@ class FedAvg(Method):
     def after_local(self, ctx: ClientContext, state: Bundle, refs: Any) -> Bundle:
         return Bundle(weights=weights_of(ctx.net, lambda key: not self.shares(ctx.run, key)))
 
-    def uplink(self, ctx: ClientContext, state: Bundle, refs: Any, num_examples: int) -> Bundle:
-        scalars = {"num_examples": float(num_examples)}
+    def uplink(self, ctx: ClientContext, state: Bundle, refs: Any) -> Bundle:
+        scalars = {"num_examples": float(ctx.num_examples)}
         return Bundle(weights=self.shared(ctx.run, weights_of(ctx.net)), scalars=scalars)

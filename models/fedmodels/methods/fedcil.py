@@ -366,11 +366,9 @@ class FedCIL(FedAvg):
         weights = {**trained, **refs.kept, **moments_of(refs.model.adams)}
         return Bundle(weights, histogram=refs.classes, scalars={"task": float(ctx.task)})
 
-    def uplink(
-        self, ctx: ClientContext, state: Bundle, refs: FedCilReferences, num_examples: int
-    ) -> Bundle:
+    def uplink(self, ctx: ClientContext, state: Bundle, refs: FedCilReferences) -> Bundle:
         weights = {**weights_of(ctx.net), **_extra(refs.model.source, refs.model.maker.net)}
-        scalars = {"num_examples": float(num_examples)}
+        scalars = {"num_examples": float(ctx.num_examples)}
         return Bundle(weights, histogram=refs.classes, scalars=scalars)
 
 

@@ -127,10 +127,8 @@ class FedEM(FedAvg):
     def after_local(self, ctx: ClientContext, state: Bundle, refs: FedEmReferences) -> Bundle:
         return Bundle(weights={"pi": refs.pi.clone()})
 
-    def uplink(
-        self, ctx: ClientContext, state: Bundle, refs: FedEmReferences, num_examples: int
-    ) -> Bundle:
-        scalars = {"num_examples": float(num_examples)}
+    def uplink(self, ctx: ClientContext, state: Bundle, refs: FedEmReferences) -> Bundle:
+        scalars = {"num_examples": float(ctx.num_examples)}
         return Bundle(_side_by_side(refs.learners), scalars=scalars)
 
     def predict(self, ctx: ClientContext, payload: Bundle, state: Bundle, x: Tensor) -> Scores:

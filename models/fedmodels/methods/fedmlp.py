@@ -187,8 +187,8 @@ class FedMLP(FedAvg):
         latest = moved(state.prototypes["class"], found, 0.0)
         return replace(super().after_local(ctx, state, refs), prototypes={"class": latest})
 
-    def uplink(self, ctx: ClientContext, state: Bundle, refs: Levels, num_examples: int) -> Bundle:
-        upload = super().uplink(ctx, state, refs, num_examples)
+    def uplink(self, ctx: ClientContext, state: Bundle, refs: Levels) -> Bundle:
+        upload = super().uplink(ctx, state, refs)
         now = set(ctx.stream.train(ctx.task)[1].tolist())
         rows = {k: row for k, row in state.prototypes["class"].rows().items() if k in now}
         found = self.limits.released(ctx, Prototypes.of(rows, ctx.net.width))

@@ -205,12 +205,10 @@ class FedPAC(FedAvg):
             return supervised
         return supervised + self.lam * mse_loss(out.features, refs.targets[batch.y])  # eq. 6
 
-    def uplink(
-        self, ctx: ClientContext, state: Bundle, refs: References, num_examples: int
-    ) -> Bundle:
+    def uplink(self, ctx: ClientContext, state: Bundle, refs: References) -> Bundle:
         trained = statistics_of(ctx)
         told = trained if self.statistics == "after" else refs.received
-        upload = super().uplink(ctx, state, refs, num_examples)
+        upload = super().uplink(ctx, state, refs)
         means = Prototypes.of(trained.means, ctx.run.width)
         scalars = {**upload.scalars, "variance": told.variance}
         return Bundle(upload.weights, {"class": means, "statistics": told.h}, scalars=scalars)

@@ -109,9 +109,7 @@ class FedProto(FedAvg):
         own = moved(state.prototypes.get("class"), refs.fresh, beta=0.0)
         return Bundle(weights=weights_of(ctx.net), prototypes={"class": own})
 
-    def uplink(
-        self, ctx: ClientContext, state: Bundle, refs: FedProtoReferences, num_examples: int
-    ) -> Bundle:
+    def uplink(self, ctx: ClientContext, state: Bundle, refs: FedProtoReferences) -> Bundle:
         return Bundle(prototypes=self.limits.released(ctx, refs.fresh))
 
     def predict(self, ctx: ClientContext, payload: Bundle, state: Bundle, x: Tensor) -> Scores:

@@ -166,7 +166,7 @@ class Gldp(FedAvg):
         """Return eq. 6: the class means of the task's training set."""
         return class_means(ctx, *self.training_data(ctx, refs))
 
-    def uplink(self, ctx: ClientContext, state: Bundle, refs: Tables, num_examples: int) -> Bundle:
+    def uplink(self, ctx: ClientContext, state: Bundle, refs: Tables) -> Bundle:
         return Bundle(
             self.shared(ctx.run, weights_of(ctx.net)), self.limits.released(ctx, refs.fresh)
         )

@@ -118,10 +118,8 @@ class PFedGRP(FedAvg):
     def after_local(self, ctx: ClientContext, state: Bundle, refs: Rehearsal) -> Bundle:
         return self.replay.of(ctx.run).kept(ctx, state, refs)  # eq. 7, where TH_G says so
 
-    def uplink(
-        self, ctx: ClientContext, state: Bundle, refs: Rehearsal, num_examples: int
-    ) -> Bundle:
-        upload = super().uplink(ctx, state, refs, num_examples)  # C_i^{t,*}
+    def uplink(self, ctx: ClientContext, state: Bundle, refs: Rehearsal) -> Bundle:
+        upload = super().uplink(ctx, state, refs)  # C_i^{t,*}
         told = server_replay.select_sent(state, refs.trained)  # A_{i,c}^{t,*} and S_i
         return replace(upload, generators=told.generators, histogram=told.histogram)
 

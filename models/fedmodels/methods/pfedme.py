@@ -94,9 +94,7 @@ class PFedMe(FedAvg):
     def after_local(self, ctx: ClientContext, state: Bundle, refs: Envelope) -> Bundle:
         return Bundle(under(TWIN, weights_of(ctx.net)))
 
-    def uplink(
-        self, ctx: ClientContext, state: Bundle, refs: Envelope, num_examples: int
-    ) -> Bundle:
-        sent = super().uplink(ctx, state, refs, num_examples)
+    def uplink(self, ctx: ClientContext, state: Bundle, refs: Envelope) -> Bundle:
+        sent = super().uplink(ctx, state, refs)
         local = {key: w.cpu() for key, w in refs.local.items()}
         return replace(sent, weights={**sent.weights, **local})

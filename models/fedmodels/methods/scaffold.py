@@ -104,11 +104,9 @@ class Scaffold(FedAvg):
         mean = {key: (t / refs.steps - refs.correction[key]).cpu() for key, t in refs.total.items()}
         return Bundle({**state.weights, **under(CONTROL, mean)})  # c_i+
 
-    def uplink(
-        self, ctx: ClientContext, state: Bundle, refs: Controls, num_examples: int
-    ) -> Bundle:
+    def uplink(self, ctx: ClientContext, state: Bundle, refs: Controls) -> Bundle:
         moved = {k: c.cpu() + state.weights[f"{CONTROL}/{k}"] for k, c in refs.correction.items()}
-        sent = super().uplink(ctx, state, refs, num_examples)
+        sent = super().uplink(ctx, state, refs)
         controls = {**_zeros(ctx.run, sent.weights), **under(CONTROL, moved)}  # c + Delta c_i
         return replace(sent, weights={**sent.weights, **controls})
 

@@ -155,6 +155,8 @@ class ClientContext(Context):
     """Called after every step with epoch, batch and loss of the batch."""
     metrics: Metrics = field(default_factory=dict)
     """The method's own numbers for the run's records; any function may add some."""
+    num_examples: int = 0
+    """Examples that the client trains on in this interaction."""
     skipped: int = 0
     """Training examples that the last epoch left out, as a batch of one cannot be normalised."""
     view: str = ""

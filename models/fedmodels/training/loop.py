@@ -73,6 +73,7 @@ class ClientHalf:
         self.method.load(self.ctx, self.payload, self.state)
         self.refs = self.method.prepare(self.ctx, self.payload, self.state)
         self.x, self.y = self.method.training_data(self.ctx, self.refs)
+        self.ctx.num_examples = len(self.y)
         self.ctx.hidden = HiddenExamples.of(self.method, self.ctx, len(self.y))
         if (training := self.ctx.run.experiment.training).own_loss:
             loss = criterion_of(training, self.y, self.ctx.run.problem.num_classes)
@@ -90,7 +91,7 @@ class ClientHalf:
         state = self.method.after_local(self.ctx, self.state, self.refs)
         if self.ctx.hidden is not None:
             check_hidden(self.method, self.ctx, state)
-        upload = self.method.uplink(self.ctx, state, self.refs, len(self.y))
+        upload = self.method.uplink(self.ctx, state, self.refs)
         check_trained(self.method, self.ctx, state, upload)
         return LocalResult(upload, state, loss, len(self.y))
 

@@ -265,7 +265,7 @@ class Method(ABC):
         return Bundle()
 
     @abstractmethod
-    def uplink(self, ctx: ClientContext, state: Bundle, refs: Any, num_examples: int) -> Bundle:
+    def uplink(self, ctx: ClientContext, state: Bundle, refs: Any) -> Bundle:
         """Return the upload. Beside it only loss, scores and ``ctx.metrics`` leave the client."""
 
     def predict(self, ctx: ClientContext, payload: Bundle, state: Bundle, x: Tensor) -> Scores:

@@ -133,5 +133,5 @@ def test_what_leaves_can_be_held_back():
     ctx = linear_context(fedproto(), [[3.0]], [0])
     refs = FedProtoReferences(ByClass(torch.zeros(2, 1), torch.zeros(2, dtype=torch.bool)))
     refs.fresh = prototypes({0: ((3.0,), 5), 1: ((4.0,), 1)})
-    sent = make("fedproto", clip_norm=2.0, min_count=2).uplink(ctx, Bundle(), refs, 6)
+    sent = make("fedproto", clip_norm=2.0, min_count=2).uplink(ctx, Bundle(), refs)
     assert sent.prototypes["class"].rows() == {0: (torch.tensor([2.0]), 5)}

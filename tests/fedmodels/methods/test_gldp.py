@@ -192,7 +192,7 @@ def kept_after(method, ctx, held):
     state = Bundle(weights_of(ctx.net), {"class": prototypes(held)})
     refs = method.prepare(ctx, payload, state)
     new = method.after_local(ctx, state, refs)
-    upload = method.uplink(ctx, new, refs, len(ctx.stream.y))
+    upload = method.uplink(ctx, new, refs)
     rows = [b.prototypes["class"].rows() for b in (new, upload)]
     return [{k: v.tolist() for k, (v, _) in found.items()} for found in rows]
 
@@ -560,11 +560,11 @@ def test_bytes_of_resnet18():
     client = ClientContext(run, 0, START, net, OneTask([[0.0]], [0]), torch.device("cpu"))
     refs = Tables(nowhere(512), nowhere(512))
     refs.fresh = Prototypes.of({k: rows[k] for k in range(4)}, 512)
-    upload = method.uplink(client, Bundle(), refs, 20)
+    upload = method.uplink(client, Bundle(), refs)
     assert upload.num_bytes() == 44_713_888 + 4 * 2_056
     assert upload.num_evaluation_bytes() == 0
     method = make("gldp", eval_upload_head=True)
-    upload = method.uplink(client, Bundle(), refs, 20)
+    upload = method.uplink(client, Bundle(), refs)
     assert upload.num_bytes() == 44_713_888 + 4 * 2_056
     assert upload.num_evaluation_bytes() == 4 * (512 * 10 + 10)
 

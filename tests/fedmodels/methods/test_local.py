@@ -58,7 +58,7 @@ def test_nothing_travels(digits, tmp_path):
     ctx = context_of(experiment, digits)
     method = method_of(experiment)
     assert not any(spec.required or spec.optional for spec in method.payload_spec(ctx.run))
-    assert method.uplink(ctx, Bundle(weights=ctx.run.initial_weights), None, 5) == Bundle()
+    assert method.uplink(ctx, Bundle(weights=ctx.run.initial_weights), None) == Bundle()
     server = ServerContext(ctx.run, START, (0,))
     assert method.broadcast(server, method.init_server(ctx.run)) == (Bundle(), {})
 

@@ -31,8 +31,8 @@ class BothSets(FedAli):
     def upload_spec(self, run: RunFacts) -> BundleSpec:
         return super().upload_spec(run) | _twin_spec(run)
 
-    def uplink(self, ctx: ClientContext, state: Bundle, refs: Any, num_examples: int) -> Bundle:
-        upload = super().uplink(ctx, state, refs, num_examples)
+    def uplink(self, ctx: ClientContext, state: Bundle, refs: Any) -> Bundle:
+        upload = super().uplink(ctx, state, refs)
         return _with_twins(upload, sets_of(weights_of(ctx.net), GLOBAL))
 
 

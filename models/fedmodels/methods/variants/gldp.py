@@ -64,9 +64,9 @@ class EveryExample(Gldp):
 class AveragesUp(Gldp):
     """The client's moving averages go up in place of this task's class means."""
 
-    def uplink(self, ctx: ClientContext, state: Bundle, refs: Tables, num_examples: int) -> Bundle:
+    def uplink(self, ctx: ClientContext, state: Bundle, refs: Tables) -> Bundle:
         averages = only(state.prototypes["class"], like=refs.fresh)
-        return super().uplink(ctx, state, replace(refs, fresh=averages), num_examples)
+        return super().uplink(ctx, state, replace(refs, fresh=averages))
 
 
 # --- embeddings as they were while they trained ---------------------------------------------------
@@ -179,9 +179,9 @@ class WeighedByExamples(Gldp):
     def count(self, upload: Bundle) -> float:
         return FedAvg.count(self, upload)
 
-    def uplink(self, ctx: ClientContext, state: Bundle, refs: Tables, num_examples: int) -> Bundle:
-        upload = super().uplink(ctx, state, refs, num_examples)
-        return replace(upload, scalars={"num_examples": float(num_examples)})
+    def uplink(self, ctx: ClientContext, state: Bundle, refs: Tables) -> Bundle:
+        upload = super().uplink(ctx, state, refs)
+        return replace(upload, scalars={"num_examples": float(ctx.num_examples)})
 
 
 class ScoredMeanOfARound(Gldp):
