@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedmodels.errors import PayloadError
-from fedmodels.methods import make
+from fedmodels.methods import fedpac, make
 from fedmodels.methods.fedpac import FedPAC, statistics_of
-from fedmodels.techniques import head_mixtures
 from fedmodels.tensors.bundle import Bundle, Problem, Prototypes
 from fedmodels.training.contexts import ServerContext
 from fedmodels.training.hooks import as_uploads
@@ -48,7 +47,7 @@ def upload_of(h, variance, n=10, head=0.0, base=0.0, means=None):
 
 def mixtures(*uploads, min_weight=1e-3):
     run = RunFacts(LINEAR, PROBLEM)
-    return head_mixtures.mixtures(dict(enumerate(uploads)), run, min_weight=min_weight)
+    return fedpac.mixtures(dict(enumerate(uploads)), run, min_weight=min_weight)
 
 
 def served(*uploads, state=None, cohort=None, method=None):
