@@ -37,6 +37,7 @@ from fedtide.testing.trial import (
     tiny_experiment,
     write_server_data,
 )
+from tests.runs import WholeRuns
 
 __all__ = [
     "TABLES",
@@ -77,6 +78,15 @@ for variable in (*PROXIES, *EXCEPTIONS):  # the tests' own channels talk to loop
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The root of a small partition of the digits, made once; it fits ``experiment()``."""
     return digits_in(tmp_path_factory.mktemp("digits") / "data")
+
+
+@pytest.fixture(scope="session")
+def whole_run(tmp_path_factory: pytest.TempPathFactory) -> WholeRuns:
+    """Undisturbed runs in this process: ``whole_run(experiment, digits).summary``."""
+    root = tmp_path_factory.getbasetemp()
+    shared = root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
+    (shared / "whole-runs").mkdir(exist_ok=True)
+    return WholeRuns(shared / "whole-runs")
 
 
 @pytest.fixture

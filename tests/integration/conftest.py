@@ -19,6 +19,7 @@ from tests.integration.harness import (
     summary_of,
     write_config,
 )
+from tests.runs import WholeRuns, assert_same
 
 Sites = Callable[..., "Loopback"]
 
@@ -81,10 +82,10 @@ class Loopback:
         root: Path,
         partition: Path,
         fork_server: ForkServer,
-        steer: Path,
+        whole_run: WholeRuns,
     ) -> None:
         self.experiment, self.root, self.partition = experiment, root, partition
-        self.fork_server, self.steer = fork_server, steer
+        self.fork_server, self._whole_run = fork_server, whole_run
         self.out = root / "run"
         self.config = write_config(root / "config.toml", experiment)
         self.coordinator: Coordinator | None = None
@@ -139,6 +140,17 @@ class Loopback:
         assert coordinator.wait() == 0, coordinator.log.read_text()
         return summary_of(self.out)
 
+    @property
+    def alone(self) -> dict[str, Any]:
+        """The summary of the same run in one process, which nothing disturbs."""
+        return self._whole_run(self.experiment, self.partition).summary
+
+    def finish_as_alone(self, coordinator: Coordinator, *clients: Any) -> dict[str, Any]:
+        """Wait for everybody; return the summary, which is that of the run in one process."""
+        found = self.finish(coordinator, *clients)
+        assert_same(found, self.alone)
+        return found
+
     def close(self) -> None:
         for relay in self.relays:
             relay.process.close()
@@ -148,7 +160,7 @@ class Loopback:
 
 @pytest.fixture
 def loopback(
-    tmp_path: Path, partition: Path, fork_server: ForkServer, steer: Path
+    tmp_path: Path, partition: Path, fork_server: ForkServer, steer: Path, whole_run: WholeRuns
 ) -> Iterator[Sites]:
     """Return a maker of runs over loopback."""
     made: list[Loopback] = []
@@ -159,7 +171,7 @@ def loopback(
         resolved = experiment if isinstance(experiment, Experiment) else experiment_of(experiment)
         root = tmp_path / name
         root.mkdir()
-        made.append(Loopback(resolved, root, partition, fork_server, steer))
+        made.append(Loopback(resolved, root, partition, fork_server, whole_run))
         return made[-1]
 
     for leftover in steer.iterdir():

@@ -12,6 +12,7 @@ from fedtide.inprocess import run_in_process
 from tests.conftest import arrivals_of, records_of
 from tests.integration.conftest import Sites, tables
 from tests.integration.harness import reached
+from tests.runs import assert_same
 
 pytestmark = pytest.mark.loopback
 
@@ -20,11 +21,6 @@ def experiment(method: str = "held-whole", **schedule: Any) -> dict[str, Any]:
     """Return eight interactions of three clients; a round ends with the first upload."""
     at_once = {"order": "asynchronous", "rounds": 4, "clients": 3, "buffer": 1, **schedule}
     return tables(method, schedule=at_once)
-
-
-def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
-    assert found["state_sha256"] == expected["state_sha256"]
-    assert found["metrics"] == expected["metrics"]
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from fedtide.inprocess import run_in_process
+from fedmodels.resolution import experiment_of
+from fedsrv.engine.schedule import steps
 from tests.integration.conftest import Sites, tables
 from tests.integration.harness import reached
 
@@ -19,29 +19,13 @@ EXPERIMENT = tables("held", schedule={"rounds": 3, "clients": 3, "per_round": 2}
 
 
 @pytest.fixture(scope="module")
-def undisturbed(partition: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Return the summary of the run that nothing happened to."""
-    return run_in_process(EXPERIMENT, partition, tmp_path_factory.mktemp("alone") / "run")
-
-
-@pytest.fixture(scope="module")
-def trained(undisturbed: dict[str, Any], partition: Path) -> int:
+def trained() -> int:
     """Return a client that trains in interaction 2: the cohorts are the seed's."""
-    from fedmodels.resolution import experiment_of
-    from fedsrv.engine.schedule import steps
-
     step = steps(experiment_of(EXPERIMENT), range(3), dict.fromkeys(range(3), 2))[2]
     return step.cohort[0]
 
 
-def assert_same(found: dict[str, Any], undisturbed: dict[str, Any]) -> None:
-    assert found["state_sha256"] == undisturbed["state_sha256"]
-    assert found["metrics"] == undisturbed["metrics"]
-
-
-def test_a_client_is_killed_during_training(
-    loopback: Sites, undisturbed: dict[str, Any], trained: int, steer: Path
-) -> None:
+def test_a_client_is_killed_during_training(loopback: Sites, trained: int, steer: Path) -> None:
     (steer / f"train-{trained}-2").touch()
     run = loopback(EXPERIMENT)
     server = run.serve()
@@ -49,11 +33,11 @@ def test_a_client_is_killed_during_training(
     reached(steer / f"train-{trained}-2.reached")
     clients[trained].kill()
     clients[trained] = run.join(str(trained))
-    assert_same(run.finish(server, *clients.values()), undisturbed)
+    run.finish_as_alone(server, *clients.values())
 
 
 def test_a_client_is_killed_between_saving_and_pushing(
-    loopback: Sites, undisturbed: dict[str, Any], trained: int, steer: Path
+    loopback: Sites, trained: int, steer: Path
 ) -> None:
     (steer / f"saved-{trained}-2").touch()
     run = loopback(EXPERIMENT)
@@ -63,16 +47,15 @@ def test_a_client_is_killed_between_saving_and_pushing(
     assert (run.out / "clients" / str(trained) / "state-00000002.safetensors").exists()
     clients[trained].kill()
     clients[trained] = run.join(str(trained))
-    assert_same(run.finish(server, *clients.values()), undisturbed)
+    run.finish_as_alone(server, *clients.values())
 
 
 @pytest.mark.parametrize("victim", ["clients", "coordinator"])
 def test_a_kill_while_clients_train_together(
-    victim: str, loopback: Sites, partition: Path, tmp_path: Path, trained: int, steer: Path
+    victim: str, loopback: Sites, trained: int, steer: Path
 ) -> None:
     """The run ends; who is beside whom after the kill, and so rounding, may be different."""
     experiment = {**EXPERIMENT, "training": {**EXPERIMENT["training"], "together": 2}}
-    undisturbed = run_in_process(experiment, partition, tmp_path / "alone")
     (steer / f"train-{trained}-2").touch()
     run = loopback(experiment)
     server, clients = run.serve(), run.join("0-2")
@@ -84,17 +67,16 @@ def test_a_kill_while_clients_train_together(
     if victim == "coordinator":
         server = run.serve()
     found = run.finish(server, clients)
-    assert found["metrics"] == pytest.approx(undisturbed["metrics"], abs=0.05)
+    assert found["metrics"] == pytest.approx(run.alone["metrics"], abs=0.05)
 
 
 def test_a_kill_loses_nothing_that_a_client_owes(
-    loopback: Sites, partition: Path, tmp_path: Path, trained: int, steer: Path
+    loopback: Sites, trained: int, steer: Path
 ) -> None:
     """Everybody dies when a client has saved what it did not send, before it sends the rest."""
     has_zstd = find_spec("zstandard") is not None
     table = {"up": "top-k", "share": 0.1, "down": "bfloat16", "zstd": has_zstd}
     experiment = {**EXPERIMENT, "compression": table}
-    undisturbed = run_in_process(experiment, partition, tmp_path / "alone")
     (steer / f"saved-{trained}-2").touch()
     run = loopback(experiment)
     server = run.serve()
@@ -103,15 +85,12 @@ def test_a_kill_loses_nothing_that_a_client_owes(
     clients.kill()
     server.kill()
     server, clients = run.serve(), run.join("0-2")
-    found = run.finish(server, clients)
-    assert_same(found, undisturbed)
-    assert found["bytes"]["up"] == undisturbed["bytes"]["up"]
+    found = run.finish_as_alone(server, clients)
+    assert found["bytes"]["up"] == run.alone["bytes"]["up"]
 
 
 @pytest.mark.parametrize("point", ["train", "aggregate"])
-def test_the_coordinator_is_killed(
-    point: str, loopback: Sites, undisturbed: dict[str, Any], trained: int, steer: Path
-) -> None:
+def test_the_coordinator_is_killed(point: str, loopback: Sites, trained: int, steer: Path) -> None:
     place = f"train-{trained}-2" if point == "train" else "aggregate-2"
     (steer / place).touch()
     run = loopback(EXPERIMENT)
@@ -123,13 +102,11 @@ def test_the_coordinator_is_killed(
         clients[trained].kill()
         clients[trained] = run.join(str(trained))
     server = run.serve()
-    assert_same(run.finish(server, *clients.values()), undisturbed)
+    run.finish_as_alone(server, *clients.values())
     assert "lost the server" in clients[(trained + 1) % 3].output()
 
 
-def test_everything_is_killed_at_once(
-    loopback: Sites, undisturbed: dict[str, Any], steer: Path
-) -> None:
+def test_everything_is_killed_at_once(loopback: Sites, steer: Path) -> None:
     (steer / "aggregate-3").touch()
     run = loopback(EXPERIMENT)
     server = run.serve()
@@ -140,12 +117,10 @@ def test_everything_is_killed_at_once(
         client.kill()
     server = run.serve()
     clients = [run.join("0-1"), run.join("2")]  # another layout does not matter either
-    assert_same(run.finish(server, *clients), undisturbed)
+    run.finish_as_alone(server, *clients)
 
 
-def test_a_kill_between_commit_and_scores_loses_no_score(
-    loopback: Sites, undisturbed: dict[str, Any], steer: Path
-) -> None:
+def test_a_kill_between_commit_and_scores_loses_no_score(loopback: Sites, steer: Path) -> None:
     for client in range(3):  # whoever is in the last cohort waits there for the kill
         (steer / f"train-{client}-5").touch()
     run = loopback(EXPERIMENT)
@@ -156,15 +131,13 @@ def test_a_kill_between_commit_and_scores_loses_no_score(
     for client in range(3):
         (steer / f"train-{client}-5").unlink()
     server = run.serve()
-    assert_same(run.finish(server, *clients), undisturbed)
+    run.finish_as_alone(server, *clients)
     rounds = (run.out / "rounds.jsonl").read_text().splitlines()
     assert len(rounds) == 6
 
 
 @pytest.mark.parametrize("lost", ["client", "everybody"])
-def test_power_loss_rolls_back_to_the_watermark(
-    lost: str, loopback: Sites, undisturbed: dict[str, Any], steer: Path
-) -> None:
+def test_power_loss_rolls_back_to_the_watermark(lost: str, loopback: Sites, steer: Path) -> None:
     (steer / "sync-limit").write_text("1")  # the disk has kept up to interaction 1 only
     (steer / "aggregate-4").touch()
     run = loopback(EXPERIMENT)
@@ -185,11 +158,11 @@ def test_power_loss_rolls_back_to_the_watermark(
     server = run.serve()
     clients = [run.join(str(c)) for c in range(3)]
     server.wait_kind("commit", interaction=2)
-    assert_same(run.finish(server, *clients), undisturbed)
+    run.finish_as_alone(server, *clients)
 
 
 def test_a_client_that_lost_its_state_rolls_the_living_run_back(
-    loopback: Sites, undisturbed: dict[str, Any], trained: int, steer: Path
+    loopback: Sites, trained: int, steer: Path
 ) -> None:
     (steer / "sync-limit").write_text("1")
     (steer / f"train-{trained}-4").touch()
@@ -207,4 +180,4 @@ def test_a_client_that_lost_its_state_rolls_the_living_run_back(
     clients[trained] = run.join(str(trained))
     server.wait_kind("rollback")
     assert server.wait_kind("commit")["interaction"] == 2  # no further back than needed
-    assert_same(run.finish(server, *clients.values()), undisturbed)
+    run.finish_as_alone(server, *clients.values())

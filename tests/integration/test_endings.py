@@ -17,7 +17,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from fedpb import SERVICE
 from fedsrv.events import Event
 from fedsrv.watching import watched
-from fedtide.inprocess import run_in_process
 from tests.integration.conftest import Loopback, Sites, tables
 from tests.integration.harness import reached, until
 
@@ -76,10 +75,7 @@ def test_sigterm_lets_the_interaction_end_and_resume_comes_to_the_same(
     assert server.wait() == STOPPED
     assert "stopped as asked: the same command with --resume" in server.error()
     assert committed(run) == 3
-    summary = run.finish(run.serve(), *clients)
-    alone = run_in_process(EXPERIMENT, partition, tmp_path / "alone")
-    assert summary["state_sha256"] == alone["state_sha256"]
-    assert summary["metrics"] == alone["metrics"]
+    run.finish_as_alone(run.serve(), *clients)
     said = [json.loads(line) for line in clients[0].output().splitlines()]
     assert {"joined", "trained", "scored", "finished", "log"} <= {each["kind"] for each in said}
 

@@ -7,26 +7,19 @@ from typing import Any
 
 import pytest
 
-from fedtide.inprocess import run_in_process
 from tests.integration.conftest import Loopback, Sites, tables
 from tests.integration.harness import Coordinator, reached, summary_of
 from tests.integration.test_launch import Launched
+from tests.runs import WholeRuns, assert_same
 
 pytestmark = pytest.mark.loopback
 
 EXPERIMENT = tables("held", schedule={"rounds": 1, "clients": 3})
 
 
-@pytest.fixture(scope="module")
-def undisturbed(partition: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Return the summary of the run that nothing happened to."""
-    return run_in_process(EXPERIMENT, partition, tmp_path_factory.mktemp("alone") / "run")
-
-
-def assert_same(found: dict[str, Any], undisturbed: dict[str, Any]) -> None:
-    assert found["state_sha256"] == undisturbed["state_sha256"]
-    assert found["metrics"] == undisturbed["metrics"]
-    assert "clients_missing" not in found
+def finish(run: Loopback, server: Coordinator, *clients: Any) -> None:
+    """Wait for everybody; nobody is missing, and the bits are those of the run in one process."""
+    assert "clients_missing" not in run.finish_as_alone(server, *clients)
 
 
 def finished(server: Coordinator, *clients: int) -> None:
@@ -49,9 +42,7 @@ def begin(run: Loopback) -> tuple[Coordinator, dict[int, Any]]:
     return server, {c: run.join(str(c)) for c in range(3)}
 
 
-def test_the_coordinator_is_killed_while_clients_finish(
-    loopback: Sites, undisturbed: dict[str, Any], steer: Path
-) -> None:
+def test_the_coordinator_is_killed_while_clients_finish(loopback: Sites, steer: Path) -> None:
     """Two clients had brought their last result: it died with the coordinator."""
     (steer / "finish-1").touch()
     run = loopback(EXPERIMENT)
@@ -63,13 +54,11 @@ def test_the_coordinator_is_killed_while_clients_finish(
     clients[1].kill()
     server = run.serve()
     clients[1] = run.join("1")
-    assert_same(run.finish(server, *clients.values()), undisturbed)
+    finish(run, server, *clients.values())
 
 
 @pytest.mark.parametrize("point", ["before-end", "after-end", "leave-1"])
-def test_the_coordinator_is_killed_at_the_end(
-    point: str, loopback: Sites, undisturbed: dict[str, Any], steer: Path
-) -> None:
+def test_the_coordinator_is_killed_at_the_end(point: str, loopback: Sites, steer: Path) -> None:
     """Before the end is committed, before anybody is told of it, and when some know it already."""
     (steer / point).touch()
     run = loopback(EXPERIMENT)
@@ -78,12 +67,10 @@ def test_the_coordinator_is_killed_at_the_end(
     reached(steer / f"{point}.reached")
     server.kill()
     server = run.serve()
-    assert_same(run.finish(server, *clients.values()), undisturbed)
+    finish(run, server, *clients.values())
 
 
-def test_a_client_that_has_finished_is_killed(
-    loopback: Sites, undisturbed: dict[str, Any], steer: Path
-) -> None:
+def test_a_client_that_has_finished_is_killed(loopback: Sites, steer: Path) -> None:
     (steer / "before-end").touch()
     run = loopback(EXPERIMENT)
     server, clients = begin(run)
@@ -93,11 +80,11 @@ def test_a_client_that_has_finished_is_killed(
     server.kill()
     server = run.serve()
     clients = {c: run.join(str(c)) for c in range(3)}
-    assert_same(run.finish(server, *clients.values()), undisturbed)
+    finish(run, server, *clients.values())
 
 
 def test_a_launched_coordinator_is_killed_while_clients_finish(
-    loopback: Sites, tmp_path: Path, steer: Path
+    loopback: Sites, tmp_path: Path, steer: Path, whole_run: WholeRuns
 ) -> None:
     run = loopback(EXPERIMENT)  # for its config, and so that the steering starts afresh
     (steer / "finish-1").touch()
@@ -111,18 +98,16 @@ def test_a_launched_coordinator_is_killed_while_clients_finish(
         assert status == 0, output
     finally:
         launched.close()
-    out = launched.out
-    alone = run_in_process(EXPERIMENT, out / "data", tmp_path / "alone", evaluator=True)
-    assert_same(summary_of(out), alone)
+    found, data = summary_of(launched.out), launched.out / "data"
+    assert_same(found, whole_run(EXPERIMENT, data, evaluator=True).summary)
+    assert "clients_missing" not in found
 
 
-def test_a_finished_run_tells_clients_that_come_later(
-    loopback: Sites, undisturbed: dict[str, Any]
-) -> None:
+def test_a_finished_run_tells_clients_that_come_later(loopback: Sites) -> None:
     """The coordinator says why it waits, and ends as soon as all clients have come and left."""
     run = loopback(EXPERIMENT)
     run.run("0", "1", "2")
     server = run.serve()
-    assert_same(run.finish(server, *(run.join(str(c)) for c in range(3))), undisturbed)
+    finish(run, server, *(run.join(str(c)) for c in range(3)))
     told = "had finished before: it waits up to 15 s to tell clients that were away at its end"
     assert told in server.log.read_text()

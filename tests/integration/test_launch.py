@@ -21,7 +21,6 @@ import torch
 from fedmodels.resolution import experiment_of
 from fedmodels.tensors.archive import save
 from fedmodels.tensors.bundle import Bundle
-from fedtide.inprocess import run_in_process
 from tests.conftest import records_of, undealt
 from tests.integration.conftest import tables
 from tests.integration.harness import (
@@ -34,6 +33,7 @@ from tests.integration.harness import (
     until,
     write_config,
 )
+from tests.runs import WholeRuns, assert_same
 
 pytestmark = pytest.mark.loopback
 
@@ -105,7 +105,9 @@ def gone(processes: list[psutil.Process]) -> bool:
     return not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
 
 
-def test_a_run_from_beginning_to_end(launch: Any, partition: Path, tmp_path: Path) -> None:
+def test_a_run_from_beginning_to_end(
+    launch: Any, whole_run: WholeRuns, partition: Path, tmp_path: Path
+) -> None:
     begun = time.time()
     run = launch(SHORT, "--hosts", "2", forked=False)
     status, output = run.end()
@@ -127,9 +129,8 @@ def test_a_run_from_beginning_to_end(launch: Any, partition: Path, tmp_path: Pat
         "client-0-2:2.log", "client-1.log", "client-evaluator.log"
     }  # fmt: skip
     assert not list(run.out.glob("clients/*/pictures"))  # FedProx has nothing to show
-    alone = run_in_process(SHORT, run.out / "data", tmp_path / "alone", evaluator=True)
-    assert summary_of(run.out)["state_sha256"] == alone["state_sha256"]
-    assert summary_of(run.out)["metrics"] == alone["metrics"]
+    alone = whole_run(SHORT, run.out / "data", evaluator=True).summary
+    assert_same(summary_of(run.out), alone)
     again = experiment_of(SHORT)
     assert (run.out / "config.toml").read_text() == write_config(
         tmp_path / "again.toml", again
@@ -141,7 +142,7 @@ def test_a_run_from_beginning_to_end(launch: Any, partition: Path, tmp_path: Pat
     status, output = launch(longer, "--resume").end()
     assert status == 0, output
     assert summary_of(run.out)["rounds"] == 3
-    fresh = run_in_process(longer, run.out / "data", tmp_path / "longer", evaluator=True)
+    fresh = whole_run(longer, run.out / "data", evaluator=True).summary
     assert summary_of(run.out)["state_sha256"] == fresh["state_sha256"]
 
 
@@ -173,7 +174,9 @@ def test_clients_draw_what_they_learnt(launch: Any, tmp_path: Path) -> None:
     assert rows[-1]["metrics"]["prototype_drift"] > 0
 
 
-def test_a_run_that_starts_from_a_file_of_weights(launch: Any, tmp_path: Path) -> None:
+def test_a_run_that_starts_from_a_file_of_weights(
+    launch: Any, whole_run: WholeRuns, tmp_path: Path
+) -> None:
     file = tmp_path / "weights.safetensors"
     save(file, Bundle(weights={"head/bias": torch.full((10,), 2.0)}), {})
     own_head = {**SHORT, "method": {"name": "fedper"}}  # clients begin with a part of the file
@@ -181,10 +184,10 @@ def test_a_run_that_starts_from_a_file_of_weights(launch: Any, tmp_path: Path) -
     status, output = launch(table, "--hosts", "1").end()
     assert status == 0, output
     out = tmp_path / "run"
-    alone = run_in_process(table, out / "data", tmp_path / "alone", evaluator=True)
+    alone = whole_run(table, out / "data", evaluator=True).summary
     assert summary_of(out)["state_sha256"] == alone["state_sha256"]
     plain = {**own_head, "net": {"name": "digits-cnn"}}
-    other = run_in_process(plain, out / "data", tmp_path / "other", evaluator=True)
+    other = whole_run(plain, out / "data", evaluator=True).summary
     assert other["state_sha256"] != alone["state_sha256"]
     save(file, Bundle(weights={"head/bias": torch.full((10,), 3.0)}), {})
     status, output = launch(table, "--resume", "--hosts", "1").end()
@@ -193,7 +196,7 @@ def test_a_run_that_starts_from_a_file_of_weights(launch: Any, tmp_path: Path) -
 
 
 def test_ctrl_c_leaves_a_resumable_run_and_nothing_else(
-    launch: Any, tmp_path: Path, steer: Path
+    launch: Any, whole_run: WholeRuns, steer: Path
 ) -> None:
     (steer / "aggregate-3").touch()
     run = launch(LONG)
@@ -208,7 +211,7 @@ def test_ctrl_c_leaves_a_resumable_run_and_nothing_else(
     assert gone(family)
     status, output = launch(LONG, "--resume").end()
     assert status == 0, output
-    alone = run_in_process(LONG, run.out / "data", tmp_path / "alone", evaluator=True)
+    alone = whole_run(LONG, run.out / "data", evaluator=True).summary
     assert summary_of(run.out)["state_sha256"] == alone["state_sha256"]
 
 
@@ -222,7 +225,7 @@ def test_nothing_outlives_a_killed_launcher(launch: Any, steer: Path) -> None:
     assert gone(family)
 
 
-def test_what_dies_is_started_again(launch: Any, tmp_path: Path, steer: Path) -> None:
+def test_what_dies_is_started_again(launch: Any, whole_run: WholeRuns, steer: Path) -> None:
     for point in ("train-1-2", "aggregate-3"):
         (steer / point).touch()
     run = launch(LONG)
@@ -237,7 +240,7 @@ def test_what_dies_is_started_again(launch: Any, tmp_path: Path, steer: Path) ->
     assert status == 0, output
     assert "client-1 died (killed by signal 9); starting it again" in output
     assert "server died (killed by signal 9); starting it again" in output
-    alone = run_in_process(LONG, run.out / "data", tmp_path / "alone", evaluator=True)
+    alone = whole_run(LONG, run.out / "data", evaluator=True).summary
     assert summary_of(run.out)["state_sha256"] == alone["state_sha256"]
 
 
@@ -327,7 +330,7 @@ def test_data_that_cannot_be_dealt_out_leave_nothing(launch: Any) -> None:
         assert not run.out.exists()
 
 
-def test_sigterm_drains_a_launched_run(launch: Any, tmp_path: Path, steer: Path) -> None:
+def test_sigterm_drains_a_launched_run(launch: Any, whole_run: WholeRuns, steer: Path) -> None:
     (steer / "aggregate-3").touch()
     run = launch(LONG, "--json", "--log-level", "debug", "--dashboard", "0")
     reached(steer / "aggregate-3.reached")
@@ -356,7 +359,7 @@ def test_sigterm_drains_a_launched_run(launch: Any, tmp_path: Path, steer: Path)
     assert gone(family)
     status, output = launch(LONG, "--resume", "--quiet").end()
     assert (status, output) == (0, "")
-    alone = run_in_process(LONG, run.out / "data", tmp_path / "alone", evaluator=True)
+    alone = whole_run(LONG, run.out / "data", evaluator=True).summary
     assert summary_of(run.out)["state_sha256"] == alone["state_sha256"]
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from fedmodels.methods import method_class
-from fedtide.inprocess import run_in_process
 from fedtide.testing.trial import digits_in
 from tests.fedmodels.methods.test_conformance import CASES, experiment_for
 from tests.integration.conftest import Sites, tables
+from tests.runs import WholeRuns, assert_same
 
 pytestmark = pytest.mark.loopback
 
@@ -20,35 +20,35 @@ ONE_ROUND = {"schedule": {"rounds": 1}}
 """One interaction for each of two tasks: the second begins with what the first one left."""
 
 
-def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
-    assert one["state_sha256"] == other["state_sha256"]
-    assert one["metrics"] == other["metrics"]
+def assert_same_bytes(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert_same(one, other)
     for key in ("down", "up"):
         assert one["bytes"][key] == other["bytes"][key]
 
 
 @pytest.mark.parametrize("case", CASES, ids=IDS)
 def test_every_method_over_loopback_is_the_same_run(
-    case: tuple[str, dict[str, Any]], loopback: Sites, digits: Path, tmp_path: Path
+    case: tuple[str, dict[str, Any]],
+    loopback: Sites,
+    digits: Path,
+    tmp_path: Path,
+    whole_run: WholeRuns,
 ) -> None:
     """Over loopback uploads are folded into the mean as they come, where the method allows it."""
     experiment = experiment_for(case, **ONE_ROUND)
     if experiment.method.pools_data:
         digits = digits_in(tmp_path / "pooled", gather=True)
-    alone = run_in_process(experiment, digits, tmp_path / "in-process")
+    alone = whole_run(experiment, digits).summary
     unpooled = {"server": {"upload_memory_mb": 0}}
     run = loopback(experiment_for(case, **ONE_ROUND, **unpooled), partition=digits)
     needs = method_class(case[0]).needs_server_data
     more = ["--server-data", str(digits / "server")] if needs else []
-    assert_same(run.run("0-1", "2", serve=more), alone)
+    assert_same_bytes(run.run("0-1", "2", serve=more), alone)
 
 
-def test_one_process_per_client_is_the_same_run(
-    loopback: Sites, partition: Path, tmp_path: Path
-) -> None:
-    experiment = tables("held")
-    alone = run_in_process(experiment, partition, tmp_path / "in-process")
-    assert_same(loopback(experiment, "single").run("0", "1", "2"), alone)
+def test_one_process_per_client_is_the_same_run(loopback: Sites) -> None:
+    run = loopback(tables("held"))
+    assert_same_bytes(run.run("0", "1", "2"), run.alone)
 
 
 def test_a_host_fetches_the_common_part_once(loopback: Sites) -> None:
@@ -61,13 +61,13 @@ def test_a_host_fetches_the_common_part_once(loopback: Sites) -> None:
 
 @pytest.mark.parametrize("name", ["fedavg", "gldp"])
 def test_clients_trained_together_come_to_the_run_in_turn_up_to_rounding(
-    name: str, loopback: Sites, digits: Path, tmp_path: Path
+    name: str, loopback: Sites, digits: Path, whole_run: WholeRuns
 ) -> None:
     """The same two are one stack in process and over loopback, where they share a process."""
     experiment = experiment_for((name, {}), **ONE_ROUND, training={"together": 2})
-    alone = run_in_process(experiment, digits, tmp_path / "in-process")
-    beside = loopback(experiment, partition=digits).run("0-1", "2")
-    assert alone["state_sha256"] == beside["state_sha256"]
-    in_turn = run_in_process(experiment_for((name, {}), **ONE_ROUND), digits, tmp_path / "in-turn")
+    run = loopback(experiment, partition=digits)
+    beside = run.run("0-1", "2")
+    assert run.alone["state_sha256"] == beside["state_sha256"]
+    in_turn = whole_run(experiment_for((name, {}), **ONE_ROUND), digits).summary
     for key, value in in_turn["metrics"].items():
         assert beside["metrics"][key] == pytest.approx(value, abs=0.05), key

@@ -17,26 +17,15 @@ from fedpb.v1.coordinator_pb2_grpc import CoordinatorServiceStub
 from fedsrv.cli import main
 from fedsrv.engine.schedule import steps
 from fedsrv.identity.certificates import init_authority, issue
-from fedtide.inprocess import run_in_process
 from tests.integration.conftest import Loopback, Sites, tables
 from tests.integration.harness import Relay, reached
 from tests.integration.test_tls_run import client_options, server_options
+from tests.runs import assert_same
 
 pytestmark = pytest.mark.loopback
 
 EXPERIMENT = tables("held", schedule={"rounds": 3, "clients": 3})
 """Six interactions of all three clients, who hold private heads."""
-
-
-@pytest.fixture(scope="module")
-def flat(partition: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Return the summary of the run without a relay."""
-    return run_in_process(EXPERIMENT, partition, tmp_path_factory.mktemp("alone") / "run")
-
-
-def assert_same(found: dict[str, Any], flat: dict[str, Any]) -> None:
-    assert found["state_sha256"] == flat["state_sha256"]
-    assert found["metrics"] == flat["metrics"]
 
 
 def finish(run: Loopback, *clients: Any) -> dict[str, Any]:
@@ -54,34 +43,33 @@ def uploaded(found: dict[str, Any]) -> int:
 
 
 def test_one_relay_has_the_flat_digest_and_two_bring_one_sum_each(
-    loopback: Sites, flat: dict[str, Any]
+    loopback: Sites,
 ) -> None:
-    alone = loopback(EXPERIMENT, "one-relay")
-    alone.serve()
-    relay = alone.relay("0-2")
-    joined = [alone.join("0-1", port=relay.port), alone.join("2", port=relay.port)]
-    found = finish(alone, *joined)
-    assert_same(found, flat)
-    weights = uploaded(flat) - 18 * 8  # of three clients, six times, beside a count
+    run = loopback(EXPERIMENT)
+    run.serve()
+    relay = run.relay("0-2")
+    found = finish(run, run.join("0-1", port=relay.port), run.join("2", port=relay.port))
+    assert_same(found, run.alone)
+    weights = uploaded(run.alone) - 18 * 8  # of three clients, six times, beside a count
     assert uploaded(found) == 18 * 8 + 2 * weights // 3, "one sum in float64 for three uploads"
     assert "WARNING" not in relay.output()
     assert "ERROR" not in relay.output()
 
 
-def test_a_relay_and_a_client_without_one(loopback: Sites, flat: dict[str, Any]) -> None:
+def test_a_relay_and_a_client_without_one(loopback: Sites) -> None:
     """The sums of a group differ from the flat mean in the last bit of float64 at most."""
     run = loopback(EXPERIMENT)
     run.serve()
     relay = run.relay("1-2")
     found = finish(run, run.join("0"), run.join("1-2", port=relay.port))
-    assert found["metrics"] == flat["metrics"]
-    weights = uploaded(flat) - 18 * 8
+    assert found["metrics"] == run.alone["metrics"]
+    weights = uploaded(run.alone) - 18 * 8
     assert uploaded(found) == 18 * 8 + weights, "one sum in float64 for two uploads"
-    assert found["bytes"]["wire_down"] < flat["bytes"]["down"]
+    assert found["bytes"]["wire_down"] < run.alone["bytes"]["down"]
 
 
 def test_the_first_client_of_a_relay_lies_about_its_problem(
-    loopback: Sites, flat: dict[str, Any]
+    loopback: Sites,
 ) -> None:
     """The coordinator turns it away; the relay goes on with what the others state."""
     run = loopback(EXPERIMENT)
@@ -94,13 +82,11 @@ def test_the_first_client_of_a_relay_lies_about_its_problem(
     clients = [run.join("1-2", port=relay.port)]
     server.wait_kind("failed", client="0")
     clients.append(run.join("0", port=relay.port))
-    assert_same(finish(run, *clients), flat)
+    assert_same(finish(run, *clients), run.alone)
 
 
 @pytest.mark.parametrize("victim", ["relay", "client", "coordinator", "everybody"])
-def test_a_kill_during_training(
-    victim: str, loopback: Sites, flat: dict[str, Any], steer: Path
-) -> None:
+def test_a_kill_during_training(victim: str, loopback: Sites, steer: Path) -> None:
     """Client 1 trains when others' uploads of the interaction are with the relay already."""
     (steer / "train-1-2").touch()
     run = loopback(EXPERIMENT)
@@ -119,7 +105,7 @@ def test_a_kill_during_training(
         run.relay("0-2", port=relay.port)
     for client in range(3) if victim == "everybody" else [1]:
         clients[client] = run.join(str(client), port=relay.port)
-    assert_same(finish(run, *clients.values()), flat)
+    assert_same(finish(run, *clients.values()), run.alone)
 
 
 def test_a_relay_goes_on_without_a_client_that_is_late(loopback: Sites, steer: Path) -> None:
@@ -141,34 +127,27 @@ def test_a_relay_goes_on_without_a_client_that_is_late(loopback: Sites, steer: P
 
 
 @pytest.mark.parametrize("method", ["gldp", "pfedgraph"])
-def test_a_method_that_sends_more_than_weights(
-    method: str, loopback: Sites, partition: Path, tmp_path: Path
-) -> None:
+def test_a_method_that_sends_more_than_weights(method: str, loopback: Sites) -> None:
     """Prototypes go up for each client; what reads single uploads gets them whole."""
-    experiment = tables(method, schedule={"rounds": 1, "clients": 3})
-    alone = run_in_process(experiment, partition, tmp_path / "alone")
-    run = loopback(experiment)
+    run = loopback(tables(method, schedule={"rounds": 1, "clients": 3}))
     run.serve()
     relay = run.relay("0-2")
-    assert_same(finish(run, run.join("0-2", port=relay.port)), alone)
+    assert_same(finish(run, run.join("0-2", port=relay.port)), run.alone)
 
 
-def test_compressed_uploads_pass_whole(loopback: Sites, partition: Path, tmp_path: Path) -> None:
-    experiment = {**EXPERIMENT, "compression": {"up": "int8", "down": "bfloat16"}}
-    alone = run_in_process(experiment, partition, tmp_path / "alone")
-    run = loopback(experiment)
+def test_compressed_uploads_pass_whole(loopback: Sites) -> None:
+    run = loopback({**EXPERIMENT, "compression": {"up": "int8", "down": "bfloat16"}})
     run.serve()
     relay = run.relay("0-2")
     found = finish(run, run.join("0-2", port=relay.port))
-    assert_same(found, alone)
-    assert uploaded(found) == uploaded(alone)
+    assert_same(found, run.alone)
+    assert uploaded(found) == uploaded(run.alone)
 
 
-def test_cohorts_of_a_few_clients(loopback: Sites, partition: Path, tmp_path: Path) -> None:
+def test_cohorts_of_a_few_clients(loopback: Sites) -> None:
     """A group is the clients of a trip; a client alone brings its upload whole."""
     schedule = {"rounds": 3, "clients": 3, "per_round": 2}
     experiment = {**EXPERIMENT, "schedule": schedule}
-    alone = run_in_process(experiment, partition, tmp_path / "alone")
     planned = steps(experiment_of(experiment), range(3), dict.fromkeys(range(3), 2))
     cohorts = [step.cohort for step in planned]
     assert (0, 1) in cohorts
@@ -177,7 +156,7 @@ def test_cohorts_of_a_few_clients(loopback: Sites, partition: Path, tmp_path: Pa
     run.serve()
     relay = run.relay("0-1")
     found = finish(run, run.join("0-1", port=relay.port), run.join("2"))
-    assert found["metrics"] == alone["metrics"]
+    assert found["metrics"] == run.alone["metrics"]
 
 
 def ends(relay: Relay | Any, line: str, status: int = 1) -> bool:
@@ -240,7 +219,7 @@ def up_options(certs: Path, name: str, ca: Path | None = None) -> list[str]:
 
 
 def test_over_mutual_tls_a_relay_has_the_certificate_of_its_clients(
-    loopback: Sites, flat: dict[str, Any], certs: Path
+    loopback: Sites, certs: Path
 ) -> None:
     run = loopback(EXPERIMENT)
     run.serve(*server_options(certs))
@@ -250,7 +229,7 @@ def test_over_mutual_tls_a_relay_has_the_certificate_of_its_clients(
     assert ends(refused, "fedtide:clients:0-1 does not cover 2 (PERMISSION_DENIED)")
     narrow.kill()
     relay = run.relay("0-2", *up_options(certs, "clients-0-2"), port=narrow.port)
-    assert_same(finish(run, run.join("0-2", *options, port=relay.port)), flat)
+    assert_same(finish(run, run.join("0-2", *options, port=relay.port)), run.alone)
 
 
 def test_a_relay_that_does_not_trust_the_coordinator_ends_at_once(

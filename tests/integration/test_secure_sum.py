@@ -6,24 +6,23 @@ from pathlib import Path
 
 import pytest
 
-from fedtide.inprocess import run_in_process
 from tests.conftest import records_of
 from tests.integration.conftest import Sites, tables
 from tests.integration.harness import reached
+from tests.runs import WholeRuns
 
 pytest.importorskip("Crypto.Protocol.SecretSharing", reason="needs the extra secure-sum")
 pytestmark = pytest.mark.loopback
 
 
 def test_everybody_is_killed_while_some_masked_uploads_have_come(
-    loopback: Sites, partition: Path, steer: Path, tmp_path: Path
+    loopback: Sites, partition: Path, steer: Path, whole_run: WholeRuns
 ) -> None:
     """Two clients behind a relay, one without; private heads, so that states must be there."""
     experiment = tables(
         "held", schedule={"rounds": 1, "clients": 3}, privacy={"secure_sum": True},
         evaluate={"every": 0},
     )  # fmt: skip
-    alone = run_in_process(experiment, partition, tmp_path / "alone")
     point = steer / "train-1-1"
     point.touch()
     run = loopback(experiment)
@@ -37,10 +36,10 @@ def test_everybody_is_killed_while_some_masked_uploads_have_come(
     point.unlink()
     server = run.serve()
     run.relay("0-1", port=relay.port)
-    found = run.finish(server, *(run.join(c, port=port) for c, port in ports.items()))
-    assert found["state_sha256"] == alone["state_sha256"]
-    assert found["metrics"] == alone["metrics"]
+    run.finish_as_alone(server, *(run.join(c, port=port) for c, port in ports.items()))
     record = records_of(run.out)[1]
     assert record["secure_sum"] == {"groups": [[0, 1, 2]], "thresholds": [2], "unopened": []}
-    assert record["bytes"]["up"] == records_of(tmp_path / "alone")[1]["bytes"]["up"]
+    assert (
+        record["bytes"]["up"] == records_of(whole_run(experiment, partition).out)[1]["bytes"]["up"]
+    )
     assert not [*(run.out / "server").glob("sum-*")]

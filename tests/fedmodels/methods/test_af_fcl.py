@@ -29,6 +29,7 @@ from tests.conftest import (
     server_context,
     tiny_experiment,
 )
+from tests.runs import dies, ends_as, killed
 
 ADAM = {"batch_size": 16, "lr": 1e-3, "optimizer": "adam"}
 
@@ -384,17 +385,7 @@ def test_every_switch_matters(switch, digits):
 
 def test_a_run_interrupted_anywhere_ends_in_the_same_state(digits, tmp_path):
     experiment = experiment_for(training=ADAM, schedule={"rounds": 1})
-    whole = tmp_path / "whole"
-    expected = run_in_process(experiment, digits, whole)["state_sha256"]
-
-    class Stopped(Exception):
-        pass
-
-    def stop(order):
-        if order.kind == rpc.ORDER_KIND_TRAIN and order.interaction == 1 and order.client_id == "1":
-            raise Stopped
-
-    out = tmp_path / "broken"
-    with pytest.raises(Stopped):
-        run_in_process(experiment, digits, out, before=stop)
-    assert run_in_process(experiment, digits, out, resume=True)["state_sha256"] == expected
+    whole, out = run_in_process(experiment, digits, tmp_path / "whole"), tmp_path / "broken"
+    at = {"kind": rpc.ORDER_KIND_TRAIN, "interaction": 1, "client_id": "1"}
+    killed(experiment, digits, out, before=dies(**at))
+    ends_as(whole, experiment, digits, out)

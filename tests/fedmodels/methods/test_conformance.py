@@ -6,7 +6,8 @@ import ast
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -25,7 +26,9 @@ from fedmodels.training.contexts import ClientContext, ServerContext, ServerStat
 from fedmodels.training.method import Batch, LocalResult, Method, Output
 from fedmodels.training.run import RunFacts
 from fedtide.testing import CHECKS, Case, check_method
+from fedtide.testing.case import Finished
 from fedtide.testing.trial import context_of, server_context, tiny_experiment
+from tests.runs import WholeRuns
 
 ALIGNED = {"name": "vit-tiny", "mlp_ratio": 1, "blocks": 2, "alp": True, "prototypes": [16, 8]}
 
@@ -95,16 +98,30 @@ def trained(
     return made.method, made.run, made.state, made.results
 
 
+@dataclass
+class SharedCase(Case):
+    """A case whose whole run serves other tests too."""
+
+    whole_run: WholeRuns = field(kw_only=True)
+
+    @cached_property
+    def finished(self) -> Finished:
+        return self.whole_run(self.experiment(schedule={"rounds": 1}), self.data)
+
+
 @pytest.fixture(scope="module")
-def cases(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Case]:
+def cases(
+    digits: Path, tmp_path_factory: pytest.TempPathFactory, whole_run: WholeRuns
+) -> dict[str, Case]:
     """Every case; its whole run is made once."""
     return {
-        repr(each): Case(
+        repr(each): SharedCase(
             each[0],
             {**SMALL.get(each[0], {}), **each[1]},
             NEEDS.get(each[0], {}),
             digits,
             tmp_path_factory.mktemp("case"),
+            whole_run=whole_run,
         )
         for each in CASES
     }

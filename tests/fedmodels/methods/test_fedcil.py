@@ -27,6 +27,7 @@ from fedmodels.training.position import Position
 from fedsrv.engine.round_parts import RoundParts
 from fedtide.inprocess import run_in_process
 from tests.conftest import context_of, method_of, payload_of, server_context, tiny_experiment
+from tests.runs import Killed, ends_as, killed
 
 SMALL = {"iterations": 4, "md_iter": 3, "generator_width": 2, "replay_batch": 8, "md_batch": 8}
 
@@ -337,20 +338,18 @@ def test_it_learns_from_generators_what_they_know(digits):
 
 def test_consolidation_survives_a_crash_in_its_middle(digits, tmp_path, monkeypatch):
     experiment = experiment_for()
-    expected = run_in_process(experiment, digits, tmp_path / "whole")["state_sha256"]
+    whole, out = run_in_process(experiment, digits, tmp_path / "whole"), tmp_path / "broken"
     plain = RoundParts.tell_work
 
     def stop(parts, step, what, done, of, loss):
         if (step.interaction, done) == (2, 2):
-            raise KeyboardInterrupt
+            raise Killed
         plain(parts, step, what, done, of, loss)
 
-    monkeypatch.setattr(RoundParts, "tell_work", stop)
-    with pytest.raises(KeyboardInterrupt):
-        run_in_process(experiment, digits, tmp_path / "broken")
-    monkeypatch.setattr(RoundParts, "tell_work", plain)
-    resumed = run_in_process(experiment, digits, tmp_path / "broken", resume=True)
-    assert resumed["state_sha256"] == expected
+    with monkeypatch.context() as patch:
+        patch.setattr(RoundParts, "tell_work", stop)
+        killed(experiment, digits, out)
+    ends_as(whole, experiment, digits, out)
 
 
 # --- limits ---------------------------------------------------------------------------------------

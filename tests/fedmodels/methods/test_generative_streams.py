@@ -10,7 +10,7 @@ from fedcli.data.store.commands import run_partition
 from fedmodels.tensors.archive import load
 from fedmodels.tensors.roles import part_of
 from fedtide.inprocess import run_in_process
-from tests.conftest import tiny_experiment
+from tests.conftest import records_of, tiny_experiment
 from tests.fedmodels.methods.test_conformance import SMALL
 
 STREAMS = {
@@ -33,7 +33,7 @@ def test_it_runs_on_the_streams(name, kind, tmp_path):
     data, out = tmp_path / "data", tmp_path / "out"
     run_partition(made.data, made.scenario, 3, made.seed, data, Console(quiet=True))
     run_in_process(made, data, out)
-    records = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
+    records = records_of(out)
     assert len(records) == len(json.loads((data / "0" / "client.json").read_text())["tasks"])
     for record in records:
         assert all(math.isfinite(value) for value in record["metrics"].values())

@@ -28,6 +28,7 @@ from fedmodels.training.run import RunFacts
 from fedmodels.training.settings import keys_of
 from fedtide.inprocess import InProcessCohort, run_in_process, transported
 from tests.conftest import context_of, method_of, payload_of, tiny_experiment
+from tests.runs import dies, ends_as, killed
 
 SMALL = {
     "generator_width": 4,
@@ -554,21 +555,9 @@ def test_old_examples_are_gone(digits, tmp_path):
 def test_a_run_that_was_cut_off_ends_in_the_same_state(digits, tmp_path):
     """Caches, personal models and private generators are taken up from the disk, to the bit."""
     experiment = experiment_of(th_g=0.5, schedule={"rounds": 1})
-    whole = run_in_process(experiment, digits, tmp_path / "whole")
-
-    class Cut(Exception):
-        pass
-
-    def before(order):
-        if order.interaction == 1 and order.client_id == "1":
-            raise Cut
-
-    out = tmp_path / "cut"
-    with pytest.raises(Cut):
-        run_in_process(experiment, digits, out, before=before)
-    found = run_in_process(experiment, digits, out, resume=True)
-    assert found["state_sha256"] == whole["state_sha256"]
-    assert found["metrics"] == whole["metrics"]
+    whole, out = run_in_process(experiment, digits, tmp_path / "whole"), tmp_path / "cut"
+    killed(experiment, digits, out, before=dies(interaction=1, client_id="1"))
+    ends_as(whole, experiment, digits, out)
 
 
 def test_counts_that_cannot_be_do_not_stop_the_server(digits):

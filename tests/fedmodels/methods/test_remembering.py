@@ -1,7 +1,5 @@
 """Servers that remember past classes without data: on every stream, and through a crash."""
 
-import json
-
 import pytest
 import torch
 from rich.console import Console
@@ -16,9 +14,10 @@ from fedsrv.engine.round_parts import RoundParts
 from fedsrv.events import Event
 from fedsrv.launch.progress import Display
 from fedtide.inprocess import run_in_process
-from tests.conftest import tiny_experiment
+from tests.conftest import records_of, tiny_experiment
 from tests.fedmodels.methods.test_conformance import SMALL
 from tests.interactions import Course
+from tests.runs import Killed, ends_as, killed
 
 BOTH = pytest.mark.parametrize("name", ["mfcl", "target"])
 STREAMS = {
@@ -50,19 +49,13 @@ def streams(tmp_path_factory):
     return roots
 
 
-class Interrupted(BaseException):
-    """The coordinator is gone in the middle of its work."""
-
-
 @pytest.mark.parametrize("kind", STREAMS)
 @BOTH
-def test_it_runs_on_the_streams(name, kind, streams, tmp_path):
+def test_it_runs_on_the_streams(name, kind, streams, whole_run):
     """A memory of every class met up to then, after every task but the last, from which nobody
     learns any more."""
     experiment = experiment_of_a_stream(name, kind)
-    run_in_process(experiment, streams[kind] / "data", tmp_path / "out")
-    lines = (tmp_path / "out" / "rounds.jsonl").read_text().splitlines()
-    records = [json.loads(line) for line in lines]
+    records = records_of(whole_run(experiment, streams[kind] / "data").out)
     metric = {"mfcl": "generator_spread", "target": "synthesis_accuracy"}[name]
     has_memory = [metric in r["metrics"] for r in records]
     assert has_memory == [True] * (len(records) - 1) + [False]
@@ -73,23 +66,20 @@ def test_it_runs_on_the_streams(name, kind, streams, tmp_path):
 
 
 @BOTH
-def test_a_crash_in_the_servers_work_costs_nothing(name, streams, tmp_path, monkeypatch):
+def test_a_crash_in_the_servers_work_costs_nothing(name, streams, tmp_path, monkeypatch, whole_run):
     """The coordinator dies while it makes its second memory; the run ends in the same bits."""
     kind = "replay_heterogeneous"
     experiment, data = experiment_of_a_stream(name, kind), streams[kind] / "data"
-    whole = run_in_process(experiment, data, tmp_path / "whole")
+    whole = whole_run(experiment, data).summary
 
     def die(parts, step, *_):
         if step.interaction == 1:
-            raise Interrupted
+            raise Killed
 
     with monkeypatch.context() as patch:
         patch.setattr(RoundParts, "tell_work", die)
-        with pytest.raises(Interrupted):
-            run_in_process(experiment, data, tmp_path / "cut")
-    again = run_in_process(experiment, data, tmp_path / "cut", resume=True)
-    assert again["state_sha256"] == whole["state_sha256"]
-    assert again["metrics"] == whole["metrics"]
+        killed(experiment, data, tmp_path / "cut")
+    ends_as(whole, experiment, data, tmp_path / "cut")
 
 
 @BOTH
@@ -98,8 +88,7 @@ def test_several_rounds_of_a_task(name, streams, tmp_path):
     kind = "replay_heterogeneous"
     experiment = experiment_of_a_stream(name, kind, rounds=2, clients=2)
     run_in_process(experiment, streams[kind] / "data", tmp_path / "out")
-    lines = (tmp_path / "out" / "rounds.jsonl").read_text().splitlines()
-    downs = [json.loads(line)["bytes"]["down"] for line in lines]
+    downs = [record["bytes"]["down"] for record in records_of(tmp_path / "out")]
     assert downs[0] == downs[1] < downs[2] < downs[3]
     assert downs[2:4] == downs[4:6]
     net = RunFacts(experiment, Problem((1, 8, 8), 10)).initial_weights

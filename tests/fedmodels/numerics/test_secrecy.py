@@ -10,8 +10,10 @@ from fedcli.runtime.state import StateDirectory
 from fedmodels.errors import ArchiveError
 from fedmodels.numerics.secrecy import Secret
 from fedmodels.training.loop import train_locally
+from fedpb.v1 import coordinator_pb2 as rpc
 from fedtide.inprocess import InProcessCohort, run_in_process
 from tests.conftest import context_of, method_of, payload_of, tiny_experiment
+from tests.runs import dies, ends_as, killed
 
 NOISY = ["gldp", "fedmlp", "fedproto"]
 KEY, OTHER = Secret(b"k" * 32), Secret(b"o" * 32)
@@ -119,10 +121,6 @@ def test_a_secret_that_cannot_be_stored_is_not_used(tmp_path, monkeypatch):
 # --- whole runs -----------------------------------------------------------------------------------
 
 
-class Killed(BaseException):
-    pass
-
-
 @pytest.mark.parametrize("name", NOISY)
 def test_a_resumed_run_repeats_its_noise_and_another_run_does_not(name, digits, tmp_path):
     """Interaction 2 is broken off after client 1 sent its upload, which has to be drawn again."""
@@ -133,24 +131,15 @@ def test_a_resumed_run_repeats_its_noise_and_another_run_does_not(name, digits, 
         place.mkdir(parents=True)
         kept = tmp_path / "whole" / "clients" / client / "secret"
         (place / "secret").write_bytes(kept.read_bytes())
-
-    def dies(order):
-        if order.kind == 1 and order.interaction == 2 and order.client_id == "2":
-            raise Killed
-
-    with pytest.raises(Killed):
-        run_in_process(experiment, digits, tmp_path / "broken", resume=True, before=dies)
-    resumed = run_in_process(experiment, digits, tmp_path / "broken", resume=True)
-    assert resumed["state_sha256"] == whole["state_sha256"]
-    assert resumed["metrics"] == whole["metrics"]
+    at = dies(kind=rpc.ORDER_KIND_TRAIN, interaction=2, client_id="2")
+    killed(experiment, digits, tmp_path / "broken", resume=True, before=at)
+    ends_as(whole, experiment, digits, tmp_path / "broken")
     another = run_in_process(experiment, digits, tmp_path / "another")
     assert another["state_sha256"] != whole["state_sha256"]
 
 
 def test_workers_take_the_secret_of_their_directory(digits, tmp_path):
     cohort = InProcessCohort(noisy("gldp"), digits, tmp_path)
-    from fedpb.v1 import coordinator_pb2 as rpc
-
     for client in cohort.workers.clients:
         order = rpc.Order(kind=rpc.ORDER_KIND_TRAIN, client_id=str(client))
         ctx = cohort.workers.of(client)._context(order)

@@ -22,6 +22,7 @@ from fedmodels.training.position import Position
 from fedmodels.training.run import RunFacts
 from fedtide.inprocess import run_in_process
 from tests.conftest import linear_context, method_of, tiny_experiment
+from tests.runs import dies, ends_as, killed
 
 STEPS = 10
 RNG = torch.Generator().manual_seed(3)
@@ -199,21 +200,12 @@ def test_the_rest_of_a_schedule_and_the_moments_of_the_server_outlive_a_crash(di
                   "loss": "focal", "optimizer": "nadam"},
         server_optimizer={"name": "fedyogi", "lr": 0.01},
     )  # fmt: skip
-    expected = run_in_process(experiment, digits, tmp_path / "whole")["state_sha256"]
-
-    class Killed(Exception):
-        pass
-
-    def kill(order):
-        if order.interaction == 3 and order.client_id == "1":
-            raise Killed
-
-    with pytest.raises(Killed):
-        run_in_process(experiment, digits, tmp_path / "cut", before=kill)
-    again = run_in_process(experiment, digits, tmp_path / "cut", resume=True)
-    assert again["state_sha256"] == expected
+    whole, out = run_in_process(experiment, digits, tmp_path / "whole"), tmp_path / "cut"
+    killed(experiment, digits, out, before=dies(interaction=3, client_id="1"))
+    ends_as(whole, experiment, digits, out)
     other = experiment.model_copy(update={"server_optimizer": None})
-    assert run_in_process(other, digits, tmp_path / "other")["state_sha256"] != expected
+    found = run_in_process(other, digits, tmp_path / "other")
+    assert found["state_sha256"] != whole["state_sha256"]
 
 
 # --- clipping -------------------------------------------------------------------------------------

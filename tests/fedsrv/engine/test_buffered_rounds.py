@@ -13,10 +13,12 @@ from rich.console import Console
 from fedcli.data.store.commands import run_partition
 from fedmodels.errors import ConfigError
 from fedmodels.tensors.archive import load_named
+from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.commits import Syncer
 from fedsrv.state.store import Store
 from fedtide.inprocess import InProcessCohort, launch_in_process, run_in_process
 from tests.conftest import arrivals_of, records_of, tiny_experiment
+from tests.runs import Killed, dies, ends_as, killed
 
 
 def asynchronous(method="fedavg", rounds=3, buffer=1, tables=None, **schedule):
@@ -25,16 +27,8 @@ def asynchronous(method="fedavg", rounds=3, buffer=1, tables=None, **schedule):
     return tiny_experiment(method=method, schedule=schedule, **(tables or {}))
 
 
-class Killed(BaseException):
-    """The process dies at this point."""
-
-
 def dies_at(interaction, client):
-    def dies(order):
-        if (order.kind, order.interaction, order.client_id) == (1, interaction, str(client)):
-            raise Killed
-
-    return dies
+    return dies(kind=rpc.ORDER_KIND_TRAIN, interaction=interaction, client_id=str(client))
 
 
 # --- who trains when ------------------------------------------------------------------------------
@@ -151,17 +145,15 @@ def test_a_run_that_follows_recorded_arrivals_comes_to_the_same_bits(method, dig
 
 @pytest.mark.parametrize("method", ["fedavg", "apfl"])
 @pytest.mark.parametrize("at", [(1, 0), (2, 1), (3, 2)])
-def test_a_killed_run_goes_on_with_the_orders_that_were_under_way(method, at, digits, tmp_path):
+def test_a_killed_run_goes_on_with_the_orders_that_were_under_way(
+    method, at, digits, tmp_path, whole_run
+):
     """Each of these orders is counted two interactions after it was given."""
-    run = asynchronous(method)
-    expected = run_in_process(run, digits, tmp_path / "whole")
-    out = tmp_path / "run"
-    with pytest.raises(Killed):
-        run_in_process(run, digits, out, before=dies_at(*at))
-    orders = []
-    again = run_in_process(run, digits, out, resume=True, before=orders.append)
-    assert again["state_sha256"] == expected["state_sha256"]
-    assert arrivals_of(out) == arrivals_of(tmp_path / "whole")
+    run, out, orders = asynchronous(method), tmp_path / "run", []
+    whole = whole_run(run, digits)
+    killed(run, digits, out, before=dies_at(*at))
+    ends_as(whole.summary, run, digits, out, before=orders.append)
+    assert arrivals_of(out) == arrivals_of(whole.out)
     trained = [(o.interaction, int(o.client_id)) for o in orders if o.kind == 1]
     assert trained[0] == at
     assert all(o.committed < o.interaction for o in orders if o.kind == 1)
@@ -182,22 +174,19 @@ def test_what_was_undone_is_replayed_as_it_was_recorded(digits, tmp_path, monkey
     assert before[4:] == [[[2, 4]], [[2, 5]]]
     for number in (4, 5):
         (out / "server" / f"state-{number:08d}.safetensors").write_bytes(b"damaged")
-    again = run_in_process(asynchronous(), digits, out, resume=True)
-    assert again["state_sha256"] == expected["state_sha256"]
+    ends_as(expected, asynchronous(), digits, out)
     assert arrivals_of(out) == before
 
 
-def test_a_compact_upload_is_added_to_the_model_it_began_with(digits, tmp_path):
+def test_a_compact_upload_is_added_to_the_model_it_began_with(digits, tmp_path, whole_run):
     """The server adds it to the weights that its client got; what it left out is private state."""
     tables = {"compression": {"up": "int8"}}
     run, out = asynchronous(tables=tables), tmp_path / "run"
     expected = run_in_process(run, digits, tmp_path / "whole")
-    exact = run_in_process(asynchronous(), digits, tmp_path / "exact")
+    exact = whole_run(asynchronous(), digits).summary
     assert expected["metrics"]["loss"] == pytest.approx(exact["metrics"]["loss"], abs=0.05)
-    with pytest.raises(Killed):
-        run_in_process(run, digits, out, before=dies_at(3, 2))
-    again = run_in_process(run, digits, out, resume=True)
-    assert again["state_sha256"] == expected["state_sha256"]
+    killed(run, digits, out, before=dies_at(3, 2))
+    ends_as(expected, run, digits, out)
 
 
 def record_arrivals(run, order):
@@ -234,12 +223,10 @@ def test_a_state_stays_as_long_as_an_order_of_it_is_under_way(late, digits, tmp_
     """Client 1's order of interaction 2 began with the state after 1, which others have left."""
     monkeypatch.setattr(Syncer, "want", sync_at_once)
     expected, out = run_in_process(late("fedavg"), digits, tmp_path / "whole"), tmp_path / "run"
-    with pytest.raises(Killed):
-        run_in_process(late("fedavg"), digits, out, before=dies_at(2, 1))
+    killed(late("fedavg"), digits, out, before=dies_at(2, 1))
     kept = {int(f.stem[-8:]) for f in (out / "server").glob("state-*")}
     assert kept == {1, 5, 6}
-    again = run_in_process(late("fedavg"), digits, out, resume=True)
-    assert again["state_sha256"] == expected["state_sha256"]
+    ends_as(expected, late("fedavg"), digits, out)
 
 
 def test_clients_keep_what_a_roll_back_may_ask_for(late, digits, tmp_path, monkeypatch):
@@ -247,21 +234,19 @@ def test_clients_keep_what_a_roll_back_may_ask_for(late, digits, tmp_path, monke
     expected, out = run_in_process(late("fedper"), digits, tmp_path / "whole"), tmp_path / "run"
     commit = Store.commit
 
-    def dies(store, record, *rest):
+    def dying(store, record, *rest):
         if record["interaction"] == 8:  # client 1 has had order 8, and forgot what it may
             raise Killed
         commit(store, record, *rest)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Store, "commit", dies)
-        with pytest.raises(Killed):
-            run_in_process(late("fedper"), digits, out)
+        patch.setattr(Store, "commit", dying)
+        killed(late("fedper"), digits, out)
     (out / "server" / "state-00000007.safetensors").write_bytes(b"damaged")
     with closing(Store(out, late("fedper"), resume=True)) as store:
         assert store.committed == 6
         assert store.history().last_trained(6) == {0: 6, 1: 0}
-    again = run_in_process(late("fedper"), digits, out, resume=True)
-    assert again["state_sha256"] == expected["state_sha256"]
+    ends_as(expected, late("fedper"), digits, out)
 
 
 def test_a_commit_counts_as_lost_without_the_state_of_an_order_under_way(digits, tmp_path):
@@ -271,20 +256,15 @@ def test_a_commit_counts_as_lost_without_the_state_of_an_order_under_way(digits,
     with closing(Store(out, asynchronous(tables=tables), resume=True)) as store:
         assert store.committed == 2
         assert not store.has_state(5)
-    again = run_in_process(asynchronous(tables=tables), digits, out, resume=True)
-    assert again["state_sha256"] == expected["state_sha256"]
+    ends_as(expected, asynchronous(tables=tables), digits, out)
 
 
 def test_an_asynchronous_run_may_grow(digits, tmp_path):
     one_task = {"scenario": {"kind": "iid", "tasks": 1}}
-
-    made = asynchronous(tables=one_task)
+    made, longer = asynchronous(tables=one_task), asynchronous(rounds=5, tables=one_task)
     run_partition(made.data, made.scenario, 3, made.seed, tmp_path / "data", Console(quiet=True))
-    expected = run_in_process(
-        asynchronous(rounds=5, tables=one_task), tmp_path / "data", tmp_path / "whole"
-    )
+    expected = run_in_process(longer, tmp_path / "data", tmp_path / "whole")
     run_in_process(made, tmp_path / "data", tmp_path / "run")
-    longer = asynchronous(rounds=5, tables=one_task)
     again = run_in_process(longer, tmp_path / "data", tmp_path / "run", resume=True)
     assert again["state_sha256"] == expected["state_sha256"]
 

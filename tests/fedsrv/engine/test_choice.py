@@ -14,6 +14,7 @@ from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.choice import Stopping, check_stopping, chosen
 from fedtide.inprocess import run_in_process
 from tests.conftest import records_of, tiny_experiment
+from tests.runs import dies, ends_as, killed
 
 PART = {"name": "digits", "max_per_class": 20, "validation_share": 0.3}
 
@@ -69,22 +70,11 @@ def test_the_chosen_round_is_the_best_on_validation_parts(patient):
 
 def test_a_run_that_was_killed_ends_in_the_same_round_and_bits(patient, digits, tmp_path):
     _, summary = patient
-
-    class Killed(Exception):
-        pass
-
-    def kill(order):
-        if order.round == summary["rounds"] - 1 and order.kind == rpc.ORDER_KIND_EVALUATE:
-            raise Killed
-
-    out = tmp_path / "cut"
-    with pytest.raises(Killed):
-        run_in_process(experiment(patience=1), digits, out, before=kill)
+    made, out = experiment(patience=1), tmp_path / "cut"
+    at = dies(round=summary["rounds"] - 1, kind=rpc.ORDER_KIND_EVALUATE)
+    killed(made, digits, out, before=at)
     for _ in range(2):  # a run that has ended stays as it is
-        again = run_in_process(experiment(patience=1), digits, out, resume=True)
-        assert again["rounds"] == summary["rounds"]
-        assert again["metrics"] == summary["metrics"]
-        assert again["state_sha256"] == summary["state_sha256"]
+        assert ends_as(summary, made, digits, out)["rounds"] == summary["rounds"]
 
 
 def test_a_target_ends_a_run(patient, digits, tmp_path):

@@ -15,14 +15,11 @@ from fedsrv.engine.exclusions import FILE, Exclusions, warned_in_a_row
 from fedsrv.events import EventLog
 from fedtide.inprocess import launch_in_process, run_in_process
 from tests.conftest import records_of, tiny_experiment
+from tests.runs import Killed, killed
 from tests.sizes import ROOT
 
 ROUNDS = {"rounds": 3}
 """Six interactions of three clients."""
-
-
-class Killed(BaseException):
-    """The process dies at this point."""
 
 
 @pytest.fixture
@@ -61,14 +58,12 @@ def test_an_excluded_client_takes_no_part_from_the_next_interaction_on(
     assert whole["clients_set_aside"] == [2]
     for place, dies in (("one", 1), ("four", 4)):
         again = tmp_path / place
-        with pytest.raises(Killed):
-            run_in_process(experiment, digits, again, before=asks(running, 1, dies=dies))
+        killed(experiment, digits, again, before=asks(running, 1, dies=dies))
         cohorts = [[0, 1, 2]] + [[0, 1, 2] if dies == 4 else [0, 1]] + [[0, 1]] * 4
         resumed = run_in_process(experiment, digits, again, resume=True)
         assert [r["cohort"] for r in records_of(again)] == cohorts
         assert (resumed["state_sha256"] == whole["state_sha256"]) == (dies == 4)
-    with pytest.raises(Killed):
-        run_in_process(experiment, digits, tmp_path / "other", before=asks(running, 9, dies=2))
+    killed(experiment, digits, tmp_path / "other", before=asks(running, 9, dies=2))
     without = run_in_process(experiment, digits, tmp_path / "other", resume=True, without=[2])
     assert without["state_sha256"] == whole["state_sha256"]
 

@@ -28,6 +28,7 @@ from tests.fuzz.poisons import (
     wild_statistics,
 )
 from tests.liars import Stage
+from tests.runs import dies, ends_as, killed
 from tests.sizes import ROOT
 
 # --- the bounds, by hand --------------------------------------------------------------------------
@@ -301,27 +302,15 @@ def test_an_asynchronous_round_compares_with_the_uploads_before_it(
     assert all(dict(r["arrivals"])[2] < 2 for r in records if 2 in r["cohort"])
 
 
-class Killed(BaseException):
-    """The process dies at this point."""
-
-
 def test_a_killed_asynchronous_run_leaves_out_the_same_uploads(digits, tmp_path, late_liar):
     """What earlier uploads were like is read from the records."""
-
-    def run(out, dies_at=-1, **options):
-        def before(order):
-            if (order.kind, order.interaction) == (rpc.ORDER_KIND_TRAIN, dies_at):
-                raise Killed
-
-        return run_in_process(asynchronous(2), digits, out, before=before, **options)
 
     def told(out):
         return [[r["cohort"], r.get("failed"), r["arrivals"]] for r in records_of(out)]
 
-    expected = run(tmp_path / "whole")
+    experiment, out = asynchronous(2), tmp_path / "run"
+    whole = run_in_process(experiment, digits, tmp_path / "whole")
     assert any(failed for _, failed, _ in told(tmp_path / "whole")[3:])
-    with pytest.raises(Killed):
-        run(tmp_path / "run", dies_at=3)
-    again = run(tmp_path / "run", resume=True)
-    assert again["state_sha256"] == expected["state_sha256"]
-    assert told(tmp_path / "run") == told(tmp_path / "whole")
+    killed(experiment, digits, out, before=dies(kind=rpc.ORDER_KIND_TRAIN, interaction=3))
+    ends_as(whole, experiment, digits, out)
+    assert told(out) == told(tmp_path / "whole")

@@ -24,6 +24,7 @@ from fedsrv.state.recovery import recover
 from fedsrv.transport.remote_cohort import RemoteCohort
 from fedtide.inprocess import run_in_process
 from tests.conftest import records_of, tiny_experiment
+from tests.runs import Killed
 
 TWICE = {"order": "tasks_outer", "rounds": 2}
 """Four interactions on the two tasks of each of three clients."""
@@ -159,10 +160,6 @@ def own(digits: Path, tmp_path: Path) -> Path:
         (tmp_path / "data" / client / "client.json").write_text(json.dumps(about))
         shutil.rmtree(tmp_path / "data" / client / "task-1")
     return tmp_path / "data"
-
-
-class Killed(BaseException):
-    """The process dies at this point."""
 
 
 class Dies:

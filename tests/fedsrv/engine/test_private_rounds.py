@@ -14,6 +14,7 @@ from fedsrv.run_status import RunStatus
 from fedsrv.state.store import Store
 from fedtide.inprocess import run_in_process
 from tests.conftest import tiny_experiment
+from tests.runs import Killed, ends_as, killed
 
 pytest.importorskip("dp_accounting", reason="needs the extra privacy")
 BESIDE = ("announced", "examples", "loss", "scores")
@@ -42,10 +43,6 @@ def fixed_secrets(monkeypatch):
     monkeypatch.setattr(Secret, "fresh", classmethod(lambda cls: cls(b"k" * 32)))
 
 
-class Killed(BaseException):
-    """The process dies at this point."""
-
-
 @pytest.mark.usefixtures("fixed_secrets")
 @pytest.mark.parametrize(
     ("method", "where"), [(SMALL_GLDP, "server"), ("fedavg", "clients"), ("fedproto", "clients")]
@@ -57,19 +54,17 @@ def test_a_kill_between_release_and_commit_repeats_the_bits_and_spends_once(
     whole = run_in_process(experiment, digits, tmp_path / "whole")
     commit = Store.commit
 
-    def dies(store, record, state, counts):
+    def dying(store, record, state, counts):
         if record["interaction"] == at:
             raise Killed
         commit(store, record, state, counts)
 
-    monkeypatch.setattr(Store, "commit", dies)
-    with pytest.raises(Killed):
-        run_in_process(experiment, digits, tmp_path / "run")
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "commit", dying)
+        killed(experiment, digits, tmp_path / "run")
     lines = (tmp_path / "run" / "privacy.jsonl").read_text().splitlines()
     assert len(lines) >= 1 + at + 1, "the release was written down before the commit"
-    monkeypatch.setattr(Store, "commit", commit)
-    resumed = run_in_process(experiment, digits, tmp_path / "run", resume=True)
-    assert resumed["state_sha256"] == whole["state_sha256"]
+    resumed = ends_as(whole, experiment, digits, tmp_path / "run")
     assert resumed["privacy"] == whole["privacy"]
     assert resumed["privacy"]["releases"] == len(records(tmp_path / "run")) == 6
 

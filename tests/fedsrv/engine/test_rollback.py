@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from fedmodels.errors import RunFailed
+from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
 from fedsrv.engine.cohort import StateLost
 from fedsrv.engine.commits import Commits, Syncer
@@ -19,6 +20,7 @@ from fedsrv.transport.spool import Spool
 from fedtide.inprocess import InProcessCohort, run_in_process
 from tests.conftest import tiny_experiment
 from tests.fedsrv.state.test_store import committed, digest, files, lines, record, state
+from tests.runs import dies, ends_as, killed
 
 LOCAL = tiny_experiment(method="local", schedule={"rounds": 3})
 """Six interactions of all three clients, who keep their whole model."""
@@ -35,25 +37,16 @@ def interactions(out):
     return [json.loads(line)["interaction"] for line in lines]
 
 
-@pytest.fixture(scope="module")
-def whole(digits, tmp_path_factory):
+@pytest.fixture
+def whole(digits, whole_run):
     """The summary of the run that nothing happened to."""
-    return run_in_process(LOCAL, digits, tmp_path_factory.mktemp("whole") / "run")
-
-
-class Killed(BaseException):
-    """The process dies at this point."""
+    return whole_run(LOCAL, digits).summary
 
 
 def break_off(out, digits, at, experiment=LOCAL, **options):
     """Run until client 2 is to train in an interaction, and die there."""
-
-    def dies(order):
-        if order.kind == 1 and order.interaction == at and order.client_id == "2":
-            raise Killed
-
-    with pytest.raises(Killed):
-        run_in_process(experiment, digits, out, before=dies, **options)
+    point = dies(kind=rpc.ORDER_KIND_TRAIN, interaction=at, client_id="2")
+    killed(experiment, digits, out, before=point, **options)
 
 
 # --- how far --------------------------------------------------------------------------------------
@@ -72,8 +65,7 @@ def test_a_client_without_its_states_erases_no_run(digits, tmp_path, whole):
     farther = tiny_experiment(
         method="local", schedule={"rounds": 3}, server={"max_rollback": int(told)}
     )
-    again = run_in_process(farther, digits, out, resume=True)
-    assert again["state_sha256"] == whole["state_sha256"]
+    ends_as(whole, farther, digits, out)
     assert interactions(out) == [*range(6)]
 
 
@@ -84,8 +76,7 @@ def test_a_small_loss_is_made_up_for(digits, tmp_path, whole, kept):
     run_in_process(LOCAL, digits, out)
     lose(out, 1, newer_than=kept)
     began = []
-    again = run_in_process(LOCAL, digits, out, resume=True, before=lambda o: began.append(o))
-    assert again["state_sha256"] == whole["state_sha256"]
+    ends_as(whole, LOCAL, digits, out, before=began.append)
     assert min(o.interaction for o in began) == kept + 1
 
 
@@ -96,7 +87,7 @@ def test_what_was_not_synced_is_never_too_much(digits, tmp_path, whole, monkeypa
     run_in_process(LOCAL, digits, out)
     for client in range(3):
         lose(out, client, newer_than=0)
-    assert run_in_process(LOCAL, digits, out, resume=True)["state_sha256"] == whole["state_sha256"]
+    ends_as(whole, LOCAL, digits, out)
 
 
 def test_losses_do_not_add_up(tmp_path):
@@ -215,9 +206,7 @@ def test_states_stay_until_the_replay_has_passed_them(digits, tmp_path, whole):
     for path in aside.iterdir():
         (out / "clients" / "1" / path.name).write_bytes(path.read_bytes())
     orders = []
-    again = run_in_process(LOCAL, digits, out, resume=True, before=orders.append)
-    assert again["state_sha256"] == whole["state_sha256"]
-    assert again["metrics"] == whole["metrics"]
+    ends_as(whole, LOCAL, digits, out, before=orders.append)
     assert not [o for o in orders if o.kind == 1]  # nothing was computed again
     assert interactions(out) == [*range(6)]
 

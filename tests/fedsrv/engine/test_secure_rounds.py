@@ -21,6 +21,7 @@ from fedtide.inprocess import run_in_process
 from tests import liars
 from tests.conftest import records_of, tiny_experiment
 from tests.liars import Stage, silent
+from tests.runs import Killed
 
 pytest.importorskip("Crypto.Protocol.SecretSharing", reason="needs the extra secure-sum")
 ADVERTISE, SHARE, UNMASK = rpc.ORDER_KIND_ADVERTISE, rpc.ORDER_KIND_SHARE, rpc.ORDER_KIND_UNMASK
@@ -158,10 +159,6 @@ def test_a_late_upload_is_turned_away(five, tmp_path, monkeypatch):
     stage.run()
     assert records_of(stage.out)[0]["cohort"] == [0, 1, 3, 4]
     assert any("no longer wanted" in refused.line for refused in stage.refused)
-
-
-class Killed(BaseException):
-    """The coordinator is gone."""
 
 
 def test_the_coordinator_is_killed_after_every_phase(five, undisturbed, tmp_path, monkeypatch):

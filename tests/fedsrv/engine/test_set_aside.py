@@ -22,6 +22,7 @@ from fedtide.inprocess import run_in_process
 from tests.conftest import records_of, tiny_experiment
 from tests.fedsrv.state.test_store import committed
 from tests.liars import Stage
+from tests.runs import dies, ends_as, killed
 
 ROUNDS = {"rounds": 3}
 """Six interactions of three clients."""
@@ -58,7 +59,9 @@ def poisoned(digits, out, **tables):
 
 
 @pytest.mark.parametrize("min_clients", [None, 2, 1])
-def test_the_run_says_whose_upload_was_odd_and_goes_back_before_it(min_clients, digits, tmp_path):
+def test_the_run_says_whose_upload_was_odd_and_goes_back_before_it(
+    min_clients, digits, tmp_path, whole_run
+):
     """With ``min_clients = 1`` the liar alone would go on from what it made of the model."""
     tables = {"server": {"min_clients": min_clients}} if min_clients else {}
     stage, line = poisoned(digits, tmp_path / "run", **tables)
@@ -68,8 +71,7 @@ def test_the_run_says_whose_upload_was_odd_and_goes_back_before_it(min_clients, 
     assert "\n" not in line
     assert [r["interaction"] for r in records_of(stage.out)] == [0, 1]
     again = stage.run(resume=True)  # as if the upload had been a mistake
-    whole = run_in_process(stage.experiment, digits, tmp_path / "whole")
-    assert again["state_sha256"] == whole["state_sha256"]
+    assert again["state_sha256"] == whole_run(stage.experiment, digits).summary["state_sha256"]
 
 
 def test_the_run_goes_on_without_a_client_that_never_comes_again(digits, tmp_path):
@@ -85,27 +87,14 @@ def test_the_run_goes_on_without_a_client_that_never_comes_again(digits, tmp_pat
 def test_what_was_set_aside_stays_so_after_a_crash(digits, tmp_path):
     """A run that is killed after the option was given comes to the same bits without it."""
     experiment = tiny_experiment(method="fedper", schedule=ROUNDS)
-
-    class Killed(BaseException):
-        """The process dies at this point."""
-
-    def dies_at(interaction):
-        def before(order):
-            if (order.kind, order.interaction) == (rpc.ORDER_KIND_TRAIN, interaction):
-                raise Killed
-
-        return before
-
-    with pytest.raises(Killed):
-        run_in_process(experiment, digits, tmp_path / "run", before=dies_at(ODD))
+    train = {"kind": rpc.ORDER_KIND_TRAIN}
+    killed(experiment, digits, tmp_path / "run", before=dies(**train, interaction=ODD))
     shutil.copytree(tmp_path / "run", tmp_path / "other")
     how = {"resume": True, "without": [LIAR]}
     expected = run_in_process(experiment, digits, tmp_path / "run", **how)
-    with pytest.raises(Killed):
-        run_in_process(experiment, digits, tmp_path / "other", before=dies_at(4), **how)
-    again = run_in_process(experiment, digits, tmp_path / "other", resume=True)
-    assert again["state_sha256"] == expected["state_sha256"]
-    assert again["metrics"] == expected["metrics"]
+    at = dies(**train, interaction=4)
+    killed(experiment, digits, tmp_path / "other", before=at, **how)
+    again = ends_as(expected, experiment, digits, tmp_path / "other")
     assert again["clients_set_aside"] == [LIAR]
 
 

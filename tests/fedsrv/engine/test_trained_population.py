@@ -9,6 +9,7 @@ import pytest
 from fedmodels.errors import ConfigError
 from fedtide.inprocess import run_in_process
 from tests.conftest import records_of, tiny_experiment
+from tests.runs import Killed, ends_as, killed
 
 METHODS = ("fedavg", "gldp", "fedmlp", "fedproto", "ditto", "pfedgraph")
 
@@ -71,27 +72,19 @@ def test_rounds_without_a_cohort_refuse_it():
         )
 
 
-class Killed(BaseException):
-    """What no part of a run catches."""
-
-
 @pytest.mark.parametrize("at", [5, 6, 8, 11])
-def test_a_run_that_was_killed_ends_with_the_same_records(at, digits, tmp_path):
+def test_a_run_that_was_killed_ends_with_the_same_records(at, digits, tmp_path, whole_run):
     """Killed at an order: to train for the score, to train, to score, and in the next round."""
     experiment = tiny_experiment(
         method="gldp", schedule={"per_round": 1}, evaluate={"trained": "all"}
     )
-    whole = run_in_process(experiment, digits, tmp_path / "whole")
-    orders = count()
+    whole, orders = whole_run(experiment, digits), count()
 
     def kill(order):
         if next(orders) == at:
             raise Killed
 
-    with pytest.raises(Killed):
-        run_in_process(experiment, digits, tmp_path / "run", before=kill)
-    again = run_in_process(experiment, digits, tmp_path / "run", resume=True)
-    assert again["state_sha256"] == whole["state_sha256"]
-    assert again["metrics"] == whole["metrics"]
-    views = [[views_of(r) for r in records_of(tmp_path / run)] for run in ("run", "whole")]
+    killed(experiment, digits, tmp_path / "run", before=kill)
+    ends_as(whole.summary, experiment, digits, tmp_path / "run")
+    views = [[views_of(r) for r in records_of(run)] for run in (tmp_path / "run", whole.out)]
     assert views[0] == views[1]

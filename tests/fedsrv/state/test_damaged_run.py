@@ -15,10 +15,10 @@ from fedsrv.cli import app
 from fedsrv.coordinator import write_facts
 from fedsrv.state.recovery import recover
 from fedsrv.state.store import Store
-from fedtide.inprocess import run_in_process
 from tests.conftest import tiny_experiment
 from tests.fedsrv.engine.test_rollback import LOCAL, break_off
 from tests.fedsrv.state.test_store import committed, digest, record, state
+from tests.runs import ends_as
 
 EXPERIMENT = tiny_experiment(server={"max_rollback": 1})
 
@@ -203,15 +203,22 @@ def test_a_state_of_another_run_is_not_taken_up(run, tmp_path):
 # --- recovery -------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def half_way(tmp_path, digits):
-    """A run broken off in interaction 4 of 6, with its config, and the summary of the whole one."""
-    whole = run_in_process(LOCAL, digits, tmp_path / "whole")
-    break_off(tmp_path / "run", digits, at=4)
-    write_facts(tmp_path / "run", LOCAL)
-    first = tmp_path / "run" / "server" / "state-00000000.safetensors"
+@pytest.fixture(scope="module")
+def broken_off(digits, tmp_path_factory):
+    """A run broken off in interaction 4 of 6, with its config."""
+    run = tmp_path_factory.mktemp("broken-off") / "run"
+    break_off(run, digits, at=4)
+    write_facts(run, LOCAL)
+    first = run / "server" / "state-00000000.safetensors"
     first.unlink(missing_ok=True)  # a busy machine may have died before it pruned the state
-    return tmp_path / "run", whole
+    return run
+
+
+@pytest.fixture
+def half_way(broken_off, tmp_path, digits, whole_run):
+    """A copy of the run that was broken off, and the summary of the whole one."""
+    run = shutil.copytree(broken_off, tmp_path / "run")
+    return run, whole_run(LOCAL, digits).summary
 
 
 @pytest.mark.parametrize("harm", ["garbage", "empty", "gone", "few rows", "old"])
@@ -225,9 +232,7 @@ def test_a_recovered_run_ends_as_the_whole_one(half_way, digits, harm):
     assert "interactions 1 to 4 are recovered" in told[0]
     if harm != "gone":
         assert (path / "set-aside" / "run.db").exists()
-    again = run_in_process(LOCAL, digits, path, resume=True)
-    assert again["state_sha256"] == whole["state_sha256"]
-    assert again["metrics"] == whole["metrics"]
+    ends_as(whole, LOCAL, digits, path)
 
 
 @pytest.mark.parametrize(
@@ -253,7 +258,7 @@ def test_what_cannot_be_recovered_is_said_and_set_aside(half_way, digits, damage
     assert recover(path, told.append) == 2
     assert "state-00000003.safetensors" in "".join(told)
     assert (path / "set-aside" / "state-00000003.safetensors").exists()
-    assert run_in_process(LOCAL, digits, path, resume=True)["metrics"] == whole["metrics"]
+    ends_as(whole, LOCAL, digits, path)
     (path / "run.db").write_bytes(b"")
     for state in (path / "server").glob("state-*"):
         state.write_bytes(b"")
