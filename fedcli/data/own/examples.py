@@ -6,6 +6,7 @@ import logging
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 from unicodedata import normalize
 
@@ -60,26 +61,11 @@ def dataset_of(
     train_x, test_x = narrowed(train.x, test.x)
     scale = SCALES[train_x.dtype.name]
     mean, std = channel_moments(train_x, scale)
-    return Dataset(
-        name=name,
-        train_x=train_x,
-        train_y=train.y,
-        test_x=test_x,
-        test_y=test.y,
-        num_classes=len(class_names),
-        scale=scale,
-        mean=mean,
-        std=std,
-        class_names=tuple(class_names),
-        groups_train=train.groups,
-        groups_test=test.groups,
-        group_names=tuple(group_names),
-        variant=variant,
-        has_own_parts=True,
-        overlapping=overlapping,
-        columns=tuple(columns),
-        transform=train.transform,
-    )
+    return Dataset.of(
+        name, replace(train, x=train_x), replace(test, x=test_x), class_names,
+        scale=scale, mean=mean, std=std, group_names=tuple(group_names), variant=variant,
+        has_own_parts=True, overlapping=overlapping, columns=tuple(columns),
+    )  # fmt: skip
 
 
 def coded(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -88,6 +88,29 @@ class Dataset:
     """Names of the columns of a table that an example consists of, in their order."""
     transform: Mapping[str, Any] | None = None
     """How files became these examples (``fedmodels.config.transforms``), where they did."""
+
+    @classmethod
+    def of(
+        cls, name: str, train: Examples, test: Examples, class_names: Sequence[str], **facts: Any
+    ) -> Dataset:
+        """Return the data set of a training and a test part; ``facts`` are further fields."""
+        return cls(
+            name, train.x, train.y, test.x, test.y, len(class_names),
+            class_names=tuple(class_names), groups_train=train.groups, groups_test=test.groups,
+            transform=train.transform, **facts,
+        )  # fmt: skip
+
+    def at(self, train: IntArray | None = None, test: IntArray | None = None) -> Dataset:
+        """Return the data set with these of its training and test examples; all unless given."""
+        chosen = {"train": train, "test": test}
+        held = {
+            field.name: value[places]
+            for field in fields(self)
+            for part, places in chosen.items()
+            if part in field.name.split("_") and places is not None
+            if (value := getattr(self, field.name)) is not None
+        }
+        return replace(self, **held)
 
     def __post_init__(self) -> None:
         """Check that all parts fit together, whoever made them.

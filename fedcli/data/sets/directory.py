@@ -174,23 +174,11 @@ def _made(
     highest = max((int(part.y.max()) for part in (train, test) if len(part.y)), default=-1)
     classes = named_classes(names, highest, root)
     mean, std = channel_moments(train.x, scale)
-    return Dataset(
-        name="directory",
-        train_x=train.x,
-        train_y=train.y,
-        test_x=test.x,
-        test_y=test.y,
-        num_classes=len(classes),
-        scale=scale,
-        mean=_numbers(root, about, "mean", mean),
-        std=_numbers(root, about, "std", std),
-        class_names=classes,
-        groups_train=train.groups,
-        groups_test=test.groups,
-        variant=f"{len(train.y)} train and {len(test.y)} test examples",
-        has_own_parts=True,
-        transform=train.transform,
-    )
+    return Dataset.of(
+        "directory", train, test, classes, scale=scale,
+        mean=_numbers(root, about, "mean", mean), std=_numbers(root, about, "std", std),
+        variant=f"{len(train.y)} train and {len(test.y)} test examples", has_own_parts=True,
+    )  # fmt: skip
 
 
 def _numbers(

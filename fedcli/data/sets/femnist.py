@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 from fedcli.data.arrays import IntArray, channel_moments
 from fedcli.data.cuts.held_out import stratified_folds
 from fedcli.data.folders import is_foreign
-from fedcli.data.sets.dataset import Dataset
+from fedcli.data.sets.dataset import Dataset, Examples
 from fedcli.data.sets.images import DIGITS, LETTERS
 from fedcli.data.sets.source import Source
 from fedmodels.errors import DataError, reason_of
 
 FOLDERS = ("femnist/data", "leaf/data/femnist/data", "femnist", "FEMNIST")
-Written = tuple[NDArray[np.uint8], IntArray, list[str]]
-"""Images (n, 1, 28, 28), labels (n,), and the writer of each."""
+Written = tuple[NDArray[np.uint8], IntArray, NDArray[np.str_]]
+"""Images (n, 1, 28, 28), labels (n,), and the writer of each (n,)."""
 
 
 def femnist(source: Source) -> Dataset:
@@ -43,9 +43,7 @@ def femnist(source: Source) -> Dataset:
     elif _json_in(root / "all_data"):
         x, y, who = _read(root / "all_data")
         held = stratified_folds(y, 5) == 4
-        names = np.array(who)
-        train = (x[~held], y[~held], names[~held].tolist())
-        test = (x[held], y[held], names[held].tolist())
+        train, test = (x[~held], y[~held], who[~held]), (x[held], y[held], who[held])
     else:
         raise source.missing("femnist/data/train/*.json", advice)
     return _made(train, test)
@@ -53,25 +51,15 @@ def femnist(source: Source) -> Dataset:
 
 def _made(train: Written, test: Written) -> Dataset:
     """Return the data set of both parts, with writers numbered in sorted order."""
-    writers = sorted({*train[2], *test[2]})
-    number = {writer: i for i, writer in enumerate(writers)}
+    writers, numbers = np.unique(np.concatenate([train[2], test[2]]), return_inverse=True)
+    groups = np.split(numbers.astype(np.int64), [len(train[1])])
     mean, std = channel_moments(train[0], 255.0)
-    return Dataset(
-        name="femnist",
-        train_x=train[0],
-        train_y=train[1],
-        test_x=test[0],
-        test_y=test[1],
-        num_classes=62,
-        scale=255.0,
-        mean=mean,
-        std=std,
-        class_names=(*DIGITS, *LETTERS),
-        groups_train=np.array([number[w] for w in train[2]], dtype=np.int64),
-        groups_test=np.array([number[w] for w in test[2]], dtype=np.int64),
+    return Dataset.of(
+        "femnist", Examples(*train[:2], groups[0]), Examples(*test[:2], groups[1]),
+        (*DIGITS, *LETTERS), scale=255.0, mean=mean, std=std,
         group_names=tuple(f"writer {writer}" for writer in writers),
         variant=f"{len(writers)} writers, {len(train[1])} train and {len(test[1])} test examples",
-    )
+    )  # fmt: skip
 
 
 def _json_in(folder: Path) -> list[Path]:
@@ -97,4 +85,4 @@ def _read(folder: Path) -> Written:
             raise DataError(f"{path} cannot be read: {reason_of(error)}") from None
     if not images or len(labels) != len(who) or not 0 <= min(labels) <= max(labels) < 62:
         raise DataError(f"{folder} does not hold images with labels from 0 to 61")
-    return np.concatenate(images), np.array(labels, dtype=np.int64), who
+    return np.concatenate(images), np.array(labels, dtype=np.int64), np.array(who)

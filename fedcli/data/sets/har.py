@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcli.data.arrays import channel_moments, read_npz
-from fedcli.data.sets.dataset import Dataset
+from fedcli.data.sets.dataset import Dataset, Examples
 from fedcli.data.sets.hhar import hhar_arrays
 from fedcli.data.sets.realworld import realworld_arrays
 from fedcli.data.sets.registry import DATASETS
@@ -72,10 +72,8 @@ def realworld(source: Source) -> Dataset:
 
 def hhar_realworld(source: Source) -> Dataset:
     """Load HHAR and RealWorld as one set, with FedAli's nine activities: 36 + 105 clients."""
-    first, second = (
-        _cut_once(source, "hhar", hhar_arrays),
-        _cut_once(source, "realworld", realworld_arrays),
-    )
+    first = _cut_once(source, "hhar", hhar_arrays)
+    second = _cut_once(source, "realworld", realworld_arrays)
     return _made(source.data.name, merged(first, second), "hhar and realworld")
 
 
@@ -162,25 +160,14 @@ def _made(name: str, arrays: Arrays, variant: str) -> Dataset:
     pairs = np.stack([subject, arrays["device"].astype(np.int64)], axis=1)
     clients, group = np.unique(pairs, axis=0, return_inverse=True)
     group = group.reshape(-1).astype(np.int64)
-    mean, std = channel_moments(x[~test], 1.0)
-    return Dataset(
-        name=name,
-        train_x=x[~test],
-        train_y=y[~test],
-        test_x=x[test],
-        test_y=y[test],
-        num_classes=len(arrays["label_names"]),
-        scale=1.0,
-        mean=mean,
-        std=std,
-        class_names=tuple(str(label) for label in arrays["label_names"]),
-        groups_train=group[~test],
-        groups_test=group[test],
+    train, held = (Examples(x[part], y[part], group[part]) for part in (~test, test))
+    mean, std = channel_moments(train.x, 1.0)
+    return Dataset.of(
+        name, train, held, [str(label) for label in arrays["label_names"]],
+        scale=1.0, mean=mean, std=std,
         group_names=tuple(f"subject {s}, {device_names[d]}" for s, d in clients),
-        devices=tuple(models[d] for _, d in clients),
-        variant=variant,
-        overlapping=True,
-    )
+        devices=tuple(models[d] for _, d in clients), variant=variant, overlapping=True,
+    )  # fmt: skip
 
 
 def every_fifth(subject: NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -27,9 +27,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcli.data.arrays import IntArray, read_npz
+from fedcli.data.arrays import read_npz
 from fedcli.data.cuts.held_out import stratified_folds
-from fedcli.data.sets.dataset import Dataset
+from fedcli.data.sets.dataset import Dataset, Examples
 from fedcli.data.sets.source import Source
 from fedmodels.errors import DataError, reason_of
 from fedmodels.files import replacing
@@ -43,8 +43,6 @@ EMNIST_FILES = tuple(
     for part in ("train", "test")
     for kind in ("images-idx3", "labels-idx1")
 )
-Examples = tuple[NDArray[np.uint8], IntArray]
-"""Images (n, C, H, W) and labels (n,)."""
 log = logging.getLogger(__name__)
 
 # --- classes in label order -----------------------------------------------------------------------
@@ -97,18 +95,8 @@ def digits(source: Source) -> Dataset:
     table = _table_of_digits()  # (1797, 65): 64 pixels and the label
     x, y = table[:, :-1].astype(np.uint8).reshape(-1, 1, 8, 8), table[:, -1].astype(np.int64)
     test = stratified_folds(y, 5) == 4
-    return Dataset(
-        name="digits",
-        train_x=x[~test],
-        train_y=y[~test],
-        test_x=x[test],
-        test_y=y[test],
-        num_classes=10,
-        scale=16.0,
-        mean=(0.3053,),
-        std=(0.3754,),
-        class_names=DIGITS,
-    )
+    train, held = (Examples(x[chosen], y[chosen]) for chosen in (~test, test))
+    return Dataset.of("digits", train, held, DIGITS, scale=16.0, mean=(0.3053,), std=(0.3754,))
 
 
 def _table_of_digits() -> NDArray[np.float64]:
@@ -185,22 +173,12 @@ def _published(
         train, test = torchvision_pair(source, kind)
     else:
         train, test = _read_npz(subset, "train"), _read_npz(subset, "test")
-        variant = f"subset, {len(train[1])} train and {len(test[1])} test examples"
+        variant = f"subset, {len(train.y)} train and {len(test.y)} test examples"
         log.warning(
             "%s: the full set is absent; %s is used (%s)", source.data.name, subset.name, variant
         )
-    return Dataset(
-        name=source.data.name,
-        train_x=train[0],
-        train_y=train[1],
-        test_x=test[0],
-        test_y=test[1],
-        num_classes=len(class_names),
-        scale=255.0,
-        mean=mean,
-        std=std,
-        class_names=class_names,
-        variant=variant,
+    return Dataset.of(
+        source.data.name, train, test, class_names, scale=255.0, mean=mean, std=std, variant=variant
     )
 
 
@@ -209,7 +187,7 @@ def _subset(source: Source, file: str, full: tuple[str, ...]) -> Path | None:
     return None if source.find(*full) is not None else source.find(file)
 
 
-def _read_npz(path: Path, part: str) -> tuple[NDArray[np.uint8], IntArray]:
+def _read_npz(path: Path, part: str) -> Examples:
     """Read images (n, C, H, W) uint8 and labels (n,) of one part of a subset."""
     arrays = read_npz(path)
     if not {f"x_{part}", f"y_{part}"} <= set(arrays):
@@ -220,8 +198,12 @@ def _read_npz(path: Path, part: str) -> tuple[NDArray[np.uint8], IntArray]:
             f"{path}: x_{part} must hold images (n, H, W) or (n, H, W, C) uint8, and y_{part} "
             "whole numbers"
         )
-    x = x[:, None] if x.ndim == 3 else x.transpose(0, 3, 1, 2)
-    return np.ascontiguousarray(x), y.astype(np.int64)
+    return Examples(_channels_first(x), y.astype(np.int64))
+
+
+def _channels_first(x: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return images (n, H, W) or (n, H, W, C) as (n, C, H, W)."""
+    return np.ascontiguousarray(x[:, None] if x.ndim == 3 else x.transpose(0, 3, 1, 2))
 
 
 # --- published archives ---------------------------------------------------------------------------
@@ -276,8 +258,7 @@ def _examples(made: Any) -> Examples:
     x = np.asarray(made.data, dtype=np.uint8)
     if type(made).__name__ == "EMNIST":
         x = x.transpose(0, 2, 1)  # its files hold every image transposed
-    x = x[:, None] if x.ndim == 3 else x.transpose(0, 3, 1, 2)
-    return np.ascontiguousarray(x), np.asarray(made.targets, dtype=np.int64)
+    return Examples(_channels_first(x), np.asarray(made.targets, dtype=np.int64))
 
 
 def _unpack(source: Source, kind: str) -> bool:

@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fedcli.data.arrays import IntArray
 from fedcli.data.folders import is_foreign
-from fedcli.data.sets.dataset import Dataset
+from fedcli.data.sets.dataset import Dataset, Examples
 from fedcli.data.sets.source import Source
 from fedmodels.errors import DataError, reason_of
 
@@ -56,18 +54,10 @@ def _load(root: Place) -> Dataset:
     lines = (root / "val" / "val_annotations.txt").read_text("utf-8").splitlines()
     rows = [line.split("\t")[:2] for line in lines if line]
     test = [(root / "val" / "images" / file, label[name]) for file, name in rows]
-    (train_x, train_y), (test_x, test_y) = _read(train), _read(test)
-    return Dataset(
-        name="tiny-imagenet",
-        train_x=train_x,
-        train_y=train_y,
-        test_x=test_x,
-        test_y=test_y,
-        num_classes=len(ids),
-        scale=255.0,
-        mean=(0.4802, 0.4481, 0.3975),
-        std=(0.2770, 0.2691, 0.2821),
-        class_names=tuple(words.get(name, name).split(",")[0] for name in ids),
+    class_names = [words.get(name, name).split(",")[0] for name in ids]
+    mean, std = (0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821)
+    return Dataset.of(
+        "tiny-imagenet", _read(train), _read(test), class_names, scale=255.0, mean=mean, std=std
     )
 
 
@@ -77,7 +67,7 @@ def _images_in(folder: Place) -> list[Any]:
     return sorted(found, key=lambda path: path.name)
 
 
-def _read(images: list[tuple[Any, int]]) -> tuple[NDArray[np.uint8], IntArray]:
+def _read(images: list[tuple[Any, int]]) -> Examples:
     """Decode images into one array (n, 3, 64, 64)."""
     from PIL import Image
 
@@ -86,4 +76,4 @@ def _read(images: list[tuple[Any, int]]) -> tuple[NDArray[np.uint8], IntArray]:
         file: IO[bytes]
         with path.open("rb") as file, Image.open(file) as image:
             x[j] = np.asarray(image.convert("RGB"), dtype=np.uint8).transpose(2, 0, 1)
-    return x, np.array([k for _, k in images], dtype=np.int64)
+    return Examples(x, np.array([k for _, k in images], dtype=np.int64))

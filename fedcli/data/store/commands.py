@@ -155,18 +155,10 @@ def thinned(dataset: Dataset, data: Data, seed: int) -> Dataset:
     """Return the data set with at most as many examples of each class as ``[data]`` allows."""
     if data.max_per_class is not None:
         kept = _some(dataset, dataset.train_y, data.max_per_class, seed, "max_per_class")
-        x, y = dataset.train_x[kept], dataset.train_y[kept]
-        held = {
-            key: found[kept]
-            for key in ("groups_train", "wholes_train")
-            if (found := getattr(dataset, key)) is not None
-        }
-        dataset = replace(dataset, train_x=x, train_y=y, **held)
+        dataset = dataset.at(train=kept)
     if data.max_test_per_class is not None:
         kept = _some(dataset, dataset.test_y, data.max_test_per_class, seed, "max_test_per_class")
-        x, y = dataset.test_x[kept], dataset.test_y[kept]
-        groups = None if dataset.groups_test is None else dataset.groups_test[kept]
-        dataset = replace(dataset, test_x=x, test_y=y, groups_test=groups)
+        dataset = dataset.at(test=kept)
     return dataset
 
 

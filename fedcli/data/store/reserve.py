@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -54,12 +54,4 @@ def set_apart(dataset: Dataset, data: Data, seed: int) -> tuple[Dataset, Reserve
     shown, hidden = taken[first], np.delete(taken, first)
     reserve = Reserve(dataset.train_x[shown], dataset.train_y[shown], dataset.train_x[hidden])
     left = np.setdiff1d(np.arange(len(dataset.train_y)), taken)
-    groups = dataset.groups_train
-    rest = replace(
-        dataset,
-        train_x=dataset.train_x[left],
-        train_y=dataset.train_y[left],
-        groups_train=None if groups is None else groups[left],
-        wholes_train=None if dataset.wholes_train is None else dataset.wholes_train[left],
-    )
-    return rest, reserve
+    return dataset.at(train=left), reserve

@@ -352,9 +352,9 @@ def test_emnist_images_are_turned_upright() -> None:
         data = torch.arange(2 * 28 * 28, dtype=torch.int64).reshape(2, 28, 28).remainder(251)
         targets = torch.tensor([1, 0])
 
-    x, y = image_sets._examples(EMNIST())
-    assert np.array_equal(x[0, 0], EMNIST.data[0].numpy().T)
-    assert y.tolist() == [1, 0]
+    found = image_sets._examples(EMNIST())
+    assert np.array_equal(found.x[0, 0], EMNIST.data[0].numpy().T)
+    assert found.y.tolist() == [1, 0]
 
 
 # --- sensor windows
