@@ -152,11 +152,8 @@ class Host:
             FedtideError: see :meth:`taking_part`.
         """
         with self.taking_part(), refuse_exits():
-            self._work()
-
-    def _work(self) -> None:
-        for tasks in self.orders():
-            self.hand_on(self.execute(tasks))
+            for tasks in self.orders():
+                self.hand_on(self.execute(tasks))
 
     @contextmanager
     def taking_part(self) -> Iterator[None]:
@@ -178,7 +175,7 @@ class Host:
             give_back_free_pages()
             yield
             leaving = "finished"
-            self._hand_on(None)
+            self.hand_on(None)
             while self._pushing.is_alive():
                 self._pushing.join(WAKE_S)
             if self._orders.failure is not None:
@@ -220,22 +217,13 @@ class Host:
             with self.workers.set_ups.busy:
                 yield tasks
 
-    def hand_on(self, results: list[Result]) -> None:
-        """Bring results to the server; wait until the thread that does so has room for them.
+    def hand_on(self, results: list[Result] | None) -> None:
+        """Give results, or None at the end, to the thread that pushes; wait until it has room.
 
         Raises:
             BaseException: what another thread says ends this process.
         """
-        if results:
-            self._hand_on(results)
-
-    def _hand_on(self, results: list[Result] | None) -> None:
-        """Wait until the thread that pushes has room for results, or for the end.
-
-        Raises:
-            BaseException: what another thread says ends this process.
-        """
-        while True:
+        while results is None or results:
             with suppress(queue.Full):
                 return self._results.put(results, timeout=WAKE_S)
             if self._orders.failure is not None:

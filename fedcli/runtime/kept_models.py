@@ -8,7 +8,7 @@ client has met by now. Both are scored as they are served: by the net's classifi
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,132 +31,7 @@ from fedpb.v1 import coordinator_pb2 as rpc
 
 BATCH = 256
 """Examples that are scored together."""
-Described = Callable[[SplitNet, str, int], tuple[Bundle, Mapping[str, str]]]
-"""Returns a net's weights, and the header of their file, by view and round."""
 log = logging.getLogger(__name__)
-
-
-@dataclass
-class Deployment:
-    """Offers one client's models to its folder of live models."""
-
-    client: ClientId
-    data: ClientData
-    stream: TaskStream
-    deployed: Deployed
-    how: Deploy
-    visits_tasks: bool
-    """Whether a round has an interaction for each task."""
-    last_tasks: int | None
-    """How many tasks are scored, the last ones; None for all."""
-    described: Described
-    _offered: int | None = field(default=None, init=False)
-    """The interaction after which the last offered model stood."""
-    _says_held: bool = field(default=False, init=False)
-
-    def __post_init__(self) -> None:
-        """Clear what a crash left."""
-        if self.deployed.folder.is_dir():
-            self.deployed.clear_leftovers()
-
-    def offer(self, order: rpc.Order, net: SplitNet, view: str) -> None:
-        """Put the model in a net live, unless the guard refuses it; no fault of this ends a run.
-
-        An untrained model is not offered, and one model is offered once.
-
-        Args:
-            order: the one that is worked on.
-            net: the client's personal model.
-            view: the view of the model.
-        """
-        after, round = order.interaction, order.round
-        if order.kind == rpc.ORDER_KIND_TRAIN and view != "after_local":  # as it was received
-            after -= 1
-            round -= 0 if self.visits_tasks and order.task else 1
-        if after < 0 or after == self._offered:
-            return
-        self._offered = after
-        try:
-            with seeded(0):  # a custom net may draw
-                self._offer(order, net, view, round, after)
-        except (FedtideError, OSError) as error:
-            log.warning("client %s: its model does not go live: %s", self.client, error)
-
-    def _offer(self, order: rpc.Order, net: SplitNet, view: str, round: int, after: int) -> None:
-        held = self.deployed.status().held
-        if held and not self._says_held:
-            line = ": a roll-back holds its live model; fedcli rollback --release lets others live"
-            tell("held", self.client, line, order)
-        self._says_held = held
-        if held:
-            return
-        weights, header = self.described(net, view, round)
-        digest, before = state_digest([("", weights)]), self.deployed.digest()
-        if digest == before:
-            return
-        is_better, why = self._judged(net, self._live(before), order)
-        line = f"the model of round {round + 1}: {why}"
-        if not is_better:
-            if self.deployed.refuse(digest, f"refused {line}"):
-                tell("refused", self.client, f" refuses {line}", order)
-            return
-        header = {**header, DIGEST: digest, AFTER: str(after)}
-        if self.deployed.go_live(weights, header, before, f"live is {line}"):
-            tell("deployed", self.client, f" serves {line}", order)
-
-    def _live(self, digest: str) -> SplitNet | None:
-        """Return the net of the live model, if it can be compared with another one."""
-        if not digest or self.how.guard == "none":
-            return None
-        try:
-            model = TrainedModel.load(self.deployed.current)
-        except FedtideError as error:
-            log.warning("client %s: its live model is replaced: %s", self.client, error)
-            return None
-        told, file = model.facts, self.data.file
-        scales = (told.scale, *told.mean, *told.std), (file.scale, *file.mean, *file.std)
-        is_alike = tuple(told.input_shape) == tuple(file.input_shape) and scales[0] == scales[1]
-        return model.net.to(self.stream.device) if is_alike else None
-
-    def _judged(self, net: SplitNet, live: SplitNet | None, order: rpc.Order) -> tuple[bool, str]:
-        """Tell whether a net may go live in place of the live one, and why."""
-        if self.how.guard == "none":
-            return True, "nothing guards it"
-        seen = self.data.num_tasks
-        if order.tasks_seen and not (self.visits_tasks and order.round):
-            seen = min(order.tasks_seen, seen)
-        self.stream.meet(seen)
-        first = max(0, seen - (self.last_tasks or seen))
-        of_task = (self.stream.validation(t) or self.stream.test(t) for t in range(first, seen))
-        sets, kept = [*of_task], "test" if self.stream.kept is None else "validation"
-        count = sum(len(y) for _, y in sets)
-        if not count:
-            return True, f"there are no {kept} data to compare it on"
-        right = rightly_named(net, sets)
-        if right is None:
-            return False, "its outputs are not finite"
-        before = rightly_named(live, sets) if live is not None else None
-        share = f"{right} of {count} {kept} examples are right"
-        if before is None:
-            return True, f"{share}, and no earlier model is comparable" if live else share
-        return right >= before - self.how.tolerance * count, f"{share}, {before} by the live model"
-
-
-@torch.no_grad()
-def rightly_named(net: SplitNet, sets: list[Examples]) -> int | None:
-    """Return how many examples a net classifies correctly; None if outputs are not finite."""
-    net.eval()
-    right = 0
-    for x, y in sets:
-        for xs, ys in zip(net.split(x, BATCH), net.split(y, BATCH), strict=True):
-            logits: Tensor = net(xs)
-            if not bool(torch.isfinite(logits).all()):
-                return None
-            right += int((logits.argmax(1) == ys).sum())
-    return right
-
-
-# --- the last model -------------------------------------------------------------------------------
 
 
 @dataclass
@@ -232,3 +107,130 @@ class FinalModel:
             self.method.rules[0], asked.code_sha256 or "", file.transform,
         )  # fmt: skip
         return Bundle(weights=whole(net)), header_of(facts)
+
+
+@dataclass
+class Deployment:
+    """Offers one client's models to its folder of live models."""
+
+    final: FinalModel
+    """Describes models, and says of which client and run they are."""
+    stream: TaskStream
+    deployed: Deployed
+    how: Deploy
+    _offered: int | None = field(default=None, init=False)
+    """The interaction after which the last offered model stood."""
+    _says_held: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        """Clear what a crash left."""
+        self.client, experiment = self.final.client, self.final.experiment
+        self.visits_tasks = experiment.schedule.order == "rounds_outer"
+        """Whether a round has an interaction for each task."""
+        self.last_tasks = experiment.evaluate.last_tasks
+        if self.deployed.folder.is_dir():
+            self.deployed.clear_leftovers()
+
+    @classmethod
+    def of(cls, final: FinalModel, stream: TaskStream) -> Deployment | None:
+        """Return the deployment that a run's config asks for; the evaluator has none."""
+        how = final.experiment.deploy
+        if how is None or not isinstance(final.client, int):
+            return None
+        return cls(final, stream, Deployed(final.states.path), how)
+
+    def offer(self, order: rpc.Order, net: SplitNet, view: str) -> None:
+        """Put the model in a net live, unless the guard refuses it; no fault of this ends a run.
+
+        An untrained model is not offered, and one model is offered once.
+
+        Args:
+            order: the one that is worked on.
+            net: the client's personal model.
+            view: the view of the model.
+        """
+        after, round = order.interaction, order.round
+        if order.kind == rpc.ORDER_KIND_TRAIN and view != "after_local":  # as it was received
+            after -= 1
+            round -= 0 if self.visits_tasks and order.task else 1
+        if after < 0 or after == self._offered:
+            return
+        self._offered = after
+        try:
+            with seeded(0):  # a custom net may draw
+                self._offer(order, net, view, round, after)
+        except (FedtideError, OSError) as error:
+            log.warning("client %s: its model does not go live: %s", self.client, error)
+
+    def _offer(self, order: rpc.Order, net: SplitNet, view: str, round: int, after: int) -> None:
+        held = self.deployed.status().held
+        if held and not self._says_held:
+            line = ": a roll-back holds its live model; fedcli rollback --release lets others live"
+            tell("held", self.client, line, order)
+        self._says_held = held
+        if held:
+            return
+        weights, header = self.final.described(net, view, round)
+        digest, before = state_digest([("", weights)]), self.deployed.digest()
+        if digest == before:
+            return
+        is_better, why = self._judged(net, self._live(before), order)
+        line = f"the model of round {round + 1}: {why}"
+        if not is_better:
+            if self.deployed.refuse(digest, f"refused {line}"):
+                tell("refused", self.client, f" refuses {line}", order)
+            return
+        header = {**header, DIGEST: digest, AFTER: str(after)}
+        if self.deployed.go_live(weights, header, before, f"live is {line}"):
+            tell("deployed", self.client, f" serves {line}", order)
+
+    def _live(self, digest: str) -> SplitNet | None:
+        """Return the net of the live model, if it can be compared with another one."""
+        if not digest or self.how.guard == "none":
+            return None
+        try:
+            model = TrainedModel.load(self.deployed.current)
+        except FedtideError as error:
+            log.warning("client %s: its live model is replaced: %s", self.client, error)
+            return None
+        told, file = model.facts, self.final.data.file
+        scales = (told.scale, *told.mean, *told.std), (file.scale, *file.mean, *file.std)
+        is_alike = tuple(told.input_shape) == tuple(file.input_shape) and scales[0] == scales[1]
+        return model.net.to(self.stream.device) if is_alike else None
+
+    def _judged(self, net: SplitNet, live: SplitNet | None, order: rpc.Order) -> tuple[bool, str]:
+        """Tell whether a net may go live in place of the live one, and why."""
+        if self.how.guard == "none":
+            return True, "nothing guards it"
+        seen = self.final.data.num_tasks
+        if order.tasks_seen and not (self.visits_tasks and order.round):
+            seen = min(order.tasks_seen, seen)
+        self.stream.meet(seen)
+        first = max(0, seen - (self.last_tasks or seen))
+        of_task = (self.stream.validation(t) or self.stream.test(t) for t in range(first, seen))
+        sets, kept = [*of_task], "test" if self.stream.kept is None else "validation"
+        count = sum(len(y) for _, y in sets)
+        if not count:
+            return True, f"there are no {kept} data to compare it on"
+        right = rightly_named(net, sets)
+        if right is None:
+            return False, "its outputs are not finite"
+        before = rightly_named(live, sets) if live is not None else None
+        share = f"{right} of {count} {kept} examples are right"
+        if before is None:
+            return True, f"{share}, and no earlier model is comparable" if live else share
+        return right >= before - self.how.tolerance * count, f"{share}, {before} by the live model"
+
+
+@torch.no_grad()
+def rightly_named(net: SplitNet, sets: list[Examples]) -> int | None:
+    """Return how many examples a net classifies correctly; None if outputs are not finite."""
+    net.eval()
+    right = 0
+    for x, y in sets:
+        for xs, ys in zip(net.split(x, BATCH), net.split(y, BATCH), strict=True):
+            logits: Tensor = net(xs)
+            if not bool(torch.isfinite(logits).all()):
+                return None
+            right += int((logits.argmax(1) == ys).sum())
+    return right

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+import operator
 import random
 import threading
 import time
@@ -119,14 +120,12 @@ class Link:
         alone = ChannelOptions.SingleThreadedUnaryStream  # a Pull needs no thread of its own
         options = [*channel_options(address), (alone, 1)]
         self._channel = self._opened(address, options)
-        self._prepare = self._unary("Prepare", rpc.PrepareRequest, rpc.PrepareResponse)
-        self._join = self._unary("Join", rpc.JoinRequest, rpc.JoinResponse)
-        self._join_several = self._unary(
-            "JoinSeveral", rpc.JoinSeveralRequest, rpc.JoinSeveralResponse
-        )
-        self._beat = self._unary("Beat", rpc.BeatRequest, rpc.BeatResponse)
-        self._announce = self._unary("Announce", rpc.AnnounceRequest, rpc.AnnounceResponse)
-        self._leave = self._unary("Leave", rpc.LeaveRequest, rpc.LeaveResponse)
+        self._prepare = self._unary("Prepare", rpc.PrepareResponse)
+        self._join = self._unary("Join", rpc.JoinResponse)
+        self._join_several = self._unary("JoinSeveral", rpc.JoinSeveralResponse)
+        self._beat = self._unary("Beat", rpc.BeatResponse)
+        self._announce = self._unary("Announce", rpc.AnnounceResponse)
+        self._leave = self._unary("Leave", rpc.LeaveResponse)
         self._pull = self._channel.unary_stream(
             f"/{SERVICE}/Pull", rpc.PullRequest.SerializeToString, None
         )
@@ -149,10 +148,10 @@ class Link:
             return grpc.insecure_channel(target, options)
         return grpc.secure_channel(target, self._credentials, options)
 
-    def _unary(self, name: str, request: Any, reply: Any) -> Any:
-        return self._channel.unary_unary(
-            f"/{SERVICE}/{name}", request.SerializeToString, reply.FromString
-        )
+    def _unary(self, name: str, reply: Any) -> Any:
+        path = f"/{SERVICE}/{name}"
+        written = operator.methodcaller("SerializeToString")
+        return self._channel.unary_unary(path, written, reply.FromString)
 
     @property
     def is_closed(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import InitVar, dataclass, field, replace
 from functools import cached_property
 
@@ -16,13 +16,12 @@ from torch import Tensor
 from fedcli.data.store.client_data import ClientData
 from fedcli.data.store.stream import TaskStream, Validation
 from fedcli.runtime.client_log import Spare, tell, tell_scored, tell_trained
-from fedcli.runtime.deployed import Deployed
 from fedcli.runtime.drift import DriftMeter, without_summaries
 from fedcli.runtime.kept_models import Deployment, FinalModel, LastStored
 from fedcli.runtime.secure_client import SecureClient
 from fedcli.runtime.setups import SetUp, SetUps
 from fedcli.runtime.state import StateDirectory
-from fedmodels.config.experiment import Deploy, Experiment
+from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ConfigError, FedtideError, PayloadError
 from fedmodels.machine import peak_rss_bytes
 from fedmodels.methods import make
@@ -31,8 +30,6 @@ from fedmodels.numerics.metrics import VALIDATION, Probabilities
 from fedmodels.printable import without_places
 from fedmodels.privacy.releases import Releases
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId, state_digest
-from fedmodels.tensors.bundle_spec import BundleSpec
-from fedmodels.training.compression import Compression
 from fedmodels.training.contexts import ClientContext
 from fedmodels.training.fault import fault_in, line_of
 from fedmodels.training.hooks import init_client
@@ -123,19 +120,11 @@ class Worker:
             self.client, self.data, self.states, self.experiment, self.method,
             sibling.final_model.last if sibling else LastStored(),
         )  # fmt: skip
-        self.deployment = self._deployment(self.experiment.deploy)
+        self.deployment = Deployment.of(self.final_model, self.stream)
         self._held: Result | None = None
         self._committed = -1
         self._looked_at, self._peak = -math.inf, 0
         self._spare = Spare()
-
-    def _deployment(self, how: Deploy | None) -> Deployment | None:
-        if how is None or not isinstance(self.client, int):
-            return None
-        place = Deployed(self.states.path)
-        visits = self.experiment.schedule.order == "rounds_outer"
-        last, described = self.experiment.evaluate.last_tasks, self.final_model.described
-        return Deployment(self.client, self.data, self.stream, place, how, visits, last, described)
 
     @property
     def run(self) -> RunFacts:
@@ -148,24 +137,9 @@ class Worker:
         return self.set_up.net
 
     @property
-    def compression(self) -> Compression:
-        """How parameters travel."""
-        return self.set_up.compression
-
-    @property
-    def keeps(self) -> bool:
-        """Whether the method keeps a private state from one interaction to the next."""
-        return self.set_up.keeps
-
-    @property
     def stateful(self) -> bool:
         """Whether the client has a private state on the disk."""
-        return self.keeps or self.drift is not None
-
-    @property
-    def payload_spec(self) -> Mapping[str, BundleSpec]:
-        """The specification of each part of an order's payload."""
-        return self.set_up.payload_spec
+        return self.set_up.keeps or self.drift is not None
 
     def _take(self, new_classes: Sequence[str]) -> None:
         """Work with the classes of an order: the first ones, and new ones."""
@@ -265,12 +239,12 @@ class Worker:
         now.epoch, now.batch = epoch, batch
 
     def _state(self, order: rpc.Order) -> Bundle:
-        return self.compression.without_residual(self._stored(order))
+        return self.set_up.compression.without_residual(self._stored(order))
 
     def _stored(self, order: rpc.Order) -> Bundle:
         """Return the private state to start from, with the residual that the client keeps."""
         loaded = self._loaded(order)
-        if not self.keeps:
+        if not self.set_up.keeps:
             return self._fixed_state
         held, first = without_summaries(loaded), len(self.set_ups.classes)
         if order.base < 0:
@@ -317,7 +291,7 @@ class Worker:
         nets = self.set_up.nets
         while len(nets) <= place:
             nets.append(self.net.copy())
-        payload, state = self.compression.received(payload), self._state(order)
+        payload, state = self.set_up.compression.received(payload), self._state(order)
         self.stream.open(order.task)
         ctx = self._context(order, nets[place])
         self._deploy_received(order, ctx, payload, state)
@@ -353,16 +327,16 @@ class Worker:
         if "after_local" in order.views:
             self._add_counts(report, order, half.ctx, "after_local", half.payload, done.state)
             self.final_model.keep_scored(order, half.ctx.net)
-        stored = self._stored(order) if self.compression.feedback else done.state
+        stored = self._stored(order) if self.set_up.compression.feedback else done.state
         leaving = with_own_noise(
             self.method, self.run, done.upload, half.payload, self.states.secret, order.interaction
         )
-        upload, residual = self.compression.returned_by(leaving, half.payload, stored)
+        upload, residual = self.set_up.compression.returned_by(leaving, half.payload, stored)
         if self.set_up.secure is not None:
             received = half.payload.weights
             upload = self._secure_client.masked(order, upload, received, self.set_up.secure)
         if self.stateful:
-            after = self.compression.with_residual(done.state, residual)
+            after = self.set_up.compression.with_residual(done.state, residual)
             if self.drift is not None:
                 after = self.drift.with_summaries(after)
                 report.extra.update(self.drift.figures)
@@ -422,7 +396,7 @@ class Worker:
         self._follow(order)
         report = rpc.Report(durable=self.states.durable)
         ctx = self._scoring_context(order)
-        payload = self.compression.received(payload)
+        payload = self.set_up.compression.received(payload)
         state = Bundle() if self.client == EVALUATOR else self._state(order)
         for view in order.views:
             ctx.view = view
@@ -448,7 +422,7 @@ class Worker:
         self._follow(order)
         if self.client == EVALUATOR:
             return Result(order, Bundle(), rpc.Report())
-        payload, ctx = self.compression.received(payload), self._scoring_context(order)
+        payload, ctx = self.set_up.compression.received(payload), self._scoring_context(order)
         state = self._state(order)
         if self.method.local_view == "global":
             ctx.view = "global"
@@ -456,7 +430,7 @@ class Worker:
         else:
             ctx.view = "after_downlink"
             self.method.load(ctx, payload, state)
-        shared = ctx.view == "global" or not self.keeps
+        shared = ctx.view == "global" or not self.set_up.keeps
         self.final_model.store(order, self.net, ctx.view, shared=shared)
         if self.deployment is not None and ctx.view == self.method.local_view:
             self.deployment.offer(order, self.net, ctx.view)

@@ -54,7 +54,7 @@ def _telling(begun: threading.Event, call: Callable[..., object]) -> Callable[..
     return told
 
 
-@pytest.mark.parametrize("wait", [lambda h: h._next_tasks(), lambda h: h._hand_on(None)])
+@pytest.mark.parametrize("wait", [lambda h: h._next_tasks(), lambda h: h.hand_on(None)])
 def test_a_signal_that_another_thread_got_ends_a_wait(
     wait: Callable[[Host], object],
     idle: Host,

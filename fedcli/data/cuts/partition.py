@@ -32,13 +32,12 @@ from fedcli.data.cuts.dirichlet import (
     pachinko_counts,
 )
 from fedcli.data.cuts.held_out import natural_clients, split_along_time
-from fedcli.data.cuts.long_tail import long_tail, long_tail_counts
+from fedcli.data.cuts.long_tail import long_tail
 from fedcli.data.cuts.replay_streams import (
     circulating_types,
     cut_in_parts,
     gradual_types,
     replay_stream,
-    replay_stream_rounds,
 )
 from fedcli.data.cuts.shards import class_rows, drawn_hands, label_shards, per_class_shards
 from fedmodels.config.scenario import (
@@ -56,18 +55,6 @@ from fedmodels.config.scenario import (
     ScenarioTable,
 )
 from fedmodels.errors import ConfigError
-
-__all__ = [
-    "Partition",
-    "TaskIndices",
-    "dirichlet",
-    "held_tests",
-    "label_shards",
-    "long_tail_counts",
-    "partition",
-    "per_class_shards",
-    "replay_stream_rounds",
-]
 
 log = logging.getLogger(__name__)
 MAX_NAMED = 5

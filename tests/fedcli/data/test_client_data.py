@@ -10,7 +10,8 @@ import pytest
 from PIL import Image
 from pydantic import TypeAdapter
 
-from fedcli.data.cuts.partition import Partition, partition
+from fedcli.data.cuts.cut_input import Partition
+from fedcli.data.cuts.partition import partition
 from fedcli.data.sets.dataset import Dataset
 from fedcli.data.store.client_data import ClientData, GlobalTest
 from fedcli.data.store.partition_writer import (

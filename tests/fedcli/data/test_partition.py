@@ -14,32 +14,25 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from fedcli.data.cuts.cut_input import CutInput, rng_of
+from fedcli.data.cuts.cut_input import CutInput, Partition, held_tests, rng_of
 from fedcli.data.cuts.dirichlet import (
     balanced_proportions,
     class_cuts,
+    dirichlet,
     moved_from_largest,
     pachinko_counts,
 )
 from fedcli.data.cuts.held_out import stratified_folds
-from fedcli.data.cuts.long_tail import long_tail
-from fedcli.data.cuts.partition import (
-    Partition,
-    dirichlet,
-    held_tests,
-    label_shards,
-    long_tail_counts,
-    partition,
-    per_class_shards,
-    replay_stream_rounds,
-)
+from fedcli.data.cuts.long_tail import long_tail, long_tail_counts
+from fedcli.data.cuts.partition import partition
 from fedcli.data.cuts.replay_streams import (
     circulating_types,
     classes_of_type,
     gradual_types,
     part_sizes,
+    replay_stream_rounds,
 )
-from fedcli.data.cuts.shards import Deck, drawn_hands, shard_sizes
+from fedcli.data.cuts.shards import Deck, drawn_hands, label_shards, per_class_shards, shard_sizes
 from fedmodels.config.data import Data
 from fedmodels.config.scenario import Scenario, ScenarioTable
 from fedmodels.errors import ConfigError
@@ -689,7 +682,7 @@ def test_permuting_natural_clients_permutes_data_only() -> None:
 
 def test_another_process_cuts_the_same() -> None:
     code = (
-        "import numpy as np;from fedcli.data.cuts.partition import *;"
+        "import numpy as np;from fedcli.data.cuts.dirichlet import dirichlet;"
         "from fedcli.data.cuts.cut_input import rng_of;"
         "p=dirichlet(np.arange(300)%10,10,5,.5,rng_of(3,'clients'));"
         "print([x.tolist() for x in p])"
