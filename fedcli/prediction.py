@@ -90,12 +90,7 @@ def personal_file(run: Path, client: int) -> Path:
 
 
 def predictions(model: TrainedModel, file: Path, paths: Sequence[Path]) -> Iterator[Predictions]:
-    """Yield the model's predictions for each file.
-
-    Args:
-        model: the trained model.
-        file: the model's own file, for error lines.
-        paths: photos, recordings, ``.npy`` files, or directories of the first two.
+    """Yield the predictions of a model, which is in ``file``, for each of the other files.
 
     Raises:
         DataError: a file cannot be read, does not fit the model or is beyond it; names it.

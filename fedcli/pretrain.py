@@ -146,16 +146,8 @@ def pretrain(
 ) -> list[float]:
     """Train the autoencoder on pooled windows and write the encoder's weights to ``out``.
 
-    Args:
-        experiment: whose net is trained; ``[data]`` says where data lie, too.
-        names: data sets to pool; ``[data] name`` of the experiment if there are none.
-        out: the file.
-        how: epochs, batch size, learning rate, mask.
-        device: where to train.
-        tell: called with a line after each epoch.
-
-    Returns:
-        The mean loss of each epoch.
+    ``[data]`` of the experiment says where data lie, and which they are unless data sets are named.
+    Each epoch is told in a line. Returns the mean loss of each epoch.
 
     Raises:
         ConfigError: net or data do not fit.

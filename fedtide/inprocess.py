@@ -251,11 +251,7 @@ def deal_out(experiment: Experiment, out: Path, *, resume: bool = False) -> Expe
 def go_on(experiment: Experiment, out: Path, at_rest: AtRest, **options: Any) -> None:
     """Go on with the run of a directory that :func:`deal_out` made, and write its result.
 
-    Args:
-        experiment: what is run.
-        out: the run directory.
-        at_rest: what an open run does when it has nothing to learn.
-        options: those of :func:`run_in_process`.
+    Options are those of :func:`run_in_process`.
 
     Raises:
         RunPaused: an open run has nothing to learn, and ``at_rest`` says "pause".

@@ -32,15 +32,10 @@ depth mismatch``) where a thread parses while a finalizer interrupts another tha
 
 
 def check_memory(wanted: float, what: str, advice: str) -> None:
-    """Check that there is memory for arrays, before it is taken.
-
-    Args:
-        wanted: bytes.
-        what: the arrays, for the line.
-        advice: what makes them smaller.
+    """Check that there is memory for so many bytes of arrays, before it is taken.
 
     Raises:
-        DataError: there is not.
+        DataError: there is not; says what takes it, and the advice that makes it smaller.
     """
     if wanted > (free := free_bytes()):
         raise DataError(
@@ -103,14 +98,11 @@ def as_numbers(x: NDArray[Any]) -> NDArray[Any]:
 
 
 def narrowed(train: NDArray[Any], test: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return numbers of float64 as float32, unless one changes by more than :data:`LOST` allows.
+    """Return inputs (n, …) and (m, …) of float64 as float32, unless that changes one too much.
 
-    Time stamps of a day differ by parts of a second and lie beyond 1e9, where float32 has every
-    128th whole number only. Such numbers stay, and are narrowed after they are normalised.
-
-    Args:
-        train: inputs (n, *input_shape); what is not of float64 stays as it is.
-        test: inputs (m, *input_shape).
+    :data:`LOST` says how much. Time stamps of a day differ by parts of a second and lie beyond 1e9,
+    where float32 has every 128th whole number only. Such numbers stay, and are narrowed after they
+    are normalised. So do inputs of another type.
     """
     if train.dtype != np.float64:
         return train, test
@@ -125,12 +117,7 @@ def narrowed(train: NDArray[Any], test: NDArray[Any]) -> tuple[NDArray[Any], NDA
 
 
 def channel_moments(x: NDArray[Any], scale: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and deviation of ``x / scale`` per channel; a deviation of 0 becomes 1.
-
-    Args:
-        x: inputs (n, *input_shape).
-        scale: what they are divided by.
-    """
+    """Return mean and deviation per channel of inputs (n, *input_shape) over ``scale``; 1 for 0."""
     others = _but_channels(x)
     mean = x.mean(axis=others, dtype=np.float64) / scale
     std = x.std(axis=others, dtype=np.float64) / scale
@@ -147,17 +134,10 @@ def _but_channels(x: NDArray[Any]) -> tuple[int, ...]:
 def check_examples(
     inputs: object, labels: object, x: NDArray[Any], y: NDArray[Any], problem: ProblemFile
 ) -> None:
-    """Check dtypes, shapes and the range of labels.
-
-    Args:
-        inputs: where the inputs come from, for error lines.
-        labels: where the labels come from.
-        x: inputs (n, *input_shape).
-        y: labels (n,).
-        problem: what they must fit.
+    """Check dtype and shape of inputs (n, *input_shape), and the range of labels (n,).
 
     Raises:
-        DataError: says what is wrong with which of them.
+        DataError: says what is wrong, and with which of the two, by where it comes from.
     """
     if x.dtype.name not in SCALES:
         raise DataError(f"{inputs}: inputs are {x.dtype}; expected {', '.join(SCALES)}")

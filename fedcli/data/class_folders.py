@@ -23,12 +23,9 @@ Listed = list[tuple[Path, int]]
 def class_folders(folder: Path, root: Path) -> list[Path]:
     """Return the directories of classes, sorted by name, without hidden ones.
 
-    Args:
-        folder: holds one directory for each class.
-        root: the directory that the data lie in.
-
     Raises:
-        DataError: a name holds bytes that are no UTF-8, which no ``client.json`` can give.
+        DataError: one leads out of ``root``, or has a name that is no UTF-8, which no
+            ``client.json`` can give.
     """
     folders = sorted((path for path in entries(folder, root) if path.is_dir()), key=called)
     for path in folders:
@@ -64,13 +61,8 @@ def images_in(place: Path, root: Path) -> list[Path]:
 def images_of(folder: Path, class_names: Sequence[str], root: Path) -> Listed:
     """Return the images ``folder/<class>/*.png``; a class is named by its name, or by its number.
 
-    Args:
-        folder: holds one directory for each class.
-        class_names: names in label order.
-        root: the directory that the data lie in.
-
     Raises:
-        DataError: the folder is missing, or a directory names no class.
+        DataError: the folder is missing, leads out of ``root``, or a directory names no class.
     """
     if not folder.is_dir():
         raise DataError(f"{folder} is missing")
@@ -108,11 +100,7 @@ def read_images(listed: Listed, how: ImageTransform = PLAIN) -> tuple[Pixels, In
 def _check_memory(image: Pixels, held: int, expected: int, where: Path) -> None:
     """Check that images find room in memory: as they are read, and once more when they are joined.
 
-    Args:
-        image: one of them.
-        held: how many of them are in memory.
-        expected: how many there are, at least.
-        where: the directory, for the error line.
+    Of at least ``expected`` images like this one, ``held`` are in memory.
     """
     count = max(expected, held + 1)
     check_memory(

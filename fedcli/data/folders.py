@@ -32,10 +32,6 @@ def is_foreign(name: str) -> bool:
 def entries(place: Path, root: Path) -> list[Path]:
     """Return the files and directories in a place by name, without hidden and foreign ones.
 
-    Args:
-        place: the directory.
-        root: the directory that the data lie in: ``place``, or one above it.
-
     Raises:
         DataError: one is a link that leads out of ``root``, or the place cannot be read.
     """
@@ -56,10 +52,7 @@ def note_left_out(
 ) -> None:
     """Say in a line which files below a directory were not read, if any.
 
-    Args:
-        root: the directory.
-        read: the files that were.
-        convertible: by the end of a name: what such files are, and what to do with them.
+    ``convertible`` says by the end of a name what such files are, and what to do with them.
     """
     found = sorted(set(_walk(root, root)) - set(read))
     if found:

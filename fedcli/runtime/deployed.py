@@ -77,11 +77,8 @@ class Deployed:
     def go_live(self, weights: Bundle, header: Mapping[str, Any], before: str, line: str) -> bool:
         """Put a model live unless another process has changed the live one; tell whether it did.
 
-        Args:
-            weights: of the net.
-            header: what the model is, with the keys of this module.
-            before: digest of the model that it was compared with; empty for none.
-            line: what happens, for the status.
+        ``before`` is the digest of the model that it was compared with, empty for none; the header
+        has the keys of this module, and the status gets the line.
 
         Raises:
             ArchiveError: the model cannot be written.

@@ -39,9 +39,7 @@ class DriftMeter:
     def measure(self, ctx: ClientContext, stored: Bundle) -> None:
         """Measure the open task; ``ctx.net`` holds the client's model before it trains.
 
-        Args:
-            ctx: the place in the run.
-            stored: the private state before, with the summaries.
+        The private state before is as it was stored, with the summaries.
         """
         self.figures, self._kept = {}, _of_drift(stored.weights)
         x = self._some(self.stream.train(ctx.task)[0], ctx)

@@ -51,14 +51,10 @@ class Enrolment:
         start_over: bool,
         announce: CountDetail = "exact",
     ) -> None:
-        """Join nobody yet.
+        """Join nobody yet; clients have their state directories in ``states``.
 
-        Args:
-            link: to the server.
-            workers: the clients.
-            states: the directory above their state directories.
-            start_over: go on from the initial private state where a lost one is too far back.
-            announce: how exactly clients tell how many examples of each class they have.
+        With ``start_over``, clients go on from the initial private state where a lost one is too
+        far back. ``announce`` says how exactly they tell how many examples of each class they have.
         """
         self.link, self.workers, self.start_over = link, workers, start_over
         self.announce: CountDetail = announce
@@ -216,10 +212,8 @@ class Announcer:
     def __init__(self, enrolment: Enrolment, incoming: Path | None = None) -> None:
         """Look at nothing yet.
 
-        Args:
-            enrolment: the clients, and what the server was told of them.
-            incoming: a folder in which what is complete becomes a task; of several clients, each
-                has one of its own in it.
+        ``incoming`` is a folder in which what is complete becomes a task; of several clients, each
+        has one of its own in it.
         """
         self._enrolment, self._link = enrolment, enrolment.link
         workers = enrolment.workers

@@ -360,11 +360,7 @@ class Host:
                     return
 
     def _is_brought_again(self, member: Membership, error: Exception) -> bool:
-        """Handle the server's answer to a Push; return whether to push again.
-
-        Args:
-            member: the session that the result came with.
-            error: the server's answer.
+        """Handle the server's answer to a Push in a session; return whether to push again.
 
         Raises:
             FedtideError: this process has to end.

@@ -76,11 +76,7 @@ class FinalModel:
     def store(self, order: rpc.Order, net: SplitNet, view: str, *, shared: bool) -> None:
         """Store the model that was scored last; where none was kept, the net as this view has it.
 
-        Args:
-            order: the last one of the run.
-            net: the client's model after the downlink.
-            view: the view that the net was loaded for.
-            shared: whether the net is the same at all clients; it is one file then.
+        The order is the last one of the run. A net that is the same at all clients is one file.
         """
         if scored := self._scored(order.base):
             return self.states.save_personal(*scored)
@@ -140,14 +136,10 @@ class Deployment:
         return cls(final, stream, Deployed(final.states.path), how)
 
     def offer(self, order: rpc.Order, net: SplitNet, view: str) -> None:
-        """Put the model in a net live, unless the guard refuses it; no fault of this ends a run.
+        """Put the personal model in a net live, unless the guard refuses it.
 
-        An untrained model is not offered, and one model is offered once.
-
-        Args:
-            order: the one that is worked on.
-            net: the client's personal model.
-            view: the view of the model.
+        No fault of this ends a run. An untrained model is not offered, and one model is offered
+        once.
         """
         after, round = order.interaction, order.round
         if order.kind == rpc.ORDER_KIND_TRAIN and view != "after_local":  # as it was received

@@ -47,10 +47,8 @@ class KnownHistory:
     def take(self, run_id: str, known: int, history: rpc.History) -> None:
         """Take what a coordinator answered; warn once if it does not go on from what is known.
 
-        Args:
-            run_id: the run that the answer is about; empty for the one that was joined.
-            known: the number of statements that the request said.
-            history: the answer; empty where the server tells nothing of its history.
+        ``run_id`` is empty for the run that was joined; ``known`` is the number of statements that
+        the request said. The history is empty where the server tells nothing of it.
         """
         head = history.head
         with self._lock:

@@ -102,11 +102,8 @@ class Link:
     ) -> None:
         """Open a channel.
 
-        Args:
-            address: of the server.
-            credentials: for TLS.
-            give_up_after_s: seconds without the server; None is never.
-            show: gets each call and its message before they are sent, and the upload, if any.
+        ``give_up_after_s`` are seconds without the server; None is never. ``show`` gets each call
+        and its message before they are sent, and the upload, if any.
         """
         self.check: Callable[[], None] = lambda: None
         """Called before each join; raises LinkError for a server that is not to be joined."""
@@ -296,11 +293,7 @@ class Link:
     ) -> Sequence[tuple[rpc.Order, Bundle]]:
         """Wait for orders of clients of this process; return those that come next, with payloads.
 
-        Orders come over one call, which is made when there is none.
-
-        Args:
-            waiting: tells for whom to wait, whenever a call is made.
-            specs: what the parts of a client's payload must hold.
+        Orders come over one call. Whenever it is made, ``waiting`` tells for whom to wait.
 
         Raises:
             LinkError, SessionGone: as :meth:`_patiently` says; Dismissed if the run has failed.

@@ -50,13 +50,9 @@ class OrderQueue:
             self._changed.notify_all()
 
     def take(self, within_s: float | None = None) -> OrderWithPayload | None:
-        """Wait for the next order; log a line each minute while none comes.
+        """Wait for the next order and its payload; log a line each minute while none comes.
 
-        Args:
-            within_s: how long to wait; by default for ever.
-
-        Returns:
-            The order and its payload; None where none came in time.
+        Returns None where none came within the time; by default there is no limit.
 
         Raises:
             RunOver: the run is over, and no client has to store its final model.

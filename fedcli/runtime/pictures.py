@@ -28,10 +28,7 @@ MAX_NAMED = 12
 def draw(picture: Picture, path: Path, class_names: Sequence[str] = ()) -> None:
     """Write a picture as SVG; the same picture gives the same file.
 
-    Args:
-        picture: what is drawn.
-        path: the file.
-        class_names: in label order; labels stand for themselves where there are none.
+    Labels stand for themselves where classes have no names.
     """
     if isinstance(picture, PrototypeMap):
         drawn = _map(picture, class_names)

@@ -43,14 +43,7 @@ class SecureClient:
     """One client's part in secure sums."""
 
     def __init__(self, client: int, path: Path, secret: bytes, rules: SecureSum) -> None:
-        """Take part; what was answered before is on the disk, and holds.
-
-        Args:
-            client: its id.
-            path: its state directory.
-            secret: bytes that only this client knows.
-            rules: of the run.
-        """
+        """Take part with a client's secret; what was answered before is on the disk, and holds."""
         self.client, self.rules = client, rules
         self.channel = Channel.of(secret)
         self._path = path / PLACE
@@ -102,13 +95,7 @@ class SecureClient:
     def masked(
         self, order: rpc.Order, upload: Bundle, received: Weights, form: SecureUpload
     ) -> Bundle:
-        """Return an upload as it travels: under masks.
-
-        Args:
-            order: to train.
-            upload: the result of ``uplink``.
-            received: the weights that the client was given.
-            form: how uploads become integers.
+        """Return an upload as it travels, under masks; the client was given the received weights.
 
         Raises:
             PayloadError: the order is refused, or a number does not fit.

@@ -95,11 +95,9 @@ class Sessions:
     """The sessions of the clients of one process."""
 
     def __init__(self, root: Path, *, shared: bool) -> None:
-        """Read and write nothing yet.
+        """Read and write nothing yet; clients have their state directories in ``root``.
 
-        Args:
-            root: the directory above the clients' state directories.
-            shared: whether clients without a session get one together, in ``root``.
+        ``shared`` says whether clients without a session get one together, in ``root``.
         """
         self._root, self._is_shared = root, shared
 

@@ -53,12 +53,7 @@ class SetUp:
         return {"common": self.compression.payload_spec(common), "personal": personal}
 
     def grown(self, client: int, state: Bundle, classes: int) -> Bundle:
-        """Return a client's stored private state for the classes of now.
-
-        Args:
-            client: whose state.
-            state: as it is stored.
-            classes: how many there were when it was stored.
+        """Return a client's private state, stored with so many classes, for the classes of now.
 
         Raises:
             PayloadError: there were more than now.
@@ -89,12 +84,7 @@ class SetUps:
     ) -> None:
         """Build the set-up for the classes that the run began with.
 
-        Args:
-            method: the run's.
-            experiment: the run's.
-            problem: that of any client; ``classes`` alone says how many classes there are.
-            classes: names of the classes that the run began with.
-            device: where nets are trained.
+        The problem is that of any client; ``classes`` alone says how many classes there are.
 
         Raises:
             PayloadError: two classes have one name, or there are too many.

@@ -39,9 +39,7 @@ SECRETS = ("token",)
 def fields_of(message: Message, upload: Bundle | None = None) -> Iterator[tuple[str, str]]:
     """Yield the name and the value of each field that a message fills.
 
-    Args:
-        message: what is sent.
-        upload: the tensors that follow it; their headers in the message say nothing more.
+    Of tensors that follow it, the headers in the message say nothing more.
     """
     for known, value in message.ListFields():
         if upload is None or known.name != "bundle":

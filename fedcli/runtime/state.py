@@ -193,13 +193,9 @@ class StateDirectory:
         self._cached = None
 
     def settle(self, base: int, committed: int) -> None:
-        """Delete states of interactions that did not count.
+        """Delete states after ``base``, the client's last one that counts, up to ``committed``.
 
         Those after the last commit stay: after a roll-back they may count again.
-
-        Args:
-            base: the last interaction of this client that counts.
-            committed: the last interaction that counts at all.
         """
         for version in self.versions():
             if base < version <= committed:
@@ -220,11 +216,7 @@ class StateDirectory:
     ) -> None:
         """Keep the model that was scored after an interaction, safely on the disk.
 
-        Args:
-            interaction: after which it was scored.
-            base: the last interaction of this client that counts; what is older goes.
-            weights: of the net.
-            description: what the model is.
+        What is older than ``base``, the last interaction of this client that counts, goes.
         """
         for number, path in self._numbered("scored").items():
             if number < base:
@@ -245,12 +237,8 @@ class StateDirectory:
     ) -> None:
         """Store the final personal model and what it is, safely on the disk.
 
-        Nobody asks for it again once the run is over.
-
-        Args:
-            weights: of the net.
-            description: what the model is.
-            same_as: a file that holds both already: it gets another name, and nothing is written.
+        Nobody asks for it again once the run is over. A file that holds both already gets another
+        name, and nothing is written.
         """
         if same_as is None or not linked(same_as, self.path / PERSONAL):
             save(self.path / PERSONAL, weights, description, fsync=True)

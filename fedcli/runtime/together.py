@@ -25,10 +25,8 @@ class Task:
 def execute_together(tasks: Sequence[Task]) -> list[Result]:
     """Train the clients of several orders of one interaction at the same time.
 
-    A client that cannot begin or end fails alone; an error in the common steps fails all.
-
-    Returns:
-        A result for each order that was not abandoned.
+    A client that cannot begin or end fails alone; an error in the common steps fails all. Orders
+    that were abandoned have no result.
     """
     found: list[Result | None] = []
     begun: list[tuple[Task, ClientHalf]] = []

@@ -278,10 +278,7 @@ class Worker:
     def begin(self, order: rpc.Order, payload: Bundle, place: int = 0) -> ClientHalf | Result:
         """Prepare a training; return the result instead if an earlier order has produced it.
 
-        Args:
-            order: the order to train.
-            payload: the payload of the order.
-            place: the index among the clients that train at the same time, each with its own net.
+        ``place`` is the index among the clients that train at the same time, each with its own net.
         """
         self._follow(order)
         held = self._held

@@ -45,14 +45,7 @@ class Workers:
     def __init__(
         self, clients: Sequence[ClientId], data: Path, states: Path, device: torch.device
     ) -> None:
-        """Open nothing yet.
-
-        Args:
-            clients: their ids.
-            data: a partition's root.
-            states: a directory for the clients' states.
-            device: where nets are trained.
-        """
+        """Open nothing yet; data lie in a partition's root, states in one directory for all."""
         self.clients = tuple(clients)
         self.root, self._states_root, self._device = data, states, device
         """Where clients' directories are."""
@@ -75,12 +68,8 @@ class Workers:
     def begin(self, experiment: Experiment, classes: Sequence[str] = ()) -> None:
         """Take the run's experiment; a process that joins again goes on with the first one.
 
-        Clients that were opened with other classes are opened again.
-
-        Args:
-            experiment: the run's.
-            classes: names of the classes that the run began with; by default those of the first
-                client.
+        Clients that were opened with other classes are opened again. Unless names of the classes
+        are given that the run began with, they are those of the first client.
         """
         others = classes and self._first and tuple(classes) != self.set_ups.classes
         if self._experiment is None or others:
@@ -149,11 +138,8 @@ class Workers:
     def payload_spec(self, new_classes: Sequence[str] = ()) -> Mapping[str, BundleSpec]:
         """Return what each part of an order's payload must hold, the same for all clients.
 
-        Args:
-            new_classes: those that the order names beyond the first ones.
-
         Raises:
-            PayloadError: they are no names of further classes.
+            PayloadError: the new classes of an order are no names of further classes.
         """
         return self.set_ups.of(new_classes).payload_spec
 

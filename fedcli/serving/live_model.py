@@ -40,12 +40,9 @@ class LiveModel:
     """The model in the first of some files that exists; safe between threads."""
 
     def __init__(self, files: Sequence[Path], whose: str, folders: Sequence[Deployed] = ()) -> None:
-        """Read nothing yet.
+        """Read nothing yet; of the files, the first one that is there holds the model.
 
-        Args:
-            files: where the model may be, the first choice first.
-            whose: whom an error names.
-            folders: where the client's folder of live models may be.
+        An error names whose it is; the folders are where the client's live models may be.
         """
         self._files, self._whose, self._folders = files, whose, folders
         self._lock = threading.Lock()

@@ -135,9 +135,7 @@ def scored_by_the_evaluator(
 def few_in(root: Path, data: Path) -> Path:
     """Write clients that hold a single class, a single example, and nothing to train on.
 
-    Args:
-        root: the partition's root; absent.
-        data: a partition of the digits.
+    Their problem is that of a partition of the digits.
     """
     rng = np.random.default_rng(0)
     for client, labels in enumerate(FEW):

@@ -21,7 +21,7 @@ from PIL import Image
 import fedtide
 from fedcli.cli import main
 from fedcli.runtime import deployed as deployed_module
-from fedcli.runtime import deployment
+from fedcli.runtime import kept_models
 from fedcli.runtime.deployed import Deployed
 from fedcli.serving import model_server
 from fedcli.serving.live_model import LiveModel, NoModelYet
@@ -172,7 +172,7 @@ def test_what_goes_live_is_no_worse_on_the_clients_own_test_data(
     """Each model is compared with the live one, on the tasks met by then."""
     judged: list[tuple[str, int | None]] = []
     sizes: list[int] = []
-    original = deployment.rightly_named
+    original = kept_models.rightly_named
 
     def seen(net: Any, sets: Any) -> int | None:
         found = original(net, sets)
@@ -180,7 +180,7 @@ def test_what_goes_live_is_no_worse_on_the_clients_own_test_data(
         sizes.append(sum(len(y) for _, y in sets))
         return found
 
-    monkeypatch.setattr(deployment, "rightly_named", seen)
+    monkeypatch.setattr(kept_models, "rightly_named", seen)
     tables = {**TINY, "method": {"name": method}, "deploy": {}}
     run = fedtide.run(tables, backend="inprocess", out=tmp_path / "run")
     assert {tasks for tasks, _ in judged} == {"1 tasks", "2 tasks"}
@@ -228,7 +228,7 @@ def test_the_guard_refuses_worse_models(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     left = list(rights)
-    monkeypatch.setattr(deployment, "rightly_named", lambda net, sets: left.pop(0))
+    monkeypatch.setattr(kept_models, "rightly_named", lambda net, sets: left.pop(0))
     caplog.set_level("INFO")
     more = {"schedule": {"clients": 1, "rounds": 2}, "scenario": {"kind": "iid"}}
     tables = {**TINY, "method": {"name": "fedavg"}, **more, "deploy": guard}

@@ -20,12 +20,8 @@ from fedmodels.printable import printable
 def rng_of(seed: int, purpose: str, *ids: int) -> np.random.Generator:
     """Return the generator of one purpose of the data side, the same in every process.
 
-    Training draws from ``fedmodels/numerics/randomness.py``.
-
-    Args:
-        seed: the run's seed, 0 or more.
-        purpose: what is drawn, e.g. ``"shards"``; different purposes are independent.
-        ids: further numbers, e.g. a client's id.
+    Different purposes are independent, and so are further numbers, e.g. a client's id. Training
+    draws from ``fedmodels/numerics/randomness.py``.
     """
     word = int.from_bytes(hashlib.sha256(purpose.encode()).digest()[:8], "big")
     return np.random.default_rng(np.random.SeedSequence([seed, word, *ids]))

@@ -90,11 +90,7 @@ def moved_from_largest(counts: IntArray, min_size: int) -> IntArray:
 
 
 def hand_out(labels: IntArray, counts: IntArray, rng: np.random.Generator) -> list[IntArray]:
-    """Hand the shuffled examples of each class out by the counts (O, K).
-
-    Returns:
-        For each owner the indices of its examples, class by class.
-    """
+    """Return each owner's examples, class by class: those of a class shuffled, by counts (O, K)."""
     owned: list[list[IntArray]] = [[] for _ in counts]
     for k in range(counts.shape[1]):
         members = rng.permutation(np.flatnonzero(labels == k))
@@ -113,23 +109,12 @@ def dirichlet(
     min_size: int = 10,
     balanced: bool = False,
 ) -> list[IntArray]:
-    """Deal examples out with class proportions p ~ Dir(alpha) over the owners (FedMLP's DDA).
+    """Return each owner's examples, class by class, in proportions p ~ Dir(alpha) (FedMLP's DDA).
 
     Per class k the shuffled examples are cut at ``int(cumsum(p) * n_k)``. Everything is redrawn
     until each owner has ``min_size`` examples, up to 1000 times; then examples move from the
-    largest owners.
-
-    Args:
-        labels: (n,) class of each example.
-        num_classes: K.
-        num_owners: O, pairs (client, task) or clients.
-        alpha: concentration.
-        rng: draws proportions and examples.
-        min_size: examples each owner must have.
-        balanced: p_j becomes 0 once owner j holds n / O examples (``clients_then_chunk``).
-
-    Returns:
-        For each owner the indices of its examples, class by class.
+    largest owners. With ``balanced``, p_j becomes 0 once owner j holds n / O examples
+    (``clients_then_chunk``).
 
     Raises:
         ConfigError: there are not enough examples for all owners.
@@ -160,19 +145,9 @@ def pachinko_counts(
 ) -> IntArray:
     """Draw each owner's examples down the class tree, without replacement (Pachinko, TFF).
 
-    An owner draws coarse proportions ~ Dir(alpha) and within each coarse class fine ones
-    ~ Dir(fine_alpha), then n / O examples one by one; an exhausted class is drawn no more.
-
-    Args:
-        class_sizes: (K,) examples of each fine class.
-        coarse: (K,) coarse class of each fine one.
-        num_owners: O; each gets n / O examples, the first ``n mod O`` one more.
-        alpha: concentration over the coarse classes.
-        fine_alpha: concentration over the fine classes of a coarse one.
-        rng: draws.
-
-    Returns:
-        (O, K) int64 counts.
+    An owner draws coarse proportions ~ Dir(alpha) and within each coarse class fine ones ~
+    Dir(fine_alpha), then n / O examples one by one, the first ``n mod O`` owners one more; an
+    exhausted class is drawn no more. Returns the counts (O, K).
     """
     left = class_sizes.astype(np.int64).copy()
     members = [np.flatnonzero(coarse == c) for c in range(int(coarse.max()) + 1)]

@@ -18,11 +18,9 @@ SHARE = 0.2
 
 
 def last_of_each(keys: NDArray[Any], share: float) -> NDArray[np.bool_]:
-    """Tell which examples are for testing: the last ones of each key, one at least of two or more.
+    """Tell which examples are for testing (n,): the last of each key, one at least of two or more.
 
-    Args:
-        keys: (n,) integers; examples of one key stand in the order of time.
-        share: part for testing.
+    Examples of one key (n,) stand in the order of time.
     """
     test = np.zeros(len(keys), dtype=bool)
     _, sizes = np.unique(keys, return_counts=True)
@@ -33,14 +31,10 @@ def last_of_each(keys: NDArray[Any], share: float) -> NDArray[np.bool_]:
 
 
 def last_groups(owners: IntArray, groups: IntArray, share: float) -> NDArray[np.bool_]:
-    """Tell which examples are for testing: the last groups of each owner, as wholes.
+    """Tell which examples are for testing (n,): the last groups of each owner, as wholes.
 
-    An owner of several groups has one at least for testing, and one at least for training.
-
-    Args:
-        owners: (n,) whose each example is.
-        groups: (n,) group of each example, numbered in their order.
-        share: part for testing, which the last groups reach together if they can.
+    Groups are numbered in their order; the last ones reach ``share`` together if they can. An owner
+    of several groups has one at least for testing, and one at least for training.
     """
     test = np.zeros(len(owners), dtype=bool)
     for owner in np.unique(owners):
@@ -60,17 +54,11 @@ FOLDS = 10
 
 
 def stratified_folds(labels: IntArray, num_folds: int = FOLDS) -> IntArray:
-    """Return the fold of each example: stratified by class, contiguous within each class.
+    """Return the fold (n,) of each example: stratified by class, contiguous within each class.
 
-    The folds are those of scikit-learn's ``StratifiedKFold(num_folds, shuffle=False)``, which
-    FedAli's code uses, but classes smaller than ``num_folds`` are no error.
-
-    Args:
-        labels: (n,) class of each example, in recording order.
-        num_folds: number of folds.
-
-    Returns:
-        (n,) int64 in ``[0, num_folds)``.
+    Examples are in recording order. The folds are those of scikit-learn's
+    ``StratifiedKFold(num_folds, shuffle=False)``, which FedAli's code uses, but classes smaller
+    than ``num_folds`` are no error.
     """
     classes, first, coded = np.unique(labels, return_index=True, return_inverse=True)
     ranks = np.argsort(np.argsort(first))  # classes in order of appearance
@@ -86,10 +74,6 @@ def stratified_folds(labels: IntArray, num_folds: int = FOLDS) -> IntArray:
 
 def natural_clients(groups: IntArray, num_clients: int) -> list[IntArray]:
     """Return the examples of the first ``num_clients`` groups, in recording order.
-
-    Args:
-        groups: (n,) subject-and-device of each example.
-        num_clients: how many clients are asked for.
 
     Raises:
         ConfigError: there are fewer groups than clients.
@@ -107,12 +91,8 @@ def split_along_time(
 ) -> tuple[IntArray, IntArray]:
     """Split one client's examples: the first ``train_folds`` of ten folds of each class train.
 
-    Overlapping windows at the border of two folds leak a little into the test part.
-
-    Args:
-        indices: (m,) examples of the client, in recording order.
-        labels: (n,) class of every example of the data set.
-        train_folds: folds for training, of ten.
+    Indices are in recording order; labels (n,) are those of the whole data set. Overlapping windows
+    at the border of two folds leak a little into the test part.
     """
     folds = stratified_folds(labels[indices])
     return indices[folds < train_folds], indices[folds >= train_folds]

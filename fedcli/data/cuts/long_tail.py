@@ -8,18 +8,10 @@ from fedcli.data.arrays import IntArray
 
 
 def long_tail_counts(n_max: int, num_classes: int, gamma: float) -> IntArray:
-    """Return how many examples each class keeps, ``int(n_max * gamma ** (k / (K - 1)))``.
+    """Return how many examples (K,) each class keeps, ``int(n_max * gamma ** (k / (K - 1)))``.
 
-    Class 0 is the most frequent one. For ``long_tail_counts(5000, 10, 0.5)`` these are
-    5000 4629 4286 3968 3674 3401 3149 2916 2700 2500.
-
-    Args:
-        n_max: examples of class 0.
-        num_classes: K.
-        gamma: examples of the last class over those of the first, in (0, 1].
-
-    Returns:
-        (K,) int64, non-increasing, from ``n_max`` to ``int(n_max * gamma)``.
+    Class 0 is the most frequent one; gamma lies in (0, 1]. For ``long_tail_counts(5000, 10, 0.5)``
+    these are 5000 4629 4286 3968 3674 3401 3149 2916 2700 2500.
     """
     last = max(num_classes - 1, 1)
     counts = [int(n_max * gamma ** (k / last)) for k in range(num_classes)]
@@ -30,11 +22,6 @@ def keep_per_class(labels: IntArray, counts: IntArray, rng: np.random.Generator)
     """Return the indices of ``counts[k]`` random examples of each class k, in ascending order.
 
     A class with fewer examples keeps all it has.
-
-    Args:
-        labels: (n,) class of each example.
-        counts: (K,) how many to keep.
-        rng: draws them.
     """
     kept = [rng.permutation(np.flatnonzero(labels == k))[:count] for k, count in enumerate(counts)]
     return np.sort(np.concatenate(kept)).astype(np.int64)
@@ -46,12 +33,6 @@ def long_tail(
     """Return the indices, ascending, that remain after the tail is cut; all of them for gamma 1.
 
     ``n_max`` is the mean class size, rounded down, clipped to the size of each class.
-
-    Args:
-        labels: (n,) class of each example.
-        num_classes: K.
-        gamma: examples of the last class over those of the first, in (0, 1].
-        rng: draws which examples stay.
     """
     if gamma == 1:
         return np.arange(len(labels), dtype=np.int64)

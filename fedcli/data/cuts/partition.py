@@ -74,19 +74,10 @@ def partition(
     has_own_parts: bool = False,
     overlapping: bool = False,
 ) -> Partition:
-    """Deal a data set out to clients and tasks.
+    """Deal labels (n,) and (m,) of a data set out to clients and tasks.
 
-    Args:
-        scenario: what ``[scenario]`` says.
-        labels_train: (n,) class of each training example.
-        labels_test: (m,) class of each test example.
-        num_classes: K.
-        num_clients: ``[schedule] clients``.
-        seed: the run's seed.
-        groups: (n + m,) natural client of each training, then of each test example.
-        coarse: (K,) coarse class of each class, for Pachinko.
-        has_own_parts: whether natural clients keep the training and the test part as they are.
-        overlapping: whether examples may share rows of a recording.
+    Groups (n + m,) and coarse classes (K,), and what the owner chose, are as :class:`CutInput`
+    says.
 
     Raises:
         ConfigError: the scenario does not fit the data set or the number of clients.

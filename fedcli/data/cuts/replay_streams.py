@@ -16,13 +16,8 @@ from fedmodels.errors import ConfigError
 def replay_stream_rounds(parts: int, width: int, pairs: int = 5) -> int:
     """Return R = pairs * 2 * floor(P / (2 w)), the tasks of the gradually changing stream.
 
-    For 10 classes (5 pairs) and w = 1, 2, 3, 4 these are the paper's 150, 70, 50, 30 for P = 30
-    and 120, 60, 40, 30 for P = 25.
-
-    Args:
-        parts: P, parts of each class.
-        width: w, pairs in a type.
-        pairs: pairs on the ring, which has as many segments.
+    For 10 classes (5 pairs) and w = 1, 2, 3, 4 these are the paper's 150, 70, 50, 30 for P = 30 and
+    120, 60, 40, 30 for P = 25.
     """
     return pairs * 2 * (parts // (2 * width))
 
@@ -63,11 +58,7 @@ def part_sizes(class_sizes: IntArray, parts: int, limit: int | None) -> IntArray
 def cut_in_parts(
     labels: IntArray, num_classes: int, parts: int, limit: int | None, rng: np.random.Generator
 ) -> list[IntArray]:
-    """Cut each class, shuffled, into parts of one size.
-
-    Returns:
-        For each class an array (P, size) of indices; rows are disjoint.
-    """
+    """Cut each class, shuffled, into parts of one size; return indices (P, size), by class."""
     sizes = part_sizes(np.bincount(labels, minlength=num_classes), parts, limit)
     cut = []
     for k, size in enumerate(sizes):
@@ -83,17 +74,11 @@ def replay_stream(
     train_parts: list[IntArray],
     test_parts: list[IntArray],
 ) -> list[tuple[IntArray, IntArray]]:
-    """Return the training and the test indices of each task of one client.
+    """Return the training and the test indices of each task of one client, by the tasks' types.
 
     A task takes the next unused part of every class of its type; the test part of the same number
-    goes with it, so that test sets of different tasks are disjoint.
-
-    Args:
-        types: type of each task.
-        width: w, pairs in a type.
-        permuted: (K,) the classes in the client's own order.
-        train_parts: for each class (P, size) indices.
-        test_parts: likewise.
+    goes with it, so that test sets of different tasks are disjoint. Parts are indices (P, size), by
+    class; the client has the classes in its own order (K,).
 
     Raises:
         ConfigError: a part has no training example, as P is larger than a class.

@@ -33,20 +33,11 @@ def label_rows(
     *,
     distinct_labels: bool = False,
 ) -> IntArray:
-    """Deal one label per shard out to the pairs.
+    """Deal one label per shard out: (U, S') int64, row u the classes of pair u.
 
     Each class gives ``int(S * U / K)`` shards. Every row gets equally many labels; labels that are
-    left over are dropped.
-
-    Args:
-        num_classes: K.
-        num_pairs: U.
-        shards: S.
-        rng: shuffles the labels.
-        distinct_labels: swap labels between rows until no row holds one twice.
-
-    Returns:
-        (U, S') int64, row u the classes of pair u; S' = S where K divides S * U.
+    left over are dropped, so S' = S where K divides S * U. With ``distinct_labels``, labels are
+    swapped between rows until no row holds one twice.
 
     Raises:
         ConfigError: there are too few shards for every class or pair to have one, or labels cannot
@@ -114,16 +105,8 @@ def per_class_shards(
 
     Every class gives ``int(S * U / K)`` shards, whose sizes differ by one at most. For each label
     of its row, pair u takes one unused random shard of that class. CIFAR-10 with [20, 4, 5] or
-    [100, 4, 1]: 40 shards of 125 per class, 500 examples a pair.
-
-    Args:
-        labels: (n,) class of each example.
-        num_classes: K.
-        num_pairs: U.
-        shards: S, shards of each pair.
-        rng: draws rows, examples and shards.
-        rows: (U, S') classes of each pair; gives a test set the rows of its training set.
-        distinct_labels: no row holds a label twice (ignored where ``rows`` is given).
+    [100, 4, 1]: 40 shards of 125 per class, 500 examples a pair. A test set is given the rows (U,
+    S') of its training set.
 
     Returns:
         For each pair the indices of its examples, ascending, and the rows (U, S').
@@ -153,19 +136,10 @@ def label_shards(
 ) -> list[IntArray]:
     """Cut the label-sorted examples into U * S equal shards, and give each pair S random ones.
 
-    Shards may straddle two classes and differ in size by one; nothing is dropped (FedMLP).
-    Labels 0 0 0 0 0 1 1 1 1 2 2 2 for 3 pairs with 2 shards: [00][00][01][11][12][22]; the order
-    (3, 0, 5, 1, 4, 2) gives the pairs {1, 1, 0, 0}, {2, 2, 0, 0} and {1, 2, 0, 1}.
-
-    Args:
-        labels: (n,) class of each example.
-        num_pairs: U.
-        shards: S, shards of each pair.
-        rng: draws the order of the shards.
-        order: (U * S,) the order itself, instead of ``rng``.
-
-    Returns:
-        For each pair the indices of its examples, ascending.
+    Shards may straddle two classes and differ in size by one; nothing is dropped (FedMLP). Labels 0
+    0 0 0 0 1 1 1 1 2 2 2 for 3 pairs with 2 shards: [00][00][01][11][12][22]; the order (3, 0, 5,
+    1, 4, 2), in place of a random one, gives the pairs {1, 1, 0, 0}, {2, 2, 0, 0} and {1, 2, 0, 1}.
+    Returns the indices of each pair's examples, ascending.
 
     Raises:
         ConfigError: there are fewer examples than shards.
@@ -219,18 +193,10 @@ class Deck:
 def drawn_hands(
     labels: IntArray, rows: IntArray, size: int, rng: np.random.Generator
 ) -> list[IntArray]:
-    """Deal each pair about equally many examples of each of its classes.
+    """Deal each pair about equally many examples of each of its classes, which are a row (U, C).
 
-    Seven examples of the classes 2 and 5 are four of class 2 and three of class 5.
-
-    Args:
-        labels: (n,) class of each example.
-        rows: (U, C) the different classes of each pair.
-        size: examples of each pair.
-        rng: shuffles the decks, one for each class.
-
-    Returns:
-        For each pair the indices of its examples, ascending; no index twice in one of them.
+    Seven examples of the classes 2 and 5 are four of class 2 and three of class 5. Returns the
+    indices of each pair's examples, ascending; no index twice in one of them.
     """
     decks = {int(k): Deck(np.flatnonzero(labels == k), rng) for k in np.unique(rows)}
     share, extra = divmod(size, rows.shape[1])

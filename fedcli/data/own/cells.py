@@ -265,10 +265,7 @@ def _of_texts(column: Any, table: Table, columns: Columns) -> NDArray[np.float64
 def _of_dates(dated: Any, table: Table, columns: Columns) -> NDArray[np.float64]:
     """Return the seconds (n,) of times whose date begins with the day or the month.
 
-    Args:
-        dated: the first number, the mark, the second number, the year and the rest (n, 5).
-        table: the file, for error lines.
-        columns: what the columns are.
+    ``dated`` has the first number, the mark, the second number, the year and the rest (n, 5).
 
     Raises:
         DataError: either may be the day, and it matters.

@@ -71,12 +71,9 @@ def dataset_of(
 def coded(
     values: NDArray[Any], names: Sequence[str] | None, what: str
 ) -> tuple[IntArray, list[str]]:
-    """Return the position of each value among the names, and the names.
+    """Return the position of each value (n,) among the names, and the names.
 
-    Args:
-        values: (n,) texts.
-        names: in their order; by default those that occur, numbers by size and others by letter.
-        what: where the values come from, for error lines.
+    By default these are all that occur, numbers by size and others by letter.
 
     Raises:
         DataError: a value is none of the given names.

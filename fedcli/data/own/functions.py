@@ -29,15 +29,10 @@ from fedmodels.errors import ConfigError, DataError, reason_of
 
 
 def from_function(name: str, load: Callable[..., Any], source: Source) -> Dataset:
-    """Call a user's function, and make a data set of what it returns.
-
-    Args:
-        name: ``file.py:function``, for error lines.
-        load: the function.
-        source: where it may look; passed on if the function takes an argument.
+    """Call a user's function, with ``source`` if it takes one; make a data set of the result.
 
     Raises:
-        DataError: it fails, or returns something else.
+        DataError: it fails, or returns something else; begins with its name, ``file.py:function``.
     """
     if not callable(load):
         raise DataError(f"{name} is no function: it is {type(load).__name__}")
@@ -94,12 +89,7 @@ def _told(what: str) -> Iterator[None]:
 
 
 def examples_of(dataset: Any, what: str, how: ImageTransform = PLAIN) -> Examples:
-    """Read every example of a torch data set.
-
-    Args:
-        dataset: has a length, and at each index a pair of input and label.
-        what: its name in error lines.
-        how: how a picture of Pillow is read.
+    """Read every example of a torch data set: a pair of input and label at each index.
 
     Raises:
         DataError: it is no torch data set, inputs differ in shape, or a label is no class.

@@ -51,11 +51,6 @@ class NewInputs:
 def read_new(paths: Sequence[Path], facts: ModelFacts, model: object) -> Iterator[NewInputs]:
     """Read files as raw inputs; of a directory, every file of the kind that the model takes.
 
-    Args:
-        paths: files and directories.
-        facts: what the model takes.
-        model: the model's file, for error lines.
-
     Raises:
         DataError: a file cannot be read, does not fit the model or is beyond it; names it.
     """

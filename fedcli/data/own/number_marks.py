@@ -111,12 +111,9 @@ def is_number(text: str, decimal: Decimal) -> bool:
 
 
 def marks_of(columns: Mapping[str, Sequence[str]], given: Decimal | None, where: object) -> Marks:
-    """Return the marks in the numbers of a table.
+    """Return the marks in the numbers of a table, which has its filled cells by column.
 
-    Args:
-        columns: by name: the filled cells of each column that may hold numbers.
-        given: the decimal mark, where a config says it.
-        where: the file, for error lines.
+    A config may have given the decimal mark.
 
     Raises:
         DataError: numbers contradict each other, or no number tells which mark is the decimal one.

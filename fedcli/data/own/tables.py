@@ -83,14 +83,6 @@ def made(
 ) -> Dataset:
     """Split rows into the training and the test part, and make a data set.
 
-    Args:
-        rows: of all files.
-        columns: what the columns are.
-        name: what the data set is called.
-        where: the files, for error lines.
-        variant: what this copy of the data is.
-        decimal: the decimal mark of the files, where they have one.
-
     Raises:
         DataError: a class is unknown, or a part is empty; says why, where that is known.
     """
@@ -151,15 +143,7 @@ def _filled(
 def _check_parts(
     train: NDArray[np.bool_], test: NDArray[np.bool_], columns: Columns, classes: int, where: str
 ) -> None:
-    """Check that both parts hold an example.
-
-    Args:
-        train: tells which examples are for training (n,).
-        test: tells which are for testing (n,).
-        columns: what the columns are.
-        classes: how many classes there are.
-        where: the files, for error lines.
-    """
+    """Check that both parts hold an example, by what tells of each whether it is of a part (n,)."""
     if train.any() and test.any():
         return
     part = "training" if not train.any() else "test"
@@ -182,12 +166,8 @@ def read_rows(
     """Put the rows of several files together; a stretch stays within its file.
 
     Also return the columns with the features that were found, and the decimal mark of the files,
-    where they have one; say in a line which columns these are.
-
-    Args:
-        tables: the files; the first one says which columns a net sees, unless ``columns`` does.
-        columns: what the columns are.
-        where: all of them, for notes.
+    where they have one; say in a line which columns these are. Unless ``columns`` says which
+    columns a net sees, the first file does.
 
     Raises:
         DataError: no file has a row; files differ in their columns of numbers; or names of classes
@@ -254,14 +234,10 @@ def _check_spaces(
     table: Table,
     seen: Names,
 ) -> None:
-    """Check that no two names differ in the spaces around them alone.
+    """Check that no two names of a column differ in the spaces around them alone.
 
-    Args:
-        values: a file's names (n,).
-        places: the rows of the file that have them (n,).
-        column: which column they are.
-        table: the file.
-        seen: what earlier files had; gets what this one has.
+    ``values`` (n,) stand in these rows of the file; ``seen`` has those of earlier files, and gets
+    these.
     """
     found, first = np.unique(values, return_index=True)
     for at, name in sorted(zip(places[first].tolist(), found.tolist(), strict=True)):

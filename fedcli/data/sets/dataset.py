@@ -38,12 +38,9 @@ class Examples:
         return Examples(self.x[chosen], self.y[chosen], groups, self.transform)
 
     def split(self, share: float) -> tuple[Examples, Examples]:
-        """Return the examples for training, and those for testing.
+        """Return the examples for training, and a share of them for testing.
 
         The latter are the last ones of each natural client and class.
-
-        Args:
-            share: part for testing.
         """
         keys = self.y
         if self.groups is not None:
@@ -200,11 +197,6 @@ def check_finite(where: object, x: NDArray[np.generic]) -> None:
 
 def named_classes(names: Sequence[str], highest: int, where: object) -> tuple[str, ...]:
     """Return the names of classes in label order: those given, or else the labels' numbers.
-
-    Args:
-        names: the names of the classes; may be empty.
-        highest: the highest label.
-        where: the data, for error lines.
 
     Raises:
         DataError: the highest label has no name, or there would be too many classes.

@@ -160,13 +160,8 @@ def _published(
 ) -> Dataset:
     """Load a data set whole through torchvision, or a file that holds a part of it.
 
-    Args:
-        source: where to look.
-        kind: torchvision's class.
-        class_names: in label order.
-        mean: of each channel.
-        std: of each channel.
-        subset: ``x_train`` (n, H, W[, C]) uint8, ``y_train`` (n,), ``x_test`` and ``y_test``.
+    ``kind`` is torchvision's class. A subset has ``x_train`` (n, H, W[, C]) uint8, ``y_train``
+    (n,), ``x_test`` and ``y_test``.
     """
     variant = "full"
     if subset is None:
@@ -210,11 +205,7 @@ def _channels_first(x: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def torchvision_pair(source: Source, kind: str) -> tuple[Examples, Examples]:
-    """Return training and test examples of a torchvision data set.
-
-    Args:
-        source: where to look, and where to unpack and download to.
-        kind: torchvision's class, e.g. ``"FashionMNIST"``.
+    """Return training and test examples of a torchvision class, e.g. ``"FashionMNIST"``.
 
     Raises:
         DataError: the set is missing and cannot be downloaded, or an archive is damaged.

@@ -29,13 +29,7 @@ log = logging.getLogger(__name__)
 
 
 def prepared(source: Source, files: tuple[str, ...], read: Callable[[Source], Dataset]) -> Dataset:
-    """Return a data set from its kept file, or read it and keep it.
-
-    Args:
-        source: where the publisher's files lie; its cache takes the kept file.
-        files: the publisher's files or directories, as the registry names them.
-        read: reads the data set from them.
-    """
+    """Return a data set from its kept file; or read the publisher's files, and keep it."""
     place = source.cache / "prepared" / f"{source.data.name}-{_stamp(source, files)}.safetensors"
     if place.exists():
         try:

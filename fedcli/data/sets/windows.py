@@ -28,12 +28,8 @@ class Recording:
 def window_starts(num_samples: int, length: int, hop: int, legacy: bool = False) -> list[int]:
     """Return where windows start; 256 samples in windows of 128 with hop 64 start at 0, 64, 128.
 
-    Args:
-        num_samples: samples of the recording.
-        length: samples of a window.
-        hop: samples from one start to the next.
-        legacy: leave out a window that ends exactly where the recording does, as the authors'
-            ``range(0, L - length, hop)`` does.
+    ``legacy`` leaves out a window that ends exactly where the recording does, as the authors'
+    ``range(0, L - length, hop)`` does.
     """
     return list(range(0, num_samples - length + (0 if legacy else 1), hop))
 
@@ -60,14 +56,11 @@ def windows_of(
 
 
 def paired(acc: NDArray[np.float64], gyro: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Put acceleration (n, 3) and angular velocity (m, 3) of one recording side by side.
+    """Put acceleration (n, 3) and angular velocity (m, 3) side by side, (min(n, m), 6).
 
     Where they differ by more than 100 samples the longer is resampled to the shorter; the authors'
     code overwrites the gyroscope where the accelerometer is the longer one. What is left over is
     cut off.
-
-    Returns:
-        (min(n, m), 6).
     """
     shorter = min(len(acc), len(gyro))
     if abs(len(acc) - len(gyro)) > MAX_GAP:

@@ -77,12 +77,9 @@ class ClassOrder:
 
     @classmethod
     def of(cls, names: tuple[str, ...], run: tuple[str, ...], first: int) -> Self:
-        """Return the order of a client in a run.
+        """Return the order of a client in a run, by the names of classes in either's order.
 
-        Args:
-            names: of the client's classes, in its own order.
-            run: names of the run's classes, in the run's order.
-            first: how many of them the run began with; of these, a number stands for the label.
+        Of the first classes of the run, those that it began with, a number stands for the label.
         """
         known = {name: label for label, name in enumerate(run)}
         by_number = {label for label in range(min(first, len(names), len(run)))
@@ -198,9 +195,7 @@ class ClientData:
     def order_by(self, classes: Sequence[str], first: int) -> None:
         """From now on, give labels and counts in the order of a run's classes.
 
-        Args:
-            classes: names of the run's classes in label order.
-            first: how many of them the run began with.
+        The run began with the first ones.
         """
         self._order = ClassOrder.of(self.file.classes, tuple(classes), first)
 
@@ -254,9 +249,7 @@ class ClientData:
     def announcement(self, known: tuple[int, int] | None = None, how: CountDetail = "exact") -> str:
         """Return ``client.json`` as Join and Announce send it: with counts, no transform, no path.
 
-        Args:
-            known: how many tasks and classes to tell of; by default all.
-            how: how exactly examples are counted.
+        ``known`` says how many tasks and classes to tell of; by default all.
         """
         dealt = self.file.partition
         file = self.file.model_copy(update={"partition": dealt and placeless(dealt)})

@@ -14,9 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from fedcli.data.arrays import IntArray
-from fedcli.data.cuts.cut_input import rng_of
+from fedcli.data.cuts.cut_input import Partition, rng_of
 from fedcli.data.cuts.long_tail import keep_per_class
-from fedcli.data.cuts.partition import Partition, partition
+from fedcli.data.cuts.partition import partition
 from fedcli.data.sets.dataset import Dataset
 from fedcli.data.sets.registry import load
 from fedcli.data.store.findings import tell
@@ -54,7 +54,7 @@ def run_partition(
     layout: Layout | None = None,
     strict: bool = False,
 ) -> str:
-    """Deal a data set out to clients, and print who holds what.
+    """Deal a data set out to clients, and print who holds what; return the path of the root.
 
     Args:
         experiment_data: ``[data]``.
@@ -67,9 +67,6 @@ def run_partition(
         layout: how clients' data lie in ``out``; unless given, a store where clients are many, and
             directories where they are few.
         strict: refuse custom data in which something may not be meant.
-
-    Returns:
-        The path of the root.
 
     Raises:
         ConfigError: the scenario does not fit.
@@ -125,12 +122,7 @@ def _dealt(dataset: Dataset, scenario: ScenarioTable, num_clients: int, seed: in
 
 
 def _tell_left_out(names: list[str], num_clients: int) -> None:
-    """Say which natural clients take no part, if any.
-
-    Args:
-        names: of all natural clients, in the order of their numbers.
-        num_clients: ``[schedule] clients``.
-    """
+    """Say which natural clients take no part, if any: those behind the first ``num_clients``."""
     left = names[num_clients:]
     if left:
         more = f" and {len(left) - MAX_NAMES} more" if len(left) > MAX_NAMES else ""

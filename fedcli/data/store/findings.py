@@ -282,12 +282,7 @@ def tell_own(root: Path, clients: Iterable[int], *, strict: bool = False) -> Non
 
 
 def summaries(found: Sequence[Finding], names: Sequence[str] = ()) -> list[str]:
-    """Return a line for each kind of finding: whose data, and what of the first one.
-
-    Args:
-        found: what was found.
-        names: of the clients, by number; may be empty.
-    """
+    """Return a line for each kind of finding: whose data, by number and name; what of the first."""
     kinds = dict[str, list[Finding]]()
     for finding in found:
         kinds.setdefault(finding.kind or finding.line, []).append(finding)
@@ -414,12 +409,7 @@ def _in_global_test(root: Path, read: Sequence[Inspected]) -> Iterator[Finding]:
 
 
 def _of_classes(read: Sequence[Inspected], *, whole: bool) -> Iterator[Finding]:
-    """Yield classes that no client has, and classes whose names look like one another's.
-
-    Args:
-        read: the clients.
-        whole: whether these are all clients of a run, and not some of them.
-    """
+    """Yield classes that nobody of a whole run has, and classes whose names look alike."""
     if not read:
         return
     names = read[0].data.file.class_names
@@ -459,13 +449,7 @@ def _in_columns(read: Sequence[Inspected]) -> Iterator[Finding]:
 
 
 def _stand_ins(name: str, clients: Iterable[Extremes], *, is_table: bool) -> Iterator[Finding]:
-    """Yield the values of a column that may stand for missing ones.
-
-    Args:
-        name: of the column.
-        clients: the column's extremes at each client.
-        is_table: whether the data were cut from a table.
-    """
+    """Yield values of a column, by its extremes at each client, that may stand for missing ones."""
     of_all = Extremes()
     for extremes in clients:
         of_all.join(extremes)

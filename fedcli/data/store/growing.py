@@ -83,13 +83,9 @@ def add_task(
 ) -> Added:
     """Add a task to a client's data, whole or not at all.
 
-    Args:
-        root: the directory above the client's own, or with a store.
-        client: whose task it is.
-        source: what the task is made of; its name and its content tell sources apart.
-        data: the run's ``[data]``, by which a site's files are cut; by default what
-            ``client.json`` says of its columns or images.
-        seed: the run's, with which examples are drawn where ``[data]`` has a limit for them.
+    Name and content of a source tell it apart. Without the run's ``[data]``, files are cut as
+    ``client.json`` says of its columns or images; the run's seed draws examples where ``[data]``
+    has a limit for them.
 
     Raises:
         DataError: the client's data or the source cannot be used; nothing was changed.
@@ -331,13 +327,9 @@ class Incoming:
     """
 
     def __init__(self, place: Path, root: Path, client: int, how: Callable[[], How | None]) -> None:
-        """Look at nothing yet.
+        """Look at nothing yet; the folder is made where it is missing.
 
-        Args:
-            place: the folder; it is made where it is missing.
-            root: the directory above the client's data.
-            client: whose tasks come.
-            how: tells how a site's own files are cut, where that is known.
+        ``how`` tells how a site's own files are cut, where that is known.
         """
         self.place, self._root, self._client, self._how = place, root, client, how
         self._told = ""

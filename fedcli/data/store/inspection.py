@@ -16,12 +16,8 @@ from fedcli.data.store.partition_store import STORE
 def inspect(root: Path, console: Console) -> bool:
     """Print what clients hold and what is wrong with it; tell whether all is well.
 
-    Args:
-        root: a partition's root, or one client's directory.
-        console: where to print.
-
     Raises:
-        DataError: there is no client's directory.
+        DataError: there is no client's directory below ``root``, and it is none.
     """
     read, found = inspected(root)
     console.print(_table(read))

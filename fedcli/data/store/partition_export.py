@@ -22,16 +22,11 @@ from fedmodels.tensors.bundle import ClientId
 def export_partition(root: Path, out: Path, clients: Sequence[ClientId] | None = None) -> int:
     """Write clients of a store as directories into ``out``, with all else that the root holds.
 
-    Args:
-        root: a partition with a store.
-        out: where directories go; must be absent or empty.
-        clients: whose data to write; by default everybody's.
-
-    Returns:
-        How many clients were written.
+    By default everybody's data are written. Returns how many clients those are.
 
     Raises:
-        DataError: there is no store, it holds no such client, or ``out`` cannot be written.
+        DataError: there is no store, it holds no such client, or ``out`` is neither absent nor
+            empty, or cannot be written.
     """
     store = PartitionStore.find(root)
     if store is None:

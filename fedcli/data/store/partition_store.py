@@ -254,14 +254,9 @@ def write_store(
     problem: ProblemFile,
     moments: Sequence[tuple[tuple[float, ...], tuple[float, ...]]],
 ) -> None:
-    """Write a partition as a store.
+    """Write a partition as a store into a new directory.
 
-    Args:
-        place: the directory to make.
-        dataset: what is dealt out.
-        partition: who gets what.
-        problem: what all clients share.
-        moments: mean and deviation of each client; stored where they differ from the shared ones.
+    Mean and deviation of each client are stored where they differ from the shared ones.
     """
     place.mkdir()
     (place / "problem.json").write_text(problem.model_dump_json(indent=1) + "\n", "utf-8")
@@ -344,13 +339,7 @@ def open_data(root: Path, client: ClientId, store: PartitionStore | None = None)
     """Open a client's data under a partition's root: its directory, or its part of the store.
 
     A client of a store has a directory, too, once it has got further tasks: it lacks ``task-0``.
-
-    The evaluator has the global test set.
-
-    Args:
-        root: the partition's root.
-        client: whose data.
-        store: the store of ``root``, if it is open already.
+    The evaluator has the global test set. A store that is open already is not opened again.
 
     Raises:
         DataError: the data are missing or damaged.

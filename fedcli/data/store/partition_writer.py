@@ -119,19 +119,11 @@ def write_partition(
     reserve: Reserve | None = None,
     layout: Layout | None = None,
 ) -> bool:
-    """Write a partition into ``out``, as a whole or not at all.
+    """Write a partition into ``out`` as a whole, or not at all; tell whether it was written.
 
-    Args:
-        out: the partition's root; must be absent, empty, or hold the same partition.
-        dataset: what is dealt out.
-        partition: who gets what.
-        config: all that determines the partition, as JSON values.
-        reserve: what the server gets, in ``out/server``.
-        layout: how clients' data lie there; unless given, a store beyond ``MAX_DIRECTORIES``
-            clients.
-
-    Returns:
-        Whether it was written; False where the same partition was there already.
+    It is not where the same partition was there already. ``config`` has all that determines it, as
+    JSON values. The server's reserve goes into ``out/server``. Unless the layout is given, more
+    than ``MAX_DIRECTORIES`` clients make a store.
 
     Raises:
         DataError: ``out`` holds something else, or cannot be written.
@@ -230,13 +222,7 @@ def _write_all(
 
 
 def write_client(place: Path, file: ClientFile, held: Iterable[tuple[int, Part, Labelled]]) -> None:
-    """Write one client's directory.
-
-    Args:
-        place: the directory to make.
-        file: its ``client.json``.
-        held: inputs and labels of each task and part.
-    """
+    """Write one client's directory: ``client.json``, inputs and labels of each task and part."""
     for task, part, (x, y) in held:
         folder = place / f"task-{task}"
         folder.mkdir(parents=True, exist_ok=True)
@@ -271,11 +257,7 @@ def examples_of(
 ) -> tuple[Inputs, IntArray]:
     """Return the inputs (n, *input_shape) and labels (n,) at a partition's indices, in their order.
 
-    Args:
-        dataset: what is dealt out.
-        partition: says what the indices count through.
-        indices: (n,).
-        part: "train" or "test".
+    The partition says what the indices of a part count through.
     """
     first = len(dataset.train_y)
     if not partition.pooled and part == "test":

@@ -12,13 +12,10 @@ from fedmodels.files import write_atomically
 
 
 def draw_partition(root: Path) -> Path:
-    """Draw ``root/partition.svg`` from ``root/partition.json``.
+    """Draw ``root/partition.svg`` from ``root/partition.json``; return its path.
 
     Columns are clients, or pairs of a client and a task, rows classes; the shade is the number of
     training examples.
-
-    Returns:
-        The path of the picture.
 
     Raises:
         DataError: the picture cannot be written.

@@ -29,11 +29,6 @@ def set_apart(dataset: Dataset, data: Data, seed: int) -> tuple[Dataset, Reserve
     Both parts are drawn from the training split as it was published, before ``max_per_class`` and
     before the long tail, so that they are balanced and disjoint from every client's data.
 
-    Args:
-        dataset: the whole data set.
-        data: ``[data]``.
-        seed: the run's seed.
-
     Raises:
         ConfigError: a class has too few examples to leave any for the clients.
     """

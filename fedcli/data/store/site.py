@@ -68,15 +68,9 @@ def is_cut(data: Path) -> bool:
 def cut(files: Path, tables: Mapping[str, Any], seed: int, client: int, cache: Path) -> Path:
     """Return the directory above a client's data, made of its own files unless it was before.
 
+    ``tables`` are the run's ``[data]`` as the server sent it; what is cut is kept in ``cache``.
     Files that are gone are not needed again, and those of a client that has got further tasks are
     not read again.
-
-    Args:
-        files: a recording, or a directory of recordings or photos.
-        tables: the run's ``[data]``, as the server sent it.
-        seed: the run's.
-        client: whose files.
-        cache: where what is cut is kept.
 
     Raises:
         ConfigError: the run's data are of no kind that a site brings along.
@@ -117,10 +111,7 @@ def cut(files: Path, tables: Mapping[str, Any], seed: int, client: int, cache: P
 def cut_before(cache: Path, client: int, how: How | None = None) -> Path | None:
     """Return the directory above data of a client that were cut last, if any; grown ones first.
 
-    Args:
-        cache: where what is cut is kept.
-        client: whose data.
-        how: ``[data]`` and seed by which they were cut; by default any.
+    ``how`` is ``[data]`` and seed by which they were cut; by default any.
     """
     places = [path.parent for path in cache.glob(f"[!.]*/{client}/{ABOUT}")]
     known = [place for place in places if how is None or remembered(place.parent) == how]

@@ -63,12 +63,9 @@ class Extremes:
                 return
 
     def _stands_out(self, value: float, gap: float, spread: float) -> bool:
-        """Tell whether a value may be a stand-in.
+        """Tell whether the least or the greatest value may be a stand-in.
 
-        Args:
-            value: the least or the greatest one.
-            gap: between it and the nearest other value.
-            spread: range of the others.
+        The gap is between it and the nearest other value; the others have a spread.
         """
         count = self.counts[value]
         if value in USUAL:

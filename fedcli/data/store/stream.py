@@ -73,13 +73,9 @@ class TaskStream:
     ) -> None:
         """Start before the first task.
 
-        Args:
-            data: the client's directory.
-            device: where tensors are put.
-            keep_history: allow :meth:`train_up_to` (Centralized on a client's own history).
-            accumulates: a task's training data are those of all tasks up to it, a reading of the
-                scenario.
-            validation: the part of the training data that is kept for validation.
+        ``keep_history`` allows :meth:`train_up_to` (Centralized on a client's own history). With
+        ``accumulates``, a reading of the scenario, a task's training data are those of all tasks up
+        to it.
         """
         self.data = data
         self.device = torch.device(device)
@@ -112,9 +108,7 @@ class TaskStream:
     def meet(self, tasks: int, first: int = 0) -> None:
         """Allow scoring on the test data of the first ``tasks`` tasks, trained on or not.
 
-        Args:
-            tasks: how many.
-            first: those before it are scored no more, and leave the memory.
+        Those before ``first`` are scored no more, and leave the memory.
         """
         self.num_seen = max(self.num_seen, min(tasks, self.data.num_tasks))
         for held in (self._test, self._validation):
