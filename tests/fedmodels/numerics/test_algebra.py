@@ -10,16 +10,14 @@ from hypothesis.extra import numpy as hnp
 from fedmodels.errors import ConfigError, DataError, PayloadError
 from fedmodels.numerics.algebra import (
     class_means,
-    cluster,
-    kmeans,
-    nearest,
     nnls_simplex,
     replay_volumes,
     simplex_projection,
-    weighted_mean,
 )
+from fedmodels.numerics.clustering import cluster, kmeans, nearest
 from fedmodels.tensors import weighted_mean as mean_module
 from fedmodels.tensors.bundle import Bundle
+from fedmodels.tensors.weighted_mean import weighted_mean
 
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
