@@ -30,8 +30,8 @@ from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.metrics import fid
 from fedmodels.numerics.randomness import seeded
 from fedmodels.resolution import experiment_of
+from fedmodels.techniques.class_replay import Replay
 from fedmodels.techniques.generators import Painter
-from fedmodels.techniques.replay_settings import Replay
 from fedmodels.tensors.archive import load
 from fedmodels.training.run import RunFacts
 

@@ -18,8 +18,12 @@ from torch import Tensor
 
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
-from fedmodels.techniques.class_replay import Rehearsal
-from fedmodels.techniques.replay_settings import Replay, nothing_met, reported_by_replay
+from fedmodels.techniques.class_replay import (
+    Rehearsal,
+    Replay,
+    nothing_met,
+    reported_by_replay,
+)
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.tensors.declared_counts import TrainsOn
 from fedmodels.training.contexts import ClientContext

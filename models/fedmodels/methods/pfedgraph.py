@@ -24,7 +24,12 @@ from torch import Tensor
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import load_weights
-from fedmodels.techniques.class_replay import Rehearsal
+from fedmodels.techniques.class_replay import (
+    Rehearsal,
+    Replay,
+    nothing_met,
+    reported_by_replay,
+)
 from fedmodels.techniques.collaboration import (
     NEIGHBOURS,
     ROWS,
@@ -35,7 +40,6 @@ from fedmodels.techniques.collaboration import (
     personal_models,
     reference_in,
 )
-from fedmodels.techniques.replay_settings import Replay, nothing_met, reported_by_replay
 from fedmodels.tensors.bundle import Bundle, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.tensors.declared_counts import TrainsOn

@@ -26,10 +26,10 @@ from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import load_weights
 from fedmodels.techniques import collaboration, server_replay
-from fedmodels.techniques.class_replay import Rehearsal
-from fedmodels.techniques.replay_settings import (
-    LearnedWeights,
+from fedmodels.techniques.aggregation_weights import LearnedWeights
+from fedmodels.techniques.class_replay import (
     PersonalReplay,
+    Rehearsal,
     nothing_met,
     reported_by_replay,
 )

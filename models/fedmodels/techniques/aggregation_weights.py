@@ -23,10 +23,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from fedmodels.config.bounds import Count, NonNegative, PositiveCount, Share
+from fedmodels.machine import cores
 from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.optimizers import Adam
 from fedmodels.numerics.randomness import generator
 from fedmodels.tensors.bundle import Weights
+from fedmodels.training.run import RunFacts
+from fedmodels.training.settings import Part
 
 Examples = tuple[Tensor, Tensor]
 """Inputs (m, …), and labels (m,) or probabilities (m, K)."""
@@ -261,3 +265,45 @@ def _slices(tensors: Sequence[Tensor]) -> list[tuple[Tensor, slice]]:
         out.append((tensor, slice(at, at + tensor.numel())))
         at += tensor.numel()
     return out
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnedWeights(Part):
+    """How the server looks for the aggregation weights of eq. 8."""
+
+    w_init: Literal["uniform", "self"] = "uniform"
+    """Weights that the search of eq. 8 begins with."""
+    w_lr: NonNegative = 0.01
+    """Learning rate of eq. 8: FedLAW's, as the paper gives none. docs/results/continual.md has runs
+    with ten times that."""
+    w_epochs: Count = 20
+    """Epochs of eq. 8."""
+    w_batch: PositiveCount = 64
+    """Batch size of eq. 8."""
+    w_entropy_floor: Share = 0.0
+    """Lower bound of the entropy of a row of weights, as a share of log n, its maximum."""
+    w_device: Literal["cpu", "auto"] = "cpu"
+    """Where eq. 8 is minimised: on the coordinator's cores, or on its GPU where it has one."""
+
+    @property
+    def device(self) -> str:
+        """Return where the search computes."""
+        return "cuda" if self.w_device == "auto" and torch.cuda.is_available() else "cpu"
+
+    def search(self) -> SearchSettings:
+        """Return the settings of eq. 8's minimisation."""
+        return SearchSettings(
+            epochs=self.w_epochs,
+            lr=self.w_lr,
+            batch_size=self.w_batch,
+            init=self.w_init,
+            entropy_floor=self.w_entropy_floor,
+        )
+
+    def found(
+        self, run: RunFacts, models: Sequence[Weights], searches: Sequence[WeightSearch]
+    ) -> list[BestWeights]:
+        """Return the weights that each search finds, on a GPU one after the other."""
+        threads = cores() if self.device == "cpu" else 1
+        mixer = Mixer(run.make_net().to(self.device), models)
+        return find_all(mixer, searches, self.search(), threads)

@@ -12,20 +12,23 @@ A *judge* is a classifier that filters what was generated and says when a genera
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from fedmodels.config.bounds import Count, NonNegative, PositiveCount
 from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.algebra import replay_volumes
 from fedmodels.numerics.randomness import derive_seed
-from fedmodels.techniques.generator_training import Lesson
+from fedmodels.techniques.generator_training import Arch, Lesson
 from fedmodels.techniques.generators import Family, Painter, public, to_images
 from fedmodels.tensors.bundle import Bundle, GeneratorState, Histogram
 from fedmodels.training.contexts import ClientContext, Metrics
 from fedmodels.training.pictures import Gallery, Picture
+from fedmodels.training.run import RunFacts
+from fedmodels.training.settings import Part
 
 Seeds = Callable[[str], int]
 """Returns the seed of a purpose such as ``draw/3``; each purpose has its own random numbers."""
@@ -128,35 +131,99 @@ class Rehearsal:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Replay(Part):
+    """How clients replay the classes they met."""
+
+    cap: Literal["total", "generated"] = "total"
+    """The largest real class bounds every class: its real and replayed examples together, or its
+    replayed ones alone."""
+    replay_filter: bool = True
+    """Keep only images that the received model takes for their class (false: ablation AS1)."""
+    replay_attempts: PositiveCount = 10
+    """Limit of images drawn for each one that is wanted."""
+    shortage: Literal["truncate", "fill_top"] = "truncate"
+    """Go without what the filter rejects, or take the rejected images nearest to the class."""
+    th_g: NonNegative = 0.25
+    """TH_G: a generator is trained again when the net recognises a smaller share of its images."""
+    th_g_of: Literal["all", "fresh"] = "all"
+    """``all``: th_g is the threshold. ``fresh``: the threshold is th_g times the share that was
+    recognised right after the generator's last training, so data calibrate it."""
+    n_check: PositiveCount = 200
+    """Images drawn to measure the share."""
+    generator_update: Literal["drift", "always"] = "drift"
+    """Train a generator that fell below the threshold, or whenever its class is met (pFedGRP's
+    ablation AS2)."""
+    generator_arch: Arch = "wgan"
+    """WGAN-GP, its DCGAN form, or a diffusion model sampled by DPM-Solver."""
+    generator_width: Count = 0
+    """Channels; 0 stands for 16 for GANs (64 where images are in colour), 32 for diffusion."""
+    generator_epochs: Count = 0
+    """Epochs of one training; 0 stands for 200 for GANs (1000 where images are in colour), 6000
+    for diffusion."""
+    generator_batch: PositiveCount = 64
+    """Batch size of training and of drawing."""
+    generator_lr: NonNegative = 0.0
+    """Adam's learning rate; 0 stands for 1e-3 for the WGAN-GP of grey images, 1e-4 for other GANs,
+    2e-4 for diffusion."""
+    generator_restart: bool = False
+    """Train from scratch each time, and not from the weights of before."""
+    generator_moments: bool = False
+    """Keep Adam's moments in the private state, which triples it."""
+
+    def of(self, run: RunFacts) -> ClassReplay:
+        """Return the settings of the replay."""
+        family = Family(
+            input_shape=run.problem.input_shape,
+            arch=self.generator_arch,
+            width=self.generator_width,
+            epochs=self.generator_epochs,
+            batch_size=self.generator_batch,
+            lr=self.generator_lr,
+            moments=self.generator_moments,
+            mixed_precision=run.experiment.training.mixed_precision,
+        )
+        return ClassReplay(family=family, settings=self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PersonalReplay(Replay):
+    """Replay on clients and on the server, as pFedGRP has it, with its ablation AS3."""
+
+    images: Literal["round", "epoch"] = "round"
+    """How long generated images serve: all epochs of a round, or one, after which others are drawn
+    for local training and for eq. 8: docs/results/pfedgrp.md has both."""
+    replay_labels: Literal["hard", "soft"] = "hard"
+    """A replayed example's class, or the classifier's probabilities."""
+    generator_decouple: bool = True
+    """One generator for each class, or one for all, trained every round (ablation AS3)."""
+    generator_width_mult: PositiveCount = 1
+    """Factor of the generators' width; 2 in ablation AS3."""
+
+    def of(self, run: RunFacts) -> ClassReplay:
+        """Return the settings of the replay, for both halves."""
+        plain = super().of(run)
+        width = self.generator_width_mult * plain.family.usual()[0]
+        return replace(
+            plain,
+            family=replace(plain.family, width=width),
+            decoupled=self.generator_decouple,
+            renewed=self.images == "epoch" or not self.generator_decouple,
+            soft=self.replay_labels == "soft",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class ClassReplay:
     """How a method replays: its generators, its filter, and when generators are trained."""
 
     family: Family
-    filtered: bool = True
-    """Keep only what the judge takes for its class."""
-    attempts: int = 10
-    """Limit of images drawn for each one that is wanted."""
-    shortage: Literal["truncate", "fill_top"] = "truncate"
-    """Go without what is lacking, or fill up with the rejected images nearest to the class."""
-    update: Literal["drift", "always"] = "drift"
-    """Train a generator that fell below ``th_g``, or whenever its class is met."""
-    th_g: float = 0.25
-    relative: bool = False
-    """``th_g`` is relative to the share recognised right after the generator's last training."""
-    n_check: int = 200
-    """Images drawn to judge a generator."""
-    restart: bool = False
-    """Train from scratch instead of going on."""
+    settings: Replay = field(default_factory=Replay)
     decoupled: bool = True
     """One generator for each class, or one for all."""
     renewed: bool = False
     """Draw other images for each epoch of local training, and of pFedGRP's search for weights."""
     soft: bool = False
     """Label generated examples by the judge's probabilities."""
-    cap: Literal["total", "generated"] = "total"
-    """What the largest real class bounds, see :func:`replay_volumes`."""
-    batch: int = 64
-    """Images drawn at a time."""
 
     # --- a client's round -------------------------------------------------------------------------
 
@@ -164,7 +231,7 @@ class ClassReplay:
         """Return what to rehearse; a copy of the net in ``ctx``, as it is now, is the judge."""
         x, y = ctx.stream.train(ctx.task)
         label_counts = met(state.histogram, y, ctx.run.problem.num_classes)
-        volumes = replay_volumes(label_counts.total, label_counts.round, cap=self.cap)
+        volumes = replay_volumes(label_counts.total, label_counts.round, cap=self.settings.cap)
         judge = Judge(ctx.net.copy())
 
         def draw(epoch: int) -> Replayed:
@@ -223,15 +290,15 @@ class ClassReplay:
 
         Image k of batch b depends on the generator, ``seed``, b and the batch size alone.
         """
-        limit = self.attempts * count if self.filtered else count
+        limit = self.settings.replay_attempts * count if self.settings.replay_filter else count
         kept: list[Tensor] = []
         rejected: list[Tensor] = []
         chances: list[Tensor] = []
         drawn = accepted = number = 0
         while accepted < count and drawn < limit:
-            x = painter.inputs(self.batch, seed + number)[: limit - drawn]
+            x = painter.inputs(self.family.batch_size, seed + number)[: limit - drawn]
             number += 1
-            if self.filtered:
+            if self.settings.replay_filter:
                 scores = judge(x)
                 hit = scores.argmax(1) == label
                 rejected.append(x[~hit])
@@ -242,7 +309,7 @@ class ClassReplay:
             accepted += int(hit.sum())
             kept.append(x[hit])
         x = torch.cat(kept)[:count]
-        if self.shortage == "fill_top" and len(x) < count:
+        if self.settings.shortage == "fill_top" and len(x) < count:
             best = torch.cat(chances).argsort(descending=True, stable=True)[: count - len(x)]
             x = torch.cat([x, torch.cat(rejected)[best]])
         y = torch.full((len(x),), label, dtype=torch.int64, device=x.device)
@@ -255,9 +322,9 @@ class ClassReplay:
         x = torch.zeros(0, *self.family.input_shape, device=judge.device)
         if held is not None and count:
             painter = Painter(self.family, held.tensors, judge.device)
-            sizes = [min(self.batch, count - start) for start in range(0, count, self.batch)]
-            seed = seeds("draw/all")
-            x = torch.cat([painter.inputs(self.batch, seed + k)[:n] for k, n in enumerate(sizes)])
+            size, seed = self.family.batch_size, seeds("draw/all")
+            parts = [painter.inputs(size, seed + k) for k in range(-(-count // size))]
+            x = torch.cat(parts)[:count]
         scores = judge(x)
         soft = scores.softmax(1) if self.soft else None
         return Replayed(x, scores.argmax(1), soft, count, len(x), len(x), count - len(x))
@@ -275,11 +342,12 @@ class ClassReplay:
     def ratio(self, painter: Painter, label: int, judge: Judge, seed: int) -> float:
         """Return r_c, the share of a generator's images that the judge takes for their class."""
         hits = looked = number = 0
-        while looked < self.n_check:
-            x = painter.inputs(self.batch, seed + number)[: self.n_check - looked]
+        while looked < self.settings.n_check:
+            x = painter.inputs(self.family.batch_size, seed + number)
+            x, number = x[: self.settings.n_check - looked], number + 1
             hits += int((judge(x).argmax(1) == label).sum())
-            looked, number = looked + len(x), number + 1
-        return hits / self.n_check
+            looked += len(x)
+        return hits / self.settings.n_check
 
     def has_drifted(self, ratio: float, fresh: float = 1.0) -> bool:
         """Tell whether a generator with this share of recognised images is trained again.
@@ -288,7 +356,8 @@ class ClassReplay:
             ratio: the share now.
             fresh: the share right after its last training, if the threshold is relative.
         """
-        return self.update == "always" or ratio < self.th_g * (fresh if self.relative else 1.0)
+        relative = fresh if self.settings.th_g_of == "fresh" else 1.0
+        return self.settings.generator_update == "always" or ratio < self.settings.th_g * relative
 
     def refreshed(
         self, ctx: ClientContext, state: Bundle, real: tuple[Tensor, Tensor], replayed: Replayed
@@ -311,7 +380,7 @@ class ClassReplay:
             work = {ALL: torch.cat([x, replayed.x])} if len(y) else {}
         due: dict[str, Tensor] = {}
         for key, images in work.items():
-            if key in held and self.decoupled and self.update == "drift":
+            if key in held and self.decoupled and self.settings.generator_update == "drift":
                 painter = Painter(self.family, held[key].tensors, ctx.device)
                 ratio = self.ratio(painter, int(key), judge, seeds(f"check/{key}"))
                 ctx.metrics[f"generator_ratio_{key}"] = ratio
@@ -319,7 +388,7 @@ class ClassReplay:
                     continue
             due[key] = images
         trained = self._trained(ctx, held, due, seeds)
-        if self.relative and self.decoupled:
+        if self.settings.th_g_of == "fresh" and self.decoupled:
             for key, new in trained.items():
                 painter = Painter(self.family, new.tensors, ctx.device)
                 fresh[f"fresh/{key}"] = self.ratio(painter, int(key), judge, seeds(f"fresh/{key}"))
@@ -338,7 +407,7 @@ class ClassReplay:
         """Train the generators that are due on their images; all clients start alike."""
         lessons = []
         for key, inputs in due.items():
-            if key not in held or self.restart:
+            if key not in held or self.settings.generator_restart:
                 first = derive_seed(ctx.run.experiment.seed, f"generator/{key}", 0, "init")
                 tensors = self.family.fresh(first, ctx.stream.limits())
             else:
@@ -364,3 +433,16 @@ def met(before: Histogram | None, y: Tensor, num_classes: int) -> Histogram:
 def publish(state: Mapping[str, GeneratorState]) -> dict[str, GeneratorState]:
     """Return the parts of generators that may leave a client: nets and affine maps, no critics."""
     return {key: GeneratorState(g.version, public(g.tensors)) for key, g in state.items()}
+
+
+def reported_by_replay(run: RunFacts) -> frozenset[str]:
+    """Return the names that clients with replay put into ``ctx.metrics``."""
+    names = ("generator_ratio", "replay_acceptance")
+    ratios = (f"{name}_{k}" for name in names for k in range(run.problem.num_classes))
+    return frozenset((*METRICS, *ratios))
+
+
+def nothing_met(run: RunFacts) -> Bundle:
+    """Return the private state of a client that has met no class yet."""
+    nobody = torch.zeros(run.problem.num_classes, dtype=torch.int32)
+    return Bundle(histogram=Histogram(nobody, nobody.clone()))

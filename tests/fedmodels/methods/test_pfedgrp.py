@@ -14,10 +14,9 @@ from fedmodels.methods import make, method_class
 from fedmodels.methods.pfedgrp import PERSONAL
 from fedmodels.numerics.metric_names import metric
 from fedmodels.techniques import server_replay
-from fedmodels.techniques.aggregation_weights import BestWeights, find_all
+from fedmodels.techniques.aggregation_weights import BestWeights, LearnedWeights, find_all
 from fedmodels.techniques.class_replay import Judge, Rehearsal, Replayed
 from fedmodels.techniques.generators import public
-from fedmodels.techniques.replay_settings import LearnedWeights
 from fedmodels.tensors.bundle import Bundle, GeneratorState, Histogram, Problem, tensor_bytes
 from fedmodels.training.contexts import ServerContext
 from fedmodels.training.hooks import as_uploads, evaluation
@@ -275,7 +274,7 @@ def test_the_server_draws_as_many_examples_as_it_is_told(digits, monkeypatch):
         drawn.extend(search.examples for search in searches)
         return find_all(mixer, searches, *settings)
 
-    monkeypatch.setattr("fedmodels.techniques.replay_settings.find_all", watched)
+    monkeypatch.setattr("fedmodels.techniques.aggregation_weights.find_all", watched)
     upload = results[0].upload
     finished(method, run, {0: upload})
     ((_, labels),) = drawn

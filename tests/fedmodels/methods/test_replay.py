@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fedmodels.methods import make
-from fedmodels.techniques.class_replay import ALL, ClassReplay, Judge, Rehearsal, met
+from fedmodels.techniques.class_replay import ALL, ClassReplay, Judge, Rehearsal, Replay, met
 from fedmodels.techniques.generator_training import Lesson
 from fedmodels.techniques.generators import Family, Painter, public, to_images, to_inputs
 from fedmodels.tensors.bundle import Bundle, GeneratorState, Histogram
@@ -167,7 +167,7 @@ def test_acceptance_is_told_by_class():
 
 def test_without_a_filter_everything_is_accepted():
     judge = Judge(Brightness(1e6))  # takes nothing for class 1
-    replay = ClassReplay(family=FAMILY, filtered=False)
+    replay = ClassReplay(family=FAMILY, settings=Replay(replay_filter=False))
     found = replay.replayed({"1": made(1)}, torch.tensor([0, 20]), judge, seeds)
     assert (len(found.y), found.drawn, found.accepted) == (20, 20, 20)
     assert found.metrics()["replay_acceptance"] == 1
@@ -177,7 +177,7 @@ def test_without_a_filter_everything_is_accepted():
 def test_what_is_lacking(shortage):
     """Nothing is accepted: 10 times 7 images are looked at, and no more."""
     generator, judge = made(1), Judge(Brightness(5.0))
-    replay = ClassReplay(family=FAMILY, shortage=shortage)
+    replay = ClassReplay(family=FAMILY, settings=Replay(shortage=shortage))
     found = replay.replayed({"1": generator}, torch.tensor([0, 7]), judge, seeds)
     assert (found.drawn, found.accepted, found.shortage) == (70, 0, 7)
     assert len(found.y) == (7 if shortage == "fill_top" else 0)
@@ -257,7 +257,7 @@ def test_card_ratio(accepted, drifted):
 
 
 def test_always_means_always():
-    assert ClassReplay(family=FAMILY, update="always").has_drifted(1.0)
+    assert ClassReplay(family=FAMILY, settings=Replay(generator_update="always")).has_drifted(1.0)
 
 
 def test_history():
