@@ -100,15 +100,35 @@ class Mixer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchSettings:
-    """Settings of a search for weights; defaults are pFedGRP's where the paper gives them."""
+class LearnedWeights(Part):
+    """How the server looks for the aggregation weights of eq. 8."""
 
-    epochs: int = 20
-    lr: float = 0.01
-    batch_size: int = 64
-    init: Literal["uniform", "self"] = "uniform"
-    entropy_floor: float = 0.0
-    """Least entropy of w over log n; reached by going towards uniform weights."""
+    w_init: Literal["uniform", "self"] = "uniform"
+    """Weights that the search of eq. 8 begins with."""
+    w_lr: NonNegative = 0.01
+    """Learning rate of eq. 8: FedLAW's, as the paper gives none. docs/results/continual.md has runs
+    with ten times that."""
+    w_epochs: Count = 20
+    """Epochs of eq. 8."""
+    w_batch: PositiveCount = 64
+    """Batch size of eq. 8."""
+    w_entropy_floor: Share = 0.0
+    """Lower bound of the entropy of a row of weights, as a share of log n, its maximum."""
+    w_device: Literal["cpu", "auto"] = "cpu"
+    """Where eq. 8 is minimised: on the coordinator's cores, or on its GPU where it has one."""
+
+    @property
+    def device(self) -> str:
+        """Return where the search computes."""
+        return "cuda" if self.w_device == "auto" and torch.cuda.is_available() else "cpu"
+
+    def found(
+        self, run: RunFacts, models: Sequence[Weights], searches: Sequence[WeightSearch]
+    ) -> list[BestWeights]:
+        """Return the weights that each search finds, on a GPU one after the other."""
+        threads = cores() if self.device == "cpu" else 1
+        mixer = Mixer(run.make_net().to(self.device), models)
+        return find_all(mixer, searches, self, threads)
 
 
 @dataclass(frozen=True)
@@ -138,7 +158,7 @@ def find_weights(
     mixer: Mixer,
     examples: Examples | Callable[[int], Examples],
     own: int,
-    search: SearchSettings,
+    search: LearnedWeights,
     seed: int,
 ) -> BestWeights:
     """Return the weights with the lowest loss among uniform, initial, and those after each epoch.
@@ -159,19 +179,19 @@ def find_weights(
         return BestWeights(uniform, loss, loss)
 
     def judged(w: Tensor) -> tuple[float, Tensor]:
-        w = with_entropy(w.detach().double().cpu(), search.entropy_floor)
+        w = with_entropy(w.detach().double().cpu(), search.w_entropy_floor)
         return mixer.loss(w.float().to(device), fixed), w
 
     best = judged(uniform)
     of_uniform = best[0]
     a = _start(uniform, own, search).requires_grad_()
-    if search.init != "uniform":
+    if search.w_init != "uniform":
         best = min(best, judged(a.softmax(0)), key=lambda found: found[0])
-    optimizer = Adam([a], lr=search.lr, betas=(0.5, 0.999))  # FedLAW's betas
+    optimizer = Adam([a], lr=search.w_lr, betas=(0.5, 0.999))  # FedLAW's betas
     order = generator(seed)
-    for epoch in range(search.epochs):
+    for epoch in range(search.w_epochs):
         x, y = draw(epoch) if draw is not None else fixed
-        for index in torch.split(torch.randperm(len(y), generator=order), search.batch_size):
+        for index in torch.split(torch.randperm(len(y), generator=order), search.w_batch):
             index = index.to(x.device)
             w = a.softmax(0)
             _, slope = mixer.gradient(w.detach().float().to(device), x[index], y[index])
@@ -183,7 +203,7 @@ def find_weights(
 
 
 def find_all(
-    mixer: Mixer, problems: Sequence[WeightSearch], search: SearchSettings, threads: int
+    mixer: Mixer, problems: Sequence[WeightSearch], search: LearnedWeights, threads: int
 ) -> list[BestWeights]:
     """Solve problems that share their models, as many at a time as there are threads.
 
@@ -203,10 +223,10 @@ def find_all(
     return [shares[i % threads][i // threads] for i in range(len(problems))]
 
 
-def _start(uniform: Tensor, own: int, search: SearchSettings) -> Tensor:
+def _start(uniform: Tensor, own: int, search: LearnedWeights) -> Tensor:
     """Return the parameters of the initial weights, whose softmax they are."""
     w = uniform.clone()
-    if search.init == "self":
+    if search.w_init == "self":
         w.fill_((1 - SELF) / (len(w) - 1))
         w[own] = SELF
     return w.log() - w.log().mean()  # zeros where w is uniform
@@ -265,45 +285,3 @@ def _slices(tensors: Sequence[Tensor]) -> list[tuple[Tensor, slice]]:
         out.append((tensor, slice(at, at + tensor.numel())))
         at += tensor.numel()
     return out
-
-
-@dataclass(frozen=True, kw_only=True)
-class LearnedWeights(Part):
-    """How the server looks for the aggregation weights of eq. 8."""
-
-    w_init: Literal["uniform", "self"] = "uniform"
-    """Weights that the search of eq. 8 begins with."""
-    w_lr: NonNegative = 0.01
-    """Learning rate of eq. 8: FedLAW's, as the paper gives none. docs/results/continual.md has runs
-    with ten times that."""
-    w_epochs: Count = 20
-    """Epochs of eq. 8."""
-    w_batch: PositiveCount = 64
-    """Batch size of eq. 8."""
-    w_entropy_floor: Share = 0.0
-    """Lower bound of the entropy of a row of weights, as a share of log n, its maximum."""
-    w_device: Literal["cpu", "auto"] = "cpu"
-    """Where eq. 8 is minimised: on the coordinator's cores, or on its GPU where it has one."""
-
-    @property
-    def device(self) -> str:
-        """Return where the search computes."""
-        return "cuda" if self.w_device == "auto" and torch.cuda.is_available() else "cpu"
-
-    def search(self) -> SearchSettings:
-        """Return the settings of eq. 8's minimisation."""
-        return SearchSettings(
-            epochs=self.w_epochs,
-            lr=self.w_lr,
-            batch_size=self.w_batch,
-            init=self.w_init,
-            entropy_floor=self.w_entropy_floor,
-        )
-
-    def found(
-        self, run: RunFacts, models: Sequence[Weights], searches: Sequence[WeightSearch]
-    ) -> list[BestWeights]:
-        """Return the weights that each search finds, on a GPU one after the other."""
-        threads = cores() if self.device == "cpu" else 1
-        mixer = Mixer(run.make_net().to(self.device), models)
-        return find_all(mixer, searches, self.search(), threads)

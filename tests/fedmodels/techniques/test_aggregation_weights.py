@@ -13,8 +13,8 @@ from fedmodels.nets import make_net
 from fedmodels.nets.split import load_weights, weights_of
 from fedmodels.numerics.randomness import generator, seeded
 from fedmodels.techniques.aggregation_weights import (
+    LearnedWeights,
     Mixer,
-    SearchSettings,
     WeightSearch,
     entropy,
     find_all,
@@ -113,7 +113,7 @@ def test_card_example_of_two_scalar_models():
 @pytest.mark.parametrize("init", ["uniform", "self"])
 def test_weights_are_on_the_simplex_and_never_worse_than_uniform(init):
     mixer, data = Mixer(build(), models_of(4)), examples()
-    search = SearchSettings(epochs=5, lr=0.05, init=init, batch_size=16)
+    search = LearnedWeights(w_epochs=5, w_lr=0.05, w_init=init, w_batch=16)
     found = find_weights(mixer, data, 2, search, seed=1)
     assert float(found.w.sum()) == pytest.approx(1, abs=1e-9)
     assert float(found.w.min()) >= 0
@@ -125,7 +125,7 @@ def test_weights_are_on_the_simplex_and_never_worse_than_uniform(init):
 
 def test_problems_solved_side_by_side_are_those_solved_alone():
     """Bit for bit, in their order, whatever the number of threads."""
-    models, search = models_of(4, "resnet20"), SearchSettings(epochs=2, lr=0.05, batch_size=16)
+    models, search = models_of(4, "resnet20"), LearnedWeights(w_epochs=2, w_lr=0.05, w_batch=16)
     data = [examples(), examples(24), examples(8), examples(16), examples(0)]
     problems = [WeightSearch(each, own % 4, own) for own, each in enumerate(data)]
     found = [
@@ -149,7 +149,7 @@ class Uphill(Mixer):
 
 def test_a_search_that_only_gets_worse_keeps_uniform_weights():
     mixer, data = Uphill(build(), models_of(3)), examples()
-    found = find_weights(mixer, data, 0, SearchSettings(lr=5.0, epochs=3), seed=1)
+    found = find_weights(mixer, data, 0, LearnedWeights(w_lr=5.0, w_epochs=3), seed=1)
     assert found.w.tolist() == pytest.approx([1 / 3] * 3)
     assert found.loss == found.uniform
 
@@ -167,19 +167,19 @@ def test_weights_go_to_the_model_that_learned():
     models = models_of(3)
     models.insert(1, weights_of(net))
     found = find_weights(
-        Mixer(build(), models), (x, y), 0, SearchSettings(lr=0.1, epochs=40), seed=0
+        Mixer(build(), models), (x, y), 0, LearnedWeights(w_lr=0.1, w_epochs=40), seed=0
     )
     assert int(found.w.argmax()) == 1
     assert float(found.w[1]) > 0.8
 
 
 def test_one_client_has_weight_one():
-    found = find_weights(Mixer(build(), models_of(1)), examples(), 0, SearchSettings(), seed=0)
+    found = find_weights(Mixer(build(), models_of(1)), examples(), 0, LearnedWeights(), seed=0)
     assert found.w.tolist() == [1.0]
 
 
 def test_without_examples_weights_are_uniform():
-    found = find_weights(Mixer(build(), models_of(4)), examples(0), 0, SearchSettings(), seed=0)
+    found = find_weights(Mixer(build(), models_of(4)), examples(0), 0, LearnedWeights(), seed=0)
     assert found.w.tolist() == [0.25] * 4
     assert math.isnan(found.loss)
 
@@ -197,7 +197,7 @@ def test_identical_models_leave_the_loss_as_it_is():
 def test_the_search_repeats():
     found = [
         find_weights(
-            Mixer(build(), models_of(3)), examples(), 0, SearchSettings(epochs=3), seed=5
+            Mixer(build(), models_of(3)), examples(), 0, LearnedWeights(w_epochs=3), seed=5
         ).w
         for _ in range(2)
     ]
@@ -232,7 +232,7 @@ def test_entropy_floor(floor):
 
 def test_the_floor_holds_for_what_is_found():
     mixer, data = Mixer(build(), models_of(3)), examples()
-    search = SearchSettings(lr=1.0, epochs=5, init="self", entropy_floor=0.9)
+    search = LearnedWeights(w_lr=1.0, w_epochs=5, w_init="self", w_entropy_floor=0.9)
     found = find_weights(mixer, data, 0, search, seed=0)
     assert entropy(found.w) >= 0.9 - 1e-6
     assert found.loss <= found.uniform
@@ -240,7 +240,7 @@ def test_the_floor_holds_for_what_is_found():
 
 def test_what_pfedgrps_paper_leaves_open_reaches_the_search():
     learned = make("pfedgrp", w_epochs=7, w_lr=0.2, w_batch=5, w_init="self", w_entropy_floor=0.3)
-    assert learned.learned.search() == SearchSettings(
-        epochs=7, lr=0.2, batch_size=5, init="self", entropy_floor=0.3
+    assert learned.learned == LearnedWeights(
+        w_epochs=7, w_lr=0.2, w_batch=5, w_init="self", w_entropy_floor=0.3
     )
-    assert make("pfedgrp").learned.search() == SearchSettings()
+    assert make("pfedgrp").learned == LearnedWeights()
