@@ -72,11 +72,7 @@ def places_of(run: Path, client: int) -> tuple[Path, Path]:
 
 
 def personal_file(run: Path, client: int) -> Path:
-    """Return a client's final model; while it trains, the live one.
-
-    Raises:
-        DataError: there is none.
-    """
+    """Return a client's final model, or else the live one; raise DataError if there is none."""
     places = places_of(run, client)
     for file in (*(p / PERSONAL for p in places), *(Deployed(p).current for p in places)):
         if file.is_file():

@@ -150,11 +150,7 @@ class InProcessCohort:
         return Answers(dict(sorted(found.items(), key=lambda item: str(item[0]).zfill(9))), {})
 
     def _ordered(self, trip: Trip, clients: Sequence[ClientId]) -> dict[ClientId, Answer]:
-        """Let clients do what a trip orders, as many at a time as train together.
-
-        Raises:
-            ClientFailed: one cannot.
-        """
+        """Let clients do an order, as many at a time as train together, or raise ClientFailed."""
         found: dict[ClientId, Answer] = {}
         for start in range(0, len(clients), self._together):
             tasks = {c: self._task(trip, c) for c in clients[start : start + self._together]}
@@ -183,11 +179,7 @@ class InProcessCohort:
         return [result for result in found if result is not None]
 
     def _answer(self, trip: Trip, client: ClientId, done: Result, down: int) -> Answer:
-        """Take a client's result.
-
-        Raises:
-            ClientFailed: there is none.
-        """
+        """Take a client's result; raise ClientFailed if there is none."""
         if done.failure:
             raise ClientFailed(client, done.order.round, "order", done.failure)
         self.after(done)

@@ -166,11 +166,7 @@ def _interactions(host: Host) -> Iterator[LoopTask]:
 
 
 def _check_leaves_the_loop(method: Method) -> None:
-    """Check that a method says nothing of its own about the steps of local training.
-
-    Raises:
-        ConfigError: it does; says by which function.
-    """
+    """Raise ConfigError if a method has a function of its own for steps of local training."""
     own = [name for name in LOOP if getattr(type(method), name) is not getattr(FedAvg, name)]
     if own:
         raise ConfigError(

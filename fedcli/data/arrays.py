@@ -32,11 +32,7 @@ depth mismatch``) where a thread parses while a finalizer interrupts another tha
 
 
 def check_memory(wanted: float, what: str, advice: str) -> None:
-    """Check that there is memory for so many bytes of arrays, before it is taken.
-
-    Raises:
-        DataError: there is not; says what takes it, and the advice that makes it smaller.
-    """
+    """Raise DataError, with the advice, unless memory is free for so many bytes of arrays."""
     if wanted > (free := free_bytes()):
         raise DataError(
             f"{what} take {bytes_text(wanted)} of memory, and {bytes_text(free)} are free: {advice}"

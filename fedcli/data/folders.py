@@ -39,11 +39,7 @@ def entries(place: Path, root: Path) -> list[Path]:
 
 
 def files_below(root: Path) -> list[Path]:
-    """Return every file below a directory by its path, without hidden and foreign ones.
-
-    Raises:
-        DataError: as of :func:`entries`.
-    """
+    """Return every file below a directory by its path, with the errors of :func:`entries`."""
     return sorted(path for path in _walk(root, root) if not is_foreign(path.name))
 
 
@@ -69,11 +65,7 @@ def note_left_out(
 
 
 def check_inside(path: Path, root: Path) -> None:
-    """Check that a file lies below a directory, links followed.
-
-    Raises:
-        DataError: it does not.
-    """
+    """Raise DataError unless a file lies below a directory, links followed."""
     if not path.resolve().is_relative_to(root.resolve()):
         raise DataError(f"{path} is a link out of {root}: put the file itself there")
 

@@ -72,11 +72,7 @@ def read_image(path: Path, how: ImageTransform = PLAIN) -> list[Pixels]:
 
 
 def _opened(file: BinaryIO, path: Path) -> Image.Image:
-    """Open an image by its content.
-
-    Raises:
-        DataError: it is a photo of a phone, and what reads these is not installed.
-    """
+    """Open an image by its content; raise DataError if a phone's photo needs another package."""
     start = file.read(12)
     file.seek(0)
     if start[4:8] != b"ftyp" or start[8:] not in OF_PHONES:
@@ -209,11 +205,7 @@ def _white_is_zero(picture: Image.Image) -> int:
 
 
 def _of_16_bits(shades: NDArray[Any]) -> NDArray[np.uint16]:
-    """Return grey shades (H, W) of over 8 bits.
-
-    Raises:
-        ValueError: they are whole numbers beyond 16 bits.
-    """
+    """Return grey shades (H, W) of over 8 bits; raise ValueError for numbers beyond 16 bits."""
     if shades.size and (shades.min() < 0 or shades.max() > 65535):
         raise ValueError(
             f"its shades go from {shades.min()} to {shades.max()}, beyond 0 to 65535: save it with "

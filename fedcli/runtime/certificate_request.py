@@ -124,11 +124,7 @@ def _asked(
 
 
 def _check(pem: bytes, invitation: Invitation, key: ec.EllipticCurvePrivateKey) -> None:
-    """Check that a certificate is the one that was asked for.
-
-    Raises:
-        LinkError: says that it is not.
-    """
+    """Raise LinkError unless a certificate is the one that was asked for."""
     try:
         found = x509.load_pem_x509_certificate(pem)
         found.verify_directly_issued_by(invitation.authority)

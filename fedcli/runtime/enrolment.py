@@ -177,11 +177,7 @@ class Enrolment:
 
 
 def _checked(reply: rpc.JoinResponse) -> rpc.JoinResponse:
-    """Return a server's answer, once its fields are checked.
-
-    Raises:
-        LinkError: the id of the run is malformed, or the time between beats is out of bounds.
-    """
+    """Return a server's answer; raise LinkError if the run's id or the beat is out of bounds."""
     if not re.fullmatch(r"[\w-]{1,64}", reply.run_id, re.ASCII):
         raise LinkError(f"the server's run has a malformed id: {printable(reply.run_id, 60)}")
     if not MIN_BETWEEN_BEATS <= reply.beat_every_s <= MAX_BETWEEN_BEATS:

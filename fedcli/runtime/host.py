@@ -256,11 +256,7 @@ class Host:
         return [] if result is None else [result]
 
     def _check_finished(self) -> None:
-        """Check that every client stored what is left of a run.
-
-        Raises:
-            ArchiveError: one did not; says why.
-        """
+        """Raise ArchiveError unless every client stored what is left of a run; says why."""
         for client, why in self._unfinished.items():
             if why:
                 raise ArchiveError(
@@ -345,11 +341,7 @@ class Host:
                 self._push(result)
 
     def _push(self, result: Result) -> None:
-        """Bring back one result until the server has taken it, or says that it never will.
-
-        Raises:
-            FedtideError: this process has to end.
-        """
+        """Bring a result until it is taken or refused; FedtideError if this process has to end."""
         while True:
             member = self.enrolment.members[client_of(result.order.client_id)]
             try:
@@ -360,11 +352,7 @@ class Host:
                     return
 
     def _is_brought_again(self, member: Membership, error: Exception) -> bool:
-        """Handle the server's answer to a Push in a session; return whether to push again.
-
-        Raises:
-            FedtideError: this process has to end.
-        """
+        """Handle a Push's answer; return whether to push again, or raise it to end the process."""
         if isinstance(error, SessionGone):
             self.enrolment.rejoin({member.client: member})
         elif isinstance(error, UploadRefused):  # this client fails for this interaction

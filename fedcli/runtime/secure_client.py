@@ -168,11 +168,7 @@ class SecureClient:
     # --- checks -----------------------------------------------------------------------------------
 
     def _check_peers(self, asked: rpc.SecureSum) -> None:
-        """Check who is to take part, before a secret is shared with them.
-
-        Raises:
-            PayloadError: names what is wrong.
-        """
+        """Raise PayloadError unless who takes part is as it must be, before a secret is shared."""
         ids = _ascending((peer.client for peer in asked.peers), "peers")
         if len(ids) < MIN_GROUP or self.client not in ids:
             raise PayloadError(
@@ -191,11 +187,7 @@ class SecureClient:
     def _check_partners(
         self, attempt: Attempt, asked: rpc.SecureSum, held: Mapping[str, Any]
     ) -> None:
-        """Check with whom masks are to be agreed on: peers that this client shared with.
-
-        Raises:
-            PayloadError: names what is wrong.
-        """
+        """Raise PayloadError unless masks are agreed on with peers that this client shared with."""
         ids = _ascending((peer.client for peer in asked.peers), "peers")
         known: Mapping[str, str] = held["keys"]
         for peer in asked.peers:

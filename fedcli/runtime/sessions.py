@@ -61,11 +61,7 @@ class SessionFile:
         return found
 
     def write(self, session: Session) -> None:
-        """Store a session whole or not at all, safely on the disk.
-
-        Raises:
-            ArchiveError: it cannot be written.
-        """
+        """Store a session as :func:`write_private` does."""
         write_private(self.path, _text(session))
 
     def begin(self) -> Session:

@@ -120,11 +120,7 @@ class SetUps:
 
 
 def _check_names(first: Sequence[str], new: Sequence[str]) -> None:
-    """Check the names of classes that a server sent.
-
-    Raises:
-        PayloadError: one comes twice, or there are too many.
-    """
+    """Raise PayloadError if a server's names of classes come twice, or are too many."""
     if len({*first, *new}) < len(first) + len(new) or len(first) + len(new) > MAX_CLASSES:
         raise PayloadError(
             f"the server names {len(first)} classes and {len(new)} new ones: one twice, or too many"

@@ -84,11 +84,7 @@ class Workers:
                     init_client(first.method, first.run, first.client)
 
     def data(self, client: ClientId) -> ClientData:
-        """Open a client's data.
-
-        Raises:
-            DataError: they are missing or damaged.
-        """
+        """Open a client's data; raise DataError if they are missing or damaged."""
         return open_data(self.root, client, self._store)
 
     def has_data(self, client: ClientId) -> bool:

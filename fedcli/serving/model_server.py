@@ -159,11 +159,7 @@ class Figures:
 
 
 def _predicted(now: Loaded, end: str, body: bytes) -> Predictions:
-    """Return the model's predictions for the body of a request.
-
-    Raises:
-        DataError: it is damaged, too large, or not what the model takes.
-    """
+    """Return predictions for a request's body; raise DataError if the model cannot take it."""
     with tempfile.TemporaryDirectory(prefix="fedtide-") as place:
         file = Path(place) / f"input.{end}"
         try:
@@ -180,11 +176,7 @@ def _predicted(now: Loaded, end: str, body: bytes) -> Predictions:
 
 
 def _array_of(body: bytes) -> np.ndarray[Any, Any]:
-    """Return the numbers of a JSON array, or of ``{"inputs": [...]}``.
-
-    Raises:
-        DataError: the body is no array of numbers.
-    """
+    """Return the numbers of a JSON array, or of ``{"inputs": [...]}``; DataError for another."""
     try:
         found = json.loads(body)
         found = found.get("inputs") if isinstance(found, dict) else found
@@ -197,11 +189,7 @@ def _array_of(body: bytes) -> np.ndarray[Any, Any]:
 
 
 def _check_growth(file: Path, end: str, body: bytes, facts: ModelFacts) -> None:
-    """Check what a body would take in memory, before it does.
-
-    Raises:
-        DataError: too much, or it is damaged.
-    """
+    """Raise DataError if a body would take too much memory, or is damaged."""
     if end in ("csv", "tsv"):
         how = parse_transform(facts.transform, "the model")
         if not isinstance(how, TableTransform):

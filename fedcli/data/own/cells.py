@@ -29,11 +29,7 @@ FEW = 100
 
 
 def check_columns(known: Sequence[str], columns: Columns, where: object) -> None:
-    """Check that every named column is there.
-
-    Raises:
-        DataError: names the first one that is not, and the nearest.
-    """
+    """Raise DataError unless every named column is there: with the first one that is not."""
     for name in (*columns.named, *(columns.features or ())):
         if name not in known:
             places = {columns.client: "client", columns.label: "label"}

@@ -137,11 +137,7 @@ def lines_of(path: Path, style: Style) -> list[int]:
 
 
 def _start_of(path: Path, encoding: str) -> str:
-    """Return the first lines of a file.
-
-    Raises:
-        DataError: it is not in this encoding, or there is no such encoding.
-    """
+    """Return the first lines of a file; raise DataError if they are not in this encoding."""
     try:
         " ".encode(encoding)  # refuses a codec of bytes to bytes, such as zlib
         with open_regular(path) as file:

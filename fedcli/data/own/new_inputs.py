@@ -134,11 +134,7 @@ def _table_of(path: Path, how: TableTransform) -> Table:
 
 
 def _check_length(rows: Rows, columns: Columns, path: Path) -> None:
-    """Check that a recording is long enough for a window of the model.
-
-    Raises:
-        DataError: it is too short.
-    """
+    """Raise DataError unless a recording is long enough for a window of the model."""
     length, longest = columns.window or 0, int(rows.start.max(initial=-1)) + 1
     if longest < length:
         pieces = int((rows.start == 0).sum())
@@ -174,11 +170,7 @@ def _unlabelled(columns: Columns, known: Sequence[str], path: Path) -> Columns:
 
 
 def _checked(found: NewInputs, facts: ModelFacts) -> NewInputs:
-    """Return inputs in the type that the model takes.
-
-    Raises:
-        DataError: they do not fit the model; names the file.
-    """
+    """Return inputs in the type that the model takes; raise DataError if they do not fit it."""
     path, x, shape = found.file, found.x, tuple(facts.input_shape)
     if x.dtype.kind not in "iuf":
         raise DataError(f"{path} holds {x.dtype}; expected numbers")

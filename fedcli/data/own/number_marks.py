@@ -129,11 +129,7 @@ def marks_of(columns: Mapping[str, Sequence[str]], given: Decimal | None, where:
 
 
 def _decimal_of(seen: _Evidence, where: object) -> Decimal:
-    """Return the decimal mark that numbers tell.
-
-    Raises:
-        DataError: they tell two, or none.
-    """
+    """Return the decimal mark that numbers tell; raise DataError if they tell two, or none."""
     if len(seen.sure) > 1:
         point, comma = (seen.sure[mark] for mark in OTHER)
         raise DataError(

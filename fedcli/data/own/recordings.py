@@ -157,11 +157,7 @@ def _by_appearance(names: NDArray[np.str_]) -> NDArray[np.int64]:
 
 
 def _check_times(rows: Rows, table: Table, columns: Columns) -> None:
-    """Check that times are those of one recording.
-
-    Raises:
-        DataError: many rows have the time of another one.
-    """
+    """Raise DataError if many rows have the time of another row of their recording."""
     if columns.time is None:
         return
     same = ~(rows.changes("time", "client", "session"))
@@ -218,11 +214,7 @@ def _interpolated(
 
 
 def _check_growth(rows: Rows, columns: Columns, table: Table) -> None:
-    """Check how many rows a rate makes, before memory is taken for them.
-
-    Raises:
-        DataError: they are more than ``MAX_GROWTH`` times the rows that were read.
-    """
+    """Raise DataError if a rate makes over ``MAX_GROWTH`` times the rows, or no memory is free."""
     rate = columns.rate or 0.0
     begins = np.flatnonzero(rows.start == 0)
     ends = np.array([*begins[1:], len(rows.x)], dtype=np.int64) - 1

@@ -109,11 +109,7 @@ def tell_styles(tables: Sequence[Table], where: object) -> None:
 
 
 def files_of(root: Path) -> list[Path]:
-    """Return the file, or the directory's files by name.
-
-    Raises:
-        DataError: there is none.
-    """
+    """Return the file, or the directory's files by name; raise DataError if there is none."""
     if root.is_dir():
         found = [path for path in files_below(root) if path.suffix.lower() in SUFFIXES]
         if not found:
@@ -188,11 +184,7 @@ def _read_csv(pandas: Any, path: Path, texts: set[str], style: Style) -> Any:
 
 
 def _check_names(names: list[str], path: Path) -> None:
-    """Check that no two columns have one name; any number may have none.
-
-    Raises:
-        DataError: names the column and the file.
-    """
+    """Raise DataError if two columns have one name; any number may have none."""
     twice = [name for name, count in Counter(names).items() if count > 1 and name]
     if twice:
         raise DataError(

@@ -143,7 +143,7 @@ def _filled(
 def _check_parts(
     train: NDArray[np.bool_], test: NDArray[np.bool_], columns: Columns, classes: int, where: str
 ) -> None:
-    """Check that both parts hold an example, by what tells of each whether it is of a part (n,)."""
+    """Raise DataError unless both parts, as told of each example (n,), hold one; says why."""
     if train.any() and test.any():
         return
     part = "training" if not train.any() else "test"

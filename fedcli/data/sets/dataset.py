@@ -110,11 +110,7 @@ class Dataset:
         return replace(self, **held)
 
     def __post_init__(self) -> None:
-        """Check that all parts fit together, whoever made them.
-
-        Raises:
-            DataError: says what does not fit.
-        """
+        """Raise DataError unless all parts fit together, whoever made them."""
         check_names(self.class_names, self.name)
         for part, x in (("training", self.train_x), ("test", self.test_x)):
             check_finite(f"{self.name} ({part})", x)
@@ -185,11 +181,7 @@ class Dataset:
 
 
 def check_finite(where: object, x: NDArray[np.generic]) -> None:
-    """Check that inputs hold neither NaN nor infinity.
-
-    Raises:
-        DataError: names the first example that does.
-    """
+    """Raise DataError if inputs hold NaN or infinity: with the first example that does."""
     if x.dtype.kind == "f" and not np.isfinite(x).all():
         first = int(np.flatnonzero(~np.isfinite(x.reshape(len(x), -1)).all(axis=1))[0])
         raise DataError(f"{where}: example {first} holds NaN or infinity: mend it, or leave it out")
@@ -209,11 +201,7 @@ def named_classes(names: Sequence[str], highest: int, where: object) -> tuple[st
 
 
 def check_names(names: Sequence[str], where: object) -> None:
-    """Check that every class has a name of its own.
-
-    Raises:
-        DataError: two have one name.
-    """
+    """Raise DataError unless every class has a name of its own."""
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise DataError(f"{where}: two classes have the name {twice[0]!r}")

@@ -72,11 +72,7 @@ def directory(source: Source) -> Dataset:
 
 
 def _check_root(root: Path) -> None:
-    """Check that there is a directory which holds images or arrays for training.
-
-    Raises:
-        DataError: says what is missing, and what the directory may hold.
-    """
+    """Raise DataError unless a directory holds images or arrays to train on; says what to do."""
     if not root.is_dir():
         what = "no directory" if root.exists() else "not there"
         raise DataError(f"{root} is {what}: [data] root must name the directory of the data")
@@ -145,11 +141,7 @@ def _tell_kinds(root: Path, listed: Listed, held: Listed) -> None:
 
 
 def _arrays_of(root: Path, data: Data) -> tuple[Examples, Examples]:
-    """Return the arrays for training and those for testing.
-
-    Raises:
-        ConfigError: ``[data]`` has a key that is for images.
-    """
+    """Return the arrays of both parts; raise ConfigError if ``[data]`` has a key for images."""
     if data.images != PLAIN:
         raise ConfigError(f"[data] {first_set(data.images)} is for images, and {root} holds arrays")
     has_test_part = any((root / f"test_{name}.npy").exists() for name in "xy")

@@ -125,11 +125,7 @@ def _windows(source: Source, file: str) -> Dataset:
 
 
 def _read(path: Path) -> Arrays:
-    """Read a windows file, and check that its arrays fit together.
-
-    Raises:
-        DataError: one is missing, or does not fit the others.
-    """
+    """Read a windows file; raise DataError unless its arrays are there and fit together."""
     arrays = read_npz(path)
     absent = set(NEEDED) - set(arrays)
     if absent:

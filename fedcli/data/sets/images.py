@@ -280,11 +280,7 @@ def _unpack(source: Source, kind: str) -> bool:
 
 @contextlib.contextmanager
 def _filling(source: Source) -> Iterator[None]:
-    """Turn an error of writing into the cache into one line.
-
-    Raises:
-        DataError: the cache cannot be written, or its disk is full.
-    """
+    """Turn an error of writing into the cache, such as a full disk, into a DataError."""
     try:
         yield
     except OSError as error:
@@ -301,11 +297,7 @@ def _check_md5(content: bytes, md5: str, path: Path) -> None:
 
 
 def _unpacked(path: Path, md5: str) -> bytes:
-    """Return what a compressed file holds.
-
-    Raises:
-        DataError: it is damaged.
-    """
+    """Return what a compressed file holds; raise DataError if it is damaged."""
     packed = path.read_bytes()
     _check_md5(packed, md5, path)
     try:

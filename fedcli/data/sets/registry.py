@@ -198,11 +198,7 @@ def load(data: Data) -> Dataset:
 
 
 def _check_unset(data: Data, keys: Iterable[str], whose: str) -> None:
-    """Check that no key is given that is for other data.
-
-    Raises:
-        ConfigError: names the first one that is.
-    """
+    """Raise ConfigError if a key is given that is for other data: with the first such key."""
     for key in keys:
         if getattr(data, key) is not None:
             raise ConfigError(f"[data] {key} is for {whose}, not for {data.name}")

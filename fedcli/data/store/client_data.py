@@ -200,11 +200,7 @@ class ClientData:
         self._order = ClassOrder.of(self.file.classes, tuple(classes), first)
 
     def refresh(self) -> None:
-        """Read the description again; tasks may have been added.
-
-        Raises:
-            DataError: it is missing or wrong; nothing changes then.
-        """
+        """Read the description again; if it is wrong, raise DataError and change nothing."""
         again = self._opened_again()
         again.order_by(self._order.run, self._order.first)
         self.__dict__.update(again.__dict__)
@@ -299,11 +295,7 @@ class ClientData:
         return np.array(found)
 
     def check(self) -> None:
-        """Read and check every task whose data are there.
-
-        Raises:
-            DataError: names the first file that does not hold what it must.
-        """
+        """Read every task whose data are there; raise DataError for the first wrong file."""
         for task in range(self.num_tasks):
             for part in PARTS:
                 if not self.is_gone(task, part):

@@ -77,11 +77,7 @@ class Inspected:
     """Tasks whose training data were deleted."""
 
     def read(self) -> None:
-        """Read every task.
-
-        Raises:
-            DataError: a file does not hold what it must.
-        """
+        """Read every task; raise DataError if a file does not hold what it must."""
         file = self.data.file
         axis = 1 + channel_axis(file.input_shape)
         others = tuple(a for a in range(1 + len(file.input_shape)) if a != axis)
@@ -325,11 +321,7 @@ def _clients(root: Path) -> list[tuple[str, Callable[[], ClientData]]]:
 
 
 def _places(root: Path) -> list[Path]:
-    """Return the clients' directories in ``root``, by number; ``root`` itself if it is one.
-
-    Raises:
-        DataError: there is none.
-    """
+    """Return clients' directories by number, or ``root`` if it is one; DataError without any."""
     if not root.is_dir():
         raise DataError(f"{root} is no directory")
     if (root / "client.json").exists():

@@ -182,11 +182,7 @@ def _remove_leftovers(held: ClientData) -> None:
 
 
 def _record_of(source: Path) -> dict[str, str]:
-    """Return the name of a source, and the digest of its content.
-
-    Raises:
-        DataError: it is not there, or a part of it cannot be read.
-    """
+    """Return name and content digest of a source; raise DataError if it cannot be read."""
     if not source.exists():
         raise DataError(f"{source} is not there")
     sha = hashlib.sha256()
@@ -218,11 +214,7 @@ def _is_prepared(source: Path) -> bool:
 
 
 def _read(source: Path, how: Data, held: ClientData) -> Dataset:
-    """Read a source, and check that it fits the client's other tasks.
-
-    Raises:
-        DataError: it cannot be read, or does not fit.
-    """
+    """Read a source; raise DataError unless it fits the client's other tasks."""
     dataset = loaded(source, how)
     if dataset.input_shape != held.file.input_shape:
         raise DataError(
@@ -236,11 +228,7 @@ def _read(source: Path, how: Data, held: ClientData) -> Dataset:
 
 
 def _how(source: Path, data: Data | None, held: ClientData) -> Data:
-    """Return how a source is cut: as ``[data]`` says, or else as the client's data were.
-
-    Raises:
-        DataError: nobody says it.
-    """
+    """Return how a source is cut, by ``[data]`` or as the client's data; DataError if unknown."""
     data = data if data is not None and data.name in OWN else None
     if _is_prepared(source):
         arrays, tested = holds_arrays(source), any(source.glob("test*"))

@@ -78,11 +78,7 @@ class PartitionStore:
         return self._x.dtype
 
     def client(self, client: int) -> StoredClient:
-        """Open one client.
-
-        Raises:
-            DataError: the partition has no such client.
-        """
+        """Open one client; raise DataError if the partition has no such client."""
         if not 0 <= client < len(self):
             raise DataError(f"{self.place} holds no client {client}: it has 0 to {len(self) - 1}")
         return StoredClient(self, client)
@@ -166,11 +162,7 @@ class PartitionStore:
         return read_array(self.place / f"{name}.npy", mmap=mmap)
 
     def _check_indices(self) -> None:
-        """Check that the indices of every client are within the files that they point into.
-
-        Raises:
-            DataError: names the first file that does not fit the others.
-        """
+        """Raise DataError unless all indices are within the files that they point into."""
         starts, pairs, indices = self._starts, self._pairs, self._indices
         shapes_fit = starts.shape[1:] == (3,) and pairs.ndim == 1 and indices.ndim == 1
         if not shapes_fit or {a.dtype for a in (starts, pairs, indices)} != {np.dtype(np.int64)}:

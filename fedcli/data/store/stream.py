@@ -91,11 +91,7 @@ class TaskStream:
         self._global_test: Examples | None = None
 
     def open(self, task: int) -> None:
-        """Make ``task`` the current one and free the training data of every other.
-
-        Raises:
-            DataError: the client has no such task.
-        """
+        """Open a task, and free the training data of every other; DataError if there is no such."""
         if not 0 <= task < self.data.num_tasks:
             raise DataError(
                 f"{self.data.directory} has no task {task}: it has {self.data.num_tasks}"
@@ -130,11 +126,7 @@ class TaskStream:
         self._global_test = None
 
     def train(self, task: int) -> Examples:
-        """Return the training data of the open task.
-
-        Raises:
-            DataError: ``task`` is not the open one.
-        """
+        """Return the training data of the open task; raise DataError if ``task`` is another."""
         if task != self.task:
             raise DataError(self._gone(task))
         if task not in self._train:
@@ -183,11 +175,7 @@ class TaskStream:
         return self._validation[task]
 
     def test(self, task: int) -> Examples:
-        """Return the test data of a task met so far.
-
-        Raises:
-            DataError: the task was not met yet.
-        """
+        """Return the test data of a task; raise DataError if it was not met yet."""
         if not 0 <= task < self.num_seen:
             raise DataError(f"test data of task {task} were asked for before it was met")
         if task not in self._test:
