@@ -154,7 +154,7 @@ def join(
 
     keep_large_blocks()
     clients = clients_of(client_id)
-    from fedcli.runtime.joining import host_of
+    from fedcli.runtime.host import host_of
     from fedcli.runtime.shown import Shown
     from fedmodels.config.privacy import DETAILS
 
@@ -323,7 +323,7 @@ def partition(
         strict=strict,
     )
     if picture:
-        from fedcli.data.store.picture import draw_partition
+        from fedcli.data.store.commands import draw_partition
 
         typer.echo(f"picture: {draw_partition(out)}")
 
@@ -337,7 +337,7 @@ def export(
     ] = None,
 ) -> None:
     """Write clients of a store as directories, each of which can be carried to its machine."""
-    from fedcli.data.store.partition_export import export_partition
+    from fedcli.data.store.commands import export_partition
 
     clients = clients_of(client_id) if client_id else None
     count = export_partition(root, out, clients)
@@ -459,7 +459,7 @@ def check_data(
         return
     from rich.console import Console
 
-    from fedcli.data.store.inspection import inspect
+    from fedcli.data.store.findings import inspect
 
     if not inspect(root, Console()):
         sys.exit(1)

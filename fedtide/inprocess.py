@@ -14,8 +14,7 @@ import torch
 from rich.console import Console
 
 from fedcli.data.store.commands import run_partition
-from fedcli.runtime.together import Task, execute_together
-from fedcli.runtime.worker import Result
+from fedcli.runtime.worker import Result, Task, execute_together
 from fedcli.runtime.workers import Workers
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.origin import data_and_scenario

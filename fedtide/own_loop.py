@@ -23,10 +23,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from fedcli.runtime.host import Host
-from fedcli.runtime.joining import host_of
-from fedcli.runtime.together import Task
-from fedcli.runtime.worker import Result
+from fedcli.runtime.host import Host, host_of
+from fedcli.runtime.worker import Result, Task
 from fedmodels.errors import ConfigError, TrainingFailed
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import SplitNet, load_weights

@@ -9,16 +9,18 @@ that train together have their results sent at once.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import queue
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import repeat
 from pathlib import Path
 
 import torch
 
+from fedcli.data.store.site import cut, cut_before, is_cut
 from fedcli.runtime.answers import (
     Dismissed,
     NotTaken,
@@ -28,15 +30,22 @@ from fedcli.runtime.answers import (
     UploadRefused,
 )
 from fedcli.runtime.enrolment import Announcer, Enrolment, client_of
-from fedcli.runtime.link import Link, Membership, OwnCertificate
+from fedcli.runtime.link import Link, Membership, OwnCertificate, channel_credentials
 from fedcli.runtime.order_queue import WAKE_S, OrderQueue
 from fedcli.runtime.state import lock_states
-from fedcli.runtime.together import Task, execute_together
-from fedcli.runtime.worker import Progress, Result
+from fedcli.runtime.worker import Progress, Result, Task, execute_together
 from fedcli.runtime.workers import Workers
 from fedmodels.config.experiment import Deploy
+from fedmodels.config.places import check_address
 from fedmodels.config.privacy import DETAILS, CountDetail
-from fedmodels.errors import ArchiveError, ConfigError, FedtideError, LinkError, PayloadError
+from fedmodels.errors import (
+    ArchiveError,
+    ConfigError,
+    DataError,
+    FedtideError,
+    LinkError,
+    PayloadError,
+)
 from fedmodels.own_code import refuse_exits
 from fedmodels.printable import printable
 from fedmodels.resolution import received_experiment
@@ -44,6 +53,7 @@ from fedmodels.tensors.allocator import give_back_free_pages
 from fedmodels.tensors.bundle import ClientId
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedpb.orders import WITHOUT_PAYLOAD
+from fedpb.server_check import ServerCheck
 from fedpb.tables import values_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedpb.zstd import check_installed
@@ -74,19 +84,8 @@ class Host:
     ) -> None:
         """Make ready; what is wrong with a client's data or state shows when it joins.
 
-        Args:
-            clients: their ids.
-            link: to the server.
-            data: a directory with one for each client, or with a store.
-            states: a directory for the clients' states.
-            device: where nets are trained.
-            start_over: go on from the initial private state where a lost one is too far back.
-            code: custom files whose code may run, if the server's experiment asks for it.
-            weights: files that may hold the initial weights, if the experiment has such a file.
-            deploys: keep a model live while it trains, also where the experiment asks for none.
-            incoming: a folder in which what is complete becomes a task.
-            certificate: the process's own, if it has one.
-            announce: how exactly clients tell how many examples of each class they have.
+        Arguments are as of :func:`host_of`, but for ``data``: a directory with one for each client,
+        or with a store.
         """
         self._certificate = certificate or OwnCertificate(None)
         self._incoming, self._is_open, self.announce = incoming, False, announce
@@ -403,3 +402,108 @@ def _belongs(order: rpc.Order, others: Sequence[rpc.Order]) -> bool:
         and all(getattr(order, name) == getattr(other, name) for name in facts)
         for other in others
     )
+
+
+# --- the way to a host ----------------------------------------------------------------------------
+
+
+def host_of(
+    clients: Sequence[ClientId],
+    server: str,
+    data: Path,
+    states: Path,
+    device: torch.device,
+    *,
+    tls: tuple[Path | None, Path | None, Path | None] = (None, None, None),
+    give_up_after: float | None = None,
+    start_over: bool = False,
+    deploys: bool = False,
+    code: Sequence[Path] = (),
+    weights: Sequence[Path] = (),
+    incoming: Path | None = None,
+    show: Callable[..., None] | None = None,
+    crl: Path | None = None,
+    announce: CountDetail = "exact",
+) -> Host:
+    """Return a host that is ready to join; files as a site has them are cut first.
+
+    Args:
+        clients: their ids.
+        server: the address of the coordinator.
+        data: a directory with one for each client, or with a store, or one client's own files.
+        states: a directory for the clients' states.
+        device: where nets are trained.
+        tls: authority of the server, the client's certificate and its key.
+        give_up_after: seconds without the server; None is never.
+        start_over: go on from the initial private state where a lost one is too far back.
+        deploys: keep a model live while it trains.
+        code: custom files whose code may run, if the server's experiment asks for it.
+        weights: files that may hold the initial weights, if the experiment has such a file.
+        incoming: a folder in which what is complete becomes a task.
+        show: gets each message before it is sent.
+        crl: a list of revoked certificates; no server that shows one of them is joined.
+        announce: how exactly clients tell how many examples of each class they have, at most.
+
+    Raises:
+        ConfigError: an argument is no good; or own files are of several clients, or cannot be cut.
+    """
+    check_address(server, "--server")
+    credentials = channel_credentials(*tls)
+    if give_up_after is not None and math.isnan(give_up_after):
+        raise ConfigError("--give-up-after nan is no number of seconds")
+    if states.exists() and not states.is_dir():
+        raise ConfigError(f"--state-dir {states} is a file, not a directory; give another one")
+    ca, cert, key = tls
+    link = Link(server, credentials, give_up_after, *([show] if show else []))
+    if crl is not None:
+        link.check = ServerCheck(server, ca, crl, cert, key)
+    data, wanted = _brought(link, clients, data, states / "own-data")
+    if DETAILS.index(wanted) > DETAILS.index(announce):
+        announce = wanted
+    return Host(
+        clients, link, data, states, device, start_over=start_over, deploys=deploys, code=code,
+        weights=weights, incoming=incoming, certificate=OwnCertificate(cert),
+        announce=announce,
+    )  # fmt: skip
+
+
+def count_detail_in(text: str) -> CountDetail:
+    """Return how the server wants examples announced; an unknown word is one of a later server.
+
+    Raises:
+        LinkError: the word is unknown.
+    """
+    for how in DETAILS:
+        if text == how or (not text and how == "exact"):
+            return how
+    raise LinkError(
+        f"the server wants examples announced as {printable(text, 60)!r}: update fedcli"
+    )
+
+
+def _brought(
+    link: Link, clients: Sequence[ClientId], data: Path, cache: Path
+) -> tuple[Path, CountDetail]:
+    """Return where clients' directories are, and how the run wants examples announced.
+
+    The run is asked for that where files have to be cut; else it is "exact".
+    Files as a site has them are cut first.
+
+    Raises:
+        ConfigError: custom files are of several clients; or they cannot be cut.
+    """
+    (client, *others) = clients
+    is_gone = not data.exists() and isinstance(client, int) and cut_before(cache, client)
+    if (is_cut(data) and not is_gone) or clients == ["evaluator"]:
+        return data, "exact"
+    if others or not isinstance(client, int):
+        raise ConfigError(
+            f"--data {data} holds files of one client: name it with --client-id, or give clients' "
+            "directories as fedcli partition makes them"
+        )
+    wanted = link.prepare(client)
+    try:
+        place = cut(data, values_of(wanted.data), wanted.seed, client, cache)
+        return place, count_detail_in(wanted.announce)
+    except DataError as error:  # as with a wrong option, the same command again is in vain
+        raise ConfigError(str(error)) from None

@@ -39,6 +39,7 @@ from fedmodels.training.position import Position
 from fedmodels.training.private_uploads import with_own_noise
 from fedmodels.training.returned import check_upload
 from fedmodels.training.run import RunFacts
+from fedmodels.training.stack import begin_apart, end_apart, fit_together
 from fedpb.orders import WITHOUT_PAYLOAD
 from fedpb.v1 import coordinator_pb2 as rpc
 
@@ -520,3 +521,55 @@ def _same(one: rpc.Order, other: rpc.Order) -> bool:
     """Tell whether the result of one order to train answers another as well."""
     same_training = one.interaction == other.interaction and one.trip == other.trip
     return same_training and one.views == other.views
+
+
+# --- clients of a process together ----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Task:
+    """An order to train, its payload, and the worker of its client."""
+
+    worker: Worker
+    order: rpc.Order
+    payload: Bundle
+
+
+def execute_together(tasks: Sequence[Task]) -> list[Result]:
+    """Train the clients of several orders of one interaction at the same time.
+
+    A client that cannot begin or end fails alone; an error in the common steps fails all. Orders
+    that were abandoned have no result.
+    """
+    found: list[Result | None] = []
+    begun: list[tuple[Task, ClientHalf]] = []
+    for place, task in enumerate(tasks):
+        try:
+            half = task.worker.begin(task.order, task.payload, place)
+            if isinstance(half, Result):
+                found.append(half)
+                continue
+            begin_apart(half)
+            begun.append((task, half))
+        except Exception as error:
+            found.append(task.worker.failed(task.order, error))
+    if begun:
+        found += _trained(begun)
+    return [result for result in found if result is not None]
+
+
+def _trained(begun: Sequence[tuple[Task, ClientHalf]]) -> list[Result | None]:
+    start = time.monotonic()
+    try:
+        losses = fit_together([half for _, half in begun])
+    except Exception as error:
+        return [task.worker.failed(task.order, error) for task, _ in begun]
+    each = (time.monotonic() - start) / len(begun)
+    return [_ended(*one, loss, each) for one, loss in zip(begun, losses, strict=True)]
+
+
+def _ended(task: Task, half: ClientHalf, loss: float, seconds: float) -> Result | None:
+    try:
+        return task.worker.end(task.order, half, end_apart(half, loss), seconds)
+    except Exception as error:
+        return task.worker.failed(task.order, error)

@@ -21,8 +21,7 @@ import tomli_w
 import torch
 
 import fedtide
-from fedcli.runtime.together import Task, execute_together
-from fedcli.runtime.worker import Result
+from fedcli.runtime.worker import Result, Task, execute_together
 from fedmodels.errors import ArchiveError, ConfigError, DataError, FedtideError, RunFailed
 from fedmodels.nets.trained import ModelFacts, TrainedModel, header_of
 from fedsrv.state.run_directory import launching

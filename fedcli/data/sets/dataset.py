@@ -109,6 +109,13 @@ class Dataset:
         }
         return replace(self, **held)
 
+    def relabelled(self, places: IntArray, class_names: Sequence[str]) -> Dataset:
+        """Return the data set with label ``places[k]`` (K,) in place of k, and other classes."""
+        return replace(
+            self, train_y=places[self.train_y], test_y=places[self.test_y],
+            num_classes=len(class_names), class_names=tuple(class_names),
+        )  # fmt: skip
+
     def __post_init__(self) -> None:
         """Raise DataError unless all parts fit together, whoever made them."""
         check_names(self.class_names, self.name)

@@ -141,13 +141,7 @@ def cifar100(source: Source) -> Dataset:
     coarse = np.array([CIFAR100_COARSE_OF[name] for name in CIFAR100], dtype=np.int64)
     if source.data.labels == "fine":
         return replace(fine, coarse=coarse)
-    return replace(
-        fine,
-        train_y=coarse[fine.train_y],
-        test_y=coarse[fine.test_y],
-        num_classes=20,
-        class_names=CIFAR100_COARSE,
-    )
+    return fine.relabelled(coarse, CIFAR100_COARSE)
 
 
 def _published(

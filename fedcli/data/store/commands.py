@@ -1,9 +1,11 @@
-"""What ``fedcli partition`` does."""
+"""What ``fedcli partition`` and ``fedcli export-partition`` do."""
 
 from __future__ import annotations
 
 import json
 import logging
+import shutil
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,20 +16,37 @@ from rich.table import Table
 from rich.text import Text
 
 from fedcli.data.arrays import IntArray
-from fedcli.data.cuts.cut_input import Partition, rng_of
+from fedcli.data.cuts.cut_input import Partition, TaskIndices, rng_of
 from fedcli.data.cuts.long_tail import keep_per_class
 from fedcli.data.cuts.partition import partition
-from fedcli.data.sets.dataset import Dataset
+from fedcli.data.sets.dataset import Dataset, Labelled
 from fedcli.data.sets.registry import load
+from fedcli.data.store.client_data import PARTS, ClientData, Part
 from fedcli.data.store.findings import tell
-from fedcli.data.store.partition_writer import TABLE, Layout, write_partition
+from fedcli.data.store.partition_store import STORE, PartitionStore
+from fedcli.data.store.partition_writer import (
+    TABLE,
+    Layout,
+    client_moments,
+    description_of,
+    groups_of,
+    owners_of,
+    why_not_written,
+    write_client,
+    write_partition,
+    write_wholes,
+    written_whole,
+)
 from fedcli.data.store.reserve import Reserve, set_apart
-from fedcli.data.store.union import gathered
+from fedmodels.charts import Chart, Spread, document
 from fedmodels.config.data import Data
 from fedmodels.config.origin import placeless
 from fedmodels.config.scenario import Natural, ScenarioTable
-from fedmodels.errors import ConfigError
+from fedmodels.data_description import Normaliser, ProblemFile
+from fedmodels.errors import ConfigError, DataError, reason_of
+from fedmodels.files import write_atomically
 from fedmodels.printable import printable
+from fedmodels.tensors.bundle import ClientId
 
 log = logging.getLogger(__name__)
 
@@ -183,3 +202,116 @@ def _shown(names: list[str]) -> list[str]:
     """Return what a table calls classes: their names, or their numbers if that is too long."""
     shown = [printable(name, MAX_LETTERS) for name in names]
     return shown if len(" ".join(shown)) <= MAX_LETTERS else [str(k) for k in range(len(names))]
+
+
+def draw_partition(root: Path) -> Path:
+    """Draw ``root/partition.svg`` from ``root/partition.json``; return its path.
+
+    Columns are clients, or pairs of a client and a task, rows classes; the shade is the number of
+    training examples.
+
+    Raises:
+        DataError: the picture cannot be written.
+    """
+    content = json.loads((root / TABLE).read_bytes())
+    people = content.get("client_names") or [str(i) for i in range(len(content["clients"]))]
+    pairs = [
+        (f"{name}/{task}" if len(tasks) > 1 else name, counts["train"])
+        for name, tasks in zip(people, content["clients"], strict=True)
+        for task, counts in enumerate(tasks)
+    ]
+    cells = {
+        (label, column): Spread(count)
+        for column, (_, counts) in enumerate(pairs)
+        for label, count in enumerate(counts)
+        if count
+    }
+    rows, columns = dict(enumerate(content["class_names"])), dict(enumerate(n for n, _ in pairs))
+    x = "client/task" if len(pairs) > len(people) else "client"
+    caption = "training examples of each class"
+    chart = Chart(caption, "cells", {"": cells}, x, "class", "", columns, rows, is_log=True)
+    path = root / "partition.svg"
+    try:
+        write_atomically(path, document([chart]))
+    except OSError as error:
+        raise DataError(
+            f"the data are dealt out, but their picture {path} cannot be written: "
+            f"{reason_of(error)}"
+        ) from None
+    return path
+
+
+def gathered(dataset: Dataset, partition: Partition) -> tuple[Dataset, Partition]:
+    """Move all training examples to client 0, task by task; test data stay where they are.
+
+    Where clients have moments of their own, the returned inputs are normalised by their owner's.
+    """
+    if partition.zscore != "none":
+        dataset = _normalised_by_owner(dataset, partition)
+    nothing: IntArray = np.zeros(0, dtype=np.int64)
+    most = max(len(tasks) for tasks in partition.clients)
+    union = [
+        np.unique(np.concatenate([tasks[m].train for tasks in partition.clients if m < len(tasks)]))
+        for m in range(most)
+    ]
+    first = partition.clients[0]
+    clients = [
+        tuple(
+            TaskIndices(union[m], first[m].test if m < len(first) else nothing) for m in range(most)
+        ),
+        *(tuple(TaskIndices(nothing, t.test) for t in tasks) for tasks in partition.clients[1:]),
+    ]
+    return dataset, replace(partition, clients=tuple(clients), zscore="none")
+
+
+def _normalised_by_owner(dataset: Dataset, partition: Partition) -> Dataset:
+    """Return the data set with each natural client's inputs normalised by its own moments."""
+    raw = np.concatenate([dataset.train_x, dataset.test_x])
+    x = np.zeros(raw.shape, dtype=np.float32)
+    groups = groups_of(dataset)
+    moments = client_moments(dataset, partition)
+    for owner, own in zip(owners_of(dataset, partition), moments, strict=True):
+        normalise = Normaliser.of(ProblemFile(**description_of(dataset, own)))
+        x[groups == owner] = normalise(raw[groups == owner])
+    first = len(dataset.train_y)
+    return replace(dataset, train_x=x[:first], test_x=x[first:], scale=1.0, mean=(0.0,), std=(1.0,))
+
+
+def export_partition(root: Path, out: Path, clients: Sequence[ClientId] | None = None) -> int:
+    """Write clients of a store as directories into ``out``, with all else that the root holds.
+
+    By default everybody's data are written. Returns how many clients those are.
+
+    Raises:
+        DataError: there is no store, it holds no such client, or ``out`` is neither absent nor
+            empty, or cannot be written.
+    """
+    store = PartitionStore.find(root)
+    if store is None:
+        raise DataError(f"{root} holds no store: its clients have directories already, if any")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise DataError(f"{out} holds something: choose another directory")
+    wanted = range(len(store)) if clients is None else clients
+    opened = [store.client(c) if isinstance(c, int) else _no_client(c) for c in wanted]
+    try:
+        with written_whole(out) as place:
+            shutil.copytree(root, place, ignore=shutil.ignore_patterns(STORE), dirs_exist_ok=True)
+            for client in opened:
+                write_client(place / client.directory.name, client.file, _held(client))
+                for task in range(client.num_tasks):
+                    if (wholes := client.wholes(task)) is not None:
+                        write_wholes(place / client.directory.name, task, wholes)
+    except OSError as error:
+        raise DataError(why_not_written(out, error)) from None
+    return len(opened)
+
+
+def _held(client: ClientData) -> Iterator[tuple[int, Part, Labelled]]:
+    """Yield inputs and labels of each task and part."""
+    for task in range(client.num_tasks):
+        for part in PARTS:
+            yield task, part, client.arrays(task, part)
+
+
+def _no_client(client: ClientId) -> ClientData:
+    raise DataError(f"the {client} has no directory: its data lie in global-test")

@@ -1,10 +1,14 @@
-"""What is wrong with clients' data, or may not be meant: found before a run fails or misleads."""
+"""What is wrong with clients' data, or may not be meant: found before a run fails or misleads.
+
+``fedcli check`` prints it, with what clients hold.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,11 +17,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
 
 from fedcli.data.store.client_data import PARTS, ClientData, GlobalTest, has_grown
-from fedcli.data.store.partition_store import PartitionStore, open_data
+from fedcli.data.store.partition_store import STORE, PartitionStore, open_data
 from fedcli.data.store.partition_writer import TABLE
-from fedcli.data.store.stand_ins import Extremes
 from fedmodels.data_description import channel_axis
 from fedmodels.errors import DataError
 from fedmodels.printable import printable
@@ -38,6 +43,73 @@ SHARING = ("drawn", "replay_circulating", "replay_gradual", "replay_heterogeneou
 """Kinds of scenarios whose clients draw from the same examples, and so hold some in common."""
 Hashes = set[bytes]
 log = logging.getLogger(__name__)
+
+
+KEPT = 4
+"""Least and greatest values of a column that are counted."""
+FAR, TIMES = 10.0, 3
+"""A stand-in is so many ranges of the other values away from them, and occurs so often."""
+USUAL_FAR, USUAL_TIMES = 1.0, 2
+"""Likewise for the usual ones."""
+USUAL = frozenset(
+    sign * number for number in (999, 9999, 99999, 999999, 32767, 32768) for sign in (1, -1)
+)
+"""What people and devices write most in place of a missing number."""
+
+
+@dataclass
+class Extremes:
+    """The least and the greatest values of a column, and how often each occurs.
+
+    Among them are numbers that may stand for missing ones, such as -999: far from all others, and
+    repeated.
+    """
+
+    counts: Counter[float] = field(default_factory=Counter)
+    """How often values occur: exact for the extremes; others may be among them, counted in part."""
+    size: int = 0
+
+    def add(self, values: NDArray[Any]) -> None:
+        """Take in some finite values (n,)."""
+        self.size += len(values)
+        found = dict[float, int]()
+        for extreme_of, beyond in ((np.min, np.greater), (np.max, np.less)):
+            left = values
+            for _ in range(KEPT):
+                if len(left):
+                    extreme = extreme_of(left)
+                    inner = left[beyond(left, extreme)]
+                    found[float(extreme)] = len(left) - len(inner)
+                    left = inner
+        self.counts.update(found)
+
+    def join(self, other: Extremes) -> None:
+        """Take in the values of another column, which is the same of another client."""
+        self.counts.update(other.counts)
+        self.size += other.size
+
+    def stand_ins(self) -> Iterator[tuple[float, int]]:
+        """Yield each value that may stand for missing ones, and how often it occurs."""
+        known = sorted(self.counts)
+        while len(known) > 1:
+            for value, near, rest in ((known[0], known[1], known[1:]),
+                                      (known[-1], known[-2], known[:-1])):  # fmt: skip
+                if self._stands_out(value, abs(value - near), rest[-1] - rest[0]):
+                    yield value, self.counts[value]
+                    known = rest
+                    break
+            else:
+                return
+
+    def _stands_out(self, value: float, gap: float, spread: float) -> bool:
+        """Tell whether the least or the greatest value may be a stand-in.
+
+        The gap is between it and the nearest other value; the others have a spread.
+        """
+        count = self.counts[value]
+        if value in USUAL:
+            return count >= USUAL_TIMES and gap > USUAL_FAR * spread
+        return TIMES <= count < self.size / 2 and gap > FAR * spread > 0
 
 
 @dataclass(frozen=True)
@@ -462,3 +534,65 @@ def some(names: Iterable[object]) -> str:
     """Return the first five names, and whether there are others."""
     listed = [str(name) for name in names]
     return ", ".join(listed[:SHOWN]) + (" and others" if len(listed) > SHOWN else "")
+
+
+# --- fedcli check ---------------------------------------------------------------------------------
+
+
+def inspect(root: Path, console: Console) -> bool:
+    """Print what clients hold and what is wrong with it; tell whether all is well.
+
+    Raises:
+        DataError: there is no client's directory below ``root``, and it is none.
+    """
+    read, found = inspected(root)
+    console.print(_table_of(read))
+    notes = [str(finding) for finding in found if not finding.is_wrong]
+    if any(one.is_pooled for one in read):
+        notes.append("all training examples are at client 0: this partition is a pooled one")
+    notes += [_gone(one) for one in read if one.gone]
+    wrong = [str(finding) for finding in found if finding.is_wrong]
+    for line in [*notes, *_gaps(root)]:
+        console.print(f"note: {line}", markup=False, highlight=False, soft_wrap=True)
+    for line in wrong:
+        console.print(f"wrong: {line}", markup=False, highlight=False, soft_wrap=True)
+    if not wrong:
+        console.print(f"nothing wrong with {len(read)} client directories")
+    return not wrong
+
+
+def _gaps(root: Path) -> Iterable[str]:
+    """Yield a line if numbers are left out, as on a machine that holds some of a run's clients."""
+    numbers = {int(p.name) for p in root.glob("*") if p.name.isdecimal() and p.is_dir()}
+    has_store = (root / STORE).is_dir()
+    if not has_store and (left_out := sorted({*range(max(numbers, default=0))} - numbers)):
+        yield (
+            f"no directory of client {some(left_out)}; that is well where other machines hold "
+            "them, but fedsrv launch needs every number from 0 on"
+        )
+
+
+def _gone(one: Inspected) -> str:
+    """Say which training data of a client were deleted."""
+    tasks = f"task {one.gone[0]}" if len(one.gone) == 1 else f"tasks {some(one.gone)}"
+    return (
+        f"client {one.name}: the training data of {tasks} were deleted; that is well where its run "
+        "has gone on to a later task"
+    )
+
+
+def _table_of(read: Sequence[Inspected]) -> Table:
+    """Return the table of what each client holds."""
+    table = Table(
+        "client", "tasks", "train", "test", "classes", "tested", "inputs", "as the net sees them"
+    )
+    for one in read:
+        train, test, file = one.counts["train"], one.counts["test"], one.data.file
+        shape = "×".join(map(str, file.input_shape))
+        table.add_row(
+            one.name, str(one.data.num_tasks), str(train.sum()), str(test.sum()),
+            f"{np.count_nonzero(train)} of {file.num_classes}",
+            f"{np.count_nonzero((train > 0) & (test > 0))} of {np.count_nonzero(train)}", shape,
+            "" if one.low > one.high else f"{one.low:.3g} to {one.high:.3g}",
+        )  # fmt: skip
+    return table

@@ -23,7 +23,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -274,10 +274,7 @@ def _in_own_order(dataset: Dataset, file: ClientFile, source: Path) -> Dataset:
         if name not in names:
             names.append(name)
         places[label] = names.index(name)
-    return replace(
-        dataset, train_y=places[dataset.train_y], test_y=places[dataset.test_y],
-        num_classes=len(names), class_names=tuple(names),
-    )  # fmt: skip
+    return dataset.relabelled(places, names)
 
 
 def _grown(file: ClientFile, dataset: Dataset) -> ClientFile:

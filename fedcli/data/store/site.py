@@ -11,7 +11,6 @@ import hashlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unicodedata import normalize
@@ -164,10 +163,7 @@ def _by_names(dataset: Dataset, classes: Sequence[str]) -> Dataset:
     names = [normalize("NFC", name) for name in classes]
     names += [name for name in dataset.class_names if name not in names]
     places: IntArray = np.array([names.index(name) for name in dataset.class_names], dtype=np.int64)
-    return replace(
-        dataset, train_y=places[dataset.train_y], test_y=places[dataset.test_y],
-        num_classes=len(names), class_names=tuple(names),
-    )  # fmt: skip
+    return dataset.relabelled(places, names)
 
 
 def _stamp(files: Path, data: Data, seed: int, client: int) -> str:

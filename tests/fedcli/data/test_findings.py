@@ -12,8 +12,7 @@ from rich.console import Console
 
 from fedcli.cli import main
 from fedcli.data.store.commands import run_partition
-from fedcli.data.store.findings import Finding, inspected, summaries, tell, tell_own
-from fedcli.data.store.stand_ins import Extremes
+from fedcli.data.store.findings import Extremes, Finding, inspected, summaries, tell, tell_own
 from fedmodels.config.data import Data
 from fedmodels.config.scenario import Iid, Natural
 from fedmodels.errors import DataError

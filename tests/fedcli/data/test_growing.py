@@ -16,8 +16,8 @@ from PIL import Image
 from rich.console import Console
 
 from fedcli.data.store.client_data import ClientData
+from fedcli.data.store.findings import inspect
 from fedcli.data.store.growing import Added, add_task
-from fedcli.data.store.inspection import inspect
 from fedcli.data.store.partition_store import PartitionStore, StoredClient, open_data
 from fedcli.data.store.partition_writer import Layout
 from fedcli.data.store.site import cut, cut_before, remembered

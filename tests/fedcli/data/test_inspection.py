@@ -11,8 +11,7 @@ import pytest
 from rich.console import Console
 
 from fedcli.data.store.commands import run_partition
-from fedcli.data.store.findings import SHARING
-from fedcli.data.store.inspection import inspect
+from fedcli.data.store.findings import SHARING, inspect
 from fedcli.data.store.partition_writer import Layout
 from fedmodels.config.scenario import Drawn, ReplayTable
 from fedmodels.resolution import experiment_of

@@ -21,7 +21,7 @@ from fedcli.data.image_files import ENDS
 from fedcli.data.own.examples import coded
 from fedcli.data.sets.registry import load
 from fedcli.data.store.client_data import ClientData, GlobalTest
-from fedcli.data.store.inspection import inspect
+from fedcli.data.store.findings import inspect
 from fedmodels.config.data import Columns, Data
 from fedmodels.errors import ConfigError, DataError, PayloadError, RunFailed, TrainingFailed
 from fedmodels.resolution import experiment_of

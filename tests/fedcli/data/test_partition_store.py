@@ -14,8 +14,8 @@ from rich.console import Console
 from fedcli.cli import main
 from fedcli.data.cuts.partition import partition
 from fedcli.data.store.client_data import PARTS, ClientData
-from fedcli.data.store.inspection import inspect
-from fedcli.data.store.partition_export import export_partition
+from fedcli.data.store.commands import export_partition
+from fedcli.data.store.findings import inspect
 from fedcli.data.store.partition_store import PartitionStore, _write_inputs, open_data
 from fedcli.data.store.partition_writer import MAX_DIRECTORIES, Layout, write_partition
 from fedmodels.errors import ConfigError, DataError

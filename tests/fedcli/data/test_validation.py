@@ -11,7 +11,7 @@ import pytest
 from fedcli.data.cuts.partition import partition
 from fedcli.data.sets.registry import load
 from fedcli.data.store.client_data import ClientData
-from fedcli.data.store.partition_export import export_partition
+from fedcli.data.store.commands import export_partition
 from fedcli.data.store.partition_store import open_data
 from fedcli.data.store.partition_writer import Layout, write_partition
 from fedcli.data.store.site import cut

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedcli.runtime.host import Host
-from fedcli.runtime.together import Task
+from fedcli.runtime.worker import Task
 from fedmodels.errors import ArchiveError, ArchiveNotWritten
 from fedmodels.tensors.bundle import Bundle
 from fedpb.v1 import coordinator_pb2 as rpc

@@ -12,8 +12,7 @@ import torch
 
 from fedcli.data.store.partition_store import open_data
 from fedcli.runtime.state import StateDirectory
-from fedcli.runtime.together import Task, execute_together
-from fedcli.runtime.worker import Worker
+from fedcli.runtime.worker import Task, Worker, execute_together
 from fedcli.runtime.workers import Workers
 from fedmodels.errors import ConfigError, PayloadError, RunFailed
 from fedmodels.methods import register

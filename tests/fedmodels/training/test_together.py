@@ -10,8 +10,7 @@ import torch
 from fedcli.data.store.partition_store import open_data
 from fedcli.runtime.host import Host
 from fedcli.runtime.state import StateDirectory
-from fedcli.runtime.together import Task, execute_together
-from fedcli.runtime.worker import Worker
+from fedcli.runtime.worker import Task, Worker, execute_together
 from fedmodels.errors import ArchiveError
 from fedmodels.tensors.bundle import Bundle
 from fedpb.v1 import coordinator_pb2 as rpc
