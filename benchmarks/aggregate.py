@@ -13,22 +13,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
-import subprocess
-import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import torch
 from torch import Tensor
 
-from benchmarks.measure import parser_of, tell
+from benchmarks.measure import Peak, in_turn, parser_of, said_by, tell
 from fedmodels.numerics.clustering import cluster
 from fedmodels.numerics.neighbour_clustering import cluster_near
 from fedmodels.tensors.weighted_mean import weighted_mean
@@ -60,10 +55,8 @@ def _mean_row(clients: int, options: argparse.Namespace) -> dict[str, Any]:
     """Compare the three ways, each in a process of its own."""
     row: dict[str, Any] = {"clients": clients}
     for way in WAYS:
-        sizes = [str(n) for n in (clients, options.parameters, options.budget)]
-        command = [sys.executable, "-m", "benchmarks.aggregate", "--alone", way, *sizes]
-        found = subprocess.run(command, capture_output=True, text=True, check=True)
-        seconds, peak = json.loads(found.stdout)
+        sizes = (clients, options.parameters, options.budget)
+        seconds, peak = said_by("benchmarks.aggregate", "--alone", way, *sizes)
         row |= {f"{way}_s": seconds, f"{way}_mb": peak}
     return row | {"ratio": row["fedtide_s"] / row["torch_s"]}
 
@@ -83,13 +76,9 @@ def _mean_alone(way: str, clients: int, parameters: int, budget_mib: int) -> tup
             "torch": lambda: _running_sum(uploads, shares),
             "numpy": lambda: np.average(np.stack([u.numpy() for u in uploads]), 0, shares),
         }
-        before, seconds = anonymous_mb(), []
         with Peak() as peak:
-            for _ in range(REPEATS):
-                begun = time.perf_counter()
-                work[way]()
-                seconds.append(time.perf_counter() - begun)
-    return statistics.median(seconds), peak.mb - before
+            seconds = in_turn({way: work[way]}, REPEATS)[way]
+    return seconds, peak.mb
 
 
 def _running_sum(uploads: list[Tensor], shares: list[float]) -> Tensor:
@@ -97,30 +86,6 @@ def _running_sum(uploads: list[Tensor], shares: list[float]) -> Tensor:
     for upload, share in zip(uploads, shares, strict=True):
         total.add_(upload, alpha=share)
     return total.float()
-
-
-class Peak:
-    """The largest anonymous memory of this process while it is open, looked at every 5 ms."""
-
-    def __enter__(self) -> Peak:
-        self.mb, self._over = 0.0, threading.Event()
-        self._watch = threading.Thread(target=self._look, daemon=True)
-        self._watch.start()
-        return self
-
-    def _look(self) -> None:
-        while not self._over.wait(0.005):
-            self.mb = max(self.mb, anonymous_mb())
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._watch.join()
-
-
-def anonymous_mb() -> float:
-    """Return the anonymous memory of this process."""
-    info = psutil.Process().memory_info()
-    return float(info.rss - info.shared) / 1e6
 
 
 def _kmeans_row(prototypes: int) -> dict[str, Any]:

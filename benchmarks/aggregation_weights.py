@@ -11,9 +11,8 @@ of every step. The weights must agree to 1e-5. ``--growth`` adds further numbers
 from __future__ import annotations
 
 import argparse
-import statistics
-import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from benchmarks.measure import parser_of, tell
+from benchmarks.measure import in_turn, parser_of, tell
 from fedmodels.nets import make_net
 from fedmodels.nets.split import SplitNet, weights_of
 from fedmodels.numerics.randomness import generator, seeded
@@ -64,18 +63,17 @@ def measure(n: int, options: argparse.Namespace) -> dict[str, Any]:
         "ours": lambda: ours(build(options, 0).to(options.device), models),
         "plain": lambda: plain(build(options, 0).to(options.device).eval(), models),
     }
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
     found: dict[str, Tensor] = {}
-    for _ in range(options.repeats):  # by turns, so that a busy machine slows both
-        for name, way in ways.items():
-            begun = time.perf_counter()
-            found[name] = searched(way(), n, x, y, options)
-            seconds[name].append(time.perf_counter() - begun)
+
+    def search(name: str) -> None:
+        found[name] = searched(ways[name](), n, x, y, options)
+
+    seconds = in_turn({name: partial(search, name) for name in ways}, options.repeats)
     difference = float((found["ours"] - found["plain"]).abs().max())
     facts = {key: getattr(options, key) for key in ("net", "device", "examples", "epochs")}
-    median = {f"{name}_s": statistics.median(values) for name, values in seconds.items()}
-    ratio = median["plain_s"] / median["ours_s"]
-    return {**facts, "clients": n, **median, "ratio": ratio, "difference": difference}
+    told = {f"{name}_s": each for name, each in seconds.items()}
+    ratio = seconds["plain"] / seconds["ours"]
+    return {**facts, "clients": n, **told, "ratio": ratio, "difference": difference}
 
 
 def build(options: argparse.Namespace, seed: int) -> SplitNet:

@@ -12,19 +12,15 @@ and how many commits and uploads there were. Times are those at which scores wer
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import tomli_w
-
-from benchmarks.measure import parser_of, tell
+from benchmarks.measure import ENV, config_in, launching, parser_of, tell
 
 METHOD = Path(__file__).parent / "plugins" / "slow_clients.py"
 CLIENTS, QUICK = 10, 8
@@ -102,11 +98,9 @@ def _curve(tables: dict[str, dict[str, Any]], seed: int, seconds: float) -> Curv
         "schedule": {"rounds": 10_000, "clients": CLIENTS, **tables["schedule"]},
     }
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:  # clients end later
-        out, config = Path(place) / "run", Path(place) / "config.toml"
-        config.write_text(tomli_w.dumps(experiment))
-        command = [sys.executable, "-m", "fedsrv", "launch", str(config), "--out", str(out)]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment)
+        out = Path(place) / "run"
+        command = launching(config_in(Path(place), experiment), out)
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=ENV)
         try:
             return _watched(process, out / "rounds.jsonl", seconds)
         finally:

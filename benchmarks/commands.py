@@ -7,8 +7,6 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import resource
 import statistics
@@ -16,6 +14,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+
+from benchmarks.measure import parser_of, tell
 
 HERE = Path(__file__).parent.parent
 PROGRAM = "import sys; from {program}.cli import main; sys.argv = {words!r}; main()"
@@ -57,8 +57,8 @@ def timed(program: str, code: Path) -> tuple[float, float]:
 
 
 def main() -> None:
-    """Print one JSON line and a table of medians."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Print the medians, and CPU seconds beside those of importing torch."""
+    parser = parser_of("commands", __doc__)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--code", type=Path, nargs="*", default=[])
     given = parser.parse_args()
@@ -72,11 +72,14 @@ def main() -> None:
         key: [statistics.median(column) for column in zip(*runs, strict=True)]
         for key, runs in found.items()
     }
-    rows = {f"{name} in {code}": values for (name, code), values in medians.items()}
-    print(json.dumps({"benchmark": "commands", "cpu_and_wall_s": rows}))
-    for (name, code), (cpu, wall) in medians.items():
-        ratio = cpu / medians[IMPORT, code][0]
-        print(f"{name:55} {code}  {cpu:.2f} s of CPU, {wall:.2f} s, {ratio:.2f} of torch's CPU")
+    rows = [
+        {
+            "command": name, "code": str(code), "cpu_s": cpu, "wall_s": wall,
+            "of_torch": cpu / medians[IMPORT, code][0],
+        }
+        for (name, code), (cpu, wall) in medians.items()
+    ]  # fmt: skip
+    tell("commands", rows)
 
 
 if __name__ == "__main__":

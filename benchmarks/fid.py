@@ -40,10 +40,9 @@ EPOCHS, BATCH = 8, 64
 
 def main() -> None:
     """Print the mean distance of every run."""
-    parser = parser_of("fid", __doc__)
+    parser = parser_of("fid", __doc__, "fid")
     parser.add_argument("runs", type=Path, nargs="+")
     parser.add_argument("--images", type=int, default=200, help="drawn for each class")
-    parser.add_argument("--keep", action="store_true", help="as the record of a page")
     options = parser.parse_args()
     torch.set_num_threads(1)
     rows = [distance(run, options.images) for run in options.runs]
@@ -51,9 +50,7 @@ def main() -> None:
     if options.keep:
         runs = "RUN …" if len(rows) > 1 else "RUN"
         said = "Fréchet distance of replayed images from real ones, mean over clients"
-        keep(
-            "fid", f"python -m benchmarks.fid {runs} --keep", {said: {"grows": None, "rows": rows}}
-        )
+        keep(options.keep, f"python -m benchmarks.fid {runs} --keep", {said: rows})
 
 
 def distance(path: Path, count: int) -> dict[str, Any]:

@@ -38,8 +38,7 @@ ROWS = [
 
 def main() -> None:
     """Print the shares, and keep them as a record where that is asked for."""
-    parser = parser_of("generators", __doc__)
-    parser.add_argument("--keep", action="store_true", help="as benchmarks/records/measured")
+    parser = parser_of("generators", __doc__, "generators")
     options = parser.parse_args()
     torch.set_num_threads(1)
     (x, y), (test_x, test_y) = _fashion()
@@ -50,7 +49,7 @@ def main() -> None:
     tell("generators", rows)
     if options.keep:
         title = "Images that the outside classifier takes for their class, in percent by class"
-        keep("generators", given_as("generators"), {title: {"grows": None, "rows": rows}})
+        keep(options.keep, given_as("generators"), {title: rows})
 
 
 def _fashion() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:

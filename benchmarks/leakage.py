@@ -65,8 +65,7 @@ Score = Callable[[Tensor, Tensor], Tensor]
 
 def main() -> None:
     """Print the tables, and keep them as a record where that is asked for."""
-    parser = parser_of("leakage", __doc__)
-    parser.add_argument("--keep", action="store_true", help="as benchmarks/records/measured")
+    parser = parser_of("leakage", __doc__, "leakage")
     options = parser.parse_args()
     torch.set_num_threads(1)
     with TemporaryDirectory() as place:
@@ -77,11 +76,7 @@ def main() -> None:
         found = [row for kind in kinds for row in kind(root)]
         tell("leakage: members", found)
     if options.keep:
-        tables = {
-            "Rebuilt images": {"grows": None, "rows": rebuilt},
-            "Members": {"grows": None, "rows": found},
-        }
-        keep("leakage", given_as("leakage"), tables)
+        keep(options.keep, given_as("leakage"), {"Rebuilt images": rebuilt, "Members": found})
 
 
 # --- rebuilt images -----------------------------------------------------------------------------

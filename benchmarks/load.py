@@ -11,7 +11,6 @@ a second.
 from __future__ import annotations
 
 import json
-import os
 import queue
 import signal
 import statistics
@@ -27,11 +26,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import tomli_w
 
-from benchmarks.measure import parser_of, records_of, tell
-
-ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
+from benchmarks.measure import ENV, config_in, parser_of, records_of, tell
 
 
 def main() -> None:
@@ -51,8 +47,8 @@ def measured(
     place: Path, *, clients: int, light: int, hosts: int, rounds: int, deadline: float
 ) -> dict[str, Any]:
     """Run once; return what joining and rounds took, and the most the coordinator used."""
-    config, data, out = place / "config.toml", place / "data", place / "run"
-    config.write_text(tomli_w.dumps(experiment(clients, rounds, deadline)))
+    config = config_in(place, experiment(clients, rounds, deadline))
+    data, out = place / "data", place / "run"
     dealing = [sys.executable, "-m", "fedcli", "partition", str(config), "--out", str(data)]
     subprocess.run([*dealing, "--no-picture"], check=True, stdout=subprocess.DEVNULL, env=ENV)
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""What benchmarks share: their options, what they read of runs and processes, what they print."""
+"""What benchmarks share: options, processes and turns, what they read of runs, what they print."""
 
 from __future__ import annotations
 
@@ -6,18 +6,71 @@ import argparse
 import json
 import os
 import platform
-from collections.abc import Mapping, Sequence
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
+import tomli_w
+
+ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
+"""The environment of processes that train."""
 
 
-def parser_of(name: str, text: str | None) -> argparse.ArgumentParser:
-    """Return the parser of a benchmark's options; its help is the text of the benchmark's file."""
+def parser_of(name: str, text: str | None, record: str = "") -> argparse.ArgumentParser:
+    """Return the parser of a benchmark's options; its help is the text of the benchmark's file.
+
+    With the name of a record there is ``--keep``, which may name another one.
+    """
     form = argparse.RawDescriptionHelpFormatter
-    return argparse.ArgumentParser(f"python -m benchmarks.{name}", None, text, formatter_class=form)
+    found = argparse.ArgumentParser(
+        f"python -m benchmarks.{name}", None, text, formatter_class=form
+    )
+    if record:
+        about = "write a record of benchmarks/records/measured, by this name or another"
+        found.add_argument("--keep", nargs="?", const=record, help=about)
+    return found
+
+
+def config_in(place: Path, tables: Mapping[str, Any]) -> Path:
+    """Write an experiment into a directory; return its file."""
+    file = place / "config.toml"
+    file.write_text(tomli_w.dumps(tables))
+    return file
+
+
+def launching(config: Path, out: Path, *options: object) -> list[str]:
+    """Return the command that launches a run."""
+    words = ["launch", str(config), "--out", str(out), *map(str, options)]
+    return [sys.executable, "-m", "fedsrv", *words]
+
+
+def said_by(module: str, *words: object) -> Any:
+    """Run a module in a process of its own; return the JSON that it prints."""
+    command = [sys.executable, "-m", module, *map(str, words)]
+    return json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+
+
+def in_turn(
+    work: Mapping[str, Callable[[], object]], times: int, left_out: int = 0
+) -> dict[str, float]:
+    """Return the median seconds of each way, without the first ones left out.
+
+    Ways alternate, so that a busy machine slows all of them.
+    """
+    took: dict[str, list[float]] = {name: [] for name in work}
+    for _ in range(left_out + times):
+        for name, function in work.items():
+            begun = time.perf_counter()
+            function()
+            took[name].append(time.perf_counter() - begun)
+    return {name: statistics.median(seconds[left_out:]) for name, seconds in took.items()}
 
 
 def records_of(run: Path) -> list[dict[str, Any]]:
@@ -39,6 +92,33 @@ def tell(name: str, rows: Sequence[Mapping[str, Any]]) -> None:
 
 def _text(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str("" if value is None else value)
+
+
+class Peak:
+    """The most anonymous memory of this process while it is open, beyond that before, in MB.
+
+    It is looked at every 5 ms.
+    """
+
+    def __enter__(self) -> Peak:
+        self._before, self.mb, self._over = anonymous_mb(), 0.0, threading.Event()
+        self._watch = threading.Thread(target=self._look, daemon=True)
+        self._watch.start()
+        return self
+
+    def _look(self) -> None:
+        while not self._over.wait(0.005):
+            self.mb = max(self.mb, anonymous_mb() - self._before)
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._watch.join()
+
+
+def anonymous_mb() -> float:
+    """Return the anonymous memory of this process."""
+    info = psutil.Process().memory_info()
+    return float(info.rss - info.shared) / 1e6
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -100,21 +101,34 @@ def given_as(benchmark: str) -> str:
     return " ".join([f"python -m benchmarks.{benchmark}", *sys.argv[1:]])
 
 
-def keep(name: str, command: str, tables: Mapping[str, Any], **others: str) -> None:
+def made_with(**others: str) -> dict[str, str]:
+    """Return the versions behind what is measured now, and the commit."""
+    git = ["git", "rev-parse", "--short=12", "HEAD"]
+    commit = subprocess.run(git, cwd=RECORDS.parent, capture_output=True, text=True, check=True)
+    known = {name: version(name) for name in ("fedtide", "torch")}
+    return {**known, **others, "commit": commit.stdout.strip()}
+
+
+def keep(
+    name: str,
+    command: str,
+    tables: Mapping[str, Sequence[Row]],
+    grows: Mapping[str, str | None] = MappingProxyType({}),
+    **others: str,
+) -> None:
     """Write the record of a benchmark, and say where.
 
     Args:
         name: of the record.
         command: that measured it.
-        tables: by the sentence over it: the grown quantity, or None, and the rows.
+        tables: the rows by the sentence over them.
+        grows: the quantity that grows in a table, where one does.
         others: versions of other programs that were measured.
     """
-    git = ["git", "rev-parse", "--short=12", "HEAD"]
-    commit = subprocess.run(git, cwd=RECORDS.parent, capture_output=True, text=True, check=True)
-    versions = {name: version(name) for name in ("fedtide", "torch")} | others
-    versions["commit"] = commit.stdout.strip()
+    versions = made_with(**others)
     machine = {"cpus": os.cpu_count(), "machine": platform.machine()}
-    facts = {"command": command, "machine": machine, "versions": versions, "tables": tables}
+    kept = {title: {"grows": grows.get(title), "rows": rows} for title, rows in tables.items()}
+    facts = {"command": command, "machine": machine, "versions": versions, "tables": kept}
     file = RECORDS / f"{name}.json"
     file.parent.mkdir(exist_ok=True)
     file.write_text(json.dumps(facts, indent=1) + "\n")

@@ -8,21 +8,27 @@ floor is run bare, and with the same duties (benchmarks/floor.py).
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-import tomli_w
-
-from benchmarks.measure import Usage, parser_of, records_of, tell, usage
+from benchmarks.measure import (
+    Usage,
+    config_in,
+    launching,
+    parser_of,
+    records_of,
+    said_by,
+    tell,
+    usage,
+)  # fmt: skip
 
 PLUGINS = Path(__file__).parent / "plugins"
+MEMORY = ("server_pss_mb", "server_anon_mb", "host_anon_mb", "pss_mb", "anon_mb", "rss_mb")
 PARAMETERS = {"resnet20": 272_474 + 1_376, "resnet18": 11_173_962 + 9_600}
 
 
@@ -50,13 +56,8 @@ def main() -> None:
 
 def _floors_in_processes(clients: int, parameters: int, rounds: int) -> list[list[float]]:
     """Measure the floor, bare and with duties, each in a fresh process that may still fork."""
-    arguments = [str(n) for n in (clients, parameters, rounds)]
-    command = [sys.executable, "-m", "benchmarks.floor", *arguments]
-    runs = [
-        subprocess.run([*command, *kind], capture_output=True, text=True, check=True)
-        for kind in ([], ["duties"])
-    ]
-    return [json.loads(run.stdout)[2:] for run in runs]
+    sizes = (clients, parameters, rounds)
+    return [said_by("benchmarks.floor", *sizes, *kind)[2:] for kind in ([], ["duties"])]
 
 
 def _fedtide(net: str, clients: int, rounds: int, hosts: int | None) -> dict[str, Any]:
@@ -77,10 +78,8 @@ def launched(
         hosts: how many processes the clients have, as ``launch`` takes it.
         tree: the checkout whose code runs; this one unless given.
     """
-    out, config = place / "run", place / "config.toml"
-    config.write_text(tomli_w.dumps(tables))
-    command = [sys.executable, "-m", "fedsrv", "launch", str(config), "--out", str(out)]
-    command += ["--hosts", str(hosts)]
+    out = place / "run"
+    command = launching(config_in(place, tables), out, "--hosts", hosts)
     code = [tree, tree / "models", tree / "proto"] if tree else []
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [PLUGINS, *code]))}
     begun = time.monotonic()
@@ -104,12 +103,7 @@ def launched(
         "server_s": statistics.median(r["seconds"]["server"] for r in records),
         "cpu_s": _cpu_per_round(looks),
         "first_round_s": first,
-        "server_pss_mb": max((look.server_pss_mb for _, look in looks), default=0.0),
-        "server_anon_mb": max((look.server_anon_mb for _, look in looks), default=0.0),
-        "host_anon_mb": max((look.host_anon_mb for _, look in looks), default=0.0),
-        "pss_mb": max((look.pss_mb for _, look in looks), default=0.0),
-        "anon_mb": max((look.anon_mb for _, look in looks), default=0.0),
-        "rss_mb": max((look.rss_mb for _, look in looks), default=0.0),
+        **{key: max((getattr(look, key) for _, look in looks), default=0.0) for key in MEMORY},
     }
 
 

@@ -31,13 +31,12 @@ TITLE = "No-op rounds with ResNet-20's weights (1.1 MB)"
 
 def main() -> None:
     """Measure each population, and print the table."""
-    parser = parser_of("peer", __doc__)
+    parser = parser_of("peer", __doc__, "peer")
     parser.add_argument("--python", required=True, help="an interpreter that has Flower")
     parser.add_argument("--populations", type=int, nargs="+", default=[10, 50, 10_000])
     parser.add_argument("--cohort", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--turns", type=int, default=2)
-    parser.add_argument("--keep", action="store_true", help="as the record of docs/results")
     options = parser.parse_args()
     rows = []
     for population in options.populations:
@@ -48,8 +47,7 @@ def main() -> None:
     tell("peer", rows)
     if options.keep:
         given = given_as("peer").replace(options.python, "FLOWER")
-        tables = {TITLE: {"grows": None, "rows": rows}}
-        keep("peer", given, tables, **_versions(options.python))
+        keep(options.keep, given, {TITLE: rows}, **_versions(options.python))
 
 
 def _best(turns: list[tuple[dict[str, float], dict[str, float]]]) -> dict[str, float]:

@@ -35,12 +35,11 @@ SHOWN = 10
 
 def main() -> None:
     """Print and draw the distances."""
-    parser = parser_of("prototype_convergence", __doc__)
+    parser = parser_of("prototype_convergence", __doc__, "prototype_convergence")
     parser.add_argument("config", type=Path)
     parser.add_argument("--set", action="append", default=[], help="KEY=VALUE of the config")
     parser.add_argument("--epochs", type=int, default=200)
     parser.add_argument("--out", type=Path, help="a picture of the distances")
-    parser.add_argument("--keep", action="store_true", help="as the record of a page")
     options = parser.parse_args()
     torch.set_num_threads(1)
     sets = [*options.set, f"training.local_epochs={options.epochs}"]
@@ -54,8 +53,7 @@ def main() -> None:
     tell("prototype_convergence", rows)
     caption = "Distance of local prototypes to those of the epoch before"
     if options.keep:
-        table = {"grows": None, "rows": rows}
-        keep("prototype_convergence", given_as("prototype_convergence"), {caption: table})
+        keep(options.keep, given_as("prototype_convergence"), {caption: rows})
     if options.out:
         lines = {
             f"block {block + 1}": {epoch: Spread(d) for epoch, d in enumerate(line, 1)}

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -24,8 +22,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.aggregate import Peak, anonymous_mb
-from benchmarks.measure import parser_of, tell
+from benchmarks.measure import Peak, parser_of, said_by, tell
 from fedmodels.config.reduction import Reduction
 from fedmodels.reductions.rule import rule_of
 from fedmodels.tensors.aggregation_rule import Facts
@@ -66,9 +63,8 @@ def _row(rule: str, options: argparse.Namespace) -> dict[str, Any]:
     sums = []
     for way in ("fedtide", "numpy"):
         sizes = [f"--{n}={getattr(options, n)}" for n in ("clients", "parameters", "attackers")]
-        command = [sys.executable, "-m", "benchmarks.reductions", f"--alone={way}", *sizes]
-        command += [f"--budget={options.budget}", "--rules", rule]
-        found = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+        sizes += [f"--budget={options.budget}", "--rules", rule]
+        found = said_by("benchmarks.reductions", f"--alone={way}", *sizes)
         row |= {f"{way}_s": found["s"], f"{way}_cpu_s": found["cpu_s"], f"{way}_mb": found["mb"]}
         sums.append(found["norm"])
     row |= {"ratio": row["fedtide_s"] / row["numpy_s"]}
@@ -100,13 +96,12 @@ def _alone(options: argparse.Namespace) -> dict[str, float]:
         }
         little = {client: {"w": each["w"][:4096].clone()} for client, each in sent.items()}
         rule_of(settings).weights(little, counts, Facts())  # what a process does once
-        before = anonymous_mb()
         with Peak() as peak:
             begun, cpu = time.perf_counter(), time.process_time()
             found = work[options.alone]()
             seconds = {"s": time.perf_counter() - begun, "cpu_s": time.process_time() - cpu}
     norm = float(np.linalg.norm(found.astype(np.float64)))
-    return {**seconds, "mb": peak.mb - before, "norm": norm}
+    return {**seconds, "mb": peak.mb, "norm": norm}
 
 
 def in_numpy(x: Array, given: Array, rule: str, mix: str, f: int) -> Array:

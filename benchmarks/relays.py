@@ -10,7 +10,6 @@ round on the wire of the coordinator, seconds those of a round, medians from the
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -20,23 +19,19 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any
 
-import tomli_w
-
-from benchmarks.measure import parser_of, records_of, tell
+from benchmarks.measure import ENV, config_in, parser_of, records_of, tell
 from benchmarks.measured import given_as, keep
 
 TITLE = "Relays in front of the coordinator: FedAvg on digits, the small CNN"
-ENV = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 LONGEST_S, HOSTS = 300, 4
 
 
 def main() -> None:
     """Measure every number of clients with every number of relays; print the table."""
-    parser = parser_of("relays", __doc__)
+    parser = parser_of("relays", __doc__, "relays")
     parser.add_argument("--clients", type=int, nargs="+", default=[8, 16])
     parser.add_argument("--relays", type=int, nargs="+", default=[0, 1, 2, 4])
     parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--keep", nargs="?", const="relays", help="the name of a record")
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
     for clients in options.clients:
@@ -47,15 +42,15 @@ def main() -> None:
         rows += [{**row, "digest": digest} for row, digest in zip(found, same, strict=True)]
     tell(TITLE, rows)
     if options.keep:
-        keep(options.keep, given_as("relays"), {TITLE: {"grows": None, "rows": rows}})
+        keep(options.keep, given_as("relays"), {TITLE: rows})
 
 
 def _row(root: Path, clients: int, relays: int, rounds: int) -> dict[str, Any]:
     """Run once; return what crossed the coordinator's wire."""
     place = root / f"relays-{relays}"
     place.mkdir()
-    config, data, out = place / "config.toml", root / "data", place / "run"
-    config.write_text(tomli_w.dumps(_experiment(clients, rounds)))
+    config = config_in(place, _experiment(clients, rounds))
+    data, out = root / "data", place / "run"
     if not data.exists():
         dealing = ["partition", str(config), "--out", str(data), "--no-picture"]
         command = [sys.executable, "-m", "fedcli", *dealing]
@@ -111,8 +106,9 @@ def _experiment(clients: int, rounds: int) -> dict[str, Any]:
 def _started(stack: ExitStack, log: Path, *command: str) -> subprocess.Popen[str]:
     errors: IO[str] = stack.enter_context(log.open("w"))
     process = subprocess.Popen(
-        [sys.executable, "-m", *command], stdout=subprocess.PIPE, stderr=errors, text=True, env=ENV
-    )
+        [sys.executable, "-u", "-m", *command], stdout=subprocess.PIPE, stderr=errors, text=True,
+        env=ENV,
+    )  # fmt: skip
     stack.enter_context(process)  # waits for its end
     stack.callback(process.kill)
     return process

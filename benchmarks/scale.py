@@ -43,7 +43,7 @@ GROWS = {
 
 def main() -> None:
     """Measure and print one table for each quantity."""
-    parser = parser_of("scale", __doc__)
+    parser = parser_of("scale", __doc__, "scale")
     parser.add_argument("--clients", type=int, nargs="*", default=[5, 10, 20, 40])
     parser.add_argument("--widths", type=int, nargs="*", default=[64, 512, 1024, 2048])
     parser.add_argument("--classes", type=int, nargs="*", default=[10, 100, 1000])
@@ -52,7 +52,6 @@ def main() -> None:
     parser.add_argument("--cohort", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--hosts", type=int, default=2)
-    parser.add_argument("--keep", nargs="?", const="scale", help="the name of a record")
     options = parser.parse_args()
     how = (options.rounds, options.hosts)
     found = {
@@ -62,14 +61,13 @@ def main() -> None:
         CLASSES: [_row_of_classes(classes, *how) for classes in options.classes],
         METHODS: [_row_of_method(name, options.cohort, options.hosts) for name in options.methods],
     }
-    tables = {title: {"grows": GROWS[title], "rows": rows} for title, rows in found.items() if rows}
-    for title, table in tables.items():
-        rows, grows = table["rows"], table["grows"]
-        tell(
-            title, rows if grows is None else [*rows, {grows: "exponent", **exponents(rows, grows)}]
-        )
+    tables = {title: rows for title, rows in found.items() if rows}
+    for title, rows in tables.items():
+        grows = GROWS[title]
+        last = [] if grows is None else [{grows: "exponent", **exponents(rows, grows)}]
+        tell(title, [*rows, *last])
     if options.keep:
-        keep(options.keep, given_as("scale"), tables)
+        keep(options.keep, given_as("scale"), tables, GROWS)
 
 
 def _row(clients: int, width: int, rounds: int, hosts: int) -> dict[str, Any]:

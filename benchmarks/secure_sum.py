@@ -40,11 +40,10 @@ TITLE = "Masked uploads beside plain ones"
 
 def main() -> None:
     """Measure both ways; print the table."""
-    parser = parser_of("secure_sum", __doc__)
+    parser = parser_of("secure_sum", __doc__, "secure-sum")
     parser.add_argument("--clients", type=int, nargs="+", default=[10])
     parser.add_argument("--parameters", type=int, default=11_178_562, help="ResNet-18's")
     parser.add_argument("--gone", type=int, nargs="+", default=[0, 1, 3])
-    parser.add_argument("--keep", nargs="?", const="secure-sum", help="the name of a record")
     options = parser.parse_args()
     torch.set_num_threads(1)
     rows = [_plain(n, options.parameters) for n in options.clients]
@@ -52,7 +51,7 @@ def main() -> None:
         rows += [_masked(clients, options.parameters, gone) for gone in options.gone]
     tell(TITLE, rows)
     if options.keep:
-        keep(options.keep, given_as("secure_sum"), {TITLE: {"grows": None, "rows": rows}})
+        keep(options.keep, given_as("secure_sum"), {TITLE: rows})
 
 
 def _plain(clients: int, parameters: int) -> dict[str, Any]:

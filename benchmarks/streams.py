@@ -258,11 +258,10 @@ def row_of(method: str, place: Path, took: list[dict[str, float]]) -> dict[str, 
 
 def main() -> None:
     """Let each method live through the same stream; the first one also with deaths."""
-    parser = parser_of("streams", __doc__)
+    parser = parser_of("streams", __doc__, "streams")
     names = ["fedavg", "gldp", "fedmlp", "fedali", "pfedgrp"]
     parser.add_argument("--methods", nargs="*", default=names)
     parser.add_argument("--kills", type=int, default=50, help="at least so many; 0: none")
-    parser.add_argument("--keep", action="store_true")
     options = parser.parse_args()
     rows, deaths_of = [], []
     for number, method in enumerate(options.methods):
@@ -285,8 +284,7 @@ def main() -> None:
     for name, found in tables.items():
         tell(name, found)
     if options.keep:
-        kept = {name: {"grows": None, "rows": found} for name, found in tables.items()}
-        keep("streams", given_as("streams"), kept)
+        keep(options.keep, given_as("streams"), tables)
 
 
 if __name__ == "__main__":

@@ -28,12 +28,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import tomli_w
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from benchmarks.measure import parser_of, records_of, tell
+from benchmarks.measure import config_in, in_turn, launching, parser_of, records_of, tell
 from fedmodels.methods import make
 from fedmodels.nets import make_net
 from fedmodels.nets.split import SplitNet, load_weights, weights_of
@@ -127,16 +126,16 @@ def _round_row(job: str, rounds: int, hosts: int) -> dict[str, Any]:
         ways["bfloat16"] = "training.precision=bfloat16"
     loops, walls = list[float](), {way: list[float]() for way in ways}
     with tempfile.TemporaryDirectory() as place:
-        config, data = Path(place) / "config.toml", Path(place) / "round0" / "data"
-        config.write_text(tomli_w.dumps(_experiment(facts, rounds)))
+        config, data = (
+            config_in(Path(place), _experiment(facts, rounds)),
+            Path(place) / "round0/data",
+        )
         for number in range(3):
             for way, setting in ways.items():
                 out = Path(place) / f"{way}{number}"
-                command = [sys.executable, "-m", "fedsrv", "launch", str(config), "--out", str(out)]
-                command += ["--hosts", str(hosts)] + (
-                    ["--data", str(data)] if data.exists() else []
-                )
-                command += ["--set", setting] if setting else []
+                dealt = ["--data", data] if data.exists() else []
+                sets = ["--set", setting] if setting else []
+                command = launching(config, out, "--hosts", hosts, *dealt, *sets)
                 subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
                 walls[way] += _walls(out)
             loops.append(_loops(config, data))
@@ -270,7 +269,7 @@ def _step_row(name: str) -> dict[str, Any]:
         "forward_last": torch.no_grad()(lambda: fast(x)),
         "forward_bfloat16": torch.no_grad()(lambda: half(x)),
     }
-    took = _alternating(steps, 25)
+    took = in_turn(steps, 25, 2)
     return {
         "net": name,
         "batch": batch,
@@ -313,7 +312,7 @@ def _stacked_row(net: str, clients: int, examples: int, side: int) -> dict[str, 
     alone = [half_of(c, nets[0], streams[c]) for c in range(clients)]
     beside = [half_of(c, nets[c], streams[c]) for c in range(clients)]
 
-    def in_turn() -> None:
+    def one_by_one() -> None:
         for half in alone:
             train_locally(method, half.ctx, half.payload, half.state)
 
@@ -323,7 +322,7 @@ def _stacked_row(net: str, clients: int, examples: int, side: int) -> dict[str, 
         for half, loss in zip(beside, fit_together(beside), strict=True):
             half.end(loss)
 
-    took = _alternating({"turn": in_turn, "together": together}, 15)
+    took = in_turn({"turn": one_by_one, "together": together}, 15, 2)
     return {
         "net": net,
         "clients": clients,
@@ -351,13 +350,14 @@ def _aligned_row(
         payload = method.init_server(run).common
         return lambda: train_locally(method, ctx, payload, Bundle())
 
-    took = _alternating(
+    took = in_turn(
         {
             "fedavg": epoch("fedavg", plain),
             "fedali": epoch("fedali", aligned),
             "influence": epoch("fedali", aligned, influence=True),
         },
         5,
+        2,
     )
     return {
         "net": net,
@@ -381,17 +381,6 @@ class _Examples:
 
     def limits(self) -> tuple[Tensor, Tensor]:
         return torch.zeros(1), torch.ones(1)
-
-
-def _alternating(work: Mapping[str, Callable[[], object]], times: int) -> dict[str, float]:
-    """Return the median seconds of each, taken in turn."""
-    took: dict[str, list[float]] = {name: [] for name in work}
-    for _ in range(times + 2):
-        for name, function in work.items():
-            begun = time.perf_counter()
-            function()
-            took[name].append(time.perf_counter() - begun)
-    return {name: statistics.median(seconds[2:]) for name, seconds in took.items()}
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import records_of
+from benchmarks.measured import made_with
 from fedcli.data.store.partition_store import open_data
 from fedmodels.errors import FedtideError
 from fedmodels.files import write_atomically
@@ -191,19 +192,7 @@ def _short(value: float) -> float:
     return round(value, 5)
 
 
-def environment() -> dict[str, str]:
-    """Return the versions behind a record, and the commit."""
-    import subprocess
-    from importlib.metadata import version
-
-    git = ["git", "rev-parse", "--short=12", "HEAD"]
-    commit = subprocess.run(git, cwd=Path(__file__).parent, capture_output=True, text=True)
-    return {name: version(name) for name in ("fedtide", "torch")} | {
-        "commit": commit.stdout.strip()
-    }
-
-
 def to_json(found: Iterable[Mapping[str, Any]]) -> str:
     """Return a record as text, a run a line."""
     lines = ",\n  ".join(json.dumps(row, ensure_ascii=False) for row in found)
-    return f'{{"environment": {json.dumps(environment())},\n "runs": [\n  {lines}\n ]}}\n'
+    return f'{{"environment": {json.dumps(made_with())},\n "runs": [\n  {lines}\n ]}}\n'

@@ -11,13 +11,13 @@ A cell that was not run has its config all the same. Records alone are read; not
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
+from benchmarks.measure import parser_of
 from benchmarks.papers.page import text_of
 from benchmarks.papers.size import dealt, problem_of
 from benchmarks.papers.table import PAPERS, Shown, tables_of
@@ -29,9 +29,7 @@ from fedmodels.tensors.bundle import Problem
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do what the command line asks for; return the exit status."""
-    parser = argparse.ArgumentParser(
-        "papers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of("papers", __doc__)
     parser.add_argument("name", nargs="?", default="", help=", ".join(PAPERS))
     parser.add_argument("--configs", type=Path, help="a directory for every cell's config")
     parser.add_argument("--check", action="store_true", help="build and deal every cell")

@@ -16,7 +16,6 @@ from pathlib import Path
 from benchmarks.papers.page import experiments_of, percent
 from benchmarks.papers.size import Size, share, size_of
 from benchmarks.papers.table import HERE, Shown, tables_of
-from fedmodels.config.experiment import Experiment
 
 HEADING = "of the paper's steps, examples"
 ENOUGH = 0.1
@@ -37,22 +36,17 @@ def _tables() -> dict[str, Shown]:
     return {f"{table.paper}/{table.name}": table for table in tables_of()}
 
 
-@cache
-def _sized(text: str) -> Size:
-    return size_of(Experiment.model_validate_json(text))
-
-
 def shares(study: str) -> tuple[list[float], list[float]]:
     """Return the parts of the paper's steps and examples in each setting of a study, ascending.
 
     Passes over a client's data stand for both where a client's windows are not known.
     """
     table, row, column = papers_cells()[study]
-    theirs = _sized(_tables()[table].experiment(row, column).model_dump_json())
+    theirs = size_of(_tables()[table].experiment(row, column))
     settings: dict[str, Size] = {}
     for cell, experiment in experiments_of(study).items():
         if not experiment.method.pools_data:
-            settings.setdefault(cell.setting, _sized(experiment.model_dump_json()))
+            settings.setdefault(cell.setting, size_of(experiment))
     steps, examples = [], []
     for ours in settings.values():
         passes = ours.passes / theirs.passes

@@ -40,16 +40,7 @@ def size_beside(shown: Shown, one: Beside) -> tuple[Size, Size]:
     """Return how much a client trained in recorded runs, and in those of the paper's column."""
     row, recorded = next(iter(one.rows.items()))
     ours = experiments_of(one.study)[Cell(one.setting, recorded)]
-    return _size(ours), _size(shown.experiment(row, one.of))
-
-
-@cache
-def _sized(text: str) -> Size:
-    return size_of(Experiment.model_validate_json(text))
-
-
-def _size(experiment: Experiment) -> Size:
-    return _sized(experiment.model_dump_json())
+    return size_of(ours), size_of(shown.experiment(row, one.of))
 
 
 def in_words(ours: Size, theirs: Size) -> str:

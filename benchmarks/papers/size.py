@@ -7,14 +7,14 @@ client really has is not known without the data, so such a run has passes over t
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from statistics import fmean
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from fedcli.data.arrays import IntArray
 from fedcli.data.cuts.cut_input import Partition
@@ -23,7 +23,7 @@ from fedcli.data.sets.registry import load
 from fedmodels.config.data import Data
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.origin import data_and_scenario
-from fedmodels.config.scenario import Natural
+from fedmodels.config.scenario import Natural, Scenario
 from fedmodels.tensors.bundle import Problem
 
 
@@ -112,15 +112,11 @@ def dealt(experiment: Experiment) -> Partition:
     """
     data, scenario = data_and_scenario(experiment)
     key = (data.model_dump_json(), scenario.model_dump_json(exclude={"training_data"}))
-    return _dealt(*key, json.dumps(type(scenario).__name__), experiment.schedule.clients)
+    return _dealt(*key, experiment.schedule.clients)
 
 
 @lru_cache(maxsize=64)
-def _dealt(data: str, scenario: str, kind: str, clients: int) -> Partition:
-    from pydantic import TypeAdapter
-
-    from fedmodels.config.scenario import Scenario
-
+def _dealt(data: str, scenario: str, clients: int) -> Partition:
     table = TypeAdapter(Scenario).validate_json(scenario)
     shape = shape_of(Data.model_validate_json(data))
     train, test = (np.repeat(np.arange(len(n)), n) for n in (shape.train, shape.test))
@@ -135,7 +131,13 @@ def _dealt(data: str, scenario: str, kind: str, clients: int) -> Partition:
 
 
 def size_of(experiment: Experiment) -> Size:
-    """Return how much a client trains, by FedAvg's loop over its own data."""
+    """Return how much a client trains, by FedAvg's loop over its own data; equal ones once."""
+    return _size_of(experiment.model_dump_json())
+
+
+@cache
+def _size_of(text: str) -> Size:
+    experiment = Experiment.model_validate_json(text)
     schedule, training = experiment.schedule, experiment.training
     part = experiment.cohort_size / schedule.clients
     visits = part * schedule.rounds * training.local_epochs

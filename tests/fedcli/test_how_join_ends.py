@@ -36,7 +36,7 @@ def test_code_of_ones_own_that_ends_a_client_is_no_stop(
     host = Host([0], cast(Link, link), tmp_path, tmp_path / "s", torch.device("cpu"))
     host.enrolment.members[0] = cast(Membership, None)
     monkeypatch.setattr(Host, "join", lambda host: None)
-    monkeypatch.setattr(Host, "_work", own(f"{file}:work"))
+    monkeypatch.setattr(Host, "orders", own(f"{file}:work"))
     with pytest.raises(RunFailed, match=r"mine.py \(line 3\) ends the process"):
         host.run()
     assert left == []

@@ -1,8 +1,8 @@
 """Who holds what: index arrays for every client and task of a scenario.
 
-The functions that cut are pure numpy and draw from :func:`fedcli.data.cuts.seeds.rng_of` only, so
-the same seed gives the same partition in every process. A pair is (client, task); pairs are
-numbered client by client. K is the number of classes, U the number of pairs.
+The functions that cut are pure numpy and draw from ``rng_of`` only, so the same seed gives the same
+partition in every process. A pair is (client, task); pairs are numbered client by client. K is the
+number of classes, U the number of pairs.
 """
 
 from __future__ import annotations

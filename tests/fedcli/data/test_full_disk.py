@@ -55,7 +55,7 @@ def test_a_picture_that_does_not_fit_leaves_the_data(
     def full(path: Path, *_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("fedcli.data.store.picture.write_atomically", full)
+    monkeypatch.setattr("fedcli.data.store.commands.write_atomically", full)
     config, out = tmp_path / "config.toml", tmp_path / "data"
     config.write_text(tomli_w.dumps(tiny_experiment().to_dict()))
     with pytest.raises(SystemExit) as ended:

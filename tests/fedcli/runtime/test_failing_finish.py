@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,13 +27,13 @@ class OneOrder(Host):
     def join(self) -> None:
         self.workers.begin(tiny_experiment(method="local"))
 
-    def _work(self) -> None:
+    def orders(self) -> Iterator[list[Task]]:
         self._pushing = threading.Thread(target=self._results.get)
         self._pushing.start()
         order = rpc.Order(
             kind=rpc.ORDER_KIND_FINISH, client_id="0", interaction=5, base=-1, committed=4
         )
-        self.execute([Task(self.workers.of(0), order, Bundle())])
+        yield [Task(self.workers.of(0), order, Bundle())]
 
 
 @pytest.fixture

@@ -83,7 +83,7 @@ def test_an_error_in_their_steps_fails_them_all(workers, monkeypatch):
     def broken(halves):
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr("fedcli.runtime.together.fit_together", broken)
+    monkeypatch.setattr("fedcli.runtime.worker.fit_together", broken)
     results = execute_together(tasks_of(workers))
     assert [r.failure for r in results] == ["RuntimeError: out of memory"] * 3
 
@@ -94,7 +94,7 @@ def test_a_result_that_is_there_is_sent_again(workers, monkeypatch):
     assert again["0"].report == first[0].report
     assert again["1"].report == first[1].report
     assert again["2"].failure == ""
-    monkeypatch.setattr("fedcli.runtime.together.fit_together", None)  # must not be needed any more
+    monkeypatch.setattr("fedcli.runtime.worker.fit_together", None)  # must not be needed any more
     assert all(r.failure == "" for r in execute_together(tasks_of(workers)))
 
 
