@@ -20,8 +20,8 @@ from fedmodels.numerics.metrics import (
     average_forgetting_measure,
     best_round,
     forgetting,
-    lost_in_stream,
 )
+from fedmodels.numerics.streams import lost_in_stream
 from fedmodels.own_code import short_name
 from fedmodels.privacy.coverage import assumptions
 from fedmodels.training.fault import line_of

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 from fedmodels.numerics.metric_names import VIEWS, metric
-from fedmodels.numerics.metrics import lost_in_stream
+from fedmodels.numerics.streams import lost_in_stream
 from fedsrv.report.run_record import RunRecord, number, numbers, table
 
 Cells = dict[tuple[int, int], float]

@@ -356,30 +356,3 @@ class Probabilities:
         gaps = np.bincount(bins, weights=right - confidence, minlength=BINS)
         auroc = float(np.mean(areas)) if areas else None
         return cls(auroc, min(float(np.abs(gaps).sum()) / len(y), 1.0))
-
-
-# --- of an open run, where each client has tasks of its own ---------------------------------------
-
-
-def lost_in_stream(scored: Iterable[tuple[int, Sequence[float | None]]]) -> dict[int, float]:
-    """Return by task how much of a client's best earlier accuracy is gone at the end of its stream.
-
-    As :func:`forgetting`, of one client of an open run: over the last
-    score of each of its present tasks.
-
-    Args:
-        scored: the client's scores in order: its present task, and its accuracy on each of its
-            tasks so far, None where it was not scored on one.
-
-    Returns:
-        ``{earlier task: best earlier accuracy minus the last}``.
-    """
-    best: dict[int, float] = {}
-    last: tuple[int, Sequence[float | None]] | None = None
-    for present, accuracies in scored:
-        if last is not None and present > last[0]:  # the client has gone on
-            known = {task: a for task, a in enumerate(last[1]) if a is not None}
-            best |= {task: max(a, best.get(task, a)) for task, a in known.items()}
-        last = present, accuracies
-    end = dict(enumerate(last[1])) if last is not None else {}
-    return {k: was - now for k, was in best.items() if (now := end.get(k)) is not None}
