@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -18,6 +18,7 @@ from PIL import Image
 import fedcli.cli
 import fedsrv.cli
 import fedtide
+from fedmodels.errors import RunFailed
 from fedmodels.nets import make_net
 from fedmodels.nets.trained import ModelFacts, TrainedModel
 from fedmodels.tensors.archive import load_named
@@ -371,24 +372,15 @@ def test_a_disk_that_fills_up_while_a_graph_is_written_is_one_line(
 ) -> None:
     if kind == "onnx":
         pytest.importorskip("onnxscript")
-    script = """
-import resource, sys
-from pathlib import Path
-from fedmodels.errors import RunFailed
-from fedmodels.nets import make_net
-from fedmodels.nets.trained import ModelFacts, TrainedModel
-from fedsrv.export import export
-net = make_net("digits-cnn", num_classes=10, input_shape=(1, 8, 8))
-model = TrainedModel(ModelFacts("digits-cnn", {}, (1, 8, 8), 10), net.tensors())
-resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
-try:
-    export(model, sys.argv[1], Path(sys.argv[2]))
-except RunFailed as error:
-    print(error)
-"""
+    net = make_net("digits-cnn", num_classes=10, input_shape=(1, 8, 8))
+    model = TrainedModel(ModelFacts("digits-cnn", {}, (1, 8, 8), 10), net.tensors())
     (tmp_path / "graph").write_text("an earlier one")
-    words = [sys.executable, "-c", script, kind, str(tmp_path / "graph")]
-    found = subprocess.run(words, capture_output=True, text=True, timeout=180)
-    assert found.returncode == 0, found.stderr
-    assert found.stdout == f"cannot write {tmp_path / 'graph'}: File too large\n"
+    most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, most[1]))
+    try:
+        with pytest.raises(RunFailed) as failed:
+            export(model, kind, tmp_path / "graph")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, most)
+    assert str(failed.value) == f"cannot write {tmp_path / 'graph'}: File too large"
     assert [path.read_text() for path in tmp_path.iterdir()] == ["an earlier one"]
