@@ -153,7 +153,7 @@ def offences(package: str, name: str, source: str) -> list[str]:
 MOON = "fedmodels/methods/moon.py"
 
 
-def test_imports() -> None:
+def test_imports():
     found = {name_of(p): offences(package, name_of(p), p.read_text()) for package, p in ALL}
     assert {name: imported for name, imported in found.items() if imported} == {}
 
@@ -185,7 +185,7 @@ def test_imports() -> None:
         (MOON, "from fedmodels.methods.gldp import x", ["fedmodels.methods.gldp.x"]),
     ],
 )
-def test_the_rules_see_what_they_forbid(name: str, source: str, expected: list[str]) -> None:
+def test_the_rules_see_what_they_forbid(name, source, expected):
     assert offences(name.partition("/")[0], name, source) == expected
 
 
@@ -219,7 +219,7 @@ def imported() -> dict[str, set[str]]:
     return {module: imported_modules(module) for module in MODULES}
 
 
-def test_a_room_imports_lower_rooms_only(imported: dict[str, set[str]]) -> None:
+def test_a_room_imports_lower_rooms_only(imported):
     higher = []
     for module in sorted(set(MODULES) - set(ROOMS)):
         package = module.partition(".")[0]
@@ -239,17 +239,17 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
     return []
 
 
-def test_no_modules_import_in_a_circle(imported: dict[str, set[str]]) -> None:
+def test_no_modules_import_in_a_circle(imported):
     assert circles(imported) == []
     assert circles({"a": {"b"}, "b": {"a"}}) != []
 
 
-def test_a_room_says_what_it_holds() -> None:
+def test_a_room_says_what_it_holds():
     for folder in {path.parent for _, path in ALL}:
         assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text())), folder
 
 
-def test_the_rules_saw_files() -> None:
+def test_the_rules_saw_files():
     assert len(ALL) > 40
     assert {package for package, _ in ALL} == set(PACKAGES)
 
@@ -257,11 +257,11 @@ def test_the_rules_saw_files() -> None:
 # -- files ----------------------------------------------------------------------------------------
 
 
-def test_a_file_is_named_after_a_noun() -> None:
+def test_a_file_is_named_after_a_noun():
     assert [path for _, path in ALL if {path.stem, path.parent.name} & VAGUE_NAMES] == []
 
 
-def test_the_report_of_sizes_names_long_files_and_large_rooms(tmp_path: Path) -> None:
+def test_the_report_of_sizes_names_long_files_and_large_rooms(tmp_path):
     (tmp_path / "long.py").write_text("\n" * (MAX_LINES + 1))
     (tmp_path / "short.py").write_text("\n" * MAX_LINES)
     for number in range(MAX_MODULES - 1):
@@ -288,7 +288,7 @@ def registered_in(path: Path) -> list[str]:
     ]
 
 
-def test_a_method_file_registers_its_method_and_forms_of_it() -> None:
+def test_a_method_file_registers_its_method_and_forms_of_it():
     for path in METHOD_FILES:
         registered = registered_in(path)
         first, *forms = (re.sub(r"\W", "_", name) for name in registered)
@@ -297,7 +297,7 @@ def test_a_method_file_registers_its_method_and_forms_of_it() -> None:
         assert registered[0] in names()
 
 
-def test_no_method_is_lost() -> None:
+def test_no_method_is_lost():
     assert len(METHOD_FILES) >= MIN_METHODS
     assert {name for path in METHOD_FILES for name in registered_in(path)} <= set(names())
 
@@ -319,7 +319,7 @@ def uncommented(schema: str) -> list[str]:
 SCHEMA = sorted(PACKAGES["fedpb"].rglob("*.proto"))
 
 
-def test_everything_in_the_schema_is_explained() -> None:
+def test_everything_in_the_schema_is_explained():
     assert [(path, line) for path in SCHEMA for line in uncommented(path.read_text())] == []
     schema = "message A {\n  int32 a = 1;\n  // b.\n  int32 b = 2;\n  map<a, b> c = 3;  // c.\n}\n"
     assert uncommented(schema) == ["message A {", "int32 a = 1;"]
@@ -348,7 +348,7 @@ def tracked_texts() -> Iterator[tuple[str, str]]:
                 continue
 
 
-def test_no_file_names_a_machine_or_a_registry() -> None:
+def test_no_file_names_a_machine_or_a_registry():
     found = [
         f"{name}: {match[0]}"
         for name, text in tracked_texts()
@@ -357,12 +357,12 @@ def test_no_file_names_a_machine_or_a_registry() -> None:
     assert found == []
 
 
-def test_no_file_holds_an_unresolved_conflict() -> None:
+def test_no_file_holds_an_unresolved_conflict():
     mark = re.compile(r"^(<{7} |>{7} )", flags=re.MULTILINE)
     assert [name for name, text in tracked_texts() if mark.search(text)] == []
 
 
-def test_machines_and_registries_are_seen() -> None:
+def test_machines_and_registries_are_seen():
     assert PRIVATE.search("see " + "/work/" + "main")
     assert PRIVATE.search("https://" + "pypi.org" + "/simple")
     assert not PRIVATE.search("benchmarks/work/x and ../root/x")

@@ -34,7 +34,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", h.lower()).strip().replace(" ", "-") for h in headings}
 
 
-def test_links_lead_somewhere() -> None:
+def test_links_lead_somewhere():
     for page in PAGES:
         for link in LINK.findall(page.read_text()):
             if re.match(r"[a-z]+:", link):
@@ -46,7 +46,7 @@ def test_links_lead_somewhere() -> None:
             assert not anchor or anchor in anchors(target), f"{page}: {link}"
 
 
-def test_make_targets_exist() -> None:
+def test_make_targets_exist():
     makefile = (ROOT / "Makefile").read_text()
     targets = set(re.findall(r"^([a-z-]+):", makefile, flags=re.MULTILINE))
     for page in PAGES:
@@ -54,14 +54,14 @@ def test_make_targets_exist() -> None:
         assert set(named) <= targets, page
 
 
-def test_code_that_a_page_names_is_there() -> None:
+def test_code_that_a_page_names_is_there():
     for page in (page for page in PAGES if page.name != "CHANGELOG.md"):
         for name in CODE.findall(page.read_text()):
             if Path(name).name not in WRITTEN_BY_READERS:
                 assert any(path.endswith(f"/{name}") for path in SOURCES), f"{page}: {name}"
 
 
-def test_what_belongs_to_an_item_is_indented_by_four() -> None:
+def test_what_belongs_to_an_item_is_indented_by_four():
     """The site's Markdown takes paragraphs and lists with less out of their item."""
     outside = re.compile(r"^ {1,3}(?:[-*]|\d+\.) .*|(?<=\n\n) {1,3}\S.*", flags=re.MULTILINE)
     for page in PAGES:
@@ -69,12 +69,12 @@ def test_what_belongs_to_an_item_is_indented_by_four() -> None:
         assert outside.findall(text) == [], page
 
 
-def test_pages_were_found() -> None:
+def test_pages_were_found():
     names = {page.name for page in PAGES}
     assert {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "glossary.md"} <= names
 
 
-def test_each_decision_stands_once_under_a_heading_of_its_own() -> None:
+def test_each_decision_stands_once_under_a_heading_of_its_own():
     """A merge that keeps both sides would leave a moved decision inside another one."""
     place = ROOT / "docs" / "decisions"
     files = sorted(path for path in place.glob("*.md") if path.name != "README.md")
@@ -96,7 +96,7 @@ def test_each_decision_stands_once_under_a_heading_of_its_own() -> None:
     assert len(said) == len(set(said)) > 60
 
 
-def test_every_target_says_what_it_does() -> None:
+def test_every_target_says_what_it_does():
     makefile = (ROOT / "Makefile").read_text()
     declared = re.search(r"^\.PHONY:((?:.*\\\n)*.*)$", makefile, flags=re.MULTILINE)
     assert declared is not None
@@ -105,7 +105,7 @@ def test_every_target_says_what_it_does() -> None:
 
 
 @pytest.mark.parametrize("name", names())
-def test_every_method_has_a_page_that_names_its_fields(name: str) -> None:
+def test_every_method_has_a_page_that_names_its_fields(name):
     page = ROOT / "docs" / "methods" / f"{name}.md"
     assert page.exists()
     text = page.read_text()
@@ -155,7 +155,7 @@ def same_value(default: object, text: str) -> bool:
 
 
 @pytest.mark.parametrize("name", names())
-def test_a_page_tells_the_defaults_of_its_method(name: str) -> None:
+def test_a_page_tells_the_defaults_of_its_method(name):
     fields = flat_settings(name)
     told = told_defaults((ROOT / "docs" / "methods" / f"{name}.md").read_text(), fields)
     assert {k: v for k, v in told.items() if not same_value(fields[k], v)} == {}
@@ -176,21 +176,21 @@ def runs(name: str, preset: Path) -> bool:
     return bool(tables["method"]["name"] == name)
 
 
-def test_the_table_lists_every_method_once() -> None:
+def test_the_table_lists_every_method_once():
     text = (ROOT / "docs" / "methods" / "README.md").read_text()
     added = set(entry_points(group="fedtide.methods").names)  # of a plugin that other tests install
     assert sorted(listed()) == sorted(set(names()) - added)
     assert len(re.findall(r"^\| \[", text, flags=re.MULTILINE)) == len(listed())
 
 
-def test_pages_count_the_methods() -> None:
+def test_pages_count_the_methods():
     count = len(listed())
     assert f"and Ditto: {count} in all" in (ROOT / "README.md").read_text()
     assert f"| methods | {count}, " in (ROOT / "docs" / "comparison.md").read_text()
 
 
 @pytest.mark.parametrize("name", names())
-def test_a_row_names_code_tests_and_presets_of_its_method(name: str) -> None:
+def test_a_row_names_code_tests_and_presets_of_its_method(name):
     row = listed()[name]
     links = [(ROOT / "docs" / "methods" / link).resolve() for link in LINK.findall(row)]
     assert f"`{name}`" in row
@@ -201,7 +201,7 @@ def test_a_row_names_code_tests_and_presets_of_its_method(name: str) -> None:
     assert all(runs(name, preset) for preset in presets)
 
 
-def test_the_page_of_python_has_every_public_name() -> None:
+def test_the_page_of_python_has_every_public_name():
     page = (ROOT / "docs" / "api.md").read_text()
     shown = [ROOT / "fedtide" / f"{name}.py" for name in ("runs", "open_runs", "own_loop")]
     text = page + "".join(path.read_text() for path in shown)
@@ -210,6 +210,6 @@ def test_the_page_of_python_has_every_public_name() -> None:
     assert "::: fedtide.models" in page
 
 
-def test_the_keys_of_a_sweep_are_on_a_page() -> None:
+def test_the_keys_of_a_sweep_are_on_a_page():
     section = (ROOT / "docs" / "results.md").read_text().partition("## The file of a sweep")[2]
     assert re.findall(r"^\| `(\w+)` \|", section, flags=re.MULTILINE) == [*Sweep.model_fields]

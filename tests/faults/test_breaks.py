@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from tests.faults import playing
-from tests.faults.ground import CLIENTS, Ground, Setting
+from tests.faults.ground import CLIENTS, Setting
 from tests.faults.plans import COORDINATOR, MACHINE, Fault, Plan, Reached
 from tests.faults.verdict import troubles
 
@@ -54,9 +54,7 @@ BREAKS: dict[str, tuple[Callable[[Census], Fault], str]] = {
 
 
 @pytest.mark.parametrize("broken", BREAKS)
-def test_a_broken_promise_is_noticed(
-    broken: str, ground: Ground, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broken_promise_is_noticed(broken, ground, monkeypatch):
     undisturbed = ground.undisturbed(Setting("fedper"))
     monkeypatch.setattr(playing, "LINGERS_S", 6.0)  # what hangs does so for good
     fault_of, said = BREAKS[broken]
@@ -68,7 +66,7 @@ def test_a_broken_promise_is_noticed(
 
 
 @pytest.mark.parametrize("broken", BREAKS)
-def test_the_same_fault_does_no_harm_otherwise(broken: str, ground: Ground) -> None:
+def test_the_same_fault_does_no_harm_otherwise(broken, ground):
     undisturbed = ground.undisturbed(Setting("fedper"))
     plan = Plan((BREAKS[broken][0](undisturbed.census()),))
     played = ground.play(Setting("fedper"), plan)

@@ -1,13 +1,11 @@
 """The hooks hold what they are meant to: a changed name must not leave a gap in silence."""
 
-from __future__ import annotations
-
 import importlib
 from importlib.util import find_spec
 
 import pytest
 
-from tests.faults.ground import Ground, Setting
+from tests.faults.ground import Setting
 from tests.faults.processes import INSIDE
 
 KINDS = {
@@ -43,14 +41,14 @@ WHEN = ("before", "after")
 """Calls that bring several results."""
 
 
-def test_every_module_that_is_changed_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_module_that_is_changed_is_there(monkeypatch):
     monkeypatch.syspath_prepend(INSIDE)
     hooks = importlib.import_module("fault_hooks")
     assert [name for name in hooks.MODULES if find_spec(name) is None] == []
 
 
 @pytest.mark.loopback
-def test_an_undisturbed_run_comes_to_every_kind_of_point(ground: Ground) -> None:
+def test_an_undisturbed_run_comes_to_every_kind_of_point(ground):
     census = ground.undisturbed(Setting("fedper")).census()
     for role, points in KINDS.items():
         assert set(points.split()) - {at.point for at in census if at.role == role} == set()

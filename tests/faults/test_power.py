@@ -36,20 +36,20 @@ def lost(place: Path, rng: random.Random | None = None) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in place.iterdir()}
 
 
-def test_a_file_stays_with_its_name(place: Path) -> None:
+def test_a_file_stays_with_its_name(place):
     (place / "a").write_bytes(b"one")
     sync(place / "a")
     sync(place)
     assert lost(place) == {"a": b"one"}
 
 
-def test_a_name_needs_its_directory_synced(place: Path) -> None:
+def test_a_name_needs_its_directory_synced(place):
     (place / "a").write_bytes(b"one")
     sync(place / "a")
     assert lost(place) == {}
 
 
-def test_what_was_written_after_the_sync_is_gone(place: Path) -> None:
+def test_what_was_written_after_the_sync_is_gone(place):
     (place / "a").write_bytes(b"one")
     sync(place / "a")
     sync(place)
@@ -58,13 +58,13 @@ def test_what_was_written_after_the_sync_is_gone(place: Path) -> None:
     assert lost(place) == {"a": b"one"}
 
 
-def test_a_name_without_a_synced_file_is_an_empty_one(place: Path) -> None:
+def test_a_name_without_a_synced_file_is_an_empty_one(place):
     (place / "a").write_bytes(b"one")
     sync(place)
     assert lost(place) == {"a": b""}
 
 
-def test_a_rename_that_was_not_synced_is_undone(place: Path) -> None:
+def test_a_rename_that_was_not_synced_is_undone(place):
     for name, content in (("new", b"two"), ("a", b"one")):
         (place / name).write_bytes(content)
         sync(place / name)
@@ -73,7 +73,7 @@ def test_a_rename_that_was_not_synced_is_undone(place: Path) -> None:
     assert lost(place) == {"new": b"two", "a": b"one"}
 
 
-def test_a_removed_file_comes_back(place: Path) -> None:
+def test_a_removed_file_comes_back(place):
     (place / "a").write_bytes(b"one")
     sync(place / "a")
     sync(place)
@@ -82,14 +82,14 @@ def test_a_removed_file_comes_back(place: Path) -> None:
     assert lost(place) == {"a": b"one"}
 
 
-def test_what_is_there_afterwards_is_safe(place: Path) -> None:
+def test_what_is_there_afterwards_is_safe(place):
     (place / "a").write_bytes(b"one")
     sync(place / "a")
     sync(place)
     assert lost(place) == lost(place) == {"a": b"one"}
 
 
-def test_seeds_find_every_outcome(place: Path, tmp_path: Path) -> None:
+def test_seeds_find_every_outcome(place, tmp_path):
     """A file that was rewritten is the old one, the new one or torn, or it has no name yet."""
     found = set()
     for seed in range(40):
@@ -101,7 +101,7 @@ def test_seeds_find_every_outcome(place: Path, tmp_path: Path) -> None:
     assert found == {None, b"", b"fo", b"four"}
 
 
-def test_the_database_is_safe_as_it_stands(place: Path) -> None:
+def test_the_database_is_safe_as_it_stands(place):
     (place / "run.db").write_bytes(b"rows")
     (place / "run.db-shm").write_bytes(b"shared memory")
     assert lost(place) == {"run.db": b"rows"}

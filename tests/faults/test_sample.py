@@ -1,10 +1,8 @@
 """A sample of what ``make soak`` does: kills and losses of power at points drawn by seeds."""
 
-from __future__ import annotations
-
 import pytest
 
-from tests.faults.ground import Ground, Setting
+from tests.faults.ground import Setting
 from tests.faults.verdict import troubles
 
 pytestmark = [pytest.mark.loopback, pytest.mark.timeout(300)]  # a launcher imports torch anew
@@ -21,9 +19,7 @@ SAMPLE = [
 
 
 @pytest.mark.parametrize(("setting", "seed"), SAMPLE, ids=str)
-def test_a_run_that_is_struck_ends_as_if_nothing_had_happened(
-    setting: Setting, seed: int, ground: Ground
-) -> None:
+def test_a_run_that_is_struck_ends_as_if_nothing_had_happened(setting, seed, ground):
     undisturbed = ground.undisturbed(setting)
     played = ground.play(setting, ground.drawn(setting, seed))
     assert played.struck

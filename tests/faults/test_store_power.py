@@ -70,7 +70,7 @@ def crashed(out: Path, *numbers: int, safe: int = -1) -> str:
     return store.run_id
 
 
-def test_a_run_is_the_same_from_its_first_moment(out: Path) -> None:
+def test_a_run_is_the_same_from_its_first_moment(out):
     """Clients store whose they are as soon as they have joined."""
     before = crashed(out)
     store = Store(out, tiny_experiment(), resume=True)
@@ -78,7 +78,7 @@ def test_a_run_is_the_same_from_its_first_moment(out: Path) -> None:
     store.close()
 
 
-def test_what_was_synced_is_there(out: Path) -> None:
+def test_what_was_synced_is_there(out):
     crashed(out, 0, 1, 2, safe=1)
     store = Store(out, tiny_experiment(), resume=True)
     assert store.committed == 1
@@ -86,7 +86,7 @@ def test_what_was_synced_is_there(out: Path) -> None:
     store.close()
 
 
-def test_a_commit_names_no_line_of_the_audit_log_that_a_loss_of_power_takes(out: Path) -> None:
+def test_a_commit_names_no_line_of_the_audit_log_that_a_loss_of_power_takes(out):
     """The database may reach the disk before the log does."""
     store = Store(out, tiny_experiment(), resume=True)
     for number in (0, 1):
@@ -104,7 +104,7 @@ def test_a_commit_names_no_line_of_the_audit_log_that_a_loss_of_power_takes(out:
     assert verified(out).wrong == []
 
 
-def test_a_session_is_there_once_it_is_used(out: Path) -> None:
+def test_a_session_is_there_once_it_is_used(out):
     session = SessionFile(out / "0").begin()
     lose(out / "0")
     assert SessionFile(out / "0").read() == session
@@ -113,7 +113,7 @@ def test_a_session_is_there_once_it_is_used(out: Path) -> None:
     assert SessionFile(out / "0").read() == Session("run", session.token)
 
 
-def test_a_personal_model_is_there_when_the_run_is_over(out: Path) -> None:
+def test_a_personal_model_is_there_when_the_run_is_over(out):
     model = Bundle(weights={"w": torch.ones(2)})
     StateDirectory(out / "0").save_personal(model, {})
     for _ in range(2):  # the second time it is the same file already
@@ -126,9 +126,7 @@ def test_a_personal_model_is_there_when_the_run_is_over(out: Path) -> None:
 
 @pytest.mark.parametrize("change", ["go live", "roll back"])
 @pytest.mark.parametrize("cut", ["linked", "replace", "sync_path", ""])
-def test_a_live_model_is_whole_whenever_the_power_fails(
-    out: Path, cut: str, change: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_live_model_is_whole_whenever_the_power_fails(out, cut, change, monkeypatch):
     """During a change and after it, whatever survives of what was not synced."""
     for seed in range(6):
         place = Deployed(out / f"{cut}-{seed}")

@@ -26,5 +26,5 @@ RECORD: dict[str, Any] = {"loss": 0.5, "cohort": [0, 2], "clients": {"0": {"a_lo
         ({"failed": {}}, True),
     ],
 )
-def test_rounding_is_forgiven_and_nothing_else(changed: dict[str, Any], expected: bool) -> None:
+def test_rounding_is_forgiven_and_nothing_else(changed, expected):
     assert _far_apart([RECORD | changed], [RECORD]) is expected

@@ -3,7 +3,6 @@
 import errno
 import os
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import NoReturn, cast
 
@@ -26,9 +25,7 @@ CASES: dict[str, tuple[Exception, int, str]] = {
 }
 
 
-def test_code_of_ones_own_that_ends_a_client_is_no_stop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_code_of_ones_own_that_ends_a_client_is_no_stop(tmp_path, monkeypatch, caplog):
     """The coordinator is not told that the client was stopped as somebody asked."""
     file, left = tmp_path / "mine.py", list[str]()
     file.write_text("import sys\ndef work(host):\n    sys.exit()\n")
@@ -52,8 +49,8 @@ def _raising(error: Exception) -> Callable[[Host], NoReturn]:
 
 @pytest.mark.parametrize("what", CASES)
 def test_join_ends_for_good_with_unusable_data_and_for_now_with_a_full_disk(
-    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    what, tmp_path, monkeypatch, capsys
+):
     """2 says that the same command again is in vain. A disk may have room later: 1."""
     error, status, line = CASES[what]
     monkeypatch.setattr(Host, "run", _raising(error))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -81,9 +80,7 @@ def rows_in(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_a_new_recording_is_cut_as_those_of_training(
-    of_recordings: Path, tmp_path: Path, monkeypatch: Any, capsys: Any
-) -> None:
+def test_a_new_recording_is_cut_as_those_of_training(of_recordings, tmp_path, monkeypatch, capsys):
     """The example of the page: no label, and files of both kinds of places."""
     monkeypatch.chdir(tmp_path)
     recorded(Path("new.csv"), "run sit", label=False)
@@ -101,9 +98,7 @@ def test_a_new_recording_is_cut_as_those_of_training(
         assert float(row["run"]) + float(row["sit"]) == pytest.approx(1, abs=2e-6)
 
 
-def test_windows_of_a_new_file_are_those_of_a_partition(
-    of_recordings: Path, tmp_path: Path
-) -> None:
+def test_windows_of_a_new_file_are_those_of_a_partition(of_recordings, tmp_path):
     model = TrainedModel.load(of_recordings / "clients/0/personal.safetensors")
     file = recorded(tmp_path / "one.csv", "sit")
     made = load(Data.model_validate({"name": "table", "root": str(file), "columns": COLUMNS}))
@@ -113,9 +108,7 @@ def test_windows_of_a_new_file_are_those_of_a_partition(
     assert len(read.x) == 2
 
 
-def test_a_directory_and_a_file_may_be_asked_together(
-    of_recordings: Path, tmp_path: Path, capsys: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_directory_and_a_file_may_be_asked_together(of_recordings, tmp_path, capsys, caplog):
     (tmp_path / "many").mkdir()
     recorded(tmp_path / "many" / "b.csv", "sit", label=False)
     recorded(tmp_path / "many" / "a.tsv", "run", label=False)
@@ -135,9 +128,7 @@ def test_a_directory_and_a_file_may_be_asked_together(
     assert list(facts[0]["classes"]) == ["run", "sit"]
 
 
-def test_photos_of_a_directory_are_asked(
-    of_photos: Path, tmp_path: Path, monkeypatch: Any, capsys: Any
-) -> None:
+def test_photos_of_a_directory_are_asked(of_photos, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("new/more").mkdir(parents=True)
     Image.new("L", (30, 50), 25).save("new/a.jpg")
@@ -159,8 +150,8 @@ def test_photos_of_a_directory_are_asked(
 
 @pytest.mark.parametrize("kind", ["text/csv", "image/png", "image/jpeg"])
 def test_a_file_that_is_sent_is_answered_as_one_on_the_disk(
-    kind: str, of_photos: Path, tmp_path: Path, request: pytest.FixtureRequest, capsys: Any
-) -> None:
+    kind, of_photos, tmp_path, request, capsys
+):
     run, file = of_photos, tmp_path / f"new.{kind[-3:]}"
     if kind == "text/csv":
         run = request.getfixturevalue("of_recordings")
@@ -181,9 +172,7 @@ def test_a_file_that_is_sent_is_answered_as_one_on_the_disk(
         assert places == [row["from"], row["to"]]
 
 
-def test_an_exported_model_is_asked_as_the_run_s_own(
-    of_photos: Path, tmp_path: Path, capsys: Any
-) -> None:
+def test_an_exported_model_is_asked_as_the_run_s_own(of_photos, tmp_path, capsys):
     file = tmp_path / "m.safetensors"
     export(fedtide.open(of_photos).personal_model(1), "safetensors", file)
     photo = of_photos.parent / "photos" / "dark" / "3.png"
@@ -206,7 +195,7 @@ def test_an_exported_model_is_asked_as_the_run_s_own(
         (["--model", "m", "--client", "0", "x.csv"], "--model FILE says which model: leave out"),
     ],
 )
-def test_whose_model_has_to_be_said(words: list[str], line: str, capsys: Any) -> None:
+def test_whose_model_has_to_be_said(words, line, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["predict", *words])
     assert ended.value.code == 2
@@ -230,9 +219,7 @@ def test_whose_model_has_to_be_said(words: list[str], line: str, capsys: Any) ->
         ("none.csv", None, "none.csv"),
     ],
 )
-def test_what_does_not_fit_gets_one_line(
-    of_recordings: Path, tmp_path: Path, capsys: Any, name: str, content: str | None, line: str
-) -> None:
+def test_what_does_not_fit_gets_one_line(of_recordings, tmp_path, capsys, name, content, line):
     if content is not None:
         (tmp_path / name).write_text(content)
     elif name == "d":
@@ -244,7 +231,7 @@ def test_what_does_not_fit_gets_one_line(
     assert not out.exists()
 
 
-def test_a_transform_of_a_stranger_is_checked(of_photos: Path, tmp_path: Path) -> None:
+def test_a_transform_of_a_stranger_is_checked(of_photos, tmp_path):
     model = TrainedModel.load(of_photos / "clients/0/personal.safetensors")
     photo = of_photos.parent / "photos" / "dark" / "3.png"
     for transform, line in (

@@ -8,7 +8,7 @@ import io
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -78,7 +78,7 @@ def typed(*words: object) -> int:
 # --- the folder -----------------------------------------------------------------------------------
 
 
-def test_the_live_model_and_the_one_before(place: Deployed, capsys: Any) -> None:
+def test_the_live_model_and_the_one_before(place, capsys):
     assert put_live(place, 0)
     assert put_live(place, 1)
     assert put_live(place, 2)
@@ -111,9 +111,7 @@ STEPS = ("save", "linked", "sync_path", "write_atomically", "replace")
 @pytest.mark.parametrize("change", ["go live", "roll back"])
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("step", STEPS)
-def test_a_kill_between_any_two_steps_leaves_a_good_model(
-    place: Deployed, step: str, after: bool, change: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kill_between_any_two_steps_leaves_a_good_model(place, step, after, change, monkeypatch):
     """And the change can be made again."""
     put_live(place, 0)
     put_live(place, 1)
@@ -147,9 +145,7 @@ def test_a_kill_between_any_two_steps_leaves_a_good_model(
     assert place.roll_back().endswith("from that of round 6 (interaction 11)")
 
 
-def test_a_change_waits_for_that_of_another_process(
-    place: Deployed, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_change_waits_for_that_of_another_process(place, monkeypatch):
     monkeypatch.setattr(deployed_module, "LOCK_S", 0.0)
     with (
         place._locked(),
@@ -166,9 +162,7 @@ def deployed_by(run: fedtide.Run, client: int = 0) -> Deployed:
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedrep"])
-def test_what_goes_live_is_no_worse_on_the_clients_own_test_data(
-    tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_goes_live_is_no_worse_on_the_clients_own_test_data(tmp_path, method, monkeypatch):
     """Each model is compared with the live one, on the tasks met by then."""
     judged: list[tuple[str, int | None]] = []
     sizes: list[int] = []
@@ -219,14 +213,7 @@ def test_what_goes_live_is_no_worse_on_the_clients_own_test_data(
         ({"guard": "none"}, [], 2),
     ],
 )
-def test_the_guard_refuses_worse_models(
-    tmp_path: Path,
-    guard: Mapping[str, Any],
-    rights: list[int | None],
-    live: int,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_the_guard_refuses_worse_models(tmp_path, guard, rights, live, monkeypatch, caplog):
     left = list(rights)
     monkeypatch.setattr(kept_models, "rightly_named", lambda net, sets: left.pop(0))
     caplog.set_level("INFO")
@@ -239,7 +226,7 @@ def test_the_guard_refuses_worse_models(
     assert not left
 
 
-def test_a_full_disk_costs_no_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_costs_no_round(tmp_path, monkeypatch):
     def full(*args: Any, **more: Any) -> None:
         raise ArchiveError("No space left on device")
 
@@ -290,7 +277,7 @@ def ask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ask]:
         yield asked
 
 
-def test_the_server_answers_with_the_model_that_is_live(place: Deployed) -> None:
+def test_the_server_answers_with_the_model_that_is_live(place):
     pytest.importorskip("prometheus_client")
     with asking(place) as ask:
         check_answers(place, ask)
@@ -351,23 +338,21 @@ def check_answers(place: Deployed, ask: Ask) -> None:
     ],
 )  # fmt: skip
 def test_what_is_refused_is_one_line(
-    ask: Ask, path: str, body: bytes | None, kind: str, headers: Mapping[str, str], status: int,
-    line: str,
-) -> None:  # fmt: skip
+    ask, path, body, kind, headers, status,
+    line
+):  # fmt: skip
     found, told = ask(path, body, kind, **headers)
     assert (found, [*told]) == (status, ["error"])
     assert line in told["error"]
     assert "/tmp" not in told["error"]
 
 
-def test_a_fault_inside_is_one_line(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_inside_is_one_line(ask, monkeypatch):
     monkeypatch.setattr(model_server, "predictions", lambda *args: 1 / 0)
     assert ask("/predict", b"[1, 0]") == (500, {"error": "the model cannot answer this"})
 
 
-def test_what_would_grow_beyond_all_bounds_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_would_grow_beyond_all_bounds_is_refused(tmp_path, monkeypatch):
     columns = {"features": ["a", "b"], "window": 64, "hop": 1, "time": "t", "rate": 10.0}
     transform = {"kind": "table", "columns": columns}
     of_windows = ModelFacts("mlp", {}, (2, 64), 2, transform=transform)
@@ -382,7 +367,7 @@ def test_what_would_grow_beyond_all_bounds_is_refused(
         model_server._check_growth(tmp_path / "x.gif", "gif", b"", of_windows)
 
 
-def test_a_server_is_of_this_machine_unless_it_is_told_otherwise(place: Deployed) -> None:
+def test_a_server_is_of_this_machine_unless_it_is_told_otherwise(place):
     words = "serve-model", "--run", place.folder.parent.parent, "--client", 7
     assert typed(*words, "--listen", "0.0.0.0:0") == 2
     assert typed("serve-model", "--listen", "0") == 2
@@ -392,7 +377,7 @@ def test_a_server_is_of_this_machine_unless_it_is_told_otherwise(place: Deployed
 # --- a watched folder -----------------------------------------------------------------------------
 
 
-def test_new_files_of_a_folder_are_answered_beside_them(place: Deployed, tmp_path: Path) -> None:
+def test_new_files_of_a_folder_are_answered_beside_them(place, tmp_path):
     put_live(place, 0)
     inbox = tmp_path / "inbox"
     inbox.mkdir()
@@ -423,7 +408,7 @@ def test_new_files_of_a_folder_are_answered_beside_them(place: Deployed, tmp_pat
     assert [*watched.answers()] == [*watched.answers()] == []
 
 
-def test_a_folder_waits_for_the_first_model(place: Deployed, tmp_path: Path) -> None:
+def test_a_folder_waits_for_the_first_model(place, tmp_path):
     inbox = tmp_path / "inbox"
     inbox.mkdir()
     np.save(inbox / "one.npy", np.array([1.0, 0.0]))
@@ -439,7 +424,7 @@ def test_a_folder_waits_for_the_first_model(place: Deployed, tmp_path: Path) -> 
         [*WatchedFolder(tmp_path / "none", watched.live).answers()]
 
 
-def test_what_is_to_be_watched_is_said_in_full() -> None:
+def test_what_is_to_be_watched_is_said_in_full():
     assert typed("predict", "--watch", "inbox") == 2
     assert typed("predict", "--run", "run", "--client", "0") == 2
     assert typed("predict", "x.npy", "--watch", "inbox", "--run", "run", "--client", 0) == 2

@@ -31,7 +31,7 @@ def ends_at_sigterm() -> Iterator[None]:
     signal.signal(signal.SIGTERM, before)
 
 
-def test_a_second_sigterm_does_not_disturb_the_end(ends_at_sigterm: None) -> None:
+def test_a_second_sigterm_does_not_disturb_the_end(ends_at_sigterm):
     """Supervisors signal a process and its group: two signals come at once."""
     with pytest.raises(SystemExit, match="143"):
         signal.raise_signal(signal.SIGTERM)
@@ -55,12 +55,7 @@ def _telling(begun: threading.Event, call: Callable[..., object]) -> Callable[..
 
 
 @pytest.mark.parametrize("wait", [lambda h: h._next_tasks(), lambda h: h.hand_on(None)])
-def test_a_signal_that_another_thread_got_ends_a_wait(
-    wait: Callable[[Host], object],
-    idle: Host,
-    ends_at_sigterm: None,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_signal_that_another_thread_got_ends_a_wait(wait, idle, ends_at_sigterm, monkeypatch):
     """The system gives a signal to any thread; gRPC's do not hand it on."""
     idle._results.put(None)  # and there is no room for another
     waits = threading.Event()
@@ -78,9 +73,7 @@ def test_a_signal_that_another_thread_got_ends_a_wait(
     assert time.monotonic() - begun < 10
 
 
-def test_a_wait_is_told_once_in_a_while(
-    idle: Host, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_wait_is_told_once_in_a_while(idle, monkeypatch, caplog):
     monkeypatch.setattr(order_queue, "WAKE_S", 0.01)
     monkeypatch.setattr(order_queue, "IDLE_TOLD_S", 0.1)
     caplog.set_level(logging.INFO)

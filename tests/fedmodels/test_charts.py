@@ -42,19 +42,17 @@ def marks(drawn: str, tag: str) -> list[dict[str, str]]:
         (0.0, 0.0, [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]),
     ],
 )
-def test_ticks_are_round_numbers_that_cover_the_values(
-    low: float, high: float, expected: list[float]
-) -> None:
+def test_ticks_are_round_numbers_that_cover_the_values(low, high, expected):
     assert ticks(low, high) == expected
 
 
-def test_ticks_of_rounds_are_whole_rounds() -> None:
+def test_ticks_of_rounds_are_whole_rounds():
     assert ticks(1, 15, whole=True) == [2, 4, 6, 8, 10, 12, 14]
     assert ticks(1, 2, whole=True) == [1, 2]
     assert ticks(1, 1, whole=True) == [1]
 
 
-def test_a_line_keeps_its_colour_where_another_has_no_values() -> None:
+def test_a_line_keeps_its_colour_where_another_has_no_values():
     drawn = svg(Chart("c", "lines", {"a": {}, "b": of(1.0, 2.0)}, "round", "loss"))
     assert {mark["of"] for mark in marks(drawn, "path")} == {"c1"}
     assert "b" in texts(drawn)
@@ -65,7 +63,7 @@ def test_a_line_keeps_its_colour_where_another_has_no_values() -> None:
     assert re.findall(r'class="c(\d)"><path class="l" d', whole) == ["0", "1"]
 
 
-def test_beyond_the_palette_strokes_differ() -> None:
+def test_beyond_the_palette_strokes_differ():
     lines = {str(n): of(1.0, n) for n in range(len(DAY) + 1)}
     drawn = svg(Chart("c", "lines", lines, "round", "loss"))
     dashed = [g.attrib.get("stroke-dasharray") for g in ElementTree.fromstring(drawn).iter("g")]
@@ -73,7 +71,7 @@ def test_beyond_the_palette_strokes_differ() -> None:
     assert dashed.count("5 3") == 2
 
 
-def test_bars_stand_on_zero_and_say_their_values() -> None:
+def test_bars_stand_on_zero_and_say_their_values():
     """From −0.5 to 1 the plot has 190 pixels below 20: zero lies at 20 + 190 × 1 / 1.5."""
     chart = Chart("c", "bars", {"a": of(1.0, -0.5)}, "task", "lost", "percent")
     up, down = marks(svg(chart), "rect")
@@ -82,7 +80,7 @@ def test_bars_stand_on_zero_and_say_their_values() -> None:
     assert "<title>a, task 1: 100.0 %</title>" in svg(chart)
 
 
-def test_too_many_bars_are_a_curve_in_the_order_of_values() -> None:
+def test_too_many_bars_are_a_curve_in_the_order_of_values():
     drawn = svg(Chart("c", "bars", {"up": of(*range(MAX_BARS, -1, -1))}, "client", "bytes"))
     assert not marks(drawn, "rect")
     assert f"client, in the order of the value ({MAX_BARS + 1} in all)" in texts(drawn)
@@ -93,15 +91,13 @@ def test_too_many_bars_are_a_curve_in_the_order_of_values() -> None:
 @pytest.mark.parametrize(
     ("columns", "numbers"), [(4, {"58.3"}), (12, {"58.3"}), (15, {"58"}), (24, {"58"}), (36, set())]
 )
-def test_numbers_in_cells_are_as_short_as_the_cells_are_narrow(
-    columns: int, numbers: set[str]
-) -> None:
+def test_numbers_in_cells_are_as_short_as_the_cells_are_narrow(columns, numbers):
     """At 18 interactions the numbers ran into each other."""
     drawn = svg(cells([0.583] * columns, [0.4] * columns, unit="percent"))
     assert {*texts(drawn)} & {"58", "58.3"} == numbers
 
 
-def test_cells_that_lie_close_together_have_a_scale_of_their_own() -> None:
+def test_cells_that_lie_close_together_have_a_scale_of_their_own():
     """0.24 to 0.27 on a scale from zero would be one colour."""
     shades = {m["fill-opacity"] for m in marks(svg(cells([0.24, 0.27], [0.25, 0.26])), "path")}
     assert shades == {"0.33", "0.67", "1"}, "the lowest of four is blank"
@@ -109,13 +105,13 @@ def test_cells_that_lie_close_together_have_a_scale_of_their_own() -> None:
     assert wide == {"0.12", "0.5", "0.25", "1"}
 
 
-def test_shares_have_the_whole_as_their_scale() -> None:
+def test_shares_have_the_whole_as_their_scale():
     drawn = svg(cells([0.0, 0.25], [0.5, 0.5], unit="percent"))
     assert {m["fill-opacity"] for m in marks(drawn, "path")} == {"0.25", "0.5"}
     assert {"0", "25", "50", "100 %", "0 %"} <= set(texts(drawn))
 
 
-def test_what_has_nothing_to_show_says_so() -> None:
+def test_what_has_nothing_to_show_says_so():
     assert not cells([0.5, 0.5]).is_telling
     assert cells([0.5, 0.6]).is_telling
     assert not Chart("c", "lines", {"a": of(0.0, 0.0)}, "x", "y").is_telling
@@ -123,14 +119,14 @@ def test_what_has_nothing_to_show_says_so() -> None:
     assert not Chart("c", "bars", {"a": {}}, "x", "y").is_telling
 
 
-def test_of_many_rows_every_nth_is_drawn_and_the_last() -> None:
+def test_of_many_rows_every_nth_is_drawn_and_the_last():
     """Each row has a shade or two; 1,000 rows of 2 cells would be 2,000 squares."""
     many = cells(*([n / 1000, 1 - n / 1000] for n in range(1000)))
     squares = sum(m["d"].count("h1v1h-1z") for m in marks(svg(many), "path"))
     assert MAX_SIDE < squares <= 2 * MAX_SIDE
 
 
-def test_long_names_slant_and_are_cut() -> None:
+def test_long_names_slant_and_are_cut():
     names = dict(enumerate(["airplane", "automobile", "a name that is far too long"] * 4, 1))
     drawn = svg(Chart("c", "bars", {"": of(*range(12))}, "class", "accuracy", "", names))
     assert "a name that is…" not in texts(drawn)
@@ -139,7 +135,7 @@ def test_long_names_slant_and_are_cut() -> None:
     assert "class a name that is far too long: 2" in drawn, "the whole name on hover"
 
 
-def test_names_stay_text() -> None:
+def test_names_stay_text():
     forged = "</text><script>x</script>\x1b[2J&"
     chart = Chart(forged, "bars", {forged: of(1.0, 2.0)}, forged, forged, "", {1: forged})
     for drawn in (svg(chart), svg(cells([1.0, 2.0])), document([chart, chart])):
@@ -148,7 +144,7 @@ def test_names_stay_text() -> None:
         ElementTree.fromstring(drawn)
 
 
-def test_a_file_has_colours_of_its_own_and_is_the_same_each_time() -> None:
+def test_a_file_has_colours_of_its_own_and_is_the_same_each_time():
     chart = Chart("one", "lines", {"a": of(1.0, 2.0)}, "round", "loss")
     whole = document([chart] * 4)
     assert whole == document([chart] * 4)
@@ -157,7 +153,7 @@ def test_a_file_has_colours_of_its_own_and_is_the_same_each_time() -> None:
     assert whole.count(">one</text>") == 4
 
 
-def test_a_file_may_hold_lines_and_cells() -> None:
+def test_a_file_may_hold_lines_and_cells():
     lines = Chart("lines", "lines", {"only": of(1.0, 2.0)}, "round", "loss")
     whole = document([lines, cells([1.0, 2.0])])
     assert whole.count("h1v1h-1z") == 2
@@ -165,13 +161,13 @@ def test_a_file_may_hold_lines_and_cells() -> None:
     assert ">only</text>" not in whole, "one line needs no legend"
 
 
-def test_the_table_of_a_chart_has_its_names() -> None:
+def test_the_table_of_a_chart_has_its_names():
     chart = Chart("c", "bars", {"a": {1: Spread(0.5, 0.1, 3)}}, "class", "accuracy", "", {1: "cat"})
     assert chart.table()[1] == ("a", "cat", 0.5, 0.1, 3)
     assert cells([1.0, 2.0]).table() == [("y", "x", "value"), (0, 0, 1.0), (0, 1, 2.0)]
 
 
-def test_numbers_have_the_unit_that_suits_them() -> None:
+def test_numbers_have_the_unit_that_suits_them():
     assert [text_of(n, "bytes") for n in (999, 1234, 5e9, 2e15)] == [
         "999 B", "1.234 kB", "5 GB", "2000 TB",
     ]  # fmt: skip

@@ -1,6 +1,5 @@
 import json
 import tracemalloc
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ FACTS = {
 }
 
 
-def test_normaliser_broadcasts_over_channels() -> None:
+def test_normaliser_broadcasts_over_channels():
     images = ProblemFile(
         input_shape=(3, 2, 2), num_classes=2, scale=2.0, mean=(1, 2, 3), std=(1, 2, 4)
     )
@@ -45,9 +44,7 @@ def test_normaliser_broadcasts_over_channels() -> None:
         ),
     ],
 )
-def test_both_sides_refuse_the_same_with_the_same_words(
-    changes: dict[str, object], line: str, tmp_path: Path
-) -> None:
+def test_both_sides_refuse_the_same_with_the_same_words(changes, line, tmp_path):
     text = json.dumps(FACTS | changes)
     (tmp_path / "client.json").write_text(text)
     with pytest.raises(DataError, match=f"client.json: .*{line}"):
@@ -56,14 +53,14 @@ def test_both_sides_refuse_the_same_with_the_same_words(
         Profile.parse(3, text)
 
 
-def test_what_strangers_call_their_keys_makes_no_line_of_a_log() -> None:
+def test_what_strangers_call_their_keys_makes_no_line_of_a_log():
     with pytest.raises(PayloadError) as refused:
         Profile.parse(3, json.dumps({**FACTS, "\x1b[2J\n" + "x" * 10_000: 1}))
     assert str(refused.value).isprintable()
     assert len(str(refused.value)) < 1100
 
 
-def test_many_faults_cost_no_more_than_one() -> None:
+def test_many_faults_cost_no_more_than_one():
     """A list of wrong counts ends at the first: each fault would take hundreds of bytes."""
     text = json.dumps(FACTS | {"tasks": [{"train": [2**31] * 100_000, "test": [1, 2]}]})
     tracemalloc.start()

@@ -12,7 +12,7 @@ import pytest
 from fedmodels.files import LEFTOVER, replacing, why_file_is_no_good, write_atomically
 
 
-def test_small_files_are_whole(tmp_path: Path) -> None:
+def test_small_files_are_whole(tmp_path):
     path = tmp_path / "file"
     for text in ("one", "another"):
         write_atomically(path, text)
@@ -20,7 +20,7 @@ def test_small_files_are_whole(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_an_error_leaves_the_old_content_and_nothing_else(tmp_path: Path) -> None:
+def test_an_error_leaves_the_old_content_and_nothing_else(tmp_path):
     path = tmp_path / "file"
     path.write_text("old")
 
@@ -35,7 +35,7 @@ def test_an_error_leaves_the_old_content_and_nothing_else(tmp_path: Path) -> Non
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_a_link_stays_and_what_it_stands_for_is_replaced(tmp_path: Path) -> None:
+def test_a_link_stays_and_what_it_stands_for_is_replaced(tmp_path):
     (tmp_path / "there").mkdir()
     file, link = tmp_path / "there" / "file", tmp_path / "link"
     link.symlink_to("there/file")
@@ -46,14 +46,14 @@ def test_a_link_stays_and_what_it_stands_for_is_replaced(tmp_path: Path) -> None
     assert os.listdir(tmp_path / "there") == ["file"]
 
 
-def test_a_file_beside_it_is_what_a_crash_leaves(tmp_path: Path) -> None:
+def test_a_file_beside_it_is_what_a_crash_leaves(tmp_path):
     with replacing(tmp_path / "file") as one, replacing(tmp_path / "file") as other:
         assert one != other
         assert set(tmp_path.glob(LEFTOVER)) == {one, other}
 
 
 @pytest.mark.parametrize(("private", "mode"), [(True, 0o600), (False, 0o640)])
-def test_private_files_are_their_owner_s(tmp_path: Path, private: bool, mode: int) -> None:
+def test_private_files_are_their_owner_s(tmp_path, private, mode):
     before = os.umask(0o027)
     try:
         with replacing(tmp_path / "file", private=private) as temporary:
@@ -64,7 +64,7 @@ def test_private_files_are_their_owner_s(tmp_path: Path, private: bool, mode: in
 
 
 @pytest.mark.usefixtures("synced")
-def test_content_is_safe_before_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_content_is_safe_before_its_name(tmp_path, monkeypatch):
     done = list[str]()
     fsync, replace = os.fsync, os.replace
 
@@ -84,7 +84,7 @@ def test_content_is_safe_before_its_name(tmp_path: Path, monkeypatch: pytest.Mon
     assert done == ["content", "rename", "name"]
 
 
-def test_a_pipe_or_a_device_is_not_replaced(tmp_path: Path) -> None:
+def test_a_pipe_or_a_device_is_not_replaced(tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with pytest.raises(OSError, match="no regular file"):
@@ -93,7 +93,7 @@ def test_a_pipe_or_a_device_is_not_replaced(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["pipe"]
 
 
-def test_text_files_do_not_depend_on_the_locale() -> None:
+def test_text_files_do_not_depend_on_the_locale():
     """A config that one machine wrote as Latin-1 is no TOML to the next process."""
     root = Path(__file__).parents[2]
     places = ("fedtide", "fedsrv", "fedcli", "models/fedmodels", "proto/fedpb")
@@ -118,7 +118,5 @@ def test_text_files_do_not_depend_on_the_locale() -> None:
         (errno.ENOENT, "run/.lock", ""),
     ],
 )
-def test_an_error_of_a_path_or_a_full_disk_has_a_line(
-    number: int, path: str | None, line: str
-) -> None:
+def test_an_error_of_a_path_or_a_full_disk_has_a_line(number, path, line):
     assert why_file_is_no_good(OSError(number, os.strerror(number), path)) == line

@@ -55,9 +55,7 @@ def end_of(connection: socket.socket) -> bytes:
     return found
 
 
-def test_slow_connections_have_few_threads_and_keep_nobody_away(
-    address: tuple[str, int], connect: Connect
-) -> None:
+def test_slow_connections_have_few_threads_and_keep_nobody_away(address, connect):
     before = threading.active_count()
     slow = [connect() for _ in range(3 * MAX_CONNECTIONS)]
     for connection in slow:
@@ -67,9 +65,7 @@ def test_slow_connections_have_few_threads_and_keep_nobody_away(
     assert end_of(slow[0]) == b"", "the oldest made room"
 
 
-def test_a_connection_has_a_time_in_all(
-    address: tuple[str, int], connect: Connect, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_connection_has_a_time_in_all(address, connect, monkeypatch):
     """However often it says something: here the server's clock goes on, and the caller does too."""
     slow = connect()
     slow.sendall(b"GET / HTTP/1.0\r\nHost: localhost\r\n")
@@ -88,15 +84,13 @@ def test_a_connection_has_a_time_in_all(
         (b"GET / HTTP/1.0\r\nHost: localhost\r\n\r\n", b" 200 "),
     ],
 )
-def test_a_request_has_a_size(connect: Connect, request_: bytes, status: bytes) -> None:
+def test_a_request_has_a_size(connect, request_, status):
     caller = connect()
     caller.sendall(request_)
     assert status in end_of(caller).split(b"\r\n")[0]
 
 
-def test_a_system_without_threads_costs_one_connection(
-    address: tuple[str, int], connect: Connect, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_system_without_threads_costs_one_connection(address, connect, monkeypatch):
     def start(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -107,11 +101,11 @@ def test_a_system_without_threads_costs_one_connection(
     assert got(address) == 200
 
 
-def test_a_machine_may_be_asked_by_its_name(address: tuple[str, int]) -> None:
+def test_a_machine_may_be_asked_by_its_name(address):
     assert got(address, Host=socket.gethostname()) == 200
 
 
-def test_the_page_of_prometheus_has_the_same_checks() -> None:
+def test_the_page_of_prometheus_has_the_same_checks():
     pytest.importorskip("prometheus_client")
     events = EventLog()
     end = export(events, "127.0.0.1", 0)

@@ -33,7 +33,7 @@ def varint(number: int) -> bytes:
     return out + bytes([number])
 
 
-def test_bytes_without_a_meaning_are_not_remembered() -> None:
+def test_bytes_without_a_meaning_are_not_remembered():
     header = encode(BASE).header
     tracemalloc.start()
     try:
@@ -45,20 +45,20 @@ def test_bytes_without_a_meaning_are_not_remembered() -> None:
     assert kept < 4 << 20  # 40 MiB came
 
 
-def test_headers_that_mean_the_same_are_checked_once() -> None:
+def test_headers_that_mean_the_same_are_checked_once():
     """What differs is a number of examples, and bytes that the schema does not know."""
     header = encode(BASE).header
     other = with_unknown_bytes(encode(replace(BASE, scalars={"num_examples": 3.0})).header, 9, 1)
     assert plan_of(other, SPEC) is plan_of(header, SPEC)
 
 
-def test_a_scalar_more_is_another_header() -> None:
+def test_a_scalar_more_is_another_header():
     plan_of(encode(BASE).header, SPEC)
     with pytest.raises(PayloadError, match="scalars/loss"):
         plan_of(encode(replace(BASE, scalars={"num_examples": 2.0, "loss": 1.0})).header, SPEC)
 
 
-def test_another_spec_is_another_check() -> None:
+def test_another_spec_is_another_check():
     header = encode(BASE).header
     first = plan_of(header, SPEC)
     loose = SPEC | scalar_spec("num_examples")
@@ -67,7 +67,7 @@ def test_another_spec_is_another_check() -> None:
     assert again.spec is loose
 
 
-def test_a_plan_that_takes_the_place_of_another_is_counted_once() -> None:
+def test_a_plan_that_takes_the_place_of_another_is_counted_once():
     """A tensor takes more than 600 bytes."""
     plans, header = Plans(), encode(BASE).header
     plans.of(header, SPEC)
@@ -80,7 +80,7 @@ def test_a_plan_that_takes_the_place_of_another_is_counted_once() -> None:
     assert plans.num_bytes - size > 100 * 600
 
 
-def test_plans_are_bounded_by_bytes() -> None:
+def test_plans_are_bounded_by_bytes():
     """Rows may be any number up to a bound, so that one spec admits many headers."""
     rows = TensorSpec(torch.float32, (None, 2), 10_000)
     spec = BundleSpec(optional={f"weights/{n}": rows for n in range(50)})

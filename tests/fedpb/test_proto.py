@@ -1,7 +1,5 @@
 """The committed stubs are what the schema gives."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

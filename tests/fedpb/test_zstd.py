@@ -30,7 +30,7 @@ def frames_of(encoded: Encoded) -> list[RawFrame]:
 
 
 @pytest.mark.parametrize("bundle", [EVEN, NOISE])
-def test_the_same_bundle_comes_out_under_the_same_digest(bundle: Bundle) -> None:
+def test_the_same_bundle_comes_out_under_the_same_digest(bundle):
     plain, fewer = encode(bundle), encode(bundle, zstd=True)
     receiver = Receiver(fewer.header, BundleSpec.of(bundle))
     for frame in frames_of(fewer):
@@ -41,7 +41,7 @@ def test_the_same_bundle_comes_out_under_the_same_digest(bundle: Bundle) -> None
     assert crossed < 2000 or not any(frame.raw_bytes for frame in frames_of(fewer))
 
 
-def test_noise_travels_as_it_is() -> None:
+def test_noise_travels_as_it_is():
     assert [frame.raw_bytes for frame in frames_of(encode(NOISE, zstd=True))] == [0]
 
 
@@ -55,7 +55,7 @@ def test_noise_travels_as_it_is() -> None:
         ({"crc32": 1}, "damaged"),
     ],
 )
-def test_a_frame_that_lies_is_refused(lie: dict[str, object], line: str) -> None:
+def test_a_frame_that_lies_is_refused(lie, line):
     fewer = encode(EVEN, zstd=True)
     first = frames_of(fewer)[0]
     if lie.get("raw_bytes") == 1 << 20:  # the frame holds one byte more than it states
@@ -65,7 +65,7 @@ def test_a_frame_that_lies_is_refused(lie: dict[str, object], line: str) -> None
         receiver.feed(replace(first, **lie))  # type: ignore[arg-type]
 
 
-def test_a_bomb_is_refused_before_it_is_opened() -> None:
+def test_a_bomb_is_refused_before_it_is_opened():
     """A gigabyte of zeros in 30 kB: neither its stated size nor its content gets any memory."""
     bomb = memoryview(zstd.compressed(bytes(1 << 28)) or b"")
     fewer = encode(EVEN, zstd=True)
@@ -76,7 +76,7 @@ def test_a_bomb_is_refused_before_it_is_opened() -> None:
         receiver.feed(RawFrame(0, 0, bomb, 1 << 20))
 
 
-def test_a_sender_cannot_make_a_receiver_look_back_far() -> None:
+def test_a_sender_cannot_make_a_receiver_look_back_far():
     """The frame fits its place; only the window that it asks memory for is too large."""
     zstandard = importlib.import_module("zstandard")
     for window_log, fits in ((22, True), (23, False)):
@@ -92,7 +92,7 @@ def test_a_sender_cannot_make_a_receiver_look_back_far() -> None:
                 zstd.decompress_into(memoryview(sent), place)
 
 
-def test_a_missing_library_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_is_told(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="pip install 'zstandard>="):
         zstd.check_installed()

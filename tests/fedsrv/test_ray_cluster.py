@@ -52,7 +52,7 @@ def connect(place: str, tmp_path: Path) -> RayCluster:
     return RayCluster(place, tmp_path / "ray.log", "hosts", Box())
 
 
-def test_a_dead_head_is_one_line_at_once(driver: Any, tmp_path: Path) -> None:
+def test_a_dead_head_is_one_line_at_once(driver, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     started = driver("")
@@ -62,9 +62,7 @@ def test_a_dead_head_is_one_line_at_once(driver: Any, tmp_path: Path) -> None:
     assert not started
 
 
-def test_a_head_that_does_not_answer_has_limited_time(
-    silent: str, driver: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_head_that_does_not_answer_has_limited_time(silent, driver, tmp_path, monkeypatch):
     monkeypatch.setattr(ray_cluster, "CONNECTED_S", 0.05)
     (started,) = [driver("import time; time.sleep(600)")]
     with pytest.raises(RunFailed, match=r": it did not answer as Ray does in 0\.05 s; give the ad"):
@@ -80,16 +78,14 @@ def test_a_head_that_does_not_answer_has_limited_time(
         ("import sys; sys.exit('Check failed')", ": the process that talks to it has ended; give"),
     ],
 )
-def test_why_ray_cannot_be_used_is_one_line(
-    program: str, line: str, silent: str, driver: Any, tmp_path: Path, capfd: Any
-) -> None:
+def test_why_ray_cannot_be_used_is_one_line(program, line, silent, driver, tmp_path, capfd):
     driver(program)
     with pytest.raises(RunFailed, match=line):
         connect(silent, tmp_path)
     assert capfd.readouterr() == ("", "")
 
 
-def test_what_happens_on_the_cluster_is_heard(driver: Any, silent: str, tmp_path: Path) -> None:
+def test_what_happens_on_the_cluster_is_heard(driver, silent, tmp_path):
     driver(ANSWERS + "sys.stdout.flush(); print(sys.stdin.readline()); sys.exit(3)")
     box = Box()
     cluster = RayCluster(silent, tmp_path / "ray.log", "hosts", box)
@@ -104,16 +100,14 @@ def test_what_happens_on_the_cluster_is_heard(driver: Any, silent: str, tmp_path
     cluster.end()
 
 
-def test_a_cluster_that_hangs_at_the_end_is_left(
-    driver: Any, silent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cluster_that_hangs_at_the_end_is_left(driver, silent, tmp_path, monkeypatch):
     monkeypatch.setattr(ray_cluster, "LEAVING_S", 0.05)
     started = driver(ANSWERS + "sys.stdout.flush(); import time; time.sleep(600)")
     connect(silent, tmp_path).end()
     assert started[0].returncode == -9
 
 
-def test_a_missing_extra_is_told_before_the_head(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_missing_extra_is_told_before_the_head(tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="pip install 'ray>="):
         connect("ray://127.0.0.1:1", tmp_path)
@@ -133,11 +127,11 @@ NODES = [{"CPU": 4.0, "GPU": 0.0}, {"CPU": 1.0, "GPU": 2.0}]
         ({"num_cpus": 0, "max_concurrency": 3}, ""),
     ],
 )
-def test_what_no_node_has(takes: dict[str, float], lack: str) -> None:
+def test_what_no_node_has(takes, lack):
     assert lacking(takes, NODES) == lack
 
 
-def test_no_room_says_what_is_taken_and_what_is_free() -> None:
+def test_no_room_says_what_is_taken_and_what_is_free():
     takes = {"num_cpus": 1, "num_gpus": 0.5}
     assert no_room(takes, {"CPU": 3.0, "GPU": 0.25}) == (
         "no room on the Ray cluster: it takes 1 CPU, 0.5 GPU, and 3 CPU, 0.25 GPU is free on all "

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -66,7 +64,7 @@ HOOKS = ("init_server", "broadcast", "aggregate", "finish", "init_client", "upli
 
 
 @pytest.mark.parametrize("where", HOOKS)
-def test_two_runs_of_one_seed_agree(where: str, tmp_path: Path) -> None:
+def test_two_runs_of_one_seed_agree(where, tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(METHOD)
 

@@ -46,7 +46,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> fedtide.Run:
     return fedtide.run(TINY, backend="inprocess", out=tmp_path_factory.mktemp("front") / "run")
 
 
-def test_every_public_name_is_there() -> None:
+def test_every_public_name_is_there():
     assert sorted(fedtide.__all__) == list(fedtide.__all__)
     assert all(getattr(fedtide, name) is not None for name in fedtide.__all__)
     assert set(fedtide._HOMES) == set(fedtide.__all__)
@@ -57,13 +57,13 @@ def test_every_public_name_is_there() -> None:
         _ = fedtide.nothing
 
 
-def test_the_examples_of_its_docstring() -> None:
+def test_the_examples_of_its_docstring():
     found = doctest.testmod(fedtide)
     assert found.attempted >= 7
     assert found.failed == 0
 
 
-def test_a_run_is_opened_and_read(done: fedtide.Run) -> None:
+def test_a_run_is_opened_and_read(done):
     again = fedtide.open(done.path)
     assert again.summary == done.summary
     assert len(again.metrics()["interaction"]) == 2
@@ -75,7 +75,7 @@ def test_a_run_is_opened_and_read(done: fedtide.Run) -> None:
         fedtide.open(done.path / "nowhere")
 
 
-def test_a_personal_model_is_the_one_the_client_stored(done: fedtide.Run) -> None:
+def test_a_personal_model_is_the_one_the_client_stored(done):
     model, x = done.personal_model(1), done.example(1)
     assert model.class_names == [str(k) for k in range(10)]
     assert model.facts.method == "fedper"
@@ -89,12 +89,12 @@ def test_a_personal_model_is_the_one_the_client_stored(done: fedtide.Run) -> Non
         done.personal_model(7)
 
 
-def test_private_parts_make_no_global_model(done: fedtide.Run) -> None:
+def test_private_parts_make_no_global_model(done):
     with pytest.raises(ArchiveError, match="fedper has no global model here: export a client's"):
         done.global_model()
 
 
-def test_a_file_that_does_not_describe_its_model(tmp_path: Path) -> None:
+def test_a_file_that_does_not_describe_its_model(tmp_path):
     facts = ModelFacts("mlp", {}, (1, 8, 8), 10)
     text = header_of(facts)["model"]
     assert ModelFacts.parse(text, "here").num_classes == 10
@@ -104,14 +104,14 @@ def test_a_file_that_does_not_describe_its_model(tmp_path: Path) -> None:
         ModelFacts.parse('{"net": "mlp"}', "here")
 
 
-def test_a_model_is_saved_and_loaded(done: fedtide.Run, tmp_path: Path) -> None:
+def test_a_model_is_saved_and_loaded(done, tmp_path):
     model = done.personal_model(0)
     model.save(tmp_path / "m.safetensors")
     again = TrainedModel.load(tmp_path / "m.safetensors")
     assert torch.equal(again(done.example(0)), model(done.example(0)))
 
 
-def test_a_run_is_extended(tmp_path: Path) -> None:
+def test_a_run_is_extended(tmp_path):
     whole = fedtide.run(TINY, {"schedule.rounds": 2}, backend="inprocess", out=tmp_path / "whole")
     first = fedtide.run(TINY, backend="inprocess", out=tmp_path / "run")
     second = first.extend(1, backend="inprocess")
@@ -119,7 +119,7 @@ def test_a_run_is_extended(tmp_path: Path) -> None:
     assert second.summary["state_sha256"] == whole.summary["state_sha256"]
 
 
-def test_a_run_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
+def test_a_run_of_an_earlier_version_goes_on(tmp_path):
     """Its records have the readings of a method beside its hyper-parameters."""
     reading = {"method": {"name": "gldp", "t": 1, "s": 1, "reading": {"kl_space": "head"}}}
     one = fedtide.run({**TINY, **reading}, backend="inprocess", out=tmp_path / "run")
@@ -145,9 +145,7 @@ class _Stop(Exception):
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, _Stop])
-def test_a_run_that_was_interrupted_here_goes_on(
-    stop: type[BaseException], done: fedtide.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_was_interrupted_here_goes_on(stop, done, tmp_path, monkeypatch):
     commit = InProcessCohort.commit
 
     def interrupted(cohort: InProcessCohort, interaction: int, watermark: int) -> None:
@@ -167,7 +165,7 @@ def test_a_run_that_was_interrupted_here_goes_on(
 
 
 @pytest.mark.loopback
-def test_no_process_outlives_what_follows_it(tmp_path: Path) -> None:
+def test_no_process_outlives_what_follows_it(tmp_path):
     """Somebody who presses Ctrl-C in a notebook does not want the run to go on unseen."""
 
     def stop(line: str) -> None:
@@ -181,7 +179,7 @@ def test_no_process_outlives_what_follows_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.loopback
-def test_no_process_outlives_one_that_is_killed(tmp_path: Path) -> None:
+def test_no_process_outlives_one_that_is_killed(tmp_path):
     """A kernel that is restarted, too."""
     script = (
         "import fedtide, os, signal\n"
@@ -201,13 +199,13 @@ def test_no_process_outlives_one_that_is_killed(tmp_path: Path) -> None:
     killed.stdin.close()
 
 
-def test_another_method_leaves_out_the_keys_of_the_former() -> None:
+def test_another_method_leaves_out_the_keys_of_the_former():
     """As --set does: quickstart's FedProx has a key mu."""
     tables = runs._tables("quickstart", {"method.name": "fedrep"})
     assert tables["method"] == {"name": "fedrep"}
 
 
-def test_mistakes_are_one_line(tmp_path: Path) -> None:
+def test_mistakes_are_one_line(tmp_path):
     with pytest.raises(
         ConfigError, match=r"neither a file nor a preset\. Did you mean 'quickstart'"
     ):
@@ -226,7 +224,7 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["fedavgm.py:FedAvgM", "median.py:Median", "anchored.py:Anchored"])
-def test_examples_of_methods_run_from_the_config(name: str, tmp_path: Path) -> None:
+def test_examples_of_methods_run_from_the_config(name, tmp_path):
     out = tmp_path / "run"
     overrides = {"method.name": f"{EXTEND / name}"}
     run = fedtide.run(TINY, overrides, backend="inprocess", out=out)
@@ -240,7 +238,7 @@ def test_examples_of_methods_run_from_the_config(name: str, tmp_path: Path) -> N
     assert len(code) <= 70
 
 
-def test_without_momentum_it_is_fedavg(tmp_path: Path) -> None:
+def test_without_momentum_it_is_fedavg(tmp_path):
     base = {**TINY, "method": {"name": "fedavg"}}
     plain = fedtide.run(base, backend="inprocess", out=tmp_path / "a")
     own = {"method.name": f"{EXTEND / 'fedavgm.py'}:FedAvgM", "method.beta": 0.0}
@@ -248,7 +246,7 @@ def test_without_momentum_it_is_fedavg(tmp_path: Path) -> None:
     assert zero.summary["metrics"] == pytest.approx(plain.summary["metrics"], abs=1e-6)
 
 
-def test_a_changed_file_is_another_run(tmp_path: Path) -> None:
+def test_a_changed_file_is_another_run(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text((EXTEND / "median.py").read_text())
     run = fedtide.run(
@@ -259,7 +257,7 @@ def test_a_changed_file_is_another_run(tmp_path: Path) -> None:
         run.extend(1, backend="inprocess")
 
 
-def test_a_file_that_was_edited_runs_as_it_is_now(tmp_path: Path) -> None:
+def test_a_file_that_was_edited_runs_as_it_is_now(tmp_path):
     file = tmp_path / "mine.py"
     name = f"{file}:Median"
     text = (EXTEND / "median.py").read_text()
@@ -292,7 +290,7 @@ def test_a_file_that_was_edited_runs_as_it_is_now(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_file_that_holds_no_method(text: str, line: str, tmp_path: Path) -> None:
+def test_a_file_that_holds_no_method(text, line, tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(text)
     (tmp_path / "beside.py").touch()
@@ -301,7 +299,7 @@ def test_a_file_that_holds_no_method(text: str, line: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("half", ["aggregate", "loss"])
-def test_a_method_that_ends_the_process_fails_its_run_alone(half: str, tmp_path: Path) -> None:
+def test_a_method_that_ends_the_process_fails_its_run_alone(half, tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(
         "import sys\nfrom dataclasses import dataclass\nfrom fedtide import FedAvg\n"
@@ -312,7 +310,7 @@ def test_a_method_that_ends_the_process_fails_its_run_alone(half: str, tmp_path:
         fedtide.run(TINY, {"method.name": f"{file}:Mine"}, backend="inprocess")
 
 
-def test_a_server_cannot_make_a_client_run_any_file(tmp_path: Path) -> None:
+def test_a_server_cannot_make_a_client_run_any_file(tmp_path):
     from fedmodels.resolution import experiment_of
 
     file = tmp_path / "mine.py"
@@ -328,7 +326,7 @@ def test_a_server_cannot_make_a_client_run_any_file(tmp_path: Path) -> None:
     assert experiment_of(told, code=[elsewhere]).method.name == f"{elsewhere}:Median"
 
 
-def test_the_example_of_a_private_head_begins_as_fedper(done: fedtide.Run, tmp_path: Path) -> None:
+def test_the_example_of_a_private_head_begins_as_fedper(done, tmp_path):
     """The first head is taken as it was trained; its figure is among those of the clients."""
     method = {"name": f"{EXTEND / 'own_head.py'}:OwnHead"}
     config = {**TINY, "method": method}
@@ -338,7 +336,7 @@ def test_the_example_of_a_private_head_begins_as_fedper(done: fedtide.Run, tmp_p
     assert list(found.clients()["rounds_trained"]) == [1, 1, 2, 2]
 
 
-def test_a_method_that_shares_a_part_is_told_of_its_views(tmp_path: Path) -> None:
+def test_a_method_that_shares_a_part_is_told_of_its_views(tmp_path):
     text = (EXTEND / "own_head.py").read_text()
     shares = '    private = ("head/",)'
     (tmp_path / "mine.py").write_text(text.replace(shares, f'    views = ("global",)\n{shares}'))
@@ -348,7 +346,7 @@ def test_a_method_that_shares_a_part_is_told_of_its_views(tmp_path: Path) -> Non
         fedtide.run(TINY, changes, backend="inprocess")
 
 
-def test_wrong_types_get_a_line() -> None:
+def test_wrong_types_get_a_line():
     for config in (None, 3):
         with pytest.raises(ConfigError, match="give a TOML file, a mapping or a preset's name"):
             fedtide.run(config)  # type: ignore[arg-type]
@@ -361,7 +359,7 @@ def test_wrong_types_get_a_line() -> None:
             runs.Run(Path("nowhere")).extend(rounds)  # type: ignore[arg-type]
 
 
-def test_a_notebook_shows_a_run_as_a_table_and_charts(done: fedtide.Run) -> None:
+def test_a_notebook_shows_a_run_as_a_table_and_charts(done):
     shown = done._repr_html_()
     assert "fedper on digits" in shown
     assert "(a_loc) %</th>" in shown
@@ -372,7 +370,7 @@ def test_a_notebook_shows_a_run_as_a_table_and_charts(done: fedtide.Run) -> None
     assert "<script" not in shown
 
 
-def test_different_clients_train_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_different_clients_train_together(tmp_path, monkeypatch):
     """As many as ``together`` says, and then the rest; the same ones for each task."""
     stacks: list[list[object]] = []
 

@@ -67,9 +67,7 @@ def as_fedavg(task: fedtide.LoopTask, model: torch.nn.Module) -> torch.Tensor:
     return total / len(y)
 
 
-def test_a_loop_that_trains_as_fedavg_does_is_the_same_run(
-    live: Make, digits: Path, tmp_path: Path
-) -> None:
+def test_a_loop_that_trains_as_fedavg_does_is_the_same_run(live, digits, tmp_path):
     """It forgets to send once, is started again, and goes on from where the run is."""
     plain = run_in_process(tiny_experiment(training=TRAINING), digits, tmp_path / "run")
     run, seen = live(digits), list[tuple[int, int]]()
@@ -96,9 +94,7 @@ def test_a_loop_that_trains_as_fedavg_does_is_the_same_run(
 
 @pytest.mark.parametrize("script", ["with_torch.py", "with_lightning.py"])
 @pytest.mark.filterwarnings("ignore")  # Lightning has its own
-def test_the_scripts_take_part_with_ten_changed_lines(
-    script: str, live: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_scripts_take_part_with_ten_changed_lines(script, live, tmp_path, monkeypatch):
     if "lightning" in script:
         pytest.importorskip("lightning", reason="needs Lightning: pip install 'fedtide[lightning]'")
     tables = {"net": {"name": f"{SCRIPTS / 'net.py'}:Net"}, "schedule": {"rounds": 2, "clients": 1}}
@@ -119,7 +115,7 @@ def test_the_scripts_take_part_with_ten_changed_lines(
 @pytest.mark.parametrize(
     ("name", "own"), [("fedprox", "loss"), ("scaffold", "loss"), ("fedrep", "phases")]
 )
-def test_a_method_with_a_loop_of_its_own_is_refused(name: str, own: str) -> None:
+def test_a_method_with_a_loop_of_its_own_is_refused(name, own):
     with pytest.raises(ConfigError, match=rf"'{name}' trains in a way of its own \({own}\)"):
         _check_leaves_the_loop(make(name))
     for plain in ("fedavg", "fedper", "fedbn", "local"):

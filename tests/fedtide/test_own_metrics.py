@@ -38,20 +38,18 @@ def run(place: Path, **words: str) -> fedtide.Run:
 
 
 @pytest.mark.parametrize("name", ["loss", "a_loc", "a_glo_minority", "prototype_drift"])
-def test_finish_may_not_report_what_a_run_writes(name: str, tmp_path: Path) -> None:
+def test_finish_may_not_report_what_a_run_writes(name, tmp_path):
     with pytest.raises(ConfigError, match=f"finish of Mine reports '{name}', .* another name"):
         run(tmp_path, METRIC=name)
 
 
 @pytest.mark.parametrize("name", ["loss", "seconds"])
-def test_clients_may_not_report_what_reports_have(name: str, tmp_path: Path) -> None:
+def test_clients_may_not_report_what_reports_have(name, tmp_path):
     with pytest.raises(ConfigError, match=f"clients of Mine cannot report '{name}'"):
         run(tmp_path, CLIENT=name)
 
 
-def test_what_is_not_finite_is_told_of_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_is_not_finite_is_told_of_once(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         summary = run(tmp_path, VALUE="nan").summary
     lines = [r.getMessage() for r in caplog.records if "not finite" in r.getMessage()]
@@ -61,6 +59,6 @@ def test_what_is_not_finite_is_told_of_once(
     assert "mine" not in summary["metrics"]
 
 
-def test_names_of_ones_own() -> None:
+def test_names_of_ones_own():
     assert is_written_by_runs("best_a_glo_balanced")
     assert not is_written_by_runs("weights_entropy")

@@ -54,7 +54,7 @@ def fields_of(descriptor: Descriptor, known: frozenset[str] = frozenset()) -> se
     return found
 
 
-def test_every_field_of_every_request_is_lied_about() -> None:
+def test_every_field_of_every_request_is_lied_about():
     service = rpc.DESCRIPTOR.services_by_name["CoordinatorService"]
     assert {m.name: m.input_type.full_name for m in service.methods} == {
         name: kind.DESCRIPTOR.full_name for name, kind in REQUESTS.items()
@@ -73,9 +73,7 @@ def test_every_field_of_every_request_is_lied_about() -> None:
 # --- somebody without a place in the run ----------------------------------------------------------
 
 
-def test_a_stranger_who_lies_changes_nothing(
-    living: Living, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_stranger_who_lies_changes_nothing(living, caplog):
     lies = [lie for method, step in TOLD.items() for lie in every_lie(method)[::step]]
     schedule = {"clients": 2, "rounds": 1}
     calm = living(schedule=schedule)

@@ -49,9 +49,7 @@ LIES = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_the_relay_is_named_and_the_run_ends(
-    lie: str, behind: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_relay_is_named_and_the_run_ends(lie, behind, caplog):
     change, failed, why = LIES[lie]
     live = behind(change)
     assert live.summary()["state_sha256"]
@@ -64,18 +62,14 @@ def test_the_relay_is_named_and_the_run_ends(
     assert complaints_with_traceback(caplog.records) == []
 
 
-def test_a_deadline_ends_the_wait_for_a_relay_as_for_a_client(
-    behind: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_deadline_ends_the_wait_for_a_relay_as_for_a_client(behind, monkeypatch):
     monkeypatch.setattr(open_trips, "LEFT_OUT_S", 1000.0)
     live = behind(drops(1), server={"min_clients": 2, "deadline_s": 0.5})
     assert live.summary()["state_sha256"]
     assert all(record["cohort"] == [0, 2] for record in records_of(live.root / "run"))
 
 
-def test_a_liar_behind_an_honest_relay_is_left_out_of_its_sum(
-    behind: Any, living: Living, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_liar_behind_an_honest_relay_is_left_out_of_its_sum(behind, living, monkeypatch):
     """The sum holds its weights already: the others bring their uploads once more."""
     execute = Worker.execute
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-from pathlib import Path
 
 import pytest
 
@@ -39,9 +38,7 @@ TAME = {"flipped"}
 
 
 @pytest.mark.parametrize(("method", "poison"), CASES)
-def test_a_poisoned_client_ends_no_run(
-    method: str, poison: str, digits: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_poisoned_client_ends_no_run(method, poison, digits, tmp_path, caplog):
     experiment = experiment_for((method, {}), schedule={"rounds": 1}, server={"min_clients": 2})
     changed: list[bool] = []
 

@@ -26,13 +26,13 @@ CHANGES = st.lists(
 )
 
 
-def test_there_are_seeds_for_every_target() -> None:
+def test_there_are_seeds_for_every_target():
     assert SEEDS.keys() == TARGETS.keys()
 
 
 @pytest.mark.filterwarnings("ignore:Reading .*Python 2:UserWarning")  # numpy reads it all the same
 @pytest.mark.parametrize("name", sorted(TARGETS))
-def test_a_target_takes_whatever_comes(name: str) -> None:
+def test_a_target_takes_whatever_comes(name):
     seeds, target = SEEDS[name](), TARGETS[name]
 
     @given(st.binary(max_size=200) | st.builds(mutated, st.sampled_from(seeds), CHANGES))
@@ -49,9 +49,7 @@ def test_a_target_takes_whatever_comes(name: str) -> None:
     ("name", "wrong"),
     [("codec", ZeroDivisionError), ("archive", ZeroDivisionError), ("config", ZeroDivisionError)],
 )
-def test_a_target_lets_what_is_unexpected_out(
-    name: str, wrong: type[Exception], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_target_lets_what_is_unexpected_out(name, wrong, monkeypatch):
     """A target that swallowed everything would never find anything."""
 
     def broken(*_: object, **__: object) -> None:

@@ -1,7 +1,5 @@
 """FedAli from its paper: the layer (eqs. 3 to 7) and the server's k-means, in plain torch."""
 
-from __future__ import annotations
-
 import copy
 import math
 

@@ -3,8 +3,6 @@
 Prototypes are ``{class: vector}``. A model is a representation f and a head g.
 """
 
-from __future__ import annotations
-
 import copy
 
 import torch

@@ -3,8 +3,6 @@
 Only what a generator draws from a seed is ours, as both sides must see the same images.
 """
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np

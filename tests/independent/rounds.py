@@ -1,7 +1,5 @@
 """Interactions of one of our methods by hand, on any net and any data; and plain tools."""
 
-from __future__ import annotations
-
 import copy
 
 import torch

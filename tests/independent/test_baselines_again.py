@@ -7,7 +7,6 @@ bundle, no helper of the project. Three clients train in three rounds.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -438,7 +437,7 @@ LOOPS: Mapping[str, tuple[Callable[[World], Expected], Mapping[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", LOOPS)
-def test_a_run_comes_to_what_a_plain_loop_comes_to(name: str, digits: Path) -> None:
+def test_a_run_comes_to_what_a_plain_loop_comes_to(name, digits):
     loop, switches = LOOPS[name]
     world = World(digits, {"name": name, **switches})
     expected, found = loop(world), world.found()

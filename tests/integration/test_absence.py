@@ -1,13 +1,9 @@
 """Runs that go on without a client: one that never came, and one that did not come back."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from tests.conftest import records_of
-from tests.integration.conftest import Sites, tables
+from tests.integration.conftest import tables
 from tests.integration.harness import reached
 
 pytestmark = pytest.mark.loopback
@@ -19,7 +15,7 @@ LEASE_S = 5.0
 """More than twice as long as clients that are at work say nothing."""
 
 
-def test_a_client_never_joins(loopback: Sites) -> None:
+def test_a_client_never_joins(loopback):
     run = loopback(EXPERIMENT)
     run.lease_s = LEASE_S
     summary = run.run("0", "2")
@@ -27,7 +23,7 @@ def test_a_client_never_joins(loopback: Sites) -> None:
     assert [r["cohort"] for r in records_of(run.out)] == [[0, 2]] * 4
 
 
-def test_a_client_is_gone_when_the_coordinator_comes_back(loopback: Sites, steer: Path) -> None:
+def test_a_client_is_gone_when_the_coordinator_comes_back(loopback, steer):
     (steer / "aggregate-1").touch()
     run = loopback(EXPERIMENT)
     run.lease_s = LEASE_S

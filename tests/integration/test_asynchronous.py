@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fedtide.inprocess import run_in_process
 from tests.conftest import arrivals_of, records_of
-from tests.integration.conftest import Sites, tables
+from tests.integration.conftest import tables
 from tests.integration.harness import reached
 from tests.runs import assert_same
 
@@ -27,8 +26,8 @@ def experiment(method: str = "held-whole", **schedule: Any) -> dict[str, Any]:
     ("method", "victims"), [("held-whole", "coordinator"), ("held", "everybody")]
 )
 def test_recorded_arrivals_bring_the_same_bits_whoever_is_killed(
-    method: str, victims: str, loopback: Sites, partition: Path, tmp_path: Path, steer: Path
-) -> None:
+    method, victims, loopback, partition, tmp_path, steer
+):
     """The kill comes while orders of three interactions are under way."""
     first = tmp_path / "first"
     expected = run_in_process(experiment(method), partition, first)
@@ -51,9 +50,7 @@ def test_recorded_arrivals_bring_the_same_bits_whoever_is_killed(
         assert trained == [[*dict.fromkeys(rounds)] for rounds in trained]
 
 
-def test_a_power_loss_is_made_up_for_in_the_recorded_order(
-    loopback: Sites, partition: Path, tmp_path: Path, steer: Path
-) -> None:
+def test_a_power_loss_is_made_up_for_in_the_recorded_order(loopback, partition, tmp_path, steer):
     """The disks have kept up to interaction 1; clients hold private states."""
     (steer / "sync-limit").write_text("1")
     (steer / "aggregate-4").touch()
@@ -78,8 +75,8 @@ def test_a_power_loss_is_made_up_for_in_the_recorded_order(
 
 
 def test_a_slow_client_holds_up_nobody_and_a_kill_loses_no_order(
-    loopback: Sites, partition: Path, tmp_path: Path, steer: Path
-) -> None:
+    loopback, partition, tmp_path, steer
+):
     """Client 2 is stuck in its first order; the others go on, also with a new coordinator."""
     for point in ("train-2-0", "aggregate-3", "aggregate-4"):
         (steer / point).touch()

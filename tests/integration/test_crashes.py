@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
 from fedmodels.resolution import experiment_of
 from fedsrv.engine.schedule import steps
-from tests.integration.conftest import Sites, tables
+from tests.integration.conftest import tables
 from tests.integration.harness import reached
 
 pytestmark = pytest.mark.loopback
@@ -25,7 +24,7 @@ def trained() -> int:
     return step.cohort[0]
 
 
-def test_a_client_is_killed_during_training(loopback: Sites, trained: int, steer: Path) -> None:
+def test_a_client_is_killed_during_training(loopback, trained, steer):
     (steer / f"train-{trained}-2").touch()
     run = loopback(EXPERIMENT)
     server = run.serve()
@@ -36,9 +35,7 @@ def test_a_client_is_killed_during_training(loopback: Sites, trained: int, steer
     run.finish_as_alone(server, *clients.values())
 
 
-def test_a_client_is_killed_between_saving_and_pushing(
-    loopback: Sites, trained: int, steer: Path
-) -> None:
+def test_a_client_is_killed_between_saving_and_pushing(loopback, trained, steer):
     (steer / f"saved-{trained}-2").touch()
     run = loopback(EXPERIMENT)
     server = run.serve()
@@ -51,9 +48,7 @@ def test_a_client_is_killed_between_saving_and_pushing(
 
 
 @pytest.mark.parametrize("victim", ["clients", "coordinator"])
-def test_a_kill_while_clients_train_together(
-    victim: str, loopback: Sites, trained: int, steer: Path
-) -> None:
+def test_a_kill_while_clients_train_together(victim, loopback, trained, steer):
     """The run ends; who is beside whom after the kill, and so rounding, may be different."""
     experiment = {**EXPERIMENT, "training": {**EXPERIMENT["training"], "together": 2}}
     (steer / f"train-{trained}-2").touch()
@@ -70,9 +65,7 @@ def test_a_kill_while_clients_train_together(
     assert found["metrics"] == pytest.approx(run.alone["metrics"], abs=0.05)
 
 
-def test_a_kill_loses_nothing_that_a_client_owes(
-    loopback: Sites, trained: int, steer: Path
-) -> None:
+def test_a_kill_loses_nothing_that_a_client_owes(loopback, trained, steer):
     """Everybody dies when a client has saved what it did not send, before it sends the rest."""
     has_zstd = find_spec("zstandard") is not None
     table = {"up": "top-k", "share": 0.1, "down": "bfloat16", "zstd": has_zstd}
@@ -90,7 +83,7 @@ def test_a_kill_loses_nothing_that_a_client_owes(
 
 
 @pytest.mark.parametrize("point", ["train", "aggregate"])
-def test_the_coordinator_is_killed(point: str, loopback: Sites, trained: int, steer: Path) -> None:
+def test_the_coordinator_is_killed(point, loopback, trained, steer):
     place = f"train-{trained}-2" if point == "train" else "aggregate-2"
     (steer / place).touch()
     run = loopback(EXPERIMENT)
@@ -106,7 +99,7 @@ def test_the_coordinator_is_killed(point: str, loopback: Sites, trained: int, st
     assert "lost the server" in clients[(trained + 1) % 3].output()
 
 
-def test_everything_is_killed_at_once(loopback: Sites, steer: Path) -> None:
+def test_everything_is_killed_at_once(loopback, steer):
     (steer / "aggregate-3").touch()
     run = loopback(EXPERIMENT)
     server = run.serve()
@@ -120,7 +113,7 @@ def test_everything_is_killed_at_once(loopback: Sites, steer: Path) -> None:
     run.finish_as_alone(server, *clients)
 
 
-def test_a_kill_between_commit_and_scores_loses_no_score(loopback: Sites, steer: Path) -> None:
+def test_a_kill_between_commit_and_scores_loses_no_score(loopback, steer):
     for client in range(3):  # whoever is in the last cohort waits there for the kill
         (steer / f"train-{client}-5").touch()
     run = loopback(EXPERIMENT)
@@ -137,7 +130,7 @@ def test_a_kill_between_commit_and_scores_loses_no_score(loopback: Sites, steer:
 
 
 @pytest.mark.parametrize("lost", ["client", "everybody"])
-def test_power_loss_rolls_back_to_the_watermark(lost: str, loopback: Sites, steer: Path) -> None:
+def test_power_loss_rolls_back_to_the_watermark(lost, loopback, steer):
     (steer / "sync-limit").write_text("1")  # the disk has kept up to interaction 1 only
     (steer / "aggregate-4").touch()
     run = loopback(EXPERIMENT)
@@ -161,9 +154,7 @@ def test_power_loss_rolls_back_to_the_watermark(lost: str, loopback: Sites, stee
     run.finish_as_alone(server, *clients)
 
 
-def test_a_client_that_lost_its_state_rolls_the_living_run_back(
-    loopback: Sites, trained: int, steer: Path
-) -> None:
+def test_a_client_that_lost_its_state_rolls_the_living_run_back(loopback, trained, steer):
     (steer / "sync-limit").write_text("1")
     (steer / f"train-{trained}-4").touch()
     (steer / f"train-{trained}-5").touch()

@@ -8,7 +8,6 @@ import signal
 import sqlite3
 import threading
 from contextlib import closing
-from pathlib import Path
 
 import grpc
 import pytest
@@ -17,7 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from fedpb import SERVICE
 from fedsrv.events import Event
 from fedsrv.watching import watched
-from tests.integration.conftest import Loopback, Sites, tables
+from tests.integration.conftest import Loopback, tables
 from tests.integration.harness import reached, until
 
 pytestmark = pytest.mark.loopback
@@ -32,7 +31,7 @@ def committed(run: Loopback) -> int:
         return int(db.execute("SELECT count(*) FROM interactions").fetchone()[0])
 
 
-def test_clients_are_told_that_the_run_failed_and_exit(loopback: Sites) -> None:
+def test_clients_are_told_that_the_run_failed_and_exit(loopback):
     diverges = {**EXPERIMENT["training"], "lr": 1e30}
     run = loopback({**EXPERIMENT, "training": diverges})
     server = run.serve()
@@ -53,8 +52,8 @@ def test_clients_are_told_that_the_run_failed_and_exit(loopback: Sites) -> None:
 
 
 def test_sigterm_lets_the_interaction_end_and_resume_comes_to_the_same(
-    loopback: Sites, partition: Path, tmp_path: Path, steer: Path
-) -> None:
+    loopback, partition, tmp_path, steer
+):
     for point in ("aggregate-1", "train-0-2"):
         (steer / point).touch()
     run = loopback(EXPERIMENT)
@@ -80,7 +79,7 @@ def test_sigterm_lets_the_interaction_end_and_resume_comes_to_the_same(
     assert {"joined", "trained", "scored", "finished", "log"} <= {each["kind"] for each in said}
 
 
-def test_sigterm_while_it_waits_for_clients_ends_it_at_once(loopback: Sites) -> None:
+def test_sigterm_while_it_waits_for_clients_ends_it_at_once(loopback):
     run = loopback(EXPERIMENT)
     server = run.serve()
     client = run.join("0")
@@ -91,7 +90,7 @@ def test_sigterm_while_it_waits_for_clients_ends_it_at_once(loopback: Sites) -> 
     assert client.wait() == STOPPED
 
 
-def test_a_client_that_is_stopped_leaves_with_a_line(loopback: Sites) -> None:
+def test_a_client_that_is_stopped_leaves_with_a_line(loopback):
     run = loopback(EXPERIMENT)
     server = run.serve()
     client = run.join("0-1")

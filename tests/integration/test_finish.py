@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.integration.conftest import Loopback, Sites, tables
+from tests.integration.conftest import Loopback, tables
 from tests.integration.harness import Coordinator, reached, summary_of
 from tests.integration.test_launch import Launched
-from tests.runs import WholeRuns, assert_same
+from tests.runs import assert_same
 
 pytestmark = pytest.mark.loopback
 
@@ -42,7 +41,7 @@ def begin(run: Loopback) -> tuple[Coordinator, dict[int, Any]]:
     return server, {c: run.join(str(c)) for c in range(3)}
 
 
-def test_the_coordinator_is_killed_while_clients_finish(loopback: Sites, steer: Path) -> None:
+def test_the_coordinator_is_killed_while_clients_finish(loopback, steer):
     """Two clients had brought their last result: it died with the coordinator."""
     (steer / "finish-1").touch()
     run = loopback(EXPERIMENT)
@@ -58,7 +57,7 @@ def test_the_coordinator_is_killed_while_clients_finish(loopback: Sites, steer: 
 
 
 @pytest.mark.parametrize("point", ["before-end", "after-end", "leave-1"])
-def test_the_coordinator_is_killed_at_the_end(point: str, loopback: Sites, steer: Path) -> None:
+def test_the_coordinator_is_killed_at_the_end(point, loopback, steer):
     """Before the end is committed, before anybody is told of it, and when some know it already."""
     (steer / point).touch()
     run = loopback(EXPERIMENT)
@@ -70,7 +69,7 @@ def test_the_coordinator_is_killed_at_the_end(point: str, loopback: Sites, steer
     finish(run, server, *clients.values())
 
 
-def test_a_client_that_has_finished_is_killed(loopback: Sites, steer: Path) -> None:
+def test_a_client_that_has_finished_is_killed(loopback, steer):
     (steer / "before-end").touch()
     run = loopback(EXPERIMENT)
     server, clients = begin(run)
@@ -84,8 +83,8 @@ def test_a_client_that_has_finished_is_killed(loopback: Sites, steer: Path) -> N
 
 
 def test_a_launched_coordinator_is_killed_while_clients_finish(
-    loopback: Sites, tmp_path: Path, steer: Path, whole_run: WholeRuns
-) -> None:
+    loopback, tmp_path, steer, whole_run
+):
     run = loopback(EXPERIMENT)  # for its config, and so that the steering starts afresh
     (steer / "finish-1").touch()
     launched = Launched(run.config, tmp_path / "run", forks=run.fork_server, lease_s=5.0)
@@ -103,7 +102,7 @@ def test_a_launched_coordinator_is_killed_while_clients_finish(
     assert "clients_missing" not in found
 
 
-def test_a_finished_run_tells_clients_that_come_later(loopback: Sites) -> None:
+def test_a_finished_run_tells_clients_that_come_later(loopback):
     """The coordinator says why it waits, and ends as soon as all clients have come and left."""
     run = loopback(EXPERIMENT)
     run.run("0", "1", "2")

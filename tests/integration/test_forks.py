@@ -23,7 +23,6 @@ from fedsrv.launch.hosts import Joining, LocalHosts, error_in
 from fedsrv.launch.launcher import Launch
 from fedsrv.launch.progress import PlainLines
 from tests.conftest import tiny_experiment
-from tests.integration.harness import ForkServer
 
 pytestmark = pytest.mark.loopback
 
@@ -139,6 +138,6 @@ def what_a_forked_fedcli_says_is_in_its_log(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_a_fork(check: Check, fork_server: ForkServer, tmp_path: Path) -> None:
+def test_a_fork(check, fork_server, tmp_path):
     status, output = fork_server.call(f"{__name__}:{check.__name__}", tmp_path)
     assert status == 0, output

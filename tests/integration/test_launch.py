@@ -33,7 +33,7 @@ from tests.integration.harness import (
     until,
     write_config,
 )
-from tests.runs import WholeRuns, assert_same
+from tests.runs import assert_same
 
 pytestmark = pytest.mark.loopback
 
@@ -105,9 +105,7 @@ def gone(processes: list[psutil.Process]) -> bool:
     return not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
 
 
-def test_a_run_from_beginning_to_end(
-    launch: Any, whole_run: WholeRuns, partition: Path, tmp_path: Path
-) -> None:
+def test_a_run_from_beginning_to_end(launch, whole_run, partition, tmp_path):
     begun = time.time()
     run = launch(SHORT, "--hosts", "2", forked=False)
     status, output = run.end()
@@ -160,7 +158,7 @@ def check_records(records: list[dict[str, Any]], wall: float) -> None:
     assert {"a_glo", "a_loc", "a_sel", "global_f1"} <= set(records[-1]["metrics"])
 
 
-def test_clients_draw_what_they_learnt(launch: Any, tmp_path: Path) -> None:
+def test_clients_draw_what_they_learnt(launch, tmp_path):
     """The first ones, into their own directories; the launcher's page shows it."""
     status, output = launch(tables("fedproto", evaluate={"every": 0}), "--hosts", "1").end()
     assert status == 0, output
@@ -174,9 +172,7 @@ def test_clients_draw_what_they_learnt(launch: Any, tmp_path: Path) -> None:
     assert rows[-1]["metrics"]["prototype_drift"] > 0
 
 
-def test_a_run_that_starts_from_a_file_of_weights(
-    launch: Any, whole_run: WholeRuns, tmp_path: Path
-) -> None:
+def test_a_run_that_starts_from_a_file_of_weights(launch, whole_run, tmp_path):
     file = tmp_path / "weights.safetensors"
     save(file, Bundle(weights={"head/bias": torch.full((10,), 2.0)}), {})
     own_head = {**SHORT, "method": {"name": "fedper"}}  # clients begin with a part of the file
@@ -195,9 +191,7 @@ def test_a_run_that_starts_from_a_file_of_weights(
     assert "net.weights_sha256" in output.splitlines()[-1], output
 
 
-def test_ctrl_c_leaves_a_resumable_run_and_nothing_else(
-    launch: Any, whole_run: WholeRuns, steer: Path
-) -> None:
+def test_ctrl_c_leaves_a_resumable_run_and_nothing_else(launch, whole_run, steer):
     (steer / "aggregate-3").touch()
     run = launch(LONG)
     reached(steer / "aggregate-3.reached")
@@ -215,7 +209,7 @@ def test_ctrl_c_leaves_a_resumable_run_and_nothing_else(
     assert summary_of(run.out)["state_sha256"] == alone["state_sha256"]
 
 
-def test_nothing_outlives_a_killed_launcher(launch: Any, steer: Path) -> None:
+def test_nothing_outlives_a_killed_launcher(launch, steer):
     (steer / "aggregate-1").touch()
     run = launch(LONG)
     reached(steer / "aggregate-1.reached")
@@ -225,7 +219,7 @@ def test_nothing_outlives_a_killed_launcher(launch: Any, steer: Path) -> None:
     assert gone(family)
 
 
-def test_what_dies_is_started_again(launch: Any, whole_run: WholeRuns, steer: Path) -> None:
+def test_what_dies_is_started_again(launch, whole_run, steer):
     for point in ("train-1-2", "aggregate-3"):
         (steer / point).touch()
     run = launch(LONG)
@@ -244,9 +238,7 @@ def test_what_dies_is_started_again(launch: Any, whole_run: WholeRuns, steer: Pa
     assert summary_of(run.out)["state_sha256"] == alone["state_sha256"]
 
 
-def test_a_killed_fork_server_takes_its_clients_along_and_comes_back(
-    launch: Any, steer: Path
-) -> None:
+def test_a_killed_fork_server_takes_its_clients_along_and_comes_back(launch, steer):
     (steer / "aggregate-1").touch()
     run = launch(tables("held", schedule={"rounds": 1, "clients": 3}))
     reached(steer / "aggregate-1.reached")
@@ -263,9 +255,7 @@ def test_a_killed_fork_server_takes_its_clients_along_and_comes_back(
 
 
 @pytest.mark.parametrize("what", ["missing", "other classes"])
-def test_data_that_no_restart_mends_end_the_run_at_once(
-    launch: Any, partition: Path, tmp_path: Path, what: str
-) -> None:
+def test_data_that_no_restart_mends_end_the_run_at_once(launch, partition, tmp_path, what):
     data = undealt(partition, tmp_path / "given")
     file = data / "1" / "client.json"
     said = json.loads(file.read_text())
@@ -286,7 +276,7 @@ def test_data_that_no_restart_mends_end_the_run_at_once(
     assert status == 0, output
 
 
-def test_pooled_training_refuses_data_that_are_dealt_out(launch: Any, partition: Path) -> None:
+def test_pooled_training_refuses_data_that_are_dealt_out(launch, partition):
     """It would train on client 0's alone, and look like a bad upper bound."""
     status, output = launch(tables("centralized"), "--data", str(partition)).end()
     assert status == 2
@@ -306,9 +296,7 @@ def test_pooled_training_refuses_data_that_are_dealt_out(launch: Any, partition:
         (["--set", "compression.up=int8", "--set", "method.name=local"], 2, "[compression]"),
     ],
 )
-def test_mistakes_get_one_line_and_leave_nothing(
-    more: list[str], status: int, line: str, launch: Any
-) -> None:
+def test_mistakes_get_one_line_and_leave_nothing(more, status, line, launch):
     if os.environ.get("FEDTIDE_DATA") and "data.name='femnist'" in more:
         pytest.skip("the real data set is at hand")
     run = launch(SHORT, *more)
@@ -320,7 +308,7 @@ def test_mistakes_get_one_line_and_leave_nothing(
     assert not run.out.exists()
 
 
-def test_data_that_cannot_be_dealt_out_leave_nothing(launch: Any) -> None:
+def test_data_that_cannot_be_dealt_out_leave_nothing(launch):
     """So the same command is told the same the second time."""
     for _ in range(2):
         run = launch(SHORT, "--set", "data.name='emnist'")
@@ -330,7 +318,7 @@ def test_data_that_cannot_be_dealt_out_leave_nothing(launch: Any) -> None:
         assert not run.out.exists()
 
 
-def test_sigterm_drains_a_launched_run(launch: Any, whole_run: WholeRuns, steer: Path) -> None:
+def test_sigterm_drains_a_launched_run(launch, whole_run, steer):
     (steer / "aggregate-3").touch()
     run = launch(LONG, "--json", "--log-level", "debug", "--dashboard", "0")
     reached(steer / "aggregate-3.reached")
@@ -363,7 +351,7 @@ def test_sigterm_drains_a_launched_run(launch: Any, whole_run: WholeRuns, steer:
     assert summary_of(run.out)["state_sha256"] == alone["state_sha256"]
 
 
-def test_sigterm_to_every_process_stops_a_run_without_a_wait(launch: Any, steer: Path) -> None:
+def test_sigterm_to_every_process_stops_a_run_without_a_wait(launch, steer):
     """As Slurm and systemd send it. The coordinator does not think that clients are at work."""
     (steer / "train-0-1").touch()
     run = launch(LONG, "--hosts", "1")

@@ -1,7 +1,5 @@
 """A coordinator process, honest client processes, and a client that lies in every value."""
 
-from __future__ import annotations
-
 import os
 import random
 
@@ -11,7 +9,7 @@ import pytest
 from tests.conftest import records_of
 from tests.fuzz.liar import ANSWERS, EXPECTED, Liar, every_lie, takes_part
 from tests.fuzz.live import honest_upload
-from tests.integration.conftest import Sites, tables
+from tests.integration.conftest import tables
 
 pytestmark = pytest.mark.loopback
 
@@ -20,7 +18,7 @@ MAX_RSS = 700 << 20
 """Of a coordinator whose net takes kilobytes; torch alone takes 250 MB of it."""
 
 
-def test_a_liar_neither_ends_nor_swells_a_run(loopback: Sites) -> None:
+def test_a_liar_neither_ends_nor_swells_a_run(loopback):
     """Lies are a sample of all there are; FEDTIDE_LIES=all tells every one."""
     lies = every_lie()
     if os.environ.get("FEDTIDE_LIES") != "all":

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedsrv.state.ledger import Ledger
-from tests.integration.conftest import Loopback, Sites, tables
+from tests.integration.conftest import Loopback, tables
 from tests.integration.harness import Client, Coordinator, reached
 
 pytestmark = pytest.mark.loopback
@@ -47,7 +47,7 @@ def refused(run: Loopback) -> tuple[Coordinator, list[Client]]:
     return server, others
 
 
-def test_it_may_start_over(loopback: Sites, steer: Path) -> None:
+def test_it_may_start_over(loopback, steer):
     run = loopback(EXPERIMENT)
     broken_off(run, steer)
     server, others = refused(run)
@@ -58,7 +58,7 @@ def test_it_may_start_over(loopback: Sites, steer: Path) -> None:
     assert run.finish(server, *others, client)["clients_started_over"] == [1]
 
 
-def test_the_run_may_go_back_all_the_way(loopback: Sites, steer: Path) -> None:
+def test_the_run_may_go_back_all_the_way(loopback, steer):
     run = loopback(EXPERIMENT)
     broken_off(run, steer)
     server, others = refused(run)

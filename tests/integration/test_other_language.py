@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.conftest import Loopback, Sites, tables
+from tests.integration.conftest import Loopback, tables
 
 pytestmark = pytest.mark.loopback
 
@@ -88,7 +88,7 @@ SOFTMAX = tables(
 
 
 @WITH_NODE
-def test_a_client_in_javascript_takes_part(loopback: Sites, scripts: list[Script]) -> None:
+def test_a_client_in_javascript_takes_part(loopback, scripts):
     """What it trains, counts and sends is what a Python client does, but for rounding."""
     alone = loopback(SOFTMAX, "python")
     alone.run("0-2")
@@ -108,7 +108,7 @@ def test_a_client_in_javascript_takes_part(loopback: Sites, scripts: list[Script
 
 
 @WITH_NODE
-def test_a_client_in_javascript_outlives_its_server(loopback: Sites, scripts: list[Script]) -> None:
+def test_a_client_in_javascript_outlives_its_server(loopback, scripts):
     """The coordinator is killed after the first commit; its clients join the next one."""
     run = loopback({**SOFTMAX, "schedule": {"rounds": 6, "clients": 3}})
     server = run.serve()
@@ -121,7 +121,7 @@ def test_a_client_in_javascript_outlives_its_server(loopback: Sites, scripts: li
 
 
 @WITH_NODE
-def test_what_it_does_not_know_ends_it_with_a_line(loopback: Sites, scripts: list[Script]) -> None:
+def test_what_it_does_not_know_ends_it_with_a_line(loopback, scripts):
     run = loopback(tables("fedprox"))
     run.serve()
     scripts.append(Script(run.port, "2", run.partition, run.root))

@@ -1,7 +1,5 @@
 """Clients on macOS and Windows, as far as Linux can show: what these systems lack is hidden."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
@@ -11,14 +9,14 @@ import pytest
 
 from fedmodels import files, machine
 from fedmodels.errors import ConfigError
-from tests.integration.conftest import Sites, tables
+from tests.integration.conftest import tables
 from tests.integration.harness import join_arguments
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.loopback
-def test_a_client_needs_nothing_of_linux(loopback: Sites, tmp_path: Path) -> None:
+def test_a_client_needs_nothing_of_linux(loopback, tmp_path):
     """It runs in one process, predicts and joins, and ends in the bits of any other client."""
     run = loopback(tables("fedper", schedule={"rounds": 1, "clients": 3}, net={"name": "mlp"}))
     coordinator = run.serve()
@@ -40,7 +38,7 @@ def test_a_client_needs_nothing_of_linux(loopback: Sites, tmp_path: Path) -> Non
     assert "sample.npy" in said
 
 
-def test_what_needs_linux_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_needs_linux_says_so(monkeypatch):
     machine.require_linux()
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(ConfigError, match="need Linux; elsewhere run fedcli join"):
@@ -51,7 +49,7 @@ def test_what_needs_linux_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     assert machine.peak_rss_bytes() == 7, "macOS counts bytes"
 
 
-def test_a_byte_is_locked_without_fcntl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_byte_is_locked_without_fcntl(tmp_path, monkeypatch):
     from tests.integration.foreign_system import Locks
 
     monkeypatch.setattr(files, "fcntl", None)

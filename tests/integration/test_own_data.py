@@ -60,7 +60,7 @@ def recording(path: Path, people: str, seed: int = 0) -> None:
     path.write_text("\r\n".join(lines) + "\r\n", "cp1252")
 
 
-def test_recordings_of_an_office_program(tmp_path: Path, typed: Typed) -> None:
+def test_recordings_of_an_office_program(tmp_path, typed):
     pytest.importorskip("pandas")
     recording(tmp_path / "rec.csv", "Jörg Ann")
     (tmp_path / "e.toml").write_text(
@@ -81,7 +81,7 @@ def test_recordings_of_an_office_program(tmp_path: Path, typed: Typed) -> None:
     assert re.search(r"new\.csv: (gehen|stehen) 9, (gehen|stehen) 9\nwritten to pred", said)
 
 
-def test_what_may_not_be_meant_is_said_at_the_start(tmp_path: Path, typed: Typed) -> None:
+def test_what_may_not_be_meant_is_said_at_the_start(tmp_path, typed):
     """By launch, of data that it deals out or is given, and by join; --strict refuses them."""
     pytest.importorskip("pandas")
     rows = "".join(f"{i},1,{('sit', 'walk', 'Walk')[i % 3]},{'ab'[i % 2]}\n" for i in range(90))

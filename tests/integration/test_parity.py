@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +9,8 @@ import pytest
 from fedmodels.methods import method_class
 from fedtide.testing.trial import digits_in
 from tests.fedmodels.methods.test_conformance import CASES, experiment_for
-from tests.integration.conftest import Sites, tables
-from tests.runs import WholeRuns, assert_same
+from tests.integration.conftest import tables
+from tests.runs import assert_same
 
 pytestmark = pytest.mark.loopback
 
@@ -27,13 +26,7 @@ def assert_same_bytes(one: dict[str, Any], other: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=IDS)
-def test_every_method_over_loopback_is_the_same_run(
-    case: tuple[str, dict[str, Any]],
-    loopback: Sites,
-    digits: Path,
-    tmp_path: Path,
-    whole_run: WholeRuns,
-) -> None:
+def test_every_method_over_loopback_is_the_same_run(case, loopback, digits, tmp_path, whole_run):
     """Over loopback uploads are folded into the mean as they come, where the method allows it."""
     experiment = experiment_for(case, **ONE_ROUND)
     if experiment.method.pools_data:
@@ -46,12 +39,12 @@ def test_every_method_over_loopback_is_the_same_run(
     assert_same_bytes(run.run("0-1", "2", serve=more), alone)
 
 
-def test_one_process_per_client_is_the_same_run(loopback: Sites) -> None:
+def test_one_process_per_client_is_the_same_run(loopback):
     run = loopback(tables("held"))
     assert_same_bytes(run.run("0", "1", "2"), run.alone)
 
 
-def test_a_host_fetches_the_common_part_once(loopback: Sites) -> None:
+def test_a_host_fetches_the_common_part_once(loopback):
     experiment = tables("fedavg", evaluate={"every": 0})
     single = loopback(experiment, "single").run("0", "1", "2")
     hosted = loopback(experiment, "hosted").run("0-2")
@@ -61,8 +54,8 @@ def test_a_host_fetches_the_common_part_once(loopback: Sites) -> None:
 
 @pytest.mark.parametrize("name", ["fedavg", "gldp"])
 def test_clients_trained_together_come_to_the_run_in_turn_up_to_rounding(
-    name: str, loopback: Sites, digits: Path, whole_run: WholeRuns
-) -> None:
+    name, loopback, digits, whole_run
+):
     """The same two are one stack in process and over loopback, where they share a process."""
     experiment = experiment_for((name, {}), **ONE_ROUND, training={"together": 2})
     run = loopback(experiment, partition=digits)

@@ -107,9 +107,7 @@ def hog(given: dict[str, Any]) -> Iterator[dict[str, Any]]:
     threading.Event().wait()
 
 
-def test_a_host_without_room_is_shown_so_and_sigterm_ends_the_wait(
-    launch: Any, nodes: Nodes, tmp_path: Path
-) -> None:
+def test_a_host_without_room_is_shown_so_and_sigterm_ends_the_wait(launch, nodes, tmp_path):
     box = Box()
     cluster = RayCluster(nodes.place, tmp_path / "ray.log", "hog", box)
     for name in ("a", "b"):
@@ -135,7 +133,7 @@ def test_a_host_without_room_is_shown_so_and_sigterm_ends_the_wait(
     cluster.end()
 
 
-def test_a_head_that_says_nothing_is_left_at_once(launch: Any, tmp_path: Path) -> None:
+def test_a_head_that_says_nothing_is_left_at_once(launch, tmp_path):
     """Ray itself would hold a signal for as long as it waits for the head."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         run = launch("--on", f"ray://127.0.0.1:{server.getsockname()[1]}")
@@ -147,14 +145,14 @@ def test_a_head_that_says_nothing_is_left_at_once(launch: Any, tmp_path: Path) -
         assert gone(family)
 
 
-def test_more_hosts_than_there_is_room_for_are_refused(launch: Any) -> None:
+def test_more_hosts_than_there_is_room_for_are_refused(launch):
     status, output = launch("--host-cpus", "2").end(PATIENCE_S)
     assert status == 2
     assert "has room for 2 hosts of 2 CPU and 0 GPU, and 3 are to run, one of them for" in output
     assert "Traceback" not in output
 
 
-def test_data_are_dealt_out_on_the_nodes(launch: Any, tmp_path: Path, steer: Path) -> None:
+def test_data_are_dealt_out_on_the_nodes(launch, tmp_path, steer):
     """The run also outlives the process that talks to Ray, which ends all that is on the nodes."""
     (steer / "train-0-3").touch()
     run = launch("--node-dir", str(tmp_path / "disk"))
@@ -171,7 +169,7 @@ def test_data_are_dealt_out_on_the_nodes(launch: Any, tmp_path: Path, steer: Pat
     assert summary_of(run.out)["state_sha256"] == alone["state_sha256"]
 
 
-def test_a_sweep_whose_runs_are_tasks_runs_each_once(nodes: Nodes, tmp_path: Path) -> None:
+def test_a_sweep_whose_runs_are_tasks_runs_each_once(nodes, tmp_path):
     """What is finished is not run again; a run that cannot be is named with its reason."""
     write_config(tmp_path / "preset.toml", experiment_of(tables("fedavg", evaluate={"every": 0})))
     rows = {"fine": "fedavg", "wrong": "fedprox mu=0.5 net.weights='none.safetensors'"}
@@ -191,9 +189,7 @@ def test_a_sweep_whose_runs_are_tasks_runs_each_once(nodes: Nodes, tmp_path: Pat
     assert summary_of(tmp_path / "out" / "fine-seed0")
 
 
-def test_a_node_that_dies_costs_nothing(
-    launch: Any, nodes: Nodes, tmp_path: Path, steer: Path
-) -> None:
+def test_a_node_that_dies_costs_nothing(launch, nodes, tmp_path, steer):
     """Its hosts are placed elsewhere, and the run ends in the same bits as in one process.
 
     So it does after the death of a host alone.

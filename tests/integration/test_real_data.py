@@ -6,14 +6,13 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fedmodels.resolution import experiment_of
 from tests.integration.conftest import tables
-from tests.integration.harness import ForkServer, summary_of, write_config
+from tests.integration.harness import summary_of, write_config
 
 pytestmark = [
     pytest.mark.loopback,
@@ -41,9 +40,7 @@ RUNS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_fedavg_learns_from_the_files_on_disk(
-    name: str, tmp_path: Path, fork_server: ForkServer
-) -> None:
+def test_fedavg_learns_from_the_files_on_disk(name, tmp_path, fork_server):
     schedule = {"rounds": 2, "clients": 4}
     made = tables("fedavg", net={"name": "mlp", "hidden": [32]}, schedule=schedule, **RUNS[name])
     config = write_config(tmp_path / "config.toml", experiment_of(made))
@@ -82,7 +79,7 @@ print(held, psutil.Process().memory_info().rss - before)
 """
 
 
-def test_a_client_holds_its_own_hundredth_only(tmp_path: Path) -> None:
+def test_a_client_holds_its_own_hundredth_only(tmp_path):
     """Of 60,000 images of 28 x 28 in float32, 188 MB in all, one of a hundred clients holds 1.9."""
     from rich.console import Console
 

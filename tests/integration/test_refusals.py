@@ -23,7 +23,7 @@ from fedpb.v1 import coordinator_pb2_grpc
 from fedpb.v1.description_pb2 import ClientDescription
 from fedpb.v1.table_pb2 import Entry, Table, Value
 from tests.conftest import records_of
-from tests.integration.conftest import Loopback, Sites, tables
+from tests.integration.conftest import Loopback, tables
 from tests.integration.harness import Coordinator, write_config
 
 pytestmark = pytest.mark.loopback
@@ -119,9 +119,7 @@ BAD = {
 """What is wrong with an upload, and what it is refused with."""
 
 
-def test_a_bad_upload_fails_its_client_and_the_run_goes_on(
-    loopback: Sites, plain: Callable[..., PlainClient]
-) -> None:
+def test_a_bad_upload_fails_its_client_and_the_run_goes_on(loopback, plain):
     run = loopback({**TOLERANT, "evaluate": {"every": 0}})
     server = run.serve()
     clients = [run.join("0"), run.join("1")]
@@ -154,9 +152,7 @@ def test_a_bad_upload_fails_its_client_and_the_run_goes_on(
         assert line in record["failed"]["2"]
 
 
-def test_below_min_clients_the_run_stops_and_names_the_client(
-    loopback: Sites, plain: Callable[..., PlainClient]
-) -> None:
+def test_below_min_clients_the_run_stops_and_names_the_client(loopback, plain):
     run = loopback(tables("fedavg"))
     server = run.serve()
     run.join("0-1")
@@ -172,9 +168,7 @@ def test_below_min_clients_the_run_stops_and_names_the_client(
     )
 
 
-def test_repeated_and_superseded_uploads(
-    loopback: Sites, plain: Callable[..., PlainClient]
-) -> None:
+def test_repeated_and_superseded_uploads(loopback, plain):
     run = loopback(tables("fedavg"))
     run.serve()
     client = plain(run)
@@ -195,7 +189,7 @@ def test_repeated_and_superseded_uploads(
     assert refused.value.code() == grpc.StatusCode.ABORTED
 
 
-def test_joining_is_refused_with_a_line(loopback: Sites, plain: Callable[..., PlainClient]) -> None:
+def test_joining_is_refused_with_a_line(loopback, plain):
     run = loopback(tables("fedavg"))
     run.serve()
     client = plain(run)
@@ -220,9 +214,7 @@ def test_joining_is_refused_with_a_line(loopback: Sites, plain: Callable[..., Pl
     assert refused.value.details() == "this server speaks protocol 5, the client 3"
 
 
-def test_another_problem_and_a_wrong_token(
-    loopback: Sites, plain: Callable[..., PlainClient]
-) -> None:
+def test_another_problem_and_a_wrong_token(loopback, plain):
     run = loopback(tables("fedavg"))
     run.serve()
     plain(run, "0").join()
@@ -243,7 +235,7 @@ def test_another_problem_and_a_wrong_token(
     assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
 
 
-def test_a_taken_id_and_a_foreign_state_directory(loopback: Sites) -> None:
+def test_a_taken_id_and_a_foreign_state_directory(loopback):
     run = loopback(tables("fedavg"))
     server = run.serve()
     clients = [run.join("0"), run.join("1")]
@@ -261,7 +253,7 @@ def test_a_taken_id_and_a_foreign_state_directory(loopback: Sites) -> None:
     run.finish(server, *clients, run.join("2"))
 
 
-def test_a_missing_data_folder(loopback: Sites, tmp_path: Path) -> None:
+def test_a_missing_data_folder(loopback, tmp_path):
     run = loopback(tables("fedavg"))
     run.serve()
     client = run.join("0", data=tmp_path / "nowhere")
@@ -271,7 +263,7 @@ def test_a_missing_data_folder(loopback: Sites, tmp_path: Path) -> None:
     assert "nowhere/0 is not there" in last
 
 
-def test_a_dead_server(loopback: Sites) -> None:
+def test_a_dead_server(loopback):
     run = loopback(tables("fedavg"))
     run.serve().kill()
     client = run.join("0", "--give-up-after", "1")
@@ -280,7 +272,7 @@ def test_a_dead_server(loopback: Sites) -> None:
     assert "error: gave up: the server at 127.0.0.1" in client.output()
 
 
-def test_directories_ports_and_addresses(loopback: Sites) -> None:
+def test_directories_ports_and_addresses(loopback):
     run = loopback(tables("fedavg"))
     run.serve()
 
@@ -309,9 +301,7 @@ def test_directories_ports_and_addresses(loopback: Sites) -> None:
     assert "it differs in seed" in line
 
 
-def test_more_listeners_than_threads_do_not_stop_the_run(
-    loopback: Sites, plain: Callable[..., PlainClient]
-) -> None:
+def test_more_listeners_than_threads_do_not_stop_the_run(loopback, plain):
     run = loopback(tables("fedavg"))
     server = run.serve()
     monitor = plain(run)
@@ -329,7 +319,7 @@ def test_more_listeners_than_threads_do_not_stop_the_run(
     assert len(refused) >= 60 - 15
 
 
-def test_health_and_reflection(loopback: Sites, plain: Callable[..., PlainClient]) -> None:
+def test_health_and_reflection(loopback, plain):
     run = loopback(tables("fedavg"))
     run.serve()
     channel = plain(run).channel
@@ -343,9 +333,7 @@ def test_health_and_reflection(loopback: Sites, plain: Callable[..., PlainClient
     assert "fedpb.v1.CoordinatorService" in names
 
 
-def test_the_first_to_join_does_not_say_what_the_problem_is(
-    loopback: Sites, plain: Callable[..., PlainClient]
-) -> None:
+def test_the_first_to_join_does_not_say_what_the_problem_is(loopback, plain):
     """It is turned away when the others agree on another, and the run is that of honest clients."""
     run = loopback(tables("fedavg"))
     server = run.serve()
@@ -368,7 +356,7 @@ def test_the_first_to_join_does_not_say_what_the_problem_is(
     run.finish(server, *clients, run.join("2"))
 
 
-def test_a_liar_among_honest_clients(loopback: Sites, plain: Callable[..., PlainClient]) -> None:
+def test_a_liar_among_honest_clients(loopback, plain):
     """It lies in its upload and in its report; the run is the one in which it says nothing."""
 
     def ended_with(name: str, answer: Callable[..., None]) -> tuple[str, list[Any]]:

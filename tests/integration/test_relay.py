@@ -17,7 +17,7 @@ from fedpb.v1.coordinator_pb2_grpc import CoordinatorServiceStub
 from fedsrv.cli import main
 from fedsrv.engine.schedule import steps
 from fedsrv.identity.certificates import init_authority, issue
-from tests.integration.conftest import Loopback, Sites, tables
+from tests.integration.conftest import Loopback, tables
 from tests.integration.harness import Relay, reached
 from tests.integration.test_tls_run import client_options, server_options
 from tests.runs import assert_same
@@ -42,9 +42,7 @@ def uploaded(found: dict[str, Any]) -> int:
     return total
 
 
-def test_one_relay_has_the_flat_digest_and_two_bring_one_sum_each(
-    loopback: Sites,
-) -> None:
+def test_one_relay_has_the_flat_digest_and_two_bring_one_sum_each(loopback):
     run = loopback(EXPERIMENT)
     run.serve()
     relay = run.relay("0-2")
@@ -56,7 +54,7 @@ def test_one_relay_has_the_flat_digest_and_two_bring_one_sum_each(
     assert "ERROR" not in relay.output()
 
 
-def test_a_relay_and_a_client_without_one(loopback: Sites) -> None:
+def test_a_relay_and_a_client_without_one(loopback):
     """The sums of a group differ from the flat mean in the last bit of float64 at most."""
     run = loopback(EXPERIMENT)
     run.serve()
@@ -68,9 +66,7 @@ def test_a_relay_and_a_client_without_one(loopback: Sites) -> None:
     assert found["bytes"]["wire_down"] < run.alone["bytes"]["down"]
 
 
-def test_the_first_client_of_a_relay_lies_about_its_problem(
-    loopback: Sites,
-) -> None:
+def test_the_first_client_of_a_relay_lies_about_its_problem(loopback):
     """The coordinator turns it away; the relay goes on with what the others state."""
     run = loopback(EXPERIMENT)
     server, relay = run.serve(), run.relay("0-2")
@@ -86,7 +82,7 @@ def test_the_first_client_of_a_relay_lies_about_its_problem(
 
 
 @pytest.mark.parametrize("victim", ["relay", "client", "coordinator", "everybody"])
-def test_a_kill_during_training(victim: str, loopback: Sites, steer: Path) -> None:
+def test_a_kill_during_training(victim, loopback, steer):
     """Client 1 trains when others' uploads of the interaction are with the relay already."""
     (steer / "train-1-2").touch()
     run = loopback(EXPERIMENT)
@@ -108,7 +104,7 @@ def test_a_kill_during_training(victim: str, loopback: Sites, steer: Path) -> No
     assert_same(finish(run, *clients.values()), run.alone)
 
 
-def test_a_relay_goes_on_without_a_client_that_is_late(loopback: Sites, steer: Path) -> None:
+def test_a_relay_goes_on_without_a_client_that_is_late(loopback, steer):
     """At four fifths of the deadline the sum goes up; the late client counts no more."""
     experiment = {**EXPERIMENT, "server": {"min_clients": 2, "deadline_s": 5.0}}
     (steer / "train-1-2").touch()
@@ -127,7 +123,7 @@ def test_a_relay_goes_on_without_a_client_that_is_late(loopback: Sites, steer: P
 
 
 @pytest.mark.parametrize("method", ["gldp", "pfedgraph"])
-def test_a_method_that_sends_more_than_weights(method: str, loopback: Sites) -> None:
+def test_a_method_that_sends_more_than_weights(method, loopback):
     """Prototypes go up for each client; what reads single uploads gets them whole."""
     run = loopback(tables(method, schedule={"rounds": 1, "clients": 3}))
     run.serve()
@@ -135,7 +131,7 @@ def test_a_method_that_sends_more_than_weights(method: str, loopback: Sites) -> 
     assert_same(finish(run, run.join("0-2", port=relay.port)), run.alone)
 
 
-def test_compressed_uploads_pass_whole(loopback: Sites) -> None:
+def test_compressed_uploads_pass_whole(loopback):
     run = loopback({**EXPERIMENT, "compression": {"up": "int8", "down": "bfloat16"}})
     run.serve()
     relay = run.relay("0-2")
@@ -144,7 +140,7 @@ def test_compressed_uploads_pass_whole(loopback: Sites) -> None:
     assert uploaded(found) == uploaded(run.alone)
 
 
-def test_cohorts_of_a_few_clients(loopback: Sites) -> None:
+def test_cohorts_of_a_few_clients(loopback):
     """A group is the clients of a trip; a client alone brings its upload whole."""
     schedule = {"rounds": 3, "clients": 3, "per_round": 2}
     experiment = {**EXPERIMENT, "schedule": schedule}
@@ -163,7 +159,7 @@ def ends(relay: Relay | Any, line: str, status: int = 1) -> bool:
     return relay.wait() == status and line in relay.output()
 
 
-def test_who_does_not_belong_is_told_so(loopback: Sites) -> None:
+def test_who_does_not_belong_is_told_so(loopback):
     run = loopback(EXPERIMENT)
     run.serve()
     relay = run.relay("0-1")
@@ -177,7 +173,7 @@ def test_who_does_not_belong_is_told_so(loopback: Sites) -> None:
     relay.kill()
 
 
-def test_an_asynchronous_run_takes_no_relay(loopback: Sites) -> None:
+def test_an_asynchronous_run_takes_no_relay(loopback):
     schedule = {"rounds": 2, "clients": 3, "order": "asynchronous", "buffer": 2}
     run = loopback(tables("held-whole", schedule=schedule))
     run.serve()
@@ -186,7 +182,7 @@ def test_an_asynchronous_run_takes_no_relay(loopback: Sites) -> None:
     relay.kill()
 
 
-def test_a_run_that_fails_ends_its_relay(loopback: Sites, steer: Path) -> None:
+def test_a_run_that_fails_ends_its_relay(loopback, steer):
     (steer / "train-0-2").touch()
     run = loopback(EXPERIMENT)
     server, relay = run.serve(), run.relay("0-2")
@@ -218,9 +214,7 @@ def up_options(certs: Path, name: str, ca: Path | None = None) -> list[str]:
     ]  # fmt: skip
 
 
-def test_over_mutual_tls_a_relay_has_the_certificate_of_its_clients(
-    loopback: Sites, certs: Path
-) -> None:
+def test_over_mutual_tls_a_relay_has_the_certificate_of_its_clients(loopback, certs):
     run = loopback(EXPERIMENT)
     run.serve(*server_options(certs))
     narrow = run.relay("0-2", *up_options(certs, "clients-0-1"))
@@ -232,9 +226,7 @@ def test_over_mutual_tls_a_relay_has_the_certificate_of_its_clients(
     assert_same(finish(run, run.join("0-2", *options, port=relay.port)), run.alone)
 
 
-def test_a_relay_that_does_not_trust_the_coordinator_ends_at_once(
-    loopback: Sites, certs: Path
-) -> None:
+def test_a_relay_that_does_not_trust_the_coordinator_ends_at_once(loopback, certs):
     run = loopback(EXPERIMENT)
     run.serve(*server_options(certs))
     log, up = run.root / "relay.log", f"127.0.0.1:{run.port}"
@@ -255,12 +247,7 @@ def test_a_relay_that_does_not_trust_the_coordinator_ends_at_once(
         (["--clients", "0-2", "--listen", "0.0.0.0:0"], "without TLS"),
     ],
 )
-def test_wrong_options_get_one_line(
-    options: list[str],
-    line: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_wrong_options_get_one_line(options, line, capsys, monkeypatch):
     given = options if "--up" in options else ["--up", "127.0.0.1:9", *options]
     monkeypatch.setattr("sys.argv", ["fedsrv", "relay", *given])
     with pytest.raises(SystemExit) as ended:

@@ -1,23 +1,18 @@
 """Uploads under masks over the wire: a relay between, and everybody is killed."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from tests.conftest import records_of
-from tests.integration.conftest import Sites, tables
+from tests.integration.conftest import tables
 from tests.integration.harness import reached
-from tests.runs import WholeRuns
 
 pytest.importorskip("Crypto.Protocol.SecretSharing", reason="needs the extra secure-sum")
 pytestmark = pytest.mark.loopback
 
 
 def test_everybody_is_killed_while_some_masked_uploads_have_come(
-    loopback: Sites, partition: Path, steer: Path, whole_run: WholeRuns
-) -> None:
+    loopback, partition, steer, whole_run
+):
     """Two clients behind a relay, one without; private heads, so that states must be there."""
     experiment = tables(
         "held", schedule={"rounds": 1, "clients": 3}, privacy={"secure_sum": True},

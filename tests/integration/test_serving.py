@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 from fedcli.runtime.deployed import Deployed
-from tests.integration.conftest import Sites
 from tests.integration.harness import Client, ForkServer, reached, until
 from tests.tutorials.test_tutorials import BLOCK, DOCS
 
@@ -57,9 +56,7 @@ class Page:
         return said
 
 
-def test_a_model_answers_while_its_client_trains(
-    loopback: Sites, fork_server: ForkServer, tmp_path: Path
-) -> None:
+def test_a_model_answers_while_its_client_trains(loopback, fork_server, tmp_path):
     page = Page(tmp_path, fork_server)
     (config,) = (content for _, title, content in BLOCKS if title == "serving.toml")
     (tmp_path / "serving.toml").write_text(config)

@@ -1,21 +1,18 @@
 """What ``fedcli join --show-uploads`` says that leaves is what the coordinator gets."""
 
-from __future__ import annotations
-
 import json
 import re
-from pathlib import Path
 
 import pytest
 
 from fedmodels.tensors.archive import load, load_named
 from fedmodels.tensors.bundle import state_digest
-from tests.integration.conftest import Sites, tables
+from tests.integration.conftest import tables
 
 pytestmark = pytest.mark.loopback
 
 
-def test_what_is_shown_is_what_the_coordinator_gets(loopback: Sites, tmp_path: Path) -> None:
+def test_what_is_shown_is_what_the_coordinator_gets(loopback, tmp_path):
     """With a cohort of one the mean of the uploads is that client's upload, bit for bit."""
     schedule, privacy = {"rounds": 1, "clients": 3, "per_round": 1}, {"announce": "rounded"}
     run = loopback(tables("fedavg", schedule=schedule, privacy=privacy))

@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from tests.integration.conftest import Sites
-
 pytestmark = pytest.mark.loopback
 REST = {
     "net": {"name": "mlp", "hidden": [4]}, "method": {"name": "fedavg"},
@@ -32,7 +30,7 @@ def recording(path: Path, activities: str, sign: str = ",") -> Path:
     return path
 
 
-def test_sites_cut_their_own_recordings(loopback: Sites, tmp_path: Path) -> None:
+def test_sites_cut_their_own_recordings(loopback, tmp_path):
     """Behind a relay, in styles and orders of their own.
 
     One lacks a class, one comes again after a kill.
@@ -68,7 +66,7 @@ def test_sites_cut_their_own_recordings(loopback: Sites, tmp_path: Path) -> None
         assert (states[i] / str(i) / "personal.safetensors").is_file()
 
 
-def test_sites_cut_their_own_photos(loopback: Sites, tmp_path: Path) -> None:
+def test_sites_cut_their_own_photos(loopback, tmp_path):
     rest: dict[str, Any] = {**REST, "schedule": {"clients": 2, "rounds": 1}}
     run = loopback({"data": PHOTOS, **rest})
     coordinator = run.serve()
@@ -87,7 +85,7 @@ def test_sites_cut_their_own_photos(loopback: Sites, tmp_path: Path) -> None:
     assert "note: client 1: all its training examples are of class dog" in clients[1].output()
 
 
-def test_a_run_that_says_nothing_of_data_cuts_none(loopback: Sites, tmp_path: Path) -> None:
+def test_a_run_that_says_nothing_of_data_cuts_none(loopback, tmp_path):
     run = loopback(dict(REST))
     coordinator = run.serve()
     client = run.join("0", data=recording(tmp_path / "a.csv", "sit"), states=tmp_path / "s")

@@ -118,9 +118,7 @@ TAKING: dict[str, tuple[Callable[[SlurmNode, str], None], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("how", TAKING)
-def test_a_job_that_is_taken_away_is_followed_to_its_end(
-    how: str, node: SlurmNode, tmp_path: Path
-) -> None:
+def test_a_job_that_is_taken_away_is_followed_to_its_end(how, node, tmp_path):
     """Slurm queues it again, and the sweep waits for it."""
     take, resources = TAKING[how]
     swept = Swept(node, tmp_path, **resources)
@@ -132,9 +130,7 @@ def test_a_job_that_is_taken_away_is_followed_to_its_end(
     assert swept.end() == [""]
 
 
-def test_a_sweep_follows_a_requeued_run_to_the_same_digest(
-    node: SlurmNode, tmp_path: Path, steer: Path
-) -> None:
+def test_a_sweep_follows_a_requeued_run_to_the_same_digest(node, tmp_path, steer):
     """SIGTERM stops the run; the job's next start resumes it, and the sweep says what it is."""
     held = tables("held", schedule={"rounds": 3, "clients": 3})
     write_config(tmp_path / "preset.toml", experiment_of(held))
@@ -164,7 +160,7 @@ def test_a_sweep_follows_a_requeued_run_to_the_same_digest(
     assert (swept["state_sha256"], swept["metrics"]) == (alone["state_sha256"], alone["metrics"])
 
 
-def test_a_job_that_slurm_ends_for_good_is_submitted_again(node: SlurmNode, tmp_path: Path) -> None:
+def test_a_job_that_slurm_ends_for_good_is_submitted_again(node, tmp_path):
     """Where preemption cancels, the run goes on in another job."""
     swept = Swept(node, tmp_path, slurm_partition="spot", slurm_exclusive="user")
     preempt(node, swept.job)
@@ -173,7 +169,7 @@ def test_a_job_that_slurm_ends_for_good_is_submitted_again(node: SlurmNode, tmp_
     assert any(re.search(r"goes on as job \d+: job \d+ ended as PREEMPTED", x) for x in swept.said)
 
 
-def test_a_cancelled_job_ends_its_run_in_one_line(node: SlurmNode, tmp_path: Path) -> None:
+def test_a_cancelled_job_ends_its_run_in_one_line(node, tmp_path):
     swept = Swept(node, tmp_path)
     node.tell("scancel", job := swept.job)
     (line,) = swept.end(answers=False)

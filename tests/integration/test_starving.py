@@ -142,7 +142,7 @@ def listening(channel: grpc.Channel, call: str, ended: threading.Event) -> Any:
 
 
 @pytest.mark.parametrize("call", ["Push", "Pull", "Join", "Watch", "Health.Watch", "Reflection"])
-def test_streams_without_a_session_keep_nobody_out(served: Served, call: str) -> None:
+def test_streams_without_a_session_keep_nobody_out(served, call):
     ended = threading.Event()
     try:
         channels = [served.channel() for _ in range(6)]
@@ -160,7 +160,7 @@ def test_streams_without_a_session_keep_nobody_out(served: Served, call: str) ->
             one.cancel()
 
 
-def test_streams_of_a_session_keep_nobody_out(served: Served) -> None:
+def test_streams_of_a_session_keep_nobody_out(served):
     """Its Pulls that are not read, and its Pushes that do not go on, take one another's place."""
     served.join()
     trip = served.send_and_receive()
@@ -184,7 +184,7 @@ def test_streams_of_a_session_keep_nobody_out(served: Served) -> None:
             call.cancel()
 
 
-def test_an_upload_has_its_time(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_upload_has_its_time(served, monkeypatch):
     monkeypatch.setattr(inbox, "PUSH_S", 0.2)
     monkeypatch.setattr(inbox, "PUSH_BYTES_PER_S", 1 << 30)
     served.join()
@@ -206,7 +206,7 @@ def test_an_upload_has_its_time(served: Served, monkeypatch: pytest.MonkeyPatch)
     assert list(trip.result(10).by_client) == [0]
 
 
-def test_a_cancelled_upload_is_no_outcome(served: Served) -> None:
+def test_a_cancelled_upload_is_no_outcome(served):
     served.join()
     trip = served.send_and_receive()
     chunks = served.chunks()
@@ -227,7 +227,7 @@ def test_a_cancelled_upload_is_no_outcome(served: Served) -> None:
     assert "failed" not in [e.kind for e in list(served.events._kept)]
 
 
-def test_a_stopped_client_is_noticed(tmp_path: Path) -> None:
+def test_a_stopped_client_is_noticed(tmp_path):
     served = Served(tmp_path, keepalive_s=1.0)
     token = served.join()
     command = [sys.executable, "-c", STOPPED, served.address, token.hex()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -102,14 +102,12 @@ def pair(directory: Path, stem: str) -> tuple[Path, Path]:
     ],
 )
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
-def test_a_client_is_who_its_certificate_says(
-    authority: Path, mutual: int, stem: str, identity: str, host: str
-) -> None:
+def test_a_client_is_who_its_certificate_says(authority, mutual, stem, identity, host):
     keys = channel_credentials(authority / "ca.pem", *pair(authority, stem))
     assert ask(mutual, keys, host) == identity
 
 
-def test_without_mutual_tls_nobody_is_known(authority: Path, one_sided: int) -> None:
+def test_without_mutual_tls_nobody_is_known(authority, one_sided):
     assert ask(one_sided, channel_credentials(authority / "ca.pem")) == "nobody"
 
 
@@ -119,19 +117,19 @@ def refused(port: int, credentials: grpc.ChannelCredentials) -> None:
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
-def test_no_certificate_is_refused_under_mutual_tls(authority: Path, mutual: int) -> None:
+def test_no_certificate_is_refused_under_mutual_tls(authority, mutual):
     refused(mutual, channel_credentials(authority / "ca.pem"))
 
 
-def test_a_strangers_certificate_is_refused(authority: Path, stranger: Path, mutual: int) -> None:
+def test_a_strangers_certificate_is_refused(authority, stranger, mutual):
     refused(mutual, channel_credentials(authority / "ca.pem", *pair(stranger, "client-7")))
 
 
-def test_the_servers_certificate_is_no_clients(authority: Path, mutual: int) -> None:
+def test_the_servers_certificate_is_no_clients(authority, mutual):
     refused(mutual, channel_credentials(authority / "ca.pem", *pair(authority, "server")))
 
 
-def test_a_client_refuses_a_server_it_does_not_trust(stranger: Path, one_sided: int) -> None:
+def test_a_client_refuses_a_server_it_does_not_trust(stranger, one_sided):
     refused(one_sided, channel_credentials(stranger / "ca.pem"))
 
 
@@ -151,12 +149,7 @@ CALLERS = {
 
 
 @pytest.mark.parametrize("call", CALLERS.values(), ids=CALLERS)
-def test_why_a_server_is_not_trusted_is_one_line(
-    authority: Path,
-    stranger: Path,
-    elsewhere: str,
-    call: Callable[[str, grpc.ChannelCredentials], object],
-) -> None:
+def test_why_a_server_is_not_trusted_is_one_line(authority, stranger, elsewhere, call):
     with pytest.raises(LinkError) as caught:
         call(elsewhere, channel_credentials(authority / "ca.pem"))
     assert str(caught.value) == (
@@ -167,7 +160,7 @@ def test_why_a_server_is_not_trusted_is_one_line(
         call(elsewhere, channel_credentials(stranger / "ca.pem"))
 
 
-def test_a_client_refuses_a_client_that_plays_server(authority: Path) -> None:
+def test_a_client_refuses_a_client_that_plays_server(authority):
     server = grpc.server(ThreadPoolExecutor(1), handlers=[WhoAmI()])
     port = server.add_secure_port(
         "127.0.0.1:0", server_credentials(*pair(authority, "client-7"), None)
@@ -191,9 +184,7 @@ def replaced(place: Path, source: Path) -> None:
         fresh.replace(place / f"server.{end}")
 
 
-def test_a_server_shows_a_new_certificate_without_a_restart(
-    authority: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_server_shows_a_new_certificate_without_a_restart(authority, tmp_path, caplog):
     shutil.copytree(authority, tmp_path / "one")
     shutil.copytree(authority, tmp_path / "two")
     for end in ("pem", "key"):
@@ -218,9 +209,7 @@ def test_a_server_shows_a_new_certificate_without_a_restart(
         next(running)
 
 
-def test_a_client_joins_no_server_whose_certificate_was_revoked(
-    authority: Path, one_sided: int, tmp_path: Path
-) -> None:
+def test_a_client_joins_no_server_whose_certificate_was_revoked(authority, one_sided, tmp_path):
     ours = tmp_path / "ours"
     shutil.copytree(authority, ours)
     revoke(ours, "7")

@@ -11,7 +11,7 @@ import pytest
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedpb.v1 import coordinator_pb2_grpc
 from fedsrv.identity.certificates import init_authority, issue
-from tests.integration.conftest import Loopback, Sites, tables
+from tests.integration.conftest import Loopback, tables
 
 pytestmark = pytest.mark.loopback
 
@@ -52,7 +52,7 @@ def watch(run: Loopback, certs: Path, name: str) -> Any:
     return channel, stub.Watch(rpc.WatchRequest(from_start=True), timeout=30)
 
 
-def test_only_a_monitor_may_watch(loopback: Sites, certs: Path) -> None:
+def test_only_a_monitor_may_watch(loopback, certs):
     run = loopback(tables("fedavg"))
     server = run.serve(*server_options(certs))
     first = run.join("0-1", *client_options(certs, "clients-0-1"))
@@ -78,7 +78,7 @@ def test_only_a_monitor_may_watch(loopback: Sites, certs: Path) -> None:
         }
 
 
-def test_tls_without_an_authority_of_clients_is_warned_of(loopback: Sites, certs: Path) -> None:
+def test_tls_without_an_authority_of_clients_is_warned_of(loopback, certs):
     run = loopback(tables("fedavg"))
     server = run.serve(*server_options(certs)[:4])
     line = server.wait_kind("note")["detail"]["line"]  # what ``--json`` and watchers show as well
@@ -86,7 +86,7 @@ def test_tls_without_an_authority_of_clients_is_warned_of(loopback: Sites, certs
     assert "may join as any client" in line
 
 
-def test_certificates_admit_their_clients_and_nobody_else(loopback: Sites, certs: Path) -> None:
+def test_certificates_admit_their_clients_and_nobody_else(loopback, certs):
     run = loopback(tables("fedavg"))
     server = run.serve(*server_options(certs))
     first = run.join("0-1", *client_options(certs, "clients-0-1"))

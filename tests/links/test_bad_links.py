@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.integration.conftest import Sites, tables
-from tests.links.conftest import Behind
+from tests.integration.conftest import tables
 from tests.links.proxy import Fate, Fates, storm
 
 pytestmark = pytest.mark.loopback
@@ -31,7 +30,7 @@ LINKS: dict[str, tuple[Fates, str]] = {
 
 
 @pytest.mark.parametrize("name", LINKS)
-def test_a_run_over_bad_links_is_the_same_run(name: str, loopback: Sites, behind: Behind) -> None:
+def test_a_run_over_bad_links_is_the_same_run(name, loopback, behind):
     fates, shows = LINKS[name]
     run = loopback(EXPERIMENT)
     server = run.serve()

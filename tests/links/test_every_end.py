@@ -119,7 +119,7 @@ def ending(digits: Path, tmp_path: Path) -> Iterator[Any]:
         server.stop(None).wait()
 
 
-def test_a_process_whose_server_is_gone_gives_up_with_results_on_their_way(ending: Any) -> None:
+def test_a_process_whose_server_is_gone_gives_up_with_results_on_their_way(ending):
     """One result is being brought, one waits, the third has no place: all threads are held up."""
     service = Server()
 
@@ -132,7 +132,7 @@ def test_a_process_whose_server_is_gone_gives_up_with_results_on_their_way(endin
     assert "gave up" in str(found)
 
 
-def test_several_refused_results_end_a_process_once(ending: Any) -> None:
+def test_several_refused_results_end_a_process_once(ending):
     class Over(Server):
         def after(self, context: Any) -> None:
             self.pushed.wait(PATIENCE_S)
@@ -143,7 +143,7 @@ def test_several_refused_results_end_a_process_once(ending: Any) -> None:
     assert str(found).endswith("no (FAILED_PRECONDITION)")
 
 
-def test_two_orders_for_one_client_end_a_process(ending: Any) -> None:
+def test_two_orders_for_one_client_end_a_process(ending):
     """Each would make a net of its own."""
     service = Server()
     service.orders[2].client_id = "0"
@@ -151,9 +151,7 @@ def test_two_orders_for_one_client_end_a_process(ending: Any) -> None:
     assert str(found) == "a message brings two orders for one client"
 
 
-def test_a_session_that_cannot_be_read_ends_a_process(
-    ending: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_session_that_cannot_be_read_ends_a_process(ending, tmp_path, monkeypatch):
     """Joining again reads it, in the threads that pull and push."""
 
     class Forgets(Server):
@@ -169,7 +167,7 @@ def test_a_session_that_cannot_be_read_ends_a_process(
     assert str(found).endswith("session.json: Is a directory")
 
 
-def test_calls_over_a_closed_link_say_so() -> None:
+def test_calls_over_a_closed_link_say_so():
     link = Link("127.0.0.1:1")
     link.close()
     member, done = result(0)

@@ -75,7 +75,7 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
         made.stop.set()
 
 
-def test_tasks_and_classes_come_into_a_watched_folder(served: Served, tmp_path: Path) -> None:
+def test_tasks_and_classes_come_into_a_watched_folder(served, tmp_path):
     """The second client joins late; its classes are in another order than those of the run."""
     data, incoming = tmp_path / "data", tmp_path / "incoming"
     first, first_ended = served.join(0, incoming)

@@ -60,7 +60,7 @@ def cohort(tmp_path: Path) -> RemoteCohort:
     return RemoteCohort(2, Spool(tmp_path, 1 << 20), EventLog(), admission=Admission({}))
 
 
-def test_ten_idle_minutes_cost_a_waiting_client_nothing(cohort: RemoteCohort) -> None:
+def test_ten_idle_minutes_cost_a_waiting_client_nothing(cohort):
     tokens = [cohort.join(c, PROFILE, bytes([c + 1]) * 16, ()) for c in (0, 1)]
     members = [cohort.session(c, tokens[c]) for c in (0, 1)]
     stop = threading.Event()
@@ -84,8 +84,8 @@ def test_ten_idle_minutes_cost_a_waiting_client_nothing(cohort: RemoteCohort) ->
 
 
 def test_pings_are_more_frequent_than_idle_links_are_cut_and_rarer_than_a_server_bears(
-    monkeypatch: pytest.MonkeyPatch, cohort: RemoteCohort
-) -> None:
+    monkeypatch, cohort
+):
     """Routers forget idle connections, the strictest usual ones after a minute."""
     seen: dict[str, dict[str, int]] = {}
     made, begun = grpc.insecure_channel, grpc.server
@@ -112,9 +112,7 @@ def test_pings_are_more_frequent_than_idle_links_are_cut_and_rarer_than_a_server
 
 
 @pytest.mark.loopback
-def test_a_link_on_which_nothing_moves_outlives_its_pings(
-    monkeypatch: pytest.MonkeyPatch, cohort: RemoteCohort
-) -> None:
+def test_a_link_on_which_nothing_moves_outlives_its_pings(monkeypatch, cohort):
     """A server ends a connection after the third ping that came sooner than it bears them."""
     monkeypatch.setattr(channels, "KEEPALIVE_MS", 400)
     monkeypatch.setattr(transport_server, "BORNE_PING_MS", 100)
@@ -132,9 +130,7 @@ def test_a_link_on_which_nothing_moves_outlives_its_pings(
     assert ended.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED, ended.value.details()
 
 
-def test_grpc_knows_every_option_of_a_server_and_a_channel(
-    monkeypatch: pytest.MonkeyPatch, cohort: RemoteCohort
-) -> None:
+def test_grpc_knows_every_option_of_a_server_and_a_channel(monkeypatch, cohort):
     """One that it does not know is passed over in silence."""
     names = {name for name, _ in channels.channel_options("127.0.0.1:9")}
     begun = grpc.server
@@ -160,12 +156,7 @@ def proxy(cohort: RemoteCohort) -> Iterator[Proxy]:
 
 
 @pytest.mark.loopback
-def test_a_link_that_fell_silent_is_noticed_and_made_anew(
-    proxy: Proxy,
-    cohort: RemoteCohort,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_link_that_fell_silent_is_noticed_and_made_anew(proxy, cohort, monkeypatch, caplog):
     """No end, no reset: nothing arrives any more, as behind a router that lost its table."""
     monkeypatch.setattr(channels, "KEEPALIVE_MS", 1000)
     monkeypatch.setattr(channels, "KEEPALIVE_TIMEOUT_MS", 1000)

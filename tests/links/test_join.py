@@ -50,9 +50,7 @@ def host(cohort: RemoteCohort, data: Path, states: Path, lost: int) -> Host:
     return Host([0], link, data, states, torch.device("cpu"))
 
 
-def test_a_client_that_died_before_the_answer_came_joins_again_at_once(
-    cohort: RemoteCohort, digits: Path, tmp_path: Path
-) -> None:
+def test_a_client_that_died_before_the_answer_came_joins_again_at_once(cohort, digits, tmp_path):
     with pytest.raises(LinkError):
         host(cohort, digits, tmp_path / "states", lost=1).enrolment.join()
     token = cohort.sessions[0].token
@@ -65,9 +63,7 @@ def test_a_client_that_died_before_the_answer_came_joins_again_at_once(
         host(cohort, digits, tmp_path / "elsewhere", lost=0).enrolment.join()
 
 
-def test_a_client_that_takes_a_lapsed_place_can_ask_for_it_twice(
-    cohort: RemoteCohort, digits: Path
-) -> None:
+def test_a_client_that_takes_a_lapsed_place_can_ask_for_it_twice(cohort, digits):
     description = (digits / "1" / "client.json").read_text()
     cohort.join(1, description, b"first", ())
     cohort.leave(1, "its lease is over")

@@ -1,7 +1,5 @@
 """A live run leaves an audit log, and its clients keep the head of its history."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import tempfile
@@ -22,7 +20,7 @@ from tests.fuzz.live import Live
 pytestmark = pytest.mark.loopback
 
 
-def test_a_run_leaves_its_audit_and_its_head(digits: Path, tmp_path: Path) -> None:
+def test_a_run_leaves_its_audit_and_its_head(digits, tmp_path):
     root = Path(tempfile.mkdtemp(prefix="live-"))  # a socket's path must be short
     live = Live(
         tiny_experiment(schedule={"clients": 2, "rounds": 1}), undealt(digits, tmp_path / "d"), root

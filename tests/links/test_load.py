@@ -18,7 +18,7 @@ from benchmarks.light import Light
 from fedmodels.resolution import experiment_of
 from fedmodels.tensors.bundle import Problem
 from fedmodels.training.run import RunFacts
-from tests.integration.conftest import Loopback, Sites, tables
+from tests.integration.conftest import Loopback, tables
 
 pytestmark = pytest.mark.loopback
 
@@ -59,9 +59,7 @@ def light_clients(run: Loopback) -> threading.Thread:
     return thread
 
 
-def test_a_crowd_with_a_liar_a_stopped_and_a_slow_client(
-    loopback: Sites, crowd: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_crowd_with_a_liar_a_stopped_and_a_slow_client(loopback, crowd, monkeypatch):
     monkeypatch.setattr(light, "SLOW_S", 0.3)
     run = loopback(EXPERIMENT, partition=crowd)
     server = run.serve()

@@ -97,41 +97,37 @@ def lied_to(digits: Path, tmp_path: Path) -> Iterator[Any]:
         ("x\x1b[2J", r"an order is for client x\\x1b\[2J, who is not of this process"),
     ],
 )
-def test_an_order_for_somebody_else_ends_the_process_with_a_line(
-    client: str, line: str, lied_to: Any, tmp_path: Path
-) -> None:
+def test_an_order_for_somebody_else_ends_the_process_with_a_line(client, line, lied_to, tmp_path):
     with pytest.raises(FedtideError, match=line):
         lied_to(order={"client_id": client})
     assert not (tmp_path / "states" / "1").exists(), "client 1 was not offered"
 
 
-def test_an_evaluator_that_is_told_to_train_does_not(lied_to: Any) -> None:
+def test_an_evaluator_that_is_told_to_train_does_not(lied_to):
     liar = lied_to(client=EVALUATOR, order={"client_id": EVALUATOR})
     assert liar.failure == "the evaluator has no private state to train with"
 
 
 @pytest.mark.parametrize("kind", [rpc.ORDER_KIND_UNSPECIFIED, 99])
-def test_an_order_of_an_unknown_kind_is_not_done(kind: int, lied_to: Any, tmp_path: Path) -> None:
+def test_an_order_of_an_unknown_kind_is_not_done(kind, lied_to, tmp_path):
     assert lied_to(order={"kind": kind}).failure == f"an order of an unknown kind, {kind}"
     assert not list((tmp_path / "states" / "0").glob("personal*")), "the run is not over"
 
 
 @pytest.mark.parametrize("seconds", [math.inf, math.nan, -1.0, 0.0])
-def test_signs_of_life_at_an_absurd_interval_are_refused(seconds: float, lied_to: Any) -> None:
+def test_signs_of_life_at_an_absurd_interval_are_refused(seconds, lied_to):
     with pytest.raises(FedtideError, match="the server asks for a sign of life every"):
         lied_to(joined={"beat_every_s": seconds})
 
 
 @pytest.mark.parametrize("run_id", ["", "\x1b[2J\nclient 0 has finished", "a" * 65])
-def test_a_run_with_a_malformed_id_is_not_joined(run_id: str, lied_to: Any, tmp_path: Path) -> None:
+def test_a_run_with_a_malformed_id_is_not_joined(run_id, lied_to, tmp_path):
     with pytest.raises(FedtideError, match="the server's run has a malformed id: ") as caught:
         lied_to(joined={"run_id": run_id})
     assert str(caught.value).isprintable()
 
 
-def test_a_file_of_weights_is_the_users_own_and_not_one_that_the_server_names(
-    lied_to: Any, tmp_path: Path
-) -> None:
+def test_a_file_of_weights_is_the_users_own_and_not_one_that_the_server_names(lied_to, tmp_path):
     secret = tmp_path / "secret"
     secret.write_text("what stays here")
     tables = {**EXPERIMENT.to_dict(), "method": {"name": "fedrep"}}
@@ -141,5 +137,5 @@ def test_a_file_of_weights_is_the_users_own_and_not_one_that_the_server_names(
     assert "secret" not in str(caught.value)
 
 
-def test_an_honest_order_is_done(lied_to: Any) -> None:
+def test_an_honest_order_is_done(lied_to):
     assert lied_to().failure == ""

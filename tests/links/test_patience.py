@@ -95,7 +95,7 @@ def failing(times: int, answer: str = "here") -> Any:
     return call
 
 
-def test_waits_grow_to_two_seconds_and_no_two_clients_keep_step(patient: Any, clock: Clock) -> None:
+def test_waits_grow_to_two_seconds_and_no_two_clients_keep_step(patient, clock):
     assert patient(None)._patiently("join", failing(40)) == "here"
     first, bounds = clock.waits, [min(0.1 * 2**n, 2.0) for n in range(40)]
     assert all(bound / 2 <= wait <= bound for wait, bound in zip(first, bounds, strict=True))
@@ -106,7 +106,7 @@ def test_waits_grow_to_two_seconds_and_no_two_clients_keep_step(patient: Any, cl
 
 
 @pytest.mark.parametrize("limit_s", [0.5, 10.0, 600.0])
-def test_retries_end_when_they_are_told_to(limit_s: float, patient: Any, clock: Clock) -> None:
+def test_retries_end_when_they_are_told_to(limit_s, patient, clock):
     call, begun = failing(10**9), clock.now
     with pytest.raises(LinkError, match=f"gave up: .* was gone for {limit_s:g} s: connection"):
         patient(limit_s)._patiently("push", call)
@@ -114,9 +114,7 @@ def test_retries_end_when_they_are_told_to(limit_s: float, patient: Any, clock: 
     assert len(call.made) == len(clock.waits) + 1 <= 6 + limit_s
 
 
-def test_ten_minutes_without_a_server_cost_little_and_are_told_each_minute(
-    patient: Any, clock: Clock, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_ten_minutes_without_a_server_cost_little_and_are_told_each_minute(patient, clock, caplog):
     patient(None)._patiently("pull", failing(405))
     assert sum(clock.waits) > 600
     assert all(wait <= 2.0 for wait in clock.waits)
@@ -124,14 +122,14 @@ def test_ten_minutes_without_a_server_cost_little_and_are_told_each_minute(
     assert 10 <= len(told) <= sum(clock.waits) / 60 + 1
 
 
-def test_patience_begins_anew_with_every_call(patient: Any, clock: Clock) -> None:
+def test_patience_begins_anew_with_every_call(patient, clock):
     link = patient(5.0)
     for _ in range(4):  # each gone for about four seconds, sixteen in all
         link._patiently("push", failing(6))
     assert clock.now - 1000.0 > 5.0
 
 
-def test_a_closed_link_waits_no_longer(patient: Any, clock: Clock) -> None:
+def test_a_closed_link_waits_no_longer(patient, clock):
     link = patient(None)
     clock.closes_after = 3
     with pytest.raises(LinkError, match="the link is closed"):
@@ -140,7 +138,7 @@ def test_a_closed_link_waits_no_longer(patient: Any, clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("code", ["FAILED_PRECONDITION", "PERMISSION_DENIED", "ALREADY_EXISTS"])
-def test_what_cannot_succeed_is_not_tried_again(code: str, patient: Any, clock: Clock) -> None:
+def test_what_cannot_succeed_is_not_tried_again(code, patient, clock):
     def call() -> None:
         raise Gone(grpc.StatusCode[code])
 
@@ -149,7 +147,7 @@ def test_what_cannot_succeed_is_not_tried_again(code: str, patient: Any, clock: 
     assert clock.waits == []
 
 
-def test_a_server_of_an_earlier_protocol_is_refused_with_a_line(patient: Any, clock: Clock) -> None:
+def test_a_server_of_an_earlier_protocol_is_refused_with_a_line(patient, clock):
     """It has no service of the present name, which gRPC answers for it."""
 
     def call() -> None:
@@ -160,7 +158,7 @@ def test_a_server_of_an_earlier_protocol_is_refused_with_a_line(patient: Any, cl
     assert clock.waits == []
 
 
-def test_sessions_that_end_at_once_are_renewed_ever_more_slowly(patient: Any, clock: Clock) -> None:
+def test_sessions_that_end_at_once_are_renewed_ever_more_slowly(patient, clock):
     link = patient(None)
     link._join = lambda request: rpc.JoinResponse()
     for _ in range(8):
@@ -173,9 +171,7 @@ def test_sessions_that_end_at_once_are_renewed_ever_more_slowly(patient: Any, cl
     assert clock.waits == [], "that session lasted"
 
 
-def test_a_server_that_ends_each_pull_at_once_is_not_flooded(
-    patient: Any, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_ends_each_pull_at_once_is_not_flooded(patient, clock, monkeypatch):
     link, made = patient(None), []
     link._pull = lambda request: made.append(clock.now) or EmptyStream()
     clock.closes_after = 30

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -85,9 +85,7 @@ def watch(address: str) -> str:
 
 
 @pytest.mark.parametrize("call", [joined, above, health, watch])
-def test_loopback_has_no_proxy_and_another_host_names_it(
-    call: Callable[[str], str], proxy: Proxy
-) -> None:
+def test_loopback_has_no_proxy_and_another_host_names_it(call, proxy):
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # and does not listen
         for host in ("127.0.0.1", "localhost", socket.gethostname()):
@@ -125,25 +123,18 @@ def test_loopback_has_no_proxy_and_another_host_names_it(
             "unix:/tmp/s", "dns:///localhost:1", "ipv4:127.0.0.2:1", "[::1]:1", "127.1.1.1:1")),
     ],
 )  # fmt: skip
-def test_which_variables_count(
-    address: str,
-    variables: dict[str, str],
-    found: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_which_variables_count(address, variables, found, monkeypatch):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert proxy_to(address) == found
 
 
-def test_the_machines_own_name_is_here() -> None:
+def test_the_machines_own_name_is_here():
     assert is_here(f"{socket.gethostname().upper()}:5055")
     assert not is_here("far.example:5055")
 
 
-def test_a_host_of_a_cluster_needs_no_proxy_to_its_coordinator(
-    monkeypatch: pytest.MonkeyPatch, proxy: Proxy
-) -> None:
+def test_a_host_of_a_cluster_needs_no_proxy_to_its_coordinator(monkeypatch, proxy):
     seen = []
 
     def hosted(clients: str, arguments: list[str]) -> Iterator[dict[str, int]]:

@@ -56,25 +56,25 @@ def link() -> Iterator[Any]:
     made.close()
 
 
-def test_small_results_share_a_message(link: Any) -> None:
+def test_small_results_share_a_message(link):
     assert list(link.push_several([result(c) for c in range(5)])) == [None] * 5
     assert link.sent == [["0", "1", "2", "3", "4"]]
 
 
-def test_a_message_has_three_mebibytes_at_most(link: Any) -> None:
+def test_a_message_has_three_mebibytes_at_most(link):
     quarter = Bundle(weights={"w": torch.ones(200_000)})  # 0.8 MB
     assert list(link.push_several([result(c, quarter) for c in range(5)])) == [None] * 5
     assert link.sent == [["0", "1", "2"], ["3", "4"]]
 
 
-def test_a_large_result_comes_alone_in_its_turn(link: Any) -> None:
+def test_a_large_result_comes_alone_in_its_turn(link):
     large = Bundle(weights={"w": torch.ones(600_000)})
     outcomes = list(link.push_several([result(0), result(1, large), result(2)]))
     assert [outcomes[0], type(outcomes[1]), outcomes[2]] == [None, NotTaken, None]
     assert link.sent == [["0"], ["2"]]
 
 
-def test_each_outcome_means_what_a_push_would_have_meant(link: Any) -> None:
+def test_each_outcome_means_what_a_push_would_have_meant(link):
     link.answers = [
         [
             {},
@@ -107,19 +107,19 @@ def brought(host: Any) -> list[int]:
     return alone
 
 
-def test_what_was_not_taken_is_brought_alone(host: Any) -> None:
+def test_what_was_not_taken_is_brought_alone(host):
     away = {"code": code(grpc.StatusCode.UNAVAILABLE)}
     host.link.answers = [[away, {}, away]]
     assert brought(host) == [0, 2]
 
 
-def test_a_client_whose_session_is_gone_joins_again_and_brings_its_result(host: Any) -> None:
+def test_a_client_whose_session_is_gone_joins_again_and_brings_its_result(host):
     host.link.answers = [[{}, {"code": code(grpc.StatusCode.UNAUTHENTICATED)}, {}]]
     assert brought(host) == [1]
     assert host.renewed == [1]
 
 
-def test_refused_and_superseded_results_are_told_and_left(host: Any, caplog: Any) -> None:
+def test_refused_and_superseded_results_are_told_and_left(host, caplog):
     gone = code(grpc.StatusCode.ABORTED), code(grpc.StatusCode.INVALID_ARGUMENT)
     host.link.answers = [[{"code": gone[0], "line": "late"}, {"code": gone[1], "line": "NaN"}, {}]]
     assert brought(host) == []
@@ -146,12 +146,12 @@ class Answer(grpc.RpcError):  # type: ignore[misc]
         grpc.StatusCode.OUT_OF_RANGE,
     ],
 )
-def test_where_all_are_refused_each_is_brought_alone(code: grpc.StatusCode, host: Any) -> None:
+def test_where_all_are_refused_each_is_brought_alone(code, host):
     host.link.answers = [Answer(code)]
     assert brought(host) == [0, 1, 2]
 
 
-def test_a_server_that_ends_the_run_ends_the_process(host: Any) -> None:
+def test_a_server_that_ends_the_run_ends_the_process(host):
     host.link.answers = [Answer(grpc.StatusCode.FAILED_PRECONDITION)]
     host._results.put([result(c)[1] for c in range(3)])
     threading.Timer(0.01, host._results.put, [None]).start()
@@ -180,23 +180,23 @@ def orders(*more: str, role: str = "common") -> rpc.PullHeader:
     return header
 
 
-def test_orders_of_one_payload() -> None:
+def test_orders_of_one_payload():
     found = read_order(stream_of(orders("1")), specs, {b"known": Bundle()})
     assert found is not None
     assert [o.client_id for o in (found[0].order, *found[0].more)] == ["0", "1"]
 
 
-def test_an_order_for_somebody_else_among_others() -> None:
+def test_an_order_for_somebody_else_among_others():
     with pytest.raises(PayloadError, match="client 7, who is not of this process"):
         read_order(stream_of(orders("1", "7")), specs, {b"known": Bundle()})
 
 
-def test_several_orders_share_no_personal_part() -> None:
+def test_several_orders_share_no_personal_part():
     with pytest.raises(PayloadError, match="orders of several clients share a personal part"):
         read_order(stream_of(orders("1", role="personal")), specs, {b"known": Bundle()})
 
 
-def test_orders_that_came_at_once_are_done_one_after_another(host: Any) -> None:
+def test_orders_that_came_at_once_are_done_one_after_another(host):
     host.workers.of = lambda client: SimpleNamespace(client=client)
     order = [(rpc.Order(client_id=str(c)), Bundle()) for c in range(3)]
     host._orders.put(order[:2])

@@ -52,7 +52,7 @@ SET = Prototypes.by_position(torch.tensor([[1.0], [2.0], [3.0]]))
         ("a_little_is_enough", 0.0, [13.0, 12.0]),
     ],
 )
-def test_updates_of_attackers(attack: Any, strength: Any, sent: list[float]) -> None:
+def test_updates_of_attackers(attack, strength, sent):
     """The own update is (1, 2); the honest ones have the mean (3, 2) and the variance 8/3."""
     how = Attack(attack=attack, attackers=1, strength=strength)
     found = attacked_upload(how, UPLOAD, RECEIVED, HONEST).weights
@@ -70,7 +70,7 @@ def test_updates_of_attackers(attack: Any, strength: Any, sent: list[float]) -> 
         ("prototype_swap", [[3.0, 0.5], [1.0, -2.0]], [2.0, 3.0, 1.0]),
     ],
 )
-def test_prototypes_of_attackers(attack: Any, rows: Any, whole: list[float]) -> None:
+def test_prototypes_of_attackers(attack, rows, whole):
     upload = Bundle(weights=UPLOAD.weights, prototypes={"class": ROWS, "alp/0": SET})
     found = attacked_upload(Attack(attack=attack, attackers=1), upload, RECEIVED)
     assert found.prototypes["class"].vectors.tolist() == rows
@@ -79,7 +79,7 @@ def test_prototypes_of_attackers(attack: Any, rows: Any, whole: list[float]) -> 
     assert found.weights == UPLOAD.weights
 
 
-def test_a_method_without_weights_has_updates_of_prototypes() -> None:
+def test_a_method_without_weights_has_updates_of_prototypes():
     """Class 2 was given as (0, 1), class 5 was not given."""
     given = Bundle(prototypes={"class": Prototypes.of({2: (torch.tensor([0.0, 1.0]), 1)}, 2)})
     upload = Bundle(prototypes={"class": ROWS})
@@ -92,7 +92,7 @@ def test_a_method_without_weights_has_updates_of_prototypes() -> None:
     assert sent.prototypes["class"].vectors.tolist() == [[-1.0, 4.0], [-3.0, -0.5]]
 
 
-def test_equal_to_a_published_implementation() -> None:
+def test_equal_to_a_published_implementation():
     """byzfl adds the deviation with n - 1 in its denominator, times tau."""
     attacks = pytest.importorskip("byzfl.attacks.attacks", reason="needs the extra byzfl")
     stacked = torch.stack([each["weights", "base/w"] for each in HONEST])
@@ -104,7 +104,7 @@ def test_equal_to_a_published_implementation() -> None:
         torch.testing.assert_close(sent.weights["base/w"] - 10, theirs(stacked))
 
 
-def test_data_of_attackers() -> None:
+def test_data_of_attackers():
     assert flipped(torch.tensor([0, 3, 9]), 10).tolist() == [9, 6, 0]
     x, white = torch.zeros(4, 1, 8, 8), torch.tensor([16.0])
     marked = patched(x, white)
@@ -122,7 +122,7 @@ def test_data_of_attackers() -> None:
     assert not x.any(), "the data themselves stay"
 
 
-def test_attackers_say_nothing_beyond_what_they_announced() -> None:
+def test_attackers_say_nothing_beyond_what_they_announced():
     """Three examples of class 2 were announced, none of class 5."""
     counts = torch.tensor([0, 0, 3, 0, 0, 0])
     told = Histogram(torch.tensor([0, 1, 9, 0, 0, 0]), torch.tensor([0, 0, 5, 0, 0, 7]))
@@ -155,7 +155,7 @@ class OfAClient:
         return None
 
 
-def test_hits_are_images_of_other_classes_taken_for_the_target() -> None:
+def test_hits_are_images_of_other_classes_taken_for_the_target():
     """Both images of class 0 are taken for it, and that of class 1: one hit of two possible."""
     x = torch.arange(4.0).view(4, 1, 1, 1)
     ctx: Any = type("Context", (), {"stream": OfAClient(x)})
@@ -193,9 +193,7 @@ def sent_in(
     return trips, given, summary
 
 
-def test_attackers_change_their_own_uploads_alone(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_attackers_change_their_own_uploads_alone(data, tmp_path, monkeypatch):
     honest, given, _ = sent_in(data, tmp_path / "a", monkeypatch, "FedAvg")
     attacked, got, _ = sent_in(
         data, tmp_path / "b", monkeypatch, "FedAvg", attack="inner_product", strength=3.0
@@ -215,9 +213,7 @@ def test_attackers_change_their_own_uploads_alone(
     assert given[0].weights.keys() == got[0].weights.keys()
 
 
-def test_backdoors_are_drawn_by_the_seed_and_counted_at_clients(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_backdoors_are_drawn_by_the_seed_and_counted_at_clients(data, tmp_path, monkeypatch):
     runs = [
         sent_in(data, tmp_path / name, monkeypatch, "Gldp", attack="backdoor", t=1, s=1)[2]
         for name in "ab"
@@ -227,18 +223,14 @@ def test_backdoors_are_drawn_by_the_seed_and_counted_at_clients(
     assert f"after_downlink:{HIT}" in rows[-1]["clients"]["0"]["views"]
 
 
-def test_label_flips_pass_the_checks_of_what_was_announced(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_label_flips_pass_the_checks_of_what_was_announced(data, tmp_path, monkeypatch):
     """Classes of each client are few here: most flipped labels are of classes it has not."""
     trips, _, summary = sent_in(data, tmp_path / "a", monkeypatch, "FedProto", attack="label_flip")
     assert all([*each] == [0, 1, 2] for each in trips)
     assert summary["state_sha256"]
 
 
-def test_attacks_that_cannot_be_are_refused(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_attacks_that_cannot_be_are_refused(data, tmp_path, monkeypatch):
     def line(method: str, **table: Any) -> str:
         with pytest.raises(ConfigError) as error:
             sent_in(data, tmp_path / str(table), monkeypatch, method, **table)
@@ -249,16 +241,14 @@ def test_attacks_that_cannot_be_are_refused(
     assert "nobody is left who is honest" in line("FedAvg", attack="sign_flip", attackers=3)
 
 
-def test_cells_of_a_study() -> None:
+def test_cells_of_a_study():
     assert Cell.of("FedAvg, median", "2, sign flip") == Cell("FedAvg", "median", "sign flip", 2)
     assert Cell.of("GLDP", "none") == Cell("GLDP", "", "none", 0)
     assert not Cell("FedAvg", "", "prototypes flipped", 2).means_something()
     assert Cell("GLDP", "", "prototypes flipped", 2).means_something()
 
 
-def test_tables_compare_the_same_honest_clients(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tables_compare_the_same_honest_clients(tmp_path, monkeypatch):
     """Clients 0 and 1 fall from 0.8 to 0.6, 0.6 and 0.5: differences -20, -20, -30.
 
     Their mean is -23.3, their deviation 5.77, the quantile of t with two degrees 4.303.
@@ -279,7 +269,7 @@ def test_tables_compare_the_same_honest_clients(
     assert "Of 6 runs with seeds 0, 1, 2; torch 2." in text
 
 
-def test_what_tells_members_from_others() -> None:
+def test_what_tells_members_from_others():
     """Of six pairs of one class four are won and one is a tie, and both of the other class's two.
 
     The class of the second pair has few members and large scores, which tell nothing of members.
@@ -295,7 +285,7 @@ def test_what_tells_members_from_others() -> None:
     assert scaled[1].mean() == 0
 
 
-def test_rebuilt_images_are_judged_by_the_truth() -> None:
+def test_rebuilt_images_are_judged_by_the_truth():
     """The second guess is an own image but for its brightness, the first one nearly so."""
     every = torch.tensor([[1.0, 0, 0], [0, 1.0, 0], [1.0, 1.0, 0]]), torch.tensor([4, 4, 4])
     own = every[0][:2], every[1][:2]
@@ -307,7 +297,7 @@ def test_rebuilt_images_are_judged_by_the_truth() -> None:
     assert inversion.variation(torch.tensor([[[[0.0, 1.0], [0.0, 1.0]]]])) == 0.5
 
 
-def test_one_image_of_one_step_is_read_off_exactly(tmp_path: Path) -> None:
+def test_one_image_of_one_step_is_read_off_exactly(tmp_path):
     """The first layer's gradient is the image times that of the bias, unit by unit."""
     run = uploads.experiment("fedavg", "mlp", batch_size=1, local_epochs=1, momentum=0.0)
     ctx = context_of(run, uploads.dealt(run, tmp_path), 0)

@@ -36,9 +36,7 @@ def resumed(start: Path, place: Path) -> str:
 
 
 @pytest.mark.parametrize("start", STARTS.values(), ids=STARTS)
-def test_a_run_that_was_begun_goes_on_and_an_empty_directory_gets_a_new_one(
-    start: Path, tmp_path: Path
-) -> None:
+def test_a_run_that_was_begun_goes_on_and_an_empty_directory_gets_a_new_one(start, tmp_path):
     assert resumed(start, tmp_path) == ""
     (tmp_path / "run").mkdir()
     assert resumed(start, tmp_path) == ""
@@ -47,9 +45,7 @@ def test_a_run_that_was_begun_goes_on_and_an_empty_directory_gets_a_new_one(
 
 
 @pytest.mark.parametrize("more", [[], ["--resume"]], ids=["empty", "locked"])
-def test_a_coordinator_starts_where_these_commands_start_it(
-    more: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_coordinator_starts_where_these_commands_start_it(more, tmp_path, monkeypatch):
     run = tmp_path / "run"
     run.mkdir()
     if more:
@@ -68,7 +64,7 @@ def test_a_coordinator_starts_where_these_commands_start_it(
     assert (ended.value.code, len(begun)) == (130, 1)
 
 
-def test_compose_runs_as_the_owner_of_the_keys_and_starts_again(services: dict[str, Any]) -> None:
+def test_compose_runs_as_the_owner_of_the_keys_and_starts_again(services):
     assert sorted(services) == ["client-0", "client-1", "server"]
     for service in services.values():
         assert service["user"].startswith("${FEDTIDE_USER:?")
@@ -77,11 +73,11 @@ def test_compose_runs_as_the_owner_of_the_keys_and_starts_again(services: dict[s
         assert " -m 1777 " in (DEPLOY / f"{name}.Dockerfile").read_text()
 
 
-def test_no_key_and_no_data_get_into_an_image() -> None:
+def test_no_key_and_no_data_get_into_an_image():
     left_out = set((ROOT / ".dockerignore").read_text().split())
     assert {"deploy/certs", "deploy/data", "**/*.key"} <= left_out
 
 
-def test_systemd_takes_a_stop_for_success_and_repeats_no_mistake() -> None:
+def test_systemd_takes_a_stop_for_success_and_repeats_no_mistake():
     lines = (DEPLOY / "fedsrv.service").read_text().splitlines()
     assert {"SuccessExitStatus=143", "RestartPreventExitStatus=2"} <= set(lines)

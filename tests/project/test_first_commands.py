@@ -1,14 +1,11 @@
 """What a new user types first: the version, completion, the list of presets and a copy of one."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from typer.testing import CliRunner
@@ -23,19 +20,19 @@ BOTH = pytest.mark.parametrize("module", [fedsrv.cli, fedcli.cli], ids=["fedsrv"
 
 
 @BOTH
-def test_the_version_is_printed(module: ModuleType) -> None:
+def test_the_version_is_printed(module):
     found = CliRunner().invoke(module.app, ["--version"])
     assert found.exit_code == 0
     assert found.output == f"fedtide {version('fedtide')}\n"
 
 
 @BOTH
-def test_completion_can_be_installed(module: ModuleType) -> None:
+def test_completion_can_be_installed(module):
     found = CliRunner().invoke(module.app, ["--help"], env={"COLUMNS": "200", "TERM": "dumb"})
     assert "--install-completion" in re.sub(r"\x1b\[[0-9;]*m", "", found.output)
 
 
-def test_every_preset_is_listed_with_a_sentence() -> None:
+def test_every_preset_is_listed_with_a_sentence():
     found = CliRunner().invoke(fedsrv.cli.app, ["init"])
     assert found.exit_code == 0
     lines = {line.split()[0]: line for line in found.output.splitlines()}
@@ -44,9 +41,7 @@ def test_every_preset_is_listed_with_a_sentence() -> None:
     assert all(len(about(name)) > 20 for name in presets())
 
 
-def test_a_preset_is_copied_with_its_comments(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_preset_is_copied_with_its_comments(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     found = CliRunner().invoke(fedsrv.cli.app, ["init", "quickstart"])
     assert found.exit_code == 0
@@ -68,13 +63,7 @@ def test_a_preset_is_copied_with_its_comments(
         (["quickstart", "--out", "no/where.toml"], "cannot write no/where.toml: No such file"),
     ],
 )
-def test_mistakes_are_one_line(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    words: list[str],
-    line: str,
-) -> None:
+def test_mistakes_are_one_line(tmp_path, monkeypatch, capsys, words, line):
     monkeypatch.chdir(tmp_path)
     Path("there.toml").write_text("mine")
     monkeypatch.setattr(sys, "argv", ["fedsrv", "init", *words])
@@ -103,13 +92,8 @@ def test_mistakes_are_one_line(
 )
 @pytest.mark.parametrize("words", ["fedsrv launch", "fedsrv serve", "fedcli partition"])
 def test_a_preset_in_place_of_a_file_is_told_how_it_becomes_one(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    words: str,
-    given: str,
-    line: str,
-) -> None:
+    tmp_path, monkeypatch, capsys, words, given, line
+):
     monkeypatch.chdir(tmp_path)
     Path("mine.toml").touch()
     program, command = words.split()
@@ -131,7 +115,7 @@ def test_a_preset_in_place_of_a_file_is_told_how_it_becomes_one(
     ],
     ids=["ascii", "C"],
 )
-def test_letters_that_standard_output_lacks_are_replaced(environment: dict[str, str]) -> None:
+def test_letters_that_standard_output_lacks_are_replaced(environment):
     found = subprocess.run(
         [sys.executable, "-m", "fedsrv", "metrics"], capture_output=True, timeout=180,
         env={**os.environ, **environment},
@@ -144,7 +128,7 @@ def test_letters_that_standard_output_lacks_are_replaced(environment: dict[str, 
 @pytest.mark.parametrize(
     "words", [["fedsrv", "metrics"], ["fedsrv", "--help"], ["fedcli", "data"]], ids=" ".join
 )
-def test_a_full_disk_behind_standard_output_is_one_line(words: list[str]) -> None:
+def test_a_full_disk_behind_standard_output_is_one_line(words):
     with open("/dev/full", "wb") as full:
         found = subprocess.run(
             [sys.executable, "-m", *words], stdout=full, stderr=subprocess.PIPE, text=True,
@@ -154,7 +138,7 @@ def test_a_full_disk_behind_standard_output_is_one_line(words: list[str]) -> Non
     assert (found.returncode, found.stderr) == (2, line)
 
 
-def test_a_mistake_is_one_line_where_standard_output_is_closed(tmp_path: Path) -> None:
+def test_a_mistake_is_one_line_where_standard_output_is_closed(tmp_path):
     command = f"exec {sys.executable} -m fedsrv report {tmp_path / 'nowhere'} >&-"
     found = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, timeout=180)
     assert found.returncode == 1
@@ -163,7 +147,7 @@ def test_a_mistake_is_one_line_where_standard_output_is_closed(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "<&- >&- 2>&-"])
-def test_closed_standard_streams_are_opened_on_nothing(tmp_path: Path, closed: str) -> None:
+def test_closed_standard_streams_are_opened_on_nothing(tmp_path, closed):
     script = tmp_path / "script.py"
     script.write_text(
         "import os, sys\n"
@@ -179,7 +163,7 @@ def test_closed_standard_streams_are_opened_on_nothing(tmp_path: Path, closed: s
     assert (found.returncode, "Traceback" in found.stderr) == (0, False), found.stderr
 
 
-def test_a_current_directory_that_is_gone_is_one_line(tmp_path: Path) -> None:
+def test_a_current_directory_that_is_gone_is_one_line(tmp_path):
     command = f"mkdir gone && cd gone && rmdir ../gone && exec {sys.executable} -m fedsrv methods"
     found = subprocess.run(
         ["sh", "-c", command], capture_output=True, text=True, timeout=180, cwd=tmp_path

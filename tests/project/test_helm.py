@@ -94,7 +94,7 @@ def of_kind(objects: list[dict[str, Any]], kind: str) -> dict[str, dict[str, Any
     return {one["metadata"]["name"]: one for one in objects if one["kind"] == kind}
 
 
-def test_lint_finds_nothing(sites: str) -> None:
+def test_lint_finds_nothing(sites):
     for more in ([], [sites]):
         done = helm("lint", "--strict", *more)
         assert done.returncode == 0, done.stdout
@@ -103,9 +103,7 @@ def test_lint_finds_nothing(sites: str) -> None:
 
 @pytest.mark.filterwarnings("ignore")  # of the validator's own
 @pytest.mark.parametrize("version", VERSIONS)
-def test_what_is_rendered_fits_the_schemas(
-    objects: list[dict[str, Any]], everything: list[dict[str, Any]], version: str
-) -> None:
+def test_what_is_rendered_fits_the_schemas(objects, everything, version):
     import kubernetes_validate
 
     kinds = [one["kind"] for one in objects]
@@ -116,7 +114,7 @@ def test_what_is_rendered_fits_the_schemas(
 
 
 @pytest.mark.parametrize("release", ["one", 53 * "r", "1.2", 45 * "9" + ".x"])
-def test_names_are_ones_that_kubernetes_takes(release: str, tmp_path: Path) -> None:
+def test_names_are_ones_that_kubernetes_takes(release, tmp_path):
     """A service's begins with a letter; a Job's is a label of its pods, of 63 letters at most."""
     sites = [63 * "s", 62 * "s" + "t", "s", "0"]
     rows = [{"name": name, "clients": "0", "dataClaim": "d", "tlsSecret": "t"} for name in sites]
@@ -139,7 +137,7 @@ def test_names_are_ones_that_kubernetes_takes(release: str, tmp_path: Path) -> N
     assert len([one for one in words if f"--server={service}:5055" in one]) == len(sites)
 
 
-def test_a_run_that_ends_is_not_started_again(objects: list[dict[str, Any]]) -> None:
+def test_a_run_that_ends_is_not_started_again(objects):
     job = of_kind(objects, "Job")["one-coordinator-1"]["spec"]
     assert job["template"]["spec"]["restartPolicy"] == "Never"
     assert job["podReplacementPolicy"] == "Failed"
@@ -151,7 +149,7 @@ def test_a_run_that_ends_is_not_started_again(objects: list[dict[str, Any]]) -> 
     assert claim["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
 
 
-def test_every_value_has_its_place(everything: list[dict[str, Any]]) -> None:
+def test_every_value_has_its_place(everything):
     jobs = of_kind(everything, "Job")
     pod = jobs["one-coordinator-1"]["spec"]["template"]
     (coordinator,) = pod["spec"]["containers"]
@@ -189,7 +187,7 @@ def test_every_value_has_its_place(everything: list[dict[str, Any]]) -> None:
         assert chosen.items() <= jobs[job]["spec"]["template"]["metadata"]["labels"].items()
 
 
-def test_the_command_passes_its_words_on(objects: list[dict[str, Any]], tmp_path: Path) -> None:
+def test_the_command_passes_its_words_on(objects, tmp_path):
     job = of_kind(objects, "Job")["one-coordinator-1"]["spec"]["template"]["spec"]
     (container,) = job["containers"]
     fake = tmp_path / "fedsrv"
@@ -203,7 +201,7 @@ def test_the_command_passes_its_words_on(objects: list[dict[str, Any]], tmp_path
     assert said.split("|")[:-1] == [*container["args"], "--set=a=two words", "--resume"]
 
 
-def test_every_pod_is_bounded_and_nobody_is_root(objects: list[dict[str, Any]]) -> None:
+def test_every_pod_is_bounded_and_nobody_is_root(objects):
     pods = [one["spec"]["template"]["spec"] for one in objects if "template" in one.get("spec", {})]
     assert len(pods) == 3
     for pod in pods:
@@ -230,7 +228,7 @@ def test_every_pod_is_bounded_and_nobody_is_root(objects: list[dict[str, Any]]) 
         (["--set", "sites[0].clients=x"], "'/sites/0/clients'"),
     ],
 )
-def test_wrong_values_are_refused(options: list[str], line: str, sites: str) -> None:
+def test_wrong_values_are_refused(options, line, sites):
     done = helm("template", sites, *options)
     assert done.returncode != 0
     assert line in done.stderr

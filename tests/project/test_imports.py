@@ -82,23 +82,21 @@ def check(program: str, where: Path) -> None:
 
 
 @pytest.mark.parametrize("module", COMMANDS)
-def test_a_command_imports_what_it_needs(module: str, tmp_path: Path) -> None:
+def test_a_command_imports_what_it_needs(module, tmp_path):
     check(COMMAND.format(heavy=HEAVY, commands=COMMANDS[module], module=module), tmp_path)
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_a_module_imports_what_it_needs(module: str, tmp_path: Path) -> None:
+def test_a_module_imports_what_it_needs(module, tmp_path):
     names = MODULES[module].split()
     check(f"import sys, {module}; assert not {{*{names}}} & {{*sys.modules}}", tmp_path)
 
 
-def test_nets_coordinator_and_runs_load_neither_the_compiler_of_torch_nor_scikit_learn(
-    tmp_path: Path,
-) -> None:
+def test_nets_coordinator_and_runs_load_neither_the_compiler_of_torch_nor_scikit_learn(tmp_path):
     check(RUN, tmp_path)
 
 
-def test_no_method_makes_an_optimiser_that_torch_would_compile() -> None:
+def test_no_method_makes_an_optimiser_that_torch_would_compile():
     """It imports ``torch._dynamo``, for a second; ``fedmodels.numerics.optimizers`` has others."""
     files = [*(ROOT / "models" / "fedmodels").rglob("*.py")]
     assert len(files) > 100

@@ -184,7 +184,7 @@ def is_recorded(numbers: Sequence[str], records: Iterable[str]) -> bool:
 
 
 @pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.stem)
-def test_intervals_of_the_prose_are_those_of_the_records(page: Path) -> None:
+def test_intervals_of_the_prose_are_those_of_the_records(page):
     unknown = [
         f"line {above + line}: {mean} [{low}, {high}]"
         for above, text, records in passages(page)
@@ -194,7 +194,7 @@ def test_intervals_of_the_prose_are_those_of_the_records(page: Path) -> None:
     assert not unknown
 
 
-def test_code_states_no_interval() -> None:
+def test_code_states_no_interval():
     """What studies came to lives on the results' pages, which are made from records."""
     stating = [
         f"{file.relative_to(ROOT)}: {numbers}"

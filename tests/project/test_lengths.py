@@ -20,7 +20,7 @@ def line(verdict: str, *studies: str, size: str = "") -> str:
     return f"| it helps | {verdict} |{size}| {named} |"
 
 
-def test_every_recorded_study_of_a_paper_has_a_cell_to_be_measured_against() -> None:
+def test_every_recorded_study_of_a_paper_has_a_cell_to_be_measured_against():
     tables = {f"{table.paper}/{table.name}": table.table for table in tables_of()}
     for study, (table, row, column) in lengths.papers_cells().items():
         assert row in tables[table].rows, study
@@ -36,7 +36,7 @@ def test_every_recorded_study_of_a_paper_has_a_cell_to_be_measured_against() -> 
     assert {path.stem for path in RECORDS.glob("*.json")} <= {*lengths.papers_cells(), *no_papers}
 
 
-def test_the_column_is_computed_and_never_typed() -> None:
+def test_the_column_is_computed_and_never_typed():
     page = f"{HEADS}\n{line('open', 'fedali-cifar', size=' 99 % ')}"
     assert " 0.096 %, 0.083 % |" in lengths.rendered(page)
     both = lengths.rendered(f"{HEADS}\n{line('open', 'fedali-cifar', 'fedali-pooling')}")
@@ -48,13 +48,13 @@ def test_the_column_is_computed_and_never_typed() -> None:
     ("study", "said"),
     [("fedali-cifar", "refuted at this length"), ("gldp-paper", "refuted")],
 )
-def test_below_a_tenth_nothing_is_refuted_but_at_this_length(study, said) -> None:
+def test_below_a_tenth_nothing_is_refuted_but_at_this_length(study, said):
     page = lengths.rendered(f"{HEADS}\n{line('[refuted](x), or so', study)}")
     assert f"[{said}](x)" in page
     assert lengths.rendered(page) == page
 
 
-def test_pages_of_short_studies_refute_nothing_but_at_this_length() -> None:
+def test_pages_of_short_studies_refute_nothing_but_at_this_length():
     """The claims say it at their top: two of their studies are as long as a paper's."""
     papers = lengths.papers_cells()
     for page in sorted({file.name for file in PAGES.glob("*.md")} - {"claims.md"}):
@@ -63,7 +63,7 @@ def test_pages_of_short_studies_refute_nothing_but_at_this_length() -> None:
             assert not lengths.REFUTED.search((PAGES / page).read_text()), page
 
 
-def test_the_papers_view_has_fedavg_just_trained_and_others_as_received() -> None:
+def test_the_papers_view_has_fedavg_just_trained_and_others_as_received():
     outcome = read_record(RECORDS / "gldp-paper.json")
     found = in_the_papers_view("gldp-paper", outcome)
     for row, heading in (("FedAvg", "A_loc, trained"), ("FedRep", "A_loc, received")):
@@ -71,13 +71,13 @@ def test_the_papers_view_has_fedavg_just_trained_and_others_as_received() -> Non
         assert found[cell] == outcome.values[heading][cell]
 
 
-def test_results_open_with_a_table_that_is_read_in_two_minutes() -> None:
+def test_results_open_with_a_table_that_is_read_in_two_minutes():
     lines = [line for line in lengths.PAGE.read_text().split("\n\n")[3].split("\n") if line]
     assert lines[0].startswith("| method | what to expect |")
     assert len(lines[2:]) <= 12
 
 
-def test_the_page_of_results_is_rendered() -> None:
+def test_the_page_of_results_is_rendered():
     """After a change: ``python -m benchmarks.records``."""
     text = lengths.PAGE.read_text()
     assert lengths.rendered(text) == text

@@ -8,7 +8,6 @@ import shutil
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
@@ -58,12 +57,7 @@ def typed(
     return status, said.out.splitlines(), said.err.splitlines()
 
 
-def test_predict_says_what_the_model_says(
-    done: fedtide.Run,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_predict_says_what_the_model_says(done, tmp_path, monkeypatch, capsys):
     x = np.repeat(done.example(1).numpy(), 2, axis=0)
     np.save(tmp_path / "two.npy", x)
     np.save(tmp_path / "one.npy", x[0])
@@ -101,14 +95,14 @@ def test_predict_says_what_the_model_says(
     ],
 )
 def test_what_cannot_be_asked(
-    done: fedtide.Run,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    name: str,
-    array: np.ndarray | None,  # type: ignore[type-arg]
-    line: str,
-) -> None:
+    done,
+    tmp_path,
+    monkeypatch,
+    capsys,
+    name,
+    array,  # type: ignore[type-arg]
+    line,
+):
     if array is not None:
         np.save(tmp_path / name, array)
     words = ["predict", "--run", done.path, "--client", 0, tmp_path / name]
@@ -118,7 +112,7 @@ def test_what_cannot_be_asked(
     assert line in errors[0]
 
 
-def test_inputs_of_another_scale(done: fedtide.Run) -> None:
+def test_inputs_of_another_scale(done):
     """Digits are whole numbers up to 16."""
     model, digit = done.personal_model(0), np.zeros((1, 1, 8, 8), np.float32)
     digit[0, 0, 4] = 1
@@ -140,17 +134,12 @@ def test_inputs_of_another_scale(done: fedtide.Run) -> None:
         ("digits", "no array of numbers"),
     ],
 )
-def test_what_a_model_in_python_does_not_take(done: fedtide.Run, x: object, line: str) -> None:
+def test_what_a_model_in_python_does_not_take(done, x, line):
     with pytest.raises(fedtide.FedtideError, match=line):
         done.personal_model(0).predict(x)
 
 
-def test_probabilities_that_are_none(
-    done: fedtide.Run,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_probabilities_that_are_none(done, tmp_path, monkeypatch, capsys):
     """Inputs that float32 just holds may overflow inside a net, where nothing bounds them."""
     np.save(tmp_path / "far.npy", np.zeros((1, 8, 8)))
     nothing = np.full((1, 10), np.nan, np.float32)
@@ -161,9 +150,7 @@ def test_probabilities_that_are_none(
     assert "far.npy holds values so large that the model's outputs are none" in errors[0]
 
 
-def test_a_model_that_is_not_there(
-    done: fedtide.Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_that_is_not_there(done, monkeypatch, capsys):
     words = ["predict", "--run", done.path, "--client", 9, "x.npy"]
     status, _, errors = typed(monkeypatch, capsys, fedcli.cli, *words)
     assert status == 1
@@ -181,13 +168,7 @@ def test_a_model_that_is_not_there(
 
 
 @pytest.mark.parametrize("content", [None, b"", b"garbage" * 1000])
-def test_the_model_of_a_run_whose_ledger_is_damaged(
-    content: bytes | None,
-    done: fedtide.Run,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_model_of_a_run_whose_ledger_is_damaged(content, done, tmp_path, monkeypatch, capsys):
     run = tmp_path / "run"
     shutil.copytree(done.path, run, ignore=shutil.ignore_patterns("run.db*"))
     if content is not None:
@@ -199,11 +180,8 @@ def test_the_model_of_a_run_whose_ledger_is_damaged(
 
 
 def test_a_run_below_a_name_with_marks_of_addresses_is_exported(
-    done: fedtide.Run,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    done, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(done.path, tmp_path / "a#b?c%20")
     words = ["export", "--run", "a#b?c%20", "--to", "safetensors", "--out", "m.safetensors"]
@@ -214,13 +192,8 @@ def test_a_run_below_a_name_with_marks_of_addresses_is_exported(
 @pytest.mark.parametrize("client", [None, 1])
 @pytest.mark.parametrize("kind", ["safetensors", "torch.export", "onnx"])
 def test_an_exported_model_says_the_same_of_raw_inputs(
-    done: fedtide.Run,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    kind: str,
-    client: int | None,
-) -> None:
+    done, tmp_path, monkeypatch, capsys, kind, client
+):
     if kind == "onnx":
         pytest.importorskip("onnxscript")
     whose = [] if client is None else ["--client", client]
@@ -237,9 +210,7 @@ def test_an_exported_model_says_the_same_of_raw_inputs(
     assert facts["view"] == model.facts.view
 
 
-def test_a_net_whose_file_has_changed_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_net_whose_file_has_changed_is_refused(tmp_path, monkeypatch, capsys):
     code, out = tmp_path / "my_net.py", tmp_path / "run"
     code.write_text(
         "from torch import nn\n"
@@ -261,7 +232,7 @@ def test_a_net_whose_file_has_changed_is_refused(
         assert "my_net.py has changed since this run began" in errors[0]
 
 
-def test_creff_is_kept_with_the_head_that_was_scored(tmp_path: Path) -> None:
+def test_creff_is_kept_with_the_head_that_was_scored(tmp_path):
     quick = {"name": "creff", "match_steps": 2, "crt_epochs": 2}
     run = fedtide.run({**TINY, "method": quick}, backend="inprocess", out=tmp_path / "run")
     state = sorted((run.path / "server").glob("state-*.safetensors"))[-1]
@@ -272,9 +243,7 @@ def test_creff_is_kept_with_the_head_that_was_scored(tmp_path: Path) -> None:
         assert model.facts.view == "global"
 
 
-def test_a_net_that_is_not_all_that_was_scored_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_net_that_is_not_all_that_was_scored_says_so(tmp_path, monkeypatch, capsys):
     out = tmp_path / "run"
     run = fedtide.run({**TINY, "method": {"name": "gldp"}}, backend="inprocess", out=out)
     np.save(tmp_path / "one.npy", run.example(0).numpy()[0])
@@ -317,9 +286,7 @@ def read(kind: str, path: Path, x: torch.Tensor) -> tuple[torch.Tensor, dict[str
         ("hart", (128, 6), {"blocks": 1}),
     ],
 )
-def test_every_kind_of_net_is_written_for_any_batch(
-    tmp_path: Path, name: str, shape: tuple[int, ...], options: dict[str, Any]
-) -> None:
+def test_every_kind_of_net_is_written_for_any_batch(tmp_path, name, shape, options):
     torch.manual_seed(0)
     net = make_net(name, num_classes=4, input_shape=shape, **options)
     model = TrainedModel(ModelFacts(name, options, shape, 4), net.tensors())
@@ -342,23 +309,14 @@ def test_every_kind_of_net_is_written_for_any_batch(
         (["--to", "torch.export", "--out", "{run}/no/where"], 1, "cannot write"),
     ],
 )
-def test_mistakes_of_export(
-    done: fedtide.Run,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    words: list[object],
-    status: int,
-    line: str,
-) -> None:
+def test_mistakes_of_export(done, monkeypatch, capsys, words, status, line):
     given = ["export", "--run", done.path, *(str(w).format(run=done.path) for w in words)]
     found, _, errors = typed(monkeypatch, capsys, fedsrv.cli, *given)
     assert found == status
     assert line in errors[-1]
 
 
-def test_a_missing_extra_is_named(
-    done: fedtide.Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missing_extra_is_named(done, monkeypatch, capsys):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     words = ["export", "--run", done.path, "--to", "onnx"]
     status, _, errors = typed(monkeypatch, capsys, fedsrv.cli, *words)
@@ -367,9 +325,7 @@ def test_a_missing_extra_is_named(
 
 
 @pytest.mark.parametrize("kind", ["torch.export", "onnx"])
-def test_a_disk_that_fills_up_while_a_graph_is_written_is_one_line(
-    tmp_path: Path, kind: str
-) -> None:
+def test_a_disk_that_fills_up_while_a_graph_is_written_is_one_line(tmp_path, kind):
     if kind == "onnx":
         pytest.importorskip("onnxscript")
     net = make_net("digits-cnn", num_classes=10, input_shape=(1, 8, 8))

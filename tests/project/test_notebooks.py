@@ -30,9 +30,7 @@ def result_of(cell: str, names: dict[str, object]) -> str:
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_notebook_runs(path, tmp_path, monkeypatch, capsys):
     if path.stem == "own-recordings":
         pytest.importorskip("charset_normalizer", reason="reads tables")
         pytest.importorskip("pyarrow", reason="reads tables")
@@ -49,5 +47,5 @@ def test_a_notebook_runs(
     assert SHOWN[path.stem] in shown
 
 
-def test_every_notebook_is_known() -> None:
+def test_every_notebook_is_known():
     assert {path.stem for path in NOTEBOOKS} == SHOWN.keys()

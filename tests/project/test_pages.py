@@ -43,13 +43,13 @@ def blocks(language: str) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("page", "text"), blocks("toml"))
-def test_a_block_of_toml_is_a_config(page: str, text: str) -> None:
+def test_a_block_of_toml_is_a_config(page, text):
     content = tomllib.loads(text)
     if not {"methods", "search"} & content.keys():  # the tables of a study
         experiment_of({**LEAST, **content}, page)
 
 
-def test_blocks_of_toml_were_found() -> None:
+def test_blocks_of_toml_were_found():
     assert {"tutorial-images.md", "tutorial-sensors.md", "data.md"} <= {
         p for p, _ in blocks("toml")
     }
@@ -57,20 +57,20 @@ def test_blocks_of_toml_were_found() -> None:
         experiment_of({**LEAST, "data": {"nme": "digits"}})
 
 
-def test_python_of_the_pages_compiles() -> None:
+def test_python_of_the_pages_compiles():
     found = blocks("python")
     assert {"README.md", "data.md", "tutorial-images.md"} <= {page for page, _ in found}
     for page, text in found:
         compile(text, page, "exec")
 
 
-def test_the_least_description_is_one() -> None:
+def test_the_least_description_is_one():
     ((page, text),) = blocks("json")
     assert page == "data.md"
     assert ClientFile.model_validate_json(text).num_classes == 3
 
 
-def test_the_trace_says_what_the_page_says(tmp_path: Path) -> None:
+def test_the_trace_says_what_the_page_says(tmp_path):
     page = (ROOT / "docs" / "populations.md").read_text()
     (trace,) = re.findall(
         r"^```\n(client,from,until\n.*?)^```$", page, flags=re.DOTALL | re.MULTILINE
@@ -83,7 +83,7 @@ def test_the_trace_says_what_the_page_says(tmp_path: Path) -> None:
     assert is_there(found, 2, 1_000)
 
 
-def test_the_chart_knows_the_keys_of_the_page() -> None:
+def test_the_chart_knows_the_keys_of_the_page():
     ((_, text),) = blocks("yaml")
     known = (ROOT / "deploy" / "helm" / "values.yaml").read_text()
     keys = re.findall(r"(\w+): ", text)
@@ -114,13 +114,13 @@ def accepting(check: Callable[[Method, RunFacts], object], **tables: object) -> 
     return found
 
 
-def test_the_methods_of_asynchronous_rounds_are_those_that_the_page_names() -> None:
+def test_the_methods_of_asynchronous_rounds_are_those_that_the_page_names():
     schedule = {"clients": 3, "order": "asynchronous", "buffer": 2}
     told = named("asynchronous.md", "Methods whose server averages")
     assert accepting(check_asynchronous, schedule=schedule) == told | {"centralized"}
 
 
-def test_the_methods_without_compression_are_those_that_the_page_names() -> None:
+def test_the_methods_without_compression_are_those_that_the_page_names():
     found = accepting(Compression.of, compression={"up": "int8", "down": "int8"})
     assert OURS - found == named("compression.md", "Methods without such parameters")
 
@@ -131,7 +131,7 @@ def generated(name: str) -> str:
     return page
 
 
-def test_the_page_of_what_leaves_has_every_message() -> None:
+def test_the_page_of_what_leaves_has_every_message():
     """The golden traces look at its tables of methods: they run every method anyway."""
     script = script_of("privacy")
     page = (ROOT / "docs" / "privacy.md").read_text()
@@ -140,18 +140,18 @@ def test_the_page_of_what_leaves_has_every_message() -> None:
 
 
 @pytest.mark.parametrize("name", ["configuration", "schema"])
-def test_a_generated_page_is_current(name: str) -> None:
+def test_a_generated_page_is_current(name):
     assert (ROOT / "docs" / f"{name}.md").read_text() == generated(name), "make docs writes it"
 
 
 @pytest.mark.parametrize("name", ["configuration", "schema"])
-def test_every_row_of_a_generated_page_has_a_meaning(name: str) -> None:
+def test_every_row_of_a_generated_page_has_a_meaning(name):
     page = generated(name)
     assert len(re.findall(r"^\| .*\|$", page, flags=re.MULTILINE)) > 50
     assert re.findall(r"^\| .*\|\s+\|$", page, flags=re.MULTILINE) == []
 
 
-def test_the_schema_has_every_message() -> None:
+def test_the_schema_has_every_message():
     told = set(re.findall(r"^### (\w+)$", generated("schema"), flags=re.MULTILINE))
     files = (ROOT / "proto" / "fedpb" / "v1").glob("*.proto")
     named = r"^(?:message|enum|service) (\w+)"
@@ -184,7 +184,7 @@ NO_TIMEOUTS = {"MAX_GAP_MS", "AGAIN_AFTER_MS"}
 """A gap in recordings, and an advice to clients."""
 
 
-def test_the_table_of_timeouts_is_that_of_the_code() -> None:
+def test_the_table_of_timeouts_is_that_of_the_code():
     page = (ROOT / "docs" / "operations.md").read_text()
     rows = re.findall(r"^\| (\S+\.py) \| `(\w+)` \| ([\d.]+) \|", page, flags=re.MULTILINE)
     told = {(path, name, float(seconds)) for path, name, seconds in rows}

@@ -1,7 +1,5 @@
 """The papers' tables as files: none is missing, each cell is a run that could be made."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 
@@ -26,7 +24,7 @@ PRINTED = {
 """Numbers of each paper's tables, and of its figures with results; earlier ones are drawings."""
 
 
-def test_no_table_or_figure_is_missing() -> None:
+def test_no_table_or_figure_is_missing():
     wanted = {
         f"{paper}/{kind}-{number}"
         for paper, both in PRINTED.items()
@@ -37,7 +35,7 @@ def test_no_table_or_figure_is_missing() -> None:
     assert len(wanted) == 47
 
 
-def test_rows_and_columns_are_those_of_the_papers() -> None:
+def test_rows_and_columns_are_those_of_the_papers():
     """Rows and columns of figures, counted in the papers."""
     sizes = {"gldp/table-1": (6, 13), "gldp/table-2": (8, 5), "gldp/table-3": (6, 9)}
     sizes |= {"gldp/table-4": (4, 4), "fedmlp/table-1": (7, 10), "fedmlp/table-2": (7, 10)}
@@ -51,14 +49,14 @@ def test_rows_and_columns_are_those_of_the_papers() -> None:
 
 
 @pytest.mark.parametrize("paper", PAPERS)
-def test_every_cell_has_a_config_that_can_be_built_and_dealt(paper) -> None:
+def test_every_cell_has_a_config_that_can_be_built_and_dealt(paper):
     for name, table in TABLES.items():
         if name.startswith(paper):
             for experiment in experiments_of(table):
                 check(experiment)
 
 
-def test_scores_are_what_runs_write() -> None:
+def test_scores_are_what_runs_write():
     for name, table in TABLES.items():
         for score in table.table.scores.values():
             for row in table.table.rows:
@@ -67,7 +65,7 @@ def test_scores_are_what_runs_write() -> None:
                 assert known, (name, score.path(row))
 
 
-def test_what_stands_beside_a_table_is_in_a_study() -> None:
+def test_what_stands_beside_a_table_is_in_a_study():
     for name, table in TABLES.items():
         for one in table.table.beside:
             cells = experiments_of_study(one.study)
@@ -75,7 +73,7 @@ def test_what_stands_beside_a_table_is_in_a_study() -> None:
                 assert Cell(one.setting, row) in cells, (name, one.study, row)
 
 
-def test_the_text_has_every_cell(capsys) -> None:
+def test_the_text_has_every_cell(capsys):
     assert main(["gldp"]) == 0
     text = capsys.readouterr().out
     assert f"{Counter(name.split('/')[0] for name in TABLES)['gldp']} tables and figures" in text
@@ -92,14 +90,14 @@ def test_the_text_has_every_cell(capsys) -> None:
     assert "known: gldp" in capsys.readouterr().err
 
 
-def test_configs_are_written_for_cells_that_were_not_run(tmp_path) -> None:
+def test_configs_are_written_for_cells_that_were_not_run(tmp_path):
     assert main(["fedmlp/table-3", "--configs", str(tmp_path)]) == 0
     written = sorted(path.name for path in (tmp_path / "fedmlp" / "table-3").iterdir())
     assert len(written) == 8
     assert "cifar-10-s-4--without-l-s.toml" in written
 
 
-def test_steps_by_hand() -> None:
+def test_steps_by_hand():
     """43,392 images over 100 tasks are 434 each: 14 batches, 20 epochs, 5 tasks, half of 50 rounds.
 
     MNIST's tail with gamma = 0.5 keeps 43,392 images; 434 / 32 = 13.6.
@@ -115,7 +113,7 @@ def test_steps_by_hand() -> None:
     assert grown.examples == pytest.approx(3 * found.examples, rel=1e-3), "1 + 2 + … + 5 parts of 5"
 
 
-def test_shares_in_words() -> None:
+def test_shares_in_words():
     assert in_words(Size(5, 37, 2000), Size(1000, 38000, 2e6)) == (
         "0.097 % of the paper's steps, 0.10 % of its examples"
     )

@@ -11,7 +11,7 @@ from fedtide.inprocess import launch_in_process
 from tests.conftest import tiny_experiment
 
 
-def test_t_sne_of_a_finished_run(tmp_path) -> None:
+def test_t_sne_of_a_finished_run(tmp_path):
     """Classes lie apart: a point's nearest neighbour is mostly of its own class."""
     experiment = tiny_experiment(
         schedule={"rounds": 4}, training={"local_epochs": 5}, data={"max_per_class": 40}
@@ -28,7 +28,7 @@ def test_t_sne_of_a_finished_run(tmp_path) -> None:
     assert "principal" not in drawn
 
 
-def test_local_prototypes_converge_unless_gamma_is_near_one() -> None:
+def test_local_prototypes_converge_unless_gamma_is_near_one():
     """33 images a client are three steps an epoch: 0.999 keeps nearly all of a beginning."""
 
     def moved(gamma: float) -> list[float]:
@@ -47,9 +47,7 @@ def test_local_prototypes_converge_unless_gamma_is_near_one() -> None:
     assert max(slow) < min(fast) / 10
 
 
-def test_frechet_distance_is_of_all_that_a_client_of_a_finished_run_replays(
-    tmp_path, monkeypatch
-) -> None:
+def test_frechet_distance_is_of_all_that_a_client_of_a_finished_run_replays(tmp_path, monkeypatch):
     """pFedGRP's table 9: generators of single classes together, so that one for all compares."""
     small = {"generator_width": 4, "generator_epochs": 1, "n_check": 4, "w_epochs": 1}
     experiment = tiny_experiment(method={"name": "pfedgrp", **small}, schedule={"rounds": 1})

@@ -61,7 +61,7 @@ SHOWN = [(page.name, line) for page in PAGES for line in shown(page)]
 SHOWN += [(path.name, line) for path in DEPLOY for line in deployed(path)]
 
 
-def test_shown_commands_exist() -> None:
+def test_shown_commands_exist():
     for line in {line for _, line in SHOWN}:
         check_command(line)
 
@@ -92,14 +92,14 @@ STARTED = started()
 @pytest.mark.parametrize(
     ("words", "path"), [row[1:] for row in STARTED], ids=[" ".join(w)[:60] for _, w, _ in STARTED]
 )
-def test_a_shown_config_takes_the_keys_it_is_shown_with(words: list[str], path: Path) -> None:
+def test_a_shown_config_takes_the_keys_it_is_shown_with(words, path):
     assert path.exists()
     if words[1] != "sweep":  # test_studies.py reads those
         keys = [after for word, after in itertools.pairwise(words) if word == "--set"]
         parse_experiment(path.read_text(), path.name, keys)
 
 
-def test_configs_with_keys_were_found() -> None:
+def test_configs_with_keys_were_found():
     assert {"README.md", "fedali.md", "populations.md"} <= {page for page, *_ in STARTED}
     assert len([words for _, words, _ in STARTED if "--set" in words]) >= 15
 
@@ -107,7 +107,7 @@ def test_configs_with_keys_were_found() -> None:
 BENCHMARKED = [line for page in PAGES for line in benchmarked(page)]
 
 
-def test_shown_benchmarks_exist() -> None:
+def test_shown_benchmarks_exist():
     for line in {*BENCHMARKED}:
         module, *words = shlex.split(line)
         place = ROOT / module.replace(".", "/")
@@ -119,7 +119,7 @@ def test_shown_benchmarks_exist() -> None:
             assert not word.endswith(".toml") or "/" not in word or (ROOT / word).exists(), line
 
 
-def test_shown_studies_exist() -> None:
+def test_shown_studies_exist():
     studies = [s for page in PAGES for s in re.findall(r"STUDY=([\w-]+)", page.read_text())]
     assert len(studies) >= 10
     overview = (ROOT / "docs" / "results.md").read_text()
@@ -129,12 +129,12 @@ def test_shown_studies_exist() -> None:
     assert len(BENCHMARKED) >= 15
 
 
-def test_the_readme_shows_its_commands() -> None:
+def test_the_readme_shows_its_commands():
     assert len([1 for page, _ in SHOWN if page == "README.md"]) >= 5
     assert len([1 for page, _ in SHOWN if page == "commands.md"]) >= 10
 
 
-def test_deployed_commands_are_found() -> None:
+def test_deployed_commands_are_found():
     assert len([1 for page, _ in SHOWN if page == "compose.yml"]) == 3
     assert len([1 for page, _ in SHOWN if page == "fedsrv.service"]) == 1
     assert len([1 for page, _ in SHOWN if page == "coordinator.yaml"]) == 2

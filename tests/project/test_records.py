@@ -1,9 +1,6 @@
 """Recorded studies and the pages of docs/results: no number between the marks is typed."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -17,13 +14,13 @@ RECORDS = sorted(records.RECORDS.glob("*.json"))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_tables_are_those_of_the_records(page: Path) -> None:
+def test_tables_are_those_of_the_records(page):
     """After a change: ``python -m benchmarks.records``."""
     assert records.rendered(page.read_text()) == page.read_text()
 
 
 @pytest.mark.parametrize("file", RECORDS, ids=lambda file: file.stem)
-def test_records_are_of_studies_and_are_shown(file: Path) -> None:
+def test_records_are_of_studies_and_are_shown(file):
     study = Sweep.read(records.ROOT / "benchmarks" / "studies" / file.name.replace("json", "toml"))
     outcome = read_record(file)
     assert to_json(outcome) == file.read_text()
@@ -32,11 +29,11 @@ def test_records_are_of_studies_and_are_shown(file: Path) -> None:
     assert any(f"<!-- record: {file.stem} -->" in page.read_text() for page in PAGES)
 
 
-def test_there_are_records() -> None:
+def test_there_are_records():
     assert {"continual", "continual-circulating"} <= {file.stem for file in RECORDS}
 
 
-def test_a_typed_number_does_not_stay() -> None:
+def test_a_typed_number_does_not_stay():
     text = (records.PAGES / "continual.md").read_text()
     line = next(line for line in text.splitlines() if line.startswith("| FedAvg"))
     assert records.rendered(text.replace(line, "| FedAvg | 99.99 |")) == text
@@ -45,7 +42,7 @@ def test_a_typed_number_does_not_stay() -> None:
         records.rendered(f"<!-- record: nobody -->\n{records.END}\n")
 
 
-def test_runs_of_another_machine_are_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_of_another_machine_are_added(tmp_path, monkeypatch):
     study = records.ROOT / "benchmarks" / "studies" / "fedmlp-readings.toml"
     recorded = read_record(records.RECORDS / "fedmlp-readings.json")
     monkeypatch.setattr(records, "RECORDS", tmp_path)
@@ -70,11 +67,11 @@ def test_runs_of_another_machine_are_added(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     "file", sorted(measured.RECORDS.glob("*.json")), ids=lambda file: file.stem
 )
-def test_what_was_measured_is_shown(file: Path) -> None:
+def test_what_was_measured_is_shown(file):
     assert any(f"<!-- record: {file.stem} -->" in page.read_text() for page in PAGES)
 
 
-def test_exponents_are_of_the_rows_in_which_one_thing_grows() -> None:
+def test_exponents_are_of_the_rows_in_which_one_thing_grows():
     rows = [
         {"population": n, "cohort": min(n, 100), "round_s": s, "server_s": 0.0}
         for n, s in ((10, 9.0), (100, 0.1), (1000, 1.0), (10_000, 10.0))

@@ -26,7 +26,7 @@ def rows_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object:
     return experiments
 
 
-def test_fedali_is_compared_on_nets_that_pool_by_the_mean(rows_of) -> None:
+def test_fedali_is_compared_on_nets_that_pool_by_the_mean(rows_of):
     """The class token sees an image through attention alone, which tokens of norm 1 weaken."""
     rows = rows_of("fedali-cifar")
     assert [row for row, found in rows.items() if found.net.options()["pool"] == "cls"] == [
@@ -35,9 +35,9 @@ def test_fedali_is_compared_on_nets_that_pool_by_the_mean(rows_of) -> None:
     ]
 
 
-def test_fedali_is_compared_on_clients_as_the_paper_defines_them(rows_of) -> None:
+def test_fedali_is_compared_on_clients_as_the_paper_defines_them(rows_of):
     assert {found.schedule.clients for found in rows_of("fedali-wisdm").values()} == {58}
 
 
-def test_gldp_is_compared_among_the_same_classes(rows_of) -> None:
+def test_gldp_is_compared_among_the_same_classes(rows_of):
     assert all(found.evaluate.class_masks for found in rows_of("gldp").values())

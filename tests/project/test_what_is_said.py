@@ -8,7 +8,6 @@ import math
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ import fedcli.cli
 import fedsrv.cli
 from fedcli.runtime.client_log import tell_scored
 from fedmodels.commands import MAX_LETTERS, run_command
-from fedmodels.errors import ConfigError, FedtideError, RunFailed
+from fedmodels.errors import ConfigError, RunFailed
 from fedmodels.log_lines import JsonLines
 from fedmodels.own_code import own
 from fedmodels.units import duration
@@ -30,7 +29,7 @@ from fedtide.inprocess import run_in_process
 from fedtide.testing.trial import tiny_experiment
 
 
-def test_a_server_says_what_happens(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_server_says_what_happens(caplog):
     events = EventLog()
     events.tell("listening", address="127.0.0.1:5", clients=4, needed=2)
     events.tell("joined", 3)
@@ -57,9 +56,7 @@ def test_a_server_says_what_happens(caplog: pytest.LogCaptureFixture) -> None:
     ]
 
 
-def test_a_client_says_what_it_did(
-    digits: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_client_says_what_it_did(digits, tmp_path, caplog):
     with caplog.at_level(logging.INFO, "fedcli"):
         run_in_process(tiny_experiment(schedule={"rounds": 1}), digits, tmp_path / "run")
     said = [r.message for r in caplog.records if r.name == "fedcli.runtime.client_log"]
@@ -78,9 +75,7 @@ def test_a_client_says_what_it_did(
     ],
 )
 @pytest.mark.parametrize("command", ["serve", "join"])
-def test_how_much_is_said(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str, words: list[str], level: str
-) -> None:
+def test_how_much_is_said(monkeypatch, tmp_path, command, words, level):
     found: dict[str, Any] = {}
     monkeypatch.setattr(logging, "basicConfig", lambda **options: found.update(options))
     if command == "serve":
@@ -100,13 +95,7 @@ def test_how_much_is_said(
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("module", [fedsrv.cli, fedcli.cli], ids=["fedsrv", "fedcli"])
-def test_an_unknown_log_level_is_one_line(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    module: Any,
-    level: str,
-    line: str,
-) -> None:
+def test_an_unknown_log_level_is_one_line(monkeypatch, capsys, module, level, line):
     join = ["join", "--client-id", "0", "--server", "h:1", "--data", "."]
     command = join if module is fedcli.cli else ["launch", "no.toml"]
     monkeypatch.setattr(sys, "argv", ["it", *command, "--log-level", level])
@@ -115,7 +104,7 @@ def test_an_unknown_log_level_is_one_line(
     assert (ended.value.code, capsys.readouterr().err.strip()) == (2, line)
 
 
-def test_output_that_nobody_reads_ends_nothing() -> None:
+def test_output_that_nobody_reads_ends_nothing():
     """As in ``fedsrv launch … --json | head -1``: said once, and then it is as if it were read."""
     program = (
         "import logging, sys\nfrom fedmodels.log_lines import LogLevel, set_up_logging\n"
@@ -138,9 +127,7 @@ def test_output_that_nobody_reads_ends_nothing() -> None:
 
 
 @pytest.mark.parametrize("error", [RunFailed, ConfigError])
-def test_the_last_line_of_a_command_is_one_line_whoever_it_quotes(
-    capsys: pytest.CaptureFixture[str], error: type[FedtideError]
-) -> None:
+def test_the_last_line_of_a_command_is_one_line_whoever_it_quotes(capsys, error):
     def fails(arguments: object) -> None:
         raise error("classes \x1b[2J\x9b31m\nerror: forged" + "x" * 20_000)
 
@@ -154,9 +141,7 @@ def test_the_last_line_of_a_command_is_one_line_whoever_it_quotes(
 
 
 @pytest.mark.parametrize("call", ["sys.exit()", "exit(0)", "sys.exit('bye')"])
-def test_code_of_ones_own_that_ends_the_process_is_a_failure(
-    call: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_code_of_ones_own_that_ends_the_process_is_a_failure(call, tmp_path, capsys):
     """A run that ends with 0 has finished, and a client that ends with 0 is not started again."""
     file = tmp_path / "mine.py"
     file.write_text(f"import sys\ndef aggregate():\n    {call}  # {file}\n")
@@ -166,7 +151,7 @@ def test_code_of_ones_own_that_ends_the_process_is_a_failure(
     assert capsys.readouterr().err.startswith(f"error: {file} (line 3) ends the process; ")
 
 
-def test_sigterm_ends_a_command_in_the_midst_of_ones_own_code(tmp_path: Path) -> None:
+def test_sigterm_ends_a_command_in_the_midst_of_ones_own_code(tmp_path):
     file = tmp_path / "slow.py"
     file.write_text("def train(arrives):\n    arrives()\n")
 
@@ -178,7 +163,7 @@ def test_sigterm_ends_a_command_in_the_midst_of_ones_own_code(tmp_path: Path) ->
     assert ended.value.code == 143
 
 
-def test_grpcs_core_adds_nothing_to_a_line_of_ours() -> None:
+def test_grpcs_core_adds_nothing_to_a_line_of_ours():
     program = (
         "from fedmodels.log_lines import LogLevel, set_up_logging\n"
         "set_up_logging(LogLevel.INFO)\nimport grpc\n"
@@ -193,7 +178,7 @@ def test_grpcs_core_adds_nothing_to_a_line_of_ours() -> None:
     assert (done.stdout, done.stderr) == ("busy\n", "")
 
 
-def test_how_long_a_run_still_takes() -> None:
+def test_how_long_a_run_still_takes():
     pace = Pace()
     assert pace.seconds_left(10) is None
     for interaction, time in ((0, 100.0), (1, 102.0), (2, 110.0)):
@@ -207,7 +192,7 @@ def test_how_long_a_run_still_takes() -> None:
     assert [duration(s) for s in (59, 61, 7260)] == ["59 s", "1 min 1 s", "2 h 1 min"]
 
 
-def test_json_lines_are_events_or_records() -> None:
+def test_json_lines_are_events_or_records():
     def written(**more: Any) -> dict[str, Any]:
         record = logging.makeLogRecord({"name": "a", "levelname": "WARNING", "msg": "x\ny", **more})
         found: dict[str, Any] = json.loads(JsonLines().format(record))
@@ -223,7 +208,7 @@ def test_json_lines_are_events_or_records() -> None:
     assert found["detail"] == {"level": "warning", "logger": "a", "line": "x\ny"}
 
 
-def test_a_clients_objects_hold_its_figures(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_clients_objects_hold_its_figures(caplog):
     order = rpc.Order(client_id="3", interaction=4, round=2, task=1)
     counts = [rpc.Counts(view="global", test_set=f"task/{k}", support=[2, 2], correct=[k, 2])
               for k in (0, 1)]  # fmt: skip

@@ -52,7 +52,7 @@ def check_content(wheel: Path) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_an_installed_wheel_runs(tmp_path: Path) -> None:
+def test_an_installed_wheel_runs(tmp_path):
     ended([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)], ROOT)
     (wheel,) = tmp_path.glob("*.whl")
     check_content(wheel)

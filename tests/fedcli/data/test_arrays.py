@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,9 +14,7 @@ from fedcli.data import arrays
     ("read", "place", "name"),
     [(arrays.read_array, np.lib.format, "read_array"), (arrays.read_npz, np, "load")],
 )
-def test_numpy_parses_headers_in_one_thread_at_a_time(
-    read: Callable[[Path], Any], place: Any, name: str, tmp_path: Path, monkeypatch: Any
-) -> None:
+def test_numpy_parses_headers_in_one_thread_at_a_time(read, place, name, tmp_path, monkeypatch):
     """Else ``ast.literal_eval`` of Python 3.11 fails now and then, with a SystemError."""
     path = tmp_path / ("x.npz" if name == "load" else "x.npy")
     np.savez(path, x=np.arange(3)) if name == "load" else np.save(path, np.arange(3))

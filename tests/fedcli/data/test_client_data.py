@@ -66,7 +66,7 @@ def edit(path: Path, **changes: object) -> None:
     path.write_text(json.dumps({k: v for k, v in content.items() if v is not None}))
 
 
-def test_a_partition_reads_back(tmp_path: Path) -> None:
+def test_a_partition_reads_back(tmp_path):
     dataset = tiny_dataset()
     made = partition(
         SCENARIOS.validate_python({"kind": "iid", "tasks": 2}),
@@ -95,7 +95,7 @@ def test_a_partition_reads_back(tmp_path: Path) -> None:
     assert np.array_equal(found.x, dataset.test_x)
 
 
-def test_the_layout_is_the_promised_one(tmp_path: Path) -> None:
+def test_the_layout_is_the_promised_one(tmp_path):
     out = write(tmp_path / "data")
     files = {str(p.relative_to(out)) for p in out.rglob("*") if p.is_file()}
     parts = ("train_x", "train_y", "test_x", "test_y")
@@ -114,7 +114,7 @@ def test_the_layout_is_the_promised_one(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["data"]  # no temporary directory is left
 
 
-def test_the_same_partition_is_reused_and_another_refused(tmp_path: Path) -> None:
+def test_the_same_partition_is_reused_and_another_refused(tmp_path):
     out = write(tmp_path / "data")
     before = (out / "0/task-0/train_x.npy").stat().st_mtime_ns
     write(out)
@@ -125,21 +125,19 @@ def test_the_same_partition_is_reused_and_another_refused(tmp_path: Path) -> Non
         write(out, kind="label_shards", shards=2)
 
 
-def test_what_is_not_a_partition_is_left_alone(tmp_path: Path) -> None:
+def test_what_is_not_a_partition_is_left_alone(tmp_path):
     (tmp_path / "thesis.tex").write_text("dear")
     with pytest.raises(DataError, match="is not a partition"):
         write(tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-def test_an_empty_directory_is_filled(tmp_path: Path) -> None:
+def test_an_empty_directory_is_filled(tmp_path):
     (tmp_path / "data").mkdir()
     assert (write(tmp_path / "data") / "partition.json").exists()
 
 
-def test_nothing_is_left_where_writing_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_left_where_writing_fails(tmp_path, monkeypatch):
     def full(*args: object, **kwargs: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -149,9 +147,7 @@ def test_nothing_is_left_where_writing_fails(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_full_disk_is_named_where_numpy_counts_bytes_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_named_where_numpy_counts_bytes_alone(tmp_path, monkeypatch):
     def full(*args: object, **kwargs: object) -> None:
         raise OSError("11520 requested and 896 written")
 
@@ -160,7 +156,7 @@ def test_a_full_disk_is_named_where_numpy_counts_bytes_alone(
         write(tmp_path / "data")
 
 
-def test_a_mount_point_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mount_point_is_not_replaced(tmp_path, monkeypatch):
     def busy(source: Path, target: Path) -> None:
         raise OSError(16, "Device or resource busy", str(source), None, str(target))
 
@@ -172,13 +168,13 @@ def test_a_mount_point_is_not_replaced(tmp_path: Path, monkeypatch: pytest.Monke
     assert [p.name for p in tmp_path.iterdir()] == ["volume"]
 
 
-def test_digest_ignores_the_order_of_keys(tmp_path: Path) -> None:
+def test_digest_ignores_the_order_of_keys(tmp_path):
     assert digest_of({"a": 1, "b": {"c": 2, "d": 3}}) == digest_of({"b": {"d": 3, "c": 2}, "a": 1})
     assert digest_of({"a": 1}) != digest_of({"a": 2})
     assert not same_partition(tmp_path / "none", {})
 
 
-def test_zscore_per_client_uses_its_training_data_only(tmp_path: Path) -> None:
+def test_zscore_per_client_uses_its_training_data_only(tmp_path):
     dataset = tiny_dataset((128, 6), floats=True)
     out = write(tmp_path / "data", dataset, kind="natural", tasks=2)
     data = ClientData(out / "1")
@@ -194,7 +190,7 @@ def test_zscore_per_client_uses_its_training_data_only(tmp_path: Path) -> None:
     assert all(row.tobytes() in rows for row in tests)
 
 
-def test_official_zscore_is_one_per_sensor_and_device(tmp_path: Path) -> None:
+def test_official_zscore_is_one_per_sensor_and_device(tmp_path):
     dataset = tiny_dataset((128, 6), floats=True)
     out = write(tmp_path / "data", dataset, kind="natural", zscore="official")
     files = [ClientData(out / str(i)).file for i in range(2)]
@@ -203,7 +199,7 @@ def test_official_zscore_is_one_per_sensor_and_device(tmp_path: Path) -> None:
     assert len(set(files[0].mean)) == 2
 
 
-def test_pooled_indices_reach_into_both_parts(tmp_path: Path) -> None:
+def test_pooled_indices_reach_into_both_parts(tmp_path):
     out = write(tmp_path / "data", kind="dirichlet_pooled", alpha=5.0)
     held = [ClientData(out / str(i)).arrays(0, p) for i in range(2) for p in ("train", "test")]
     rows = sorted(row.tobytes() for x, _ in held for row in x)
@@ -211,7 +207,7 @@ def test_pooled_indices_reach_into_both_parts(tmp_path: Path) -> None:
     assert rows == sorted(r.tobytes() for x in (dataset.train_x, dataset.test_x) for r in x)
 
 
-def test_pooled_examples_come_in_the_order_asked_for() -> None:
+def test_pooled_examples_come_in_the_order_asked_for():
     dataset, order = tiny_dataset(), np.array([61, 3, 89, 0, 60])
     x, y = examples_of(dataset, Partition((), order, pooled=True), order, "train")
     everything = np.concatenate([dataset.train_x, dataset.test_x])
@@ -235,9 +231,7 @@ def test_pooled_examples_come_in_the_order_asked_for() -> None:
         ({"colour": "red"}, r"colour: Extra inputs"),
     ],
 )
-def test_a_wrong_description_is_one_line(
-    tmp_path: Path, changes: dict[str, object], message: str
-) -> None:
+def test_a_wrong_description_is_one_line(tmp_path, changes, message):
     out = write(tmp_path / "data")
     edit(out / "0" / "client.json", **changes)
     with pytest.raises(DataError, match=message) as caught:
@@ -246,7 +240,7 @@ def test_a_wrong_description_is_one_line(
     assert "\n" not in str(caught.value)
 
 
-def test_missing_things_are_named(tmp_path: Path) -> None:
+def test_missing_things_are_named(tmp_path):
     with pytest.raises(DataError, match="7 is not there"):
         ClientData(tmp_path / "7")
     (tmp_path / "7").mkdir()
@@ -271,7 +265,7 @@ def test_missing_things_are_named(tmp_path: Path) -> None:
         ("train_x", np.zeros((15, 1, 4, 4), int), "int64; expected uint8, uint16, float32"),
     ],
 )
-def test_wrong_arrays_are_named(tmp_path: Path, file: str, array: np.ndarray, message: str) -> None:
+def test_wrong_arrays_are_named(tmp_path, file, array, message):
     out = write(tmp_path / "data")
     np.save(out / "0/task-0" / f"{file}.npy", array)
     with pytest.raises(DataError, match=message) as caught:
@@ -279,7 +273,7 @@ def test_wrong_arrays_are_named(tmp_path: Path, file: str, array: np.ndarray, me
     assert "task-0" in str(caught.value)
 
 
-def test_a_pickle_is_never_opened(tmp_path: Path) -> None:
+def test_a_pickle_is_never_opened(tmp_path):
     out = write(tmp_path / "data")
     np.save(out / "0/task-0/train_y.npy", np.array([{}, []], dtype=object), allow_pickle=True)
     line = r"train_y.npy cannot be read: it is no file of numpy, or holds objects"
@@ -293,7 +287,7 @@ def test_a_pickle_is_never_opened(tmp_path: Path) -> None:
         ClientData(out / "0").arrays(0, "train")
 
 
-def test_a_global_test_set_of_another_problem_is_refused(tmp_path: Path) -> None:
+def test_a_global_test_set_of_another_problem_is_refused(tmp_path):
     out = write(tmp_path / "data")
     edit(out / "global-test/problem.json", num_classes=4, class_names=[])
     with pytest.raises(DataError, match="another problem"):
@@ -318,7 +312,7 @@ def image_folder(root: Path, mode: str = "L") -> Path:
 
 
 @pytest.mark.parametrize("mode", ["L", "RGB"])
-def test_image_folders(tmp_path: Path, mode: str) -> None:
+def test_image_folders(tmp_path, mode):
     data = ClientData(image_folder(tmp_path, mode))
     data.check()
     assert data.num_tasks == 2
@@ -331,7 +325,7 @@ def test_image_folders(tmp_path: Path, mode: str) -> None:
     assert data.global_test() is None
 
 
-def test_wrong_image_folders(tmp_path: Path) -> None:
+def test_wrong_image_folders(tmp_path):
     root = image_folder(tmp_path)
     (root / "task-0/train/bird").mkdir()
     with pytest.raises(DataError, match="bird names no class; known are cat, dog"):

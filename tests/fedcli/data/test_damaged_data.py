@@ -6,7 +6,6 @@ import io
 import json
 import struct
 import zlib
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -51,7 +50,7 @@ def png(damage: bytes = b"", width: int = 2) -> bytes:
         b"",
     ],
 )
-def test_a_damaged_header_of_an_array(tmp_path: Path, header: bytes) -> None:
+def test_a_damaged_header_of_an_array(tmp_path, header):
     (tmp_path / "client.json").write_text(json.dumps(FACTS))
     task = tmp_path / "task-0"
     task.mkdir()
@@ -67,7 +66,7 @@ def test_a_damaged_header_of_an_array(tmp_path: Path, header: bytes) -> None:
     [png(b"b`\x00\x00"), png(width=1 << 30), png(width=0), png(width=70_000), png()[:36], b""],
     ids=["chunk", "bomb", "empty", "wide", "cut", "nothing"],
 )
-def test_a_damaged_image(tmp_path: Path, image: bytes) -> None:
+def test_a_damaged_image(tmp_path, image):
     (tmp_path / "client.json").write_text(json.dumps(FACTS))
     for part in ("train", "test"):
         place = tmp_path / "task-0" / part / "0"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -75,7 +74,7 @@ WINDOWS: dict[str, Any] = {
         ({"X": WINDOWS["X"].astype(str)}, "not numbers"),
     ],
 )
-def test_a_damaged_windows_file(tmp_path: Path, name, change, line):
+def test_a_damaged_windows_file(tmp_path, name, change, line):
     arrays = {k: v for k, v in {**WINDOWS, **change}.items() if v is not None}
     np.savez(tmp_path / f"{name}.npz", allow_pickle=False, **WINDOWS)
     assert load(Data(name=name, root=str(tmp_path))).client_names
@@ -95,7 +94,7 @@ def test_a_damaged_windows_file(tmp_path: Path, name, change, line):
         ({"x_train": np.zeros((4, 2, 2, 3))}, "x_train must hold images"),
     ],
 )
-def test_a_damaged_subset_of_images(tmp_path: Path, change, line):
+def test_a_damaged_subset_of_images(tmp_path, change, line):
     x, y = np.zeros((4, 2, 2, 3), np.uint8), np.arange(4)
     arrays = {"x_train": x, "y_train": y, "x_test": x, "y_test": y}
     np.savez(tmp_path / "cifar10_subset.npz", allow_pickle=False, **arrays)
@@ -119,7 +118,7 @@ def test_a_damaged_subset_of_images(tmp_path: Path, change, line):
         ({"names": 2}, "class_names must be a list of names"),
     ],
 )
-def test_a_directory_whose_parts_do_not_fit(tmp_path: Path, change, line):
+def test_a_directory_whose_parts_do_not_fit(tmp_path, change, line):
     arrays = {"train_x": X, "train_y": Y, "test_x": X, "test_y": Y, **change}
     if "names" in arrays:
         (tmp_path / "dataset.json").write_text(json.dumps({"class_names": arrays.pop("names")}))
@@ -129,7 +128,7 @@ def test_a_directory_whose_parts_do_not_fit(tmp_path: Path, change, line):
         load(Data(name="directory", root=str(tmp_path)))
 
 
-def test_a_directory_without_test_examples_is_a_data_set(tmp_path: Path) -> None:
+def test_a_directory_without_test_examples_is_a_data_set(tmp_path):
     from PIL import Image
 
     for name in ("train/cat", "train/dog", "test/cat"):

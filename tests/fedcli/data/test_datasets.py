@@ -87,23 +87,23 @@ def mnist_archives(root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 # --- the registry
 
 
-def test_an_unknown_name_suggests_the_nearest() -> None:
+def test_an_unknown_name_suggests_the_nearest():
     with pytest.raises(ConfigError, match="Did you mean 'fashion-mnist'"):
         load(Data(name="fashion_mnist"))
 
 
-def test_every_loader_exists() -> None:
+def test_every_loader_exists():
     assert len(DATASETS) >= 10
     for name in DATASETS:
         assert callable(datasets._loader(name))
 
 
-def test_coarse_labels_belong_to_cifar100() -> None:
+def test_coarse_labels_belong_to_cifar100():
     with pytest.raises(ConfigError, match="belongs to cifar100, not to digits"):
         load(Data(name="digits", labels="coarse"))
 
 
-def test_other_packages_add_data_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_packages_add_data_sets(monkeypatch):
     point = EntryPoint("blobs", "sklearn.datasets:load_iris", "fedtide.data")
 
     def points(group: str, name: str | None = None) -> list[EntryPoint]:
@@ -115,7 +115,7 @@ def test_other_packages_add_data_sets(monkeypatch: pytest.MonkeyPatch) -> None:
     assert datasets._loader("blobs").__name__ == "load_iris"
 
 
-def test_roots_are_searched_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_roots_are_searched_in_order(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDTIDE_DATA", str(tmp_path / "env"))
     source = datasets.source_of(Data(name="digits", root=str(tmp_path / "own")))
     assert [root.name for root in source.roots] == ["own", "env", "fedtide"]
@@ -125,7 +125,7 @@ def test_roots_are_searched_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyP
 # --- digits
 
 
-def test_digits() -> None:
+def test_digits():
     made = load(Data(name="digits"))
     assert made.input_shape == (1, 8, 8)
     assert (len(made.train_y), len(made.test_y)) == (1438, 359)
@@ -138,7 +138,7 @@ def test_digits() -> None:
     assert np.array_equal(load(Data(name="digits")).test_x, made.test_x)
 
 
-def test_max_per_class_is_seeded() -> None:
+def test_max_per_class_is_seeded():
     made = load(Data(name="digits"))
     few = Data(name="digits", max_per_class=30)
     thin = thinned(made, few, 1)
@@ -149,7 +149,7 @@ def test_max_per_class_is_seeded() -> None:
     assert thinned(made, Data(name="digits"), 1) is made
 
 
-def test_max_test_per_class_thins_the_test_set_alone() -> None:
+def test_max_test_per_class_thins_the_test_set_alone():
     made = load(Data(name="digits"))
     thin = thinned(made, Data(name="digits", max_test_per_class=7), 1)
     assert np.bincount(thin.test_y).tolist() == [7] * 10
@@ -164,9 +164,7 @@ def test_max_test_per_class_thins_the_test_set_alone() -> None:
 # --- archives
 
 
-def test_archives_are_unpacked_into_the_cache_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_network: None
-) -> None:
+def test_archives_are_unpacked_into_the_cache_only(tmp_path, monkeypatch, no_network):
     raw = mnist_archives(tmp_path / "root", monkeypatch)
     before = sorted(p.name for p in raw.iterdir())
     made = load(Data(name="mnist", root=str(tmp_path / "root")))
@@ -177,9 +175,7 @@ def test_archives_are_unpacked_into_the_cache_only(
     load(Data(name="mnist"))  # now from the cache
 
 
-def test_a_damaged_archive_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_network: None
-) -> None:
+def test_a_damaged_archive_is_named(tmp_path, monkeypatch, no_network):
     raw = mnist_archives(tmp_path / "root", monkeypatch)
     (raw / "t10k-labels-idx1-ubyte.gz").write_bytes(gzip.compress(b"other"))
     with pytest.raises(DataError, match=r"t10k-labels-idx1-ubyte.gz is damaged: its MD5"):
@@ -187,9 +183,7 @@ def test_a_damaged_archive_is_named(
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
-def test_a_cache_that_cannot_be_written_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_network: None, number: int
-) -> None:
+def test_a_cache_that_cannot_be_written_is_named(tmp_path, monkeypatch, no_network, number):
     def full(*_: object) -> int:
         raise OSError(number, os.strerror(number))
 
@@ -201,9 +195,7 @@ def test_a_cache_that_cannot_be_written_is_named(
     assert not list((tmp_path / "cache").rglob("*ubyte*"))
 
 
-def test_a_cache_without_room_for_a_folder_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_network: None
-) -> None:
+def test_a_cache_without_room_for_a_folder_is_named(tmp_path, monkeypatch, no_network):
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -229,9 +221,7 @@ def test_a_cache_without_room_for_a_folder_is_named(
     ],
     ids=["no archive", "cut", "changed"],
 )
-def test_an_archive_without_a_checksum_may_be_damaged(
-    content: bytes, why: str, tmp_path: Path, no_network: None
-) -> None:
+def test_an_archive_without_a_checksum_may_be_damaged(content, why, tmp_path, no_network):
     raw = tmp_path / "EMNIST" / "raw"
     raw.mkdir(parents=True)
     for name, _ in image_sets.EMNIST_FILES:
@@ -241,9 +231,7 @@ def test_an_archive_without_a_checksum_may_be_damaged(
 
 
 @pytest.mark.parametrize("begins", ["before", "meanwhile"])
-def test_what_another_process_has_unpacked_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begins: str
-) -> None:
+def test_what_another_process_has_unpacked_stays(tmp_path, monkeypatch, begins):
     """It may read it already. What is half there is made whole."""
     images, cache = tmp_path / "images", tmp_path / "cache"
     images.mkdir()
@@ -286,9 +274,7 @@ def test_what_another_process_has_unpacked_stays(
 @pytest.mark.parametrize(
     "name", ["mnist", "fashion-mnist", "emnist-byclass", "cifar10", "cifar100"]
 )
-def test_without_data_and_network_one_line_says_what_to_do(
-    name: str, tmp_path: Path, no_network: None, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_without_data_and_network_one_line_says_what_to_do(name, tmp_path, no_network, capfd):
     with pytest.raises(DataError) as caught:
         load(Data(name=name, root=str(tmp_path / "root")))
     line = str(caught.value)
@@ -300,7 +286,7 @@ def test_without_data_and_network_one_line_says_what_to_do(
 
 
 @pytest.mark.parametrize("name", ["uci-har", "motionsense", "wisdm"])
-def test_missing_sensor_windows(name: str) -> None:
+def test_missing_sensor_windows(name):
     with pytest.raises(DataError, match=rf"{name}: \w+.npz is in none of .*; put"):
         load(Data(name=name))
 
@@ -316,9 +302,7 @@ def cifar_subset(path: Path, classes: int = 10) -> None:
     )
 
 
-def test_a_subset_stands_in_and_says_so(
-    tmp_path: Path, no_network: None, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_subset_stands_in_and_says_so(tmp_path, no_network, caplog):
     cifar_subset(tmp_path / "cifar10_subset.npz")
     with caplog.at_level(logging.WARNING):
         made = load(Data(name="cifar10", root=str(tmp_path)))
@@ -331,7 +315,7 @@ def test_a_subset_stands_in_and_says_so(
         load(Data(name="cifar10", root=str(tmp_path)))
 
 
-def test_coarse_classes_of_cifar100(tmp_path: Path) -> None:
+def test_coarse_classes_of_cifar100(tmp_path):
     cifar_subset(tmp_path / "cifar100_subset.npz", 100)
     fine = load(Data(name="cifar100", root=str(tmp_path)))
     coarse = load(Data(name="cifar100", root=str(tmp_path), labels="coarse"))
@@ -345,7 +329,7 @@ def test_coarse_classes_of_cifar100(tmp_path: Path) -> None:
     assert np.array_equal(coarse.train_y, fine.coarse[fine.train_y])
 
 
-def test_emnist_images_are_turned_upright() -> None:
+def test_emnist_images_are_turned_upright():
     import torch
 
     class EMNIST:
@@ -375,7 +359,7 @@ def sensor_file(path: Path, **extra: np.ndarray) -> None:
     )
 
 
-def test_sensor_windows_keep_subjects_whole(tmp_path: Path) -> None:
+def test_sensor_windows_keep_subjects_whole(tmp_path):
     sensor_file(tmp_path / "wisdm.npz")
     made = load(Data(name="wisdm", root=str(tmp_path)))
     assert made.train_x.dtype == np.float32
@@ -391,7 +375,7 @@ def test_sensor_windows_keep_subjects_whole(tmp_path: Path) -> None:
     assert len(made.mean) == 6
 
 
-def test_official_test_subjects_are_kept(tmp_path: Path) -> None:
+def test_official_test_subjects_are_kept(tmp_path):
     official = np.isin(np.repeat(np.arange(1, 11), 12), [2, 4]).astype(np.uint8)
     sensor_file(tmp_path / "uci_har.npz", official_test=official)
     assert len(load(Data(name="uci-har", root=str(tmp_path))).test_y) == 24
@@ -400,14 +384,14 @@ def test_official_test_subjects_are_kept(tmp_path: Path) -> None:
 # --- the publishers' own formats
 
 
-def test_window_starts_include_the_last() -> None:
+def test_window_starts_include_the_last():
     assert window_starts(256, 128, 64) == [0, 64, 128]
     assert window_starts(256, 128, 64, legacy=True) == [0, 64]
     assert window_starts(255, 128, 64) == [0, 64]
     assert window_starts(127, 128, 64) == []
 
 
-def test_windows_are_decimated_without_aliases() -> None:
+def test_windows_are_decimated_without_aliases():
     t = np.arange(512 * 3) / 200  # 200 Hz
     slow, fast = np.sin(2 * np.pi * 2 * t), np.sin(2 * np.pi * 90 * t)
     cut = windows_of(np.stack([slow, fast] * 3, axis=1), 4)
@@ -417,7 +401,7 @@ def test_windows_are_decimated_without_aliases() -> None:
     assert np.abs(inner[:, 1]).max() < 0.05
 
 
-def test_the_longer_sensor_is_resampled_whichever_it_is() -> None:
+def test_the_longer_sensor_is_resampled_whichever_it_is():
     ramp = np.linspace(0, 1, 400)[:, None] * np.ones(3)
     short = np.linspace(0, 1, 200)[:, None] * np.ones(3)
     for acc, gyro in ((ramp, short), (short, ramp)):
@@ -447,7 +431,7 @@ def write_hhar(root: Path) -> None:
         (root / f"Phones_{name}.csv").write_text(header + "".join(rows))
 
 
-def test_hhar_is_cut_from_its_csv_files_once(tmp_path: Path) -> None:
+def test_hhar_is_cut_from_its_csv_files_once(tmp_path):
     write_hhar(tmp_path / "root" / "Activity recognition exp")
     made = load(Data(name="hhar", root=str(tmp_path / "root")))
     x = np.concatenate([made.train_x, made.test_x])
@@ -462,9 +446,7 @@ def test_hhar_is_cut_from_its_csv_files_once(tmp_path: Path) -> None:
     assert len(legacy.train_x) == 6 * 2
 
 
-def test_windows_that_cannot_be_kept_are_of_use_all_the_same(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_windows_that_cannot_be_kept_are_of_use_all_the_same(tmp_path, caplog):
     write_hhar(tmp_path / "root")
     (tmp_path / "cache").write_text("no directory can be made here")
     assert len(load(Data(name="hhar", root=str(tmp_path / "root"))).train_x) == 6 * 3
@@ -501,7 +483,7 @@ def write_realworld(root: Path, subjects: int = 2) -> None:
                 (folder / f"{sensor}_{activity}_csv.zip").write_bytes(zipped(files))
 
 
-def test_realworld_is_cut_from_its_zips(tmp_path: Path) -> None:
+def test_realworld_is_cut_from_its_zips(tmp_path):
     write_realworld(tmp_path / "root")
     made = load(Data(name="realworld", root=str(tmp_path / "root")))
     assert made.group_names[:2] == ("subject 1, chest", "subject 1, forearm")
@@ -511,7 +493,7 @@ def test_realworld_is_cut_from_its_zips(tmp_path: Path) -> None:
     assert made.class_names[5:] == ("walk", "lie", "jump")
 
 
-def test_the_combined_set_aligns_the_labels(tmp_path: Path) -> None:
+def test_the_combined_set_aligns_the_labels(tmp_path):
     write_hhar(tmp_path / "root")
     write_realworld(tmp_path / "root")
     made = load(Data(name="hhar+realworld", root=str(tmp_path / "root")))
@@ -522,7 +504,7 @@ def test_the_combined_set_aligns_the_labels(tmp_path: Path) -> None:
     assert counts.tolist() == [3, 3, 3 + 24, 3, 3, 3, 0, 12, 12]
 
 
-def test_realworld_labels_of_the_card() -> None:
+def test_realworld_labels_of_the_card():
     names = tuple(REALWORLD.values())
     assert names == ("down", "up", "run", "sit", "stand", "walk", "lie", "jump")
     assert [COMBINED[k] for k in REALWORLD_LABELS] == list(names)
@@ -535,7 +517,7 @@ def write_femnist(folder: Path, writers: str, n: int) -> None:
     (folder / "all_data_0.json").write_text(json.dumps(content))
 
 
-def test_femnist_of_leaf(tmp_path: Path) -> None:
+def test_femnist_of_leaf(tmp_path):
     write_femnist(tmp_path / "femnist/data/train", "fg", 70)
     write_femnist(tmp_path / "femnist/data/test", "fg", 5)
     made = load(Data(name="femnist", root=str(tmp_path)))
@@ -546,7 +528,7 @@ def test_femnist_of_leaf(tmp_path: Path) -> None:
     assert np.bincount(made.groups).tolist() == [75, 75]
 
 
-def test_what_takes_long_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_takes_long_is_read_once(tmp_path, monkeypatch):
     write_femnist(tmp_path / "femnist/data/train", "fg", 70)
     write_femnist(tmp_path / "femnist/data/test", "fg", 5)
     first = load(Data(name="femnist", root=str(tmp_path)))
@@ -565,7 +547,7 @@ def test_what_takes_long_is_read_once(tmp_path: Path, monkeypatch: pytest.Monkey
     assert len(load(Data(name="femnist", root=str(tmp_path))).train_y) > len(first.train_y)
 
 
-def test_femnist_without_a_split(tmp_path: Path) -> None:
+def test_femnist_without_a_split(tmp_path):
     write_femnist(tmp_path / "femnist/data/all_data", "fg", 155)
     made = load(Data(name="femnist", root=str(tmp_path)))
     assert (len(made.train_y), len(made.test_y)) == (248, 62)
@@ -587,7 +569,7 @@ def write_tiny_imagenet(root: Path) -> None:
     (root / "val/val_annotations.txt").write_text("".join(lines))
 
 
-def test_tiny_imagenet_zipped_or_not(tmp_path: Path) -> None:
+def test_tiny_imagenet_zipped_or_not(tmp_path):
     write_tiny_imagenet(tmp_path / "plain/tiny-imagenet-200")
     (tmp_path / "packed").mkdir()
     with zipfile.ZipFile(tmp_path / "packed/tiny-imagenet-200.zip", "w") as archive:
@@ -615,7 +597,7 @@ def test_tiny_imagenet_zipped_or_not(tmp_path: Path) -> None:
         ("hhar+realworld", "Phones_accelerometer.csv"),
     ],
 )
-def test_what_must_be_fetched_by_hand_is_named(name: str, what: str, tmp_path: Path) -> None:
+def test_what_must_be_fetched_by_hand_is_named(name, what, tmp_path):
     with pytest.raises(DataError) as caught:
         load(Data(name=name, root=str(tmp_path / "root")))
     line = str(caught.value)
@@ -624,7 +606,7 @@ def test_what_must_be_fetched_by_hand_is_named(name: str, what: str, tmp_path: P
     assert str(tmp_path / "root") in line
 
 
-def test_damaged_publishers_files_are_named(tmp_path: Path) -> None:
+def test_damaged_publishers_files_are_named(tmp_path):
     write_hhar(tmp_path)
     (tmp_path / "Phones_gyroscope.csv").write_text("Index,x\n1,2\n")
     with pytest.raises(DataError, match=r"Phones_gyroscope.csv cannot be read"):
@@ -639,7 +621,7 @@ def test_damaged_publishers_files_are_named(tmp_path: Path) -> None:
 # --- custom data
 
 
-def test_a_directory_of_arrays(tmp_path: Path) -> None:
+def test_a_directory_of_arrays(tmp_path):
     rng = np.random.default_rng(0)
     for part, n in (("train", 12), ("test", 6)):
         np.save(tmp_path / f"{part}_x.npy", rng.integers(0, 9, (n, 3, 4, 4), dtype=np.uint8))
@@ -666,7 +648,7 @@ def test_a_directory_of_arrays(tmp_path: Path) -> None:
         load(Data(name="directory", root=str(tmp_path)))
 
 
-def test_a_directory_of_class_folders(tmp_path: Path) -> None:
+def test_a_directory_of_class_folders(tmp_path):
     for part in ("train", "test"):
         for name, colour in (("cat", 10), ("dog", 20)):
             (tmp_path / part / name).mkdir(parents=True)
@@ -682,7 +664,7 @@ def test_a_directory_of_class_folders(tmp_path: Path) -> None:
 # --- the commands
 
 
-def test_run_partition_writes_and_prints(tmp_path: Path) -> None:
+def test_run_partition_writes_and_prints(tmp_path):
     console = Console(file=io.StringIO(), width=100)
     data, scenario = Data(name="digits", max_per_class=12), Iid(kind="iid", tasks=[1, 2, 1])
     out = run_partition(data, scenario, 3, 0, tmp_path / "data", console)
@@ -696,7 +678,7 @@ def test_run_partition_writes_and_prints(tmp_path: Path) -> None:
         run_partition(data.model_copy(update={"max_per_class": 13}), scenario, 3, 0, Path(out))
 
 
-def test_a_partition_is_drawn_unless_that_is_refused(tmp_path: Path) -> None:
+def test_a_partition_is_drawn_unless_that_is_refused(tmp_path):
     config = tmp_path / "config.toml"
     config.write_text(
         'data.name = "digits"\nscenario.kind = "iid"\nschedule.clients = 2\nnet.name = "mlp"\n'
@@ -713,21 +695,21 @@ def test_a_partition_is_drawn_unless_that_is_refused(tmp_path: Path) -> None:
     assert f"class 9, client 1: {counts['train'][9]}{counts['train'][9]}" in texts
 
 
-def test_the_digest_does_not_depend_on_where_the_data_lie(tmp_path: Path) -> None:
+def test_the_digest_does_not_depend_on_where_the_data_lie(tmp_path):
     scenario, console = Iid(kind="iid"), Console(file=io.StringIO())
     run_partition(Data(name="digits"), scenario, 2, 0, tmp_path / "data", console)
     run_partition(Data(name="digits", root="/else"), scenario, 2, 0, tmp_path / "data", console)
     assert "the same partition is already in" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
-def test_long_tables_are_cut(tmp_path: Path) -> None:
+def test_long_tables_are_cut(tmp_path):
     console = Console(file=io.StringIO(), width=100)
     scenario = Iid(kind="iid", tasks=commands.MAX_ROWS)
     run_partition(Data(name="digits"), scenario, 2, 0, tmp_path / "data", console)
     assert "40 more rows" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
-def test_list_datasets_names_them_all() -> None:
+def test_list_datasets_names_them_all():
     console = Console(file=io.StringIO(), width=200)
     list_datasets(console)
     text = console.file.getvalue()  # type: ignore[attr-defined]
@@ -752,7 +734,7 @@ def test_list_datasets_names_them_all() -> None:
         ("wisdm", (128, 6), None),
     ],
 )
-def test_real_data(name: str, shape: tuple[int, ...], sizes: tuple[int, int] | None) -> None:
+def test_real_data(name, shape, sizes):
     made = load_or_skip(name)
     assert made.input_shape == shape
     assert sizes is None or (len(made.train_y), len(made.test_y)) == sizes
@@ -764,7 +746,7 @@ def test_real_data(name: str, shape: tuple[int, ...], sizes: tuple[int, int] | N
 
 
 @pytest.mark.data
-def test_wisdm_has_58_natural_clients(tmp_path: Path) -> None:
+def test_wisdm_has_58_natural_clients(tmp_path):
     made = load_or_skip("wisdm")
     assert len(made.group_names) == 58
     with pytest.raises(ConfigError, match="has 58 natural clients"):

@@ -64,13 +64,7 @@ CASES: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("given", "about", "line"), CASES.values(), ids=CASES)
-def test_what_may_not_be_meant_is_found(
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    given: tuple[Any, ...],
-    about: dict[str, Any],
-    line: str,
-) -> None:
+def test_what_may_not_be_meant_is_found(tmp_path, caplog, given, about, line):
     name = line.split(" ")[0]
     labels = [1] * 16 if name == "all" else given[0]
     client(tmp_path, 0, labels, *given[1:], **about)
@@ -102,9 +96,7 @@ def test_what_may_not_be_meant_is_found(
         (list(range(0, 20000, 7)) + [9999] * 5, {}),
     ],
 )
-def test_values_far_from_all_others_that_repeat_may_stand_for_none(
-    values: list[float], found: dict[float, int]
-) -> None:
+def test_values_far_from_all_others_that_repeat_may_stand_for_none(values, found):
     one, two = Extremes(), Extremes()
     one.add(np.array(values[::2]))
     two.add(np.array(values[1::2]))
@@ -119,9 +111,7 @@ def check(*words: object, status: int = 0) -> None:
     assert ended.value.code == status
 
 
-def test_good_data_are_passed_over_in_silence(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_good_data_are_passed_over_in_silence(tmp_path, caplog):
     for number in range(2):
         client(tmp_path, number, GOOD, [0, 1, 2])
     tell(tmp_path, strict=True)
@@ -129,7 +119,7 @@ def test_good_data_are_passed_over_in_silence(
     assert caplog.text == ""
 
 
-def test_a_line_for_each_kind_names_the_clients() -> None:
+def test_a_line_for_each_kind_names_the_clients():
     found = [Finding("no test", client=str(i), kind="t") for i in range(9)]
     found += [Finding("one class", client="2", kind="c"), Finding("of all"), Finding("of others")]
     assert summaries(found, ["ann", "ben\x1b"]) == [
@@ -140,7 +130,7 @@ def test_a_line_for_each_kind_names_the_clients() -> None:
     ]
 
 
-def test_a_partition_of_own_data_says_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_partition_of_own_data_says_it(tmp_path, caplog):
     pytest.importorskip("pandas")
     rows = "".join(f"{i},1,{'ab'[i % 2]},{'xy'[i >= 30]}\n" for i in range(60))
     (tmp_path / "r.csv").write_text("ax,one,who,label\n" + rows)
@@ -157,9 +147,7 @@ def test_a_partition_of_own_data_says_it(tmp_path: Path, caplog: pytest.LogCaptu
     assert (tmp_path / "out" / "0").is_dir()
 
 
-def test_a_partition_of_a_published_set_is_not_looked_at(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_partition_of_a_published_set_is_not_looked_at(tmp_path, caplog, capsys):
     """Who has one class there was said by the scenario."""
     data = Data(name="digits", max_per_class=4, max_test_per_class=1)
     run_partition(data, Iid(kind="iid"), 20, 0, tmp_path / "out", QUIET, strict=True)
@@ -169,9 +157,7 @@ def test_a_partition_of_a_published_set_is_not_looked_at(
     assert "little can be learnt from a handful" in capsys.readouterr().out
 
 
-def test_check_shows_which_classes_are_tested(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_check_shows_which_classes_are_tested(tmp_path, capsys):
     client(tmp_path, 0, GOOD, [0, 1])
     check(tmp_path)
     said = capsys.readouterr().out

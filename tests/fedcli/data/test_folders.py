@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -70,9 +69,7 @@ def loaded(name: str, root: Path) -> Dataset:
 
 
 @pytest.mark.parametrize(("name", "make"), [("directory", photos), ("table", table)])
-def test_hidden_and_foreign_files_are_no_data(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, make: Callable[[Path], list[Path]]
-) -> None:
+def test_hidden_and_foreign_files_are_no_data(tmp_path, caplog, name, make):
     if name == "table":
         pytest.importorskip("pandas")
     files = make(tmp_path / "d")
@@ -84,9 +81,7 @@ def test_hidden_and_foreign_files_are_no_data(
     assert f"note: {tmp_path / 'd'}: {left} files are left out: " in caplog.text
 
 
-def test_a_file_of_another_kind_is_counted(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_file_of_another_kind_is_counted(tmp_path, caplog):
     """What is left out is said by kind, and what to do with it."""
     photos(tmp_path / "d")
     note = f"note: {tmp_path / 'd'}: "
@@ -101,7 +96,7 @@ def test_a_file_of_another_kind_is_counted(
     assert f"{note}4 files are left out: {names} (3 *.nef, 1 *.txt); {advice}" in caplog.text
 
 
-def test_published_sets_pass_over_foreign_files(tmp_path: Path) -> None:
+def test_published_sets_pass_over_foreign_files(tmp_path):
     users = {"users": ["w"], "user_data": {"w": {"x": [[0.0] * 784] * 2, "y": [0, 1]}}}
     for part in ("train", "test"):
         place = tmp_path / "femnist" / part
@@ -121,7 +116,7 @@ def test_published_sets_pass_over_foreign_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["cat", "_a", "a.csv", "thumbs", "mac.osx", "~a"])
-def test_what_is_one_s_own_is_no_foreign_file(name: str) -> None:
+def test_what_is_one_s_own_is_no_foreign_file(name):
     assert not is_foreign(name)
 
 
@@ -223,9 +218,7 @@ FILES = [(reader, file) for reader, (_, files) in READERS.items() for file in fi
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("kind", ["pipe", "device", "zip", "directory"])
 @pytest.mark.parametrize(("reader", "file"), FILES)
-def test_what_is_no_regular_file_gets_one_line(
-    tmp_path: Path, reader: str, file: str, kind: str
-) -> None:
+def test_what_is_no_regular_file_gets_one_line(tmp_path, reader, file, kind):
     """A pipe was waited for without end, a device read without end, a zip gave a traceback."""
     read, _ = READERS[reader]
     root = tmp_path / "d"
@@ -248,7 +241,7 @@ def test_what_is_no_regular_file_gets_one_line(
 
 
 @pytest.mark.parametrize(("reader", "file"), [f for f in FILES if f[0] != "server"])
-def test_a_link_out_of_the_directory_is_refused(tmp_path: Path, reader: str, file: str) -> None:
+def test_a_link_out_of_the_directory_is_refused(tmp_path, reader, file):
     """It would bring files of elsewhere into a run; a link within is well."""
     read, _ = READERS[reader]
     root = tmp_path / "d"
@@ -267,7 +260,7 @@ def test_a_link_out_of_the_directory_is_refused(tmp_path: Path, reader: str, fil
     read(tmp_path / "linked")
 
 
-def test_a_directory_that_is_a_link_is_not_entered_twice(tmp_path: Path) -> None:
+def test_a_directory_that_is_a_link_is_not_entered_twice(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "x.csv").write_text("")
     (tmp_path / "b").symlink_to("a")

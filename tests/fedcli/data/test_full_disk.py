@@ -27,7 +27,7 @@ def may_mount(place: Path) -> bool:
         return False
 
 
-def test_a_store_that_does_not_fit_is_one_line(tmp_path: Path) -> None:
+def test_a_store_that_does_not_fit_is_one_line(tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()
     if not may_mount(disk):
@@ -49,9 +49,7 @@ def test_a_store_that_does_not_fit_is_one_line(tmp_path: Path) -> None:
     assert ended.returncode == 1
 
 
-def test_a_picture_that_does_not_fit_leaves_the_data(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_picture_that_does_not_fit_leaves_the_data(tmp_path, monkeypatch, capsys):
     def full(path: Path, *_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

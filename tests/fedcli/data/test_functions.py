@@ -61,7 +61,7 @@ def loaded(folder: Path, text: str, function: str = "load") -> Dataset:
     return load(Data(name=f"{folder / 'mine.py'}:{function}"))
 
 
-def test_two_torch_data_sets_are_a_data_set(tmp_path: Path) -> None:
+def test_two_torch_data_sets_are_a_data_set(tmp_path):
     found = loaded(tmp_path, GOOD)
     assert found.train_x.shape == (6, 1, 4, 4)
     assert found.train_x[:, 0, 0, 0].tolist() == [0, 1, 2, 3, 4, 5]
@@ -72,7 +72,7 @@ def test_two_torch_data_sets_are_a_data_set(tmp_path: Path) -> None:
     assert found.groups_test.tolist() == [0, 1, 2, 0]
 
 
-def test_pictures_stay_bytes_and_put_channels_first(tmp_path: Path) -> None:
+def test_pictures_stay_bytes_and_put_channels_first(tmp_path):
     found = loaded(
         tmp_path,
         "from PIL import Image\n"
@@ -85,7 +85,7 @@ def test_pictures_stay_bytes_and_put_channels_first(tmp_path: Path) -> None:
     assert found.mean == pytest.approx((1, 0, 0.2))
 
 
-def test_a_function_may_take_the_source_and_return_the_data_set(tmp_path: Path) -> None:
+def test_a_function_may_take_the_source_and_return_the_data_set(tmp_path):
     text = (
         "from fedcli.data.sets.images import digits\n"
         "def load(source):\n    assert source.data.name.endswith('load')\n    return digits(source)"
@@ -114,14 +114,14 @@ def test_a_function_may_take_the_source_and_return_the_data_set(tmp_path: Path) 
         ("return Bad(groups=[[1], [2, 3]]), []", "the training set: groups failed: ValueError"),
     ],
 )
-def test_a_mistake_gets_one_line(tmp_path: Path, body: str, line: str) -> None:
+def test_a_mistake_gets_one_line(tmp_path, body, line):
     with pytest.raises(DataError, match=re.escape(line)) as caught:
         loaded(tmp_path, f"{BAD}def load():\n    {body}\n")
     assert "\n" not in str(caught.value)
     assert "load" in str(caught.value)
 
 
-def test_something_else_than_a_function_gets_one_line(tmp_path: Path) -> None:
+def test_something_else_than_a_function_gets_one_line(tmp_path):
     with pytest.raises(DataError, match="is no function: it is int"):
         loaded(tmp_path, "load = 3\n")
 
@@ -161,7 +161,7 @@ def dealt(data: Data, out: Path) -> str:
     return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
 
 
-def test_a_function_that_draws_is_no_reason_to_delete_a_run(tmp_path: Path) -> None:
+def test_a_function_that_draws_is_no_reason_to_delete_a_run(tmp_path):
     (tmp_path / "mine.py").write_text(DRAWN)
     data = Data(name=f"{tmp_path / 'mine.py'}:load")
     dealt(data, tmp_path / "data")
@@ -171,9 +171,7 @@ def test_a_function_that_draws_is_no_reason_to_delete_a_run(tmp_path: Path) -> N
     assert "delete" not in str(caught.value)
 
 
-def test_the_place_of_the_file_changes_no_partition(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_place_of_the_file_changes_no_partition(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(GOOD)
     monkeypatch.chdir(tmp_path)
     tables = {**TABLES, "data": {"name": "mine.py:load"}, "scenario": {"kind": "iid"}}
@@ -199,16 +197,14 @@ def test_the_place_of_the_file_changes_no_partition(
 
 
 @pytest.mark.parametrize(("shape", "is_noted"), [((8, 8, 3), True), ((3, 8, 3), False)])
-def test_pictures_with_channels_last_are_noted(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, shape: tuple[int, ...], is_noted: bool
-) -> None:
+def test_pictures_with_channels_last_are_noted(tmp_path, caplog, shape, is_noted):
     text = f"import numpy as np\nimport torch\nx = np.zeros({shape}, np.uint8)\n"
     loaded(tmp_path, text + "def load():\n    return [(x, 0), (x, 1)], [(x, 1)]\n")
     line = "mine.py:load: inputs (8, 8, 3) are read as (C, H, W), 8 channels of 8 x 3"
     assert (line in caplog.text) == is_noted
 
 
-def test_a_launch_repeats_the_notes_of_its_partition(tmp_path: Path) -> None:
+def test_a_launch_repeats_the_notes_of_its_partition(tmp_path):
     log = tmp_path / "partition.log"
     note = "2026-01-01 WARNING fedcli.data.own.examples: note: turn them\n"
     other = "2026-01-01 WARNING fedmodels.resolution: note: said before\n"

@@ -118,9 +118,7 @@ def held(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-def test_a_kill_at_any_step_leaves_the_old_data_or_the_new(
-    held: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kill_at_any_step_leaves_the_old_data_or_the_new(held, tmp_path, monkeypatch):
     """What a killed process leaves is cleaned by the next one, and nothing is added twice."""
     monkeypatch.setattr(os, "fsync", lambda handle: None)
     source, old = arrays(tmp_path / "month", "0 1 3"), open_data(held, 1).announcement()
@@ -148,7 +146,7 @@ def test_a_kill_at_any_step_leaves_the_old_data_or_the_new(
     assert step > 6
 
 
-def test_a_task_is_added_behind_the_others(held: Path, tmp_path: Path) -> None:
+def test_a_task_is_added_behind_the_others(held, tmp_path):
     before = open_data(held, 1)
     source = arrays(tmp_path / "month", "0 1 1 7")
     added = add_task(held, 1, source)
@@ -177,7 +175,7 @@ def test_a_task_is_added_behind_the_others(held: Path, tmp_path: Path) -> None:
     assert add_task(held, 1, source.rename(tmp_path / "later" / "other")).task == added.task + 1
 
 
-def test_a_client_of_a_store_has_its_added_tasks_in_its_own_directory(tmp_path: Path) -> None:
+def test_a_client_of_a_store_has_its_added_tasks_in_its_own_directory(tmp_path):
     root = stores.write(tmp_path / "data", Layout.STORE, stores.KINDS[0])
     add_task(root, 1, arrays(tmp_path / "month", "0 2"))
     assert not (root / "1" / "task-0").exists()
@@ -209,9 +207,7 @@ def test_a_client_of_a_store_has_its_added_tasks_in_its_own_directory(tmp_path: 
         (lambda at: at.write_bytes(b"\x00") and at, "is no directory"),
     ],
 )
-def test_what_cannot_be_a_task_is_a_line_and_changes_nothing(
-    tmp_path: Path, made: Callable[[Path], Path], line: str
-) -> None:
+def test_what_cannot_be_a_task_is_a_line_and_changes_nothing(tmp_path, made, line):
     own(tmp_path / "data", 1)
     before = content(tmp_path / "data")
     with pytest.raises(DataError, match=line) as found:
@@ -222,7 +218,7 @@ def test_what_cannot_be_a_task_is_a_line_and_changes_nothing(
     }
 
 
-def test_a_task_that_somebody_put_there_is_not_removed(tmp_path: Path) -> None:
+def test_a_task_that_somebody_put_there_is_not_removed(tmp_path):
     add_task(root := own(tmp_path / "data", 1).parent, 1, arrays(tmp_path / "a", "0 1"))
     arrays(root / "1" / "task-2", "0 1")
     with pytest.raises(DataError, match=r"task-2 is there, and .*client\.json does not count it"):
@@ -230,7 +226,7 @@ def test_a_task_that_somebody_put_there_is_not_removed(tmp_path: Path) -> None:
     assert (root / "1" / "task-2" / "train_x.npy").exists()
 
 
-def test_a_full_disk_is_a_line_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_a_line_of_its_own(tmp_path, monkeypatch):
     root = own(tmp_path / "data", 1).parent
 
     def full(*args: Any, **named: Any) -> None:
@@ -245,7 +241,7 @@ def test_a_full_disk_is_a_line_of_its_own(tmp_path: Path, monkeypatch: pytest.Mo
 # --- classes
 
 
-def test_folders_of_classes_go_by_name_or_number(tmp_path: Path) -> None:
+def test_folders_of_classes_go_by_name_or_number(tmp_path):
     root = own(tmp_path / "data", 1, class_names=["cat", "dog"]).parent
     assert add_task(root, 1, images(tmp_path / "a", "dog", "fox", "0")).new_classes == ("fox",)
     data = open_data(root, 1)
@@ -253,7 +249,7 @@ def test_folders_of_classes_go_by_name_or_number(tmp_path: Path) -> None:
     assert data.tasks[1].train == (2, 2, 2)
 
 
-def test_a_client_without_names_gets_none_while_numbers_do(tmp_path: Path) -> None:
+def test_a_client_without_names_gets_none_while_numbers_do(tmp_path):
     root = own(tmp_path / "data", 1).parent
     add_task(root, 1, arrays(tmp_path / "a", "0 2"))
     assert open_data(root, 1).file.class_names == ()
@@ -263,7 +259,7 @@ def test_a_client_without_names_gets_none_while_numbers_do(tmp_path: Path) -> No
     assert data.tasks[2].test == (0, 0, 2, 2)
 
 
-def test_labels_and_counts_come_in_the_order_of_the_run(tmp_path: Path) -> None:
+def test_labels_and_counts_come_in_the_order_of_the_run(tmp_path):
     root = own(tmp_path / "data", 1, class_names=["a", "b"]).parent
     add_task(root, 1, images(tmp_path / "m", "fox", "b"))
     add_task(root, 1, images(tmp_path / "n", "elk"))
@@ -293,7 +289,7 @@ def test_labels_and_counts_come_in_the_order_of_the_run(tmp_path: Path) -> None:
 # --- files as people have them
 
 
-def test_a_sites_files_are_cut_as_its_first_ones(tmp_path: Path) -> None:
+def test_a_sites_files_are_cut_as_its_first_ones(tmp_path):
     """By what the run said, kept beside them; or by what client.json says of the columns."""
     pytest.importorskip("pandas")
     cache = tmp_path / "own-data"
@@ -314,7 +310,7 @@ def test_a_sites_files_are_cut_as_its_first_ones(tmp_path: Path) -> None:
     held.check()
 
 
-def test_groups_stay_whole_in_the_validation_part_of_an_added_task(tmp_path: Path) -> None:
+def test_groups_stay_whole_in_the_validation_part_of_an_added_task(tmp_path):
     """Added tasks had no file of groups, so that no order on them could be done."""
     pytest.importorskip("pandas")
 
@@ -344,7 +340,7 @@ def test_groups_stay_whole_in_the_validation_part_of_an_added_task(tmp_path: Pat
     assert again.validation(1) is not None
 
 
-def test_photos_are_cut_as_the_first_ones(tmp_path: Path) -> None:
+def test_photos_are_cut_as_the_first_ones(tmp_path):
     root = cut(shots(tmp_path / "p", "fox", "cat"), PHOTOS, 0, 1, tmp_path / "own-data")
     for number, how in enumerate((remembered(root), None)):
         added = add_task(root, 1, shots(tmp_path / f"q{number}", "dog", "owl"), *(how or ()))
@@ -354,9 +350,7 @@ def test_photos_are_cut_as_the_first_ones(tmp_path: Path) -> None:
     assert data.tasks[2].train == (0, 4, 0, 4)
 
 
-def test_a_site_goes_on_with_what_was_cut_once_it_has_grown_or_its_files_are_gone(
-    tmp_path: Path,
-) -> None:
+def test_a_site_goes_on_with_what_was_cut_once_it_has_grown_or_its_files_are_gone(tmp_path):
     cache, files = tmp_path / "own-data", shots(tmp_path / "p", "fox", "cat")
     root = cut(files, PHOTOS, 0, 1, cache)
     files.rename(tmp_path / "away")
@@ -371,7 +365,7 @@ def test_a_site_goes_on_with_what_was_cut_once_it_has_grown_or_its_files_are_gon
     assert cut(files, PHOTOS, 0, 2, cache) not in (root, other)
 
 
-def test_without_a_word_of_how_files_are_cut_the_server_is_named(tmp_path: Path) -> None:
+def test_without_a_word_of_how_files_are_cut_the_server_is_named(tmp_path):
     root, place = tmp_path / "data", tmp_path / "data" / "1" / "task-0"
     arrays(place, "0 1", np.float32, (6,))
     (root / "1" / "client.json").write_text(json.dumps({"input_shape": [6], "num_classes": 2}))
@@ -383,7 +377,7 @@ def test_without_a_word_of_how_files_are_cut_the_server_is_named(tmp_path: Path)
 
 
 @pytest.mark.parametrize("kind", ["arrays", "images"])
-def test_training_data_of_earlier_tasks_may_be_deleted(tmp_path: Path, kind: str) -> None:
+def test_training_data_of_earlier_tasks_may_be_deleted(tmp_path, kind):
     root = own(tmp_path / "data", 1).parent
     add_task(root, 1, arrays(tmp_path / "a", "0 1"))
     if kind == "images":
@@ -412,7 +406,7 @@ def test_training_data_of_earlier_tasks_may_be_deleted(tmp_path: Path, kind: str
     assert not inspect(root, console)  # those of the last task are missed
 
 
-def test_the_scale_follows_from_what_is_left(tmp_path: Path) -> None:
+def test_the_scale_follows_from_what_is_left(tmp_path):
     place = own(tmp_path / "data", 1)
     data = ClientData(place)
     about = json.loads(data.file.text("scale", "mean", "std"))

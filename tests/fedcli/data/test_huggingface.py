@@ -19,16 +19,14 @@ def loaded(root: Path, **columns: Any) -> Dataset:
     return load(Data(name="huggingface", root=str(root), columns=Columns(**columns)))
 
 
-def test_without_the_library_the_extra_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_library_the_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(DataError, match=": pip install 'datasets>="):
         loaded(tmp_path)
 
 
 @pytest.mark.filterwarnings("ignore")  # those of the library
-def test_pictures_keep_the_order_of_their_classes(tmp_path: Path) -> None:
+def test_pictures_keep_the_order_of_their_classes(tmp_path):
     library = pytest.importorskip("datasets")
     features = library.Features(
         {"image": library.Image(), "label": library.ClassLabel(names=["b", "a"])}
@@ -48,7 +46,7 @@ def test_pictures_keep_the_order_of_their_classes(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # those of the library
-def test_columns_of_numbers_give_windows(tmp_path: Path) -> None:
+def test_columns_of_numbers_give_windows(tmp_path):
     library = pytest.importorskip("datasets")
     rows = {"ax": np.arange(12.0), "ay": np.zeros(12), "label": ["up"] * 6 + ["down"] * 6}
     library.Dataset.from_dict(rows).save_to_disk(str(tmp_path / "d"))

@@ -95,9 +95,7 @@ RIGHT: dict[str, tuple[str, Saved, list[Any]]] = {
 
 
 @pytest.mark.parametrize(("name", "save", "pixels"), RIGHT.values(), ids=RIGHT)
-def test_a_picture_is_read_as_viewers_show_it(
-    tmp_path: Path, name: str, save: Saved, pixels: list[Any]
-) -> None:
+def test_a_picture_is_read_as_viewers_show_it(tmp_path, name, save, pixels):
     save(tmp_path / name)
     (read,) = read_image(tmp_path / name)
     assert read.tolist() == pixels
@@ -106,9 +104,7 @@ def test_a_picture_is_read_as_viewers_show_it(
 
 
 @pytest.mark.parametrize(("name", "save", "pixels"), RIGHT.values(), ids=RIGHT)
-def test_every_way_in_reads_alike(
-    tmp_path: Path, name: str, save: Saved, pixels: list[Any]
-) -> None:
+def test_every_way_in_reads_alike(tmp_path, name, save, pixels):
     for part in ("train", "test"):
         for place in (tmp_path / "photos" / part, tmp_path / "0" / "task-0" / part):
             (place / "0").mkdir(parents=True)
@@ -131,7 +127,7 @@ def test_every_way_in_reads_alike(
     assert folder.scale == function.scale == client.file.scale == scale
 
 
-def test_pictures_of_hugging_face_are_read_alike(tmp_path: Path) -> None:
+def test_pictures_of_hugging_face_are_read_alike(tmp_path):
     library = pytest.importorskip("datasets")
     palette(tmp_path / "a.png")
     features = library.Features({"image": library.Image(), "label": library.Value("string")})
@@ -191,9 +187,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("content", "why"), REFUSED.values(), ids=REFUSED)
-def test_what_has_no_single_right_reading_is_refused(
-    tmp_path: Path, content: bytes, why: str
-) -> None:
+def test_what_has_no_single_right_reading_is_refused(tmp_path, content, why):
     (tmp_path / "a.png").write_bytes(content)
     for channels in (None, "grey", "rgb"):
         how = ImageTransform(channels=channels)
@@ -202,7 +196,7 @@ def test_what_has_no_single_right_reading_is_refused(
         assert "\n" not in str(caught.value)
 
 
-def test_a_photograph_with_a_preview_is_its_first_picture(tmp_path: Path) -> None:
+def test_a_photograph_with_a_preview_is_its_first_picture(tmp_path):
     """Phones store a small copy beside the photograph, as MPO; viewers show the photograph."""
     large, small = (Image.new("RGB", (size, size), (200, 0, 0)) for size in (16, 8))
     large.save(tmp_path / "a.jpg", "MPO", save_all=True, append_images=[small])
@@ -211,7 +205,7 @@ def test_a_photograph_with_a_preview_is_its_first_picture(tmp_path: Path) -> Non
         assert [image.shape for image in found] == [(3, 16, 16)]
 
 
-def test_images_of_two_depths_are_named(tmp_path: Path) -> None:
+def test_images_of_two_depths_are_named(tmp_path):
     for part in ("train", "test"):
         (tmp_path / part / "cat").mkdir(parents=True)
         Image.new("L", (3, 1)).save(tmp_path / part / "cat" / "a.png")
@@ -221,7 +215,7 @@ def test_images_of_two_depths_are_named(tmp_path: Path) -> None:
         load(Data(name="directory", root=str(tmp_path)))
 
 
-def test_images_of_two_depths_may_become_alike(tmp_path: Path) -> None:
+def test_images_of_two_depths_may_become_alike(tmp_path):
     for name, kind in (("a", np.uint8), ("b", np.uint16)):
         Image.fromarray(np.array([[0, 1, np.iinfo(kind).max]], dtype=kind)).save(
             tmp_path / f"{name}.png"
@@ -233,7 +227,7 @@ def test_images_of_two_depths_may_become_alike(tmp_path: Path) -> None:
             assert read.tolist() == [[row]]
 
 
-def test_a_deep_grey_in_three_channels_keeps_its_shades() -> None:
+def test_a_deep_grey_in_three_channels_keeps_its_shades():
     shades = np.array([[0, 4095]], dtype=np.uint16)
     how = ImageTransform(channels="rgb")
     assert pixels_of(Image.fromarray(shades), how).tolist() == [shades.tolist()] * 3
@@ -243,7 +237,7 @@ def test_a_deep_grey_in_three_channels_keeps_its_shades() -> None:
 
 
 @pytest.mark.parametrize("mode", ["L", "RGB", "I;16"])
-def test_images_are_resized_and_cropped_as_torchvision_does_it(mode: str) -> None:
+def test_images_are_resized_and_cropped_as_torchvision_does_it(mode):
     rng = np.random.default_rng(0)
     shape = (30, 20, 3) if mode == "RGB" else (30, 20)
     pixels = rng.integers(0, 4096 if mode == "I;16" else 256, shape)
@@ -262,14 +256,14 @@ def test_images_are_resized_and_cropped_as_torchvision_does_it(mode: str) -> Non
         pixels_of(picture, ImageTransform(resize=10, crop=12))
 
 
-def test_a_photograph_is_turned_before_it_is_resized(tmp_path: Path) -> None:
+def test_a_photograph_is_turned_before_it_is_resized(tmp_path):
     turned(tmp_path / "a.png")
     (read,) = read_image(tmp_path / "a.png", ImageTransform(resize=(6, 4)))
     assert read[0, 0, 0] > read[0, 0, -1]  # the left column has the larger shades
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
-def test_the_ground_may_be_black(tmp_path: Path, mode: str) -> None:
+def test_the_ground_may_be_black(tmp_path, mode):
     """White ink on a transparent ground is lost on white."""
     transparent(mode)(tmp_path / "a.png")
     (read,) = read_image(tmp_path / "a.png", ImageTransform(ground="black"))
@@ -279,7 +273,7 @@ def test_the_ground_may_be_black(tmp_path: Path, mode: str) -> None:
     assert channels.tolist() == [(255 - INK).tolist()]
 
 
-def test_frames_are_read_as_asked(tmp_path: Path) -> None:
+def test_frames_are_read_as_asked(tmp_path):
     for kind in ("GIF", "PNG", "WEBP", "TIFF"):
         (tmp_path / "a.png").write_bytes(animated(kind))
         first, every = (
@@ -302,9 +296,7 @@ def test_frames_are_read_as_asked(tmp_path: Path) -> None:
         ("a.jfif", "JPEG", (3, 64, 32)),
     ],
 )
-def test_photos_of_phones_are_read_whatever_they_are_called(
-    tmp_path: Path, name: str, kind: str, shape: tuple[int, ...]
-) -> None:
+def test_photos_of_phones_are_read_whatever_they_are_called(tmp_path, name, kind, shape):
     if kind == "HEIF":
         pytest.importorskip("pillow_heif").register_heif_opener()
     exif = Image.Exif()
@@ -316,9 +308,7 @@ def test_photos_of_phones_are_read_whatever_they_are_called(
     assert read[1:].max() < 15
 
 
-def test_without_its_package_a_photo_of_a_phone_names_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_its_package_a_photo_of_a_phone_names_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pillow_heif", None)
     needs = ["pillow-heif>=1.0; extra == 'heic'"]
     monkeypatch.setattr("fedmodels.errors.requires", lambda _: needs)
@@ -339,16 +329,14 @@ def test_without_its_package_a_photo_of_a_phone_names_it(
 @pytest.mark.parametrize(
     ("size", "resize"), [((8, 8), 10_000), ((8, 8), [10_000, 10_000]), ((4000, 4), 300)]
 )
-def test_a_size_beyond_what_is_read_is_refused(tmp_path: Path, size: Any, resize: Any) -> None:
+def test_a_size_beyond_what_is_read_is_refused(tmp_path, size, resize):
     """A long, narrow picture becomes far longer than what ``resize`` says."""
     Image.new("L", size).save(tmp_path / "a.png")
     with pytest.raises(DataError, match=r"a.png .*resize makes \d+ million pixels of its"):
         read_image(tmp_path / "a.png", ImageTransform(resize=resize))
 
 
-def test_images_that_find_no_room_in_memory_are_refused_before_they_take_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_images_that_find_no_room_in_memory_are_refused_before_they_take_it(tmp_path, monkeypatch):
     for part in ("train", "test"):
         for name in "0123":
             (tmp_path / part / "cat").mkdir(parents=True, exist_ok=True)

@@ -65,13 +65,7 @@ READ: dict[str, tuple[list[list[str]], list[float], str]] = {
 
 
 @pytest.mark.parametrize(("columns", "numbers", "told"), READ.values(), ids=READ)
-def test_marks_are_found(
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    columns: list[list[str]],
-    numbers: list[float],
-    told: str,
-) -> None:
+def test_marks_are_found(tmp_path, caplog, columns, numbers, told):
     found = every(loaded(written(tmp_path / "a.csv", *columns)))
     assert sorted({*found[:, 0].tolist()}) == sorted(np.float32(numbers).tolist())
     assert told in caplog.text
@@ -90,9 +84,7 @@ def test_marks_are_found(
         ([["1,198", "2,450"]], 2.45, "'1,198' in column 'a', and no number tells whether its"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_told_is_asked_for(
-    tmp_path: Path, columns: list[list[str]], greatest: float, line: str
-) -> None:
+def test_what_cannot_be_told_is_asked_for(tmp_path, columns, greatest, line):
     file = written(tmp_path / "a.csv", *columns)
     with pytest.raises(DataError, match=re.escape(line)):
         loaded(file)
@@ -101,7 +93,7 @@ def test_what_cannot_be_told_is_asked_for(
     assert every(found).max() == np.float32(greatest)
 
 
-def test_a_column_may_not_be_of_another_writing(tmp_path: Path) -> None:
+def test_a_column_may_not_be_of_another_writing(tmp_path):
     """Rows far below those from which the marks are found were left out as texts."""
     rows = "".join(f"{i}.5;;x\n" for i in range(1100)) + "1.5;-0,132;x\n" * 3
     (tmp_path / "a.csv").write_text("a;b;label\n" + rows)
@@ -114,7 +106,7 @@ def test_a_column_may_not_be_of_another_writing(tmp_path: Path) -> None:
         loaded(tmp_path / "a.csv", features=["b"], decimal=".", missing="drop")
 
 
-def test_thousands_far_below_whole_numbers_are_asked_for(tmp_path: Path) -> None:
+def test_thousands_far_below_whole_numbers_are_asked_for(tmp_path):
     """Beyond the rows from which the marks are found, 1.198 was read as one and a bit."""
     rows = "".join(f"{i % 998};x\n" for i in range(1200)) + "1.198;x\n"
     (tmp_path / "a.csv").write_text("a;label\n" + rows)
@@ -123,7 +115,7 @@ def test_thousands_far_below_whole_numbers_are_asked_for(tmp_path: Path) -> None
     assert every(loaded(tmp_path / "a.csv", decimal=",")).max() == 1198
 
 
-def test_files_of_a_directory_tell_for_each_other(tmp_path: Path) -> None:
+def test_files_of_a_directory_tell_for_each_other(tmp_path):
     written(tmp_path / "a.csv", ["1.198", "2.450"])
     written(tmp_path / "b.csv", ["12,5", "0,5"])
     with pytest.raises(DataError, match=r"a.csv holds 1.198, .*b.csv has a decimal comma: set"):
@@ -131,7 +123,7 @@ def test_files_of_a_directory_tell_for_each_other(tmp_path: Path) -> None:
     assert every(loaded(tmp_path, decimal=",")).max() == 2450
 
 
-def test_texts_of_parquet_have_marks_too(tmp_path: Path) -> None:
+def test_texts_of_parquet_have_marks_too(tmp_path):
     """The key ``decimal`` was passed over."""
     pytest.importorskip("pyarrow")
     frame = pandas.DataFrame({"a": ["1.198", "12,5", "12,5"], "label": ["x"] * 3})
@@ -144,7 +136,7 @@ def test_texts_of_parquet_have_marks_too(tmp_path: Path) -> None:
         loaded(tmp_path / "a.parquet", delimiter=";", decimal=".")
 
 
-def test_a_new_file_that_tells_nothing_is_read_as_those_of_training(tmp_path: Path) -> None:
+def test_a_new_file_that_tells_nothing_is_read_as_those_of_training(tmp_path):
     found = loaded(written(tmp_path / "a.csv", ["1.198", "12,5"]))
     assert found.transform is not None
     how = TableTransform.model_validate(found.transform)
@@ -156,7 +148,7 @@ def test_a_new_file_that_tells_nothing_is_read_as_those_of_training(tmp_path: Pa
 # --- numbers that stand for an empty cell
 
 
-def test_what_stands_for_an_empty_cell_may_be_named(tmp_path: Path) -> None:
+def test_what_stands_for_an_empty_cell_may_be_named(tmp_path):
     file = written(tmp_path / "a.csv", ["1", "-999", "?", "4"], ["5", "6", "-999", "8"])
     how: dict[str, Any] = {"missing_values": [-999, "?"], "features": ["a", "b"]}
     with pytest.raises(DataError, match="column 'a' is empty in line 3 and in 1 more: set"):

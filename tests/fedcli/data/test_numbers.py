@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -69,7 +68,7 @@ def as_hugging_face(root: Path) -> Dataset:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("read", [as_table, as_arrays, as_function, as_hugging_face])
-def test_times_are_told_apart_by_every_way_in(tmp_path: Path, read: Any) -> None:
+def test_times_are_told_apart_by_every_way_in(tmp_path, read):
     found = read(tmp_path)
     assert found.train_x.dtype == np.float64
     every = np.concatenate([found.train_x, found.test_x])
@@ -80,9 +79,7 @@ def test_times_are_told_apart_by_every_way_in(tmp_path: Path, read: Any) -> None
 @pytest.mark.parametrize("scenario", [Iid(kind="iid"), Natural(kind="natural")])
 @pytest.mark.parametrize("layout", list(Layout))
 @pytest.mark.parametrize("gather", [False, True])
-def test_a_net_sees_times_apart(
-    tmp_path: Path, scenario: Any, layout: Layout, gather: bool
-) -> None:
+def test_a_net_sees_times_apart(tmp_path, scenario, layout, gather):
     """Also where each client has moments of its own, and the global test set has everybody's."""
     data, out = recording(tmp_path / "r.csv"), tmp_path / "d"
     run_partition(data, scenario, 2, 0, out, QUIET, gather=gather, layout=layout)
@@ -102,7 +99,7 @@ def test_a_net_sees_times_apart(
     assert len(torch.unique(tested)) > len(tested) // 2  # two owners may share a value
 
 
-def test_numbers_that_float32_tells_apart_stay_narrow(tmp_path: Path) -> None:
+def test_numbers_that_float32_tells_apart_stay_narrow(tmp_path):
     """Data sets of such numbers have the bytes that they had, and the digests of their runs."""
     small = np.linspace(0, 1e4, N)[:, None]
     for x in (small, np.ones((N, 1)) * 1.7e9 + 0.1, np.arange(N)[:, None] + 1e5):
@@ -111,7 +108,7 @@ def test_numbers_that_float32_tells_apart_stay_narrow(tmp_path: Path) -> None:
     assert {part.dtype for part in narrowed(mixed, mixed[:0])} == {np.dtype(np.float64)}
 
 
-def test_a_model_tells_times_apart_too(tmp_path: Path) -> None:
+def test_a_model_tells_times_apart_too(tmp_path):
     """In Python, on the command line, and as a graph for other programs."""
     facts = ModelFacts(
         "mlp", {"hidden": [4]}, (1,), 2, mean=(float(TIMES.mean()),), std=(float(TIMES.std()),)
@@ -132,9 +129,7 @@ def test_a_model_tells_times_apart_too(tmp_path: Path) -> None:
     assert torch.allclose(graph(torch.from_numpy(x)).softmax(1), expected, atol=1e-6)
 
 
-def test_decimals_and_texts_of_numbers_are_numbers_in_parquet_too(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_decimals_and_texts_of_numbers_are_numbers_in_parquet_too(tmp_path, caplog):
     """They were passed over, and a net saw the other columns alone."""
     pytest.importorskip("pyarrow")
     frame = pandas.DataFrame(
@@ -163,7 +158,7 @@ def test_decimals_and_texts_of_numbers_are_numbers_in_parquet_too(
         load(Data(name="table", root=str(tmp_path / "a.parquet"), columns=Columns()))
 
 
-def test_natural_clients_of_images_have_moments_of_their_own(tmp_path: Path) -> None:
+def test_natural_clients_of_images_have_moments_of_their_own(tmp_path):
     """Their moments were those of bytes, and applied to values from 0 to 1: all became one."""
     rng = np.random.default_rng(0)
     for part in ("train", "test"):

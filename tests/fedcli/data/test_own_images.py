@@ -42,7 +42,7 @@ def loaded(root: Path, **keys: Any) -> Dataset:
     return load(Data.model_validate({"name": "directory", "root": str(root), **keys}))
 
 
-def test_photos_of_two_sizes_get_one(tmp_path: Path) -> None:
+def test_photos_of_two_sizes_get_one(tmp_path):
     root = photos(tmp_path / "photos")
     with pytest.raises(DataError, match=r"1.png is 13 x 14, in colour, .*by resize = \[HEIGHT, W"):
         loaded(root)
@@ -57,9 +57,7 @@ def test_photos_of_two_sizes_get_one(tmp_path: Path) -> None:
     assert loaded(root, resize=9, crop=[8, 6], channels="rgb").input_shape == (3, 8, 6)
 
 
-def test_without_a_test_part_the_last_photos_of_each_class_are_for_testing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_without_a_test_part_the_last_photos_of_each_class_are_for_testing(tmp_path, caplog):
     root, sized = photos(tmp_path / "photos"), {"resize": [8, 8], "channels": "grey"}
     found = loaded(root, **sized)
     assert found.train_x.max(axis=(1, 2, 3)).tolist() == [0, 10, 20, 30] * 2
@@ -76,9 +74,7 @@ def test_without_a_test_part_the_last_photos_of_each_class_are_for_testing(
         loaded(tmp_path / "other", **sized, test_share=0.2)
 
 
-def test_a_kind_of_files_that_is_tested_alone_is_named(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_kind_of_files_that_is_tested_alone_is_named(tmp_path, caplog):
     """Of phone-1.jpg … and scan-1.png, the last by name were all scans."""
     (tmp_path / "cat").mkdir()
     for name in ("phone-1.jpg", "phone-2.jpg", "phone-3.jpg", "scan-1.png"):
@@ -91,7 +87,7 @@ def test_a_kind_of_files_that_is_tested_alone_is_named(
     assert "none is trained on" not in caplog.text
 
 
-def test_arrays_without_a_test_part_are_split_by_client_and_class(tmp_path: Path) -> None:
+def test_arrays_without_a_test_part_are_split_by_client_and_class(tmp_path):
     np.save(tmp_path / "train_x.npy", np.arange(12, dtype=np.float32)[:, None])
     np.save(tmp_path / "train_y.npy", np.arange(12) % 2)
     np.save(tmp_path / "groups_train.npy", np.arange(12) // 6)
@@ -103,7 +99,7 @@ def test_arrays_without_a_test_part_are_split_by_client_and_class(tmp_path: Path
         loaded(tmp_path, crop=2)
 
 
-def test_frames_of_one_file_stay_in_one_part(tmp_path: Path) -> None:
+def test_frames_of_one_file_stay_in_one_part(tmp_path):
     for name in ("cat", "dog"):
         (tmp_path / name).mkdir()
         for number in range(5):
@@ -129,9 +125,7 @@ PART = "[(Image.new('RGB', (6 + i, 6)), i % 2) for i in range(10)]"
         (PART, {"resize": [4, 4], "channels": "grey", "test_share": 0.4}, (6, 4, (1, 4, 4))),
     ],
 )
-def test_pictures_of_a_function_are_transformed_too(
-    tmp_path: Path, returned: str, keys: dict[str, Any], shapes: tuple[Any, ...]
-) -> None:
+def test_pictures_of_a_function_are_transformed_too(tmp_path, returned, keys, shapes):
     (tmp_path / "mine.py").write_text(GIVEN.format(returned))
     found = load(Data.model_validate({"name": f"{tmp_path / 'mine.py'}:load", **keys}))
     assert (len(found.train_y), len(found.test_y), found.input_shape) == shapes
@@ -151,9 +145,7 @@ def test_pictures_of_a_function_are_transformed_too(
         (PART, {}, "it must return two torch data sets, .* or one with .data. test_share"),
     ],
 )
-def test_a_key_that_would_do_nothing_is_refused(
-    tmp_path: Path, returned: str, keys: dict[str, Any], line: str
-) -> None:
+def test_a_key_that_would_do_nothing_is_refused(tmp_path, returned, keys, line):
     (tmp_path / "mine.py").write_text(GIVEN.format(returned))
     with pytest.raises((DataError, ConfigError), match=line):
         load(Data.model_validate({"name": f"{tmp_path / 'mine.py'}:load", **keys}))
@@ -167,12 +159,12 @@ def test_a_key_that_would_do_nothing_is_refused(
         ("table", {"frames": "all"}, "frames is for images, not for table"),
     ],
 )
-def test_keys_of_images_belong_to_images(name: str, keys: dict[str, Any], line: str) -> None:
+def test_keys_of_images_belong_to_images(name, keys, line):
     with pytest.raises(ConfigError, match=line):
         load(Data.model_validate({"name": name, **keys}))
 
 
-def test_a_transform_is_a_part_of_what_a_partition_follows_from(tmp_path: Path) -> None:
+def test_a_transform_is_a_part_of_what_a_partition_follows_from(tmp_path):
     """Another size is another partition; a config that says nothing fits one made before."""
     root = photos(tmp_path / "photos")
     tables = {
@@ -202,7 +194,7 @@ def in_client(root: Path) -> dict[str, Any]:
     return found
 
 
-def test_a_participant_s_own_folders_may_be_transformed(tmp_path: Path) -> None:
+def test_a_participant_s_own_folders_may_be_transformed(tmp_path):
     place = tmp_path / "0"
     for part in ("train", "test"):
         photos(place / "task-0" / part)
@@ -220,7 +212,7 @@ def test_a_participant_s_own_folders_may_be_transformed(tmp_path: Path) -> None:
         ClientData(place)
 
 
-def test_a_model_reads_a_photo_as_those_of_training(tmp_path: Path) -> None:
+def test_a_model_reads_a_photo_as_those_of_training(tmp_path):
     """The transform travels from [data] through the partition into the model's own file."""
     root = photos(tmp_path / "photos")
     run = fedtide.run(
@@ -263,8 +255,6 @@ def test_a_model_reads_a_photo_as_those_of_training(tmp_path: Path) -> None:
         ([0] * 4, [0, 1, 1, 1], 0.9, [1, 2, 3]),
     ],
 )
-def test_groups_are_held_out_as_wholes(
-    owners: list[int], groups: list[int], share: float, held: list[int]
-) -> None:
+def test_groups_are_held_out_as_wholes(owners, groups, share, held):
     test = last_groups(np.array(owners), np.array(groups), share)
     assert np.flatnonzero(test).tolist() == held

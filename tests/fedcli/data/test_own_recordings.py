@@ -51,9 +51,7 @@ STYLES = {
 
 
 @pytest.mark.parametrize(("text", "encoding", "told"), STYLES.values(), ids=STYLES)
-def test_a_csv_is_read_however_it_is_written(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str, encoding: str, told: str
-) -> None:
+def test_a_csv_is_read_however_it_is_written(tmp_path, caplog, text, encoding, told):
     file = tmp_path / "a.csv"
     file.write_bytes(text.encode(encoding))
     found = loaded(file, client="who")
@@ -78,9 +76,7 @@ def test_a_csv_is_read_however_it_is_written(
         ("días 5€", "cp1252", "cp1252"),
     ],
 )
-def test_an_encoding_is_found_by_its_words(
-    tmp_path: Path, words: str, encoding: str, found: str
-) -> None:
+def test_an_encoding_is_found_by_its_words(tmp_path, words, encoding, found):
     pytest.importorskip("charset_normalizer")
     text = "ax,label\n" + "".join(f"1,{word}\n" for word in words.split()) * 5
     (tmp_path / "a.csv").write_bytes(text.encode(encoding))
@@ -100,14 +96,12 @@ def test_an_encoding_is_found_by_its_words(
         (["1,5,2"], "."),
     ],
 )
-def test_a_decimal_comma_is_found_where_it_can_be_nothing_else(
-    tmp_path: Path, cells: list[str], sign: str
-) -> None:
+def test_a_decimal_comma_is_found_where_it_can_be_nothing_else(tmp_path, cells, sign):
     (tmp_path / "a.csv").write_text("ax;label\n" + "".join(f"{cell};x\n" for cell in cells))
     assert style_of(tmp_path / "a.csv", Columns()).marks.decimal == sign
 
 
-def test_what_is_given_goes_before_what_is_found(tmp_path: Path) -> None:
+def test_what_is_given_goes_before_what_is_found(tmp_path):
     file = tmp_path / "a.csv"
     file.write_bytes("ax,label\n1,сон\n2,дом\n".encode("koi8_r"))
     given = Columns(encoding="koi8_r", delimiter=",", decimal=".")
@@ -124,9 +118,7 @@ def test_what_is_given_goes_before_what_is_found(tmp_path: Path) -> None:
         loaded(file, delimiter=",")
 
 
-def test_without_the_library_the_extra_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_library_the_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "charset_normalizer", None)
     file = tmp_path / "a.csv"
     file.write_bytes("ax,label\n1,сон\n".encode("cp1251"))
@@ -136,7 +128,7 @@ def test_without_the_library_the_extra_is_named(
     assert len(loaded(file).train_y) == 6
 
 
-def test_an_error_names_the_line_of_a_file_in_any_style(tmp_path: Path) -> None:
+def test_an_error_names_the_line_of_a_file_in_any_style(tmp_path):
     text = COMMA.replace("4,5;x", "?;x").replace("Jürgen\n", '"Jürgen\nK."\n', 1)
     (tmp_path / "a.csv").write_bytes(text.encode("utf-16"))
     with pytest.raises(DataError, match=r"column 'ax' holds '\?' in line 7, and numbers elsewh"):
@@ -156,9 +148,7 @@ LED = {
 
 
 @pytest.mark.parametrize(("text", "line", "told"), LED.values(), ids=LED)
-def test_a_table_may_begin_below_other_lines(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str, line: int, told: str
-) -> None:
+def test_a_table_may_begin_below_other_lines(tmp_path, caplog, text, line, told):
     file, end = tmp_path / "a.csv", "\r" if "\r" in text else "\n"
     rows = "".join(f"{i};{i},5;x{end}" for i in range(8))
     file.write_bytes(text.format(rows=rows).encode())
@@ -180,9 +170,7 @@ HOLEY = "ax,ay,label\n" + "".join(
 )
 
 
-def test_an_empty_cell_is_an_error_unless_a_config_says_what_becomes_of_it(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_empty_cell_is_an_error_unless_a_config_says_what_becomes_of_it(tmp_path, caplog):
     file = tmp_path / "a.csv"
     file.write_text(HOLEY)
     line = "column 'ax' is empty in line 4 and in 2 more: set .* missing = 'drop', 'interpolate' or"
@@ -208,7 +196,7 @@ def test_an_empty_cell_is_an_error_unless_a_config_says_what_becomes_of_it(
         assert f"note: {file}: {note}\n" in caplog.text
 
 
-def test_no_window_goes_over_a_row_that_is_left_out(tmp_path: Path) -> None:
+def test_no_window_goes_over_a_row_that_is_left_out(tmp_path):
     (tmp_path / "a.csv").write_text(HOLEY)
     found = loaded(tmp_path / "a.csv", missing="drop", window=3, hop=1, features=["ax"])
     windows = every(found)[:, :, 0]
@@ -216,7 +204,7 @@ def test_no_window_goes_over_a_row_that_is_left_out(tmp_path: Path) -> None:
     assert sorted(windows[windows[:, 0] < 10, 0]) == [4]  # 4, 5, 6 is the one of ten rows of x
 
 
-def test_interpolation_stays_within_a_recording(tmp_path: Path) -> None:
+def test_interpolation_stays_within_a_recording(tmp_path):
     rows = [("a", 0, 1.0), ("a", 1, ""), ("b", 2, 100.0), ("b", 3, ""), ("b", 4, 104.0)]
     text = "who,t,ax,label\n" + "".join(f"{w},{t},{x},z\n" for w, t, x in rows)
     (tmp_path / "a.csv").write_text(text)
@@ -227,7 +215,7 @@ def test_interpolation_stays_within_a_recording(tmp_path: Path) -> None:
         loaded(tmp_path / "a.csv", missing="interpolate", client="who", features=["ax"])
 
 
-def test_rows_without_a_label_are_left_out_where_asked(tmp_path: Path) -> None:
+def test_rows_without_a_label_are_left_out_where_asked(tmp_path):
     file = tmp_path / "a.csv"
     file.write_text("ax,label\n" + "".join(f"{i},{'' if i == 3 else 'x'}\n" for i in range(8)))
     with pytest.raises(DataError, match="column 'label' is empty in line 5"):
@@ -235,7 +223,7 @@ def test_rows_without_a_label_are_left_out_where_asked(tmp_path: Path) -> None:
     assert sorted(every(loaded(file, missing="drop"))[:, 0]) == [0, 1, 2, 4, 5, 6, 7]
 
 
-def test_a_column_without_a_number_in_training_has_no_mean(tmp_path: Path) -> None:
+def test_a_column_without_a_number_in_training_has_no_mean(tmp_path):
     rows = "".join(f"{i},{i if i > 7 else ''},x\n" for i in range(10))
     (tmp_path / "a.csv").write_text("ax,ay,label\n" + rows)
     with pytest.raises(DataError, match="column 'ay' is empty in all training rows"):
@@ -245,7 +233,7 @@ def test_a_column_without_a_number_in_training_has_no_mean(tmp_path: Path) -> No
 # --- a file for each person or class
 
 
-def test_a_file_may_be_a_person_and_its_folder_a_class(tmp_path: Path) -> None:
+def test_a_file_may_be_a_person_and_its_folder_a_class(tmp_path):
     for folder in ("sit", "walk"):
         (tmp_path / folder).mkdir()
         for person in ("ann", "ben"):
@@ -268,7 +256,7 @@ def recording(rows: list[tuple[Any, ...]], path: Path, header: str = "t,ax,label
     return path
 
 
-def test_rows_are_put_in_the_order_of_their_times(tmp_path: Path) -> None:
+def test_rows_are_put_in_the_order_of_their_times(tmp_path):
     rng = np.random.default_rng(0)
     rows = [(i / 50, i, "x") for i in range(40)]
     for unit, factor in ((None, 1), ("ms", 1e3)):
@@ -293,14 +281,14 @@ def test_rows_are_put_in_the_order_of_their_times(tmp_path: Path) -> None:
     ],
     ids=["iso", "zone", "clock", "decimal comma", "day", "month", "either", "comma"],
 )
-def test_times_may_be_texts(tmp_path: Path, times: list[str]) -> None:
+def test_times_may_be_texts(tmp_path, times):
     rows = [f"{time};{i};x\n" for i, time in enumerate(times)]
     (tmp_path / "a.csv").write_text("t;ax;label\n" + "".join(reversed(rows)))
     found = loaded(tmp_path / "a.csv", time="t", window=2, features=["ax"])
     assert (np.diff(every(found)[:, :, 0]) == 1).all()
 
 
-def test_days_and_months_that_cannot_be_told_apart_are_asked_for(tmp_path: Path) -> None:
+def test_days_and_months_that_cannot_be_told_apart_are_asked_for(tmp_path):
     """The second recording is of the next day, or of the next month."""
     days = ["03/04/2023", "03/04/2023", "04/04/2023", "04/04/2023"]
     rows = [f"{day} 0:00:{i:02};{i};x\n" for i, day in enumerate(days)]
@@ -328,15 +316,13 @@ def test_days_and_months_that_cannot_be_told_apart_are_asked_for(tmp_path: Path)
         ("noon", {"time_unit": "ms"}, "column 't' holds no numbers: leave out time_unit"),
     ],
 )
-def test_what_is_no_time_is_named(
-    tmp_path: Path, time: str, keys: dict[str, Any], line: str
-) -> None:
+def test_what_is_no_time_is_named(tmp_path, time, keys, line):
     file = recording([(time if i == 3 else i, i, "x") for i in range(6)], tmp_path / "a.csv")
     with pytest.raises(DataError, match=line):
         loaded(file, time="t", **keys)
 
 
-def test_no_window_goes_over_a_gap(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_window_goes_over_a_gap(tmp_path, caplog):
     """Ten usual steps, or as long as a config says."""
     times = [*range(6), *range(9, 15), *range(100, 106)]
     file = recording([(t, t, "x") for t in times], tmp_path / "a.csv")
@@ -347,7 +333,7 @@ def test_no_window_goes_over_a_gap(tmp_path: Path, caplog: pytest.LogCaptureFixt
         assert (f"{count} gaps, over which no window goes" in caplog.text) == bool(count)
 
 
-def test_sessions_are_kept_apart_and_their_rows_together(tmp_path: Path) -> None:
+def test_sessions_are_kept_apart_and_their_rows_together(tmp_path):
     """Times begin anew in each; rows of two of them may alternate."""
     rows = [(i // 2, 100 * (i % 2) + i // 2, "x", "ab"[i % 2]) for i in range(24)]
     file = recording(rows, tmp_path / "a.csv", "t,ax,label,trial")
@@ -361,7 +347,7 @@ def test_sessions_are_kept_apart_and_their_rows_together(tmp_path: Path) -> None
         assert len(windows) == 6
 
 
-def test_groups_stay_in_one_part(tmp_path: Path) -> None:
+def test_groups_stay_in_one_part(tmp_path):
     rows = [(10 * s + i, "xy"[i % 2], f"s{s}", "ab"[s % 2]) for s in range(6) for i in range(4)]
     file = recording(rows, tmp_path / "a.csv", "ax,label,trial,who")
     found = loaded(file, group="trial", client="who", features=["ax"])
@@ -374,7 +360,7 @@ def test_groups_stay_in_one_part(tmp_path: Path) -> None:
 # --- rates
 
 
-def test_recordings_are_resampled_to_a_rate(tmp_path: Path) -> None:
+def test_recordings_are_resampled_to_a_rate(tmp_path):
     rows = [(t, 2 * t, "x") for t in np.arange(0, 4, 0.01)]  # 100 a second
     file = recording(rows, tmp_path / "a.csv")
     for rate, count in ((50, 200), (25, 100), (200, 799)):
@@ -386,7 +372,7 @@ def test_recordings_are_resampled_to_a_rate(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rate", [25, 1e12, 1e300])
-def test_a_rate_that_makes_far_too_many_rows_is_refused(tmp_path: Path, rate: float) -> None:
+def test_a_rate_that_makes_far_too_many_rows_is_refused(tmp_path, rate):
     """Milliseconds taken for seconds; or a server that asks for all memory of a site."""
     file = recording([(20 * i, i, "xy"[i >= 200]) for i in range(400)], tmp_path / "ms.csv")
     with pytest.raises(DataError, match=r"ms\.csv: .* rate = .* rows of 400: say with time_unit"):
@@ -404,9 +390,7 @@ def test_a_rate_that_makes_far_too_many_rows_is_refused(tmp_path: Path, rate: fl
         ({"rate": 50, "time": "t", "features": ["ax"]}, "1.95e+03 rows take 31.22 kB of memory"),
     ],
 )
-def test_what_finds_no_room_in_memory_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any], line: str
-) -> None:
+def test_what_finds_no_room_in_memory_is_refused(tmp_path, monkeypatch, keys, line):
     """Windows that overlap, and rows of a high rate, take many times a file's own size."""
     file = recording([(i, i, "x") for i in range(40)], tmp_path / "a.csv")
     monkeypatch.setattr("fedcli.data.arrays.free_bytes", lambda: 6000)
@@ -414,7 +398,7 @@ def test_what_finds_no_room_in_memory_is_refused(
         loaded(file, **keys)
 
 
-def test_two_rates_become_one(tmp_path: Path) -> None:
+def test_two_rates_become_one(tmp_path):
     """A phone at 50 Hz and a watch at 20 Hz; windows of both span the same time."""
     for name, rate in (("phone", 50), ("watch", 20)):
         rows = [(i / rate, np.sin(i / rate), "xy"[i >= 5 * rate]) for i in range(10 * rate)]
@@ -426,7 +410,7 @@ def test_two_rates_become_one(tmp_path: Path) -> None:
     assert slopes.max() < 0.06
 
 
-def test_resampling_stays_within_a_stretch(tmp_path: Path) -> None:
+def test_resampling_stays_within_a_stretch(tmp_path):
     rows = [(t / 10, 100 * (t >= 20), "xy"[t >= 20]) for t in range(40)]
     found = loaded(recording(rows, tmp_path / "a.csv"), time="t", rate=40, features=["ax"])
     assert {*every(found)[:, 0].tolist()} == {0, 100}
@@ -445,19 +429,19 @@ def test_resampling_stays_within_a_stretch(tmp_path: Path) -> None:
         ({"session": "a", "features": ("a",)}, "features names 'a', which is the session"),
     ],
 )
-def test_keys_that_contradict_each_other_are_refused(keys: dict[str, Any], line: str) -> None:
+def test_keys_that_contradict_each_other_are_refused(keys, line):
     with pytest.raises(ConfigError, match=line):
         Columns(**keys)
 
 
-def test_a_missing_column_of_any_role_is_named(tmp_path: Path) -> None:
+def test_a_missing_column_of_any_role_is_named(tmp_path):
     file = recording([(0, 0, "x")], tmp_path / "a.csv")
     for role in ("session", "time", "group"):
         with pytest.raises(DataError, match=r"has no column 'tt'\. Did you mean 't'"):
             loaded(file, **{role: "tt"})
 
 
-def test_partitions_of_tables_made_before_keep_their_digest() -> None:
+def test_partitions_of_tables_made_before_keep_their_digest():
     assert set(Data(name="table", columns=Columns()).identity()["columns"]) == {
         "label", "features", "classes", "client", "split", "test_share", "window", "hop",
     }  # fmt: skip
@@ -470,7 +454,7 @@ def test_partitions_of_tables_made_before_keep_their_digest() -> None:
     assert again.data.columns == Columns(missing="drop", time="t", gap=1.0)
 
 
-def test_share_of_the_data_goes_before_that_of_the_columns(tmp_path: Path) -> None:
+def test_share_of_the_data_goes_before_that_of_the_columns(tmp_path):
     file = recording([(i, i, "x") for i in range(10)], tmp_path / "a.csv")
     data = Data(name="table", root=str(file), columns=Columns(), test_share=0.5)
     assert len(load(data).test_y) == 5

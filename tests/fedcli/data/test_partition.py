@@ -123,9 +123,7 @@ def all_indices(made: Partition, part: str) -> list[int]:
         *((500, 200, 0.01, 21549), (600, 62, 0.5, 26820), (600, 62, 0.05, 11892)),
     ],
 )
-def test_long_tail_totals_are_the_published_ones(
-    n_max: int, num_classes: int, gamma: float, total: int
-) -> None:
+def test_long_tail_totals_are_the_published_ones(n_max, num_classes, gamma, total):
     assert long_tail_counts(n_max, num_classes, gamma).sum() == total
 
 
@@ -137,18 +135,18 @@ def test_long_tail_totals_are_the_published_ones(
         (0.01, [5000, 2997, 1796, 1077, 645, 387, 232, 139, 83, 50]),
     ],
 )
-def test_long_tail_counts_of_cifar10(gamma: float, counts: list[int]) -> None:
+def test_long_tail_counts_of_cifar10(gamma, counts):
     assert long_tail_counts(5000, 10, gamma).tolist() == counts
 
 
-def test_long_tail_ends() -> None:
+def test_long_tail_ends():
     assert long_tail_counts(5000, 10, 0.05)[-2:].tolist() == [348, 250]
     assert long_tail_counts(5000, 10, 0.02)[-2:].tolist() == [154, 100]
     assert long_tail_counts(7, 1, 0.5).tolist() == [7]
     assert long_tail_counts(7, 2, 0.5).tolist() == [7, 3]
 
 
-def test_long_tail_of_uneven_classes_uses_the_mean_size_and_clips() -> None:
+def test_long_tail_of_uneven_classes_uses_the_mean_size_and_clips():
     labels = np.repeat(np.arange(3), [4, 20, 6])  # mean size 10
     kept = long_tail(labels, 3, 0.5, rng_of(0, "longtail"))
     assert np.bincount(labels[kept]).tolist() == [4, 7, 5]  # 10, 7, 5 clipped to 4, 20, 6
@@ -156,7 +154,7 @@ def test_long_tail_of_uneven_classes_uses_the_mean_size_and_clips() -> None:
 
 @FEW
 @given(st.integers(1, 3000), st.integers(1, 60), st.floats(0.01, 1))
-def test_long_tail_never_increases(n_max: int, num_classes: int, gamma: float) -> None:
+def test_long_tail_never_increases(n_max, num_classes, gamma):
     counts = long_tail_counts(n_max, num_classes, gamma)
     assert (np.diff(counts) <= 0).all()
     assert counts[0] == n_max
@@ -164,7 +162,7 @@ def test_long_tail_never_increases(n_max: int, num_classes: int, gamma: float) -
         assert counts[-1] == int(n_max * gamma)
 
 
-def test_gamma_one_is_the_identity() -> None:
+def test_gamma_one_is_the_identity():
     labels = np.array([2, 0, 1, 1, 2, 2, 2])
     assert long_tail(labels, 3, 1.0, rng_of(0, "longtail")).tolist() == list(range(7))
 
@@ -172,14 +170,14 @@ def test_gamma_one_is_the_identity() -> None:
 # --- 2. [N, S, M]
 
 
-def test_shard_sizes() -> None:
+def test_shard_sizes():
     assert shard_sizes(7, 3).tolist() == [3, 2, 2]
     assert shard_sizes(500, 30).tolist() == [17] * 20 + [16] * 10  # CIFAR-100, [100, 30, 1]
     assert shard_sizes(50, 40).tolist() == [2] * 10 + [1] * 30  # CIFAR-10, gamma .01
     assert shard_sizes(500, 40).tolist() == [13] * 20 + [12] * 20  # gamma .1
 
 
-def test_cifar10_100_4_1_gives_500_and_100_each() -> None:
+def test_cifar10_100_4_1_gives_500_and_100_each():
     train, test = np.repeat(np.arange(10), 5000), np.repeat(np.arange(10), 1000)
     pieces, rows = per_class_shards(train, 10, 100, 4, rng_of(0, "shards"))
     tests, same = per_class_shards(test, 10, 100, 4, rng_of(0, "test"), rows=rows)
@@ -193,13 +191,13 @@ def test_cifar10_100_4_1_gives_500_and_100_each() -> None:
         assert np.bincount(test[held], minlength=10).tolist() == (25 * want).tolist()
 
 
-def test_cifar10_with_tail_has_a_mean_task_of_204_3() -> None:
+def test_cifar10_with_tail_has_a_mean_task_of_204_3():
     counts = long_tail_counts(5000, 10, 0.1)
     pieces, _ = per_class_shards(np.repeat(np.arange(10), counts), 10, 100, 4, rng_of(0, "shards"))
     assert np.mean([len(p) for p in pieces]) == pytest.approx(204.31)
 
 
-def test_100_s_1_and_20_s_5_are_the_same_pieces() -> None:
+def test_100_s_1_and_20_s_5_are_the_same_pieces():
     problem = {**small_problem(), "labels_train": np.repeat(np.arange(10), 80)}
     one = partition(
         scenario_of(kind="per_class_shards", shards=4), num_clients=20, seed=3, **problem
@@ -215,7 +213,7 @@ def test_100_s_1_and_20_s_5_are_the_same_pieces() -> None:
 
 @FEW
 @given(st.integers(0, 99), st.integers(2, 12), st.integers(1, 10))
-def test_distinct_labels(seed: int, num_pairs: int, shards: int) -> None:
+def test_distinct_labels(seed, num_pairs, shards):
     assume(shards * num_pairs // 10 * 10 >= num_pairs)
     labels = np.repeat(np.arange(10), 60)
     _, rows = per_class_shards(
@@ -225,9 +223,7 @@ def test_distinct_labels(seed: int, num_pairs: int, shards: int) -> None:
     assert np.bincount(rows.ravel(), minlength=10).max() <= shards * num_pairs // 10
 
 
-def test_shards_that_do_not_come_out_even_drop_label_rows(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_shards_that_do_not_come_out_even_drop_label_rows(caplog):
     per_class_shards(np.repeat(np.arange(10), 9), 10, 5, 4, rng_of(0, "shards"))
     assert caplog.messages == []  # 20 labels, 4 for each pair
     pieces, rows = per_class_shards(np.repeat(np.arange(10), 9), 10, 6, 4, rng_of(0, "shards"))
@@ -238,7 +234,7 @@ def test_shards_that_do_not_come_out_even_drop_label_rows(
     assert len(np.unique(np.concatenate(pieces))) == sum(len(p) for p in pieces)
 
 
-def test_too_few_shards_are_refused() -> None:
+def test_too_few_shards_are_refused():
     with pytest.raises(ConfigError, match="4 label shards cannot be cut evenly from 10 classes"):
         cut({"kind": "per_class_shards", "shards": 1})
     with pytest.raises(ConfigError, match="distinct labels do not exist"):
@@ -248,7 +244,7 @@ def test_too_few_shards_are_refused() -> None:
 # --- 3. FedMLP
 
 
-def test_label_shards_of_the_card() -> None:
+def test_label_shards_of_the_card():
     labels = np.repeat([0, 1, 2], [5, 4, 3])
     pieces = label_shards(labels, 3, 2, order=(3, 0, 5, 1, 4, 2))
     got = [sorted(labels[p].tolist()) for p in pieces]
@@ -256,7 +252,7 @@ def test_label_shards_of_the_card() -> None:
 
 
 @pytest.mark.parametrize(("shards", "sizes"), [(2, {181, 182}), (4, {90, 91})])
-def test_label_shards_of_cifar10(shards: int, sizes: set[int]) -> None:
+def test_label_shards_of_cifar10(shards, sizes):
     labels = np.repeat(np.arange(10), long_tail_counts(5000, 10, 0.5))
     assert {len(p) for p in np.array_split(labels, 100 * shards)} == sizes
     pieces = label_shards(labels, 100, shards, rng_of(0, "shards"))
@@ -264,19 +260,19 @@ def test_label_shards_of_cifar10(shards: int, sizes: set[int]) -> None:
     assert all(abs(len(p) - 362) <= shards for p in pieces)
 
 
-def test_class_cuts_of_the_card() -> None:
+def test_class_cuts_of_the_card():
     assert class_cuts(np.array([0.5, 0.3, 0.2]), 10).tolist() == [5, 3, 2]
     assert class_cuts(np.array([0.25, 0.35, 0.4]), 10).tolist() == [2, 4, 4]
 
 
-def test_held_tests_of_the_card() -> None:
+def test_held_tests_of_the_card():
     labels = np.zeros(10, dtype=np.int64)
     holds = np.array([[1, 0], [0, 1], [1, 0], [1, 1]], dtype=bool)
     got = [len(piece) for piece in held_tests(labels, holds)]
     assert got == [3, 0, 3, 4]
 
 
-def test_held_tests_are_drawn_where_a_generator_is_given() -> None:
+def test_held_tests_are_drawn_where_a_generator_is_given():
     labels, holds = np.zeros(40, dtype=np.int64), np.ones((2, 1), dtype=bool)
     first, second = held_tests(labels, holds, rng_of(0, "test"))
     assert [len(first), len(second)] == [20, 20]
@@ -284,26 +280,26 @@ def test_held_tests_are_drawn_where_a_generator_is_given() -> None:
     assert first.tolist() != list(range(20)) == held_tests(labels, holds)[0].tolist()
 
 
-def test_one_training_example_of_a_class_is_enough_to_be_tested_on_it() -> None:
+def test_one_training_example_of_a_class_is_enough_to_be_tested_on_it():
     train, test = np.array([0, 1, 1]), np.array([0, 0, 1])
     given = CutInput(train, test, 2, [1, 1], seed=0, groups=None, coarse=None)
     made = given.with_held_tests([np.array([0]), np.array([1, 2])])
     assert [task.test.tolist() for (task,) in made.clients] == [[0, 1], [2]]
 
 
-def test_dirichlet_mends_what_redrawing_cannot() -> None:
+def test_dirichlet_mends_what_redrawing_cannot():
     labels = np.repeat(np.arange(2), 50)
     pieces = dirichlet(labels, 2, 10, 0.01, rng_of(0, "clients"), min_size=9)
     assert min(len(p) for p in pieces) >= 9
     assert sorted(np.concatenate(pieces).tolist()) == list(range(100))
 
 
-def test_moving_takes_from_the_largest_class_of_the_largest() -> None:
+def test_moving_takes_from_the_largest_class_of_the_largest():
     counts = np.array([[9, 3], [1, 0], [2, 4]])
     assert moved_from_largest(counts, 3).tolist() == [[7, 3], [3, 0], [2, 4]]
 
 
-def test_balance_trick_stops_who_has_enough() -> None:
+def test_balance_trick_stops_who_has_enough():
     sizes = np.full(10, 30)
     for seed in range(20):
         p = balanced_proportions(sizes, 3, 0.05, rng_of(seed, "clients"))
@@ -314,14 +310,14 @@ def test_balance_trick_stops_who_has_enough() -> None:
             held += class_cuts(row, int(size))
 
 
-def test_a_class_that_falls_to_those_who_have_enough_goes_to_the_others() -> None:
+def test_a_class_that_falls_to_those_who_have_enough_goes_to_the_others():
     """Every draw gives all to owner 0 of three; it holds 40 >= 80 / 3 after the first class."""
     draws_first = SimpleNamespace(dirichlet=lambda alphas: np.eye(len(alphas))[0])
     p = balanced_proportions(np.array([40, 40]), 3, 1.0, draws_first)  # type: ignore[arg-type]
     assert p.tolist() == [[1, 0, 0], [0, 0.5, 0.5]]
 
 
-def test_only_whole_clients_are_balanced() -> None:
+def test_only_whole_clients_are_balanced():
     """Who holds 800 / 4 examples gets no more, so 280 are out of reach with 80 of a class."""
     largest = {
         over: [
@@ -339,12 +335,12 @@ def test_only_whole_clients_are_balanced() -> None:
 
 
 @pytest.mark.parametrize("table", [{"kind": "iid"}, {"kind": "label_shards", "shards": 2}])
-def test_the_test_set_keeps_all_its_examples(table: dict[str, object]) -> None:
+def test_the_test_set_keeps_all_its_examples(table):
     made = cut({**table, "gamma": 0.5})
     assert made.global_test.tolist() == list(range(200))
 
 
-def test_a_long_tailed_test_set_keeps_its_own_indices() -> None:
+def test_a_long_tailed_test_set_keeps_its_own_indices():
     problem = small_problem()
     made = cut({"kind": "iid", "gamma": 0.1, "test_long_tail": True})
     want = long_tail_counts(20, 10, 0.1).tolist()
@@ -353,7 +349,7 @@ def test_a_long_tailed_test_set_keeps_its_own_indices() -> None:
         assert np.bincount(labels).tolist() == want
 
 
-def test_dirichlet_over_clients_comes_class_by_class() -> None:
+def test_dirichlet_over_clients_comes_class_by_class():
     problem = small_problem()
     made = partition(
         scenario_of(kind="dirichlet", alpha=1.0, over="clients", tasks=4),
@@ -367,7 +363,7 @@ def test_dirichlet_over_clients_comes_class_by_class() -> None:
         assert all(a[-1] <= b[0] for a, b in itertools.pairwise(classes))
 
 
-def test_too_little_data_is_one_clear_line() -> None:
+def test_too_little_data_is_one_clear_line():
     with pytest.raises(ConfigError, match="cannot give 500 to each of 4"):
         cut({"kind": "dirichlet", "alpha": 1.0, "min_size": 500})
     with pytest.raises(
@@ -382,7 +378,7 @@ def test_too_little_data_is_one_clear_line() -> None:
 @pytest.mark.parametrize(
     ("width", "for_30", "for_25"), [(1, 150, 120), (2, 70, 60), (3, 50, 40), (4, 30, 30)]
 )
-def test_replay_rounds_are_the_papers(width: int, for_30: int, for_25: int) -> None:
+def test_replay_rounds_are_the_papers(width, for_30, for_25):
     for parts, rounds in ((30, for_30), (25, for_25)):
         assert replay_stream_rounds(parts, width) == rounds
         assert len(gradual_types(parts, width)) == rounds
@@ -395,7 +391,7 @@ def test_replay_rounds_are_the_papers(width: int, for_30: int, for_25: int) -> N
     ("parts", "width", "used"),
     [(30, 1, 30), (25, 1, 24), (30, 2, 28), (30, 3, 30), (30, 4, 24), (25, 4, 24)],
 )
-def test_parts_used_per_class(parts: int, width: int, used: int) -> None:
+def test_parts_used_per_class(parts, width, used):
     permuted = np.arange(10)
     counts = np.zeros(10, dtype=int)
     for kind in gradual_types(parts, width):
@@ -403,22 +399,22 @@ def test_parts_used_per_class(parts: int, width: int, used: int) -> None:
     assert counts.tolist() == [used] * 10
 
 
-def test_mini_example_of_the_gradual_stream() -> None:
+def test_mini_example_of_the_gradual_stream():
     assert "".join(map(str, gradual_types(4, 1))) == "01011212232334344040"
 
 
-def test_types_of_width_two() -> None:
+def test_types_of_width_two():
     got = ["".join(map(str, classes_of_type(np.arange(10), j, 2))) for j in range(5)]
     assert got == ["0123", "2345", "4567", "6789", "8901"]
 
 
-def test_adjacent_segments_share_one_type() -> None:
+def test_adjacent_segments_share_one_type():
     types = gradual_types(6, 1)
     segments = [set(types[i : i + 6]) for i in range(0, len(types), 6)]
     assert all(len(a & b) == 1 for a, b in itertools.pairwise(segments))
 
 
-def test_part_sizes_of_mnist() -> None:
+def test_part_sizes_of_mnist():
     assert part_sizes(MNIST_TRAIN, 30, 200).tolist() == [
         *(197, 200, 198, 200, 194, 180, 197, 200, 195, 198)
     ]
@@ -428,7 +424,7 @@ def test_part_sizes_of_mnist() -> None:
 
 
 @pytest.mark.parametrize(("parts", "rounds"), [(30, 150), (25, 120)])
-def test_circulating_rounds(parts: int, rounds: int) -> None:
+def test_circulating_rounds(parts, rounds):
     scenario = scenario_of(kind="replay_circulating", parts=parts)
     assert scenario.tasks_per_client(1, 10) == [rounds]
     types = circulating_types(parts, np.array([2, 0, 1, 4, 3]))
@@ -437,12 +433,12 @@ def test_circulating_rounds(parts: int, rounds: int) -> None:
 
 
 @pytest.mark.parametrize(("num_classes", "rounds"), [(100, 50), (62, 31)])
-def test_heterogeneous_rounds(num_classes: int, rounds: int) -> None:
+def test_heterogeneous_rounds(num_classes, rounds):
     assert scenario_of(kind="replay_heterogeneous").tasks_per_client(1, num_classes) == [rounds]
 
 
 @pytest.mark.parametrize("table", [t for t in ALL_KINDS if str(t["kind"]).startswith("replay")])
-def test_no_index_twice_in_one_stream(table: dict[str, object]) -> None:
+def test_no_index_twice_in_one_stream(table):
     made = cut(table)
     for tasks in made.clients:
         for part in ("train", "test"):
@@ -450,7 +446,7 @@ def test_no_index_twice_in_one_stream(table: dict[str, object]) -> None:
             assert len(np.unique(seen)) == len(seen)
 
 
-def test_a_part_larger_than_its_class_is_refused() -> None:
+def test_a_part_larger_than_its_class_is_refused():
     with pytest.raises(
         ConfigError, match=r"parts = \d+, and class \d has fewer training examples: lower parts"
     ):
@@ -460,7 +456,7 @@ def test_a_part_larger_than_its_class_is_refused() -> None:
 # --- natural clients and pools
 
 
-def test_folds_are_scikit_learns() -> None:
+def test_folds_are_scikit_learns():
     from sklearn.model_selection import StratifiedKFold
 
     rng = np.random.default_rng(0)
@@ -472,7 +468,7 @@ def test_folds_are_scikit_learns() -> None:
             assert np.flatnonzero(folds == f).tolist() == test.tolist()
 
 
-def test_natural_clients_keep_their_own_data() -> None:
+def test_natural_clients_keep_their_own_data():
     problem = small_problem()
     made = cut({"kind": "natural", "tasks": 2})
     for i, tasks in enumerate(made.clients):
@@ -484,7 +480,7 @@ def test_natural_clients_keep_their_own_data() -> None:
     assert made.zscore == "per_client_channel"
 
 
-def test_more_natural_clients_than_exist_are_refused() -> None:
+def test_more_natural_clients_than_exist_are_refused():
     with pytest.raises(ConfigError, match=r"clients = 6, but the data set has 5 natural clients"):
         cut({"kind": "natural"}, clients=6)
     problem = {**small_problem(), "groups": None}
@@ -495,14 +491,14 @@ def test_more_natural_clients_than_exist_are_refused() -> None:
         partition(scenario_of(kind="natural"), num_clients=2, seed=0, **problem)
 
 
-def test_pachinko_gives_equal_sizes_and_uses_everything() -> None:
+def test_pachinko_gives_equal_sizes_and_uses_everything():
     sizes = np.array([30, 10, 20, 20])
     counts = pachinko_counts(sizes, np.array([0, 0, 1, 1]), 3, 0.3, 10.0, rng_of(0, "clients"))
     assert counts.sum(axis=0).tolist() == sizes.tolist()
     assert counts.sum(axis=1).tolist() == [27, 27, 26]
 
 
-def test_pachinko_draws_evenly_where_what_is_left_has_no_weight() -> None:
+def test_pachinko_draws_evenly_where_what_is_left_has_no_weight():
     """Every draw gives all weight to the first class, which has one example of the two."""
     draws_first = SimpleNamespace(
         dirichlet=lambda alphas: np.eye(len(alphas))[0], random=lambda: 0.5
@@ -512,7 +508,7 @@ def test_pachinko_draws_evenly_where_what_is_left_has_no_weight() -> None:
     assert counts.tolist() == [[1, 1]]
 
 
-def test_pachinko_needs_coarse_classes() -> None:
+def test_pachinko_needs_coarse_classes():
     with pytest.raises(ConfigError, match="needs a data set with coarse classes: cifar100"):
         partition(
             scenario_of(kind="dirichlet_pooled", pachinko=True),
@@ -522,7 +518,7 @@ def test_pachinko_needs_coarse_classes() -> None:
         )
 
 
-def test_pooled_split_is_80_20() -> None:
+def test_pooled_split_is_80_20():
     for tasks in cut({"kind": "dirichlet_pooled"}).clients:
         held = len(tasks[0].train) + len(tasks[0].test)
         assert len(tasks[0].train) == int(0.8 * held)
@@ -531,7 +527,7 @@ def test_pooled_split_is_80_20() -> None:
 # --- any number of clients
 
 
-def test_drawn_hands_repeat_no_example_before_all_were_dealt() -> None:
+def test_drawn_hands_repeat_no_example_before_all_were_dealt():
     """Two classes of 6 and 4; five pairs take 2 of each: class 1 is dealt anew after two pairs."""
     labels = np.array([0, 1, 0, 1, 0, 1, 0, 1, 0, 0])
     hands = drawn_hands(labels, np.tile([0, 1], (5, 1)), 4, rng_of(0, "clients"))
@@ -544,7 +540,7 @@ def test_drawn_hands_repeat_no_example_before_all_were_dealt() -> None:
     assert sorted(ones[:4]) == sorted(ones[4:8]) == [1, 3, 5, 7]
 
 
-def test_a_hand_that_crosses_two_decks_holds_no_card_twice() -> None:
+def test_a_hand_that_crosses_two_decks_holds_no_card_twice():
     deck = Deck(np.arange(5), rng_of(0, "clients"))
     hands = [deck.hand(3).tolist() for _ in range(10)]
     assert all(len(set(hand)) == 3 for hand in hands)
@@ -552,7 +548,7 @@ def test_a_hand_that_crosses_two_decks_holds_no_card_twice() -> None:
     assert Deck(np.arange(2), rng_of(0, "clients")).hand(3).tolist() == [0, 1]
 
 
-def test_more_clients_than_examples_can_draw() -> None:
+def test_more_clients_than_examples_can_draw():
     made = cut({"kind": "drawn", "examples": 7, "test_examples": 4, "classes": 2}, clients=1000)
     labels = small_problem()["labels_train"]
     assert [len(tasks[0].train) for tasks in made.clients] == [7] * 1000
@@ -568,7 +564,7 @@ def test_more_clients_than_examples_can_draw() -> None:
         ({"classes": 5, "examples": 4}, "classes = 5 exceeds examples = 4"),
     ],
 )
-def test_drawn_classes_must_exist(table: dict[str, object], line: str) -> None:
+def test_drawn_classes_must_exist(table, line):
     with pytest.raises(ConfigError, match=line):
         cut({"kind": "drawn", **table})
 
@@ -577,7 +573,7 @@ def test_drawn_classes_must_exist(table: dict[str, object], line: str) -> None:
 
 
 @pytest.mark.parametrize("table", ALL_KINDS, ids=str)
-def test_same_seed_same_partition_other_seed_another(table: dict[str, object]) -> None:
+def test_same_seed_same_partition_other_seed_another(table):
     once, again, other = cut(table), cut(table), cut(table, seed=1)
     assert all_indices(once, "train") == all_indices(again, "train")
     assert all_indices(once, "test") == all_indices(again, "test")
@@ -587,7 +583,7 @@ def test_same_seed_same_partition_other_seed_another(table: dict[str, object]) -
 
 
 @pytest.mark.parametrize(("table", "pin"), list(zip(ALL_KINDS, PINS, strict=True)), ids=str)
-def test_a_seed_deals_what_it_dealt(table: dict[str, object], pin: str) -> None:
+def test_a_seed_deals_what_it_dealt(table, pin):
     made = cut(table)
     arrays = [a for tasks in made.clients for task in tasks for a in (task.train, task.test)]
     text = str([a.tolist() for a in (*arrays, made.global_test)])
@@ -595,7 +591,7 @@ def test_a_seed_deals_what_it_dealt(table: dict[str, object], pin: str) -> None:
 
 
 @pytest.mark.parametrize("table", ALL_KINDS, ids=str)
-def test_training_and_test_indices_are_disjoint_and_in_range(table: dict[str, object]) -> None:
+def test_training_and_test_indices_are_disjoint_and_in_range(table):
     made = cut(table)
     shared = str(table["kind"]).startswith("replay")  # clients may share images
     for part, size in (("train", 800), ("test", 200)):
@@ -610,7 +606,7 @@ def test_training_and_test_indices_are_disjoint_and_in_range(table: dict[str, ob
 
 
 @pytest.mark.parametrize("table", ALL_KINDS, ids=str)
-def test_global_random_state_is_left_alone(table: dict[str, object]) -> None:
+def test_global_random_state_is_left_alone(table):
     np.random.seed(5)
     before = np.random.get_state()[1].tolist()  # type: ignore[index, union-attr]
     cut(table)
@@ -622,7 +618,7 @@ def test_global_random_state_is_left_alone(table: dict[str, object]) -> None:
     [t for t in ALL_KINDS if t["kind"] not in ("iid", "dirichlet_pooled")],
     ids=str,
 )
-def test_test_classes_are_training_classes(table: dict[str, object]) -> None:
+def test_test_classes_are_training_classes(table):
     problem = small_problem()
     pooled = np.concatenate([problem["labels_train"], problem["labels_test"]])  # type: ignore[list-item]
     made = cut(table)
@@ -643,14 +639,14 @@ def test_test_classes_are_training_classes(table: dict[str, object]) -> None:
     ],
     ids=str,
 )
-def test_everything_left_by_the_tail_is_dealt_out(table: dict[str, object]) -> None:
+def test_everything_left_by_the_tail_is_dealt_out(table):
     labels = small_problem()["labels_train"][all_indices(cut(table), "train")]  # type: ignore[index]
     assert np.bincount(labels).tolist() == long_tail_counts(80, 10, 0.3).tolist()
 
 
 @FEW
 @given(st.integers(0, 10**6), st.lists(st.integers(1, 4), min_size=1, max_size=5))
-def test_unequal_numbers_of_tasks(seed: int, tasks: list[int]) -> None:
+def test_unequal_numbers_of_tasks(seed, tasks):
     for kind in ({"kind": "iid"}, {"kind": "label_shards", "shards": 2}):
         made = cut({**kind, "tasks": tasks}, seed, clients=len(tasks))
         assert [len(t) for t in made.clients] == tasks
@@ -658,7 +654,7 @@ def test_unequal_numbers_of_tasks(seed: int, tasks: list[int]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["replay_gradual", "replay_circulating", "natural"])
-def test_a_client_does_not_depend_on_the_others(kind: str) -> None:
+def test_a_client_does_not_depend_on_the_others(kind):
     table: dict[str, object] = {"kind": kind, **({"parts": 6} if kind != "natural" else {})}
     few, many = cut(table, clients=2), cut(table, clients=5)
     for ours, theirs in zip(few.clients, many.clients, strict=False):
@@ -667,7 +663,7 @@ def test_a_client_does_not_depend_on_the_others(kind: str) -> None:
             assert np.array_equal(a.test, b.test)
 
 
-def test_permuting_natural_clients_permutes_data_only() -> None:
+def test_permuting_natural_clients_permutes_data_only():
     problem = small_problem()
     straight = cut({"kind": "natural"}, clients=5)
     turned = partition(
@@ -680,7 +676,7 @@ def test_permuting_natural_clients_permutes_data_only() -> None:
         assert np.array_equal(a.train, b.train)
 
 
-def test_another_process_cuts_the_same() -> None:
+def test_another_process_cuts_the_same():
     code = (
         "import numpy as np;from fedcli.data.cuts.dirichlet import dirichlet;"
         "from fedcli.data.cuts.cut_input import rng_of;"
@@ -692,7 +688,7 @@ def test_another_process_cuts_the_same() -> None:
     assert out.stdout.strip() == str([x.tolist() for x in here])
 
 
-def test_a_task_without_examples_is_refused() -> None:
+def test_a_task_without_examples_is_refused():
     with pytest.raises(ConfigError, match="client 3 would have no training example in task 190"):
         partition(
             scenario_of(kind="iid", tasks=[190, 190, 190, 250]),
@@ -711,16 +707,12 @@ def test_a_task_without_examples_is_refused() -> None:
         (0, "note: no test example for client 0 in task 0, client 1 in task 0"),
     ],
 )
-def test_pairs_without_a_test_example_are_named(
-    tests: int, line: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_pairs_without_a_test_example_are_named(tests, line, caplog):
     partition(scenario_of(kind="iid"), np.zeros(9, int), np.zeros(tests, int), 1, 2, 0)
     assert caplog.messages == [line]
 
 
-def test_of_many_pairs_without_a_test_example_some_are_named(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_of_many_pairs_without_a_test_example_some_are_named(caplog):
     partition(scenario_of(kind="iid", tasks=4), np.zeros(9, int), np.zeros(1, int), 1, 2, 0)
     assert caplog.messages == [
         "note: no test example for client 0 in task 1, client 0 in task 2, client 0 in task 3, "
@@ -731,7 +723,7 @@ def test_of_many_pairs_without_a_test_example_some_are_named(
 # --- the tables
 
 
-def test_unknown_keys_and_wrong_types_are_refused() -> None:
+def test_unknown_keys_and_wrong_types_are_refused():
     for table in (
         {"kind": "iid", "alpha": 1.0},
         {"kind": "iid", "tasks": 0},
@@ -746,7 +738,7 @@ def test_unknown_keys_and_wrong_types_are_refused() -> None:
         Data.model_validate({"name": "digits", "labels": "both"})
 
 
-def test_who_got_an_empty_shard_of_a_class_is_not_tested_on_it() -> None:
+def test_who_got_an_empty_shard_of_a_class_is_not_tested_on_it():
     """The rarest class has 4 of its 80 examples, cut into 20 shards."""
     made = cut({"kind": "per_class_shards", "shards": 5, "gamma": 0.05}, clients=40)
     problem = small_problem()
@@ -771,12 +763,12 @@ def test_who_got_an_empty_shard_of_a_class_is_not_tested_on_it() -> None:
         ({"kind": "dirichlet_pooled", "same_props": True, "pachinko": True}, "exclude"),
     ],
 )
-def test_contradictions_are_config_errors(table: dict[str, object], message: str) -> None:
+def test_contradictions_are_config_errors(table, message):
     with pytest.raises(ConfigError, match=message):
         scenario_of(**table)
 
 
-def test_numbers_that_do_not_fit_the_problem() -> None:
+def test_numbers_that_do_not_fit_the_problem():
     with pytest.raises(ConfigError, match="lists 2 numbers for 3 clients"):
         scenario_of(kind="iid", tasks=[1, 2]).tasks_per_client(3, 10)
     with pytest.raises(ConfigError, match="needs 4 classes"):
@@ -791,12 +783,12 @@ def test_numbers_that_do_not_fit_the_problem() -> None:
     ("factor", "reading", "gamma"),
     [(10.0, "ratio", 0.1), (50.0, "ratio", 0.02), (10.0, "percent", 0.1), (100.0, "percent", 1.0)],
 )
-def test_imbalance_factor(factor: float, reading: str, gamma: float) -> None:
+def test_imbalance_factor(factor, reading, gamma):
     scenario = scenario_of(kind="iid", imbalance_factor=factor, if_reading=reading)
     assert scenario.tail_gamma == pytest.approx(gamma)
 
 
 @pytest.mark.parametrize("table", ALL_KINDS, ids=str)
-def test_a_resolved_scenario_reads_back(table: dict[str, object]) -> None:
+def test_a_resolved_scenario_reads_back(table):
     scenario = scenario_of(**table)
     assert scenario_of(**scenario.model_dump(exclude_none=True)) == scenario

@@ -55,9 +55,7 @@ def store(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("table", KINDS, ids=lambda table: table["kind"])
-def test_an_exported_store_has_the_bytes_of_directories(
-    tmp_path: Path, table: dict[str, object]
-) -> None:
+def test_an_exported_store_has_the_bytes_of_directories(tmp_path, table):
     stored = write(tmp_path / "store", Layout.STORE, table)
     directories = write(tmp_path / "directories", Layout.DIRECTORIES, table)
     assert export_partition(stored, tmp_path / "out") == 2
@@ -74,7 +72,7 @@ def test_an_exported_store_has_the_bytes_of_directories(
                     assert np.array_equal(a, b)
 
 
-def test_inputs_are_stored_row_by_row_however_they_lie_in_memory(tmp_path: Path) -> None:
+def test_inputs_are_stored_row_by_row_however_they_lie_in_memory(tmp_path):
     """A file that says otherwise of them would be read as others of the same shape."""
     x = np.arange(24, dtype=np.float32).reshape(4, 2, 3)
     _write_inputs(tmp_path / "x.npy", np.asfortranarray(x[:3]), np.asfortranarray(x[3:]))
@@ -89,14 +87,14 @@ def test_inputs_are_stored_row_by_row_however_they_lie_in_memory(tmp_path: Path)
         ('["x", "' + "y" * 61 + '"]', "client 1: name"),
     ],
 )
-def test_names_that_do_not_fit_are_one_line(tmp_path: Path, names: str, line: str) -> None:
+def test_names_that_do_not_fit_are_one_line(tmp_path, names, line):
     out = write(tmp_path / "store", Layout.STORE, WINDOWS)
     (out / "store" / "names.json").write_text(names)
     with pytest.raises(DataError, match=line):
         PartitionStore(out).client(1)
 
 
-def test_many_clients_take_a_few_files(tmp_path: Path) -> None:
+def test_many_clients_take_a_few_files(tmp_path):
     table = {"kind": "drawn", "examples": 4, "test_examples": 2}
     out = write(tmp_path / "many", None, table, clients=MAX_DIRECTORIES + 1)
     assert len(files_of(out)) == 10
@@ -107,7 +105,7 @@ def test_many_clients_take_a_few_files(tmp_path: Path) -> None:
     assert Layout.of(few) is Layout.DIRECTORIES
 
 
-def test_a_run_has_the_same_digest_with_either_layout(tmp_path: Path) -> None:
+def test_a_run_has_the_same_digest_with_either_layout(tmp_path):
     from fedcli.data.store.commands import run_partition
 
     experiment = tiny_experiment()
@@ -123,7 +121,7 @@ def test_a_run_has_the_same_digest_with_either_layout(tmp_path: Path) -> None:
     assert len(digests) == 1
 
 
-def test_launch_takes_a_store_for_data(tmp_path: Path) -> None:
+def test_launch_takes_a_store_for_data(tmp_path):
     own = {"net": {"name": "mlp"}, "method": {"name": "fedavg"}, "schedule": {"clients": 2}}
     stored = write(tmp_path / "store", Layout.STORE, {"kind": "iid"})
     check_given_data(experiment_of(own), stored)
@@ -137,7 +135,7 @@ def test_launch_takes_a_store_for_data(tmp_path: Path) -> None:
 # --- what is wrong
 
 
-def test_a_partition_of_the_other_layout_is_refused(store: Path) -> None:
+def test_a_partition_of_the_other_layout_is_refused(store):
     write(store, None, KINDS[0])
     with pytest.raises(DataError, match="holds this partition with the layout 'store'"):
         write(store, Layout.DIRECTORIES, KINDS[0])
@@ -155,7 +153,7 @@ def test_a_partition_of_the_other_layout_is_refused(store: Path) -> None:
         ("pairs", np.array([0]), "pairs.npy does not fit starts.npy"),
     ],
 )
-def test_a_damaged_store_is_one_line(store: Path, name: str, array: np.ndarray, line: str) -> None:
+def test_a_damaged_store_is_one_line(store, name, array, line):
     np.save(store / "store" / f"{name}.npy", array)
     with pytest.raises(DataError, match=line) as caught:
         PartitionStore(store)
@@ -175,7 +173,7 @@ def test_a_damaged_store_is_one_line(store: Path, name: str, array: np.ndarray, 
         (-np.ones((2, 2, 6)), r"moments.npy: client 1: std.*greater than 0"),
     ],
 )
-def test_damaged_moments_are_one_line(tmp_path: Path, moments: np.ndarray, line: str) -> None:
+def test_damaged_moments_are_one_line(tmp_path, moments, line):
     stored = write(tmp_path / "windows", Layout.STORE, WINDOWS)
     np.save(stored / "store" / "moments.npy", moments)
     with pytest.raises(DataError, match=line) as caught:
@@ -183,7 +181,7 @@ def test_damaged_moments_are_one_line(tmp_path: Path, moments: np.ndarray, line:
     assert "\n" not in str(caught.value)
 
 
-def test_a_client_that_the_store_lacks_is_one_line(store: Path, tmp_path: Path) -> None:
+def test_a_client_that_the_store_lacks_is_one_line(store, tmp_path):
     for client in (-1, 2):
         with pytest.raises(DataError, match=f"holds no client {client}: it has 0 to 1"):
             open_data(store, client)
@@ -204,9 +202,7 @@ def test_a_client_that_the_store_lacks_is_one_line(store: Path, tmp_path: Path) 
         (["{store}", "--out", "{new}", "--client-id", "x"], "--client-id 'x' is no id"),
     ],
 )
-def test_a_wrong_export_is_one_line(
-    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], line: str
-) -> None:
+def test_a_wrong_export_is_one_line(store, tmp_path, capsys, arguments, line):
     there = write(tmp_path / "there", Layout.DIRECTORIES, KINDS[0])
     places = {"store": store, "there": there, "new": tmp_path / "new"}
     with pytest.raises(SystemExit) as ended:
@@ -218,7 +214,7 @@ def test_a_wrong_export_is_one_line(
     assert not (tmp_path / "new").exists()
 
 
-def test_one_client_can_be_exported(store: Path, tmp_path: Path) -> None:
+def test_one_client_can_be_exported(store, tmp_path):
     with pytest.raises(SystemExit):
         main(["export-partition", str(store), "--out", str(tmp_path / "one"), "--client-id", "1"])
     assert sorted(p.name for p in (tmp_path / "one").iterdir()) == [

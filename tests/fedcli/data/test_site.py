@@ -50,7 +50,7 @@ def labels(root: Path, client: int, part: str = "train") -> list[int]:
     return list(counts)
 
 
-def test_classes_go_by_name(tmp_path: Path, cache: Path) -> None:
+def test_classes_go_by_name(tmp_path, cache):
     """A site lacks one and has them in another order; labels are those of the run."""
     pytest.importorskip("pandas")
     found = [
@@ -69,7 +69,7 @@ def test_classes_go_by_name(tmp_path: Path, cache: Path) -> None:
     assert ClientData(found[1] / "1").file.input_shape == (1, 4, 4)
 
 
-def test_files_are_cut_once(tmp_path: Path, caplog: pytest.LogCaptureFixture, cache: Path) -> None:
+def test_files_are_cut_once(tmp_path, caplog, cache):
     pytest.importorskip("pandas")
     caplog.set_level("INFO")
     file = recording(tmp_path / "a.csv", "walk sit")
@@ -89,9 +89,7 @@ def test_files_are_cut_once(tmp_path: Path, caplog: pytest.LogCaptureFixture, ca
     assert len(others) == 5
 
 
-def test_a_class_that_the_run_does_not_know_is_refused_by_its_name(
-    tmp_path: Path, cache: Path
-) -> None:
+def test_a_class_that_the_run_does_not_know_is_refused_by_its_name(tmp_path, cache):
     pytest.importorskip("pandas")
     root = cut(recording(tmp_path / "a.csv", "walk jump"), TABLE, 0, 2, cache)
     client = ClientData(root / "2")
@@ -105,9 +103,7 @@ def test_a_class_that_the_run_does_not_know_is_refused_by_its_name(
     admission.check(1, ClientData(good / "1").announcement())
 
 
-def test_without_a_list_a_site_that_lacks_a_class_is_told_what_helps(
-    tmp_path: Path, cache: Path
-) -> None:
+def test_without_a_list_a_site_that_lacks_a_class_is_told_what_helps(tmp_path, cache):
     pytest.importorskip("pandas")
     wanted = {key: value for key, value in TABLE.items() if key != "classes"}
     told = [
@@ -130,14 +126,12 @@ def test_without_a_list_a_site_that_lacks_a_class_is_told_what_helps(
         ({"name": "directory", "resize": 10**6}, "the server's .data.: "),
     ],
 )
-def test_what_a_server_may_not_ask_for(
-    tmp_path: Path, tables: dict[str, Any], line: str, cache: Path
-) -> None:
+def test_what_a_server_may_not_ask_for(tmp_path, tables, line, cache):
     with pytest.raises(ConfigError, match=line):
         cut(recording(tmp_path / "a.csv", "walk"), tables, 0, 0, cache)
 
 
-def test_a_server_names_no_place_at_a_site(tmp_path: Path, cache: Path) -> None:
+def test_a_server_names_no_place_at_a_site(tmp_path, cache):
     """Neither a root nor a path within a name is followed."""
     secret = recording(tmp_path / "secret.csv", "sit")
     mine = recording(tmp_path / "a.csv", "walk")
@@ -148,7 +142,7 @@ def test_a_server_names_no_place_at_a_site(tmp_path: Path, cache: Path) -> None:
         cut(mine, {"name": f"{tmp_path}/evil.py:load"}, 0, 0, cache)
 
 
-def test_files_that_do_not_fit_get_one_line(tmp_path: Path, cache: Path) -> None:
+def test_files_that_do_not_fit_get_one_line(tmp_path, cache):
     pytest.importorskip("pandas")
     file = tmp_path / "a.csv"
     file.write_text("ax,activity\n1,walk\n?,walk\n")
@@ -159,7 +153,7 @@ def test_files_that_do_not_fit_get_one_line(tmp_path: Path, cache: Path) -> None
     assert not list(cache.rglob("client.json"))
 
 
-def test_which_paths_hold_clients_directories(tmp_path: Path) -> None:
+def test_which_paths_hold_clients_directories(tmp_path):
     assert is_cut(tmp_path / "none")  # whoever opens it says that it is not there
     (tmp_path / "empty").mkdir()
     assert is_cut(tmp_path / "empty")
@@ -172,7 +166,7 @@ def test_which_paths_hold_clients_directories(tmp_path: Path) -> None:
         assert is_cut(tmp_path / name.replace("/", "-"))
 
 
-def test_files_are_of_one_client(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_are_of_one_client(tmp_path, capsys):
     file = recording(tmp_path / "a.csv", "walk")
     words = ["--server", "127.0.0.1:1", "--data", str(file), "--state-dir", str(tmp_path / "s")]
     with pytest.raises(SystemExit) as ended:
@@ -181,7 +175,7 @@ def test_files_are_of_one_client(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "a.csv holds files of one client: name it with --client-id" in capsys.readouterr().err
 
 
-def test_classes_of_a_config_agree(tmp_path: Path) -> None:
+def test_classes_of_a_config_agree(tmp_path):
     def table(**keys: Any) -> Any:
         tables = {"net": {"name": "mlp"}, "method": {"name": "fedavg"}}
         return experiment_of({**tables, "data": {"name": "table", **keys}})
@@ -196,7 +190,7 @@ def test_classes_of_a_config_agree(tmp_path: Path) -> None:
             table(**keys)
 
 
-def test_classes_of_the_data_are_those_of_every_reader(tmp_path: Path) -> None:
+def test_classes_of_the_data_are_those_of_every_reader(tmp_path):
     from fedcli.data.sets.registry import load
     from fedmodels.config.data import Data
 

@@ -21,7 +21,7 @@ def data(tmp_path: Path) -> ClientData:
     return ClientData(write(tmp_path / "data", kind="iid", tasks=3) / "0")
 
 
-def test_examples_are_normalised_tensors(data: ClientData) -> None:
+def test_examples_are_normalised_tensors(data):
     stream = TaskStream(data)
     stream.open(0)
     x, y = stream.train(0)
@@ -32,7 +32,7 @@ def test_examples_are_normalised_tensors(data: ClientData) -> None:
     assert np.allclose(x.numpy(), (raw / 255.0 - 0.5) / 0.25, atol=1e-6)
 
 
-def test_only_the_open_task_can_be_trained_on(data: ClientData) -> None:
+def test_only_the_open_task_can_be_trained_on(data):
     stream = TaskStream(data)
     with pytest.raises(DataError, match="no task is open"):
         stream.train(0)
@@ -48,7 +48,7 @@ def test_only_the_open_task_can_be_trained_on(data: ClientData) -> None:
     assert stream.task == 1
 
 
-def test_old_training_data_are_freed(data: ClientData) -> None:
+def test_old_training_data_are_freed(data):
     stream = TaskStream(data)
     stream.open(0)
     x, y = stream.train(0)
@@ -62,7 +62,7 @@ def test_old_training_data_are_freed(data: ClientData) -> None:
     assert [ref() for ref in held] == [None, None]
 
 
-def test_opening_the_open_task_again_keeps_its_data(data: ClientData) -> None:
+def test_opening_the_open_task_again_keeps_its_data(data):
     stream = TaskStream(data)
     stream.open(0)
     x, _ = stream.train(0)
@@ -70,7 +70,7 @@ def test_opening_the_open_task_again_keeps_its_data(data: ClientData) -> None:
     assert stream.train(0)[0] is x
 
 
-def test_no_memory_map_stays_open(data: ClientData, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_memory_map_stays_open(data, monkeypatch):
     maps: list[weakref.ref[np.ndarray]] = []
     plain = ClientData.arrays
 
@@ -88,7 +88,7 @@ def test_no_memory_map_stays_open(data: ClientData, monkeypatch: pytest.MonkeyPa
     assert [ref() for ref in maps] == [None, None]
 
 
-def test_test_data_of_tasks_met_stay(data: ClientData) -> None:
+def test_test_data_of_tasks_met_stay(data):
     stream = TaskStream(data)
     with pytest.raises(DataError, match="before it was met"):
         stream.test(0)
@@ -102,7 +102,7 @@ def test_test_data_of_tasks_met_stay(data: ClientData) -> None:
     stream.test(1)
 
 
-def test_history_is_kept_only_on_request(data: ClientData) -> None:
+def test_history_is_kept_only_on_request(data):
     stream = TaskStream(data, keep_history=True)
     stream.open(2)
     x, y = stream.train_up_to(2)
@@ -115,7 +115,7 @@ def test_history_is_kept_only_on_request(data: ClientData) -> None:
         stream.train(1)
 
 
-def test_global_test(data: ClientData, tmp_path: Path) -> None:
+def test_global_test(data, tmp_path):
     stream = TaskStream(data)
     found = stream.global_test()
     assert found is not None
@@ -129,7 +129,7 @@ def test_global_test(data: ClientData, tmp_path: Path) -> None:
     assert TaskStream(ClientData(tmp_path / "alone" / "0")).global_test() is None
 
 
-def test_closing_forgets_everything(data: ClientData) -> None:
+def test_closing_forgets_everything(data):
     stream = TaskStream(data)
     stream.open(0)
     held = weakref.ref(stream.train(0)[0]), weakref.ref(stream.test(0)[0])
@@ -140,7 +140,7 @@ def test_closing_forgets_everything(data: ClientData) -> None:
         stream.train(0)
 
 
-def test_float_windows_stay_as_they_are(tmp_path: Path) -> None:
+def test_float_windows_stay_as_they_are(tmp_path):
     out = write(tmp_path / "data", tiny_dataset((128, 6), floats=True), kind="iid")
     stream = TaskStream(ClientData(out / "0"))
     stream.open(0)

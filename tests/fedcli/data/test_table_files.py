@@ -21,7 +21,7 @@ def loaded(root: Path, **columns: Any) -> Dataset:
     return load(Data(name="table", root=str(root), columns=Columns(**columns)))
 
 
-def test_wrong_places_get_one_line(tmp_path: Path) -> None:
+def test_wrong_places_get_one_line(tmp_path):
     with pytest.raises(DataError, match="is not there"):
         loaded(tmp_path / "none.csv")
     with pytest.raises(DataError, match=r"holds no file \*.csv"):
@@ -47,13 +47,13 @@ def test_wrong_places_get_one_line(tmp_path: Path) -> None:
         ("\ufeffax,ax,label,ax", "a.csv has 3 columns called 'ax': rename"),
     ],
 )
-def test_two_columns_of_one_name_are_refused(tmp_path: Path, header: str, line: str) -> None:
+def test_two_columns_of_one_name_are_refused(tmp_path, header, line):
     (tmp_path / "a.csv").write_text(header + "\n" + "1,2,1,2\n3,4,3,4\n" * 3, "utf-8")
     with pytest.raises(DataError, match=re.escape(line)):
         loaded(tmp_path / "a.csv", label="label")
 
 
-def test_a_column_without_a_name_is_no_feature(tmp_path: Path) -> None:
+def test_a_column_without_a_name_is_no_feature(tmp_path):
     """pandas writes the numbers of rows first, without a name; they tell the class."""
     rows = "".join(f"{i},{i % 3},{'xy'[i // 5]},\n" for i in range(10))
     (tmp_path / "a.csv").write_text(",ax,label,\n" + rows)
@@ -64,7 +64,7 @@ def test_a_column_without_a_name_is_no_feature(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["foo", "?", "0x10", "1,00,0", "\x1b[0m"])
-def test_a_text_among_numbers_is_named(tmp_path: Path, text: str) -> None:
+def test_a_text_among_numbers_is_named(tmp_path, text):
     """The whole column was left out of the features."""
     content = "ax,ay,label\n" + "1,1,x\n" * 5 + f'"{text}",1,y\n' + "?,1,y\n" * 3
     (tmp_path / "a.csv").write_text(content)
@@ -74,7 +74,7 @@ def test_a_text_among_numbers_is_named(tmp_path: Path, text: str) -> None:
     assert loaded(tmp_path / "a.csv", label="label", features=["ay"]).columns == ("ay",)
 
 
-def test_a_column_of_texts_may_hold_numbers(tmp_path: Path) -> None:
+def test_a_column_of_texts_may_hold_numbers(tmp_path):
     """Labels, clients and parts are texts; so are notes, most of which are none."""
     content = "ax,note,who,label\n" + "1,,7,1\n2,fell,7,2\n3,8,7,3\n4,,8,1\n5,,x,2\n6,,7,z\n" * 2
     (tmp_path / "a.csv").write_text(content)
@@ -91,14 +91,14 @@ def test_a_column_of_texts_may_hold_numbers(tmp_path: Path) -> None:
     ],
     ids=["plain", "blank lines", "ends of lines in quotes", "windows"],
 )
-def test_a_row_is_named_by_its_line_in_the_file(tmp_path: Path, content: str, line: int) -> None:
+def test_a_row_is_named_by_its_line_in_the_file(tmp_path, content, line):
     """People count lines of a file; rows of data are fewer."""
     (tmp_path / "a.csv").write_bytes(content.encode())
     with pytest.raises(DataError, match=rf"holds '\?' in line {line}, and numbers elsewhere"):
         loaded(tmp_path / "a.csv", label="label")
 
 
-def test_rows_out_of_order_are_told_to_be_sorted(tmp_path: Path) -> None:
+def test_rows_out_of_order_are_told_to_be_sorted(tmp_path):
     """It was advised to set window to 1, which would have trained on single rows."""
     rows = [f"{i},{'xy'[i % 2]}\n" for i in range(40)]
     (tmp_path / "a.csv").write_text("ax,label\n" + "".join(rows))
@@ -109,7 +109,7 @@ def test_rows_out_of_order_are_told_to_be_sorted(tmp_path: Path) -> None:
     assert loaded(tmp_path / "a.csv", label="label", window=8).input_shape == (8, 1)
 
 
-def test_columns_without_a_name_may_be_several(tmp_path: Path) -> None:
+def test_columns_without_a_name_may_be_several(tmp_path):
     (tmp_path / "a.csv").write_text(",,ax,label\n" + "1,2,3,x\n5,6,7,y\n" * 3)
     assert loaded(tmp_path / "a.csv", label="label", features=["ax"]).input_shape == (1,)
 
@@ -134,7 +134,7 @@ def test_columns_without_a_name_may_be_several(tmp_path: Path) -> None:
         (b"ax,label\n1,x\n-inf,x\n", "'ax' holds -inf in line 3, which is no finite number"),
     ],
 )
-def test_a_file_that_cannot_be_meant_is_named(tmp_path: Path, content: bytes, line: str) -> None:
+def test_a_file_that_cannot_be_meant_is_named(tmp_path, content, line):
     (tmp_path / "a.csv").write_bytes(content)
     columns = {"client": "who"} if b"who" in content else {}
     with pytest.raises(DataError, match=re.escape(line)) as caught:
@@ -142,21 +142,21 @@ def test_a_file_that_cannot_be_meant_is_named(tmp_path: Path, content: bytes, li
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_without_rows_beside_others_adds_nothing(tmp_path: Path) -> None:
+def test_a_file_without_rows_beside_others_adds_nothing(tmp_path):
     (tmp_path / "a.csv").write_text("ax,label\n")
     (tmp_path / "b.csv").write_text("ax,label\n" + "1,x\n2,y\n" * 3)
     assert len(loaded(tmp_path, label="label").train_y) == 4
 
 
 @pytest.mark.parametrize("rest", ["9", ""])
-def test_rows_longer_than_the_header_do_not_shift_the_columns(tmp_path: Path, rest: str) -> None:
+def test_rows_longer_than_the_header_do_not_shift_the_columns(tmp_path, rest):
     file = tmp_path / "a.csv"
     file.write_text("ax,label\n" + f"1,x,{rest}\n2,y,{rest}\n" * 3)
     with pytest.raises(DataError, match="rows have more fields than the first line has names"):
         loaded(file, label="label")
 
 
-def test_without_pandas_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pandas_the_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     (tmp_path / "a.csv").write_text("ax,label\n")
     with pytest.raises(DataError, match=r": pip install .*'pandas>="):

@@ -53,7 +53,7 @@ def csv(tmp_path: Path) -> Path:
     return place
 
 
-def test_rows_are_examples_and_the_last_of_each_class_test(csv: Path) -> None:
+def test_rows_are_examples_and_the_last_of_each_class_test(csv):
     found = loaded(csv, client="person", test_share=0.25)
     assert found.class_names == ("sit", "walk")
     assert found.group_names == ("ann", "ben")
@@ -66,7 +66,7 @@ def test_rows_are_examples_and_the_last_of_each_class_test(csv: Path) -> None:
     assert len(found.train_y) == 17
 
 
-def test_windows_stay_within_a_class_and_parts_share_no_row(csv: Path) -> None:
+def test_windows_stay_within_a_class_and_parts_share_no_row(csv):
     found = loaded(csv, window=4, hop=2, test_share=0.25, client="person", features=["ax"])
     # walking starts at 0, 2, 4, 6 and tests on 6; 4 shares rows 6 and 7 with it and is left out.
     # sitting starts at 100, 102, 104 and tests on 104; 102 is left out. ben has one window only.
@@ -76,7 +76,7 @@ def test_windows_stay_within_a_class_and_parts_share_no_row(csv: Path) -> None:
     assert not set(found.train_x[..., 0].ravel()) & set(found.test_x[..., 0].ravel())
 
 
-def test_a_column_may_say_which_part_a_row_is_of(csv: Path) -> None:
+def test_a_column_may_say_which_part_a_row_is_of(csv):
     frame = pandas.read_csv(csv)
     frame["part"] = np.where(frame["person"] == "ben", "test", "train")
     frame.to_csv(csv, index=False)
@@ -85,7 +85,7 @@ def test_a_column_may_say_which_part_a_row_is_of(csv: Path) -> None:
     assert found.groups is None
 
 
-def test_a_directory_of_parquet_reads_as_its_csv_does(csv: Path, tmp_path: Path) -> None:
+def test_a_directory_of_parquet_reads_as_its_csv_does(csv, tmp_path):
     pytest.importorskip("pyarrow")
     (tmp_path / "many").mkdir()
     frame = pandas.read_csv(csv)
@@ -99,7 +99,7 @@ def test_a_directory_of_parquet_reads_as_its_csv_does(csv: Path, tmp_path: Path)
     assert [len(found.train_y) + len(found.test_y) for found in (one, many)] == [11, 10]
 
 
-def test_a_changed_file_is_another_data_set(csv: Path) -> None:
+def test_a_changed_file_is_another_data_set(csv):
     before = loaded(csv).identity
     csv.write_text(csv.read_text().replace("100.0", "101.0"))
     assert loaded(csv).identity != before
@@ -117,7 +117,7 @@ def test_a_changed_file_is_another_data_set(csv: Path) -> None:
         ({"features": ["ax"], "client": "persn"}, "has no column 'persn'. Did you mean 'person'?"),
     ],
 )
-def test_a_wrong_column_gets_one_line(csv: Path, columns: dict[str, Any], line: str) -> None:
+def test_a_wrong_column_gets_one_line(csv, columns, line):
     with pytest.raises(DataError, match=re.escape(line)) as caught:
         loaded(csv, **columns)
     assert "\n" not in str(caught.value)
@@ -135,7 +135,7 @@ def test_a_wrong_column_gets_one_line(csv: Path, columns: dict[str, Any], line: 
         ("activity", None, "column 'activity' is empty in line 4"),
     ],
 )
-def test_a_hole_gets_one_line(csv: Path, column: str, value: Any, line: str) -> None:
+def test_a_hole_gets_one_line(csv, column, value, line):
     frame = pandas.read_csv(csv)
     frame.loc[2, column] = value
     frame.to_csv(csv, index=False)
@@ -143,7 +143,7 @@ def test_a_hole_gets_one_line(csv: Path, column: str, value: Any, line: str) -> 
         loaded(csv)
 
 
-def test_columns_are_found_by_their_names_in_every_file(tmp_path: Path) -> None:
+def test_columns_are_found_by_their_names_in_every_file(tmp_path):
     (tmp_path / "a.csv").write_text("ax,ay,label\n1,10,x\n2,20,y\n3,30,x\n4,40,y\n")
     (tmp_path / "b.csv").write_text("ay,label,ax\n50,x,5\n60,y,6\n70,x,7\n80,y,8\n")
     found = loaded(tmp_path, label="label")
@@ -157,7 +157,7 @@ def test_columns_are_found_by_their_names_in_every_file(tmp_path: Path) -> None:
         loaded(tmp_path, label="label")
 
 
-def test_labels_are_what_stands_in_the_file(tmp_path: Path) -> None:
+def test_labels_are_what_stands_in_the_file(tmp_path):
     file = tmp_path / "a.csv"
     file.write_text("ax,label\n" + "1,01\n2,1\n3,NA\n4,None\n" * 3)
     assert loaded(file, label="label").class_names == ("01", "1", "NA", "None")
@@ -172,7 +172,7 @@ def test_labels_are_what_stands_in_the_file(tmp_path: Path) -> None:
         loaded(tmp_path, label="label")
 
 
-def test_a_part_without_examples_says_why(tmp_path: Path) -> None:
+def test_a_part_without_examples_says_why(tmp_path):
     (tmp_path / "a.csv").write_text("ax,label,part\n" + "1,x,train\n" * 4)
     with pytest.raises(DataError, match="no test example; column 'part' must say test of some row"):
         loaded(tmp_path, label="label", split="part")
@@ -181,7 +181,7 @@ def test_a_part_without_examples_says_why(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("column", ["label", "who"])
-def test_names_that_differ_in_spaces_alone_are_refused(tmp_path: Path, column: str) -> None:
+def test_names_that_differ_in_spaces_alone_are_refused(tmp_path, column):
     file, columns = tmp_path / "a.csv", {"label": "label", "client": "who"}
     rows = "ax,label,who\n" + "1,rest,rest\n2,walk,walk\n" * 2
     file.write_text(rows + {"label": "5, rest,rest\n", "who": "5,rest, rest\n"}[column])
@@ -196,12 +196,12 @@ def test_names_that_differ_in_spaces_alone_are_refused(tmp_path: Path, column: s
         loaded(tmp_path, **columns)
 
 
-def test_spaces_that_are_everywhere_are_part_of_a_name(tmp_path: Path) -> None:
+def test_spaces_that_are_everywhere_are_part_of_a_name(tmp_path):
     (tmp_path / "a.csv").write_text("ax,label\n1, x\n2, y\n3, x\n4, y\n")
     assert loaded(tmp_path, label="label").class_names == (" x", " y")
 
 
-def test_other_rows_are_another_partition(csv: Path) -> None:
+def test_other_rows_are_another_partition(csv):
     before = loaded(csv).identity
     assert loaded(csv).identity == before
     csv.write_text(csv.read_text().replace("203.0", "204.0"))
@@ -222,7 +222,7 @@ def dealt(csv: Path, out: Path, scenario: ScenarioTable) -> dict[str, np.ndarray
     return {part: np.concatenate([x.ravel() for x in xs]) for part, xs in parts.items()}
 
 
-def test_natural_clients_keep_the_parts_of_their_windows(csv: Path, tmp_path: Path) -> None:
+def test_natural_clients_keep_the_parts_of_their_windows(csv, tmp_path):
     found = dealt(csv, tmp_path / "out", Natural(kind="natural"))
     assert not {*found["train"]} & {*found["test"]}
     assert set(found["test"]) == {6, 7, 8, 9, 104, 105, 106, 107}
@@ -248,9 +248,7 @@ def told(
     return caplog.text + console.file.getvalue()  # type: ignore[attr-defined]
 
 
-def test_people_who_take_no_part_are_named(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_people_who_take_no_part_are_named(tmp_path, caplog):
     line = "note: 3 natural clients, of which schedule.clients = 2 are used; left out: c\n"
     assert line in told("b c a", 2, tmp_path / "two", caplog)
     assert "left out: b, c, d, e, f and 2 more\n" in told(
@@ -260,9 +258,7 @@ def test_people_who_take_no_part_are_named(
     assert "left out: b\\x1b[2J\n" in told("a b\x1b[2J", 1, tmp_path / "one", caplog)
 
 
-def test_the_table_tells_which_person_is_which_client(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_table_tells_which_person_is_which_client(tmp_path, caplog):
     said = told("cem ann ben", 2, tmp_path / "two", caplog, label="rw")
     assert "│ client │ name │ task │" in re.sub(" +", " ", said.replace("┃", "│"))
     rows = [line.split() for line in said.splitlines() if "r:1" in line]
@@ -278,12 +274,12 @@ def test_the_table_tells_which_person_is_which_client(
     assert "0:1  1:1" in told("ann", 1, tmp_path / "long", caplog, label=long)
 
 
-def test_windows_that_overlap_are_not_dealt_out_anew(csv: Path, tmp_path: Path) -> None:
+def test_windows_that_overlap_are_not_dealt_out_anew(csv, tmp_path):
     with pytest.raises(ConfigError, match="these windows overlap: set same_props"):
         dealt(csv, tmp_path / "out", DirichletPooled(kind="dirichlet_pooled", alpha=10.0))
 
 
-def test_a_hop_without_a_window_is_refused() -> None:
+def test_a_hop_without_a_window_is_refused():
     with pytest.raises(ConfigError, match="hop needs window"):
         Columns(hop=2)
 
@@ -297,23 +293,23 @@ def test_a_hop_without_a_window_is_refused() -> None:
         ({"features": ("a", "b", "a")}, "features names 'a' twice"),
     ],
 )
-def test_a_feature_is_nothing_else(columns: dict[str, Any], line: str) -> None:
+def test_a_feature_is_nothing_else(columns, line):
     """A net that sees the label is always right."""
     with pytest.raises(ConfigError, match=line):
         Columns(**columns)
 
 
-def test_columns_of_another_data_set_are_refused() -> None:
+def test_columns_of_another_data_set_are_refused():
     with pytest.raises(ConfigError, match="belongs to table and huggingface, not to digits"):
         load(Data(name="digits", columns=Columns()))
 
 
-def test_partitions_made_before_columns_keep_their_digest() -> None:
+def test_partitions_made_before_columns_keep_their_digest():
     assert "columns" not in Data(name="digits").identity()
     assert "columns" in Data(name="table", columns=Columns()).identity()
 
 
-def test_a_column_of_times_is_no_number(tmp_path: Path) -> None:
+def test_a_column_of_times_is_no_number(tmp_path):
     pytest.importorskip("pyarrow")
     times = pandas.date_range("2026-01-01", periods=4)
     frame = pandas.DataFrame({"when": times, "ax": [1.0, 2, 3, 4], "label": list("abab")})
@@ -323,7 +319,7 @@ def test_a_column_of_times_is_no_number(tmp_path: Path) -> None:
     assert loaded(tmp_path / "a.parquet", label="label").columns == ("ax",)
 
 
-def test_other_clients_or_names_are_another_partition(csv: Path) -> None:
+def test_other_clients_or_names_are_another_partition(csv):
     found = {loaded(csv).identity, loaded(csv, client="person").identity}
     csv.write_text(csv.read_text().replace("ben", "bob"))
     found.add(loaded(csv, client="person").identity)

@@ -31,7 +31,7 @@ def rows_of(examples: tuple[object, object]) -> list[bytes]:
     return [a.numpy().tobytes() + b.numpy().tobytes() for a, b in zip(x, y, strict=True)]  # type: ignore[attr-defined]
 
 
-def test_the_last_examples_of_each_class_are_kept_and_never_trained_on(tmp_path: Path) -> None:
+def test_the_last_examples_of_each_class_are_kept_and_never_trained_on(tmp_path):
     data = ClientData(write(tmp_path / "data", kind="iid", tasks=2) / "0")
     plain, stream = TaskStream(data), TaskStream(data, validation=Validation(0.4, False))
     for each in (plain, stream):
@@ -49,7 +49,7 @@ def test_the_last_examples_of_each_class_are_kept_and_never_trained_on(tmp_path:
         TaskStream(data, validation=Validation(0.4, False)).validation(0)
 
 
-def test_a_partition_is_the_same_whatever_clients_keep_of_it(digits: Path) -> None:
+def test_a_partition_is_the_same_whatever_clients_keep_of_it(digits):
     made = json.loads((digits / "0" / "client.json").read_text())["partition"]
     assert differences(tiny_experiment(), made) == []
     assert differences(tiny_experiment(data={"validation_share": 0.3}), made) == []
@@ -65,7 +65,7 @@ def table(tmp_path: Path) -> Data:
     return Data(name="table", root=str(tmp_path / "table.csv"), columns=columns, classes=("x", "y"))
 
 
-def test_groups_stay_whole_however_the_data_lie(table: Data, tmp_path: Path) -> None:
+def test_groups_stay_whole_however_the_data_lie(table, tmp_path):
     dataset = load(table)
     assert dataset.wholes_train is not None
     clients = 2
@@ -94,13 +94,13 @@ def check_groups(data: ClientData, clients: int) -> None:
     assert not trained & held
 
 
-def test_a_sites_own_table_keeps_its_groups(table: Data, tmp_path: Path) -> None:
+def test_a_sites_own_table_keeps_its_groups(table, tmp_path):
     tables = table.model_dump(mode="json", exclude_none=True, exclude={"root"})
     root = cut(Path(str(table.root)), tables, 0, 0, tmp_path / "cache")
     check_groups(open_data(root, 0), 1)
 
 
-def test_a_cut_without_groups_is_told_of(tmp_path: Path) -> None:
+def test_a_cut_without_groups_is_told_of(tmp_path):
     data = ClientData(write(tmp_path / "data", kind="iid", tasks=1) / "0")
     stream = TaskStream(data, validation=GROUPED)
     stream.open(0)
@@ -111,5 +111,5 @@ def test_a_cut_without_groups_is_told_of(tmp_path: Path) -> None:
         stream.train(0)
 
 
-def test_a_partition_does_not_depend_on_the_share(table: Data) -> None:
+def test_a_partition_does_not_depend_on_the_share(table):
     assert table.model_copy(update={"validation_share": 0.5}).identity() == table.identity()

@@ -44,9 +44,7 @@ def figures_of(run: Path) -> list[dict[str, dict[str, float]]]:
         {"method": "fedavg", "training": {"together": 3}},
     ],
 )
-def test_drift_is_measured_from_the_second_task_on(
-    digits: Path, tmp_path: Path, more: dict[str, Any]
-) -> None:
+def test_drift_is_measured_from_the_second_task_on(digits, tmp_path, more):
     """It changes no state, and no upload."""
     summary = run_in_process(experiment_with(**more), digits, tmp_path / "run")
     plain = run_in_process(experiment_with(drift=False, **more), digits, tmp_path / "plain")
@@ -65,9 +63,7 @@ def test_drift_is_measured_from_the_second_task_on(
     assert not any(set(NAMES) & row.keys() for row in figures_of(tmp_path / "plain")[3].values())
 
 
-def test_a_client_that_restarts_before_each_order_says_the_same(
-    digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_client_that_restarts_before_each_order_says_the_same(digits, tmp_path, monkeypatch):
     run_in_process(experiment_with(), digits, tmp_path / "run")
     began = Worker.begin
 
@@ -83,7 +79,7 @@ def test_a_client_that_restarts_before_each_order_says_the_same(
     assert figures_of(tmp_path / "again") == figures_of(tmp_path / "run")
 
 
-def test_a_shift_is_a_warning_once_and_shown(digits: Path, tmp_path: Path) -> None:
+def test_a_shift_is_a_warning_once_and_shown(digits, tmp_path):
     """A line for each part of a task, which names its clients."""
     experiment, events = experiment_with(), EventLog()
     store = Store(tmp_path / "run", experiment, resume=False)
@@ -102,7 +98,7 @@ def test_a_shift_is_a_warning_once_and_shown(digits: Path, tmp_path: Path) -> No
     assert all(caption in page(group_runs([run])) for caption in CAPTIONS)
 
 
-def test_each_client_and_task_is_warned_of_once() -> None:
+def test_each_client_and_task_is_warned_of_once():
     """With rounds_outer, tasks come again in each round."""
     events = EventLog()
     commits = Commits.__new__(Commits)
@@ -119,7 +115,7 @@ def test_each_client_and_task_is_warned_of_once() -> None:
     assert said == [f"inputs of task {t} {before} {c}" for t, c in ((1, 0), (2, 0), (2, 4))]
 
 
-def test_the_figures_are_those_of_the_page_of_metrics() -> None:
+def test_the_figures_are_those_of_the_page_of_metrics():
     from fedmodels.numerics.metric_names import METRICS
 
     assert set(NAMES) <= METRICS.keys()

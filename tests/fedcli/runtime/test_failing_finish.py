@@ -42,9 +42,7 @@ def host(digits: Path, tmp_path: Path) -> Host:
     return OneOrder([0], link, digits, tmp_path / "states", torch.device("cpu"))
 
 
-def test_a_final_model_that_is_not_stored_fails_the_client(
-    host: Host, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_final_model_that_is_not_stored_fails_the_client(host, monkeypatch, caplog):
     def full(*_: object) -> None:
         raise ArchiveNotWritten(WHY)
 
@@ -55,8 +53,6 @@ def test_a_final_model_that_is_not_stored_fails_the_client(
     assert errors == [f"client 0, interaction 6: {WHY}"]
 
 
-def test_a_final_model_that_is_stored_ends_the_client_well(
-    host: Host, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_final_model_that_is_stored_ends_the_client_well(host, caplog):
     host.run()
     assert "ERROR" not in caplog.text

@@ -73,9 +73,7 @@ def executed(one: Worker, order: rpc.Order) -> Result:
     return found
 
 
-def test_a_worker_goes_on_with_new_classes_and_back(
-    data: Path, tmp_path: Path, synced: None
-) -> None:
+def test_a_worker_goes_on_with_new_classes_and_back(data, tmp_path, synced):
     """Its head grows; what it stored with fewer classes is used again after a roll-back."""
     known = workers_of(data, tmp_path / "states")
     first = executed(known.of(0), order_of())
@@ -112,7 +110,7 @@ def test_a_worker_goes_on_with_new_classes_and_back(
     assert late.report.counts == done.report.counts
 
 
-def test_a_state_of_more_classes_than_the_order_has_is_refused(data: Path, tmp_path: Path) -> None:
+def test_a_state_of_more_classes_than_the_order_has_is_refused(data, tmp_path):
     one = workers_of(data, tmp_path / "states").of(0)
     executed(one, order_of(new_classes=NEW))
     found = one.execute(order_of(interaction=1, base=0, committed=0), Bundle())
@@ -120,7 +118,7 @@ def test_a_state_of_more_classes_than_the_order_has_is_refused(data: Path, tmp_p
     assert found.failure == "the order is of 2 classes, and the private state that it names of 4"
 
 
-def test_payloads_are_held_against_the_classes_of_their_order(data: Path, tmp_path: Path) -> None:
+def test_payloads_are_held_against_the_classes_of_their_order(data, tmp_path):
     known = workers_of(data, tmp_path / "states", method="fedavg")
     rows = [
         known.payload_spec(new)["common"].required["weights/head/weight"].shape[0]
@@ -133,14 +131,14 @@ def test_payloads_are_held_against_the_classes_of_their_order(data: Path, tmp_pa
             known.payload_spec(wrong)
 
 
-def test_classes_of_the_server_are_checked(data: Path, tmp_path: Path) -> None:
+def test_classes_of_the_server_are_checked(data, tmp_path):
     for wrong in (["a", "a"], map(str, range(100_001))):
         made = Workers([0], data, tmp_path / "states", torch.device("cpu"))
         with pytest.raises(PayloadError, match="one twice, or too many"):
             made.begin(tiny_experiment(schedule=OPEN), [*wrong])
 
 
-def test_tests_of_the_last_tasks_alone(data: Path, tmp_path: Path) -> None:
+def test_tests_of_the_last_tasks_alone(data, tmp_path):
     add_task(data, 0, images(tmp_path / "month", "b"))
     one = workers_of(data, tmp_path / "states", method="fedavg").of(0)
     order = order_of(
@@ -152,9 +150,7 @@ def test_tests_of_the_last_tasks_alone(data: Path, tmp_path: Path) -> None:
     assert one.stream._test.keys() == {1}  # what is scored no more leaves the memory
 
 
-def test_a_client_goes_on_without_the_training_data_of_earlier_tasks(
-    data: Path, tmp_path: Path
-) -> None:
+def test_a_client_goes_on_without_the_training_data_of_earlier_tasks(data, tmp_path):
     add_task(data, 0, images(tmp_path / "month", "b"))
     for path in (data / "0" / "task-0").glob("train*"):
         path.unlink()
@@ -163,9 +159,7 @@ def test_a_client_goes_on_without_the_training_data_of_earlier_tasks(
     assert {c.test_set for c in executed(one, order).report.counts} == {"task/0", "task/1"}
 
 
-def test_a_description_is_read_again_before_the_next_order(
-    data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_description_is_read_again_before_the_next_order(data, tmp_path, caplog):
     known = workers_of(data, tmp_path / "states")
     one = known.of(0)
     held, stream = one.data, one.stream.data
@@ -178,7 +172,7 @@ def test_a_description_is_read_again_before_the_next_order(
     assert "client 0 goes on with the data that it had: " in caplog.text
 
 
-def test_a_line_says_when_old_data_are_spare(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_line_says_when_old_data_are_spare(caplog):
     caplog.set_level(logging.INFO)
     spare = Spare()
 
@@ -236,9 +230,7 @@ def enrolment(data: Path, tmp_path: Path) -> Any:
     return made
 
 
-def test_a_task_from_outside_is_announced_once(
-    enrolment: Any, data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_task_from_outside_is_announced_once(enrolment, data, tmp_path, caplog):
     caplog.set_level(logging.INFO)
     news = Announcer(enrolment)
     news.look()
@@ -252,8 +244,8 @@ def test_a_task_from_outside_is_announced_once(
 
 
 def test_a_session_that_the_server_forgot_is_renewed_with_the_longer_description(
-    enrolment: Any, data: Path, tmp_path: Path
-) -> None:
+    enrolment, data, tmp_path
+):
     news, member = Announcer(enrolment), enrolment.members[0]
     add_task(data, 0, images(tmp_path / "month", "b"))
     enrolment.link.answers = [SessionGone()]
@@ -268,9 +260,9 @@ def test_a_session_that_the_server_forgot_is_renewed_with_the_longer_description
     "answer", [UploadRefused("no new classes"), LinkError("no"), RunOver("ended")]
 )
 def test_a_refusal_is_a_line_and_no_end(
-    answer: Exception, enrolment: Any, data: Path, tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+    answer, enrolment, data, tmp_path,
+    caplog
+):  # fmt: skip
     news = Announcer(enrolment)
     add_task(data, 0, images(tmp_path / "month", "b"))
     enrolment.link.answers = [answer]
@@ -286,15 +278,13 @@ def test_a_refusal_is_a_line_and_no_end(
     assert [tasks for _, tasks, _ in enrolment.link.told] == [2, 3]
 
 
-def test_what_the_server_took_is_told_without_later_classes(data: Path, tmp_path: Path) -> None:
+def test_what_the_server_took_is_told_without_later_classes(data, tmp_path):
     before = open_data(data, 0).announcement()
     add_task(data, 0, images(tmp_path / "month", "fox"))
     assert open_data(data, 0).announcement((1, 2)) == before
 
 
-def test_a_damaged_description_is_a_line(
-    enrolment: Any, data: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_damaged_description_is_a_line(enrolment, data, caplog):
     (data / "0" / "client.json").write_text("{")
     for _ in range(2):
         Announcer(enrolment).look()
@@ -304,9 +294,7 @@ def test_a_damaged_description_is_a_line(
 # --- a folder that is watched
 
 
-def test_what_is_complete_in_a_folder_becomes_a_task(
-    enrolment: Any, data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_is_complete_in_a_folder_becomes_a_task(enrolment, data, tmp_path, caplog):
     caplog.set_level(logging.INFO)
     incoming = tmp_path / "incoming"
     news = Announcer(enrolment, incoming)
@@ -335,9 +323,7 @@ def test_what_is_complete_in_a_folder_becomes_a_task(
     assert open_data(data, 1).num_tasks == 4
 
 
-def test_what_became_a_task_before_a_crash_is_moved_away_alone(
-    enrolment: Any, data: Path, tmp_path: Path
-) -> None:
+def test_what_became_a_task_before_a_crash_is_moved_away_alone(enrolment, data, tmp_path):
     source = images(tmp_path / "incoming" / "0" / "month", "b")
     add_task(data, 0, source)
     Announcer(enrolment, tmp_path / "incoming").look()
@@ -346,9 +332,9 @@ def test_what_became_a_task_before_a_crash_is_moved_away_alone(
 
 
 def test_a_full_disk_is_told_once_and_tried_again(
-    enrolment: Any, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+    enrolment, data, tmp_path, monkeypatch,
+    caplog
+):  # fmt: skip
     news = Announcer(enrolment, tmp_path / "incoming")
     source = images(tmp_path / "incoming" / "0" / "month", "b")
 
@@ -365,7 +351,7 @@ def test_a_full_disk_is_told_once_and_tried_again(
     assert open_data(data, 0).num_tasks == 2
 
 
-def test_files_are_cut_as_before_or_as_the_server_says(tmp_path: Path) -> None:
+def test_files_are_cut_as_before_or_as_the_server_says(tmp_path):
     link: Any = FakeLink()
     assert how_cut(tmp_path, 0, None) is None
     assert how_cut(tmp_path, 0, link) is None
@@ -381,7 +367,7 @@ def test_files_are_cut_as_before_or_as_the_server_says(tmp_path: Path) -> None:
     assert (known[0].test_share, known[1]) == (0.25, 4)
 
 
-def test_a_watched_folder_is_for_open_runs(data: Path, tmp_path: Path) -> None:
+def test_a_watched_folder_is_for_open_runs(data, tmp_path):
     link: Any = FakeLink()
     made: Any = Host([0], link, data, tmp_path / "s", torch.device("cpu"), incoming=tmp_path / "in")
     for schedule in (OPEN, {}):
@@ -396,8 +382,8 @@ def test_a_watched_folder_is_for_open_runs(data: Path, tmp_path: Path) -> None:
 
 
 def test_the_thread_that_looks_for_tasks_outlives_what_goes_wrong(
-    enrolment: Any, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    enrolment, data, tmp_path, monkeypatch
+):
     link: Any = FakeLink()
     made: Any = Host([0], link, data, tmp_path / "s", torch.device("cpu"))
     made.enrolment, made.beat_every_s, looks = enrolment, 0.0, queue.SimpleQueue[int]()
@@ -416,9 +402,7 @@ def test_the_thread_that_looks_for_tasks_outlives_what_goes_wrong(
 # --- the command
 
 
-def test_the_command_adds_a_task(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_adds_a_task(data, tmp_path, capsys):
     from fedcli.cli import main
 
     def said(*arguments: str, ends: int = 0) -> str:

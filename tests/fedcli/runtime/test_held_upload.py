@@ -24,7 +24,7 @@ def order(**more: int) -> rpc.Order:
     return rpc.Order(kind=rpc.ORDER_KIND_TRAIN, client_id="0", **facts)
 
 
-def test_an_order_that_comes_again_gets_the_same_upload(worker: Worker) -> None:
+def test_an_order_that_comes_again_gets_the_same_upload(worker):
     payload = Bundle(weights=dict(worker.run.initial_weights))
     first = worker.execute(order(trip=5, issue=1), payload)
     again = worker.execute(order(trip=5, issue=2, committed=2), payload)
@@ -33,7 +33,7 @@ def test_an_order_that_comes_again_gets_the_same_upload(worker: Worker) -> None:
     assert again.upload is first.upload
 
 
-def test_an_order_that_begins_elsewhere_is_trained_anew(worker: Worker) -> None:
+def test_an_order_that_begins_elsewhere_is_trained_anew(worker):
     """The coordinator died, and computed what came before without somebody."""
     begun = dict(worker.run.initial_weights)
     moved = {key: t + 0.5 if t.is_floating_point() else t for key, t in begun.items()}

@@ -38,9 +38,7 @@ def accuracy(model: TrainedModel, data: ClientData) -> float:
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedper", "pfedgrp", "fedali"])
-def test_the_stored_model_scores_as_the_record_says(
-    name: str, digits: Path, tmp_path: Path
-) -> None:
+def test_the_stored_model_scores_as_the_record_says(name, digits, tmp_path):
     experiment = experiment_for((name, {}), schedule={"rounds": 1})
     run_in_process(experiment, digits, tmp_path / "run")
     view = make(name, **experiment.method.hyper_parameters()).local_view
@@ -56,9 +54,7 @@ def test_the_stored_model_scores_as_the_record_says(
     assert scored
 
 
-def test_a_client_that_was_drawn_earlier_keeps_what_was_scored_then(
-    digits: Path, tmp_path: Path
-) -> None:
+def test_a_client_that_was_drawn_earlier_keeps_what_was_scored_then(digits, tmp_path):
     experiment = experiment_for(("fedavg", {}), schedule={"rounds": 3, "per_round": 1})
     run_in_process(experiment, digits, tmp_path / "run")
     lines = (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()
@@ -71,9 +67,7 @@ def test_a_client_that_was_drawn_earlier_keeps_what_was_scored_then(
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedper", "pfedgraph"])
-def test_of_a_population_those_that_trained_store_a_model(
-    name: str, digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_a_population_those_that_trained_store_a_model(name, digits, tmp_path, monkeypatch):
     """Those that did not count with their initial state, as if they had been asked."""
     experiment = experiment_for((name, {}), schedule={"rounds": 1, "per_round": 1})
 
@@ -98,9 +92,7 @@ def test_of_a_population_those_that_trained_store_a_model(
 
 
 @pytest.mark.parametrize(("name", "files"), [("creff", 1), ("fedavg", 1), ("fedper", 3)])
-def test_a_model_that_is_everybodys_is_one_file(
-    name: str, files: int, digits: Path, tmp_path: Path
-) -> None:
+def test_a_model_that_is_everybodys_is_one_file(name, files, digits, tmp_path):
     def forget_the_scored(order: rpc.Order) -> None:
         if order.kind == rpc.ORDER_KIND_FINISH:
             for kept in (tmp_path / "run" / "clients" / order.client_id).glob("scored-*"):
@@ -113,9 +105,7 @@ def test_a_model_that_is_everybodys_is_one_file(
     assert len({path.stat().st_ino for path in models}) == files
 
 
-def test_a_kept_model_that_is_damaged_leaves_the_one_after_the_downlink(
-    digits: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_kept_model_that_is_damaged_leaves_the_one_after_the_downlink(digits, tmp_path, caplog):
     def damage(order: rpc.Order) -> None:
         if order.kind == rpc.ORDER_KIND_FINISH and order.client_id == "0":
             for kept in (tmp_path / "run" / "clients" / "0").glob("scored-*"):
@@ -131,7 +121,7 @@ def test_a_kept_model_that_is_damaged_leaves_the_one_after_the_downlink(
     assert "the model after the downlink is stored instead" in caplog.text
 
 
-def test_older_models_go_and_the_last_that_counts_stays(tmp_path: Path) -> None:
+def test_older_models_go_and_the_last_that_counts_stays(tmp_path):
     states = StateDirectory(tmp_path)
     for interaction, base in ((0, -1), (1, 0), (2, 0), (3, 2)):
         states.keep_scored(interaction, base, Bundle(), {"model": str(interaction)})

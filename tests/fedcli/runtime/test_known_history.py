@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -25,7 +24,7 @@ def asked(known: KnownHistory, run: str, statements: str) -> None:
     known.take(run, number, history(run, statements, number))
 
 
-def test_a_history_that_goes_on_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_history_that_goes_on_is_kept(tmp_path, caplog):
     place = tmp_path / HEAD
     known = KnownHistory(place)
     asked(known, "a", "")
@@ -56,9 +55,7 @@ LIES = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_another_history_is_warned_of_once_and_the_evidence_stays(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, lie: str
-) -> None:
+def test_another_history_is_warned_of_once_and_the_evidence_stays(tmp_path, caplog, lie):
     asked(KnownHistory(tmp_path / HEAD), "a", "xyz")
     before = (tmp_path / HEAD).read_bytes()
     known = KnownHistory(tmp_path / HEAD)
@@ -70,6 +67,6 @@ def test_another_history_is_warned_of_once_and_the_evidence_stays(
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"link": "00", "number": 1}', '{"link": 3}'])
-def test_a_damaged_file_is_as_none(tmp_path: Path, text: str) -> None:
+def test_a_damaged_file_is_as_none(tmp_path, text):
     (tmp_path / HEAD).write_text(text)
     assert KnownHistory(tmp_path / HEAD).number == 0

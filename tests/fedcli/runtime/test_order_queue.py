@@ -31,7 +31,7 @@ def clients_taken(queue: OrderQueue, number: int) -> list[str]:
     return [order.client_id for order, _ in filter(None, found)]
 
 
-def test_one_message_waits_until_that_before_is_taken() -> None:
+def test_one_message_waits_until_that_before_is_taken():
     """So a server that sends on and on fills no memory."""
     queue = OrderQueue()
     queue.put(orders(0, 1))
@@ -44,7 +44,7 @@ def test_one_message_waits_until_that_before_is_taken() -> None:
     assert not second.is_alive()
 
 
-def test_an_order_that_is_put_back_comes_next() -> None:
+def test_an_order_that_is_put_back_comes_next():
     queue = OrderQueue()
     queue.put(orders(0, 1))
     found = queue.take()
@@ -53,7 +53,7 @@ def test_an_order_that_is_put_back_comes_next() -> None:
     assert clients_taken(queue, 2) == ["0", "1"]
 
 
-def test_a_failure_comes_before_what_waits_and_holds_nobody_up() -> None:
+def test_a_failure_comes_before_what_waits_and_holds_nobody_up():
     queue = OrderQueue()
     queue.put(orders(0))
     blocked = begun(queue.put, orders(1))
@@ -66,7 +66,7 @@ def test_a_failure_comes_before_what_waits_and_holds_nobody_up() -> None:
     assert not blocked.is_alive()
 
 
-def test_when_the_run_is_over_clients_still_store_their_models() -> None:
+def test_when_the_run_is_over_clients_still_store_their_models():
     queue = OrderQueue()
     queue.put([*orders(0), *orders(1, kind=rpc.ORDER_KIND_FINISH), *orders(2)])
     queue.end()
@@ -75,5 +75,5 @@ def test_when_the_run_is_over_clients_still_store_their_models() -> None:
         queue.take()
 
 
-def test_a_wait_with_a_limit_ends_with_nothing() -> None:
+def test_a_wait_with_a_limit_ends_with_nothing():
     assert OrderQueue().take(0.01) is None

@@ -39,7 +39,7 @@ def cohort(digits: Path, tmp_path: Path) -> RemoteCohort:
     return RemoteCohort(3, Spool(tmp_path / "spool", 0), EventLog(), admission=Admission({}))
 
 
-def test_a_client_killed_while_it_joins_comes_back_as_itself(digits: Path, tmp_path: Path) -> None:
+def test_a_client_killed_while_it_joins_comes_back_as_itself(digits, tmp_path):
     link = FatalLink()
     for _ in range(2):
         host = Host([0], link, digits, tmp_path / "states", torch.device("cpu"))  # type: ignore[arg-type]
@@ -50,7 +50,7 @@ def test_a_client_killed_while_it_joins_comes_back_as_itself(digits: Path, tmp_p
     assert first == second == SessionFile(tmp_path / "states" / "0").read().token
 
 
-def test_the_server_takes_the_token_a_client_brings(digits: Path, tmp_path: Path) -> None:
+def test_the_server_takes_the_token_a_client_brings(digits, tmp_path):
     text = (digits / "0" / "client.json").read_text()
     server = cohort(digits, tmp_path)
     assert server.join(0, text, b"a" * 16, ()) == b"a" * 16
@@ -61,7 +61,7 @@ def test_the_server_takes_the_token_a_client_brings(digits: Path, tmp_path: Path
 
 
 @pytest.mark.usefixtures("synced")
-def test_a_session_is_safe_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_is_safe_on_the_disk(tmp_path, monkeypatch):
     """The file before it gets its name, and then the name."""
     synced, fsync = list[str](), os.fsync
 

@@ -19,7 +19,7 @@ from fedcli.runtime.sessions import Session, SessionFile, Sessions
 from fedmodels.errors import ArchiveError
 
 
-def test_a_session_survives_and_is_private(tmp_path: Path) -> None:
+def test_a_session_survives_and_is_private(tmp_path):
     file = SessionFile(tmp_path)
     assert file.read() == Session()
     for token in (b"\x00\xff", b"second"):
@@ -32,20 +32,20 @@ def test_a_session_survives_and_is_private(tmp_path: Path) -> None:
     "text",
     ["", "{}", "[1]", '{"run_id": "x", "token": "zz"}', '{"run_id": "", "token": ""}', '"text"'],
 )
-def test_a_damaged_session_is_one_line(tmp_path: Path, text: str) -> None:
+def test_a_damaged_session_is_one_line(tmp_path, text):
     (tmp_path / "session.json").write_text(text)
     with pytest.raises(ArchiveError, match="delete it to join afresh"):
         SessionFile(tmp_path).read()
 
 
-def test_processes_that_begin_at_once_share_the_first_token(tmp_path: Path) -> None:
+def test_processes_that_begin_at_once_share_the_first_token(tmp_path):
     with ThreadPoolExecutor(8) as threads:
         found = set(threads.map(lambda _: SessionFile(tmp_path / "a").begin(), range(8)))
     assert len(found) == 1
     assert os.listdir(tmp_path / "a") == ["session.json"]
 
 
-def test_clients_of_a_process_share_a_file_and_no_token(tmp_path: Path) -> None:
+def test_clients_of_a_process_share_a_file_and_no_token(tmp_path):
     sessions = Sessions(tmp_path, shared=True)
     found = {c: sessions.of(c) for c in range(100)}
     assert len({session.token for session in found.values()}) == 100
@@ -59,9 +59,7 @@ def test_clients_of_a_process_share_a_file_and_no_token(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_a_client_keeps_its_session_when_others_move_in_or_out(
-    tmp_path: Path, shared: bool
-) -> None:
+def test_a_client_keeps_its_session_when_others_move_in_or_out(tmp_path, shared):
     before = Sessions(tmp_path, shared=shared)
     session = before.of(3)
     before.joined(3, "run")
@@ -69,7 +67,7 @@ def test_a_client_keeps_its_session_when_others_move_in_or_out(
     assert Sessions(tmp_path, shared=not shared).of(3) == Session("run", session.token)
 
 
-def test_a_client_of_another_run_is_not_drawn_in(tmp_path: Path) -> None:
+def test_a_client_of_another_run_is_not_drawn_in(tmp_path):
     """A newcomer that is alone in its process begins afresh beside the clients of another run."""
     others = Sessions(tmp_path, shared=True)
     others.of(0)
@@ -77,9 +75,7 @@ def test_a_client_of_another_run_is_not_drawn_in(tmp_path: Path) -> None:
     assert Sessions(tmp_path, shared=False).of(5).run_id == ""
 
 
-def test_a_file_system_without_hard_links_keeps_sessions(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_system_without_hard_links_keeps_sessions(tmp_path, monkeypatch):
     def link(*_: Path) -> None:
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 
@@ -92,7 +88,7 @@ def test_a_file_system_without_hard_links_keeps_sessions(
         assert [p.name for p in root.rglob("*.tmp")] == []
 
 
-def test_processes_of_two_runs_do_not_take_a_session_from_each_other(tmp_path: Path) -> None:
+def test_processes_of_two_runs_do_not_take_a_session_from_each_other(tmp_path):
     """Both begin before either has joined; the one that joins later is told so."""
     first, second = Sessions(tmp_path, shared=True), Sessions(tmp_path, shared=True)
     assert first.of(0).run_id == second.of(1).run_id == ""
@@ -129,9 +125,7 @@ class Snapshots:
 
 
 @pytest.mark.usefixtures("synced")
-def test_kill_at_any_moment_draws_no_newcomer_into_another_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kill_at_any_moment_draws_no_newcomer_into_another_run(tmp_path, monkeypatch):
     root = tmp_path / "states"
     Sessions(root, shared=True).of(0)
     Sessions(root, shared=True).joined(0, "another")
@@ -149,9 +143,7 @@ def test_kill_at_any_moment_draws_no_newcomer_into_another_run(
 
 
 @pytest.mark.usefixtures("synced")
-def test_kill_at_any_moment_loses_no_session_that_clients_share(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kill_at_any_moment_loses_no_session_that_clients_share(tmp_path, monkeypatch):
     root = tmp_path / "states"
     root.mkdir()
     with monkeypatch.context() as patched:
@@ -173,13 +165,13 @@ def test_kill_at_any_moment_loses_no_session_that_clients_share(
     assert Sessions(snapshots.found[-1], shared=True).of(1).run_id == "run"
 
 
-def test_a_directory_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_made_is_one_line(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ArchiveError, match="state directory"):
         Sessions(tmp_path / "file", shared=False).of(0)
 
 
-def test_a_missing_authority_is_suspected_before_the_first_answer_alone() -> None:
+def test_a_missing_authority_is_suspected_before_the_first_answer_alone():
     """A server that is killed closes its sockets as well, and has nothing to do with TLS."""
     link = Link("127.0.0.1:1")
     assert "give --tls-ca" in link._explained("Socket closed")
@@ -188,7 +180,7 @@ def test_a_missing_authority_is_suspected_before_the_first_answer_alone() -> Non
     link.close()
 
 
-def test_a_certificate_is_suspected_where_no_connection_comes_about_alone() -> None:
+def test_a_certificate_is_suspected_where_no_connection_comes_about_alone():
     """A stream that was open has shown that the certificates are right."""
     link = Link("127.0.0.1:1", grpc.ssl_channel_credentials())
     opened = "Stream removed (Socket closed)"

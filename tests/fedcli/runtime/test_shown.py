@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,7 +24,7 @@ PUSH = rpc.PushHeader(
 )  # fmt: skip
 
 
-def test_every_field_has_a_line_and_secrets_stay() -> None:
+def test_every_field_has_a_line_and_secrets_stay():
     assert dict(fields_of(PUSH, UPLOAD)) == {
         "client_id": "'3'",
         "token": "6 bytes, the secret of the session",
@@ -48,9 +47,7 @@ def test_every_field_has_a_line_and_secrets_stay() -> None:
     assert found["description.tasks[0].train"].endswith("63 … (100 in all)")
 
 
-def test_files_are_bounded_and_a_restart_goes_on_with_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_are_bounded_and_a_restart_goes_on_with_them(tmp_path, monkeypatch):
     monkeypatch.setattr(shown, "KEPT_TENSORS", 2)
     for number in range(4):
         show = Shown(tmp_path, [3], tensors=True)  # as after a restart
@@ -71,7 +68,7 @@ def test_files_are_bounded_and_a_restart_goes_on_with_them(
     assert (tmp_path / "client-3.txt").read_text().endswith(" Beat: client_id '3'; epoch 1\n")
 
 
-def test_what_cannot_be_written_is_not_sent(tmp_path: Path) -> None:
+def test_what_cannot_be_written_is_not_sent(tmp_path):
     show = Shown(tmp_path / "place", [3])
     (tmp_path / "place" / "client-3.txt").mkdir()
     link: Any = Link("127.0.0.1:1", show=show)
@@ -87,9 +84,7 @@ def test_what_cannot_be_written_is_not_sent(tmp_path: Path) -> None:
         Shown(tmp_path / "file", [3])
 
 
-def test_a_person_may_be_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_person_may_be_asked(tmp_path, monkeypatch, capsys):
     with pytest.raises(ConfigError, match="--ask needs a terminal"):
         Shown(tmp_path, [3], asks=True)
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)

@@ -39,17 +39,17 @@ def states(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("client", [4, "evaluator"])
-def test_a_client_that_runs_already_is_refused(client: Any, states: Path, digits: Path) -> None:
+def test_a_client_that_runs_already_is_refused(client, states, digits):
     link: Any = SimpleNamespace(close=lambda: None)  # nothing is asked of the server
     with pytest.raises(ArchiveError, match=rf"client {client} runs already, with its state in "):
         Host([client], link, digits, states, torch.device("cpu")).run()
     assert sorted(path.name for path in states.iterdir()) == [LOCK]
 
 
-def test_others_of_the_directory_may_run(states: Path) -> None:
+def test_others_of_the_directory_may_run(states):
     assert lock_states(states, [2, 5, *range(100, 200)]) is not None
 
 
-def test_a_place_that_cannot_be_locked_is_left_to_whoever_writes_there(tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_locked_is_left_to_whoever_writes_there(tmp_path):
     (tmp_path / "file").touch()
     assert lock_states(tmp_path / "file", [0]) is None

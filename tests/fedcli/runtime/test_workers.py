@@ -40,7 +40,7 @@ def few(monkeypatch: pytest.MonkeyPatch, digits: Path, tmp_path: Path) -> Worker
     return made
 
 
-def test_the_client_that_was_idle_for_the_longest_is_closed(few: Workers) -> None:
+def test_the_client_that_was_idle_for_the_longest_is_closed(few):
     first = few.of(0)
     first.stream.open(0)
     first.stream.train(0)
@@ -55,9 +55,7 @@ def test_the_client_that_was_idle_for_the_longest_is_closed(few: Workers) -> Non
     assert few.of(0).net is first.net
 
 
-def test_idle_clients_are_open_while_there_is_room_for_what_they_hold(
-    few: Workers, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_idle_clients_are_open_while_there_is_room_for_what_they_hold(few, monkeypatch):
     sizes = iter((5, 7, 3, 9))
     monkeypatch.setattr(worker.Worker, "held_bytes", lambda self: next(sizes))
     few._room, few._last = 12, 1
@@ -73,7 +71,7 @@ def test_idle_clients_are_open_while_there_is_room_for_what_they_hold(
     assert (few._idle, few._idle_bytes) == ({0: 9}, 9)
 
 
-def test_what_an_open_client_holds(few: Workers) -> None:
+def test_what_an_open_client_holds(few):
     one, nothing = few.of(0), few.of(0).held_bytes()
     one.stream.open(0)
     x, y = one.stream.train(0)
@@ -85,7 +83,7 @@ def test_what_an_open_client_holds(few: Workers) -> None:
     assert one.held_bytes() == nothing
 
 
-def test_a_closed_client_finds_its_private_state_again(few: Workers) -> None:
+def test_a_closed_client_finds_its_private_state_again(few):
     state = Bundle(weights={"w": torch.ones(2)})
     few.of(0).states.save(4, state)
     few.of(1)
@@ -94,7 +92,7 @@ def test_a_closed_client_finds_its_private_state_again(few: Workers) -> None:
     assert torch.equal(few.of(0).states.load(4, Bundle()).weights["w"], torch.ones(2))
 
 
-def test_nothing_is_made_for_clients_that_never_worked(few: Workers, tmp_path: Path) -> None:
+def test_nothing_is_made_for_clients_that_never_worked(few, tmp_path):
     assert few.versions(1) == []
     assert few.durable(1) == -1
     assert [p.name for p in (tmp_path / "states").iterdir()] == ["0"]
@@ -113,9 +111,7 @@ class Beats:
         return arrived
 
 
-def test_an_idle_client_says_once_what_became_safe_after_its_upload(
-    few: Workers, digits: Path, tmp_path: Path
-) -> None:
+def test_an_idle_client_says_once_what_became_safe_after_its_upload(few, digits, tmp_path):
     """Its next order may be far away, and until then the run would keep all states since."""
     link = Beats()
     host = Host([0, 1, 2], cast(Link, link), digits, tmp_path / "states", torch.device("cpu"))
@@ -162,9 +158,7 @@ def service(tmp_path: Path) -> Service:
     return Service("run", {}, cohort, EventLog())
 
 
-def test_clients_of_a_process_join_in_one_message(
-    few: Workers, service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_clients_of_a_process_join_in_one_message(few, service, tmp_path, monkeypatch):
     def named(client: ClientId) -> ClientData:
         data = opened(client)
         data.file = data.file.model_copy(update={"name": "ann" if client == 1 else ""})
@@ -204,9 +198,7 @@ def test_clients_of_a_process_join_in_one_message(
         ({"clients": [rpc.Joining(client_id="3", token=b"a")]}, "client id '3' is none of this"),
     ],
 )
-def test_a_lie_about_several_clients_is_refused(
-    service: Service, changes: dict[str, object], line: str
-) -> None:
+def test_a_lie_about_several_clients_is_refused(service, changes, line):
     request = rpc.JoinSeveralRequest(**{"protocol": PROTOCOL, **changes})  # type: ignore[arg-type]
     with pytest.raises((Refused, PayloadError), match=line):
         service.join_several(request, Caller())

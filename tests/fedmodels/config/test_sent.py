@@ -81,7 +81,7 @@ def takes_any_text(annotation: Any) -> bool:
     return any(kind in (str, object, Any, Path, bytes) for kind in parts(annotation))
 
 
-def test_every_key_that_takes_text_is_a_place_a_name_or_a_known_word() -> None:
+def test_every_key_that_takes_text_is_a_place_a_name_or_a_known_word():
     """A new key that takes text has to say here what it is."""
     found = {key: field for key, field in fields() if takes_any_text(field.annotation)}
     marks = {key: set(field.metadata) & {HERE, NAMED} for key, field in found.items()}
@@ -90,7 +90,7 @@ def test_every_key_that_takes_text_is_a_place_a_name_or_a_known_word() -> None:
     assert {key for key, mark in marks.items() if not mark} == WORDS.keys()
 
 
-def test_no_hyper_parameter_takes_any_text() -> None:
+def test_no_hyper_parameter_takes_any_text():
     def check(table: Any) -> None:
         hints = get_type_hints(table)
         for field in dataclasses.fields(table):
@@ -103,7 +103,7 @@ def test_no_hyper_parameter_takes_any_text() -> None:
         check(method_class(name))
 
 
-def test_no_option_of_a_net_takes_any_text() -> None:
+def test_no_option_of_a_net_takes_any_text():
     builders = [(build, build) for build in (check_net(name, ()) for name in net_names())]
     for build, function in [*builders, (ALP, ALP.__init__)]:
         hints = get_type_hints(function)
@@ -122,7 +122,7 @@ def tables_with(value: str) -> dict[str, Any]:
     return tables
 
 
-def test_what_is_sent_has_no_place_and_all_the_rest() -> None:
+def test_what_is_sent_has_no_place_and_all_the_rest():
     tables = tables_with("/at/somebody/secret")
     tables["net"] |= {"name": "/at/somebody/nets.py:Net", "width": 8}
     sent = without_places(tables)
@@ -136,7 +136,7 @@ def test_what_is_sent_has_no_place_and_all_the_rest() -> None:
 
 
 @pytest.mark.parametrize("tables", [{"net": 3}, {"net": {"name": 3}}, {"data": None}, {"x": {}}])
-def test_tables_of_anybody_are_taken_as_they_are(tables: dict[str, Any]) -> None:
+def test_tables_of_anybody_are_taken_as_they_are(tables):
     assert without_places(tables) == tables
 
 
@@ -160,7 +160,7 @@ def opened() -> Iterator[list[str]]:
     OPENED = None
 
 
-def test_a_client_opens_nothing_that_a_server_names(opened: list[str], tmp_path: Path) -> None:
+def test_a_client_opens_nothing_that_a_server_names(opened, tmp_path):
     """Of the initial weights it says that it wants them, and takes the user's own file alone."""
     secret = tmp_path / "secret"
     secret.write_text("what stays here")
@@ -185,7 +185,7 @@ def test_a_client_opens_nothing_that_a_server_names(opened: list[str], tmp_path:
     assert "sha256 0000" in str(caught.value), "no digest of a file that is here"
 
 
-def test_what_travels_is_known_without_the_initial_weights() -> None:
+def test_what_travels_is_known_without_the_initial_weights():
     """So a relay, and a client whose weights all come from the server, need no file of them."""
     for name in method_names():
         experiment = tiny_experiment(method=name, net=NETS.get(name, "mlp"))
@@ -205,7 +205,7 @@ NETS: dict[str, Any] = {
 }
 
 
-def test_code_that_a_file_only_imports_is_not_to_be_named(tmp_path: Path) -> None:
+def test_code_that_a_file_only_imports_is_not_to_be_named(tmp_path):
     """A function with any options, such as torch.load, would open what the server names."""
     file = tmp_path / "mine.py"
     text = (

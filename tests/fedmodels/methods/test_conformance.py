@@ -129,14 +129,12 @@ def cases(
 
 @pytest.mark.parametrize("check", CHECKS)
 @EVERY_CASE
-def test_conformance(case: tuple[str, dict[str, Any]], check: str, cases: dict[str, Case]) -> None:
+def test_conformance(case, check, cases):
     CHECKS[check](cases[repr(case)])
 
 
 @EVERY_CASE
-def test_a_method_that_takes_means_takes_them_by_the_rule(
-    case: tuple[str, dict[str, Any]], cases: dict[str, Case]
-) -> None:
+def test_a_method_that_takes_means_takes_them_by_the_rule(case, cases):
     made = cases[repr(case)].interaction
     uploads = made.uploads
     made.method.aggregate(server_context(made.run, 0, (0, 1)), made.state, uploads)
@@ -145,7 +143,7 @@ def test_a_method_that_takes_means_takes_them_by_the_rule(
 
 
 @pytest.mark.parametrize("name", names())
-def test_a_method_is_one_class_over_fedavg(name: str) -> None:
+def test_a_method_is_one_class_over_fedavg(name):
     """What methods have in common are functions and settings."""
     cls = method_class(name)
     (above,) = cls.__bases__
@@ -154,7 +152,7 @@ def test_a_method_is_one_class_over_fedavg(name: str) -> None:
     assert cls.citation
 
 
-def test_the_suite_has_not_shrunk() -> None:
+def test_the_suite_has_not_shrunk():
     assert len(CHECKS) >= 18
 
 
@@ -172,7 +170,7 @@ class Broken(FedAvg):
         return super().loss(ctx, batch, out, refs)
 
 
-def test_a_method_that_breaks_a_promise_is_named() -> None:
+def test_a_method_that_breaks_a_promise_is_named():
     line = "broken fails 'loss_leaves_inputs_alone': it changes batch.x"
     with pytest.raises(AssertionError, match=line):
         check_method(Broken, checks=["its_views_are_known", "loss_leaves_inputs_alone"])
@@ -214,7 +212,7 @@ class Mistaken(FedAvg):
         ("live", "references_stay_while_the_net_trains", "'base/1.*' of ctx.net itself, which mov"),
     ],
 )
-def test_a_mistake_that_no_error_shows_is_told(mistake: str, check: str, line: str) -> None:
+def test_a_mistake_that_no_error_shows_is_told(mistake, check, line):
     with pytest.raises(AssertionError, match=f"mistaken fails '{check}': .*{line}"):
         check_method(Mistaken, checks=[check], mistake=mistake)
     check_method(Mistaken, checks=[check])
@@ -232,7 +230,7 @@ class Inverse(FedAvg):
         return {"classifier": -ctx.net(x)}
 
 
-def test_a_rule_that_is_not_the_nets_has_a_name_of_its_own() -> None:
+def test_a_rule_that_is_not_the_nets_has_a_name_of_its_own():
     with pytest.raises(AssertionError, match=r"'classifier' is not ctx\.net"):
         check_method(Inverse, checks=["the_classifier_is_the_net"])
 
@@ -251,17 +249,17 @@ class Misspelt(FedAvg):
         """Is a helper."""
 
 
-def test_a_function_that_is_nearly_a_known_one_is_found() -> None:
+def test_a_function_that_is_nearly_a_known_one_is_found():
     with pytest.raises(AssertionError, match="aggregates is never called: did you mean aggregate"):
         check_method(Misspelt, checks=["its_functions_are_spelt_as_known"])
 
 
-def test_a_field_may_be_none_unless_a_config_says_it() -> None:
+def test_a_field_may_be_none_unless_a_config_says_it():
     check_method(Misspelt, checks=["hyper_parameters_survive_toml"])
     check_method(Misspelt, checks=["hyper_parameters_survive_toml"], temperature=0.5)
 
 
-def test_the_class_that_is_given_is_checked() -> None:
+def test_the_class_that_is_given_is_checked():
     """Not another one of its name: the class before a change, or a method that comes along."""
     checks = ["loss_leaves_inputs_alone"]
 
@@ -317,7 +315,7 @@ class Failing(FedAvg):
         ("predict", "predictions_are_scores_of_classes", r"predict failed \(.*KeyError: 'seen'"),
     ],
 )
-def test_every_failure_has_a_name_and_a_reason(mistake: str, check: str, line: str) -> None:
+def test_every_failure_has_a_name_and_a_reason(mistake, check, line):
     with pytest.raises(AssertionError, match=f"failing fails '{check}': .*{line}"):
         check_method(Failing, checks=[check], mistake=mistake)
     check_method(Failing, checks=[check] if mistake != "predict" else [])
@@ -334,7 +332,7 @@ class Counting(FedAvg):
         return Bundle({"met": torch.bincount(y, minlength=ctx.run.problem.num_classes)})
 
 
-def test_what_may_have_a_row_for_each_class_is_asked_for() -> None:
+def test_what_may_have_a_row_for_each_class_is_asked_for():
     line = (
         r"'a_class_may_come_later': nothing tells whether 'weights/met' of shape \[10\] has a row"
     )
@@ -342,7 +340,7 @@ def test_what_may_have_a_row_for_each_class_is_asked_for() -> None:
         check_method(Counting, checks=["a_class_may_come_later"])
 
 
-def test_an_unknown_check_gets_a_line() -> None:
+def test_an_unknown_check_gets_a_line():
     with pytest.raises(ConfigError, match="unknown check 'its_views'; known: hyper_param"):
         check_method("fedavg", checks=["its_views"])
 
@@ -358,16 +356,16 @@ EXAMPLES = {
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_the_examples_conform(name: str) -> None:
+def test_the_examples_conform(name):
     check_method(f"{EXTEND / name}.py:{EXAMPLES[name]}")
 
 
-def test_there_is_no_other_example() -> None:
+def test_there_is_no_other_example():
     assert {file.stem for file in EXTEND.glob("*.py")} == EXAMPLES.keys()
 
 
 @pytest.mark.parametrize("name", ["smoothed", "tempered"])
-def test_one_function_of_ones_own_is_a_short_file(name: str) -> None:
+def test_one_function_of_ones_own_is_a_short_file(name):
     """A method that changes the loss or the aggregation alone needs one import."""
     tree = ast.parse((EXTEND / f"{name}.py").read_text("utf-8"))
     _, imported, cls = tree.body
@@ -376,7 +374,7 @@ def test_one_function_of_ones_own_is_a_short_file(name: str) -> None:
     assert cls.end_lineno - cls.lineno < 13
 
 
-def test_label_smoothing_by_hand(digits: Path) -> None:
+def test_label_smoothing_by_hand(digits):
     """Logits (0, ln 3) of label 1: p = (1/4, 3/4); .9 ln 4/3 + .1 (ln 4 + ln 4/3) / 2 = .342613."""
     cls = method_class(f"{EXTEND / 'smoothed'}.py:Smoothed")
     logits, y = torch.tensor([[0.0, math.log(3)]]), torch.tensor([1])

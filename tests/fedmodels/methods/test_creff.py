@@ -1,7 +1,5 @@
 """CReFF by hand, and what its paper promises."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -3,8 +3,6 @@
 The alignment layer itself is tested in ``tests/fedmodels/nets/test_alp.py``.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """FEDIC by hand, what its paper promises, and the server's data on their way to the method."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """FedNTD by hand, and what its paper promises."""
 
-from __future__ import annotations
-
 import copy
 import math
 

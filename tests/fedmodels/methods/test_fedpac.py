@@ -1,7 +1,5 @@
 """FedPAC: its quadratic program, its statistics, its phases, and whose head goes where."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """MOON: its contrastive term by hand, and what its teachers must not do."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 

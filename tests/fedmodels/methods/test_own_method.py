@@ -60,7 +60,7 @@ def own(folder: Path, body: str) -> str:
         ("mu: dict = field(default_factory=lambda: {'a': [object()]})", "'mu.a' holds a object"),
     ],
 )
-def test_what_is_declared_wrong_gets_one_line(tmp_path: Path, body: str, line: str) -> None:
+def test_what_is_declared_wrong_gets_one_line(tmp_path, body, line):
     name = own(tmp_path, body)
     with pytest.raises(ConfigError) as caught:
         tiny_experiment(method=name)
@@ -69,7 +69,7 @@ def test_what_is_declared_wrong_gets_one_line(tmp_path: Path, body: str, line: s
     assert "mine.py:Mine" in str(caught.value)
 
 
-def test_a_class_may_have_the_name_of_a_method_with_readings(tmp_path: Path) -> None:
+def test_a_class_may_have_the_name_of_a_method_with_readings(tmp_path):
     """Its own table has no readings, though it inherits from the class that has them."""
     file = tmp_path / "gldp.py"
     file.write_text(
@@ -82,7 +82,7 @@ def test_a_class_may_have_the_name_of_a_method_with_readings(tmp_path: Path) -> 
     assert tiny_experiment(method=found.method.model_dump(exclude={"code_sha256"})).method.name
 
 
-def test_the_page_of_a_method_shows_fields_without_defaults(tmp_path: Path) -> None:
+def test_the_page_of_a_method_shows_fields_without_defaults(tmp_path):
     name = own(
         tmp_path, "mu: float\nsizes: tuple[int, ...] = field(default_factory=lambda: (1, 2))"
     )
@@ -94,12 +94,12 @@ def test_the_page_of_a_method_shows_fields_without_defaults(tmp_path: Path) -> N
     assert "MISSING" not in text
 
 
-def test_a_class_is_no_name() -> None:
+def test_a_class_is_no_name():
     with pytest.raises(ConfigError, match=r"of a class, write FedAvg\(…\)"):
         make(type(make("fedavg")))  # type: ignore[arg-type]
 
 
-def test_a_broken_entry_point_hides_no_other_method(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_entry_point_hides_no_other_method(monkeypatch):
     points = [
         EntryPoint("broken", "no_such_module:Method", "fedtide.methods"),
         EntryPoint("unsaid", "fractions", "fedtide.methods"),
@@ -121,7 +121,7 @@ def test_a_broken_entry_point_hides_no_other_method(monkeypatch: pytest.MonkeyPa
     assert "fedprox" in text
 
 
-def test_what_builds_a_net_is_callable_and_may_take_any_option(tmp_path: Path) -> None:
+def test_what_builds_a_net_is_callable_and_may_take_any_option(tmp_path):
     (tmp_path / "net.py").write_text(
         "number = 3\ndef net(num_classes, input_shape, **options):\n    return options\n"
         "def few(num_classes, input_shape, width=3):\n    return width\n"
@@ -134,7 +134,7 @@ def test_what_builds_a_net_is_callable_and_may_take_any_option(tmp_path: Path) -
         check_net(f"{place}:few", ["depth"])
 
 
-def test_a_mapping_may_hold_paths_and_numbers_of_numpy(tmp_path: Path) -> None:
+def test_a_mapping_may_hold_paths_and_numbers_of_numpy(tmp_path):
     found = _tables({"data": {"root": tmp_path}}, {"data.name": tmp_path / "a.py"})
     assert found == {"data": {"root": str(tmp_path), "name": str(tmp_path / "a.py")}}
     found = _tables({}, {"seed": np.int64(3), "training.lr": np.float32(0.5)})

@@ -45,16 +45,14 @@ def of_fedavg(digits: Path) -> Weights:
 
 
 @pytest.mark.parametrize("name", names())
-def test_every_method_starts_from_the_weights_of_fedavg(
-    name: str, digits: Path, of_fedavg: Weights
-) -> None:
+def test_every_method_starts_from_the_weights_of_fedavg(name, digits, of_fedavg):
     net = ALIGNED if name == "fedali" else NORMED if name == "fedbn" else PLAIN
     plain = beginning("fedavg", NORMED, digits) if name == "fedbn" else of_fedavg
     assert differing(plain, beginning(name, net, digits)) == []
 
 
 @pytest.mark.parametrize("net", NETS, ids=lambda net: "-".join(map(str, net.values())))
-def test_so_it_is_on_every_kind_of_net(net: dict[str, object], digits: Path) -> None:
+def test_so_it_is_on_every_kind_of_net(net, digits):
     """FedAli needs a net with alignment, FedBN one with batch normalisation: the test above has
     both, and the one below alignment."""
     plain = beginning("fedavg", net, digits)
@@ -66,7 +64,7 @@ def test_so_it_is_on_every_kind_of_net(net: dict[str, object], digits: Path) -> 
 @pytest.mark.parametrize(
     ("net", "shape", "blocks"), [("vit-tiny", (1, 8, 8), 3), ("hart", (32, 6), 3)]
 )
-def test_alignment_changes_no_other_weight(net: str, shape: tuple[int, ...], blocks: int) -> None:
+def test_alignment_changes_no_other_weight(net, shape, blocks):
     """Nor does the number of prototypes: the layer draws from a stream of its own."""
 
     def made(**options: object) -> Weights:
@@ -82,7 +80,7 @@ def test_alignment_changes_no_other_weight(net: str, shape: tuple[int, ...], blo
     assert not torch.equal(layers[0], layers[1])
 
 
-def test_another_seed_is_other_noise() -> None:
+def test_another_seed_is_other_noise():
     def noise(seed: int) -> torch.Tensor:
         with seeded(seed):
             built = make_net("vit-tiny", num_classes=2, input_shape=(1, 8, 8), **_aligned())

@@ -34,7 +34,7 @@ def ready(name: str, digits: Path) -> tuple[Any, ClientContext, Bundle, Bundle]:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_head_is_its_clients_own_within_its_round_alone(name: str, digits: Path) -> None:
+def test_a_head_is_its_clients_own_within_its_round_alone(name, digits):
     method, ctx, payload, state = ready(name, digits)
     received = payload.weights["head/weight"]
     for round_number, view, own in ((0, "", 1.0), (0, "after_downlink", 0.0), (1, "", 0.0)):
@@ -44,7 +44,7 @@ def test_a_head_is_its_clients_own_within_its_round_alone(name: str, digits: Pat
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_heads_travel_and_make_everyones_model(name: str, digits: Path, tmp_path: Path) -> None:
+def test_heads_travel_and_make_everyones_model(name, digits, tmp_path):
     """What clients hold after a round is everyone's model: A_loc as received is A_glo."""
     tables: dict[str, Any] = {"schedule": {"order": "rounds_outer"}}
     one = tiny_experiment(method={"name": name, "reading": {"heads": "round"}}, **tables)
@@ -56,7 +56,7 @@ def test_heads_travel_and_make_everyones_model(name: str, digits: Path, tmp_path
     assert found["state_sha256"] != private["state_sha256"]
 
 
-def test_private_layers_stay_while_the_head_travels(digits: Path) -> None:
+def test_private_layers_stay_while_the_head_travels(digits):
     """With a private first layer the head travels, whatever that layer does."""
     method = {"name": "fedrep", "private": ["base/1", "head/"], "reading": {"heads": "round"}}
     experiment = tiny_experiment(method=method, net={"name": "mlp", "hidden": [8, 8]})
@@ -73,6 +73,6 @@ def test_private_layers_stay_while_the_head_travels(digits: Path) -> None:
             torch.testing.assert_close(loaded[name], tensor)
 
 
-def test_shared_heads_have_no_round_of_their_own() -> None:
+def test_shared_heads_have_no_round_of_their_own():
     with pytest.raises(ConfigError, match="fedmlp: share and heads exclude each other: give one"):
         make("fedmlp", share="all", heads="round")

@@ -65,7 +65,7 @@ X = torch.randn(9, 2, generator=torch.Generator().manual_seed(1))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_net_is_tried_with_one_example(kind: str, tmp_path: Path) -> None:
+def test_a_net_is_tried_with_one_example(kind, tmp_path):
     norm, z, expected = KINDS[kind]
     net = built(tmp_path, norm, z)
     assert (net.takes_one, net.mixes_examples, net.normalises_batches) == expected
@@ -73,7 +73,7 @@ def test_a_net_is_tried_with_one_example(kind: str, tmp_path: Path) -> None:
     assert (again.takes_one, again.mixes_examples, again.normalises_batches) == expected
 
 
-def test_images_that_mix_may_be_alone() -> None:
+def test_images_that_mix_may_be_alone():
     """A plane has positions to normalise over; the result depends on the batch all the same."""
     norm = torch.nn.BatchNorm2d(1, track_running_stats=False)
     from fedmodels.nets.own_net import Batches
@@ -84,7 +84,7 @@ def test_images_that_mix_may_be_alone() -> None:
 
 
 @pytest.mark.parametrize("size", [8, 4, 1])
-def test_the_last_example_joins_the_batch_before_it(size: int, tmp_path: Path) -> None:
+def test_the_last_example_joins_the_batch_before_it(size, tmp_path):
     net = without_statistics(tmp_path).eval()
     assert [len(part) for part in net.split(X, size)] == {8: [9], 4: [4, 5], 1: [2, 2, 2, 3]}[size]
     assert [len(part) for part in net.split(X[:1], size)] == [1]
@@ -94,7 +94,7 @@ def test_the_last_example_joins_the_batch_before_it(size: int, tmp_path: Path) -
     assert len(plain.train().split(X, 8)[-1]) == 9
 
 
-def test_one_example_alone_is_embedded_beside_a_copy_of_itself(tmp_path: Path) -> None:
+def test_one_example_alone_is_embedded_beside_a_copy_of_itself(tmp_path):
     net = without_statistics(tmp_path).eval()
     found = embeddings(net, X[:1])
     assert torch.equal(found, net.features(X[:1].repeat(2, 1))[:1])
@@ -102,11 +102,11 @@ def test_one_example_alone_is_embedded_beside_a_copy_of_itself(tmp_path: Path) -
     assert net(X[:1]).shape == (1, 3)
 
 
-def test_the_cost_of_a_net_without_statistics_is_that_of_its_products(tmp_path: Path) -> None:
+def test_the_cost_of_a_net_without_statistics_is_that_of_its_products(tmp_path):
     assert multiply_adds(without_statistics(tmp_path), (2,)) == 2 * 5 + 5 * 3
 
 
-def test_a_head_that_could_predict_no_single_example_is_refused(tmp_path: Path) -> None:
+def test_a_head_that_could_predict_no_single_example_is_refused(tmp_path):
     norm = "nn.BatchNorm1d(5, track_running_stats=False)"
     with pytest.raises(ConfigError, match="has a head that normalises over the batch"):
         built(tmp_path, "None", "z", f"nn.Sequential({norm}, {LINEAR})")
@@ -114,12 +114,12 @@ def test_a_head_that_could_predict_no_single_example_is_refused(tmp_path: Path) 
     assert built(tmp_path, "None", "z", f"nn.Sequential({kept}, {LINEAR})").takes_one
 
 
-def test_a_net_that_fails_in_training_alone_is_refused_when_it_is_built(tmp_path: Path) -> None:
+def test_a_net_that_fails_in_training_alone_is_refused_when_it_is_built(tmp_path):
     with pytest.raises(ConfigError, match=r"training mode fails on a batch 2 x 2: ZeroDivision"):
         built(tmp_path, "None", "z / (0 if self.training else 1) if not self.training else 1 / 0")
 
 
-def test_batches_of_one_alone_are_refused(tmp_path: Path) -> None:
+def test_batches_of_one_alone_are_refused(tmp_path):
     net = without_statistics(tmp_path)
     net.check_batches(batch_size=2, replay_batch=3)
     with pytest.raises(ConfigError, match=r"^replay_batch = 1: the net normalises over the batch"):
@@ -127,7 +127,7 @@ def test_batches_of_one_alone_are_refused(tmp_path: Path) -> None:
     built(tmp_path, *KINDS["none"][:2]).check_batches(batch_size=1)
 
 
-def test_a_trained_net_without_statistics_judges_no_input_alone(tmp_path: Path) -> None:
+def test_a_trained_net_without_statistics_judges_no_input_alone(tmp_path):
     net = without_statistics(tmp_path)
     facts = ModelFacts(f"{tmp_path / 'mine.py'}:Net", {}, (2,), 3)
     model = TrainedModel(facts, weights_of(net))

@@ -22,7 +22,7 @@ def made(name: str, **options: object) -> SplitNet:
 @NETS
 @pytest.mark.parametrize("norm", ["group", "layer"])
 @torch.no_grad()
-def test_an_embedding_is_bounded_whatever_the_inputs(name: str, norm: str) -> None:
+def test_an_embedding_is_bounded_whatever_the_inputs(name, norm):
     """After layer normalisation and ReLU an embedding is at most as long as the root of d."""
     x = 1000 * torch.randn(4, 1, 16, 16, generator=torch.Generator().manual_seed(0))
     net, plain = made(name, norm=norm), made(name)
@@ -35,13 +35,13 @@ def test_an_embedding_is_bounded_whatever_the_inputs(name: str, norm: str) -> No
 
 
 @NETS
-def test_the_plain_net_has_no_further_weight_and_the_same_values(name: str) -> None:
+def test_the_plain_net_has_no_further_weight_and_the_same_values(name):
     plain, normed = made(name).tensors(), made(name, norm="layer").tensors()
     assert not [key for key in plain if "norms" in key]
     assert all(torch.equal(normed[key], tensor) for key, tensor in plain.items())
 
 
 @NETS
-def test_an_unknown_normalisation(name: str) -> None:
+def test_an_unknown_normalisation(name):
     with pytest.raises(ConfigError, match="must be none, group, layer or batch"):
         made(name, norm="instance")

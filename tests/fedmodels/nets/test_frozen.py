@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -71,7 +70,7 @@ def experiment(name: str, net: str) -> Experiment:
 
 
 @pytest.mark.parametrize("name", [name for name in names() if name not in WHOLE])
-def test_what_is_frozen_stays_home(name: str, net: str, digits: Path) -> None:
+def test_what_is_frozen_stays_home(name, net, digits):
     ctx = context_of(experiment(name, net), digits)
     method, run = method_of(ctx.run.experiment), ctx.run
     assert ctx.net.frozen == FROZEN
@@ -92,15 +91,13 @@ def test_what_is_frozen_stays_home(name: str, net: str, digits: Path) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(WHOLE))
-def test_who_trains_nets_whole_refuses(name: str, net: str) -> None:
+def test_who_trains_nets_whole_refuses(name, net):
     run = RunFacts(experiment(name, net), Problem((1, 8, 8), 10))
     with pytest.raises(ConfigError, match=f"method '{name}' trains the whole net, and a part of"):
         init_server(method_of(run.experiment), run)
 
 
-def test_a_run_with_a_frozen_part_ends_with_whole_models(
-    net: str, digits: Path, tmp_path: Path
-) -> None:
+def test_a_run_with_a_frozen_part_ends_with_whole_models(net, digits, tmp_path):
     summary = run_in_process(experiment("fedper", net), digits, tmp_path / "fedper")
     file = Path(net.rpartition(":")[0]).with_name("plain.py")
     file.write_text(NET.replace("add_adapters(self.stem, rank=2)", "pass"))
@@ -117,7 +114,7 @@ def test_a_run_with_a_frozen_part_ends_with_whole_models(
         assert all(torch.equal(held[k], t) for k, t in run.frozen_weights.items())
 
 
-def test_an_adapter_begins_as_nothing_and_moves_as_the_product() -> None:
+def test_an_adapter_begins_as_nothing_and_moves_as_the_product():
     """W x + alpha / r B A x by hand: W = (1, 2), x = (1, 1), A = (1, 3), B = 2, alpha 3, r 1."""
     module = nn.Sequential(nn.Linear(2, 1, bias=False))
     with torch.no_grad():
@@ -133,7 +130,7 @@ def test_an_adapter_begins_as_nothing_and_moves_as_the_product() -> None:
     assert trains == ["0.down.weight", "0.up.weight"]
 
 
-def test_a_net_of_torchvision_begins_with_a_file_of_its_own_names(tmp_path: Path) -> None:
+def test_a_net_of_torchvision_begins_with_a_file_of_its_own_names(tmp_path):
     """The file is for 1000 classes: its head is left out."""
     with seeded(1):
         published = models.get_model("mobilenet_v3_small", weights=None)
@@ -171,15 +168,13 @@ def test_a_net_of_torchvision_begins_with_a_file_of_its_own_names(tmp_path: Path
         ({"weights_backbone": "DEFAULT"}, "unknown option 'weights_backbone'"),
     ],
 )
-def test_a_wrong_option_of_a_published_net_gets_one_line(
-    options: dict[str, Any], line: str
-) -> None:
+def test_a_wrong_option_of_a_published_net_gets_one_line(options, line):
     with pytest.raises(ConfigError, match=line) as caught:
         make_net("torchvision", num_classes=3, input_shape=(3, 32, 32), **options)
     assert "\n" not in str(caught.value)
 
 
-def test_a_plain_module_of_torchvision_needs_no_wrapper(tmp_path: Path) -> None:
+def test_a_plain_module_of_torchvision_needs_no_wrapper(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(
         "from torchvision.models import shufflenet_v2_x0_5\n"
@@ -191,7 +186,7 @@ def test_a_plain_module_of_torchvision_needs_no_wrapper(tmp_path: Path) -> None:
     assert made.own_names["head/weight"] == "fc.weight"
 
 
-def test_a_net_of_timm_is_split_likewise() -> None:
+def test_a_net_of_timm_is_split_likewise():
     pytest.importorskip("timm", reason="needs timm: pip install 'fedtide[timm]'")
     made = make_net("timm", num_classes=3, input_shape=(1, 32, 32), model="resnet10t", adapters=2)
     assert made.own_names["head/weight"] == "fc.weight"

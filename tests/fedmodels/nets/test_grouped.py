@@ -71,7 +71,7 @@ def _prefixed(rows: dict[str, Tensor]) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("kind", NETS)
 @pytest.mark.parametrize("batch", [5, 3])
-def test_each_net_comes_to_what_it_comes_to_alone(kind: str, batch: int) -> None:
+def test_each_net_comes_to_what_it_comes_to_alone(kind, batch):
     nets, x = made(kind, 3, batch)
     logits, gradients = grouped(nets, x)
     for number, net in enumerate(nets):
@@ -87,7 +87,7 @@ def test_each_net_comes_to_what_it_comes_to_alone(kind: str, batch: int) -> None
 
 @pytest.mark.parametrize("kind", ["digits-cnn", "layers", "mlp"])
 @pytest.mark.parametrize("batch", [1, 13, 16])
-def test_the_number_of_nets_changes_rounding_alone(kind: str, batch: int) -> None:
+def test_the_number_of_nets_changes_rounding_alone(kind, batch):
     nets, x = made(kind, 13, batch)
     logits, gradients = grouped(nets, x)
     for count in (1, 3, 8, 13):
@@ -99,7 +99,7 @@ def test_the_number_of_nets_changes_rounding_alone(kind: str, batch: int) -> Non
 
 
 @pytest.mark.parametrize("kind", NETS)
-def test_such_nets_are_found_out(kind: str) -> None:
+def test_such_nets_are_found_out(kind):
     name, shape, options = NETS[kind]
     net = make_net(name, num_classes=3, input_shape=shape, **options).train()
     before = {key: tensor.clone() for key, tensor in net.tensors().items()}
@@ -126,9 +126,7 @@ class Halved(nn.Module):
     ],
     ids=["resnet20", "hart", "vit-tiny", "batch norm", "dropout", "mean of channels"],
 )
-def test_nets_that_mix_channels_in_other_ways_are_no_such_nets(
-    net: str | nn.Module, shape: tuple[int, ...]
-) -> None:
+def test_nets_that_mix_channels_in_other_ways_are_no_such_nets(net, shape):
     if isinstance(net, str):
         made = make_net(net, num_classes=3, input_shape=shape)
     else:

@@ -42,7 +42,7 @@ def built(folder: Path, text: str, **options: object) -> SplitNet:
     return make_net(name, num_classes=3, input_shape=(2,), **options)
 
 
-def test_a_module_with_functions_is_split(tmp_path: Path) -> None:
+def test_a_module_with_functions_is_split(tmp_path):
     net = built(tmp_path, METHOD, width=6)
     assert net.width == 6
     keys = set(net.tensors())
@@ -52,13 +52,13 @@ def test_a_module_with_functions_is_split(tmp_path: Path) -> None:
     assert net.base.training
 
 
-def test_a_module_of_modules_is_split_under_their_names(tmp_path: Path) -> None:
+def test_a_module_of_modules_is_split_under_their_names(tmp_path):
     net = built(tmp_path, SUBMODULE)
     assert set(net.tensors()) == {"base/1.weight", "base/1.bias", "head/1.weight", "head/1.bias"}
 
 
 @pytest.mark.parametrize("text", [METHOD, SUBMODULE])
-def test_it_packs_copies_and_trains(tmp_path: Path, text: str) -> None:
+def test_it_packs_copies_and_trains(tmp_path, text):
     net = built(tmp_path, text).pack()
     other, x = net.copy(), torch.randn(4, 2, generator=torch.Generator().manual_seed(0))
     before = weights_of(net)
@@ -116,13 +116,13 @@ def changed(old: str, new: str) -> str:
         ),
     ],
 )  # fmt: skip
-def test_a_net_that_does_not_fit_gets_one_line(tmp_path: Path, text: str, line: str) -> None:
+def test_a_net_that_does_not_fit_gets_one_line(tmp_path, text, line):
     with pytest.raises(ConfigError, match=re.escape(line)) as caught:
         built(tmp_path, text)
     assert "\n" not in str(caught.value)
 
 
-def test_a_wrong_value_of_an_option_gets_one_line() -> None:
+def test_a_wrong_value_of_an_option_gets_one_line():
     with pytest.raises(ConfigError, match=r"\[net\] 'mlp' cannot be built with hidden = 'abc'"):
         make_net("mlp", num_classes=3, input_shape=(4,), hidden="abc")
 
@@ -138,7 +138,7 @@ class Net(nn.Module):
 """
 
 
-def test_a_net_that_draws_outside_of_torch_is_refused(tmp_path: Path) -> None:
+def test_a_net_that_draws_outside_of_torch_is_refused(tmp_path):
     by_numpy = "import numpy as np\n" + DRAWN.replace(
         "DRAW", "torch.from_numpy(np.random.randn(num_classes))"
     )

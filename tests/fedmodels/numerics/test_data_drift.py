@@ -20,7 +20,7 @@ def drawn(n: int, d: int = 1, shift: float = 0.0, seed: int = 0) -> torch.Tensor
     return torch.randn(n, d, generator=torch.Generator().manual_seed(seed)) + shift
 
 
-def test_by_hand() -> None:
+def test_by_hand():
     """One number, 4 earlier and 2 present examples.
 
     At 2, three quarters of the earlier ones lie at or below, and none of the present ones.
@@ -30,7 +30,7 @@ def test_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("m", "n", "shift"), [(7, 5, 0.0), (200, 90, 0.1), (300, 400, 0.5)])
-def test_it_is_scipys_test_where_all_is_kept(m: int, n: int, shift: float) -> None:
+def test_it_is_scipys_test_where_all_is_kept(m, n, shift):
     earlier, present = drawn(m), drawn(n, shift=shift, seed=1)
     wanted = ks_2samp(earlier[:, 0].numpy(), present[:, 0].numpy(), method="asymp")
     furthest, p = drift(earlier, present)
@@ -40,7 +40,7 @@ def test_it_is_scipys_test_where_all_is_kept(m: int, n: int, shift: float) -> No
 
 @pytest.mark.parametrize("m", [1, 3, 64, 333])
 @pytest.mark.parametrize("whole", [False, True])
-def test_quantiles_move_the_statistic_by_little(m: int, whole: bool) -> None:
+def test_quantiles_move_the_statistic_by_little(m, whole):
     """Also of values that many examples share."""
     earlier, present = drawn(m, 3), drawn(50, 3, 0.3, seed=1)
     if whole:
@@ -57,7 +57,7 @@ def test_quantiles_move_the_statistic_by_little(m: int, whole: bool) -> None:
     assert Summary.under({}, "x/now") is None
 
 
-def test_chance_alone_is_told_rarely_and_a_shift_always() -> None:
+def test_chance_alone_is_told_rarely_and_a_shift_always():
     """Of 100 pairs of equal distributions with ten numbers each, about one at most."""
     told = sum(
         Summary.of(0, drawn(150, 10, seed=seed)).drift(drawn(150, 10, seed=seed + 1000))[1] < ALPHA
@@ -68,7 +68,7 @@ def test_chance_alone_is_told_rarely_and_a_shift_always() -> None:
     assert drift(drawn(9), drawn(9))[0] == 0
 
 
-def test_long_examples_become_few_numbers_alike() -> None:
+def test_long_examples_become_few_numbers_alike():
     x = drawn(6, 100).reshape(6, 4, 25)
     one, other = (reduced(x, torch.Generator().manual_seed(3)) for _ in range(2))
     assert one.shape == (6, MAX_NUMBERS)

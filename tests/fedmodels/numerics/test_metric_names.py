@@ -1,7 +1,5 @@
 """One table of metrics: every name means one thing, and old names lead to it."""
 
-from __future__ import annotations
-
 import pytest
 
 from fedmodels.numerics.metric_names import (
@@ -15,7 +13,7 @@ from fedmodels.numerics.metric_names import (
 )
 
 
-def test_endings_say_on_what_and_over_which_classes() -> None:
+def test_endings_say_on_what_and_over_which_classes():
     found = metric("a_loc_received_balanced_minority")
     assert found.title == "clients' models, as received, on the global test set, rare classes"
     assert (found.unit, found.better) == ("%", 1)
@@ -36,11 +34,11 @@ def test_endings_say_on_what_and_over_which_classes() -> None:
         ("fid_of_my_own", "", 0),
     ],
 )
-def test_units_and_directions(name: str, unit: str, better: int) -> None:
+def test_units_and_directions(name, unit, better):
     assert (metric(name).unit, metric(name).better) == (unit, better)
 
 
-def test_what_the_tables_do_not_have() -> None:
+def test_what_the_tables_do_not_have():
     assert metric("a_glo_mine").title == "global model, clients' test data, by mine"
     assert not is_known("a_glo_mine")
     assert not is_known("fid_of_my_own")
@@ -50,13 +48,13 @@ def test_what_the_tables_do_not_have() -> None:
     assert is_written_by_runs("a_sel_trained_task_3")
 
 
-def test_no_two_names_for_one_thing() -> None:
+def test_no_two_names_for_one_thing():
     texts = [(m.title, m.meaning) for m in METRICS.values()]
     assert len(set(texts)) == len(texts)
     assert not {"bwt", *RETIRED} & METRICS.keys()
 
 
-def test_old_summaries_read_under_the_new_names() -> None:
+def test_old_summaries_read_under_the_new_names():
     """Old runs took these from the best round, and kept the last round's as ``…_last``."""
     old = {
         "a_glo_few": 0.2, "a_glo_minority": 0.1, "bwt": -0.3, "forgetting": 0.25,
@@ -81,7 +79,7 @@ def test_old_summaries_read_under_the_new_names() -> None:
         ("a_sel", "a_loc", 0.4),
     ],
 )
-def test_an_old_name_is_answered_with_a_warning(name: str, stayed: str, value: float) -> None:
+def test_an_old_name_is_answered_with_a_warning(name, stayed, value):
     metrics = {"a_glo_minority": 0.1, "a_glo_balanced": 0.2, "forgetting": 0.3, "a_loc": 0.4}
     with pytest.warns(FutureWarning, match=f"the metric {name} is now {stayed}"):
         assert find(metrics, name) == value

@@ -217,7 +217,7 @@ def test_classes_that_are_equally_frequent_are_not_told_apart(counts, expected):
 
 
 @given(st.lists(st.integers(0, 5), max_size=30))
-def test_every_known_class_is_in_one_group(counts: list[int]):
+def test_every_known_class_is_in_one_group(counts):
     groups = frequency_groups(counts).values()
     known = np.flatnonzero(counts).tolist()
     is_balanced = len({counts[k] for k in known}) < 2

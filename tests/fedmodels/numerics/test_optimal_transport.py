@@ -122,7 +122,7 @@ def cosines(n: int, p: int, seed: int = 0) -> Tensor:
 
 @pytest.mark.parametrize(("n", "p"), [(3, 2), (12, 12), (40, 7)])
 @pytest.mark.parametrize("epsilon", [0.05, 0.5])
-def test_our_sinkhorn_comes_to_the_plan_of_pot(n: int, p: int, epsilon: float) -> None:
+def test_our_sinkhorn_comes_to_the_plan_of_pot(n, p, epsilon):
     similarity = cosines(n, p)
     ours = sinkhorn_plan(similarity.double(), epsilon, iterations=3000)
     theirs = pot_plan(similarity, "entropic", epsilon, iterations=10_000)
@@ -131,7 +131,7 @@ def test_our_sinkhorn_comes_to_the_plan_of_pot(n: int, p: int, epsilon: float) -
 
 @pytest.mark.parametrize(("n", "p"), [(3, 2), (40, 7), (256, 64)])
 @pytest.mark.parametrize("epsilon", [0.05, 0.01])
-def test_three_iterations_are_those_of_pot_in_logarithms(n: int, p: int, epsilon: float) -> None:
+def test_three_iterations_are_those_of_pot_in_logarithms(n, p, epsilon):
     batch = pytest.importorskip("ot.batch", reason="POT 0.9.6 has it")
     similarity = cosines(n, p).double()
     sums = torch.full((1, n), 1 / n).double(), torch.full((1, p), 1 / p).double()
@@ -139,14 +139,14 @@ def test_three_iterations_are_those_of_pot_in_logarithms(n: int, p: int, epsilon
     assert torch.allclose(sinkhorn_plan(similarity, epsilon), p * theirs["T"][0], atol=1e-6)
 
 
-def test_columns_sum_to_one_and_rows_to_their_share() -> None:
+def test_columns_sum_to_one_and_rows_to_their_share():
     for solver in ("entropic", "emd"):
         plan = pot_plan(cosines(10, 4), solver)
         assert torch.allclose(plan.sum(0), torch.ones(4), atol=1e-4)
         assert torch.allclose(plan.sum(1), torch.full((10,), 0.4), atol=1e-4)
 
 
-def test_without_entropy_it_is_the_best_assignment() -> None:
+def test_without_entropy_it_is_the_best_assignment():
     """Square: the plan is a permutation, the best of all 24."""
     similarity = cosines(4, 4, seed=3)
     plan = pot_plan(similarity, "emd")
@@ -155,14 +155,14 @@ def test_without_entropy_it_is_the_best_assignment() -> None:
     assert torch.allclose(plan.max(1).values, torch.ones(4))
 
 
-def test_unbalanced_mass_leaves_what_matches_nothing() -> None:
+def test_unbalanced_mass_leaves_what_matches_nothing():
     similarity = torch.tensor([[1.0, -1.0], [0.9, -1.0], [1.0, -1.0]])
     plan = pot_plan(similarity, "unbalanced", epsilon=0.05, marginal_penalty=0.1)
     assert plan[:, 1].sum() < 0.1 < plan[:, 0].sum()
 
 
 @pytest.mark.parametrize("solver", ["entropic", "emd", "unbalanced"])
-def test_the_alignment_layer_takes_each(solver: str) -> None:
+def test_the_alignment_layer_takes_each(solver):
     torch.manual_seed(0)
     layer = ALP(8, 4, solver=solver)
     tokens = torch.randn(2, 6, 8, requires_grad=True)
@@ -172,14 +172,14 @@ def test_the_alignment_layer_takes_each(solver: str) -> None:
     assert tokens.grad is not None
 
 
-def test_unbalanced_plans_are_refused_where_pot_underflows() -> None:
+def test_unbalanced_plans_are_refused_where_pot_underflows():
     assert bool(pot_plan(unlike(), "unbalanced", 0.003).sum() > 4)
     with pytest.raises(ConfigError, match=r"epsilon=0\.001 must be 0\.003 or more with solver"):
         ALP(8, 4, solver="unbalanced", epsilon=0.001)
     assert ALP(8, 4, epsilon=0.001).epsilon == 0.001
 
 
-def test_mistakes_name_the_choices() -> None:
+def test_mistakes_name_the_choices():
     with pytest.raises(ConfigError, match="must be one of entropic, emd, unbalanced"):
         pot_plan(cosines(2, 2), "simplex")
     with pytest.raises(ConfigError, match="alp solver='simplex' must be one of"):

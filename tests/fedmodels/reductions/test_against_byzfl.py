@@ -4,8 +4,6 @@ byzfl takes n - f - 1 neighbours for Krum, one more than the paper, which we fol
 f + 1 are ours with f. It rounds to float32 in between.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

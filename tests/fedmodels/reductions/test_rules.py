@@ -1,7 +1,5 @@
 """Robust rules: numbers by hand, what they promise, and the same bits however they are read."""
 
-from __future__ import annotations
-
 import mmap
 
 import numpy as np

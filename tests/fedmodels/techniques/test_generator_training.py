@@ -80,7 +80,7 @@ def assert_close(family: Family, one: Weights, other: Weights) -> None:
 
 @pytest.mark.parametrize("arch", ["wgan", "dcgan"])
 @pytest.mark.parametrize("sizes", [(14,), (6, 6, 6), (14, 9, 4, 12, 3)], ids=str)
-def test_each_comes_to_what_a_loop_of_its_own_comes_to(arch: str, sizes: tuple[int, ...]) -> None:
+def test_each_comes_to_what_a_loop_of_its_own_comes_to(arch, sizes):
     """Equal classes, and classes with other numbers of batches, and other rests."""
     family = family_of(arch)
     lessons = lessons_of(family, sizes)
@@ -91,7 +91,7 @@ def test_each_comes_to_what_a_loop_of_its_own_comes_to(arch: str, sizes: tuple[i
         )
 
 
-def test_a_class_moves_no_other() -> None:
+def test_a_class_moves_no_other():
     """Weights that are not finite stay where they are."""
     family = family_of()
     lessons = lessons_of(family, (6, 6, 6))
@@ -102,7 +102,7 @@ def test_a_class_moves_no_other() -> None:
         assert_close(family, found, family.trained([lesson])[0])
 
 
-def test_moments_go_on_by_class() -> None:
+def test_moments_go_on_by_class():
     """One that has trained before counts its optimiser's steps by itself."""
     family = family_of(moments=True)
     lessons = lessons_of(family, (9, 9, 14))
@@ -115,7 +115,7 @@ def test_moments_go_on_by_class() -> None:
         assert int(found["moments/critic/0/step"]) == steps + int(before)
 
 
-def test_a_stack_is_bounded_and_its_batches_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stack_is_bounded_and_its_batches_alike(monkeypatch):
     """A CPU stacks small canvases alone, and nobody fills its batch beyond four times its size."""
     made: list[list[int]] = []
 

@@ -17,7 +17,7 @@ TENSORS = {"a": torch.tensor([[1.0, -2.54], [0.3, 0.0]]), "b": torch.tensor([0.5
 SHAPES = {"a": (2, 2), "b": (2,)}
 
 
-def test_int8_by_hand() -> None:
+def test_int8_by_hand():
     """Steps of a: 2.54/127 = 0.02, so 1 is 50 steps and 0.3 is 15. Of b: 0.5/127; -0.001 is 0."""
     packed = Int8().packed(TENSORS)
     assert packed["a"].tolist() == [[50, -127], [15, 0]]
@@ -28,7 +28,7 @@ def test_int8_by_hand() -> None:
     assert back["b"].tolist() == pytest.approx([0.5, 0.0])
 
 
-def test_top_k_by_hand() -> None:
+def test_top_k_by_hand():
     """Three of six: 1, -2.54 and 0.5, at places 0, 1 and 4 of both tensors in a row."""
     form = TopK(0.5)
     packed = form.packed(TENSORS)
@@ -39,7 +39,7 @@ def test_top_k_by_hand() -> None:
     assert back["b"].tolist() == [0.5, 0.0]
 
 
-def test_halves_by_hand() -> None:
+def test_halves_by_hand():
     """1/3 has 11 significant bits in float16 and 8 in bfloat16."""
     third = {"a": torch.tensor([1 / 3])}
     for dtype, expected in ((torch.float16, 1365 / 4096), (torch.bfloat16, 171 / 512)):
@@ -47,7 +47,7 @@ def test_halves_by_hand() -> None:
         assert float(form.unpacked(form.packed(third), {"a": (1,)})["a"]) == expected
 
 
-def test_tensors_of_zeros_and_of_nothing_come_back() -> None:
+def test_tensors_of_zeros_and_of_nothing_come_back():
     nothing = {"a": torch.zeros(3), "b": torch.zeros(0, 2)}
     for form in ALL:
         back = form.unpacked(form.packed(nothing), {"a": (3,), "b": (0, 2)})
@@ -59,7 +59,7 @@ sizes = st.floats(-1e5, 1e5, width=32, allow_subnormal=True)
 
 
 @given(st.lists(st.lists(sizes, min_size=1, max_size=7), min_size=1, max_size=3))
-def test_no_form_is_off_by_more_than_half_a_step(rows: list[list[float]]) -> None:
+def test_no_form_is_off_by_more_than_half_a_step(rows):
     """Within half a step of each type; an element that travels with top-k is itself."""
     tensors = {f"t{i}": torch.tensor(row) for i, row in enumerate(rows)}
     shapes = {name: tuple(t.shape) for name, t in tensors.items()}
@@ -91,7 +91,7 @@ def _tolerance(form: Form, tensor: Tensor) -> Tensor | float:
     return tensor.abs() * 2**-8 + 1e-40 if form == Floats(torch.bfloat16) else 0.0
 
 
-def test_what_a_form_cannot_hold_is_refused_by_name() -> None:
+def test_what_a_form_cannot_hold_is_refused_by_name():
     with pytest.raises(PayloadError, match="'b' holds values that float16 cannot hold"):
         Floats(torch.float16).packed({"a": torch.ones(1), "b": torch.tensor([1e5])})
     with pytest.raises(PayloadError, match="'a' holds NaN or infinite values"):
@@ -99,14 +99,14 @@ def test_what_a_form_cannot_hold_is_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize("scale", [-1.0, float("nan"), float("inf"), 1e7])
-def test_a_scale_that_lies_is_refused(scale: float) -> None:
+def test_a_scale_that_lies_is_refused(scale):
     packed = {**Int8().packed(TENSORS), SCALES: torch.tensor([0.1, scale])}
     with pytest.raises(PayloadError, match=r"'weights/compact/scales' says .* at 1"):
         Int8().unpacked(packed, SHAPES)
 
 
 @pytest.mark.parametrize("places", [[0, 0, 1], [2, 1, 0], [-1, 0, 1], [0, 1, 6]])
-def test_places_that_lie_are_refused(places: list[int]) -> None:
+def test_places_that_lie_are_refused(places):
     form = TopK(0.5)
     packed = {**form.packed(TENSORS), INDICES: torch.tensor(places, dtype=torch.int32)}
     with pytest.raises(PayloadError, match="rising places between 0 and 5"):

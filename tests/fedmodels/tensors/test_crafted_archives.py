@@ -62,9 +62,7 @@ FACTS = json.dumps({"format": 1, "crc32": 0, "header": {}})
     ids=map(str, range(24)),
 )
 @pytest.mark.parametrize("verify", [True, False])
-def test_crafted_files_are_refused_with_one_line(
-    tmp_path: Path, facts: str, tensors: dict[str, tuple[str, list[int], int]], verify: bool
-) -> None:
+def test_crafted_files_are_refused_with_one_line(tmp_path, facts, tensors, verify):
     path = crafted(tmp_path / "a.safetensors", facts, tensors)
     with pytest.raises(ArchiveError) as refused:
         load_named(path, verify=verify)
@@ -74,7 +72,7 @@ def test_crafted_files_are_refused_with_one_line(
     assert len(line) < 1000 + len(str(path))
 
 
-def test_an_infinite_version_is_refused(tmp_path: Path) -> None:
+def test_an_infinite_version_is_refused(tmp_path):
     path = tmp_path / "a.safetensors"
     text = json.dumps(
         {
@@ -99,7 +97,7 @@ def test_an_infinite_version_is_refused(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_a_crafted_manifest_is_refused(tmp_path: Path, manifest: dict[str, Any]) -> None:
+def test_a_crafted_manifest_is_refused(tmp_path, manifest):
     directory = tmp_path / "server"
     directory.mkdir()
     for place in (directory / "part-a.safetensors", tmp_path / "0.safetensors"):
@@ -108,7 +106,7 @@ def test_a_crafted_manifest_is_refused(tmp_path: Path, manifest: dict[str, Any])
         ClientParts(directory).load(manifest)
 
 
-def test_a_file_of_torch_floats_is_read(tmp_path: Path) -> None:
+def test_a_file_of_torch_floats_is_read(tmp_path):
     """The crafted files above differ from this one in what is wrong with them alone."""
     facts = json.dumps({"format": 1, "crc32": 3_205_600_405, "header": {}})
     path = crafted(tmp_path / "a.safetensors", facts, {"weights/w": ("F32", [2], 8)})

@@ -48,7 +48,7 @@ def packed(tensors: dict[str, Tensor]) -> PackedWeights:
         ({"variance": 1e15}, ""),
     ],
 )
-def test_weights_within_their_bounds(form: type, facts: dict[str, float], line: str) -> None:
+def test_weights_within_their_bounds(form, facts, line):
     upload = Bundle(form(normalised(**facts)))  # type: ignore[arg-type]
     if line:
         with pytest.raises(PayloadError, match=line):
@@ -58,7 +58,7 @@ def test_weights_within_their_bounds(form: type, facts: dict[str, float], line: 
 
 
 @pytest.mark.parametrize("form", [dict, packed], ids=["single", "in one block"])
-def test_an_integer_of_any_name_has_a_limit(form: type) -> None:
+def test_an_integer_of_any_name_has_a_limit(form):
     """The bytes of 2**40 pass for two small floats."""
     weights = {"base/w": torch.ones(2), "base/seen": torch.tensor(MAX_INTEGER)}
     check_numbers(Bundle(form(weights)))
@@ -70,7 +70,7 @@ def test_an_integer_of_any_name_has_a_limit(form: type) -> None:
 
 
 @pytest.mark.parametrize("count", [-1.0, 2.5, 6.0, float("inf")])
-def test_examples_are_counted_whole_and_within_what_was_announced(count: float) -> None:
+def test_examples_are_counted_whole_and_within_what_was_announced(count):
     for fits in (0.0, 5.0):
         check_examples(fits, 5, "it")
     with pytest.raises(PayloadError, match=f"it is {count:g}; at most 5 examples were announced"):
@@ -87,9 +87,7 @@ def test_examples_are_counted_whole_and_within_what_was_announced(count: float) 
         ([2, 0], [4, 1], "counts' says 4 examples of class 2; 3 were announced"),
     ],
 )
-def test_classes_come_once_with_counts_that_were_announced(
-    labels: list[int], counts: list[int], line: str
-) -> None:
+def test_classes_come_once_with_counts_that_were_announced(labels, counts, line):
     rows = Prototypes(torch.zeros(2, 4), torch.tensor(labels), torch.tensor(counts))
     now = torch.tensor([2, 0, 3])
     if line:
@@ -100,7 +98,7 @@ def test_classes_come_once_with_counts_that_were_announced(
 
 
 @pytest.mark.parametrize(("part", "counted"), [("round", -1), ("round", 3), ("total", 5)])
-def test_a_histogram_counts_no_more_than_was_announced(part: str, counted: int) -> None:
+def test_a_histogram_counts_no_more_than_was_announced(part, counted):
     now, total = torch.tensor([2, 3]), torch.tensor([4, 3])
     said = {"round": now.clone(), "total": total.clone()}
     check_histogram(Histogram(**said), now, total)
@@ -109,13 +107,13 @@ def test_a_histogram_counts_no_more_than_was_announced(part: str, counted: int) 
         check_histogram(Histogram(**said), now, total)
 
 
-def test_a_generators_variance() -> None:
+def test_a_generators_variance():
     generator = GeneratorState(1, {"bn.running_var": torch.tensor([-1.0])})
     with pytest.raises(PayloadError, match=r"generators/3/tensors/bn\.running_var. holds -1; it"):
         check_numbers(Bundle(generators={"3": generator}))
 
 
-def test_clients_can_count_on_from_what_one_of_them_said() -> None:
+def test_clients_can_count_on_from_what_one_of_them_said():
     """One says that it saw as many batches as it may; the others count on from there."""
     liar, honest = packed(normalised(counted=MAX_INTEGER)), packed(normalised())
     running = RunningMean()

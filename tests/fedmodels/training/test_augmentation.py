@@ -1,7 +1,5 @@
 """Random changes of training images: drawn from a seed, and of no other content."""
 
-from __future__ import annotations
-
 from typing import get_args
 
 import pytest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 import torch
@@ -130,7 +130,7 @@ READINGS = [
 
 
 @pytest.mark.parametrize("case", [*CASES, *READINGS], ids=str)
-def test_the_states_of_every_method_grow(case: tuple[str, dict[str, Any]]) -> None:
+def test_the_states_of_every_method_grow(case):
     name, switches = case
     small = {"net": {**ALIGNED, "blocks": 1, "prototypes": [4]}} if name == "fedali" else {}
     optimizer = "adam" if name == "af-fcl" else "sgd"  # its moments are kept
@@ -170,7 +170,7 @@ def _check_bundles(world: World, after: World, *, begins_alike: bool) -> None:
                 assert found[key].shape == of_many[where].by_key()[key].shape, (where, key)
 
 
-def test_a_client_that_goes_on_while_another_stays_has_another_last_generator() -> None:
+def test_a_client_that_goes_on_while_another_stays_has_another_last_generator():
     """The server reads from its own copies which generator is the last one of an earlier task."""
     world = World.begun(experiment_for(("fedcil", {"md_iter": 0})))
     sent = {
@@ -185,7 +185,7 @@ def test_a_client_that_goes_on_while_another_stays_has_another_last_generator() 
     assert [sorted(state.clients[c].generators) for c in CLIENTS] == [["last", "now"], ["now"]]
 
 
-def test_the_coordinate_of_a_new_label_was_noise_to_the_generator() -> None:
+def test_the_coordinate_of_a_new_label_was_noise_to_the_generator():
     """For two classes z is (label, label, noise, …): the third class takes coordinate 2."""
     world = World.begun(experiment_for(("fedcil", {})))
     name = f"generator/{LABELLED}"
@@ -198,7 +198,7 @@ def test_the_coordinate_of_a_new_label_was_noise_to_the_generator() -> None:
     assert bool((found[:, [0, 1, *range(3, found.shape[1])]] == 1).all())
 
 
-def test_nothing_new_is_the_same_object() -> None:
+def test_nothing_new_is_the_same_object():
     world = World.begun(tiny_experiment())
     again = replace(world.run)
     assert Growth(world.method, world.run, again).server(world.server) is world.server
@@ -251,7 +251,7 @@ def nets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-def test_rows_by_hand(nets: Path) -> None:
+def test_rows_by_hand(nets):
     """Class 2 gets the last row for 3 classes, 30 + 2; class 3 the last one for 4, 40 + 3.
 
     The trained rows 7 and 8 stay. A client still owes -1 and 5 of them, and nothing of new ones.
@@ -272,7 +272,7 @@ def test_rows_by_hand(nets: Path) -> None:
     check_grows(method, world.run)
 
 
-def test_a_file_of_weights_gives_the_rows_of_its_classes(tmp_path: Path, nets: Path) -> None:
+def test_a_file_of_weights_gives_the_rows_of_its_classes(tmp_path, nets):
     """The head of the file is 5 and 6; later rows are the seed's, 32 and 43."""
     file = tmp_path / "trained.safetensors"
     save(file, Bundle({"head/weight": torch.tensor([[5.0], [6.0]])}), {})
@@ -285,7 +285,7 @@ def test_a_file_of_weights_gives_the_rows_of_its_classes(tmp_path: Path, nets: P
     check_grows(world.method, world.run)
 
 
-def test_what_is_frozen_stays_as_the_run_began(nets: Path) -> None:
+def test_what_is_frozen_stays_as_the_run_began(nets):
     run = RunFacts(tiny_experiment(net={"name": f"{nets}:Late"}), Problem(SHAPE, EARLIER))
     first, later = (each.make_net() for each in (run, run.for_classes(LATER)))
     for key, tensor in first.frozen_tensors().items():
@@ -294,7 +294,7 @@ def test_what_is_frozen_stays_as_the_run_began(nets: Path) -> None:
     check_grows(make("fedavg"), run)
 
 
-def test_a_later_run_knows_its_own_width_and_forms() -> None:
+def test_a_later_run_knows_its_own_width_and_forms():
     """What a process derives once of a run is derived anew of the later one."""
     experiment = tiny_experiment(compression={"up": "int8"})
     run = RunFacts(experiment, Problem(SHAPE, EARLIER))
@@ -354,9 +354,7 @@ class Told(Odd):
         (make("fedavg"), "Cooled", "scores of old classes change with the number of classes"),
     ],
 )
-def test_what_cannot_grow_is_told_before_anything_is_trained(
-    method: Method, net: str, line: str, nets: Path
-) -> None:
+def test_what_cannot_grow_is_told_before_anything_is_trained(method, net, line, nets):
     name = net if net == "mlp" else f"{nets}:{net}"
     type(method).name = vars(type(method)).get("name", type(method).__name__.lower())
     run = RunFacts(tiny_experiment(net={"name": name}), Problem(SHAPE, EARLIER))
@@ -366,7 +364,7 @@ def test_what_cannot_grow_is_told_before_anything_is_trained(
     assert "\n" not in str(told.value)
 
 
-def test_a_method_of_ones_own_may_tell_how() -> None:
+def test_a_method_of_ones_own_may_tell_how():
     run = RunFacts(tiny_experiment(), Problem(SHAPE, EARLIER))
     check_grows(Told(), run)
     own = Bundle({"margins": torch.tensor([1.0, 2.0, 3.0, 4.0])})
@@ -375,7 +373,7 @@ def test_a_method_of_ones_own_may_tell_how() -> None:
     assert found.tolist() == [1.0, 2.0, 3.0, 4.0, 1.0, 1.0]
 
 
-def test_a_tensor_for_each_class_gets_one_for_the_new_class() -> None:
+def test_a_tensor_for_each_class_gets_one_for_the_new_class():
     run, method = RunFacts(tiny_experiment(), Problem(SHAPE, EARLIER)), Odd(keeps="named")
     check_grows(method, run)
     found = Growth(method, run, run.for_classes(3)).server(method.init_server(run)).own.weights
@@ -384,7 +382,7 @@ def test_a_tensor_for_each_class_gets_one_for_the_new_class() -> None:
     }  # fmt: skip
 
 
-def test_what_only_a_later_state_holds_is_not_guessed() -> None:
+def test_what_only_a_later_state_holds_is_not_guessed():
     run, method = RunFacts(tiny_experiment(), Problem(SHAPE, EARLIER)), Odd(keeps="later")
     state = replace(method.init_server(run), own=Bundle({"seen": torch.zeros(EARLIER)}))
     with pytest.raises(ConfigError, match="nothing tells whether 'weights/seen' of shape"):

@@ -1,7 +1,5 @@
 """Every method's own rule among the classes a client has met, and among all."""
 
-from __future__ import annotations
-
 import math
 
 import torch

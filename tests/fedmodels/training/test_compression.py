@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ConfigError, PayloadError
 from fedmodels.methods import make
 from fedmodels.tensors.bundle import Bundle, Problem
@@ -28,7 +24,7 @@ def of(*values: float) -> Bundle:
     return Bundle(weights={"w": torch.tensor([*map(float, values)]), "mean": torch.ones(1)})
 
 
-def test_feedback_by_hand() -> None:
+def test_feedback_by_hand():
     """One of two elements travels.
 
     Differences are (3, 2) each time. First 3 goes, and (0, 2) is owed; then (3, 4) is wanted, 4
@@ -47,7 +43,7 @@ def test_feedback_by_hand() -> None:
         assert how.without_residual(stored).weights.keys() == {"w", "mean"}
 
 
-def test_what_rounding_takes_from_the_downlink_comes_back() -> None:
+def test_what_rounding_takes_from_the_downlink_comes_back():
     """3.01 goes down as 3 in bfloat16; a client that adds 1 brings the server to 4.01, not 4."""
     exact = of(3.01, 0)
     how = Compression(Floats(torch.bfloat16), fetched=SHAPES, returned=SHAPES)
@@ -60,7 +56,7 @@ def test_what_rounding_takes_from_the_downlink_comes_back() -> None:
 
 
 @pytest.mark.parametrize("form", [Floats(torch.float16), Floats(torch.bfloat16), Int8()])
-def test_payloads_come_as_their_spec_says(form: Any) -> None:
+def test_payloads_come_as_their_spec_says(form):
     how = Compression(form, fetched=SHAPES, returned=SHAPES)
     sent = how.sent(of(1, 2))
     spec = how.payload_spec(BundleSpec.of(of(0, 0)))
@@ -68,7 +64,7 @@ def test_payloads_come_as_their_spec_says(form: Any) -> None:
     assert how.received(sent).weights["w"].tolist() == pytest.approx([1.0, 2.0], abs=0.01)
 
 
-def test_a_lie_in_an_upload_is_refused() -> None:
+def test_a_lie_in_an_upload_is_refused():
     how = Compression(up=Int8(), fetched=SHAPES, returned=SHAPES)
     sent, _ = how.returned_by(of(1, 2), of(0, 0), Bundle())
     lie = replace(sent, weights={**sent.weights, SCALES: torch.tensor([-1.0])})
@@ -76,7 +72,7 @@ def test_a_lie_in_an_upload_is_refused() -> None:
         how.restored(lie, of(0, 0))
 
 
-def test_an_upload_that_could_not_travel_down_again_is_refused() -> None:
+def test_an_upload_that_could_not_travel_down_again_is_refused():
     """65,504 is the largest float16; clients would never get a mean beyond it."""
     how = Compression(Floats(torch.float16), fetched=SHAPES, returned=SHAPES)
     for largest in (65504.0, -65504.0):
@@ -88,9 +84,7 @@ def test_an_upload_that_could_not_travel_down_again_is_refused() -> None:
             how.restored(sent, of(4, 0))
 
 
-def test_only_parameters_of_the_net_change_their_form(
-    experiment: Callable[..., Experiment],
-) -> None:
+def test_only_parameters_of_the_net_change_their_form(experiment):
     made = experiment(net="resnet20", compression={"up": "int8", "down": "float16"})
     run = RunFacts(made, Problem((1, 8, 8), 10))
     method = method_of(made)
@@ -103,7 +97,7 @@ def test_only_parameters_of_the_net_change_their_form(
     assert spec["scalars/num_examples"].dtype == torch.float64
 
 
-def test_nothing_changes_unless_asked_for(experiment: Callable[..., Experiment]) -> None:
+def test_nothing_changes_unless_asked_for(experiment):
     for table in ({}, {"compression": {"up": "float32"}}):
         made = experiment(**table)
         run = RunFacts(made, Problem((1, 8, 8), 10))
@@ -113,9 +107,7 @@ def test_nothing_changes_unless_asked_for(experiment: Callable[..., Experiment])
     assert Compression().sent(bundle) is Compression().received(bundle) is bundle
 
 
-def test_a_method_whose_parameters_stay_with_the_clients_is_told(
-    experiment: Callable[..., Experiment],
-) -> None:
+def test_a_method_whose_parameters_stay_with_the_clients_is_told(experiment):
     made = experiment(method="fedproto", compression={"up": "int8"})
     with pytest.raises(ConfigError, match="no parameter travels both ways with method 'fedproto'"):
         Compression.of(make("fedproto"), RunFacts(made, Problem((1, 8, 8), 10)))
@@ -129,9 +121,7 @@ def test_a_method_whose_parameters_stay_with_the_clients_is_told(
         {"up": "top-k", "share": 0.2, "down": "bfloat16"},
     ],
 )
-def test_runs_learn_and_send_less(
-    table: dict[str, Any], experiment: Callable[..., Experiment], digits: Path, tmp_path: Path
-) -> None:
+def test_runs_learn_and_send_less(table, experiment, digits, tmp_path):
     plain = run_in_process(experiment(), digits, tmp_path / "plain")
     found = run_in_process(experiment(compression=table), digits, tmp_path / "compact")
     for way in ("up", "down"):

@@ -1,7 +1,5 @@
 """What of an upload is summed, which methods can do with sums, and what others say."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -85,7 +85,7 @@ def until(address: str, wanted: str) -> str:
     raise AssertionError(found)
 
 
-def test_committed_records_are_shown(going_on: Any, run: Path) -> None:
+def test_committed_records_are_shown(going_on, run):
     _, address = going_on
     rows = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
     found = page_of(address)
@@ -103,7 +103,7 @@ def test_committed_records_are_shown(going_on: Any, run: Path) -> None:
     assert f"<td>{bytes_text(up)}</td>" in found
 
 
-def test_events_say_what_clients_do(going_on: Any) -> None:
+def test_events_say_what_clients_do(going_on):
     events, address = going_on
     place = {"interaction": 0, "round": 0}
     for client in ("0", "1"):
@@ -121,7 +121,7 @@ def test_events_say_what_clients_do(going_on: Any) -> None:
     assert found["interactions"] == 8
 
 
-def test_what_a_run_says_stays_text_and_its_start_is_no_alarm(run: Path, tmp_path: Path) -> None:
+def test_what_a_run_says_stays_text_and_its_start_is_no_alarm(run, tmp_path):
     """A run that is gone on with has told nobody yet how many interactions there are."""
     (tmp_path / "rounds.jsonl").write_text((run / "rounds.jsonl").read_text())
     page = LivePage(tmp_path)
@@ -138,7 +138,7 @@ def test_what_a_run_says_stays_text_and_its_start_is_no_alarm(run: Path, tmp_pat
     assert 'class="grave"' not in found
 
 
-def test_the_last_state_stays_when_a_run_ends(run: Path) -> None:
+def test_the_last_state_stays_when_a_run_ends(run):
     """An open page gets the state after the last event, and nobody waits for a closed one."""
     page = LivePage(run)
     began = time.monotonic()
@@ -155,7 +155,7 @@ def test_the_last_state_stays_when_a_run_ends(run: Path) -> None:
     assert "this is its last state" in TEMPLATE.read_text()
 
 
-def test_only_this_page_and_its_state_are_served(going_on: Any) -> None:
+def test_only_this_page_and_its_state_are_served(going_on):
     _, address = going_on
     status, headers, body = asked(address)
     assert (status, body[:20]) == (200, "<!doctype html>\n<htm")
@@ -186,13 +186,13 @@ def test_only_this_page_and_its_state_are_served(going_on: Any) -> None:
         ("a:b:c", 421),
     ],
 )  # fmt: skip
-def test_a_name_that_points_here_is_not_answered(going_on: Any, host: str, status: int) -> None:
+def test_a_name_that_points_here_is_not_answered(going_on, host, status):
     """Else any site whose name is made to point to loopback could read the page."""
     for path in ("/", "/state.json"):
         assert asked(going_on[1], path, Host=host)[0] == status
 
 
-def test_the_page_runs_nothing_that_a_run_says() -> None:
+def test_the_page_runs_nothing_that_a_run_says():
     text = TEMPLATE.read_text()
     for way in (
         "innerHTML",
@@ -207,7 +207,7 @@ def test_the_page_runs_nothing_that_a_run_says() -> None:
     assert text.count("safe }}") == 1, "charts alone, which escape their texts themselves"
 
 
-def test_a_directory_that_is_no_run(tmp_path: Path, run: Path) -> None:
+def test_a_directory_that_is_no_run(tmp_path, run):
     with pytest.raises(ArchiveError, match="is not a run directory"):
         serve_page([tmp_path / "none"], "127.0.0.1", 0, print)
     with pytest.raises(ConfigError, match="--serve shows one run"):
@@ -221,7 +221,7 @@ def test_a_directory_that_is_no_run(tmp_path: Path, run: Path) -> None:
         page_server("bü..x", 0, LivePage(run))
 
 
-def test_a_damaged_run_is_one_line(tmp_path: Path) -> None:
+def test_a_damaged_run_is_one_line(tmp_path):
     (tmp_path / "rounds.jsonl").write_text("nonsense\n")
     with page_server("127.0.0.1", 0, LivePage(tmp_path)) as server:
         thread = threading.Thread(target=server.serve_forever)
@@ -233,7 +233,7 @@ def test_a_damaged_run_is_one_line(tmp_path: Path) -> None:
     assert "rounds.jsonl line 1 is damaged" in body
 
 
-def test_an_accuracy_map_of_many_interactions_has_a_row_for_each_task(tmp_path: Path) -> None:
+def test_an_accuracy_map_of_many_interactions_has_a_row_for_each_task(tmp_path):
     rows = [
         {
             **{"interaction": at, "round": at, "task": at // 60},
@@ -251,7 +251,7 @@ def test_an_accuracy_map_of_many_interactions_has_a_row_for_each_task(tmp_path: 
     assert len(ticks) <= 12, "of 120 interactions"
 
 
-def test_a_round_that_goes_on_is_in_no_curve_by_rounds(tmp_path: Path) -> None:
+def test_a_round_that_goes_on_is_in_no_curve_by_rounds(tmp_path):
     """Its first task's clients alone would look like a leap of everybody."""
     rows = [{"interaction": at, "round": at // 2, "metrics": {"a_loc": at / 10}} for at in range(5)]
     (tmp_path / "rounds.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -263,7 +263,7 @@ def test_a_round_that_goes_on_is_in_no_curve_by_rounds(tmp_path: Path) -> None:
     assert [max(line) for line in chart.values.values()] == [3]
 
 
-def test_of_many_clients_those_that_failed_or_spoke_last_have_rows(tmp_path: Path) -> None:
+def test_of_many_clients_those_that_failed_or_spoke_last_have_rows(tmp_path):
     moved = {str(c): {"down": 0, "up": 1000 * c} for c in range(10_000)}
     row = {"interaction": 0, "clients": {}, "bytes": {"per_client": moved}}
     (tmp_path / "rounds.jsonl").write_text(json.dumps(row) + "\n")

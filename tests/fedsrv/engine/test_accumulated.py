@@ -1,7 +1,5 @@
 """``[scenario] training_data = "accumulated"``: a task's data are those of all tasks up to it."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Who may take part, and who says what the problem is."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,7 +32,7 @@ def experiment_of(how: str, **more: Any) -> Any:
     return tiny_experiment(privacy={"announce": how}, **more)
 
 
-def test_what_is_announced() -> None:
+def test_what_is_announced():
     assert FILE.told("exact") is FILE
     assert [(t.train, t.test) for t in FILE.told("rounded").tasks] == [
         ((0, 8, 8, 1, 0), (0, 4, 2, 0, 0))
@@ -46,7 +45,7 @@ def test_what_is_announced() -> None:
     assert json.loads(client_json_of(description_of(told))) == json.loads(told)
 
 
-def test_a_run_learns_the_same_whatever_is_announced(digits: Path, tmp_path: Path) -> None:
+def test_a_run_learns_the_same_whatever_is_announced(digits, tmp_path):
     found, sent = {}, list[Result]()
     for how in ("exact", "rounded", "none"):
         out = tmp_path / how
@@ -82,7 +81,7 @@ def test_a_run_learns_the_same_whatever_is_announced(digits: Path, tmp_path: Pat
         ),
     ],
 )  # fmt: skip
-def test_who_can_do_without(how: str, method: str, more: Any, line: str) -> None:
+def test_who_can_do_without(how, method, more, line):
     experiment = experiment_of(how, method=method, **more)
     run = RunFacts(experiment, Problem((1, 8, 8), 10))
     if not line:
@@ -92,7 +91,7 @@ def test_who_can_do_without(how: str, method: str, more: Any, line: str) -> None
         check_announcement(method_of(experiment), run)
 
 
-def test_who_rounds_is_no_client_of_a_run_that_needs_exact_counts(digits: Path) -> None:
+def test_who_rounds_is_no_client_of_a_run_that_needs_exact_counts(digits):
     data = ClientData(digits / "1")
     told = {how: data.announcement(how=how) for how in ("exact", "rounded", "none")}  # type: ignore
     for needed, welcome in {"exact": 1, "rounded": 2, "none": 3}.items():
@@ -106,7 +105,7 @@ def test_who_rounds_is_no_client_of_a_run_that_needs_exact_counts(digits: Path) 
 
 
 @pytest.mark.parametrize(("right", "total"), [(True, 5), (True, 6), (False, 7), (False, 2)])
-def test_a_client_scores_what_it_announced(right: bool, total: int) -> None:
+def test_a_client_scores_what_it_announced(right, total):
     """It announced six test examples, up to a power of two each: there are three at least."""
     experiment = experiment_of("rounded")
     run = RunFacts(experiment, FILE.problem)
@@ -126,7 +125,7 @@ def test_a_client_scores_what_it_announced(right: bool, total: int) -> None:
         rules.check_report(0, order, rpc.Report(counts=[counts]))
 
 
-def test_a_word_of_a_later_server_is_refused() -> None:
+def test_a_word_of_a_later_server_is_refused():
     assert [count_detail_in(word) for word in ("", "exact", "none")] == ["exact", "exact", "none"]
     with pytest.raises(LinkError, match="announced as 'halved': update fedcli"):
         count_detail_in("halved")

@@ -1,7 +1,5 @@
 """Clients that are excluded while a run goes on: by hand and by rule, and again after a crash."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 

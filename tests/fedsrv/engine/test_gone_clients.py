@@ -1,7 +1,5 @@
 """A client that brings one upload and is gone for good: the run goes on while enough live."""
 
-from __future__ import annotations
-
 import pytest
 
 from fedmodels.tensors.bundle import Bundle

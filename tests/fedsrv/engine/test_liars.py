@@ -1,7 +1,5 @@
 """One client of three lies; the run ends as if that client had said nothing."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

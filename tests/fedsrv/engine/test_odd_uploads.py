@@ -1,7 +1,5 @@
 """Uploads far out of their cohort: bounds by hand, and runs of which one client scales or flips."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

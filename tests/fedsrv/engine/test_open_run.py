@@ -41,9 +41,7 @@ def growths_of(run: Path) -> list[tuple[int, list[list[int]]]]:
 
 
 @pytest.mark.parametrize("method", ["fedavg", "gldp", "scaffold"])
-def test_streams_of_one_length_are_learned_as_by_a_run_that_knows_them(
-    method: str, digits: Path, tmp_path: Path
-) -> None:
+def test_streams_of_one_length_are_learned_as_by_a_run_that_knows_them(method, digits, tmp_path):
     closed = run_in_process(tiny_experiment(method=method, schedule=TWICE), digits, tmp_path / "a")
     opened = run_in_process(tiny_experiment(method=method, schedule=OPEN), digits, tmp_path / "b")
     assert opened["state_sha256"] == closed["state_sha256"]
@@ -53,9 +51,7 @@ def test_streams_of_one_length_are_learned_as_by_a_run_that_knows_them(
     ]
 
 
-def test_late_clients_join_at_the_end_of_a_stage_and_begin_with_their_first_task(
-    digits: Path, tmp_path: Path
-) -> None:
+def test_late_clients_join_at_the_end_of_a_stage_and_begin_with_their_first_task(digits, tmp_path):
     schedule = {**OPEN, "begin_with": 1, "newcomers": 1, "rounds": 1}
     run_in_process(tiny_experiment(schedule=schedule), digits, tmp_path)
     assert growths_of(tmp_path) == [
@@ -70,7 +66,7 @@ def test_late_clients_join_at_the_end_of_a_stage_and_begin_with_their_first_task
     assert [len(records[2]["clients"][c]["views"]["global"]["tasks"]) for c in "012"] == [2, 2, 1]
 
 
-def test_who_goes_on_has_had_all_rounds_of_the_present_task() -> None:
+def test_who_goes_on_has_had_all_rounds_of_the_present_task():
     experiment = tiny_experiment(schedule=OPEN)
     known, present = {0: 3, 1: 2, 2: 1, 3: 4}, {0: 1, 1: 1, 2: 1}
     assert movers(experiment, known, present, {0, 2}, False) == {0: 2, 3: 1}
@@ -79,9 +75,7 @@ def test_who_goes_on_has_had_all_rounds_of_the_present_task() -> None:
     assert movers(few, {**known, 4: 1}, present, {0, 1}, True) == {0: 2, 1: 2, 3: 1}
 
 
-def test_a_run_whose_database_is_gone_goes_on_from_its_records(
-    digits: Path, tmp_path: Path
-) -> None:
+def test_a_run_whose_database_is_gone_goes_on_from_its_records(digits, tmp_path):
     experiment = tiny_experiment(schedule=OPEN)
     whole = run_in_process(experiment, digits, tmp_path / "whole", facts=True)
     out = tmp_path / "run"
@@ -94,7 +88,7 @@ def test_a_run_whose_database_is_gone_goes_on_from_its_records(
     assert again["state_sha256"] == whole["state_sha256"]
 
 
-def test_a_trigger_waits_until_enough_clients_have_new_data(digits: Path, tmp_path: Path) -> None:
+def test_a_trigger_waits_until_enough_clients_have_new_data(digits, tmp_path):
     """Client 0 has one task less, so the second stage has but two movers."""
     trigger = {"new_data": 3}
     experiment = tiny_experiment(schedule={**OPEN, "rounds": 1}, trigger=trigger)
@@ -106,9 +100,7 @@ def test_a_trigger_waits_until_enough_clients_have_new_data(digits: Path, tmp_pa
 
 
 @pytest.mark.parametrize(("drop", "goes_on"), [(0.05, True), (0.9, False)])
-def test_models_that_fail_on_new_data_are_a_reason_to_go_on(
-    drop: float, goes_on: bool, own: Path, tmp_path: Path
-) -> None:
+def test_models_that_fail_on_new_data_are_a_reason_to_go_on(drop, goes_on, own, tmp_path):
     """Client 0 alone has a new task, of noise; two are needed unless models fail on it."""
     trigger = {"new_data": 2, "score_drop": drop}
     add_task(own, 0, arrays_in(tmp_path / "in", [1, 2], 0))
@@ -201,9 +193,7 @@ def grown(data: Path, out: Path, kills: dict[int, int], method: str) -> dict[str
 
 
 @pytest.mark.parametrize("method", ["gldp", "fedmlp"])
-def test_a_run_that_grows_and_dies_ends_in_the_same_bits(
-    method: str, own: Path, tmp_path: Path
-) -> None:
+def test_a_run_that_grows_and_dies_ends_in_the_same_bits(method, own, tmp_path):
     """Labels 10 to 13 are new: heads and prototypes grow while training data of old tasks go."""
     other = tmp_path / "other" / "data"
     shutil.copytree(own, other)
@@ -217,9 +207,7 @@ def test_a_run_that_grows_and_dies_ends_in_the_same_bits(
     assert growths_of(tmp_path / "whole") == growths_of(tmp_path / "again")
 
 
-def test_clients_that_retire_are_asked_no_more_and_may_be_forgotten(
-    own: Path, tmp_path: Path
-) -> None:
+def test_clients_that_retire_are_asked_no_more_and_may_be_forgotten(own, tmp_path):
     out = tmp_path / "run"
     opened(own, out)
     add_task(own, 0, arrays_in(tmp_path / "in", [1, 2], 0))
@@ -231,9 +219,7 @@ def test_clients_that_retire_are_asked_no_more_and_may_be_forgotten(
         opened(own, tmp_path / "other", retired=[0, 1])
 
 
-def test_an_excluded_client_takes_no_part_in_what_is_left_of_a_stage(
-    own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_excluded_client_takes_no_part_in_what_is_left_of_a_stage(own, tmp_path, monkeypatch):
     made: list[Exclusions] = []
     ask = Exclusions.check
     monkeypatch.setattr(Exclusions, "check", lambda self, *at: (made.append(self), ask(self, *at)))
@@ -277,7 +263,7 @@ def admission(method: str = "fedavg", **schedule: Any) -> Admission:
     return found
 
 
-def test_an_open_run_takes_more_tasks_and_classes_behind_those_it_knows() -> None:
+def test_an_open_run_takes_more_tasks_and_classes_behind_those_it_knows():
     taken = admission()
     taken.check(0, longer := described([3, 3], [0, 4]))
     taken.admit(0, longer)
@@ -287,7 +273,7 @@ def test_an_open_run_takes_more_tasks_and_classes_behind_those_it_knows() -> Non
     taken.check(0, described([3, 3, 0], [0, 4, 0], [0, 0, 5], class_names=["0", "1", "fox"]))
 
 
-def test_a_class_that_the_config_does_not_list_may_come_once_an_open_run_has_begun() -> None:
+def test_a_class_that_the_config_does_not_list_may_come_once_an_open_run_has_begun():
     data = {"name": "table", "classes": ["sit", "run"], "columns": {"label": "a", "window": 4}}
     experiment = tiny_experiment(method="fedavg", net="mlp", schedule=OPEN, data=data)
     taken = Admission.of(experiment.model_copy(update={"scenario": None}), {})
@@ -313,27 +299,27 @@ def test_a_class_that_the_config_does_not_list_may_come_once_an_open_run_has_beg
         (described([3, 3, *[0] * 9], [1, 1, *[1] * 9]), "[schedule] max_classes = 10"),
     ],
 )
-def test_what_a_client_had_stays_and_what_comes_is_bounded(text: str, line: str) -> None:
+def test_what_a_client_had_stays_and_what_comes_is_bounded(text, line):
     with pytest.raises(PayloadError) as refused:
         admission(max_classes=10).check(0, text)
     assert line in str(refused.value)
 
 
-def test_fewer_tasks_than_before_are_refused() -> None:
+def test_fewer_tasks_than_before_are_refused():
     taken = admission()
     taken.admit(0, described([3, 3], [1, 1]))
     with pytest.raises(PayloadError, match="has 1 tasks, and had 2: put back its client"):
         taken.check(0, described([3, 3]))
 
 
-def test_a_method_that_cannot_grow_refuses_new_classes_in_a_line() -> None:
+def test_a_method_that_cannot_grow_refuses_new_classes_in_a_line():
     taken = admission("fedavg", rounds=1)
     taken._refusal = lambda problem: "it cannot"
     with pytest.raises(PayloadError, match="has a new class '2': it cannot"):
         taken.check(0, described([3, 3, 0], [1, 1, 1]))
 
 
-def test_the_operator_and_clients_wake_a_run_that_rests() -> None:
+def test_the_operator_and_clients_wake_a_run_that_rests():
     cohort = RemoteCohort(3, None, EventLog(), admission=admission())  # type: ignore[arg-type]
     token = cohort.join(0, described([3, 3]), b"", ())
     with pytest.raises(PayloadError, match="nobody would be left"):
@@ -358,7 +344,7 @@ def test_the_operator_and_clients_wake_a_run_that_rests() -> None:
         ({"schedule": OPEN, "evaluate": {"reference": "x"}}, "needs the rounds of a run"),
     ],
 )
-def test_what_an_open_run_cannot_have_is_said(tables: dict[str, Any], line: str) -> None:
+def test_what_an_open_run_cannot_have_is_said(tables, line):
     with pytest.raises(ConfigError) as refused:
         tiny_experiment(**tables)
     assert line in str(refused.value)
@@ -373,7 +359,7 @@ def scored(**rows: tuple[int, list[float | None]]) -> Any:
     return {"clients": views}
 
 
-def test_forgetting_of_streams_is_that_of_each_client_over_its_own_tasks() -> None:
+def test_forgetting_of_streams_is_that_of_each_client_over_its_own_tasks():
     """Client 0: max(0.9, 0.7) - 0.5 and 0.8 - 0.6, mean 0.3; client 1: 0.6 - 0.5."""
     records = [
         scored(c0=(0, [0.9]), c1=(0, [0.4])),
@@ -385,7 +371,7 @@ def test_forgetting_of_streams_is_that_of_each_client_over_its_own_tasks() -> No
     assert forgetting_of_streams(window, "global") == pytest.approx(0.2)
 
 
-def test_an_open_run_of_python_learns_when_asked(tmp_path: Path) -> None:
+def test_an_open_run_of_python_learns_when_asked(tmp_path):
     tables = {
         "data": {"name": "digits"}, "scenario": {"kind": "iid", "tasks": 1}, "net": {"name": "mlp"},
         "method": {"name": "fedavg"}, "schedule": {**OPEN, "rounds": 1, "clients": 2},

@@ -38,16 +38,14 @@ def own_data(**server: Any) -> Experiment:
     return experiment.model_copy(update={"scenario": None, "data": None})
 
 
-def test_nobody_is_a_cohort_alone_by_a_longer_stream(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_nobody_is_a_cohort_alone_by_a_longer_stream(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         found = tasks_of(tmp_path / "run", own_data(min_clients=2), 2, 1, 2, 9999)
     assert found == {0: 2, 1: 1, 2: 2, 3: 2}
     assert "clients 3 announce more than 2 tasks; fewer than min_clients = 2" in caplog.text
 
 
-def test_streams_of_different_lengths_stay_where_all_are_needed(tmp_path: Path) -> None:
+def test_streams_of_different_lengths_stay_where_all_are_needed(tmp_path):
     assert tasks_of(tmp_path / "run", own_data(), 2, 1, 2, 4) == {0: 2, 1: 1, 2: 2, 3: 4}
     dealt = tiny_experiment(
         schedule={"rounds": 1, "clients": 4}, server={"min_clients": 2},
@@ -56,12 +54,12 @@ def test_streams_of_different_lengths_stay_where_all_are_needed(tmp_path: Path) 
     assert tasks_of(tmp_path / "other", dealt, 2, 1, 2, 4) == {0: 2, 1: 1, 2: 2, 3: 4}
 
 
-def test_a_task_stays_where_just_enough_clients_have_it(tmp_path: Path) -> None:
+def test_a_task_stays_where_just_enough_clients_have_it(tmp_path):
     found = tasks_of(tmp_path / "run", own_data(min_clients=2), 3, 1, 2, 9)
     assert found == {0: 3, 1: 1, 2: 2, 3: 3}
 
 
-def test_an_unknown_client_weighs_as_much_as_the_mean(tmp_path: Path) -> None:
+def test_an_unknown_client_weighs_as_much_as_the_mean(tmp_path):
     """Each task has ten examples; client 2 has not joined when the run begins."""
     schedule = {"rounds": 1, "clients": 3, "per_round": 2, "sampling": "weighted"}
     store = Store(tmp_path / "run", tiny_experiment(schedule=schedule), resume=False)
@@ -76,7 +74,7 @@ def plan_of(store: Store, said: dict[int, str]) -> Plan:
     return Plan.of(FedAvg(), store, said)
 
 
-def test_a_step_whose_task_nobody_has_is_one_line(tmp_path: Path) -> None:
+def test_a_step_whose_task_nobody_has_is_one_line(tmp_path):
     with closing(Store(tmp_path / "run", own_data(), resume=False)) as store:
         plan = plan_of(store, {0: described(2), 1: described(1)})
         assert plan.cohort_of(Step(1, 0, 1, (0, 1, 2), True, True)) == (0,)
@@ -84,7 +82,7 @@ def test_a_step_whose_task_nobody_has_is_one_line(tmp_path: Path) -> None:
             plan.cohort_of(Step(5, 2, 1, (1, 2), True, True))
 
 
-def test_a_run_that_grows_gets_another_plan(tmp_path: Path) -> None:
+def test_a_run_that_grows_gets_another_plan(tmp_path):
     with closing(Store(tmp_path / "run", own_data(min_clients=1), resume=False)) as store:
         first = plan_of(store, {0: described(1, (6, 4))})
         assert first.with_clients(store, {0: described(9)}) is first, "a known client stays"
@@ -96,7 +94,7 @@ def test_a_run_that_grows_gets_another_plan(tmp_path: Path) -> None:
     assert second.steps is first.steps
 
 
-def test_reports_can_read_what_clients_announced(tmp_path: Path) -> None:
+def test_reports_can_read_what_clients_announced(tmp_path):
     def named(client: str, *counts: int) -> str:
         facts = json.loads(described(1, counts))  # type: ignore[arg-type]
         return json.dumps(facts | {"class_names": ["cat", "dog"], "name": client})
@@ -111,7 +109,7 @@ def test_reports_can_read_what_clients_announced(tmp_path: Path) -> None:
     }
 
 
-def test_rare_classes_are_those_of_all_tasks_together(tmp_path: Path) -> None:
+def test_rare_classes_are_those_of_all_tasks_together(tmp_path):
     """Twice (6, 4) and once (0, 3) are (12, 11), where one of each would be (6, 7)."""
     with closing(Store(tmp_path / "run", own_data(), resume=False)) as store:
         plan = plan_of(store, {0: described(2, (6, 4)), 1: described(1, (0, 3))})

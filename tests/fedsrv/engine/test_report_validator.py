@@ -1,7 +1,5 @@
 """What a report may say, field by field."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

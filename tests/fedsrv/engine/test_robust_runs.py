@@ -1,7 +1,5 @@
 """Runs whose uploads are reduced by another rule than the mean."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, replace
 

@@ -256,7 +256,7 @@ def test_few_clients_score_the_same_ones_in_every_round(digits, tmp_path):
     assert scorers(tiny_experiment(), [2, 0], []) == [0, 2]
 
 
-def test_the_loss_of_a_record_is_that_of_an_example() -> None:
+def test_the_loss_of_a_record_is_that_of_an_example():
     """Losses 1 of ten and 4 of five examples: 30 / 15. Who did no step has no loss, as NaN."""
 
     def answer(loss: float, examples: int, **extra: float) -> Answer:

@@ -27,7 +27,7 @@ def trace(tmp_path: Path) -> Path:
     return path
 
 
-def test_clients_with_more_examples_are_drawn_more_often() -> None:
+def test_clients_with_more_examples_are_drawn_more_often():
     """One of three clients with 1, 1 and 8 examples: expected 200, 200 and 1600 of 2000 rounds."""
     weights = {0: 1, 1: 1, 2: 8}
     found = Counter(draw_cohort(0, round, [0, 1, 2], 1, weights)[0] for round in range(2000))
@@ -37,7 +37,7 @@ def test_clients_with_more_examples_are_drawn_more_often() -> None:
     assert draw_cohort(0, 3, [0, 1, 2], 2, {0: 0, 1: 5, 2: 0}) == (1,)
 
 
-def test_cohorts_hold_only_clients_that_the_trace_has(trace: Path) -> None:
+def test_cohorts_hold_only_clients_that_the_trace_has(trace):
     experiment = tiny_experiment(schedule={"rounds": 6, "availability": str(trace)})
     availability = read_availability(experiment)
     assert [is_there(availability, 0, r) for r in range(6)] == [True] * 2 + [False] * 2 + [
@@ -49,7 +49,7 @@ def test_cohorts_hold_only_clients_that_the_trace_has(trace: Path) -> None:
     assert [s.cohort for s in found] == [(0, 2), (0, 1, 2), (1, 2), (2,), (0, 2), (2,)]
 
 
-def test_rounds_without_anybody_are_left_out(trace: Path) -> None:
+def test_rounds_without_anybody_are_left_out(trace):
     trace.write_text(TRACE + "2,0,1\n")
     experiment = tiny_experiment(schedule={"rounds": 6, "availability": str(trace)})
     found = steps(experiment, [0, 1, 2], dict.fromkeys(range(3), 1))
@@ -70,13 +70,13 @@ def test_rounds_without_anybody_are_left_out(trace: Path) -> None:
         ("client,from,until\nx,0,1\n", "line 2: 'x,0,1' is not"),
     ],
 )
-def test_a_wrong_trace_is_one_line(trace: Path, text: str, line: str) -> None:
+def test_a_wrong_trace_is_one_line(trace, text, line):
     trace.write_text(text)
     with pytest.raises(ConfigError, match=line):
         read_availability(tiny_experiment(schedule={"availability": str(trace)}))
 
 
-def test_a_run_goes_on_with_the_trace_it_began_with(trace: Path) -> None:
+def test_a_run_goes_on_with_the_trace_it_began_with(trace):
     begun = with_digest(tiny_experiment(schedule={"availability": str(trace)}))
     assert with_digest(begun) == begun
     trace.write_text(TRACE + "2,0,1\n")
@@ -98,14 +98,12 @@ def test_a_run_goes_on_with_the_trace_it_began_with(trace: Path) -> None:
         ),
     ],
 )
-def test_keys_of_sampling_without_effect_are_refused(
-    schedule: dict[str, object], line: str
-) -> None:
+def test_keys_of_sampling_without_effect_are_refused(schedule, line):
     with pytest.raises(ConfigError, match=line):
         tiny_experiment(schedule=schedule)
 
 
-def test_a_replay_counts_the_uploads_that_counted_before(digits: Path, tmp_path: Path) -> None:
+def test_a_replay_counts_the_uploads_that_counted_before(digits, tmp_path):
     """Two of three get orders for one place; other arrivals would give other cohorts."""
     out = tmp_path / "run"
     experiment = tiny_experiment(

@@ -60,7 +60,7 @@ def run(root: Path, made: Experiment) -> tuple[list[dict], dict, list[str]]:
     return [json.loads(line) for line in lines], summary, [s for s in told if "note:" in s]
 
 
-def test_what_is_left_out_is_counted_and_said_once(tmp_path: Path) -> None:
+def test_what_is_left_out_is_counted_and_said_once(tmp_path):
     records, summary, notes = run(tmp_path, experiment(tmp_path))
     for record in records:
         rows = record["clients"]
@@ -77,7 +77,7 @@ def test_what_is_left_out_is_counted_and_said_once(tmp_path: Path) -> None:
     ]
 
 
-def test_a_run_that_leaves_nothing_out_says_nothing(tmp_path: Path) -> None:
+def test_a_run_that_leaves_nothing_out_says_nothing(tmp_path):
     made = experiment(tmp_path, batch_size=10)
     (tmp_path / "1" / "task-0" / "train_x.npy").unlink()
     np.save(tmp_path / "1" / "task-0" / "train_x.npy", np.ones((2, 4), np.float32))
@@ -88,7 +88,7 @@ def test_a_run_that_leaves_nothing_out_says_nothing(tmp_path: Path) -> None:
     assert notes == []
 
 
-def test_a_net_without_running_statistics_is_trained_scored_and_summed_up(tmp_path: Path) -> None:
+def test_a_net_without_running_statistics_is_trained_scored_and_summed_up(tmp_path):
     """Its three test examples in batches of two leave one, and its cost is counted with two."""
     records, summary, _ = run(tmp_path, experiment(tmp_path, track=False))
     assert len(records) == 2
@@ -97,6 +97,6 @@ def test_a_net_without_running_statistics_is_trained_scored_and_summed_up(tmp_pa
     assert "a_loc" in summary["metrics"]
 
 
-def test_batches_of_one_alone_are_refused_before_anybody_trains(tmp_path: Path) -> None:
+def test_batches_of_one_alone_are_refused_before_anybody_trains(tmp_path):
     with pytest.raises(ConfigError, match="batch_size = 1: the net normalises over the batch"):
         run(tmp_path, experiment(tmp_path, batch_size=1))

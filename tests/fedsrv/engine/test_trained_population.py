@@ -1,7 +1,5 @@
 """Whose models are scored right after local training: the cohort's, or those of all clients."""
 
-from __future__ import annotations
-
 from itertools import count
 
 import pytest

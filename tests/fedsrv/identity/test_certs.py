@@ -45,7 +45,7 @@ def extension(path: Path, kind: Any) -> Any:
     return load(path).extensions.get_extension_for_class(kind).value
 
 
-def test_authority_may_sign_and_nothing_else(authority: Path) -> None:
+def test_authority_may_sign_and_nothing_else(authority):
     assert sorted(p.name for p in authority.iterdir()) == ["ca.key", "ca.pem"]
     usage = extension(authority / "ca.pem", x509.KeyUsage)
     assert usage.key_cert_sign
@@ -58,7 +58,7 @@ def test_authority_may_sign_and_nothing_else(authority: Path) -> None:
 
 
 @pytest.mark.parametrize("mask", [0o022, 0o000])
-def test_keys_are_private_whatever_the_umask(tmp_path: Path, mask: int) -> None:
+def test_keys_are_private_whatever_the_umask(tmp_path, mask):
     old = os.umask(mask)
     try:
         _, authority_key = certs.init_authority(tmp_path / "c")
@@ -70,9 +70,7 @@ def test_keys_are_private_whatever_the_umask(tmp_path: Path, mask: int) -> None:
 
 
 @pytest.mark.usefixtures("synced")
-def test_key_has_its_mode_before_its_content(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_key_has_its_mode_before_its_content(tmp_path, monkeypatch):
     modes: dict[str, int] = {}
     real_open = os.open
 
@@ -97,9 +95,7 @@ def test_key_has_its_mode_before_its_content(
         ("operator", "fedtide:operator", "operator"),
     ],
 )
-def test_client_certificate_names_its_identity(
-    authority: Path, identity: str, uri: str, stem: str
-) -> None:
+def test_client_certificate_names_its_identity(authority, identity, uri, stem):
     cert, key = certs.issue(authority, identity)
     assert (cert.name, key.name) == (f"{stem}.pem", f"{stem}.key")
     names = extension(cert, x509.SubjectAlternativeName)
@@ -110,7 +106,7 @@ def test_client_certificate_names_its_identity(
     load(cert).verify_directly_issued_by(load(authority / "ca.pem"))
 
 
-def test_server_certificate_names_its_hosts(authority: Path) -> None:
+def test_server_certificate_names_its_hosts(authority):
     cert, _ = certs.issue(authority, "server", ["node1.example.org", "10.0.0.5", "localhost"])
     names = extension(cert, x509.SubjectAlternativeName)
     uris = names.get_values_for_type(x509.UniformResourceIdentifier)
@@ -122,7 +118,7 @@ def test_server_certificate_names_its_hosts(authority: Path) -> None:
     assert list(extension(cert, x509.ExtendedKeyUsage)) == [ExtendedKeyUsageOID.SERVER_AUTH]
 
 
-def test_validity_is_ten_years_and_one(authority: Path) -> None:
+def test_validity_is_ten_years_and_one(authority):
     leaf, _ = certs.issue(authority, "1")
     for path, days in ((authority / "ca.pem", 3650), (leaf, 365)):
         cert = load(path)
@@ -130,7 +126,7 @@ def test_validity_is_ten_years_and_one(authority: Path) -> None:
         assert span == timedelta(days=days) + certs.CLOCK_SKEW
 
 
-def test_nothing_is_overwritten(authority: Path) -> None:
+def test_nothing_is_overwritten(authority):
     before = (authority / "ca.key").read_bytes()
     with pytest.raises(ConfigError, match=r"ca\.pem exists already"):
         certs.init_authority(authority)
@@ -145,24 +141,24 @@ def test_nothing_is_overwritten(authority: Path) -> None:
 @pytest.mark.parametrize(
     "identity", ["", "-1", "a", "1-", "3-1", "1,2", "\u0667", "Server", "7 ", "../x"]
 )
-def test_other_identities_are_refused(authority: Path, identity: str) -> None:
+def test_other_identities_are_refused(authority, identity):
     with pytest.raises(ConfigError):
         certs.issue(authority, identity)
     assert sorted(p.name for p in authority.iterdir()) == ["ca.key", "ca.pem"]
 
 
 @pytest.mark.parametrize("host", ["", "a b", "host:443", "https://x", "ü.example"])
-def test_hosts_that_are_none_are_refused(authority: Path, host: str) -> None:
+def test_hosts_that_are_none_are_refused(authority, host):
     with pytest.raises(ConfigError, match="neither a host name"):
         certs.issue(authority, "server", [host])
 
 
-def test_hosts_are_the_servers_only(authority: Path) -> None:
+def test_hosts_are_the_servers_only(authority):
     with pytest.raises(ConfigError, match="server's certificate"):
         certs.issue(authority, "7", ["localhost"])
 
 
-def test_missing_or_mixed_up_authority_is_one_line(tmp_path: Path) -> None:
+def test_missing_or_mixed_up_authority_is_one_line(tmp_path):
     with pytest.raises(ConfigError, match="fedsrv certs init"):
         certs.issue(tmp_path, "7")
     certs.init_authority(tmp_path / "a")
@@ -193,7 +189,7 @@ def test_missing_or_mixed_up_authority_is_one_line(tmp_path: Path) -> None:
         ("", [], [0, "evaluator"]),
     ],
 )
-def test_covers(uri: str, yes: list[Any], no: list[Any]) -> None:
+def test_covers(uri, yes, no):
     assert [roles.covers(uri, c) for c in yes] == [True] * len(yes)
     assert [roles.covers(uri, c) for c in no] == [False] * len(no)
 
@@ -222,11 +218,11 @@ def test_covers(uri: str, yes: list[Any], no: list[Any]) -> None:
         ("[::ffff:10.0.0.1]:1", False),
     ],
 )
-def test_is_loopback(address: str, expected: bool) -> None:
+def test_is_loopback(address, expected):
     assert is_loopback(address) is expected
 
 
-def test_unusable_files_name_the_option_and_the_path(authority: Path) -> None:
+def test_unusable_files_name_the_option_and_the_path(authority):
     cert, key = certs.issue(authority, "server")
     other, other_key = certs.issue(authority, "7")
     gone = authority / "gone"
@@ -265,9 +261,7 @@ def test_unusable_files_name_the_option_and_the_path(authority: Path) -> None:
         (9, r"is valid from .* clock right"),
     ],
 )
-def test_a_certificate_that_is_not_valid_now_is_one_line(
-    authority: Path, monkeypatch: pytest.MonkeyPatch, days: int, line: str
-) -> None:
+def test_a_certificate_that_is_not_valid_now_is_one_line(authority, monkeypatch, days, line):
     then = SimpleNamespace(now=lambda zone: datetime.now(zone) + timedelta(days=days))
     monkeypatch.setattr(certs, "datetime", then)
     cert, key = certs.issue(authority, "7")
@@ -277,9 +271,7 @@ def test_a_certificate_that_is_not_valid_now_is_one_line(
         tls.server_credentials(cert, key, None)
 
 
-def test_a_relay_s_certificate_is_named_by_its_own_option(
-    authority: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_relay_s_certificate_is_named_by_its_own_option(authority, monkeypatch, caplog):
     cert, key = certs.issue(authority, "0-3")
     _, other = certs.issue(authority, "4")
     ca = authority / "ca.pem"
@@ -295,9 +287,7 @@ def test_a_relay_s_certificate_is_named_by_its_own_option(
         tls.caller_credentials(ca, cert, key, "--up")
 
 
-def test_an_authority_that_has_expired_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_authority_that_has_expired_is_said(tmp_path, monkeypatch):
     then = SimpleNamespace(now=lambda zone: datetime.now(zone) - timedelta(days=4000))
     monkeypatch.setattr(certs, "datetime", then)
     ca, _ = certs.init_authority(tmp_path)
@@ -316,9 +306,7 @@ def test_an_authority_that_has_expired_is_said(
     tls.server_credentials(cert, key, ca)  # one of two is valid
 
 
-def test_a_key_that_everybody_may_read_is_warned_of(
-    authority: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_key_that_everybody_may_read_is_warned_of(authority, caplog):
     cert, key = certs.issue(authority, "server")
     tls.server_credentials(cert, key, None)
     assert not caplog.messages
@@ -328,9 +316,7 @@ def test_a_key_that_everybody_may_read_is_warned_of(
     assert line == f"--tls-key {key} can be read by every user of this machine: chmod 600 it"
 
 
-def test_what_could_not_be_written_is_not_in_the_way(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_could_not_be_written_is_not_in_the_way(tmp_path, monkeypatch):
     """The disk is full when the certificate is written; the key alone would stop the next try."""
     written = certs.write_new
 
@@ -347,7 +333,7 @@ def test_what_could_not_be_written_is_not_in_the_way(
     certs.init_authority(tmp_path)
 
 
-def test_an_authority_that_is_there_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_authority_that_is_there_stays(tmp_path, monkeypatch):
     """The directory cannot be looked at any more: no key that is there is removed."""
     _, key = certs.init_authority(tmp_path)
     before = key.read_bytes()
@@ -370,11 +356,11 @@ def test_an_authority_that_is_there_stays(tmp_path: Path, monkeypatch: pytest.Mo
         ("unix:/tmp/x/s.sock", "unix:/tmp/x/s.sock"),
     ],
 )
-def test_where_clients_reach_a_server(address: str, expected: str) -> None:
+def test_where_clients_reach_a_server(address, expected):
     assert Listen(address).at(7) == expected
 
 
-def test_what_is_revoked_is_refused_and_can_be_issued_anew(authority: Path) -> None:
+def test_what_is_revoked_is_refused_and_can_be_issued_anew(authority):
     cert, key = certs.issue(authority, "7")
     lost = load(cert).serial_number
     for path in (cert, key):  # as whoever renews a certificate does
@@ -398,9 +384,7 @@ def load_list(authority: Path, *, must_exist: bool = True) -> RevocationList:
     return RevocationList(authority / "crl.pem", signers, "--tls-crl", must_exist=must_exist)
 
 
-def test_a_list_that_is_no_good_revokes_nothing_and_forgives_nothing(
-    authority: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_list_that_is_no_good_revokes_nothing_and_forgives_nothing(authority, tmp_path, caplog):
     certs.init_authority(tmp_path / "theirs")
     certs.issue(tmp_path / "theirs", "7")
     revoke(tmp_path / "theirs", "7")
@@ -431,9 +415,7 @@ def in_days(monkeypatch: pytest.MonkeyPatch, days: int) -> None:
     monkeypatch.setattr(certs, "datetime", SimpleNamespace(now=lambda z: datetime.now(z) + shift))
 
 
-def test_who_ends_soon_is_warned_of_once_a_day(
-    authority: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_who_ends_soon_is_warned_of_once_a_day(authority, monkeypatch, caplog):
     with monkeypatch.context() as then:
         in_days(then, 29)
         cert, key = certs.issue(authority, "server")
@@ -471,15 +453,13 @@ def test_who_ends_soon_is_warned_of_once_a_day(
         (-1, "it has ended on"),
     ],
 )
-def test_what_is_said_of_an_end(hours: int, line: str) -> None:
+def test_what_is_said_of_an_end(hours, line):
     found = end_of("it", datetime.now(UTC) + timedelta(hours=hours))
     assert found.startswith(line)
     assert bool(found) == bool(line)
 
 
-def test_a_certificate_that_expires_while_its_owner_is_there_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_certificate_that_expires_while_its_owner_is_there_is_refused(monkeypatch):
     """The handshake was long ago: each call looks again, and calls under way end."""
     peer = Peer("fedtide:watcher", 1, datetime.now(UTC) + timedelta(hours=1))
     monkeypatch.setattr(guard, "peer_of", lambda context: peer)
@@ -501,9 +481,7 @@ def test_a_certificate_that_expires_while_its_owner_is_there_is_refused(
 
 
 @pytest.mark.parametrize(("role", "notes"), [("monitor", 1), ("operator", 0)])
-def test_a_monitor_steers_for_the_last_time(
-    monkeypatch: pytest.MonkeyPatch, role: str, notes: int
-) -> None:
+def test_a_monitor_steers_for_the_last_time(monkeypatch, role, notes):
     peer = Peer(f"fedtide:{role}", 1, datetime.now(UTC) + timedelta(hours=1))
     monkeypatch.setattr(guard, "peer_of", lambda context: peer)
     cohort: Any = SimpleNamespace(num_clients=3, most_present=3, steer=lambda *_, **__: None)

@@ -64,9 +64,7 @@ def request(uri: str, key: Any = None) -> bytes:
     return signed.public_bytes(Encoding.DER)
 
 
-def test_a_site_gets_its_certificate_and_keeps_its_key(
-    authority: Path, service: str, tmp_path: Path
-) -> None:
+def test_a_site_gets_its_certificate_and_keeps_its_key(authority, service, tmp_path):
     token = invite(authority, "7", 1.0)
     stored = (authority / INVITED).read_text()
     assert Invitation.read(token).secret.hex() not in stored  # hashed at rest
@@ -90,9 +88,7 @@ def test_a_site_gets_its_certificate_and_keeps_its_key(
     assert len(revoke(authority, "7")) == 1
 
 
-def test_a_crash_between_signing_and_answering_is_repeated(
-    authority: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_crash_between_signing_and_answering_is_repeated(authority, monkeypatch):
     secret = Invitation.read(invite(authority, "8", 1.0)).secret
     key = ec.generate_private_key(ec.SECP256R1())
     with monkeypatch.context() as crash:
@@ -105,7 +101,7 @@ def test_a_crash_between_signing_and_answering_is_repeated(
         enrol(authority, secret, request("fedtide:client:8"))
 
 
-def test_what_is_no_request_gets_nothing(authority: Path) -> None:
+def test_what_is_no_request_gets_nothing(authority):
     secret = Invitation.read(invite(authority, "9", 1.0)).secret
     good = request("fedtide:client:9")
     tampered = good.replace(b"fedtide:client:9", b"fedtide:client:8")
@@ -128,7 +124,7 @@ def test_what_is_no_request_gets_nothing(authority: Path) -> None:
     assert enrol(authority, secret, good)[0] == "fedtide:client:9"  # it was not spent
 
 
-def test_an_invitation_ends(authority: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invitation_ends(authority, monkeypatch):
     used, late = (Invitation.read(invite(authority, "10", 1.0)).secret for _ in range(2))
     key = ec.generate_private_key(ec.SECP256R1())
     first = enrol(authority, used, request("fedtide:client:10", key))
@@ -142,9 +138,7 @@ def test_an_invitation_ends(authority: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert enrol(authority, used, request("fedtide:client:10", key)) == first
 
 
-def test_a_client_trusts_no_other_authority_s_service(
-    authority: Path, service: str, tmp_path: Path
-) -> None:
+def test_a_client_trusts_no_other_authority_s_service(authority, service, tmp_path):
     certs.init_authority(tmp_path / "theirs")
     with pytest.raises(LinkError, match="not signed by the authority of the token"):
         get(service, invite(tmp_path / "theirs", "7", 1.0), tmp_path / "site")
@@ -161,7 +155,7 @@ def test_a_client_trusts_no_other_authority_s_service(
         get(service, invite(authority, "7", 1.0), site)
 
 
-def test_tokens_that_are_none(authority: Path, tmp_path: Path) -> None:
+def test_tokens_that_are_none(authority, tmp_path):
     token = invite(authority, "7", 1.0)
     stranger = Invitation("fedtide:../x", b"\x00" * 32, Invitation.read(token).authority).token()
     for wrong in ("", "x", token[:-40], token[: len(token) // 2], "fedtide-invitation-e30"):
@@ -175,9 +169,7 @@ def test_tokens_that_are_none(authority: Path, tmp_path: Path) -> None:
     assert len(token) < 1500
 
 
-def test_a_relay_enrols_with_its_hosts_and_the_service_takes_no_bomb(
-    authority: Path, service: str, tmp_path: Path
-) -> None:
+def test_a_relay_enrols_with_its_hosts_and_the_service_takes_no_bomb(authority, service, tmp_path):
     _, cert, _ = get(service, invite(authority, "relay:0-3", 1.0, ["r.example"]), tmp_path)
     names = x509.load_pem_x509_certificate(cert.read_bytes()).extensions.get_extension_for_class(
         x509.SubjectAlternativeName
@@ -192,7 +184,7 @@ def test_a_relay_enrols_with_its_hosts_and_the_service_takes_no_bomb(
         assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-def test_the_service_needs_an_authority_and_a_certificate(tmp_path: Path) -> None:
+def test_the_service_needs_an_authority_and_a_certificate(tmp_path):
     with pytest.raises(ConfigError, match="fedsrv certs init"):
         start_enrolling(tmp_path, "127.0.0.1:0")
     certs.init_authority(tmp_path)

@@ -116,16 +116,14 @@ def refused(link: grpc.Channel, call: str, client: str = "2") -> tuple[grpc.Stat
     raise AssertionError(f"{call} was answered")
 
 
-def test_every_call_says_who_may_make_it() -> None:
+def test_every_call_says_who_may_make_it():
     assert list(MAY) == CALLS
     assert role_of("fedtide:relay:x") == role_of("fedtide:clients:0") == role_of("operator") == ""
 
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("kind", ["no certificate", "of another authority", "expired"])
-def test_no_call_passes_the_handshake(
-    ours: Path, places: dict[str, int], place: str, kind: str
-) -> None:
+def test_no_call_passes_the_handshake(ours, places, place, kind):
     stem = {"no certificate": None, "expired": "client-0"}.get(kind, "client-2")
     theirs = ours / "theirs" if kind == "of another authority" else None
     with channel(ours, places[place], stem, theirs) as link:
@@ -134,9 +132,7 @@ def test_no_call_passes_the_handshake(
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_no_call_takes_a_revoked_certificate(
-    ours: Path, places: dict[str, int], place: str
-) -> None:
+def test_no_call_takes_a_revoked_certificate(ours, places, place):
     with channel(ours, places[place], "client-1") as link:
         for call in [*CALLS, "Health"]:
             if call == "Health":
@@ -151,9 +147,7 @@ def test_no_call_takes_a_revoked_certificate(
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("role", ROLES)
-def test_no_call_passes_for_another_client_or_another_role(
-    ours: Path, places: dict[str, int], place: str, role: str
-) -> None:
+def test_no_call_passes_for_another_client_or_another_role(ours, places, place, role):
     """Everybody asks for client 2, whom none of these certificates names."""
     stem = "client-3" if role == "client" else ROLES[role].replace(":", "-")
     with channel(ours, places[place], stem) as link:
@@ -168,7 +162,7 @@ def test_no_call_passes_for_another_client_or_another_role(
                 assert line.endswith("does not cover 2"), call
 
 
-def test_a_relay_joins_for_its_clients_alone(ours: Path, places: dict[str, int]) -> None:
+def test_a_relay_joins_for_its_clients_alone(ours, places):
     for port in places.values():
         with channel(ours, port, "relay-3-4") as link:
             code, line = refused(link, "Join", "3")
@@ -176,9 +170,7 @@ def test_a_relay_joins_for_its_clients_alone(ours: Path, places: dict[str, int])
             assert line == "fedtide:relay:3-4 passes clients on, and is none itself"
 
 
-def test_a_call_under_way_ends_when_its_certificate_is_revoked(
-    ours: Path, places: dict[str, int]
-) -> None:
+def test_a_call_under_way_ends_when_its_certificate_is_revoked(ours, places):
     with channel(ours, places["coordinator"], "watcher") as link:
         health = "/grpc.health.v1.Health/Watch"
         watched = link.unary_stream(health)(b"", timeout=20)
@@ -192,7 +184,7 @@ def test_a_call_under_way_ends_when_its_certificate_is_revoked(
             next(again)
 
 
-def test_the_docs_say_who_may_call() -> None:
+def test_the_docs_say_who_may_call():
     """The table of docs/security.md is that of the code."""
     table = (ROOT / "docs" / "security.md").read_text()
     roles = [*ROLES]

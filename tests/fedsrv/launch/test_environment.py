@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +11,7 @@ from fedsrv.events import Event, EventLog
 from tests.conftest import tiny_experiment
 
 
-def test_a_run_keeps_what_made_its_earlier_parts(tmp_path: Path) -> None:
+def test_a_run_keeps_what_made_its_earlier_parts(tmp_path):
     """Another release of torch rounds otherwise: nobody else could tell why a digest differs."""
     experiment, env = tiny_experiment(), tmp_path / "env.json"
     assert write_facts(tmp_path, experiment) == ""
@@ -32,7 +31,7 @@ def test_a_run_keeps_what_made_its_earlier_parts(tmp_path: Path) -> None:
     assert json.loads(env.read_text()) == now
 
 
-def test_a_run_that_goes_on_under_another_version_says_so(tmp_path: Path) -> None:
+def test_a_run_that_goes_on_under_another_version_says_so(tmp_path):
     told: list[Event] = []
 
     def begun(address: str, events: EventLog) -> None:

@@ -1,9 +1,6 @@
 """A launch builds the net once before anybody starts."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +11,7 @@ from fedsrv.launch.given_data import check_net
 CONFIG = "[net]\nname = 'mlp'\nhidden = {}\n[method]\nname = 'fedavg'"
 
 
-def test_a_wrong_option_of_the_net_is_told_before_clients_start(tmp_path: Path) -> None:
+def test_a_wrong_option_of_the_net_is_told_before_clients_start(tmp_path):
     (tmp_path / "0").mkdir()
     problem = {"input_shape": [1, 8, 8], "num_classes": 10}
     (tmp_path / "0" / "client.json").write_text(json.dumps(problem))
@@ -23,5 +20,5 @@ def test_a_wrong_option_of_the_net_is_told_before_clients_start(tmp_path: Path) 
         check_net(parse_experiment(CONFIG.format("'abc'")), tmp_path)
 
 
-def test_a_damaged_description_is_left_to_its_client(tmp_path: Path) -> None:
+def test_a_damaged_description_is_left_to_its_client(tmp_path):
     check_net(parse_experiment(CONFIG.format("[4]")), tmp_path)

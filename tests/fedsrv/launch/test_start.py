@@ -281,7 +281,7 @@ def test_options_of_a_net_are_checked_with_the_config():
         experiment_of({**TABLES, "net": {"name": "mlp", "hiden": [3]}})
 
 
-def test_a_resume_with_another_config_is_refused_before_data_are_dealt(tmp_path: Path) -> None:
+def test_a_resume_with_another_config_is_refused_before_data_are_dealt(tmp_path):
     before = tiny_experiment()
     (tmp_path / "config.toml").write_text(tomli_w.dumps(before.to_dict()))
     more = {**before.to_dict()["schedule"], "rounds": before.schedule.rounds + 1}
@@ -292,9 +292,7 @@ def test_a_resume_with_another_config_is_refused_before_data_are_dealt(tmp_path:
     check_resumed(tiny_experiment(seed=3), tmp_path / "config.toml")  # run.db decides
 
 
-def test_a_wrong_trace_is_said_before_anybody_joins(
-    config: Path, tmp_path: Path, capsys, monkeypatch
-) -> None:
+def test_a_wrong_trace_is_said_before_anybody_joins(config, tmp_path, capsys, monkeypatch):
     trace, run = tmp_path / "there.csv", tmp_path / "run"
     trace.write_text("client,from,until\n0,5,5\n")
     given = ["--set", f"schedule.availability='{trace}'", "--out", str(run)]
@@ -329,8 +327,8 @@ def test_a_wrong_trace_is_said_before_anybody_joins(
     ],
 )
 def test_a_schedule_that_cannot_be_is_said_before_anything_is_written(
-    sets: list[str], line: str, config: Path, tmp_path: Path, capsys, monkeypatch
-) -> None:
+    sets, line, config, tmp_path, capsys, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     Path("cut").mkdir()
     Path("cut/rounds.jsonl").write_text('{"interaction')
@@ -349,7 +347,7 @@ def test_a_schedule_that_cannot_be_is_said_before_anything_is_written(
     ("place", "insecure"),
     [("8080", False), ("localhost:80", False), ("[::1]:80", False), ("0.0.0.0:80", True)],
 )
-def test_a_page_may_be_here_or_where_it_is_meant(place: str, insecure: bool) -> None:
+def test_a_page_may_be_here_or_where_it_is_meant(place, insecure):
     assert len(_watchers(None, place, Path("run"), insecure)) == 1
 
 
@@ -357,7 +355,7 @@ def test_a_page_may_be_here_or_where_it_is_meant(place: str, insecure: bool) -> 
     ("server", "needed"),
     [({}, 3), ({"min_clients": 2}, 3), ({"min_clients": 2, "deadline_s": 5}, 2)],
 )
-def test_how_many_suffice_to_begin(server: dict, needed: int, tmp_path: Path) -> None:
+def test_how_many_suffice_to_begin(server, needed, tmp_path):
     """Without a deadline everybody is waited for, also where a round is of fewer."""
     told = []
 
@@ -373,9 +371,7 @@ def test_how_many_suffice_to_begin(server: dict, needed: int, tmp_path: Path) ->
     assert [event.detail["needed"] for event in told] == [needed]
 
 
-def test_the_config_of_a_run_outlives_a_loss_of_power(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_config_of_a_run_outlives_a_loss_of_power(tmp_path, monkeypatch):
     """The beginning of a config is a config: a resume would be refused for what it lacks."""
     synced: list[str] = []
     monkeypatch.setattr(

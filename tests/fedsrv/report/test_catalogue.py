@@ -112,7 +112,7 @@ def test_an_unknown_metric():
 
 
 @pytest.mark.parametrize("name", [name for name in names() if file_of(name)])
-def test_a_method_is_read_as_it_is_imported(name: str) -> None:
+def test_a_method_is_read_as_it_is_imported(name):
     """The listing reads the files of methods, since importing them takes seconds."""
     cls = method_class(name)
     assert catalogue._about(name) == (catalogue._first_line(cls), cls.citation)

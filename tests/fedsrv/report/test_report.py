@@ -174,7 +174,7 @@ def headings(page: str) -> list[str]:
 # -- tables ---------------------------------------------------------------------------------------
 
 
-def test_final_table_shows_metrics_and_cost(tmp_path: Path) -> None:
+def test_final_table_shows_metrics_and_cost(tmp_path):
     run = write_run(tmp_path / "run", seed=3, kind="replay_gradual")
     text = text_of(report.final_table(run))
     assert "gldp on digits, replay_gradual, seed 3: 4 rounds" in text
@@ -184,14 +184,14 @@ def test_final_table_shows_metrics_and_cost(tmp_path: Path) -> None:
     assert line_of(text, "seconds wall") == ["12.0 s"]
 
 
-def test_how_to_see_the_other_figures_is_on_one_line_under_a_narrow_table(tmp_path: Path) -> None:
+def test_how_to_see_the_other_figures_is_on_one_line_under_a_narrow_table(tmp_path):
     metrics = dict.fromkeys(("a_loc", "a_sel", "recall", "precision"), 0.5)
     run = read_run(write_run(tmp_path / "run", method="x", metrics=metrics, config={"data": {}}))
     run.summary.pop("data", None)
     assert " more: fedsrv report --all RUN" in text_of(report.final_table(run))
 
 
-def test_a_run_in_progress_shows_what_it_has(tmp_path: Path) -> None:
+def test_a_run_in_progress_shows_what_it_has(tmp_path):
     run = read_run(write_run(tmp_path / "run", rounds=2, tasks=2, summary=False))
     text = text_of(report.final_table(run, everything=True))
     assert "2 rounds, not finished" in text
@@ -200,7 +200,7 @@ def test_a_run_in_progress_shows_what_it_has(tmp_path: Path) -> None:
     assert line_of(text, "bytes down") == ["12 kB"]  # four interactions of 3 x 1000
 
 
-def test_seeds_merge_as_mean_and_population_deviation(tmp_path: Path) -> None:
+def test_seeds_merge_as_mean_and_population_deviation(tmp_path):
     """Accuracies .80, .81, .84: mean .81667, deviations -1/60, -1/150, 7/300; std .016997."""
     values = (0.80, 0.81, 0.84)
     runs = [
@@ -221,7 +221,7 @@ def test_seeds_merge_as_mean_and_population_deviation(tmp_path: Path) -> None:
         ({"clients": 4, "per_round": 4}, "", ""),
     ],
 )
-def test_a_number_of_the_cohort_says_of_how_many(tmp_path, schedule, trained, whose) -> None:
+def test_a_number_of_the_cohort_says_of_how_many(tmp_path, schedule, trained, whose):
     metrics = {"a_loc_trained": 0.5, "a_loc_received": 0.6}
     config = {"schedule": schedule, "evaluate": {"trained": trained}}
     run = read_run(write_run(tmp_path / "run", metrics=metrics, config=config))
@@ -230,16 +230,14 @@ def test_a_number_of_the_cohort_says_of_how_many(tmp_path, schedule, trained, wh
     assert lines[label("a_loc_received")] == ["60.00"]
 
 
-def test_a_copied_run_is_no_further_seed(tmp_path: Path) -> None:
+def test_a_copied_run_is_no_further_seed(tmp_path):
     runs = [read_run(write_run(tmp_path / name, seed=s)) for name, s in [("a", 0), ("b", 0)]]
     assert "2 runs of 1 seed" in text_of(report.compare(runs))
     other = read_run(write_run(tmp_path / "c", seed=1))
     assert "3 runs of 2 seeds" in text_of(report.compare([*runs, other]))
 
 
-def test_a_run_that_is_given_again_is_told_of(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_is_given_again_is_told_of(tmp_path, capsys):
     run = write_run(tmp_path / "a", seed=0)
     report.report_command([run, write_run(tmp_path / "b", seed=1), tmp_path / "." / "a"], None)
     said = capsys.readouterr()
@@ -247,7 +245,7 @@ def test_a_run_that_is_given_again_is_told_of(
     assert "2 seeds" in said.out
 
 
-def test_the_place_of_a_file_of_ones_own_tells_no_experiments_apart(tmp_path: Path) -> None:
+def test_the_place_of_a_file_of_ones_own_tells_no_experiments_apart(tmp_path):
     runs = []
     for seed, place in enumerate(("/one", "/other")):
         own = {name: {"name": f"{place}/mine.py:Mine"} for name in ("method", "net")}
@@ -257,7 +255,7 @@ def test_the_place_of_a_file_of_ones_own_tells_no_experiments_apart(tmp_path: Pa
     assert {run.method for run in runs} == {"mine.py:Mine"}
 
 
-def test_only_the_seed_may_differ_within_a_group(tmp_path: Path) -> None:
+def test_only_the_seed_may_differ_within_a_group(tmp_path):
     plain = {"method": {"name": "gldp", "lam": 0.5}}
     other = {"method": {"name": "gldp", "lam": 0.3}}
     referring = {**plain, "evaluate": {"reference": "elsewhere"}}
@@ -272,7 +270,7 @@ def test_only_the_seed_may_differ_within_a_group(tmp_path: Path) -> None:
     assert [len(g.runs) for g in groups] == [2, 1, 1]
 
 
-def test_runs_that_differ_in_much_are_called_by_their_directories(tmp_path: Path) -> None:
+def test_runs_that_differ_in_much_are_called_by_their_directories(tmp_path):
     """The label had every setting in which one of the runs differed, and filled a page."""
     columns = {"label": "Tätigkeit"}
     places = {"walks/run": 0.5, "falls/run": 0.6, "long": 0.7}
@@ -293,7 +291,7 @@ def test_runs_that_differ_in_much_are_called_by_their_directories(tmp_path: Path
     assert group_runs(few)[0].label == 'gldp (data.columns.label="Tätigkeit")'
 
 
-def test_readings_of_an_earlier_version_are_the_same_settings(tmp_path: Path) -> None:
+def test_readings_of_an_earlier_version_are_the_same_settings(tmp_path):
     before = {"method": {"name": "gldp", "lam": 0.5, "bn": "local"}}
     now = {"method": {"name": "gldp", "lam": 0.5, "reading": {"bn": "local"}}}
     runs = [
@@ -303,7 +301,7 @@ def test_readings_of_an_earlier_version_are_the_same_settings(tmp_path: Path) ->
     assert [len(g.runs) for g in group_runs(runs)] == [2]
 
 
-def test_methods_side_by_side(tmp_path: Path) -> None:
+def test_methods_side_by_side(tmp_path):
     runs = [
         read_run(write_run(tmp_path / "a", metrics={"a_glo": 0.5, "afm": 0.1})),
         read_run(write_run(tmp_path / "b", method="fedavg", metrics={"a_glo": 0.6, "afm": 0.2})),
@@ -325,7 +323,7 @@ def seeds(place: Path, method: str, *values: float, name: str = "a_glo") -> list
     ]
 
 
-def test_a_winner_beats_every_other_in_a_paired_test(tmp_path: Path) -> None:
+def test_a_winner_beats_every_other_in_a_paired_test(tmp_path):
     """Seeds differ more than methods; b is better than a by .02, .03, .04.
 
     s = .01, and t of two degrees of freedom is 4.303: half a width of .02484. Against c, whose
@@ -346,21 +344,21 @@ def test_a_winner_beats_every_other_in_a_paired_test(tmp_path: Path) -> None:
     assert "paired" not in text_of(report.compare([*a, *b, *c]))
 
 
-def test_a_seed_of_its_own_makes_nobody_a_winner(tmp_path: Path) -> None:
+def test_a_seed_of_its_own_makes_nobody_a_winner(tmp_path):
     """a has the higher mean by its fourth seed; on those in common it is worse by .02 to .04."""
     a = seeds(tmp_path, "a", 0.50, 0.60, 0.70, 0.98)
     b = seeds(tmp_path, "b", 0.52, 0.63, 0.74)
     assert best_of(*a, *b) == {}
 
 
-def test_less_forgetting_wins(tmp_path: Path) -> None:
+def test_less_forgetting_wins(tmp_path):
     a = seeds(tmp_path, "a", 0.5, 0.6, 0.7, name="forgetting")
     b = seeds(tmp_path, "b", 0.4, 0.5, 0.6, name="forgetting")
     assert best_of(*a, *b) == {label("forgetting"): "b"}
     assert best_of(*a, *seeds(tmp_path, "same", 0.5, 0.6, 0.7, name="forgetting")) == {}
 
 
-def test_a_table_shows_the_figures_of_its_scenario(tmp_path: Path) -> None:
+def test_a_table_shows_the_figures_of_its_scenario(tmp_path):
     names = (
         "a_glo", "a_loc", "a_loc_received", "a_loc_minority", "a_glo_many", "forgetting", "aa",
         "personalization", "generalization", "global_f1", "loss",
@@ -387,7 +385,7 @@ def test_a_table_shows_the_figures_of_its_scenario(tmp_path: Path) -> None:
     assert len(lines_of(*several, everything=True)) == 18
 
 
-def test_forgetting_is_of_the_moment_that_most_runs_scored(tmp_path: Path) -> None:
+def test_forgetting_is_of_the_moment_that_most_runs_scored(tmp_path):
     both = {"forgetting_received": 0.1, "forgetting_trained": 0.3, "forgetting": 0.1}
     one = read_run(write_run(tmp_path / "one", method="a", metrics=both))
     other = read_run(write_run(tmp_path / "other", method="b", metrics=both))
@@ -401,7 +399,7 @@ def test_forgetting_is_of_the_moment_that_most_runs_scored(tmp_path: Path) -> No
         assert next(iter(lines_of(*runs))) == name
 
 
-def test_many_groups_turn_the_table(tmp_path: Path) -> None:
+def test_many_groups_turn_the_table(tmp_path):
     runs = [read_run(write_run(tmp_path / m, method=m)) for m in "abcdef"]
     table = report.compare(runs)
     assert len(table.rows) == 6
@@ -425,7 +423,7 @@ def scored(*tasks: float | None) -> dict[str, Any]:
     return {"views": {"global": {"accuracy": tasks[0], "tasks": list(tasks)}}}
 
 
-def test_quantities_by_hand(tmp_path: Path) -> None:
+def test_quantities_by_hand(tmp_path):
     """Two clients, two tasks; client 1 is not scored on task 1, and sits out interaction 2.
 
     What is lost on task 0 is client 0's alone, 0.9 - 0.5: client 1 is scored at one time only.
@@ -447,7 +445,7 @@ def test_quantities_by_hand(tmp_path: Path) -> None:
     assert quantities.view_curve(run, "global") == pytest.approx({1: 0.6, 2: 0.9})
 
 
-def test_what_was_lost_is_the_summarys_forgetting(tmp_path: Path) -> None:
+def test_what_was_lost_is_the_summarys_forgetting(tmp_path):
     """Client 1 has no second task, so it is not scored after it; client 0 gained 0.1 on task 0.
 
     A mean over whoever is scored would fall from 0.6 to 0.5. Nobody that is scored after task 1 in
@@ -465,7 +463,7 @@ def test_what_was_lost_is_the_summarys_forgetting(tmp_path: Path) -> None:
     assert math.isnan(forgetting(accuracy_lost(rows, "global")))  # type: ignore[arg-type]
 
 
-def test_a_task_that_nobody_was_scored_on_meanwhile_has_no_entry(tmp_path: Path) -> None:
+def test_a_task_that_nobody_was_scored_on_meanwhile_has_no_entry(tmp_path):
     """Its best may have been after task 1, where client 1 alone is scored. Of task 1, 0.1 is lost.
 
     The summary's figure is a mean over both tasks, and missing.
@@ -480,7 +478,7 @@ def test_a_task_that_nobody_was_scored_on_meanwhile_has_no_entry(tmp_path: Path)
     assert math.isnan(forgetting(accuracy_lost(rows, "global")))  # type: ignore[arg-type]
 
 
-def test_a_task_of_any_number_costs_no_time(tmp_path: Path) -> None:
+def test_a_task_of_any_number_costs_no_time(tmp_path):
     run = hand_written(
         tmp_path / "run",
         {**at(0, 0, task=0), "clients": {"0": scored(0.8)}},
@@ -489,7 +487,7 @@ def test_a_task_of_any_number_costs_no_time(tmp_path: Path) -> None:
     assert quantities.lost_by_task(run, "global") == pytest.approx({0: 0.3})
 
 
-def test_weights_carry_the_clients_they_belong_to(tmp_path: Path) -> None:
+def test_weights_carry_the_clients_they_belong_to(tmp_path):
     vector = hand_written(
         tmp_path / "vector",
         {"interaction": 0, "cohort": [2, 5], "series": {"aggregation_weights": [0.25, 0.75]}},
@@ -505,7 +503,7 @@ def test_weights_carry_the_clients_they_belong_to(tmp_path: Path) -> None:
     assert quantities.weight_matrices(matrix) == {1: {(2, 2): 0.9, (2, 5): 0.1, (5, 5): 1.0}}
 
 
-def test_who_helped_whom_is_shown_over_the_run(tmp_path: Path) -> None:
+def test_who_helped_whom_is_shown_over_the_run(tmp_path):
     """The first, the last and some between; and every client's weight on itself."""
     rows = [
         {"interaction": at, "series": {"aggregation_weights": [[0.9, 0.1], [0.2, 0.8]]}}
@@ -519,14 +517,14 @@ def test_who_helped_whom_is_shown_over_the_run(tmp_path: Path) -> None:
     assert "weight of a client's own model" in map(html.unescape, captions)
 
 
-def test_views_come_in_the_order_of_a_round(tmp_path: Path) -> None:
+def test_views_come_in_the_order_of_a_round(tmp_path):
     views = ("other", "after_local", "global:nearest", "global")
     run = hand_written(tmp_path / "run", {"clients": {"0": {"views": dict.fromkeys(views)}}})
     assert quantities.views_of(run) == ["global", "global:nearest", "after_local", "other"]
     assert view_name("global:nearest") == "global model, nearest"
 
 
-def test_costs_add_up_per_client_without_the_evaluator(tmp_path: Path) -> None:
+def test_costs_add_up_per_client_without_the_evaluator(tmp_path):
     run = read_run(write_run(tmp_path / "run", rounds=3, tasks=2, clients=2))
     assert quantities.bytes_of_client(run, "down") == {0: 6000, 1: 6000}
     assert quantities.bytes_of_client(run, "up") == {0: 3000, 1: 3000}
@@ -537,7 +535,7 @@ def test_costs_add_up_per_client_without_the_evaluator(tmp_path: Path) -> None:
 # -- what may be missing --------------------------------------------------------------------------
 
 
-def test_a_line_cut_by_a_kill_is_left_out(tmp_path: Path) -> None:
+def test_a_line_cut_by_a_kill_is_left_out(tmp_path):
     path = write_run(tmp_path / "run", rounds=2, tasks=1)
     with (path / "rounds.jsonl").open("a") as file:
         file.write('{"round": 2, "interac')
@@ -545,7 +543,7 @@ def test_a_line_cut_by_a_kill_is_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("missing", sorted(PARTS))
-def test_a_part_that_is_missing_is_left_out(tmp_path: Path, missing: str) -> None:
+def test_a_part_that_is_missing_is_left_out(tmp_path, missing):
     path = write_run(tmp_path / "run", parts=PARTS - {missing}, summary=False)
     report.final_table(read_run(path))
     shown = headings(page_of(tmp_path, path))
@@ -554,7 +552,7 @@ def test_a_part_that_is_missing_is_left_out(tmp_path: Path, missing: str) -> Non
     assert ("Clients" in shown) == (missing != "clients")
 
 
-def test_curves_are_drawn_from_the_clients_where_a_run_has_no_metrics(tmp_path: Path) -> None:
+def test_curves_are_drawn_from_the_clients_where_a_run_has_no_metrics(tmp_path):
     derived = ("mean client accuracy, global model", "mean training loss of the cohort")
     whole = page_of(tmp_path, write_run(tmp_path / "whole"))
     bare = page_of(tmp_path, write_run(tmp_path / "bare", parts=PARTS - {"metrics"}))
@@ -564,7 +562,7 @@ def test_curves_are_drawn_from_the_clients_where_a_run_has_no_metrics(tmp_path: 
 
 
 @pytest.mark.parametrize("name", ["config.toml", "summary.json", "rounds.jsonl"])
-def test_one_file_is_enough(tmp_path: Path, name: str) -> None:
+def test_one_file_is_enough(tmp_path, name):
     path = write_run(tmp_path / "run")
     for other in {"config.toml", "summary.json", "rounds.jsonl"} - {name}:
         (path / other).unlink()
@@ -574,7 +572,7 @@ def test_one_file_is_enough(tmp_path: Path, name: str) -> None:
     assert "<h2>Summary</h2>" in page_of(tmp_path, path)
 
 
-def test_odd_values_are_left_out(tmp_path: Path) -> None:
+def test_odd_values_are_left_out(tmp_path):
     rows: list[dict[str, Any]] = [
         {
             "round": None,
@@ -609,9 +607,7 @@ def test_odd_values_are_left_out(tmp_path: Path) -> None:
         ("rounds.jsonl", b"\xff\n", "rounds.jsonl cannot be read: it is not text"),
     ],
 )
-def test_damage_is_one_line_that_names_the_file(
-    tmp_path: Path, name: str, content: str | bytes, message: str
-) -> None:
+def test_damage_is_one_line_that_names_the_file(tmp_path, name, content, message):
     path = write_run(tmp_path / "run")
     (path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(ArchiveError) as caught:
@@ -620,9 +616,7 @@ def test_damage_is_one_line_that_names_the_file(
     assert "\n" not in str(caught.value)
 
 
-def test_one_run_that_cannot_be_read_hides_no_other(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_run_that_cannot_be_read_hides_no_other(tmp_path, capsys):
     run, damaged = write_run(tmp_path / "run"), write_run(tmp_path / "damaged")
     (damaged / "summary.json").write_text("{")
     with pytest.raises(ArchiveError, match=r"summary\.json is damaged.*; .*nowhere is not a run"):
@@ -631,7 +625,7 @@ def test_one_run_that_cannot_be_read_hides_no_other(
     assert (tmp_path / "page.html").exists()
 
 
-def test_what_is_no_run_directory_is_one_line(tmp_path: Path) -> None:
+def test_what_is_no_run_directory_is_one_line(tmp_path):
     for path in (tmp_path / "nowhere", tmp_path):
         with pytest.raises(ArchiveError, match="is not a run directory"):
             report.report_command([path], None)
@@ -662,7 +656,7 @@ class References(HTMLParser):
         self.references += [value or "" for name, value in attrs if name in names]
 
 
-def test_page_needs_nothing_but_itself(tmp_path: Path) -> None:
+def test_page_needs_nothing_but_itself(tmp_path):
     runs = [write_run(tmp_path / f"s{i}", seed=i) for i in range(2)]
     page = page_of(tmp_path, *runs, write_run(tmp_path / "other", method="fedavg"))
     found = References()
@@ -675,7 +669,7 @@ def test_page_needs_nothing_but_itself(tmp_path: Path) -> None:
     assert not re.search(r"url\((?!#)", page)
 
 
-def test_page_has_every_section_and_sound_figures(tmp_path: Path) -> None:
+def test_page_has_every_section_and_sound_figures(tmp_path):
     page = page_of(tmp_path, write_run(tmp_path / "run"))
     open_ = ["Summary", "Settings", "Everything else"]
     folded = ["Every number", "Over rounds", "Clients", "Classes", "Tasks"]
@@ -688,7 +682,7 @@ def test_page_has_every_section_and_sound_figures(tmp_path: Path) -> None:
         ElementTree.fromstring(figure.replace("<svg", '<svg xmlns:xlink="x"', 1))
 
 
-def test_what_a_rounds_clients_know_after_each_task_is_drawn(tmp_path: Path) -> None:
+def test_what_a_rounds_clients_know_after_each_task_is_drawn(tmp_path):
     """Figure 4 of FedMLP and of GLDP: a line for each method, b and d of the rare classes."""
     names = ("a_sel_trained_task", "a_sel_trained_minority_task")
     scores = {f"{name}_{task}": 0.9 - task / 10 for name in names for task in range(3)}
@@ -700,18 +694,18 @@ def test_what_a_rounds_clients_know_after_each_task_is_drawn(tmp_path: Path) -> 
     assert by_task(read_run(tmp_path / "run"), names[1]) == {0: 0.9, 1: 0.8, 2: 0.7}
 
 
-def test_one_task_has_no_forgetting(tmp_path: Path) -> None:
+def test_one_task_has_no_forgetting(tmp_path):
     page = page_of(tmp_path, write_run(tmp_path / "run", tasks=1))
     assert "matrix of accuracies" not in page
     assert "What was forgotten" not in page
 
 
-def test_a_view_scored_at_the_end_only_has_no_forgetting(tmp_path: Path) -> None:
+def test_a_view_scored_at_the_end_only_has_no_forgetting(tmp_path):
     hand_written(tmp_path / "run", {**at(0, 1, task=1), "clients": {"0": scored(0.5, 0.9)}})
     assert "matrix of accuracies" not in page_of(tmp_path, tmp_path / "run")
 
 
-def test_the_answer_stands_before_the_folds(tmp_path: Path) -> None:
+def test_the_answer_stands_before_the_folds(tmp_path):
     page = page_of(tmp_path, write_run(tmp_path / "run"))
     before = page[: page.index("<h2>Settings</h2>")]
     titles = re.findall(r"<figcaption>(.*?)[:<]", before)
@@ -721,9 +715,7 @@ def test_the_answer_stands_before_the_folds(tmp_path: Path) -> None:
     assert "prefers-color-scheme: dark" in page
 
 
-def test_a_figure_of_the_whole_run_leaves_the_first_curve_to_the_next_metric(
-    tmp_path: Path,
-) -> None:
+def test_a_figure_of_the_whole_run_leaves_the_first_curve_to_the_next_metric(tmp_path):
     """A replay stream's main metric is AA, a mean over the run, which no round has."""
     metrics = {"aa": 0.7, "a_loc": 0.9, "a_glo": 0.8}
     page = page_of(tmp_path, write_run(tmp_path / "run", kind="replay_gradual", metrics=metrics))
@@ -731,14 +723,14 @@ def test_a_figure_of_the_whole_run_leaves_the_first_curve_to_the_next_metric(
     assert "Average accuracy over the run" in page
 
 
-def test_a_report_has_no_confusion_matrix_of_a_view_that_scored_nothing(tmp_path: Path) -> None:
+def test_a_report_has_no_confusion_matrix_of_a_view_that_scored_nothing(tmp_path):
     row = {"clients": {"0": {"views": {"global": {"accuracy": 0.9, "classes": [0.75, 1.0]}}}}}
     empty = {"confusions": {"global": [[0, 0], [0, 0]]}}
     hand_written(tmp_path / "run", {**at(0, 0, task=0), **row, **empty})
     assert "confusion-matrix" not in page_of(tmp_path, tmp_path / "run")
 
 
-def test_the_confusion_matrix_of_a_report_is_of_the_last_record(tmp_path: Path) -> None:
+def test_the_confusion_matrix_of_a_report_is_of_the_last_record(tmp_path):
     """Class 0 was taken for class 1 by a quarter; class 2 has no test example."""
     end = {"global": [[3, 1, 0], [0, 4, 0], [0, 0, 0]]}
     row = {"clients": {"0": {"views": {"global": {"accuracy": 0.9, "classes": [0.75, 1.0]}}}}}
@@ -755,7 +747,7 @@ def test_the_confusion_matrix_of_a_report_is_of_the_last_record(tmp_path: Path) 
     assert {true for true, *_ in cells} == {"0", "1"}
 
 
-def test_the_numbers_of_a_figure_come_with_it(tmp_path: Path) -> None:
+def test_the_numbers_of_a_figure_come_with_it(tmp_path):
     page = page_of(tmp_path, write_run(tmp_path / "run", clients=2))
     links = re.findall(r'download="(.*?)" href="data:text/csv;charset=utf-8,(.*?)"', page)
     files = {name: list(csv.reader(io.StringIO(unquote(html.unescape(t))))) for name, t in links}
@@ -765,7 +757,7 @@ def test_the_numbers_of_a_figure_come_with_it(tmp_path: Path) -> None:
     assert rows[1] == ["down", "0", "8000.0", "0.0", "1"]
 
 
-def test_a_page_holds_no_digits_that_nobody_sees(tmp_path: Path) -> None:
+def test_a_page_holds_no_digits_that_nobody_sees(tmp_path):
     """Coordinates have hundredths of a point, numbers six digits; labels stay as they are."""
     rates = {"lr": 0.00012345}, {"lr": 0.5}
     paths = [
@@ -782,14 +774,14 @@ def test_a_page_holds_no_digits_that_nobody_sees(tmp_path: Path) -> None:
     assert not re.search(r"\.0*[1-9]\d{6}", unquote(numbers))
 
 
-def test_what_a_page_asks_for_often_is_computed_once(tmp_path: Path) -> None:
+def test_what_a_page_asks_for_often_is_computed_once(tmp_path):
     run = read_run(write_run(tmp_path / "run"))
     for quantity in (quantities.task_accuracy, quantities.accuracy_matrix):
         assert quantity(run, "global") is quantity(run, "global")
         assert quantity(run, "global") != quantity(run, "after_local")
 
 
-def test_machine_and_config_are_shown(tmp_path: Path) -> None:
+def test_machine_and_config_are_shown(tmp_path):
     path = write_run(tmp_path / "run")
     assert "no env.json says on which machine it ran" in page_of(tmp_path, path)
     (path / "env.json").write_text('{"torch": "2.9", "git_commit": "abc"}')
@@ -798,7 +790,7 @@ def test_machine_and_config_are_shown(tmp_path: Path) -> None:
     assert "kind = &#34;long_tail&#34;" in page
 
 
-def test_sentences_by_hand(tmp_path: Path) -> None:
+def test_sentences_by_hand(tmp_path):
     """Task 0 fell from .8 to .5 in one run, and rose from .5 to .6 in the other."""
 
     def run(name: str, *row: Mapping[str, Any]) -> Any:
@@ -832,7 +824,7 @@ def test_sentences_by_hand(tmp_path: Path) -> None:
     assert any(line.endswith("task to the end (as received): lost nothing.") for line in said)
 
 
-def test_names_stand_in_place_of_numbers(tmp_path: Path) -> None:
+def test_names_stand_in_place_of_numbers(tmp_path):
     path = write_run(tmp_path / "run", clients=2)
     facts = {"classes": ["cat", "dog", "<b>"], "clients": {"0": "ann", "1": "ben \x1b[2J"}}
     (path / "data.json").write_text(json.dumps(facts))
@@ -858,9 +850,7 @@ def test_names_stand_in_place_of_numbers(tmp_path: Path) -> None:
         (None, None, "On the rare classes: 60.0 %"),
     ],
 )
-def test_rare_classes_are_spoken_of_where_there_are_any(
-    tmp_path: Path, examples: list[int] | None, rare: list[int] | None, said: str
-) -> None:
+def test_rare_classes_are_spoken_of_where_there_are_any(tmp_path, examples, rare, said):
     """With 60 examples of each, the rare half of the classes was whatever an index made it."""
     metrics = {"a_loc": 0.7, "a_loc_minority": 0.6}
     path = write_run(tmp_path / "run", metrics=metrics)
@@ -878,7 +868,7 @@ def test_rare_classes_are_spoken_of_where_there_are_any(
     assert ("On rare classes" in page_of(tmp_path, path)) == bool(said)
 
 
-def test_whose_uploads_stood_out_is_said_and_drawn(tmp_path: Path) -> None:
+def test_whose_uploads_stood_out_is_said_and_drawn(tmp_path):
     warned = [{"7": "it points"}, {"7": "it", "2": "it"}, {"7": "it", "2": "it"}]
     rows = [{**at(i, i, task=0), "warned": who} for i, who in enumerate(warned)]
     clients = {str(c): {"aggregation_weight": 0.1 * c, "difference_cosine": 1 - c} for c in (2, 7)}
@@ -893,20 +883,20 @@ def test_whose_uploads_stood_out_is_said_and_drawn(tmp_path: Path) -> None:
     assert drawn["share of an upload in the result"].is_telling
 
 
-def test_a_row_of_a_chart_of_drift_is_a_client(tmp_path: Path) -> None:
+def test_a_row_of_a_chart_of_drift_is_a_client(tmp_path):
     rows = [{**at(i, i, task=0), "clients": {"7": {"input_drift": 0.1 + i}}} for i in range(3)]
     run = hand_written(tmp_path / "run", *rows)
     drawn = next(of_drift(run))
     assert drawn.values[""].keys() == {(7, 1), (7, 2), (7, 3)}
 
 
-def test_weights_that_are_much_alike_name_no_helper(tmp_path: Path) -> None:
+def test_weights_that_are_much_alike_name_no_helper(tmp_path):
     weights = [[0.27, 0.24], [0.25, 0.26]]
     run = hand_written(tmp_path / "run", {"series": {"aggregation_weights": weights}})
     assert "run: all weights are much alike, from 0.24 to 0.27." in story(group_runs([run]))
 
 
-def test_a_chart_of_zeros_is_left_out(tmp_path: Path) -> None:
+def test_a_chart_of_zeros_is_left_out(tmp_path):
     rows = [{**at(i, i, 0), "metrics": {"replay_shortage": 0.0, "loss": 1.0}} for i in range(3)]
     hand_written(tmp_path / "run", *rows)
     page = page_of(tmp_path, tmp_path / "run")
@@ -914,7 +904,7 @@ def test_a_chart_of_zeros_is_left_out(tmp_path: Path) -> None:
     assert "(replay_shortage)</figcaption>" not in page
 
 
-def test_what_is_forgotten_is_compared_at_one_moment(tmp_path: Path) -> None:
+def test_what_is_forgotten_is_compared_at_one_moment(tmp_path):
     """A run that scored what clients hold at its end alone is compared by trained models."""
     views = {"after_local": {"tasks": [0.4]}}
     whole = hand_written(
@@ -927,12 +917,12 @@ def test_what_is_forgotten_is_compared_at_one_moment(tmp_path: Path) -> None:
     assert quantities.comparable_view([whole, partly]) == "after_local"
 
 
-def test_equal_runs_give_equal_pages(tmp_path: Path) -> None:
+def test_equal_runs_give_equal_pages(tmp_path):
     path = write_run(tmp_path / "run")
     assert page_of(tmp_path, path) == page_of(tmp_path, path)
 
 
-def test_names_in_a_page_are_text(tmp_path: Path) -> None:
+def test_names_in_a_page_are_text(tmp_path):
     config = {"method": {"name": "<script>$a_b$"}}
     runs = [write_run(tmp_path / "a", config=config), write_run(tmp_path / "b", method="&x")]
     page = page_of(tmp_path, *runs)
@@ -944,9 +934,7 @@ FORGED = "\x1b[2J\x9b31mfine\nerror: forged \u202e"
 
 
 @pytest.mark.parametrize("summary", [True, False])
-def test_nothing_in_a_run_of_others_writes_to_the_terminal_by_itself(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], *, summary: bool
-) -> None:
+def test_nothing_in_a_run_of_others_writes_to_the_terminal_by_itself(tmp_path, capsys, *, summary):
     config = {"method": {"name": FORGED, FORGED: FORGED}, "data": {"name": FORGED}}
     one = write_run(
         tmp_path / "a", config=config, kind=FORGED, summary=summary, metrics={FORGED: 0.5}
@@ -966,14 +954,12 @@ def test_nothing_in_a_run_of_others_writes_to_the_terminal_by_itself(
         assert all(c.isprintable() or c == "\n" for c in shown)
 
 
-def test_many_clients_and_rounds_stay_light(tmp_path: Path) -> None:
+def test_many_clients_and_rounds_stay_light(tmp_path):
     path = write_run(tmp_path / "run", clients=60, rounds=30, tasks=1)
     assert len(page_of(tmp_path, path)) < 1_200_000
 
 
-def test_command_prints_tables_and_writes_the_page(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command_prints_tables_and_writes_the_page(tmp_path, capsys):
     a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b", method="fedavg")
     report.report_command([a], None)
     assert label("a_glo") in capsys.readouterr().out
@@ -984,9 +970,7 @@ def test_command_prints_tables_and_writes_the_page(
     assert (tmp_path / "out.html").exists()
 
 
-def test_a_page_that_does_not_fit_leaves_the_earlier_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_page_that_does_not_fit_leaves_the_earlier_one(tmp_path, monkeypatch):
     def full(path: Path, text: str, *_: object, **__: object) -> int:
         path.write_bytes(text.encode()[:100])
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -1000,7 +984,7 @@ def test_a_page_that_does_not_fit_leaves_the_earlier_one(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["page.html", "run"]
 
 
-def test_a_page_may_go_into_a_pipe(tmp_path: Path) -> None:
+def test_a_page_may_go_into_a_pipe(tmp_path):
     run, pipe = write_run(tmp_path / "run"), tmp_path / "pipe"
     os.mkfifo(pipe)
     with ThreadPoolExecutor(1) as pool:
@@ -1010,7 +994,7 @@ def test_a_page_may_go_into_a_pipe(tmp_path: Path) -> None:
     assert pipe.is_fifo()
 
 
-def test_a_page_may_go_to_where_standard_output_goes(tmp_path: Path) -> None:
+def test_a_page_may_go_to_where_standard_output_goes(tmp_path):
     """/dev/stdout is a link, by way of /proc, to what the shell has opened: a file here."""
     run, standard, page = write_run(tmp_path / "run"), tmp_path / "stdout", tmp_path / "page.html"
     with page.open("w") as opened:
@@ -1020,9 +1004,7 @@ def test_a_page_may_go_to_where_standard_output_goes(tmp_path: Path) -> None:
     assert page.read_text().rstrip().endswith("</html>")
 
 
-def test_a_finished_run_whose_rounds_are_cut_is_told_of(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_finished_run_whose_rounds_are_cut_is_told_of(tmp_path, capsys):
     run = write_run(tmp_path / "a", seed=0)
     report.report_command([run], None)
     assert "note" not in capsys.readouterr().err
@@ -1036,7 +1018,7 @@ def test_a_finished_run_whose_rounds_are_cut_is_told_of(
     assert "rounds.jsonl ends at round 1 of 4: curves" in capsys.readouterr().err
 
 
-def test_a_page_embeds_no_file_from_outside_of_the_run(tmp_path: Path) -> None:
+def test_a_page_embeds_no_file_from_outside_of_the_run(tmp_path):
     """A client that can write its directory could have the page of others show what it names."""
     run, drawn = tmp_path / "run", tmp_path / "run" / "clients" / "0" / "pictures"
     drawn.mkdir(parents=True)
@@ -1058,7 +1040,7 @@ def test_a_page_embeds_no_file_from_outside_of_the_run(tmp_path: Path) -> None:
     assert read_run(run).pictures() == [("a", 0, mine), ("e", 0, mine)]
 
 
-def test_a_picture_of_a_client_can_run_nothing(tmp_path: Path) -> None:
+def test_a_picture_of_a_client_can_run_nothing(tmp_path):
     """As an image an SVG runs no script and loads nothing; as part of the page it would."""
     run = write_run(tmp_path / "run")
     (drawn := run / "clients" / "0" / "pictures").mkdir(parents=True)
@@ -1074,7 +1056,7 @@ def test_a_picture_of_a_client_can_run_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["rounds.jsonl", "summary.json", "config.toml"])
-def test_a_pipe_in_place_of_a_record_is_no_wait(name: str, tmp_path: Path) -> None:
+def test_a_pipe_in_place_of_a_record_is_no_wait(name, tmp_path):
     (tmp_path / "env.json").touch()
     os.mkfifo(tmp_path / name)
     with pytest.raises(ArchiveError, match=f"{name} cannot be read: it is no regular file"):

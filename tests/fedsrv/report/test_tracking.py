@@ -1,7 +1,5 @@
 """Trackers get every score; Prometheus gets where a run stands; what is missing gets one line."""
 
-from __future__ import annotations
-
 import json
 import sys
 import threading

@@ -55,7 +55,7 @@ LIES: dict[str, Callable[[list[bytes]], list[bytes]]] = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_a_line_that_is_changed_shows(tmp_path: Path, lie: str) -> None:
+def test_a_line_that_is_changed_shows(tmp_path, lie):
     path = tmp_path / AUDIT
     told(path, "joined", "sent")
     last = told(path, "sent", "left")  # another process goes on with the chain
@@ -72,7 +72,7 @@ def test_a_line_that_is_changed_shows(tmp_path: Path, lie: str) -> None:
     assert b'"what": "broken"' in path.read_bytes().splitlines()[-1]
 
 
-def test_what_a_crash_cut_short_was_never_committed(tmp_path: Path) -> None:
+def test_what_a_crash_cut_short_was_never_committed(tmp_path):
     path = tmp_path / AUDIT
     last = told(path, "joined", "sent")
     with path.open("ab") as file:
@@ -86,7 +86,7 @@ def test_what_a_crash_cut_short_was_never_committed(tmp_path: Path) -> None:
     assert kinds(path) == ["joined", "sent", "left"]
 
 
-def test_a_flood_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flood_is_counted(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "MAX_AT_WILL", 3)
     with closing(Audit(tmp_path / AUDIT, None)) as log:
         for _ in range(10):
@@ -99,7 +99,7 @@ def test_a_flood_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert found[4]["more"] == 7
 
 
-def test_a_report_shows_the_last_warnings_once(tmp_path: Path) -> None:
+def test_a_report_shows_the_last_warnings_once(tmp_path):
     with closing(Audit(tmp_path / AUDIT, None)) as log:
         for number in range(12):
             log.tell("warned", line=f"certificate {number % 6} ends")
@@ -141,9 +141,7 @@ def typed(
     return status, said.out.splitlines(), said.err
 
 
-def test_a_run_says_what_happened(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_says_what_happened(run, monkeypatch, capsys):
     status, out, _ = typed(monkeypatch, capsys, "audit", run)
     assert status == 0
     assert [line.split()[2].strip(",") for line in out] == [
@@ -197,9 +195,7 @@ def restated(run: Path) -> None:
         rows(run, sql, i + 1, text, link.hex(), number)
 
 
-def test_an_edited_history_is_noticed(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_edited_history_is_noticed(run, monkeypatch, capsys):
     status, out, _ = typed(monkeypatch, capsys, "verify", run)
     assert status == 0
     kept = out[1].removeprefix("head: ")
@@ -229,12 +225,12 @@ def test_an_edited_history_is_noticed(
             read_head(wrong)
 
 
-def test_a_record_that_is_gone_is_missed(run: Path) -> None:
+def test_a_record_that_is_gone_is_missed(run):
     rows(run, "DELETE FROM interactions WHERE interaction = 2")
     assert verified(run).wrong == ["the history tells of interaction 3, and no record does"]
 
 
-def test_a_run_of_an_earlier_version_begins_its_history_where_it_is(run: Path) -> None:
+def test_a_run_of_an_earlier_version_begins_its_history_where_it_is(run):
     rows(run, "DROP TABLE chain")
     (run / AUDIT).unlink()
     with closing(Store(run, tiny_experiment(), True)) as store:
@@ -243,7 +239,7 @@ def test_a_run_of_an_earlier_version_begins_its_history_where_it_is(run: Path) -
     assert verified(run).wrong == []
 
 
-def test_others_are_told_what_is_safe_and_proved_what_follows(run: Path) -> None:
+def test_others_are_told_what_is_safe_and_proved_what_follows(run):
     with closing(Store(run, tiny_experiment(), True)) as store:
         chain, before = store.chain, store.chain.head
         assert chain.safe == before
@@ -259,7 +255,7 @@ def test_others_are_told_what_is_safe_and_proved_what_follows(run: Path) -> None
 
 
 @pytest.mark.parametrize("most", [1, 2])
-def test_a_long_proof_comes_in_parts(run: Path, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+def test_a_long_proof_comes_in_parts(run, monkeypatch, most):
     monkeypatch.setattr("fedsrv.state.ledger.MAX_PROVEN", most)
     with closing(Store(run, tiny_experiment(), True)) as store:
         at, digests = store.chain.since(1)

@@ -19,7 +19,7 @@ def modes(out: Path) -> dict[str, int]:
 
 @pytest.mark.parametrize("mask", [0o022, 0o000])
 @pytest.mark.parametrize("resume", [False, True])
-def test_the_database_is_its_owners(tmp_path: Path, mask: int, resume: bool) -> None:
+def test_the_database_is_its_owners(tmp_path, mask, resume):
     out, old = tmp_path / "run", os.umask(mask)
     try:
         if resume:

@@ -55,9 +55,7 @@ def finished(tmp_path: Path) -> tuple[Sweep, PlannedRun]:
 
 
 @pytest.mark.parametrize("table", ["method", "net"])
-def test_a_finished_run_of_other_code_is_refused(
-    table: str, finished: tuple[Sweep, PlannedRun], tmp_path: Path
-) -> None:
+def test_a_finished_run_of_other_code_is_refused(table, finished, tmp_path):
     sweep, run = finished
     assert run.changes() == []
     with (tmp_path / f"{table}.py").open("a") as file:
@@ -66,9 +64,7 @@ def test_a_finished_run_of_other_code_is_refused(
         run_sweep(sweep, tmp_path / "out")
 
 
-def test_a_config_that_cannot_be_read_is_told_of_elsewhere(
-    finished: tuple[Sweep, PlannedRun],
-) -> None:
+def test_a_config_that_cannot_be_read_is_told_of_elsewhere(finished):
     _, run = finished
     (run.directory / "config.toml").write_text("no TOML")
     assert run.changes() == []

@@ -43,7 +43,7 @@ def outcome(scores=SCORES, lengths=LENGTHS) -> Outcome:
     return Outcome(runs, cells, {"A_loc": "metrics.a_loc"}, "B", 3, {"IAA": "iaa"}, lengths)
 
 
-def test_a_row_is_run_at_every_length(tmp_path: Path) -> None:
+def test_a_row_is_run_at_every_length(tmp_path):
     """The preset's two rounds, the row's three, and the default of what nobody gave."""
     (tmp_path / "preset.toml").write_text(tomli_w.dumps({**TABLES, "schedule": {"rounds": 2}}))
     told = {
@@ -72,7 +72,7 @@ def test_a_row_is_run_at_every_length(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_a_stream_is_lengthened_by_its_parts(tmp_path: Path) -> None:
+def test_a_stream_is_lengthened_by_its_parts(tmp_path):
     """With tasks as rounds, more rounds of each task would be more of the same examples."""
     preset = {**TABLES, "scenario": {"kind": "replay_gradual", "parts": 2, "images_per_part": 1}}
     told = {"preset": "preset.toml", "columns": {}, "methods": {"plain": "fedavg"}}
@@ -87,7 +87,7 @@ def test_a_stream_is_lengthened_by_its_parts(tmp_path: Path) -> None:
         plan(Sweep.read(tmp_path / "sweep.toml"), tmp_path, ["plain"], [0])
 
 
-def test_a_winner_beats_every_other_row_seed_by_seed() -> None:
+def test_a_winner_beats_every_other_row_seed_by_seed():
     """By 5, 5.1 and 5.2 on seeds that differ by more; with two of these seeds nobody wins."""
     a, b = {0: 10.0, 1: 20.1, 2: 30.2}, {0: 5.0, 1: 15.0, 2: 25.0}
     values = {"a": a, "b": b}
@@ -100,7 +100,7 @@ def test_a_winner_beats_every_other_row_seed_by_seed() -> None:
     assert winner({"a": {0: 10.0, 1: 20.1}, "b": {0: 5.0, 1: 15.0}}, 1) is None
 
 
-def test_a_ladder_is_a_table_of_scores_against_length() -> None:
+def test_a_ladder_is_a_table_of_scores_against_length():
     text = page(outcome())
     assert "| A_loc | 1 × rounds | 2 × rounds |\n|---|---|---|\n" in text
     assert "| A | 55.00 ± 4.08 | **75.00 ± 4.08** |\n| B | 55.00 ± 3.27 | 65.03 ± 4.08 |\n" in text
@@ -108,7 +108,7 @@ def test_a_ladder_is_a_table_of_scores_against_length() -> None:
     assert "| 2 × rounds: A | +9.97 [+9.82, +10.11] * |" in text
 
 
-def test_a_heading_names_the_clients_where_they_are_not_all() -> None:
+def test_a_heading_names_the_clients_where_they_are_not_all():
     columns = {f"A_loc, {view}": f"metrics.a_loc_{view}" for view in ("received", "trained")}
     whole = replace(outcome(), columns=columns)
     assert whole.headings == ["A_loc, received", "A_loc, trained"]
@@ -119,7 +119,7 @@ def test_a_heading_names_the_clients_where_they_are_not_all() -> None:
     assert some.selected in to_json(some)
 
 
-def test_a_curve_stands_at_the_rounds_that_were_scored(tmp_path: Path) -> None:
+def test_a_curve_stands_at_the_rounds_that_were_scored(tmp_path):
     """Scores after rounds 2 and 4; what is no share of one is no percentage."""
     seeds = [[None, 0.1, None, 0.3], [None, 0.2, None, 0.4]]
     curves = [{"iaa": seed, "loss": [1.5, 0.25], "mine": [1, 2, 3][: 2 + place]}
@@ -136,7 +136,7 @@ def test_a_curve_stands_at_the_rounds_that_were_scored(tmp_path: Path) -> None:
     assert page(read_record(file)) == text
 
 
-def test_a_record_gives_the_same_tables_again(tmp_path: Path) -> None:
+def test_a_record_gives_the_same_tables_again(tmp_path):
     file, made = tmp_path / "record.json", outcome()
     file.write_text(to_json(made))
     assert page(read_record(file)) == page(made)
@@ -149,7 +149,7 @@ def test_a_record_gives_the_same_tables_again(tmp_path: Path) -> None:
         read_record(file)
 
 
-def test_a_picture_has_a_chart_for_each_score_and_curve(tmp_path: Path) -> None:
+def test_a_picture_has_a_chart_for_each_score_and_curve(tmp_path):
     file, again = tmp_path / "one.svg", tmp_path / "two.svg"
     assert draw(outcome(), file)
     assert draw(outcome(), again)
@@ -160,9 +160,7 @@ def test_a_picture_has_a_chart_for_each_score_and_curve(tmp_path: Path) -> None:
     assert not (tmp_path / "none.svg").exists()
 
 
-def test_a_picture_that_does_not_fit_leaves_the_earlier_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_picture_that_does_not_fit_leaves_the_earlier_one(tmp_path, monkeypatch):
     def full(path: Path, text: str, *_: object, **__: object) -> int:
         path.write_bytes(text.encode()[:100])
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -174,7 +172,7 @@ def test_a_picture_that_does_not_fit_leaves_the_earlier_one(
     assert [path.read_text() for path in tmp_path.iterdir()] == ["an earlier one"]
 
 
-def test_bands_of_a_picture_are_the_spreads_of_the_tables() -> None:
+def test_bands_of_a_picture_are_the_spreads_of_the_tables():
     """Of 50, 60 and 55 the population standard deviation is the root of 50/3."""
     ladder, curve = charts_of(outcome())
     found = [(s.mean, s.std, s.n) for s in ladder.values["A"].values()]
@@ -183,7 +181,7 @@ def test_bands_of_a_picture_are_the_spreads_of_the_tables() -> None:
     assert curve.values["A"].keys() == {1, 2}, "the runs of twice the length alone"
 
 
-def test_settings_and_lengths_have_a_line_for_each_setting() -> None:
+def test_settings_and_lengths_have_a_line_for_each_setting():
     lengths = {"s, 1 × rounds": 1, "s, 2 × rounds": 2, "t, 1 × rounds": 1, "t, 2 × rounds": 2}
     scores = {(setting, "A"): [0.5 + n / 10] for n, setting in enumerate(lengths)}
     ladder, curve = charts_of(outcome(scores, lengths))
@@ -193,7 +191,7 @@ def test_settings_and_lengths_have_a_line_for_each_setting() -> None:
     assert list(curve.values) == ["s: A", "t: A"]
 
 
-def test_the_page_of_a_sweep_has_its_tables_and_charts(tmp_path: Path) -> None:
+def test_the_page_of_a_sweep_has_its_tables_and_charts(tmp_path):
     section = section_of(outcome())
     assert [table.corner for table in section.tables] == ["", "A_loc", ""]
     assert [chart.caption for _, charts in section.grids for chart in charts] == ["A_loc", "IAA"]

@@ -36,17 +36,13 @@ NEEDS_SUBMITIT = pytest.mark.skipif(
         ("ray://head", None, [], "--on ray:// 'head' is not HOST:PORT"),
     ],
 )
-def test_options_that_do_not_go_together_are_refused(
-    on: str, jobs: int, given: list[str], line: str, tmp_path: Path
-) -> None:
+def test_options_that_do_not_go_together_are_refused(on, jobs, given, line, tmp_path):
     with pytest.raises(ConfigError, match=line), place_of(on, jobs, given, tmp_path, print):
         pass
 
 
 @pytest.mark.parametrize(("on", "extra"), [("ray", "ray"), ("slurm", "slurm")])
-def test_a_missing_extra_is_one_line(
-    on: str, extra: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_extra_is_one_line(on, extra, tmp_path, monkeypatch):
     def missing(name: str) -> None:
         raise ImportError
 
@@ -109,9 +105,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @NEEDS_SUBMITIT
 @pytest.mark.loopback
 @pytest.mark.timeout(300)
-def test_a_sweep_under_slurm_submits_what_is_not_finished(
-    sweep: Sweep, tmp_path: Path, fake: Path
-) -> None:
+def test_a_sweep_under_slurm_submits_what_is_not_finished(sweep, tmp_path, fake):
     """What is finished is not submitted again."""
     out, said = tmp_path / "out", list[str]()
     (fake / "queue").write_text("1|RUNNING|None\n")
@@ -132,9 +126,7 @@ def test_a_sweep_under_slurm_submits_what_is_not_finished(
 
 
 @NEEDS_SUBMITIT
-def test_slurm_gets_the_resources_and_keeps_no_job_of_a_sweep_that_ended(
-    sweep: Sweep, tmp_path: Path, fake: Path
-) -> None:
+def test_slurm_gets_the_resources_and_keeps_no_job_of_a_sweep_that_ended(sweep, tmp_path, fake):
     """An array of the seeds; and nothing that was submitted is left when the sweep ends."""
     (fake / "starts-nothing").touch()
 
@@ -204,9 +196,7 @@ def followed(tmp_path: Path, fake: Path, *states: str) -> tuple[list[str], list[
         (["", "1|RUNNING|None", "1|FAILED|None", "1|RUNNING|None", "1|TIMEOUT|TimeLimit"], "4"),
     ],
 )
-def test_a_job_that_ends_without_a_result_is_one_line(
-    states: list[str], why: str, tmp_path: Path, fake: Path
-) -> None:
+def test_a_job_that_ends_without_a_result_is_one_line(states, why, tmp_path, fake):
     """Without accounting, and not at the first look: a result may come late to a shared disk."""
     if why == "4":  # each of the four jobs of one run
         states[-1] = "\n".join(f"{job}|TIMEOUT|TimeLimit" for job in range(1, 5))
@@ -220,7 +210,7 @@ def test_a_job_that_ends_without_a_result_is_one_line(
 
 
 @NEEDS_SUBMITIT
-def test_a_controller_that_is_away_is_waited_for_and_named_once(tmp_path: Path, fake: Path) -> None:
+def test_a_controller_that_is_away_is_waited_for_and_named_once(tmp_path, fake):
     with pytest.raises(RunFailed, match=r"^--on slurm: Slurm's controller does not answer: it is"):
         followed(tmp_path, fake, "?")
     _, said = followed(tmp_path, fake, "", "?", "?", "1|RUNNING|", "?", "1|FAILED|")
@@ -229,7 +219,7 @@ def test_a_controller_that_is_away_is_waited_for_and_named_once(tmp_path: Path, 
 
 
 @NEEDS_SUBMITIT
-def test_why_a_job_does_not_start_is_said_once(tmp_path: Path, fake: Path) -> None:
+def test_why_a_job_does_not_start_is_said_once(tmp_path, fake):
     held = "1|PENDING|launch failed requeued held"
     _, said = followed(
         tmp_path, fake, "", "1|PENDING|Priority", "1|RUNNING|None", held, held, "1|CANCELLED|None"
@@ -241,9 +231,7 @@ def test_why_a_job_does_not_start_is_said_once(tmp_path: Path, fake: Path) -> No
 
 
 @NEEDS_SUBMITIT
-def test_what_sbatch_says_is_one_line(
-    tmp_path: Path, fake: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_sbatch_says_is_one_line(tmp_path, fake, capfd):
     (fake / "sbatch").write_text("#!/bin/sh\necho sbatch: error: no such\necho two >&2\nexit 1\n")
     with pytest.raises(RunFailed, match=r"^sbatch took no job: two$"):
         followed(tmp_path, fake, "")
@@ -259,14 +247,7 @@ def test_what_sbatch_says_is_one_line(
         (False, {}, "--on slurm: .*on a slurm cluster"),
     ],
 )
-def test_what_slurm_does_not_take_is_one_line(
-    there: bool,
-    given: dict[str, int],
-    line: str,
-    tmp_path: Path,
-    fake: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_slurm_does_not_take_is_one_line(there, given, line, tmp_path, fake, monkeypatch):
     if not there:
         monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(ConfigError, match=line), slurm_jobs(tmp_path, None, given, print):

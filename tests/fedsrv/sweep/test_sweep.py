@@ -103,9 +103,7 @@ def finished_run(run: Path, accuracies: list[float], trained: int) -> None:
 
 
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
-def test_every_row_of_a_study_is_a_valid_experiment(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_row_of_a_study_is_a_valid_experiment(path, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     study = Sweep.read(path)
     runs = plan(study, tmp_path, list(study.methods), [0])
@@ -115,13 +113,13 @@ def test_every_row_of_a_study_is_a_valid_experiment(
         assert found.method.name == with_place(study.methods[run.cell.row].split()[0])
 
 
-def test_there_are_studies() -> None:
+def test_there_are_studies():
     assert {"gldp", "fedmlp", "pfedgrp", "continual", "continual-circulating"} <= {
         path.stem for path in STUDIES
     }
 
 
-def test_switches_go_to_the_table_they_name() -> None:
+def test_switches_go_to_the_table_they_name():
     preset = {"method": {"name": "gldp", "t": 3}, "net": {"name": "mlp"}, "seed": 0}
     own = tomllib.loads(config_for(preset, "gldp s=2 reading.bn=local", ["schedule.rounds=4"]))
     assert own["method"] == {"name": "gldp", "t": 3, "s": 2, "reading": {"bn": "local"}}
@@ -132,7 +130,7 @@ def test_switches_go_to_the_table_they_name() -> None:
     assert preset["net"] == {"name": "mlp"}
 
 
-def test_every_method_runs_with_every_seed_in_every_setting(sweep: Any, tmp_path: Path) -> None:
+def test_every_method_runs_with_every_seed_in_every_setting(sweep, tmp_path):
     settings = {"few": ["schedule.rounds=1"], "many": ["schedule.rounds=9"]}
     found = plan(sweep(settings=settings), tmp_path, ["FedAvg", "FedProx, 0.5"], [0, 4])
     assert len(found) == 8
@@ -175,20 +173,20 @@ def test_every_method_runs_with_every_seed_in_every_setting(sweep: Any, tmp_path
         ({"preset": "quickstrat"}, "Did you mean 'quickstart'"),
     ],
 )
-def test_mistakes_in_a_file(sweep: Any, more: dict[str, Any], line: str) -> None:
+def test_mistakes_in_a_file(sweep, more, line):
     with pytest.raises(ConfigError, match=line):
         sweep(**more)
 
 
 @pytest.mark.parametrize(("text", "key"), [("", "preset"), ('preset = "quickstart"', "methods")])
-def test_what_a_sweep_needs(tmp_path: Path, text: str, key: str) -> None:
+def test_what_a_sweep_needs(tmp_path, text, key):
     path = tmp_path / "sweep.toml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=f"key '{key}' is missing; a sweep needs preset, a con"):
         Sweep.read(path)
 
 
-def test_a_run_and_a_sweep_that_are_mixed_up_are_told_apart(tmp_path: Path) -> None:
+def test_a_run_and_a_sweep_that_are_mixed_up_are_told_apart(tmp_path):
     path = tmp_path / "one.toml"
     path.write_text(preset_file("quickstart").read_text())
     with pytest.raises(ConfigError, match=r"config of one run, not a sweep: use fedsrv launch$"):
@@ -200,14 +198,14 @@ def test_a_run_and_a_sweep_that_are_mixed_up_are_told_apart(tmp_path: Path) -> N
         read_experiment(path)
 
 
-def test_a_sweep_that_is_no_file_gets_the_line_of_other_commands(tmp_path: Path) -> None:
+def test_a_sweep_that_is_no_file_gets_the_line_of_other_commands(tmp_path):
     for path, why in ((tmp_path / "no.toml", "No such file or directory"), (tmp_path, "Is a dir")):
         with pytest.raises(ConfigError) as caught:
             Sweep.read(path)
         assert str(caught.value).startswith(f"cannot read the sweep {path}: {why}")
 
 
-def test_mistakes_in_a_plan(sweep: Any, tmp_path: Path) -> None:
+def test_mistakes_in_a_plan(sweep, tmp_path):
     with pytest.raises(ConfigError, match=r"no row of the sweep. Did you mean 'FedAvg'\?"):
         plan(sweep(), tmp_path, ["FedAv"], [0])
     with pytest.raises(ConfigError, match=r"no row of the sweep. Its rows are: FedAvg"):
@@ -229,7 +227,7 @@ def test_mistakes_in_a_plan(sweep: Any, tmp_path: Path) -> None:
 # --- the runs -------------------------------------------------------------------------------------
 
 
-def test_a_sweep_from_beginning_to_end(sweep: Any, tmp_path: Path, launches: Launches) -> None:
+def test_a_sweep_from_beginning_to_end(sweep, tmp_path, launches):
     out, said = tmp_path / "out", list[str]()
     launches.broken = {"local-seed1"}
     with pytest.raises(RunFailed, match="1 of 9 runs failed and are left out: local-seed1"):
@@ -275,9 +273,7 @@ def test_a_sweep_from_beginning_to_end(sweep: Any, tmp_path: Path, launches: Lau
     assert len(launches.dealt) == 3, "data that are there are not dealt out again"
 
 
-def test_a_finished_run_of_another_config_is_never_tabulated(
-    sweep: Any, tmp_path: Path, launches: Launches
-) -> None:
+def test_a_finished_run_of_another_config_is_never_tabulated(sweep, tmp_path, launches):
     out = tmp_path / "out"
     run_sweep(sweep(), out, only=["FedAvg"], say=lambda line: None)
     launches.commands.clear()
@@ -299,14 +295,8 @@ def test_a_finished_run_of_another_config_is_never_tabulated(
     ],
 )
 def test_a_damaged_run_is_left_out_alone(
-    sweep: Any,
-    tmp_path: Path,
-    launches: Launches,
-    monkeypatch: pytest.MonkeyPatch,
-    file: str,
-    text: str,
-    columns: dict[str, str],
-) -> None:
+    sweep, tmp_path, launches, monkeypatch, file, text, columns
+):
     monkeypatch.setattr("fedsrv.sweep.sweeping.report_command", lambda runs, html: None)
     out, said = tmp_path / "out", list[str]()
     run_sweep(sweep(columns=columns), out, seeds=[0], say=said.append)
@@ -325,9 +315,7 @@ def test_a_damaged_run_is_left_out_alone(
         assert "| Local | 40.00 |" in table
 
 
-def test_a_run_that_cannot_be_started_is_left_out_alone(
-    sweep: Any, tmp_path: Path, launches: Launches
-) -> None:
+def test_a_run_that_cannot_be_started_is_left_out_alone(sweep, tmp_path, launches):
     out, said = tmp_path / "out", list[str]()
     (out / "local-seed0.toml").mkdir(parents=True)
     with pytest.raises(RunFailed, match="1 of 3 runs failed and are left out: local-seed0"):
@@ -337,9 +325,7 @@ def test_a_run_that_cannot_be_started_is_left_out_alone(
 
 
 @pytest.mark.parametrize("left", [(), ("logs/.lock", "logs/launch.toml")])
-def test_a_run_that_was_killed_as_it_began_is_resumed(
-    sweep: Any, tmp_path: Path, launches: Launches, left: tuple[str, ...]
-) -> None:
+def test_a_run_that_was_killed_as_it_began_is_resumed(sweep, tmp_path, launches, left):
     """A launch makes its logs first, and refuses a directory with files unless it resumes."""
     out = tmp_path / "out"
     (out / "local-seed0" / "logs").mkdir(parents=True)
@@ -349,9 +335,7 @@ def test_a_run_that_was_killed_as_it_began_is_resumed(
     assert all("--resume" in command for command in launches.commands)
 
 
-def test_a_config_is_never_half_written(
-    sweep: Any, tmp_path: Path, launches: Launches, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_config_is_never_half_written(sweep, tmp_path, launches, monkeypatch):
     """Another sweep with the same --out writes it, too, while a run of this one reads it."""
     out, names = tmp_path / "out", ("data-seed0.toml", "local-seed0.toml")
     run_sweep(sweep(), out, only=["Local"], seeds=[0], say=print)
@@ -372,9 +356,7 @@ def test_a_config_is_never_half_written(
     assert all(each == whole for each in found)
 
 
-def test_a_partition_that_cannot_be_shared_stops_nothing(
-    sweep: Any, tmp_path: Path, launches: Launches, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_partition_that_cannot_be_shared_stops_nothing(sweep, tmp_path, launches, monkeypatch):
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
@@ -386,9 +368,7 @@ def test_a_partition_that_cannot_be_shared_stops_nothing(
     assert "| Local | 40.00 |" in (out / "table.md").read_text()
 
 
-def test_data_that_cannot_be_dealt_out_are_left_to_the_runs(
-    sweep: Any, tmp_path: Path, launches: Launches
-) -> None:
+def test_data_that_cannot_be_dealt_out_are_left_to_the_runs(sweep, tmp_path, launches):
     """Each of them says what is wrong, or is right all the same."""
     launches.broken = {"data"}
     out = tmp_path / "out"
@@ -398,26 +378,20 @@ def test_data_that_cannot_be_dealt_out_are_left_to_the_runs(
     assert not list(out.glob(".data*"))
 
 
-def test_what_others_refer_to_is_run_before_them(
-    sweep: Any, tmp_path: Path, launches: Launches
-) -> None:
+def test_what_others_refer_to_is_run_before_them(sweep, tmp_path, launches):
     run_sweep(sweep(reference=True), tmp_path / "out", jobs=9, say=lambda line: None)
     names = [Path(command[4]).stem for command in launches.commands]
     assert sorted(names[:3]) == [f"fedavg-seed{n}" for n in range(3)]
     assert len(names) == 9
 
 
-def test_data_that_are_given_are_not_dealt_out(
-    sweep: Any, tmp_path: Path, launches: Launches
-) -> None:
+def test_data_that_are_given_are_not_dealt_out(sweep, tmp_path, launches):
     run_sweep(sweep(launch=["--data", "mine"]), tmp_path / "out", seeds=[0], say=print)
     assert not launches.dealt
     assert all(command.count("--data") == 1 for command in launches.commands)
 
 
-def test_a_row_that_pools_the_data_has_its_own(
-    sweep: Any, tmp_path: Path, launches: Launches
-) -> None:
+def test_a_row_that_pools_the_data_has_its_own(sweep, tmp_path, launches):
     made = sweep(methods={"pooled": "centralized", "FedAvg": "fedavg"})
     run_sweep(made, tmp_path / "alone", only=["pooled"], seeds=[0], say=print)
     assert not launches.dealt
@@ -429,9 +403,7 @@ def test_a_row_that_pools_the_data_has_its_own(
     }  # fmt: skip
 
 
-def test_a_sweep_without_columns_is_a_report(
-    sweep: Any, tmp_path: Path, launches: Launches, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sweep_without_columns_is_a_report(sweep, tmp_path, launches, monkeypatch):
     reported: list[str] = []
 
     def report(runs: list[Path], _: None) -> None:
@@ -445,9 +417,7 @@ def test_a_sweep_without_columns_is_a_report(
 
 
 @pytest.mark.parametrize("on", ["slurm", ""])
-def test_only_a_cluster_gets_absolute_paths(
-    sweep: Any, tmp_path: Path, launches: Launches, monkeypatch: pytest.MonkeyPatch, on: str
-) -> None:
+def test_only_a_cluster_gets_absolute_paths(sweep, tmp_path, launches, monkeypatch, on):
     """Its nodes run in directories of their own; on this machine paths stay as they were given."""
     monkeypatch.chdir(tmp_path)
     places: list[Path] = []
@@ -463,9 +433,7 @@ def test_only_a_cluster_gets_absolute_paths(
 
 
 @pytest.mark.parametrize("file", ["table.md", "picture.svg", "report.html"])
-def test_a_disk_that_is_full_at_the_tables_costs_no_run(
-    sweep: Any, tmp_path: Path, launches: Launches, file: str
-) -> None:
+def test_a_disk_that_is_full_at_the_tables_costs_no_run(sweep, tmp_path, launches, file):
     out, said = tmp_path / "out", list[str]()
     out.mkdir()
     (out / file).mkdir()  # no file can take its place
@@ -481,7 +449,7 @@ def test_a_disk_that_is_full_at_the_tables_costs_no_run(
     assert (out / file).is_file()
 
 
-def test_a_column_that_no_run_has_is_named(sweep: Any, tmp_path: Path, launches: Launches) -> None:
+def test_a_column_that_no_run_has_is_named(sweep, tmp_path, launches):
     def run(path: str) -> None:
         made = sweep(columns={"A": "metrics.a_loc", "B": path})
         run_sweep(made, tmp_path / "out", only=["Local"], seeds=[0], say=lambda line: None)
@@ -494,7 +462,7 @@ def test_a_column_that_no_run_has_is_named(sweep: Any, tmp_path: Path, launches:
         assert "| Local | 40.00 | – |" in (tmp_path / "out" / "table.md").read_text()
 
 
-def test_a_curve_that_no_run_has_is_named(sweep: Any, tmp_path: Path, launches: Launches) -> None:
+def test_a_curve_that_no_run_has_is_named(sweep, tmp_path, launches):
     def run(**tables: Any) -> None:
         made = sweep(**tables)
         run_sweep(made, tmp_path / "out", only=["Local"], seeds=[0], say=lambda line: None)
@@ -506,7 +474,7 @@ def test_a_curve_that_no_run_has_is_named(sweep: Any, tmp_path: Path, launches: 
         run(curves={"acc": "a_loc"}, columns={})
 
 
-def test_what_one_run_has_is_not_missed(sweep: Any, tmp_path: Path) -> None:
+def test_what_one_run_has_is_not_missed(sweep, tmp_path):
     made = sweep(columns={"mine": "metrics.velocity"}, curves={"mine": "velocity"})
     runs = [
         RunNumbers(Cell("", "A"), 0, {"metrics.velocity": 1.0}, {"velocity": [1.0]}, {}),
@@ -520,9 +488,7 @@ def test_what_one_run_has_is_not_missed(sweep: Any, tmp_path: Path) -> None:
     ]
 
 
-def test_what_no_run_can_have_is_told_before_any_run(
-    sweep: Any, tmp_path: Path, launches: Launches
-) -> None:
+def test_what_no_run_can_have_is_told_before_any_run(sweep, tmp_path, launches):
     for tables in (
         {"columns": {"A": "metrics.a_lco"}},
         {"columns": {"A": "a_loc"}},
@@ -537,8 +503,8 @@ def test_what_no_run_can_have_is_told_before_any_run(
 
 
 def test_what_no_row_of_ones_own_has_is_told_when_each_has_ended_once(
-    sweep: Any, tmp_path: Path, launches: Launches, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    sweep, tmp_path, launches, monkeypatch
+):
     monkeypatch.setattr("fedsrv.sweep.columns._is_from_here", lambda row: False)
     said: list[str] = []
     in_turn = nullcontext(lambda call, runs: ((run, call(run, said.append)) for run in runs))
@@ -567,20 +533,18 @@ def test_what_no_row_of_ones_own_has_is_told_when_each_has_ended_once(
     ],
     ids=str,
 )
-def test_no_setting_makes_rows_or_seeds_alike(
-    sweep: Any, tmp_path: Path, wrong: dict[str, Any]
-) -> None:
+def test_no_setting_makes_rows_or_seeds_alike(sweep, tmp_path, wrong):
     made = sweep(**wrong)
     with pytest.raises(ConfigError, match=r"its seeds, or|its rows, in methods|goes into set"):
         plan(made, tmp_path, list(made.methods), made.seeds)
 
 
-def test_more_settings_keep_to_the_same(sweep: Any, tmp_path: Path) -> None:
+def test_more_settings_keep_to_the_same(sweep, tmp_path):
     with pytest.raises(ConfigError, match="its seeds, or --seed"):
         plan(sweep(), tmp_path, ["Local"], [0], ["seed=3"])
 
 
-def test_a_curve_goes_by_rounds(sweep: Any, tmp_path: Path) -> None:
+def test_a_curve_goes_by_rounds(sweep, tmp_path):
     """Two interactions a round, of which the last one counts; the first round is not scored."""
     (run, *_) = plan(sweep(), tmp_path, ["Local"], [0])
     finished_run(run.directory, [0.5], 3)
@@ -593,22 +557,18 @@ def test_a_curve_goes_by_rounds(sweep: Any, tmp_path: Path) -> None:
     assert read_numbers(run, [], ["a_loc", "iaa"]).curves == {"a_loc": [None, 0.2, 0.4], "iaa": []}
 
 
-def test_an_out_that_is_a_file_gets_one_line(
-    sweep: Any, tmp_path: Path, launches: Launches
-) -> None:
+def test_an_out_that_is_a_file_gets_one_line(sweep, tmp_path, launches):
     with pytest.raises(ConfigError, match=r"--out .*sweep\.toml cannot be used: File exists"):
         run_sweep(sweep(), tmp_path / "sweep.toml")
 
 
-def test_what_failed_is_said_without_its_box(tmp_path: Path) -> None:
+def test_what_failed_is_said_without_its_box(tmp_path):
     log = tmp_path / "log"
     log.write_text("╭─ Error ─╮\n│ No such option: --hots │\n╰─────────╯\n\n")
     assert execution._last_line(log) == "No such option: --hots"
 
 
-def test_ctrl_c_ends_a_sweep_with_one_line(
-    sweep: Any, tmp_path: Path, launches: Launches, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_ends_a_sweep_with_one_line(sweep, tmp_path, launches, monkeypatch):
     """The run under way ended with the status of Ctrl-C, which the sweep's process got too."""
 
     def interrupted(command: list[str], **more: Any) -> SimpleNamespace:
@@ -629,7 +589,7 @@ def test_ctrl_c_ends_a_sweep_with_one_line(
     assert len(launches.commands) == 2, "data dealt out, and one run"
 
 
-def test_the_command(sweep: Any, tmp_path: Path, launches: Launches) -> None:
+def test_the_command(sweep, tmp_path, launches):
     sweep()
     words = ["sweep", str(tmp_path / "sweep.toml"), "--out", str(tmp_path / "out")]
     found = CliRunner().invoke(fedsrv.cli.app, [*words, "--seed", "7", "--only", "FedAvg"])
@@ -638,7 +598,7 @@ def test_the_command(sweep: Any, tmp_path: Path, launches: Launches) -> None:
     assert len(launches.commands) == 1
 
 
-def test_compare_of_the_makefile_is_a_sweep() -> None:
+def test_compare_of_the_makefile_is_a_sweep():
     told = subprocess.run(
         ["make", "-n", "--no-print-directory", "compare", "STUDY=gldp", "SEEDS=0 1", "JOBS=2"],
         cwd=ROOT, capture_output=True, text=True, check=True,
@@ -652,7 +612,7 @@ def test_compare_of_the_makefile_is_a_sweep() -> None:
 # --- the tables -----------------------------------------------------------------------------------
 
 
-def test_differences_are_of_the_same_seeds() -> None:
+def test_differences_are_of_the_same_seeds():
     found = difference({0: 3.0, 1: 5.0, 2: None, 3: 9.0}, {0: 1.0, 1: 1.0, 2: 1.0})
     assert found
     assert (found.mean, found.pairs) == (3.0, 2)
@@ -662,7 +622,7 @@ def test_differences_are_of_the_same_seeds() -> None:
     assert difference({0: 1.0}, {1: 1.0}) is None
 
 
-def test_curves_settings_and_latex(sweep: Any, tmp_path: Path, launches: Launches) -> None:
+def test_curves_settings_and_latex(sweep, tmp_path, launches):
     out = tmp_path / "out"
     settings = {"a_b": [], "50 %": ["schedule.rounds=1"]}
     made = sweep(settings=settings, curves={"acc": "a_loc"}, against="Local")

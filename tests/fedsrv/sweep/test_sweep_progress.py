@@ -66,9 +66,7 @@ def shown(runs: list[Run], said: list[str], console: Console | None = None) -> S
     return SweepProgress([cast("PlannedRun", run) for run in runs], said.append, console)
 
 
-def test_without_a_terminal_a_line_says_now_and_then_how_far_the_runs_are(
-    runs: list[Run], clock: Any
-) -> None:
+def test_without_a_terminal_a_line_says_now_and_then_how_far_the_runs_are(runs, clock):
     first, second, third = runs
     third.finish()
     first.log("of an earlier time: interaction 9 of 9: round 9 committed\n")
@@ -100,7 +98,7 @@ def test_without_a_terminal_a_line_says_now_and_then_how_far_the_runs_are(
     assert progress.summary() == "3 of 3 runs have ended"
 
 
-def test_half_a_line_is_read_when_it_is_whole(runs: list[Run], clock: Any) -> None:
+def test_half_a_line_is_read_when_it_is_whole(runs, clock):
     run = runs[0]
     progress = shown(runs, [])
     run.log("interaction 1 of 7: round 1, task 0 comm")
@@ -112,7 +110,7 @@ def test_half_a_line_is_read_when_it_is_whole(runs: list[Run], clock: Any) -> No
     assert now.line == "interaction 1 of 7: round 1, task 0 committed, loss 1"
 
 
-def test_a_terminal_has_a_table_of_the_runs_under_way(runs: list[Run], clock: Any) -> None:
+def test_a_terminal_has_a_table_of_the_runs_under_way(runs, clock):
     written, said = io.StringIO(), list[str]()
     console = Console(file=written, force_terminal=True, width=120)
     runs[2].finish()
@@ -130,7 +128,7 @@ def test_a_terminal_has_a_table_of_the_runs_under_way(runs: list[Run], clock: An
     assert said == []
 
 
-def test_of_many_runs_under_way_some_are_shown(tmp_path: Path, clock: Any) -> None:
+def test_of_many_runs_under_way_some_are_shown(tmp_path, clock):
     runs = [Run(tmp_path / f"{k:02}") for k in range(MAX_SHOWN + 3)]
     written = io.StringIO()
     progress = shown(runs, [], Console(file=written, force_terminal=True, width=120))

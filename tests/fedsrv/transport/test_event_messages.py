@@ -47,7 +47,7 @@ FACTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("kind", FACTS)
-def test_an_event_is_the_same_at_the_monitor(kind: str) -> None:
+def test_an_event_is_the_same_at_the_monitor(kind):
     event = Event(kind, "2", 3, 1, FACTS[kind], 1e9)
     found = event_of(rpc.Event.FromString(message_of(event).SerializeToString()))
     assert found == event
@@ -55,7 +55,7 @@ def test_an_event_is_the_same_at_the_monitor(kind: str) -> None:
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
-def test_an_event_is_json_whatever_a_client_says(loss: float) -> None:
+def test_an_event_is_json_whatever_a_client_says(loss):
     facts = {"task": 0, "of": 3, "loss": loss, "seconds": 1.0}
     commit = message_of(Event("commit", "", 3, 1, facts, 1e9))
     found = event_of(rpc.Event.FromString(commit.SerializeToString()))
@@ -64,7 +64,7 @@ def test_an_event_is_json_whatever_a_client_says(loss: float) -> None:
     assert Event.from_json(found.to_json()).detail["loss"] is None
 
 
-def test_a_commit_is_told_with_what_its_message_has() -> None:
+def test_a_commit_is_told_with_what_its_message_has():
     record = {
         "interaction": 3, "round": 1, "task": 1, "metrics": {}, "seconds": {"wall": 0.5},
         "bytes": {"down": 8, "up": 16, "wire_up": 20}, "failed": {"2": "no"},
@@ -76,14 +76,14 @@ def test_a_commit_is_told_with_what_its_message_has() -> None:
     assert event_of(message_of(event)) == event
 
 
-def test_a_loss_that_nobody_has_is_none() -> None:
+def test_a_loss_that_nobody_has_is_none():
     event = Event("commit", detail={**FACTS["commit"], "loss": None, "failed": {}})
     assert event_of(message_of(event)) == event
     metrics = Event("scores", detail={"metrics": {"a_loc": None, "a_glo": 0.5}})
     assert event_of(message_of(metrics)).detail == {"metrics": {"a_glo": 0.5}}
 
 
-def test_every_kind_that_is_told_has_a_message() -> None:
+def test_every_kind_that_is_told_has_a_message():
     sources = [path.read_text() for path in Path("fedsrv").rglob("*.py")]
     told = {k for text in sources for k in re.findall(r'events?\.tell\(\s*"([\w-]+)"', text)}
     told |= {"upload", "failed", "missed"}  # the first two by a variable, the last by a listener
@@ -92,5 +92,5 @@ def test_every_kind_that_is_told_has_a_message() -> None:
     assert fields == {field_of(kind) for kind in FACTS}
 
 
-def test_a_kind_of_a_later_server_is_unknown() -> None:
+def test_a_kind_of_a_later_server_is_unknown():
     assert event_of(rpc.Event(client_id="2", interaction=1)).kind == "unknown"

@@ -42,9 +42,7 @@ def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
 # --- counting -------------------------------------------------------------------------------------
 
 
-def test_the_first_of_a_minute_is_told_and_the_others_are_counted(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_the_first_of_a_minute_is_told_and_the_others_are_counted(caplog):
     clock = Clock()
     complaints = RejectionLog(logging.getLogger("fedsrv.test"), clock)
     for _ in range(1000):
@@ -106,9 +104,7 @@ NONSENSE = b"\xff\xff\xff\xff"
 
 
 @pytest.mark.parametrize("method", ["Join", "Pull", "Push", "Beat", "Leave", "Watch"])
-def test_a_message_that_does_not_parse_is_an_invalid_argument(
-    served: Served, method: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_message_that_does_not_parse_is_an_invalid_argument(served, method, caplog):
     for _ in range(20):
         error = served.call(method, NONSENSE)
         assert isinstance(error, grpc.RpcError)
@@ -120,9 +116,7 @@ def test_a_message_that_does_not_parse_is_an_invalid_argument(
     assert "19 more such calls" in messages(caplog)[-1]
 
 
-def test_services_of_others_leave_no_traceback_either(
-    served: Served, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_services_of_others_leave_no_traceback_either(served, caplog):
     for _ in range(20):
         error = served.call("Check", NONSENSE, service="grpc.health.v1.Health")
         assert isinstance(error, grpc.RpcError)
@@ -134,9 +128,7 @@ def test_services_of_others_leave_no_traceback_either(
     assert isinstance(served.call("Check", asked, service="grpc.health.v1.Health"), bytes)
 
 
-def test_a_fault_of_ours_is_told_with_its_traceback_once(
-    served: Served, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fault_of_ours_is_told_with_its_traceback_once(served, caplog, monkeypatch):
     def broken(*_: Any) -> None:
         raise ZeroDivisionError("a bug")
 
@@ -155,7 +147,7 @@ def test_a_fault_of_ours_is_told_with_its_traceback_once(
 
 
 @pytest.mark.parametrize("text", [LONG, "0" * 5000, "00", "01", "1" * 10, "", "-1", "²", "1\n"])
-def test_strange_ids_are_refused_with_a_line(served: Served, text: str) -> None:
+def test_strange_ids_are_refused_with_a_line(served, text):
     request = rpc.JoinRequest(
         client_id=text, description=description_of(PROFILE), protocol=PROTOCOL
     )
@@ -166,15 +158,13 @@ def test_strange_ids_are_refused_with_a_line(served: Served, text: str) -> None:
     assert error.details().isprintable()
 
 
-def test_ids_are_written_in_one_way() -> None:
+def test_ids_are_written_in_one_way():
     assert [client_id_of(text, 12) for text in ("0", "7", "11", "evaluator")] == [
         0, 7, 11, "evaluator",
     ]  # fmt: skip
 
 
-def test_controls_of_clients_are_escaped_wherever_they_go(
-    served: Served, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_controls_of_clients_are_escaped_wherever_they_go(served, caplog):
     wild = "\x1b[2J\r\nerror: forged"
     request = rpc.JoinRequest(
         client_id="0", description=description_of(PROFILE), protocol=PROTOCOL, run_id=wild

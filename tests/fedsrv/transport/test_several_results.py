@@ -74,13 +74,13 @@ def world(tmp_path: Path) -> Iterator[World]:
     made.engine.shutdown()
 
 
-def test_all_are_taken(world: World) -> None:
+def test_all_are_taken(world):
     world.open()
     assert [o.code for o in world.push(*(world.result(c) for c in range(3)))] == [OK] * 3
     assert list(world.done.result(30).by_client) == [0, 1, 2]
 
 
-def test_one_that_is_refused_leaves_the_others(world: World) -> None:
+def test_one_that_is_refused_leaves_the_others(world):
     """Its client fails for the trip, and the line is that of a Push of its own."""
     world.open()
     nan = Bundle(weights={"w": torch.tensor([1.0, float("nan"), 1.0])})
@@ -101,7 +101,7 @@ def test_one_that_is_refused_leaves_the_others(world: World) -> None:
     ],
     ids=["token", "client", "trip"],
 )
-def test_a_result_of_somebody_else(world: World, lie: Any, code: int, line: str) -> None:
+def test_a_result_of_somebody_else(world, lie, code, line):
     world.open()
     bad, good = world.push(world.result(1, **lie), world.result(0))
     assert (bad.code, good.code) == (code, OK)
@@ -110,14 +110,14 @@ def test_a_result_of_somebody_else(world: World, lie: Any, code: int, line: str)
     assert world.cohort._trips.current.failed == {}, "nobody fails for what others say"
 
 
-def test_the_same_result_twice(world: World) -> None:
+def test_the_same_result_twice(world):
     world.open()
     first, again = world.push(world.result(0), world.result(0))
     assert (first.code, again.code) == (OK, OK)
     assert (first.repeated_upload, again.repeated_upload) == (False, True)
 
 
-def test_a_result_that_is_cut_short_can_have_no_rest(world: World) -> None:
+def test_a_result_that_is_cut_short_can_have_no_rest(world):
     world.open()
     short = rpc.PushRequest.FromString(world.result(1))
     short.ClearField("frame")
@@ -126,7 +126,7 @@ def test_a_result_that_is_cut_short_can_have_no_rest(world: World) -> None:
     assert "the stream ended after 0 of 64 bytes" in cut.line
 
 
-def test_the_sum_of_a_relay_comes_alone(world: World) -> None:
+def test_the_sum_of_a_relay_comes_alone(world):
     world.open()
     member = rpc.Member(client_id="1", token=world.tokens[1])
     found, good = world.push(world.result(1, members=[member]), world.result(0))
@@ -134,7 +134,7 @@ def test_the_sum_of_a_relay_comes_alone(world: World) -> None:
     assert found.line == "the sum of a relay has a Push of its own"
 
 
-def test_results_before_the_run_is_taken_up_are_wanted_later(world: World) -> None:
+def test_results_before_the_run_is_taken_up_are_wanted_later(world):
     assert [o.code for o in world.push(world.result(0), world.result(1))] == [AWAY, AWAY]
     world.open()
     assert [o.code for o in world.push(world.result(0), world.result(1))] == [OK, OK]
@@ -143,7 +143,7 @@ def test_results_before_the_run_is_taken_up_are_wanted_later(world: World) -> No
 @pytest.mark.parametrize(
     "data", [b"", b"\x0a", b"\x0a\x05abc", b"\x12\x00", b"\xff" * 20, b"\x08\x01"]
 )
-def test_what_is_no_message(world: World, data: bytes) -> None:
+def test_what_is_no_message(world, data):
     with pytest.raises(PayloadError, match="must hold results, and nothing else"):
         unpacked(data, 3)
     with pytest.raises(Refused, match="must hold results") as refused:
@@ -151,7 +151,7 @@ def test_what_is_no_message(world: World, data: bytes) -> None:
     assert refused.value.code == grpc.StatusCode.INVALID_ARGUMENT
 
 
-def test_more_results_than_clients(world: World) -> None:
+def test_more_results_than_clients(world):
     """Each of two bytes would cost an outcome with a line."""
     world.open()
     with pytest.raises(Refused, match="holds 4 results at most"):
@@ -160,7 +160,7 @@ def test_more_results_than_clients(world: World) -> None:
     assert [o.code for o in outcomes] == [INVALID, INVALID, INVALID, OK]
 
 
-def test_results_are_a_message_of_the_schema() -> None:
+def test_results_are_a_message_of_the_schema():
     parts = [rpc.PushRequest(header=rpc.PushHeader(client_id=str(c))) for c in (0, 1, 200)]
     data = packed([part.SerializeToString() for part in parts])
     assert list(rpc.PushSeveralRequest.FromString(data).results) == parts
@@ -170,7 +170,7 @@ def test_results_are_a_message_of_the_schema() -> None:
 # --- orders of one payload ------------------------------------------------------------------------
 
 
-def test_a_process_gets_its_orders_in_one_message(tmp_path: Path) -> None:
+def test_a_process_gets_its_orders_in_one_message(tmp_path):
     events = EventLog()
     cohort = RemoteCohort(4, Spool(tmp_path, 0), events, admission=Admission({}), together=2)
     tokens = {c: cohort.join(c, PROFILE, b"", ()) for c in range(4)}

@@ -6,7 +6,7 @@ from fedsrv.state.history import LossTooLarge
 from fedsrv.transport.sessions import ClientSession, StateInventory
 
 
-def test_states_after_a_roll_back_are_not_safe_until_they_are_said_to_be() -> None:
+def test_states_after_a_roll_back_are_not_safe_until_they_are_said_to_be():
     """Both clients synced state 10; the run goes back to 8 and does 9 again."""
     sessions = {c: ClientSession(b"t", "{}", (8, 9, 10), 0.0, durable=10) for c in (0, 1)}
     holdings = StateInventory(sessions)  # type: ignore[arg-type]
@@ -21,7 +21,7 @@ def test_states_after_a_roll_back_are_not_safe_until_they_are_said_to_be() -> No
     assert holdings.durable(9) is None
 
 
-def test_who_is_dismissed_for_a_loss_is_not_asked_what_it_holds() -> None:
+def test_who_is_dismissed_for_a_loss_is_not_asked_what_it_holds():
     """Client 1 comes back without its state while the run goes back further than it may follow."""
 
     def refuse(client: int, versions: Sequence[int]) -> bool:

@@ -1,7 +1,5 @@
 """Whom an operator excludes, over the wire: ids are checked, and any run takes the call."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -80,18 +80,14 @@ def typed(
 
 
 @pytest.mark.parametrize("command", ["status", "watch", "health"])
-def test_an_address_that_is_none(
-    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_address_that_is_none(command, monkeypatch, capsys):
     for address in ("nope", "127.0.0.1:99999", "a b:1"):
         status, out, err = typed(monkeypatch, capsys, command, address)
         assert (status, out) == (2, [])
         assert err[0].startswith(f"error: the coordinator's address {address!r} is not HOST:PORT")
 
 
-def test_status_says_where_a_run_stands(
-    address: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_status_says_where_a_run_stands(address, monkeypatch, capsys):
     status, out, _ = typed(monkeypatch, capsys, "status", address, "--seconds", 3)
     assert status == 0
     assert out == [
@@ -108,9 +104,7 @@ def test_status_says_where_a_run_stands(
     assert found["metrics"] == {"a_loc": 0.75, "a_sel": 0.5}
 
 
-def test_health_tells_whether_a_coordinator_serves(
-    events: EventLog, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_health_tells_whether_a_coordinator_serves(events, monkeypatch, capsys):
     server, service, port = served(events)
     assert typed(monkeypatch, capsys, "health", f"127.0.0.1:{port}") == (0, [], [])
     service.health.enter_graceful_shutdown()
@@ -124,12 +118,7 @@ def test_health_tells_whether_a_coordinator_serves(
         check_health(f"127.0.0.1:{port}", within_s=0.1)
 
 
-def test_watch_follows_to_the_end(
-    address: str,
-    events: EventLog,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_watch_follows_to_the_end(address, events, monkeypatch, capsys):
     def end() -> None:
         events.tell("finished", metrics={"a_loc": 0.9}, state_sha256="0")
         events.close()
@@ -153,13 +142,7 @@ def test_watch_follows_to_the_end(
 
 
 @pytest.mark.parametrize("reason", ["the run has failed: its disk\x1b[2J is full", ""])
-def test_watch_fails_where_the_run_did_not_finish(
-    reason: str,
-    address: str,
-    events: EventLog,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_watch_fails_where_the_run_did_not_finish(reason, address, events, monkeypatch, capsys):
     events.tell("finished", metrics={"a_loc": 0.9}, state_sha256="0")  # the disk was full then
     events.tell("ended", reason=reason) if reason else events._kept.pop()
     events.close()
@@ -172,7 +155,7 @@ def test_watch_fails_where_the_run_did_not_finish(
     assert errors == [f"error: {line}"]
 
 
-def test_what_a_server_says_to_a_watcher_is_made_printable() -> None:
+def test_what_a_server_says_to_a_watcher_is_made_printable():
     class Refuses(grpc.GenericRpcHandler):  # type: ignore[misc]
         def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
             def watch(request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
@@ -190,9 +173,7 @@ def test_what_a_server_says_to_a_watcher_is_made_printable() -> None:
     server.stop(None).wait()
 
 
-def test_a_watch_leaves_no_thread_that_waits_for_the_connection(
-    address: str, events: EventLog, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_watch_leaves_no_thread_that_waits_for_the_connection(address, events, monkeypatch):
     """Such a thread of gRPC fails where the connection is closed soon, as after a refusal."""
 
     def subscribe(*words: object, **more: object) -> None:
@@ -203,12 +184,7 @@ def test_a_watch_leaves_no_thread_that_waits_for_the_connection(
     assert [event.kind for event in watched(address)][-1] == "waiting"
 
 
-def test_only_a_monitor_may_watch_over_mutual_tls(
-    events: EventLog,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_only_a_monitor_may_watch_over_mutual_tls(events, tmp_path, monkeypatch, capsys):
     certificates.init_authority(tmp_path)
     for identity in ("server", "monitor", "0"):
         certificates.issue(tmp_path, identity)
@@ -265,9 +241,7 @@ def test_only_a_monitor_may_watch_over_mutual_tls(
         service.complaints.close()
 
 
-def test_a_monitor_notices_that_its_coordinator_fell_silent(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_monitor_notices_that_its_coordinator_fell_silent(monkeypatch):
     seen = list[tuple[str, int]]()
 
     def channel(address: str, options: list[tuple[str, int]] | None = None) -> Any:
@@ -282,9 +256,7 @@ def test_a_monitor_notices_that_its_coordinator_fell_silent(
         assert seen == channel_options("a:1")
 
 
-def test_mistakes_are_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_mistakes_are_one_line(monkeypatch, capsys):
     with pytest.raises(LinkError, match=r"no coordinator answers at 127\.0\.0\.1:1"):
         list(watched("127.0.0.1:1", connect_s=0.3))
     status, _, errors = typed(monkeypatch, capsys, "watch", "127.0.0.1:1", "--tls-key", "x")
