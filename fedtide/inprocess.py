@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 
 from fedcli.data.store.commands import run_partition
-from fedcli.runtime.worker import Result, Task, execute_together
+from fedcli.runtime.worker import Result, Task, executed
 from fedcli.runtime.workers import Workers
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.origin import data_and_scenario
@@ -153,7 +153,8 @@ class InProcessCohort:
         found: dict[ClientId, Answer] = {}
         for start in range(0, len(clients), self._together):
             tasks = {c: self._task(trip, c) for c in clients[start : start + self._together]}
-            results = {done.order.client_id: done for done in self._execute([*tasks.values()])}
+            done = executed([*tasks.values()], together=self._together > 1)
+            results = {result.order.client_id: result for result in done}
             for client, task in tasks.items():
                 down = task.payload.num_bytes()
                 found[client] = self._answer(trip, client, results[task.order.client_id], down)
@@ -170,12 +171,6 @@ class InProcessCohort:
         if client in trip.personal:
             parts["personal"] = transported(trip.personal[client], specs["personal"])
         return Task(worker, order, merged(parts))
-
-    def _execute(self, tasks: Sequence[Task]) -> list[Result]:
-        if self._together > 1 and tasks[0].order.kind == rpc.ORDER_KIND_TRAIN:
-            return execute_together(tasks)
-        found = [task.worker.execute(task.order, task.payload) for task in tasks]
-        return [result for result in found if result is not None]
 
     def _answer(self, trip: Trip, client: ClientId, done: Result, down: int) -> Answer:
         """Take a client's result; raise ClientFailed if there is none."""

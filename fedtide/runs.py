@@ -67,7 +67,8 @@ def experiment_and_place(
     """
     from fedmodels.resolution import experiment_of
 
-    experiment = experiment_of(_tables(config, overrides or {}), _name_of(config))
+    name = "config" if isinstance(config, Mapping) else str(config)
+    experiment = experiment_of(_tables(config, overrides or {}), name)
     return experiment, Path(out or tempfile.mkdtemp(prefix="fedtide-"))
 
 
@@ -350,10 +351,6 @@ def _file_of(config: str | os.PathLike[str]) -> Path:
             f"{config} is neither a file nor a preset.{suggestion(str(config), presets())}"
         )
     return path
-
-
-def _name_of(config: Config) -> str:
-    return "config" if isinstance(config, Mapping) else str(config)
 
 
 def _frame(rows: list[dict[str, Any]]) -> Any:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 
-from fedcli.data.store.client_data import Stamp, stamp_of
+from fedcli.data.store.client_data import ABOUT
 from fedcli.data.store.growing import Incoming
 from fedcli.data.store.site import How, how_of, remembered
 from fedcli.runtime.answers import RunOver, SessionGone, Superseded, UploadRefused
@@ -24,6 +24,7 @@ from fedcli.runtime.sessions import Sessions
 from fedcli.runtime.workers import Workers
 from fedmodels.config.privacy import CountDetail
 from fedmodels.errors import ConfigError, FedtideError, LinkError
+from fedmodels.files import Stamp, stamp_of
 from fedmodels.printable import printable
 from fedmodels.tensors.bundle import EVALUATOR, ClientId
 from fedpb import PROTOCOL
@@ -59,12 +60,12 @@ class Enrolment:
         self.link, self.workers, self.start_over = link, workers, start_over
         self.announce: CountDetail = announce
         self.members: dict[ClientId, Membership] = {}
-        self.announced: dict[ClientId, Stamp] = {}
+        self.announced: dict[ClientId, Stamp | None] = {}
         """What each client's ``client.json`` was when the server was last told of it."""
         self._told: dict[ClientId, tuple[int, int]] = {}
         self._taken: dict[ClientId, tuple[int, int]] = {}
         """Of how many tasks and classes the server was last told, and how many it took."""
-        self._refused: dict[ClientId, Stamp] = {}
+        self._refused: dict[ClientId, Stamp | None] = {}
         """What a ``client.json`` was when the server refused it."""
         is_shared = len(workers.clients) > 1
         self._sessions = Sessions(states, shared=is_shared)
@@ -227,11 +228,11 @@ class Announcer:
         for folder in self._folders:
             folder.take()
         for client in self._clients:
-            now = stamp_of(self._enrolment.workers.root / str(client))
+            now = stamp_of(self._enrolment.workers.root / str(client) / ABOUT)
             if now != self._enrolment.announced[client]:
                 self._announce(client, now)
 
-    def _announce(self, client: ClientId, stamp: Stamp) -> None:
+    def _announce(self, client: ClientId, stamp: Stamp | None) -> None:
         """Tell the server what data a client has now; a refusal is a line, and no end."""
         member = self._enrolment.members[client]
         try:

@@ -33,7 +33,7 @@ from fedcli.runtime.enrolment import Announcer, Enrolment, client_of
 from fedcli.runtime.link import Link, Membership, OwnCertificate, channel_credentials
 from fedcli.runtime.order_queue import WAKE_S, OrderQueue
 from fedcli.runtime.state import lock_states
-from fedcli.runtime.worker import Progress, Result, Task, execute_together
+from fedcli.runtime.worker import Progress, Result, Task, executed
 from fedcli.runtime.workers import Workers
 from fedmodels.config.experiment import Deploy
 from fedmodels.config.places import check_address
@@ -246,13 +246,11 @@ class Host:
 
     def execute(self, tasks: list[Task]) -> list[Result]:
         """Do what orders say; those that were abandoned on the way have no result."""
-        first = tasks[0]
-        if self._together > 1 and first.order.kind == rpc.ORDER_KIND_TRAIN:
-            return execute_together(tasks)
-        result = first.worker.execute(first.order, first.payload)
-        if result is not None and first.order.kind == rpc.ORDER_KIND_FINISH:
-            self._unfinished[first.order.client_id] = result.failure
-        return [] if result is None else [result]
+        results = executed(tasks, together=self._together > 1)
+        for result in results:
+            if result.order.kind == rpc.ORDER_KIND_FINISH:
+                self._unfinished[result.order.client_id] = result.failure
+        return results
 
     def _check_finished(self) -> None:
         """Raise ArchiveError unless every client stored what is left of a run; says why."""

@@ -535,6 +535,17 @@ class Task:
     payload: Bundle
 
 
+def executed(tasks: Sequence[Task], *, together: bool) -> list[Result]:
+    """Do what orders say, those to train at the same time if so wanted.
+
+    An order that was abandoned on the way has no result.
+    """
+    if together and tasks[0].order.kind == rpc.ORDER_KIND_TRAIN:
+        return execute_together(tasks)
+    found = [task.worker.execute(task.order, task.payload) for task in tasks]
+    return [result for result in found if result is not None]
+
+
 def execute_together(tasks: Sequence[Task]) -> list[Result]:
     """Train the clients of several orders of one interaction at the same time.
 

@@ -12,11 +12,10 @@ from fedcli.prediction import places_of
 from fedcli.runtime.deployed import Deployed, Status
 from fedcli.runtime.state import PERSONAL
 from fedmodels.errors import DataError, FedtideError
+from fedmodels.files import Stamp, stamp_of
 from fedmodels.nets.trained import TrainedModel
 
 log = logging.getLogger(__name__)
-Stamp = tuple[Path, int, int, int]
-"""A file, and its inode, time and size: another model has another one."""
 
 
 class NoModelYet(DataError):
@@ -47,7 +46,8 @@ class LiveModel:
         self._files, self._whose, self._folders = files, whose, folders
         self._lock = threading.Lock()
         self._loaded: Loaded | None = None
-        self._stamp: Stamp | None = None
+        self._stamped: tuple[Path, Stamp] | None = None
+        """The file that was read last, and its stamp then: another model has another one."""
         self.reads = 0
         """How many models were read."""
 
@@ -80,10 +80,11 @@ class LiveModel:
             FedtideError: it cannot be used, and none was read before.
         """
         with self._lock:
-            stamp = next(filter(None, map(_stamp, self._files)), None)
-            if stamp is not None and stamp != self._stamp:
-                self._stamp = stamp
-                self._read(stamp[0])
+            there = ((file, stamp) for file in self._files if (stamp := stamp_of(file)))
+            first = next(there, None)
+            if first is not None and first != self._stamped:
+                self._stamped = first
+                self._read(first[0])
             if self._loaded is None:
                 raise NoModelYet(
                     f"{self._whose} has no model yet: the first one is live after a round, where "
@@ -96,18 +97,10 @@ class LiveModel:
             self._loaded = Loaded(TrainedModel.load(file), file)
         except FedtideError as error:
             if self._loaded is None:
-                self._stamp = None
+                self._stamped = None
                 raise
             log.warning("%s; the model before goes on to answer", error)
             return
         self.reads += 1
         for caveat in self._loaded.model.caveats() if self.reads == 1 else ():
             log.warning("note: %s", caveat)
-
-
-def _stamp(file: Path) -> Stamp | None:
-    try:
-        found = file.stat()
-    except OSError:
-        return None
-    return file, found.st_ino, found.st_mtime_ns, found.st_size

@@ -30,6 +30,8 @@ _BINARY = getattr(os, "O_BINARY", 0)
 """Windows changes the ends of lines without it."""
 _HELD = (errno.EACCES, errno.EAGAIN, errno.EDEADLK)
 """What systems say where another process has a lock."""
+Stamp = tuple[int, int, int]
+"""Inode, size and time of a file."""
 LEFTOVER = ".*.tmp"
 """Glob pattern of what a crash in the middle of :func:`replacing` leaves."""
 
@@ -61,6 +63,15 @@ def read_regular(path: Path, root: Path | None = None) -> bytes:
         raise OSError(errno.EINVAL, f"it lies outside of {root}", str(path))
     with open_regular(path) as file:
         return file.read()
+
+
+def stamp_of(path: Path) -> Stamp | None:
+    """Return what changes when a file is written anew; None where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def linked(source: Path, target: Path) -> bool:

@@ -84,7 +84,8 @@ def _why_none(table: Table, name: str, columns: Columns) -> str:
     if 2 * wrong.sum() >= filled.sum():
         others = sum(_has_other_mark(cell, table) for cell in column[wrong].iloc[:FEW])
         if columns.decimal or 2 * others <= min(FEW, wrong.sum()):
-            return f"numbers with a decimal {_other_mark(table)}" if others else "texts"
+            other_mark = CALLED[OTHER[table.marks.decimal]]
+            return f"numbers with a decimal {other_mark}" if others else "texts"
         raise DataError(f"{where}, {_advice(column.iloc[row], table)}")
     more = f" and other texts in {wrong.sum() - 1} more" if wrong.sum() > 1 else ""
     hint = (
@@ -101,10 +102,6 @@ def _why_none(table: Table, name: str, columns: Columns) -> str:
 def _has_other_mark(value: Any, table: Table) -> bool:
     """Tell whether a text is a number whose decimal mark is unlike that of the file."""
     return isinstance(value, str) and is_number(value, OTHER[table.marks.decimal])
-
-
-def _other_mark(table: Table) -> str:
-    return CALLED[OTHER[table.marks.decimal]]
 
 
 def _advice(value: Any, table: Table) -> str:

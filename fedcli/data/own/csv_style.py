@@ -92,9 +92,9 @@ def style_of(path: Path, columns: Columns) -> Style:
     wanted = {*(columns.features or columns.named)}
     delimiter = columns.delimiter or _delimiter_of(text, wanted)
     records = _records(text, delimiter)
-    head = _head_of(records, wanted)
-    if head is None:
+    if not records:
         return Style(encoding, delimiter)
+    head = _named(records, wanted) or 0
     (begin, names), rows = records[head], [cells for _, cells in records[head + 1 :]]
     units = _units_of(rows)
     style = Style(encoding, delimiter, Marks(), begin, units)
@@ -190,12 +190,6 @@ def _named(records: Sequence[Record], wanted: set[str]) -> int | None:
     """Return which of the first rows has the wanted names of columns, if one does."""
     rows = enumerate(cells for _, cells in records[:LEADING])
     return next((number for number, cells in rows if wanted <= {*cells}), None)
-
-
-def _head_of(records: Sequence[Record], wanted: set[str]) -> int | None:
-    """Return which row names the columns: the one with the wanted names, or else the first."""
-    found = _named(records, wanted)
-    return found if found is not None or not records else 0
 
 
 def _units_of(rows: Sequence[Sequence[str]]) -> int:

@@ -81,7 +81,8 @@ def coded(
     found, places = np.unique(values.astype(str), return_inverse=True)
     texts = [normalize("NFC", value) for value in found.tolist()]  # accents written in one way
     if names is None:
-        names = sorted(set(texts), key=_by_size_or_letter)
+        size = {name: float(name) if _NUMBER.fullmatch(name) else math.inf for name in texts}
+        names = sorted(size, key=lambda name: (size[name], name))
         _check_unlike(names, what)
     names = [normalize("NFC", name) for name in names]
     unknown = [text for text in texts if text not in names]
@@ -103,8 +104,3 @@ def _check_unlike(names: Sequence[str], what: str) -> None:
             like = seen.setdefault(float(name), name)
             if like != name and "." in like + name:
                 raise DataError(f"{what} holds {like!r} and {name!r}: write equal numbers alike")
-
-
-def _by_size_or_letter(name: str) -> tuple[float, str]:
-    """Return what names sort by: numbers by size, before texts by letter."""
-    return (float(name) if _NUMBER.fullmatch(name) else math.inf, name)

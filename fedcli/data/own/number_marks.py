@@ -76,7 +76,7 @@ class _Evidence:
 
     def add(self, name: str, cells: Sequence[str]) -> None:
         """Look at the filled cells of a column."""
-        readings = [_readings(cell) for cell in cells]
+        readings = [[mark for mark in OTHER if is_number(cell, mark)] for cell in cells]
         if 2 * sum(map(bool, readings)) <= len(cells):
             return  # most are texts
         is_long, is_short = (any(map(like.fullmatch, cells)) for like in (_LONG, _SHORT))
@@ -98,11 +98,6 @@ class _Evidence:
 def _placed(cell: str, name: str) -> str:
     shown = printable(cell.strip(), MAX_LETTERS)
     return f"'{shown}' in column '{printable(name, MAX_LETTERS)}'"
-
-
-def _readings(cell: str) -> list[Decimal]:
-    """Return the decimal marks with which a text is a number."""
-    return [mark for mark in OTHER if is_number(cell, mark)]
 
 
 def is_number(text: str, decimal: Decimal) -> bool:

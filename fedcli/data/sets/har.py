@@ -150,7 +150,9 @@ def _made(name: str, arrays: Arrays, variant: str) -> Dataset:
     """Make a data set, one natural client per subject and device."""
     x, y = arrays["X"].astype(np.float32), arrays["y"].astype(np.int64)
     subject = arrays["subject"].astype(np.int64)
-    test = arrays["official_test"] == 1 if "official_test" in arrays else every_fifth(subject)
+    test = np.isin(subject, np.unique(subject)[4::5])  # every fifth one in sorted order
+    if "official_test" in arrays:
+        test = arrays["official_test"] == 1
     device_names = [str(device) for device in arrays["device_names"]]
     models = [str(model) for model in arrays.get("device_models", arrays["device_names"])]
     pairs = np.stack([subject, arrays["device"].astype(np.int64)], axis=1)
@@ -164,8 +166,3 @@ def _made(name: str, arrays: Arrays, variant: str) -> Dataset:
         group_names=tuple(f"subject {s}, {device_names[d]}" for s, d in clients),
         devices=tuple(models[d] for _, d in clients), variant=variant, overlapping=True,
     )  # fmt: skip
-
-
-def every_fifth(subject: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Tell which windows (n,) are for test: those of every fifth subject in sorted order."""
-    return np.isin(subject, np.unique(subject)[4::5])

@@ -36,6 +36,7 @@ from fedmodels.data_description import (
     read_file,
 )
 from fedmodels.errors import DataError, suggestion
+from fedmodels.files import Stamp, stamp_of
 from fedmodels.printable import printable
 from fedmodels.tensors.bundle import Problem
 
@@ -44,7 +45,6 @@ Part = Literal["train", "test"]
 PARTS: tuple[Part, Part] = ("train", "test")
 GROUP = "train_group"
 """The file of the groups that stay whole where training examples are kept for validation."""
-Stamp = tuple[int, int, int] | None
 ABOUT, SOURCE = "client.json", "source.json"
 """A client's description, and the file that says what an added task was made of."""
 
@@ -94,7 +94,7 @@ class ClassOrder:
         Raises:
             DataError: the run lacks the class of one.
         """
-        if self._is_own:
+        if (self.places == np.arange(len(self.places))).all():  # both orders are the same
             return labels
         found: IntArray = self.places[labels]
         if (found < 0).any():
@@ -114,11 +114,6 @@ class ClassOrder:
             if count:
                 found[self.places[label]] = count
         return found
-
-    @property
-    def _is_own(self) -> bool:
-        """Whether both orders are the same as far as the client knows classes."""
-        return bool((self.places == np.arange(len(self.places))).all())
 
     def _refuse(self, label: int, where: object) -> None:
         name = printable(self.names[label], MAX_LETTERS)
@@ -158,7 +153,7 @@ class GlobalTest:
 class ClientData:
     """The directory of one client."""
 
-    stamp: Stamp = None
+    stamp: Stamp | None = None
     """What tells whether ``client.json`` was written since it was read."""
 
     def __init__(self, directory: Path) -> None:
@@ -169,7 +164,7 @@ class ClientData:
         """
         if not directory.is_dir():
             raise DataError(f"{directory} is not there: it should be this client's data")
-        self.directory, self.stamp = directory, stamp_of(directory)
+        self.directory, self.stamp = directory, stamp_of(directory / ABOUT)
         about = directory / ABOUT
         check_inside(about, directory)
         file = read_file(about, ClientFile)
@@ -211,7 +206,7 @@ class ClientData:
     @property
     def is_stale(self) -> bool:
         """Whether ``client.json`` was written since it was read."""
-        return stamp_of(self.directory) != self.stamp
+        return stamp_of(self.directory / ABOUT) != self.stamp
 
     @property
     def num_classes(self) -> int:
@@ -418,15 +413,6 @@ class ClientData:
                 + (", and client.json must give their counts where one is gone" if beside else "")
             )
         return tuple(tasks)
-
-
-def stamp_of(directory: Path) -> Stamp:
-    """Return what changes when a client's description is written; None where there is none."""
-    try:
-        found = (directory / ABOUT).stat()
-    except OSError:
-        return None
-    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def has_grown(directory: Path) -> bool:

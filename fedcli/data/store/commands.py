@@ -46,7 +46,7 @@ from fedmodels.data_description import Normaliser, ProblemFile
 from fedmodels.errors import ConfigError, DataError, reason_of
 from fedmodels.files import write_atomically
 from fedmodels.printable import printable
-from fedmodels.tensors.bundle import ClientId
+from fedmodels.tensors.bundle import EVALUATOR, ClientId
 
 log = logging.getLogger(__name__)
 
@@ -292,7 +292,9 @@ def export_partition(root: Path, out: Path, clients: Sequence[ClientId] | None =
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise DataError(f"{out} holds something: choose another directory")
     wanted = range(len(store)) if clients is None else clients
-    opened = [store.client(c) if isinstance(c, int) else _no_client(c) for c in wanted]
+    if EVALUATOR in wanted:
+        raise DataError(f"the {EVALUATOR} has no directory: its data lie in global-test")
+    opened = [store.client(int(client)) for client in wanted]
     try:
         with written_whole(out) as place:
             shutil.copytree(root, place, ignore=shutil.ignore_patterns(STORE), dirs_exist_ok=True)
@@ -311,7 +313,3 @@ def _held(client: ClientData) -> Iterator[tuple[int, Part, Labelled]]:
     for task in range(client.num_tasks):
         for part in PARTS:
             yield task, part, client.arrays(task, part)
-
-
-def _no_client(client: ClientId) -> ClientData:
-    raise DataError(f"the {client} has no directory: its data lie in global-test")

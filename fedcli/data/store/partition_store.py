@@ -30,7 +30,7 @@ from fedcli.data.arrays import IntArray, check_examples, read_array
 from fedcli.data.cuts.cut_input import Partition
 from fedcli.data.folders import check_inside
 from fedcli.data.sets.dataset import Dataset, Inputs, Labelled
-from fedcli.data.store.client_data import ABOUT, PARTS, ClientData, GlobalTest, Part, stamp_of
+from fedcli.data.store.client_data import ABOUT, PARTS, ClientData, GlobalTest, Part
 from fedmodels.data_description import (
     ClientFile,
     ProblemFile,
@@ -39,6 +39,7 @@ from fedmodels.data_description import (
     read_file,
 )
 from fedmodels.errors import DataError, reason_of
+from fedmodels.files import stamp_of
 from fedmodels.tensors.bundle import ClientId
 
 STORE = "store"
@@ -189,7 +190,7 @@ class StoredClient(ClientData):
         """
         self.store, self.client = store, client
         self.directory = store.root / str(client)
-        self.stamp = stamp_of(self.directory)
+        self.stamp = stamp_of(self.directory / ABOUT)
         self.file = store.description(client)
         self.num_stored = len(self.file.tasks)
         if (about := self.directory / ABOUT).exists():

@@ -92,7 +92,8 @@ def cut(files: Path, tables: Mapping[str, Any], seed: int, client: int, cache: P
     if (root / str(client) / "client.json").is_file():
         log.info("client %s: %s was cut before", client, files)
         return root
-    dataset = thinned(_by_names(loaded(files, data), _classes_of(data)), data, seed)
+    classes = data.classes or (data.columns.classes if data.columns else None)
+    dataset = thinned(_by_names(loaded(files, data), classes or ()), data, seed)
     try:
         cache.parent.mkdir(parents=True, exist_ok=True)
         cache.mkdir(mode=0o700, exist_ok=True)  # for nobody else
@@ -146,11 +147,6 @@ def loaded(files: Path, data: Data) -> Dataset:
     columns = data.columns and data.columns.model_copy(update={"classes": None})
     update = {"classes": None, "columns": columns, "root": str(files)}
     return load(data.model_copy(update=update))
-
-
-def _classes_of(data: Data) -> tuple[str, ...]:
-    """Return the classes of the run in label order; none where its config lists none."""
-    return data.classes or (data.columns.classes if data.columns else None) or ()
 
 
 def _by_names(dataset: Dataset, classes: Sequence[str]) -> Dataset:
