@@ -37,6 +37,7 @@ from fedmodels.methods import make
 from fedmodels.nets import make_net
 from fedmodels.nets.split import SplitNet, load_weights, weights_of
 from fedmodels.resolution import experiment_of
+from fedmodels.tensors.allocator import keep_large_blocks
 from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.training.contexts import ClientContext, Stream
 from fedmodels.training.loop import ClientHalf, train_locally
@@ -98,6 +99,7 @@ def main() -> None:
     parser.add_argument("--loop", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(1)
+    keep_large_blocks()  # as the commands do
     if options.loop:
         config, data, share = options.loop
         print(json.dumps(_plain_loop(Path(config), Path(data), share)))

@@ -13,13 +13,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 from fedmodels.nets.generative import ddpm, gan, gan_groups
-from fedmodels.nets.generative.gan_groups import Groups, grouped, rows_of
+from fedmodels.nets.generative.gan_groups import Layer, grouped, rows_of
 from fedmodels.numerics.optimizers import Adam
 from fedmodels.numerics.randomness import generator, seeded
 from fedmodels.techniques.moments import load_moments, moments_of
@@ -31,6 +31,8 @@ Tick = Callable[[int, int, Tensor], None]
 
 CRITIC_STEPS = 5
 """Steps of a GAN's critic for each step of its generator."""
+PENALTY = 10.0
+"""Weight of the gradient penalty."""
 CELLS = {"cpu": 40_960}
 """Cells of the canvases in a step of a stack, N B S². Beyond that a CPU gains nothing."""
 CELLS_BEYOND = 655_360
@@ -94,12 +96,13 @@ def train_gans(course: Course, lessons: Sequence[Lesson], tick: Tick) -> list[We
         for end in sorted({learner.steps for learner in members}):
             left = [learner for learner in members if learner.steps >= end]
             stack = _Stack(course, left)
-            for step in range(done + 1, end + 1):
-                loss = stack.step(step)
-                tick((step - 1) // left[0].per_epoch, step, loss)
+            while done < end:
+                last = min(end, done + CRITIC_STEPS - done % CRITIC_STEPS)
+                for step, loss in enumerate(stack.steps(done + 1, last), done + 1):
+                    tick((step - 1) // left[0].per_epoch, step, loss)
+                done = last
             for learner, tensors in zip(left, stack.tensors(), strict=True):
                 learner.tensors = tensors
-            done = end
     return [_kept(course, learner.tensors) for learner in learners]
 
 
@@ -128,7 +131,7 @@ class _Stack:
 
     def __init__(self, course: Course, learners: Sequence[_Learner]) -> None:
         self.learners, self.device = learners, learners[0].images.device
-        self.groups, self.batch_size = Groups(len(learners)), course.batch_size
+        self.batch_size = course.batch_size
         rows = rows_of([learner.tensors for learner in learners])
         with seeded(0):
             self.maker = gan.Generator(course.input_shape, course.width, course.arch)
@@ -136,64 +139,91 @@ class _Stack:
         self.nets = {"net": self.maker, "critic": self.critic}
         for role, net in self.nets.items():
             own = {key: rows[f"{role}/{key}"].to(self.device) for key in net.state_dict()}
-            grouped(net, self.groups, own)
+            grouped(net, len(learners), own)
+        self.judges = cast(list[Layer], list(self.critic.layers))
         self.adams = {
             role: Adam(net.parameters(), lr=course.lr, betas=(0.5, 0.9))
             for role, net in self.nets.items()
         }
         load_moments(self.adams, rows)
-        self.images = torch.cat([learner.images for learner in learners])
+        images = torch.cat([learner.images for learner in learners])
+        self.images = images.permute(0, 2, 3, 1).contiguous()
         sizes = torch.tensor([0, *(len(learner.images) for learner in learners)])
         self.first = sizes.cumsum(0)[:-1]  # of each GAN's images among all
 
-    def step(self, number: int) -> Tensor:
-        """Make a step of every critic, and of every generator where that is due.
+    def steps(self, first: int, last: int) -> Iterator[Tensor]:
+        """Make steps of every critic, and of every generator where one is due after the last.
+
+        The generators paint the images of all these steps at once.
 
         Args:
-            number: of the step, from 1.
+            first: number of the first step, from 1.
+            last: of the last; none of those before is due for a generator.
 
-        Returns:
-            The mean of the critics' losses.
+        Yields:
+            The mean of the critics' losses, after each step.
         """
-        indices = [next(learner.batches) for learner in self.learners]
-        sizes = [len(index) for index in indices]
-        z = torch.zeros(len(sizes), max(sizes), gan.LATENT)
-        mix, index = torch.zeros(z.shape[:2]), self.first[:, None].repeat(1, max(sizes))
-        for row, (learner, size) in enumerate(zip(self.learners, sizes, strict=True)):
-            index[row, :size] += indices[row]
-            torch.randn(size, gan.LATENT, generator=learner.noise, out=z[row, :size])
-            torch.rand(size, generator=learner.noise, out=mix[row, :size])
-        counts = torch.tensor(sizes)
-        share = (torch.arange(max(sizes)) < counts[:, None]) / counts[:, None]
+        count, nets = last + 1 - first, len(self.learners)
+        drawn = [self._drawn() for _ in range(count)]
+        most = max(len(mix) for step in drawn for _, _, mix in step)
+        z, mix = torch.zeros(nets, count, most, gan.LATENT), torch.zeros(nets, count, most)
+        index = self.first[:, None, None].repeat(1, count, most)
+        share = torch.zeros_like(mix)
+        for number, step in enumerate(drawn):
+            for net, (chosen, noise, between) in enumerate(step):
+                at = net, number, slice(len(between))
+                index[at] += chosen
+                z[at], mix[at], share[at] = noise, between, 1 / len(between)
         z, mix, index, share = (each.to(self.device) for each in (z, mix, index, share))
-        self.groups.counts = counts.to(self.device) if min(sizes) < max(sizes) else None
         with torch.no_grad():
-            fake = self._paint(z)
-        self.groups.counts = None
-        losses = gan.critic_loss(self._judge, self.images[index], fake, mix, share)
-        _step(self.adams["critic"], losses.sum())
-        if number % CRITIC_STEPS == 0:
-            sizes = [self.batch_size, gan.LATENT]
-            z = torch.stack([torch.randn(sizes, generator=each.noise) for each in self.learners])
-            painted = self._paint(z.to(self.device))
-            _step(self.adams["net"], gan.generator_loss(self._judge, painted).sum())
-        return losses.detach().mean()
+            fakes = self._paint(z.flatten(1, 2), share).view(
+                nets, count, most, *self.images.shape[1:]
+            )
+        for number in range(count):
+            real, fake = self.images[index[:, number]], fakes[:, number]
+            given = real, fake, mix[:, number], share[:, number]
+            losses = gan_groups.learn(self.judges, *given, penalty=PENALTY)
+            self.adams["critic"].step()
+            if first + number == last and last % CRITIC_STEPS == 0:
+                self._improve()
+            yield losses.mean()
+
+    def _drawn(self) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Return what chance brings to a critic's step of each GAN: images, z and u."""
+        found = []
+        for learner in self.learners:
+            index = next(learner.batches)
+            z = torch.randn(len(index), gan.LATENT, generator=learner.noise)
+            found.append((index, z, torch.rand(len(index), generator=learner.noise)))
+        return found
+
+    def _improve(self) -> None:
+        """Make a step of every generator, down ``-E critic(fake)``."""
+        sizes = [self.batch_size, gan.LATENT]
+        z = torch.stack([torch.randn(sizes, generator=each.noise) for each in self.learners])
+        share = torch.full(z.shape[:2], 1 / self.batch_size, device=self.device)
+        painted = self._paint(z.to(self.device), share[:, None])
+        with torch.no_grad():
+            inputs, _ = gan_groups.score(self.judges, painted)
+            slope = gan_groups.image_slopes(self.judges, inputs, -share)
+        self.adams["net"].zero_grad(set_to_none=True)
+        loss = (painted * slope).sum()  # torch loads sympy where backward is given a gradient
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.adams["net"].step()
 
     def tensors(self) -> list[Weights]:
         """Return the tensors of each GAN, with its moments, on the CPU."""
         rows = dict(moments_of(self.adams))
         for role, net in self.nets.items():
             rows |= tensors_of(f"{role}/", net)
-        return list(gan_groups.tensors_of(rows, self.groups.nets))
+        return list(gan_groups.tensors_of(rows, len(self.learners)))
 
-    def _paint(self, z: Tensor) -> Tensor:
-        """Return the canvases (N, B, C, S, S) of noise (N, B, 100)."""
-        return self.groups.apart(self.maker.paint(z))
-
-    def _judge(self, canvases: Tensor) -> Tensor:
-        """Return the scores (N, B) of canvases (N, B, C, S, S)."""
-        scores: Tensor = self.critic(self.groups.images(canvases))
-        return scores
+    def _paint(self, z: Tensor, share: Tensor) -> Tensor:
+        """Return the canvases (N, B, S, S, C) of noise (N, B, 100), for batches of these shares."""
+        for layer in self.maker.modules():
+            if isinstance(layer, gan_groups.BatchNorm):
+                layer.share = share
+        return self.maker.paint(z)
 
 
 # --- one by one -----------------------------------------------------------------------------------

@@ -1,15 +1,13 @@
 """Generators of images per class: the WGAN-GP of pFedGRP, and the DCGAN form of it.
 
-Gulrajani et al., Improved Training of Wasserstein GANs, NeurIPS 2017, algorithm 1.
-https://arxiv.org/abs/1704.00028
+Gulrajani et al., Improved Training of Wasserstein GANs, NeurIPS 2017.
+https://arxiv.org/abs/1704.00028 Its algorithm 1 is :mod:`fedmodels.techniques.generator_training`.
 
 Images are (B, C, S, S) in [-1, 1], S in {8, 16, 32}; z is (B, 100). Images of other sizes are
 padded to S with -1, the value of black, and generated ones are cropped.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -134,53 +132,6 @@ def crop(images: Tensor, input_shape: tuple[int, ...]) -> Tensor:
     height, width = input_shape[1:]
     top, left = (images.shape[-2] - height) // 2, (images.shape[-1] - width) // 2
     return images[..., top : top + height, left : left + width]
-
-
-def gradient_penalty(
-    critic: Callable[[Tensor], Tensor], real: Tensor, fake: Tensor, mix: Tensor
-) -> Tensor:
-    """Return ``(‖∇critic(x̂)‖ - 1)²`` at points between real and fake images, (…, B).
-
-    Args:
-        critic: maps images to one score per image.
-        real: (…, B, C, S, S).
-        fake: likewise.
-        mix: u (…, B) in [0, 1]; x̂ = u real + (1 - u) fake.
-    """
-    u = mix.reshape(*mix.shape, *[1] * (real.dim() - mix.dim()))
-    between = (u * real + (1 - u) * fake).detach().requires_grad_()
-    scores = critic(between)
-    (gradient,) = torch.autograd.grad(scores.sum(), between, create_graph=True)
-    penalty: Tensor = (gradient.flatten(mix.dim()).norm(dim=-1) - 1).square()
-    return penalty
-
-
-def critic_loss(
-    critic: Callable[[Tensor], Tensor],
-    real: Tensor,
-    fake: Tensor,
-    mix: Tensor,
-    share: Tensor,
-    penalty: float = 10.0,
-) -> Tensor:
-    """Return ``E critic(fake) - E critic(real) + penalty * E gradient_penalty`` of each critic (…).
-
-    Args:
-        critic: maps images to one score per image.
-        real: (…, B, C, S, S).
-        fake: likewise, constants here.
-        mix: (…, B) uniform in [0, 1].
-        share: weights of the means, (…, B): 1/B each, and 0 for what does not count.
-        penalty: weight of the gradient penalty.
-    """
-    fake = fake.detach()
-    apart = critic(fake) - critic(real)
-    return ((apart + penalty * gradient_penalty(critic, real, fake, mix)) * share).sum(-1)
-
-
-def generator_loss(critic: Callable[[Tensor], Tensor], fake: Tensor) -> Tensor:
-    """Return ``-E critic(fake)`` of each critic (…), every fifth critic step in the paper."""
-    return -critic(fake).mean(-1)
 
 
 @torch.no_grad()
