@@ -2,7 +2,7 @@
 
 A layer is one batched product over the GANs: of vectors, or of patches of images. Tensors are those
 of the GANs, one after the other along the first axis, and so are an optimiser's moments.
-docs/decisions/095-gans-trained-as-one.md has the reasons.
+docs/decisions/095-gans-trained-as-one.md and 098-closed-form-of-the-penalty.md have the reasons.
 
 Shapes: N GANs, B examples of each, c channels, o of the smaller images, d features.
 """
