@@ -9,7 +9,6 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,34 +17,29 @@ import typer
 from fedmodels.commands import forget_options, run_command
 from fedmodels.errors import FedtideError, Interrupted
 from fedmodels.log_lines import LogLevel
+from fedmodels.options import AsJson, Config, Device, Level, Quiet, Sets, Strict, program
 from fedsrv.commands.audit import audit_app
 from fedsrv.commands.catalogue import methods, metrics, nets, schema
 from fedsrv.commands.certs import certs_app
 from fedsrv.commands.options import (
-    AsJson,
     AwaitsEvaluator,
     Certificate,
     ClientAuthority,
-    Config,
     Dashboard,
-    Group,
     HostCpus,
     HostGpus,
     Hosts,
     Insecure,
     Key,
-    Level,
     MetricsPort,
     NodeDir,
     On,
     OwnExamples,
     Place,
     PrintsEvents,
-    Quiet,
     Resume,
     RevokedCallers,
     RunDirectory,
-    Sets,
     Without,
     check_without,
     set_up,
@@ -59,11 +53,7 @@ if TYPE_CHECKING:
     from fedsrv.event_lines import EventPrinter
     from fedsrv.events import Ending, EventLog
 
-app = typer.Typer(
-    cls=Group,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-)
+app = program("The coordinator of a federated run, and the launcher of local ones.")
 app.add_typer(certs_app, name="certs")
 app.command()(methods)
 app.command()(nets)
@@ -73,24 +63,6 @@ app.command()(relay)
 app.add_typer(watching_app)
 app.add_typer(sweep_app)
 app.add_typer(audit_app)
-
-
-def _print_version(given: bool) -> None:
-    if given:
-        typer.echo(f"fedtide {version('fedtide')}")
-        raise typer.Exit
-
-
-@app.callback()
-def of_all(
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version."
-        ),
-    ] = False,
-) -> None:
-    """The coordinator of a federated run, and the launcher of local ones."""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -269,14 +241,12 @@ def launch(
     data: Annotated[
         Path | None, typer.Option(help="An existing partition; by default one is made in OUT/data.")
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda:K.")] = "auto",
+    device: Device = "auto",
     server_data: Annotated[
         Path | None,
         typer.Option(help="The server's own examples; by default those of the partition."),
     ] = None,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Treat warnings about the data as errors.")
-    ] = False,
+    strict: Strict = False,
     quiet: Quiet = False,
     log_level: Level = LogLevel.INFO,
     as_json: AsJson = False,

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from fedsrv.commands.options import Group, Place
+from fedmodels.options import Group
+from fedsrv.commands.options import Place
 
 certs_app = typer.Typer(
     cls=Group, no_args_is_help=True, help="Make an authority and certificates for TLS."

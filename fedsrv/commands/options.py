@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from typer.core import TyperGroup
 
-from fedmodels.commands import Commands
 from fedmodels.log_lines import LogLevel, set_up_logging
 from fedmodels.machine import require_linux
 
@@ -23,20 +21,6 @@ def _number_of_hosts(text: str) -> int | None:
     return int(text)
 
 
-Config = Annotated[Path, typer.Argument(help="The experiment, a TOML file.")]
-Sets = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override any key.")
-]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Print warnings and errors alone.")]
-Level = Annotated[
-    LogLevel,
-    typer.Option(
-        "--log-level",
-        parser=LogLevel.named,
-        metavar=f"[{'|'.join(LogLevel)}]",
-        help="Lowest level of the messages to print.",
-    ),
-]
 MetricsPort = Annotated[
     str | None,
     typer.Option(metavar="PORT", help="Metrics for Prometheus; loopback unless HOST:PORT."),
@@ -44,9 +28,6 @@ MetricsPort = Annotated[
 Dashboard = Annotated[
     str | None,
     typer.Option(metavar="PORT", help="A live page of the run; loopback unless HOST:PORT."),
-]
-AsJson = Annotated[
-    bool, typer.Option("--json", help="Print messages as JSON, an object a line, on stdout.")
 ]
 On = Annotated[
     str | None,
@@ -102,10 +83,6 @@ Without = Annotated[
     ),
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")]
-
-
-class Group(Commands, TyperGroup):
-    """The commands of ``fedsrv``, or those below one of its words."""
 
 
 def check_without(without: list[int] | None, resume: bool) -> list[int]:

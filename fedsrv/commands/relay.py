@@ -12,15 +12,13 @@ import typer
 from fedmodels.commands import end_on_sigterm
 from fedmodels.errors import ConfigError
 from fedmodels.log_lines import LogLevel
+from fedmodels.options import AsJson, Level, Quiet
 from fedsrv.commands.options import (
-    AsJson,
     Certificate,
     ClientAuthority,
     Insecure,
     Key,
-    Level,
     Place,
-    Quiet,
     RevokedCallers,
     set_up,
 )
