@@ -10,14 +10,14 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from fedmodels.config.data import Data
 from fedmodels.config.experiment import Experiment, MethodTable, NetTable
 from fedmodels.config.faults import fault_of
 from fedmodels.config.presets import suggest_config
 from fedmodels.config.scenario import Scenario
-from fedmodels.config.sent import without_places
+from fedmodels.config.sent import tables_in, without_places
 from fedmodels.errors import ConfigError, reason_of, suggestion
 from fedmodels.own_code import (
     check_offered,
@@ -342,21 +342,24 @@ def _one_line(error: ValidationError, tables: Mapping[str, Any]) -> str:
 
 def _kinds() -> list[str]:
     """Return the kinds of scenarios."""
-    tables = get_args(get_args(Scenario)[0])
-    return [get_args(table.model_fields["kind"].annotation)[0] for table in tables]
+    return [_kind_of(table) for table in tables_in(Scenario)]
+
+
+def _kind_of(scenario: type[BaseModel]) -> str:
+    return str(get_args(scenario.model_fields["kind"].annotation)[0])
 
 
 def _known_keys(path: list[str], kind: str | None) -> list[str]:
-    schema = TypeAdapter(Experiment).json_schema()
-    node: dict[str, Any] = schema
+    """Return the keys of a table; of a scenario, those of its kind."""
+    table: type[BaseModel] = Experiment
     for name in path:
-        node = node.get("properties", {}).get(name, {})
-        if kind and "discriminator" in node:
-            node = {"$ref": node["discriminator"]["mapping"].get(kind, "")}
-        for branch in node.get("allOf", []) + node.get("anyOf", []):
-            if kind and "discriminator" in branch:
-                branch = {"$ref": branch["discriminator"]["mapping"].get(kind, "")}
-            node = branch if "$ref" in branch else node
-        if "$ref" in node:
-            node = schema["$defs"].get(node["$ref"].rpartition("/")[2], {})
-    return sorted(node.get("properties", {}))
+        field = table.model_fields.get(name)
+        inner = tables_in(field.annotation) if field else []
+        if len(inner) > 1:
+            inner = [
+                each for each in inner if kind in get_args(each.model_fields["kind"].annotation)
+            ]
+        if not inner:
+            return []
+        table = inner[0]
+    return sorted(table.model_fields)

@@ -26,17 +26,17 @@ def without_places(
         marks = field.metadata if field else []
         if HERE in marks:
             continue
-        inner = _table_in(field.annotation) if field else None
-        if inner is not None and isinstance(value, Mapping):
-            value = without_places(value, inner)
+        inner = tables_in(field.annotation) if field else []
+        if len(inner) == 1 and isinstance(value, Mapping):
+            value = without_places(value, inner[0])
         elif NAMED in marks and isinstance(value, str):
             value = short_name(value)
         sent[key] = value
     return sent
 
 
-def _table_in(annotation: Any) -> type[BaseModel] | None:
-    """Return the table that a key holds; none where it holds a value, or one of several tables."""
-    kinds = (annotation, *get_args(annotation))
-    found = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
-    return found[0] if len(found) == 1 else None
+def tables_in(annotation: Any) -> list[type[BaseModel]]:
+    """Return the tables that a key may hold; none where it holds a value."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [table for part in get_args(annotation) for table in tables_in(part)]

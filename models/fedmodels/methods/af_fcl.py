@@ -28,7 +28,7 @@ from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, kl_div, log_softmax, mse_loss
+from torch.nn.functional import cross_entropy, mse_loss
 
 from fedmodels.config.bounds import Count, NonNegative, PositiveCount
 from fedmodels.errors import PayloadError
@@ -37,11 +37,12 @@ from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.generative.flow import Flow, check_orders, is_order
 from fedmodels.nets.split import SplitNet, load_weights, weights_of
 from fedmodels.numerics.algebra import padded
+from fedmodels.numerics.distances import distillation
 from fedmodels.numerics.optimizers import Adam, descend
 from fedmodels.numerics.randomness import derive_seed, seeded
 from fedmodels.techniques.continual import (
     ClassMasks,
-    add_answered,
+    add_clients,
     beside_training,
     labels_from,
     mask_of,
@@ -157,7 +158,7 @@ class AFFCL(FedAvg):
             return state
         weights = mean.common.weights
         flow = {**state.own.weights, **under("flow", part_of(weights, "flow"))}
-        own = Bundle(weights=flow, histogram=add_answered(ctx, state.own.histogram, uploads))
+        own = Bundle(weights=flow, histogram=add_clients(ctx, state.own.histogram, uploads))
         return ServerState(Bundle(weights=without(weights, "flow")), own, state.clients)
 
     def broadcast(self, ctx: ServerContext, state: ServerState) -> Payload:
@@ -268,7 +269,7 @@ class AFFCL(FedAvg):
         fit = (w * cross_entropy(logits, y, reduction="none")).mean()
         loss = ((1 - self.theta) * p + self.theta) * fit
         if teacher is not None:
-            loss = loss + self.k_kd * self.kd_logits * distillation(teacher, logits)
+            loss = loss + self.k_kd * self.kd_logits * distillation(teacher, logits, TEMPERATURE)
         return self.k_flow * loss
 
     def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: AfFclReferences) -> Tensor:
@@ -279,7 +280,7 @@ class AFFCL(FedAvg):
             features = refs.last.net.features(batch.x)
             logits = refs.last.net.head(features)
         held = self.kd_features * mse_loss(out.features, features)
-        held = held + self.kd_logits * distillation(logits, out.logits)
+        held = held + self.kd_logits * distillation(logits, out.logits, TEMPERATURE)
         return loss + self.k_kd * held
 
     def after_local(self, ctx: ClientContext, state: Bundle, refs: AfFclReferences) -> Bundle:
@@ -326,9 +327,3 @@ def credibility(z: Tensor, y: Tensor, drawn: Tensor, labels: Tensor, otherwise: 
             )
             w[rows] = log_density.exp().mean(1)
     return w
-
-
-def distillation(teacher: Tensor, student: Tensor) -> Tensor:
-    """Return KL(teacher ‖ student) of logits (B, K) at temperature 2, not times its square."""
-    wanted, found = (log_softmax(logits / TEMPERATURE, 1) for logits in (teacher, student))
-    return kl_div(found, wanted, reduction="batchmean", log_target=True)

@@ -7,7 +7,7 @@ https://arxiv.org/abs/2302.13001
     last generator                 refs.last: the client's own, at the end of its previous task
     global generator               refs.received
     model consolidation            ``finish``: on images of the clients' generators
-    consistency enforcement        ``consistency_loss``
+    consistency enforcement        ``_consistency``
 
 The task model is the ACGAN itself: [net] ``acgan`` is the paper's, and any net of images will do.
 
@@ -28,7 +28,7 @@ from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, kl_div
+from torch.nn.functional import cross_entropy
 
 from fedmodels.config.bounds import Count, NonNegative, PositiveCount, Share
 from fedmodels.errors import PayloadError, TrainingFailed
@@ -37,11 +37,12 @@ from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.generative import acgan
 from fedmodels.nets.generative.gan import Generator
 from fedmodels.nets.split import SplitNet, load_weights, weights_of
+from fedmodels.numerics.distances import distillation
 from fedmodels.numerics.randomness import derive_seed, seeded
 from fedmodels.techniques.acgan import Acgan, ConditionalGenerator, GeneratorPool
 from fedmodels.techniques.continual import (
     ClassMasks,
-    add_answered,
+    add_clients,
     beside_training,
     labels_from,
     mask_of,
@@ -93,12 +94,6 @@ def teacher_logits(teacher: SplitNet, x: Tensor) -> Tensor:
     logits: Tensor = teacher(x)
     teacher.train(mode)
     return logits
-
-
-def consistency_loss(student: Tensor, teacher: Tensor) -> Tensor:
-    """Return KL(teacher ‖ student) of the classes of two batches with the same labels, (B, K)."""
-    wanted, found = teacher.detach().log_softmax(1), student.log_softmax(1)
-    return kl_div(found, wanted, reduction="batchmean", log_target=True)
 
 
 @register("fedcil")
@@ -213,7 +208,7 @@ class FedCIL(FedAvg):
             task = ctx.task_of(client)
             clients[client] = _update_kept(clients.get(client), upload, ctx.interaction, task)
         extra = {k: t for role in ROLES for k, t in of_role(weights, role).items()}
-        own = Bundle(weights=extra, histogram=add_answered(ctx, state.own.histogram, uploads))
+        own = Bundle(weights=extra, histogram=add_clients(ctx, state.own.histogram, uploads))
         return ServerState(Bundle(weights=without(weights, *ROLES)), own, clients)
 
     def finish(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> Reduced:
@@ -356,7 +351,7 @@ class FedCIL(FedAvg):
             if int(rows.sum()) > 1:  # a batch of one cannot be normalised
                 received = refs.received(y[rows], refs.draw)
                 wanted = teacher_logits(net, received)
-                loss = loss + consistency_loss(net(x[rows]), wanted)
+                loss = loss + distillation(wanted.detach(), net(x[rows]))
         labels = labels_from(refs.known, self.replay_batch, refs.draw)
         loss = loss + cross_entropy(net(refs.received(labels, refs.draw)), labels)
         return self.consistency * loss

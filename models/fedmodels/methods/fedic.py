@@ -26,13 +26,14 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, kl_div, log_softmax, logsigmoid
+from torch.nn.functional import cross_entropy, logsigmoid
 
 from fedmodels.config.bounds import Count, NonNegative, Positive, PositiveCount, Share
 from fedmodels.errors import ConfigError
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import SplitNet, load_weights, weights_of
+from fedmodels.numerics.distances import distillation
 from fedmodels.numerics.optimizers import Adam, descend
 from fedmodels.numerics.randomness import seeded
 from fedmodels.tensors.bundle import Bundle, Weights
@@ -192,13 +193,8 @@ class FEDIC(FedAvg):
             unseen = next(soft, None)
             if unseen is not None:
                 student = net(held.unlabelled[unseen])
-                loss = loss + self.ld * self._divergence(teacher[unseen], student)
+                loss = loss + self.ld * distillation(teacher[unseen], student, self.temperature)
             descend(loss, optimizer)
-
-    def _divergence(self, teacher: Tensor, student: Tensor) -> Tensor:
-        wanted = log_softmax(teacher / self.temperature, 1)
-        found = log_softmax(student / self.temperature, 1)
-        return kl_div(found, wanted, reduction="batchmean", log_target=True)
 
     def _adam(self, parameters: list[Tensor], weight_decay: float) -> torch.optim.Optimizer:
         return Adam(parameters, lr=self.lr_server, weight_decay=weight_decay)

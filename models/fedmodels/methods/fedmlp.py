@@ -29,12 +29,11 @@ from fedmodels.config.bounds import Count, NonNegative, Positive
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.numerics.clustering import nearest
+from fedmodels.numerics.distances import divergence, smooth_l1
 from fedmodels.numerics.prototypes import (
     ByClass,
-    divergence,
     moved,
     nearest_scores,
-    smooth_l1,
 )
 from fedmodels.techniques import levels
 from fedmodels.techniques.class_prototypes import (

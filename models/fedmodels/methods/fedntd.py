@@ -18,12 +18,12 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import kl_div, log_softmax
 
 from fedmodels.config.bounds import NonNegative, Positive
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import SplitNet
+from fedmodels.numerics.distances import distillation
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.training.contexts import ClientContext
 from fedmodels.training.method import Batch, Output
@@ -45,9 +45,8 @@ def not_true_distance(teacher: Tensor, student: Tensor, labels: Tensor, tau: flo
         labels: (B,) whose columns are left out.
         tau: temperature of both softmaxes.
     """
-    target = log_softmax(not_true(teacher, labels) / tau, 1)
-    found = log_softmax(not_true(student, labels) / tau, 1)
-    return tau**2 * kl_div(found, target, reduction="batchmean", log_target=True)
+    kept = not_true(teacher, labels), not_true(student, labels)
+    return tau**2 * distillation(*kept, tau)
 
 
 @register("fedntd")

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import kl_div, log_softmax, smooth_l1_loss
 
 from fedmodels.numerics.algebra import class_means
 from fedmodels.tensors.bundle import Prototypes
@@ -148,17 +147,3 @@ def nearest_scores(z: Tensor, table: ByClass, candidates: Tensor) -> Tensor:
     if not bool(among.any()):
         return torch.zeros_like(distance)
     return torch.where(among, -distance, -torch.inf)
-
-
-def smooth_l1(z: Tensor, target: Tensor) -> Tensor:
-    """Return the smooth-L1 distance of each row, a mean over coordinates: (n, d), (n, d) -> (n,).
-
-    It turns from a square into a line at a distance of 1 (Girshick, Fast R-CNN, ICCV 2015).
-    """
-    return smooth_l1_loss(z, target, reduction="none").mean(1)
-
-
-def divergence(z: Tensor, c: Tensor, tau: float) -> Tensor:
-    """Return KL(z || c) of each row, both turned into distributions over d by a softmax: (n,)."""
-    p, q = log_softmax(z / tau, 1), log_softmax(c / tau, 1)
-    return kl_div(q, p, reduction="none", log_target=True).sum(1)  # torch's kl_div(log q, log p)

@@ -22,7 +22,7 @@ from fedmodels.errors import PayloadError
 from fedmodels.machine import cores
 from fedmodels.tensors.block_layout import BlockLayout
 from fedmodels.tensors.bundle import Weights
-from fedmodels.tensors.packed_weights import PackedWeights, packed
+from fedmodels.tensors.packed_weights import PackedWeights, laid_like, packed
 from fedmodels.tensors.weighted_mean import weighted_mean
 
 Numbers = NDArray[np.floating]
@@ -74,17 +74,6 @@ class Rows:
             return self
         return Rows([self.uploads[number] for number in chosen], self._threads)
 
-    def like(self, weights: Weights) -> PackedWeights:
-        """Return weights in the layout of the rows; zeros where there is none of that shape."""
-        if isinstance(weights, PackedWeights) and weights.is_like(self.first):
-            return weights
-        layout, names = self.first.layout, self.first.names
-        block = torch.zeros(layout.size, dtype=torch.uint8)
-        for name, place in zip(names, layout.views(block), strict=True):
-            if name in weights and weights[name].shape == place.shape:
-                place.copy_(weights[name])
-        return PackedWeights(names, layout, block)
-
     def read(self, columns: Columns, dtype: torch.dtype, centre: Weights | None = None) -> Numbers:
         """Return some columns (n, c) in a dtype that NumPy knows, less the centre if there is one.
 
@@ -96,13 +85,13 @@ class Rows:
         for row, block in zip(found, self._blocks, strict=True):
             row.copy_(block.view(columns.dtype)[columns.where])
         if centre is not None:
-            found -= self.like(centre).block.cpu().view(columns.dtype)[columns.where]
+            found -= laid_like(self.first, [centre]).block.cpu().view(columns.dtype)[columns.where]
         found = found if columns.own is None else found[:, columns.own]
         return found.add_(0.0).numpy()
 
     def gram(self, centre: Weights) -> Numbers:
         """Return the inner products (n, n) of the rows' differences from a centre, in float64."""
-        size, kept = len(self), self.like(centre)
+        size, kept = len(self), laid_like(self.first, [centre])
         total = np.zeros((size, size))
         with _blas().limit(limits=1, user_api="blas"):
             for part in self._each(partial(self._products, kept)):
@@ -145,7 +134,9 @@ class Rows:
         if abs(1 - total) < WHOLE:
             found = weighted_mean(self.uploads, parts.tolist(), total)
         else:
-            found = weighted_mean([*self.uploads, self.like(centre)], [*parts.tolist(), 1 - total])
+            found = weighted_mean(
+                [*self.uploads, laid_like(self.first, [centre])], [*parts.tolist(), 1 - total]
+            )
         return self._listed_as_came(packed(found).block)
 
     def _listed_as_came(self, block: Tensor) -> PackedWeights:

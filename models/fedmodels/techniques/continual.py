@@ -48,27 +48,24 @@ class ClassMasks:
         return cls(now > 0, total > now)
 
 
-def add_announced(ctx: ServerContext, before: Histogram | None) -> Histogram:
-    """Return the masks that clients get before they train."""
-    now = _clients_per_class(ctx, ctx.cohort)
-    return Histogram(now, now if before is None else before.total + now)
-
-
 def beside_training(
     ctx: ServerContext, weights: Weights, generators: Mapping[str, GeneratorState], own: Bundle
 ) -> Mapping[ClientId, Bundle]:
     """Return what orders to train bring to each client beside the common part; none for scores."""
     if ctx.scores:
         return {}
-    sent = Bundle(weights, generators=dict(generators), histogram=add_announced(ctx, own.histogram))
+    told = add_clients(ctx, own.histogram, ctx.cohort)
+    sent = Bundle(weights, generators=dict(generators), histogram=told)
     return dict.fromkeys(ctx.cohort, sent)
 
 
-def add_answered(
-    ctx: ServerContext, before: Histogram | None, answered: Iterable[int]
-) -> Histogram:
-    """Return what the server keeps: the classes of the clients that answered."""
-    now = _clients_per_class(ctx, answered)
+def add_clients(ctx: ServerContext, before: Histogram | None, clients: Iterable[int]) -> Histogram:
+    """Return the masks with the classes that these clients hold now.
+
+    Of a cohort they are what it gets before it trains, and of those that answered what the server
+    keeps, and gives as ``before`` in the next interaction.
+    """
+    now = _clients_per_class(ctx, clients)
     return Histogram(now, now if before is None else before.total + now)
 
 

@@ -29,7 +29,7 @@ from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.randomness import seeded
 from fedmodels.techniques.continual import (
     ClassMasks,
-    add_answered,
+    add_clients,
     beside_training,
     mask_of,
     masks_spec,
@@ -121,7 +121,7 @@ def with_classes(
     ctx: ServerContext, before: ServerState, after: ServerState, answered: Iterable[int]
 ) -> ServerState:
     """Return a state that remembers the classes of the clients that answered."""
-    histogram = add_answered(ctx, before.own.histogram, answered)
+    histogram = add_clients(ctx, before.own.histogram, answered)
     return replace(after, own=replace(before.own, histogram=histogram))
 
 

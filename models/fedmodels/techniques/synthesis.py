@@ -20,11 +20,12 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, kl_div, log_softmax
+from torch.nn.functional import cross_entropy
 
 from fedmodels.config.bounds import Count, NonNegative, Positive, PositiveCount, Share
 from fedmodels.nets.generative.upsampling import Upsampling
 from fedmodels.nets.split import SplitNet
+from fedmodels.numerics.distances import divergence
 from fedmodels.numerics.optimizers import SGD, Adam, descend
 from fedmodels.techniques.continual import masked_cross_entropy
 from fedmodels.techniques.datafree import (
@@ -85,9 +86,7 @@ def follow_moments(
 def disagreement(teacher: Tensor, student: Tensor) -> Tensor:
     """Return -KL(teacher || student) over rows (B, K) where both say the same class, batch mean."""
     same = (teacher.argmax(1) == student.argmax(1)).float()
-    found, wanted = log_softmax(student, 1), log_softmax(teacher, 1)
-    each = kl_div(found, wanted, reduction="none", log_target=True).sum(1)
-    return -(same * each).mean()
+    return -(same * divergence(teacher, student)).mean()
 
 
 def distillation(teacher: Tensor, student: Tensor, temperature: float) -> Tensor:

@@ -22,7 +22,7 @@ from torch import Tensor
 from fedmodels.tensors.block_layout import BlockLayout
 from fedmodels.tensors.bundle import Bundle, Prototypes, Weights
 from fedmodels.tensors.flat_vector import flatten
-from fedmodels.tensors.packed_weights import PackedWeights, packed
+from fedmodels.tensors.packed_weights import PackedWeights, laid_like, packed
 
 WEIGHTS, STATISTICS, GENERATORS = "weights", "statistics", "generators"
 """Parts of an upload; ``evaluation`` and each level of prototypes are others."""
@@ -94,16 +94,7 @@ class Given:
     def _base(self, like: PackedWeights, plan: _Plan) -> tuple[Tensor, Mapping[str, float]]:
         """Return the given weights in the layout of an upload, and their norms by part."""
         if plan not in self._bases:
-            first = next((p.weights for p in self._parts if len(p.weights)), None)
-            if isinstance(first, PackedWeights) and first.is_like(like):
-                block = first.block.cpu()
-            else:
-                block = torch.zeros(like.layout.size, dtype=torch.uint8)
-                for name, place in zip(like.names, like.layout.views(block), strict=True):
-                    known = (p.weights[name] for p in self._parts if name in p.weights)
-                    found = next(known, None)
-                    if found is not None and found.shape == place.shape:
-                        place.copy_(found)
+            block = laid_like(like, [p.weights for p in self._parts]).block.cpu()
             base = block.view(torch.float32)
             sizes, _ = plan.change(base, torch.zeros(1).expand(len(base)))
             self._bases[plan] = base, sizes

@@ -6,9 +6,10 @@ every round, takes several times as long as all the arithmetic on their elements
 
 from __future__ import annotations
 
-from collections.abc import ItemsView, Iterable, Iterator, Mapping
+from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 
+import torch
 from torch import Tensor
 
 from fedmodels.tensors.block_layout import BlockLayout, facts_of, layout_of
@@ -79,6 +80,22 @@ def packed(tensors: Mapping[str, Tensor], names: Iterable[str] = ()) -> PackedWe
     for name, place in zip(order, layout.views(block), strict=True):
         place.copy_(tensors[name].detach())
     return PackedWeights(order, layout, block, tensors)
+
+
+def laid_like(like: PackedWeights, sources: Sequence[Mapping[str, Tensor]]) -> PackedWeights:
+    """Return weights in the layout of others; zeros where there is none of that shape.
+
+    Where several sources have a tensor, the first one counts.
+    """
+    first = next((source for source in sources if len(source)), None)
+    if isinstance(first, PackedWeights) and first.is_like(like):
+        return first
+    block = torch.zeros(like.layout.size, dtype=torch.uint8)
+    for name, place in zip(like.names, like.layout.views(block), strict=True):
+        found = next((source[name] for source in sources if name in source), None)
+        if found is not None and found.shape == place.shape:
+            place.copy_(found)
+    return PackedWeights(like.names, like.layout, block)
 
 
 def num_bytes(tensors: Mapping[str, Tensor]) -> int:

@@ -10,9 +10,10 @@ from torch.nn.functional import cross_entropy
 from fedmodels.errors import PayloadError
 from fedmodels.methods import af_fcl as module
 from fedmodels.methods import make
-from fedmodels.methods.af_fcl import AfFclReferences, Predecessor, credibility, distillation
+from fedmodels.methods.af_fcl import AfFclReferences, Predecessor, credibility
 from fedmodels.nets.generative.flow import Flow, is_order
 from fedmodels.nets.split import load_weights, weights_of
+from fedmodels.numerics.distances import distillation
 from fedmodels.numerics.randomness import generator
 from fedmodels.tensors.bundle import Bundle, Histogram
 from fedmodels.tensors.roles import part_of, under, without
@@ -90,8 +91,8 @@ def test_a_class_without_spread_has_a_finite_density():
 def test_distillation_by_hand():
     """At T = 2 logits (2 ln 3, 0) are (3/4, 1/4): KL to (1/2, 1/2) is 3/4 ln 3/2 + 1/4 ln 1/2."""
     teacher, student = torch.tensor([[2 * math.log(3), 0.0]]), torch.zeros(1, 2)
-    assert distillation(teacher, student).item() == pytest.approx(0.130812, abs=1e-6)
-    assert distillation(student, student).item() == 0
+    assert distillation(teacher, student, 2.0).item() == pytest.approx(0.130812, abs=1e-6)
+    assert distillation(student, student, 2.0).item() == 0
 
 
 def test_drawn_loss_by_hand():

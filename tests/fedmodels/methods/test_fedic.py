@@ -24,6 +24,7 @@ from fedmodels.methods.fedic import (
     identity_calibrator,
 )
 from fedmodels.nets.split import load_weights, weights_of
+from fedmodels.numerics.distances import distillation
 from fedmodels.tensors.archive import load_named
 from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.training.hooks import as_uploads, reduce
@@ -188,7 +189,7 @@ def test_the_student_learns_the_teachers_answers():
     teacher = calibrate(identity_calibrator(10, 16), ask(net, uploads, x), mean)
     after, _ = method.finish(ctx, state, as_uploads(method, uploads))
     apart = [
-        float(method._divergence(teacher, logits_of(ctx, s.common.weights, x)))
+        float(distillation(teacher, logits_of(ctx, s.common.weights, x), method.temperature))
         for s in (state, after)
     ]
     assert apart[1] < 0.2 * apart[0]

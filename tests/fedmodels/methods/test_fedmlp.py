@@ -20,8 +20,9 @@ from fedmodels.methods import make, settings_of
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.methods.fedmlp import Levels
 from fedmodels.numerics.clustering import cluster, nearest
+from fedmodels.numerics.distances import divergence, smooth_l1
 from fedmodels.numerics.metrics import minority_classes
-from fedmodels.numerics.prototypes import ByClass, divergence, smooth_l1
+from fedmodels.numerics.prototypes import ByClass
 from fedmodels.techniques.levels import (
     CLUSTER,
     MINORITY,

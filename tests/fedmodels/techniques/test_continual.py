@@ -13,8 +13,7 @@ from fedmodels.errors import PayloadError
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.techniques.continual import (
     ClassMasks,
-    add_announced,
-    add_answered,
+    add_clients,
     mask_of,
     masked_cross_entropy,
     masks_spec,
@@ -46,25 +45,25 @@ def context(labels, cohort=(0, 1), classes=4):
 def test_masks_of_a_stream_whose_classes_come_back():
     """Client 0 holds class 0, then 2, then 0 again; client 1 holds 1 and fails in the second."""
     first = context({0: (0,), 1: (1,)})
-    told = add_announced(first, None)
+    told = add_clients(first, None, first.cohort)
     assert told.round.tolist() == told.total.tolist() == [1, 1, 0, 0]
     masks = ClassMasks.of(told)
     assert masks.now.tolist() == masks.seen.tolist() == [True, True, False, False]
     assert not masks.before.any()
-    kept = add_answered(first, None, (0, 1))
+    kept = add_clients(first, None, (0, 1))
     second = context({0: (2,), 1: (1, 3)})
-    masks = ClassMasks.of(add_announced(second, kept))
+    masks = ClassMasks.of(add_clients(second, kept, second.cohort))
     assert masks.now.tolist() == [False, True, True, True]
     assert masks.before.tolist() == [True, True, False, False]
     assert masks.seen.all()
-    kept = add_answered(second, kept, (0,))
-    masks = ClassMasks.of(add_announced(context({0: (0,)}, (0,)), kept))
+    kept = add_clients(second, kept, (0,))
+    masks = ClassMasks.of(add_clients(context({0: (0,)}, (0,)), kept, (0,)))
     assert masks.now.tolist() == [True, False, False, False]
     assert masks.before.tolist() == [True, True, True, False]  # nobody has trained on class 3
 
 
 def test_masks_travel():
-    told = add_announced(context({0: (3,), 1: (3, 1)}), None)
+    told = add_clients(context({0: (3,), 1: (3, 1)}), None, (0, 1))
     came = transported(Bundle(histogram=told), masks_spec(4)).histogram
     assert came.round.tolist() == [0, 1, 0, 2]
     assert mask_of(torch.tensor([2, 0, 2]), 4).tolist() == [True, False, True, False]
