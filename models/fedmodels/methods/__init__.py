@@ -7,7 +7,7 @@ import importlib
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, dataclass_transform
 
 from fedmodels.errors import ConfigError, suggestion
 from fedmodels.methods.variants import variants_of
@@ -28,12 +28,16 @@ _MODULES = {name: name.replace("-", "_") for name in _NAMES} | {"pfedgraph-repla
 _CLASSES: dict[str, type[Method]] = {}
 
 M = TypeVar("M", bound="type[Method]")
+_make_dataclass = dataclasses.dataclass(frozen=True, kw_only=True)
 
 
+@dataclass_transform(kw_only_default=True, frozen_default=True)
 def register(name: str) -> Callable[[M], M]:
-    """Register a method class under its name."""
+    """Register a method class under its name; a method of fedtide becomes a frozen dataclass."""
 
     def put(cls: M) -> M:
+        if name in _MODULES:
+            _make_dataclass(cls)
         cls.name = name
         _CLASSES[name] = cls
         return cls
@@ -98,7 +102,7 @@ def _prepare(name: str, cls: type[Method]) -> None:
 
     if "__dataclass_fields__" not in vars(cls):
         try:
-            dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+            _make_dataclass(cls)
         except (TypeError, ValueError) as error:  # such as a list as a default
             raise ConfigError(f"{name} makes no dataclass: {error}") from None
     check_class(name, cls)

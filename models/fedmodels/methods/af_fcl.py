@@ -90,7 +90,6 @@ class AfFclReferences:
 
 
 @register("af-fcl")
-@dataclass(frozen=True, kw_only=True)
 class AFFCL(FedAvg):
     """A flow of embeddings beside the classifier, and credible ones of old classes replayed."""
 

@@ -59,7 +59,6 @@ class ApflReferences:
 
 
 @register("apfl")
-@dataclass(frozen=True, kw_only=True)
 class Apfl(FedAvg):
     """Every client predicts with a mixture of the global model and one of its own."""
 

@@ -10,7 +10,6 @@ the reference of the average forgetting measure.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor
@@ -26,7 +25,6 @@ from fedmodels.training.run import RunFacts
 
 
 @register("centralized")
-@dataclass(frozen=True, kw_only=True)
 class Centralized(FedAvg):
     """Upper bounds: training on the pooled data of all, or on all own data so far."""
 

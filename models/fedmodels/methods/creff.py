@@ -18,7 +18,7 @@ re-training (``mask_unknown = false`` lets them take part, as released).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -68,7 +68,6 @@ def gradient_distance(found: Tensor, wanted: Tensor) -> Tensor:
 
 
 @register("creff")
-@dataclass(frozen=True, kw_only=True)
 class CReFF(FedAvg):
     """FedAvg whose head is re-trained on the server, on features that match clients' gradients."""
 

@@ -42,7 +42,6 @@ class DittoReferences:
 
 
 @register("ditto")
-@dataclass(frozen=True, kw_only=True)
 class Ditto(FedAvg):
     """FedAvg, and beside it personal models held near the global one."""
 

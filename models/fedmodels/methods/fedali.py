@@ -19,7 +19,7 @@ and its code do is in variants/fedali.py.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -46,7 +46,6 @@ from fedmodels.training.run import RunFacts
 
 
 @register("fedali")
-@dataclass(frozen=True, kw_only=True)
 class FedAli(FedAvg):
     """FedAvg of nets whose blocks draw tokens to prototypes, which the server clusters."""
 

@@ -14,7 +14,6 @@ counters by their maximum; the paper's nets have none.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor
@@ -32,7 +31,6 @@ from fedmodels.training.run import RunFacts
 
 
 @register("fedavg")
-@dataclass(frozen=True, kw_only=True)
 class FedAvg(Method):
     """Clients train from the same weights; the server takes the weighted mean."""
 

@@ -11,7 +11,7 @@ generators are trained again. Deviations: docs/methods/fedavg-replay.md.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar
 
 from torch import Tensor
@@ -32,7 +32,6 @@ from fedmodels.training.run import RunFacts
 
 
 @register("fedavg-replay")
-@dataclass(frozen=True, kw_only=True)
 class FedAvgReplay(FedAvg):
     """FedAvg with class replay; no alignment, no personal model."""
 

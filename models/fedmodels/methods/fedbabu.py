@@ -15,7 +15,7 @@ body, so that everybody's model is whole, and never comes up.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 from fedmodels.config.bounds import Count
@@ -32,7 +32,6 @@ PARTS = {"all": ("base/", "head/"), "body": ("base/",), "head": ("head/",)}
 
 
 @register("fedbabu")
-@dataclass(frozen=True, kw_only=True)
 class FedBABU(FedAvg):
     """The body alone is trained and averaged; a client fine-tunes the model it predicts with."""
 

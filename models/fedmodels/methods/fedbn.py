@@ -11,7 +11,6 @@ everyone counts alike, as there, though clients differ in size (``weighting``).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from fedmodels.errors import ConfigError
@@ -22,7 +21,6 @@ from fedmodels.training.run import RunFacts
 
 
 @register("fedbn")
-@dataclass(frozen=True, kw_only=True)
 class FedBN(FedAvg):
     """FedAvg of all layers but batch normalisation, which every client keeps for itself."""
 

@@ -97,7 +97,6 @@ def teacher_logits(teacher: SplitNet, x: Tensor) -> Tensor:
 
 
 @register("fedcil")
-@dataclass(frozen=True, kw_only=True)
 class FedCIL(FedAvg):
     """An ACGAN on every client that replays its past, consolidated on the coordinator."""
 

@@ -46,7 +46,6 @@ class FedEmReferences:
 
 
 @register("fedem")
-@dataclass(frozen=True, kw_only=True)
 class FedEM(FedAvg):
     """Every client's data come from a mixture; all clients learn its components together."""
 

@@ -88,7 +88,6 @@ def calibrate(calibrator: Mapping[str, Tensor], ensemble: Ensemble, fine_tuned: 
 
 
 @register("fedic")
-@dataclass(frozen=True, kw_only=True)
 class FEDIC(FedAvg):
     """FedAvg whose mean is distilled, on the server's balanced data, from a calibrated ensemble."""
 

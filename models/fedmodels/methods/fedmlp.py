@@ -64,7 +64,6 @@ class Levels:
 
 
 @register("fedmlp")
-@dataclass(frozen=True, kw_only=True)
 class FedMLP(FedAvg):
     """A shared extractor under regularisers of three kinds of prototypes, and private heads."""
 

@@ -13,7 +13,6 @@ infinity; clients weigh by their examples, as in the released code.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -50,7 +49,6 @@ def not_true_distance(teacher: Tensor, student: Tensor, labels: Tensor, tau: flo
 
 
 @register("fedntd")
-@dataclass(frozen=True, kw_only=True)
 class FedNTD(FedAvg):
     """FedAvg whose clients keep what the global model says of the classes that are not true."""
 

@@ -113,7 +113,6 @@ class References:
 
 
 @register("fedpac")
-@dataclass(frozen=True, kw_only=True)
 class FedPAC(FedAvg):
     """A shared base, aligned by class; each client gets the mixture of heads best for it."""
 

@@ -11,7 +11,6 @@ unless heads are sent up for evaluation.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from fedmodels.methods import register
@@ -19,7 +18,6 @@ from fedmodels.methods.fedavg import FedAvg
 
 
 @register("fedper")
-@dataclass(frozen=True, kw_only=True)
 class FedPer(FedAvg):
     """FedAvg over the base; every client keeps a head of its own."""
 

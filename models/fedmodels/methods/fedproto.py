@@ -56,7 +56,6 @@ class FedProtoReferences:
 
 
 @register("fedproto")
-@dataclass(frozen=True, kw_only=True)
 class FedProto(FedAvg):
     """Clients keep their own models, share class means, and pull embeddings to these means."""
 

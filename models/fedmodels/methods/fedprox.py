@@ -11,7 +11,6 @@ the term's gradient goes through the moments.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -26,7 +25,6 @@ from fedmodels.training.method import Batch, Output
 
 
 @register("fedprox")
-@dataclass(frozen=True, kw_only=True)
 class FedProx(FedAvg):
     """FedAvg whose clients are held near the weights they were sent."""
 

@@ -13,7 +13,6 @@ fine-tuning of the heads; no weight decay on the head, where the release has it 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from fedmodels.config.bounds import NonNegative
@@ -24,7 +23,6 @@ from fedmodels.training.method import Phase
 
 
 @register("fedrep")
-@dataclass(frozen=True, kw_only=True)
 class FedRep(FedAvg):
     """A shared representation, fitted in turn with each client's own head."""
 

@@ -55,7 +55,6 @@ class Tables:
 
 
 @register("gldp")
-@dataclass(frozen=True, kw_only=True)
 class Gldp(FedAvg):
     """Shared base, private heads, and prototypes of old and of rare classes as regularisers."""
 

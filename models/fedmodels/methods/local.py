@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from fedmodels.methods import register
@@ -15,7 +14,6 @@ from fedmodels.training.run import RunFacts
 
 
 @register("local")
-@dataclass(frozen=True, kw_only=True)
 class Local(FedAvg):
     """No aggregation: a client's model is its private state."""
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from typing import ClassVar, Literal
 
@@ -60,7 +60,6 @@ SYNTHETIC = -1
 
 
 @register("mfcl")
-@dataclass(frozen=True, kw_only=True)
 class MFCL(FedAvg):
     """Replay and distillation with a generator that the server trains without data."""
 

@@ -53,7 +53,6 @@ class Teachers:
 
 
 @register("moon")
-@dataclass(frozen=True, kw_only=True)
 class Moon(FedAvg):
     """FedAvg with features drawn to those of the received model, away from the client's last."""
 

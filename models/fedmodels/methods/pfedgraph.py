@@ -52,7 +52,6 @@ from fedmodels.training.run import RunFacts
 
 
 @register("pfedgraph")
-@dataclass(frozen=True, kw_only=True)
 class PFedGraph(FedAvg):
     """Each client gets a mean weighted towards clients whose updates are like its own."""
 
@@ -106,7 +105,6 @@ class Replayed:
 
 
 @register("pfedgraph-replay")
-@dataclass(frozen=True, kw_only=True)
 class PFedGraphReplay(PFedGraph):
     """pFedGraph with class replay; no alignment."""
 

@@ -14,7 +14,7 @@ Deviations: docs/methods/pfedgrp.md. Ablations that change functions: variants/p
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -49,7 +49,6 @@ PERSONAL = "personal"
 
 
 @register("pfedgrp")
-@dataclass(frozen=True, kw_only=True)
 class PFedGRP(FedAvg):
     """Replay of past classes on clients, aggregation weights learned on generated data."""
 

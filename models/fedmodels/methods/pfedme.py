@@ -42,7 +42,6 @@ class Envelope:
 
 
 @register("pfedme")
-@dataclass(frozen=True, kw_only=True)
 class PFedMe(FedAvg):
     """Clients step towards their personal models, which are held near the model they step from."""
 

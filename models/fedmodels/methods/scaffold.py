@@ -44,7 +44,6 @@ class Controls:
 
 
 @register("scaffold")
-@dataclass(frozen=True, kw_only=True)
 class Scaffold(FedAvg):
     """FedAvg whose clients correct every step by what everybody's gradient has and theirs lacks."""
 

@@ -23,7 +23,7 @@ Deviations: docs/methods/target.md.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from typing import ClassVar, Literal
 
@@ -54,7 +54,6 @@ IMAGES = f"{MEMORY}/images"
 
 
 @register("target")
-@dataclass(frozen=True, kw_only=True)
 class TARGET(FedAvg):
     """Distillation on images that the server synthesises from the old model."""
 
