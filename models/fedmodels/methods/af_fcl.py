@@ -60,6 +60,9 @@ from fedmodels.training.method import Batch, Output, Payload
 from fedmodels.training.optimizer import optimizer_of
 from fedmodels.training.run import RunFacts
 
+TEMPERATURE = 2.0
+MIN_VARIANCE = 1e-2
+"""Of a class's Gaussian, in each coordinate; embeddings of few examples would have none."""
 BEFORE = "before"
 """In the private state: which classes anybody had trained on when the client's task began."""
 
@@ -299,11 +302,6 @@ def _learned(weights: Weights) -> Weights:
 def _adams(refs: AfFclReferences) -> dict[str, torch.optim.Adam]:
     """Return the optimisers whose state outlives the interaction; SGD's momentum does not."""
     return {k: o for k, o in refs.adams.items() if isinstance(o, torch.optim.Adam)}
-
-
-TEMPERATURE = 2.0
-MIN_VARIANCE = 1e-2
-"""Of a class's Gaussian, in each coordinate; embeddings of few examples would have none."""
 
 
 def credibility(z: Tensor, y: Tensor, drawn: Tensor, labels: Tensor, otherwise: Tensor) -> Tensor:

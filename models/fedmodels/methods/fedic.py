@@ -32,6 +32,7 @@ from fedmodels.config.bounds import Count, NonNegative, Positive, PositiveCount,
 from fedmodels.errors import ConfigError
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
+from fedmodels.nets.embedding import embeddings
 from fedmodels.nets.split import SplitNet, load_weights, weights_of
 from fedmodels.numerics.distances import distillation
 from fedmodels.numerics.optimizers import Adam, descend
@@ -41,9 +42,6 @@ from fedmodels.tensors.uploads import Reduction, Uploads
 from fedmodels.training.contexts import ServerContext, ServerData, ServerState
 from fedmodels.training.method import Reduced
 from fedmodels.training.run import RunFacts
-
-BATCH = 256
-"""Examples asked of a model at a time."""
 
 
 @dataclass(frozen=True)
@@ -213,9 +211,7 @@ def draw_batches(n: int, size: int, steps: int, generator: torch.Generator) -> I
 @torch.no_grad()
 def answers(net: SplitNet, x: Tensor) -> tuple[Tensor, Tensor]:
     """Return logits (n, K) and embeddings (n, d); puts the net into evaluation mode."""
-    net.eval()
-    features = [net.features(part) for part in net.split(x, BATCH) if len(part)]
-    z = torch.cat(features) if features else torch.zeros(0, net.width)
+    z = embeddings(net, x)
     return net.head(z), z
 
 

@@ -28,6 +28,7 @@ from fedmodels.errors import ConfigError, PayloadError
 from fedmodels.tensors.bundle import Bundle, Histogram, Prototypes, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec, TensorSpec
 from fedmodels.tensors.declared_counts import STATISTICS
+from fedmodels.tensors.flat_vector import unflatten
 
 WEIGHTS, PROTOTYPES, HISTOGRAM = "weights", "prototypes/", "histogram"
 PRIVATE = "private/"
@@ -122,8 +123,7 @@ class Contributions:
             if (name := key.removeprefix("weights/")).startswith(PRIVATE)
         }
         if self.weights:
-            shapes = [self.spec.required[f"weights/{name}"].shape for name in self.weights]
-            sizes = {WEIGHTS: sum(math.prod(n or 0 for n in s) for s in shapes), **sizes}
+            sizes = {WEIGHTS: sum(form.numel() for form in self._forms), **sizes}
         return {part: torch.zeros(size, dtype=torch.float64) for part, size in sizes.items()}
 
     def _difference(self, weights: Weights, given: Weights) -> dict[str, Tensor]:
@@ -134,14 +134,17 @@ class Contributions:
 
     def _moved(self, mean: Vectors, given: Weights) -> dict[str, Tensor]:
         """Return the weights given, moved by a difference."""
-        weights, begin = dict[str, Tensor](), 0
-        for name in self.weights:
-            shape = [n or 0 for n in self.spec.required[f"weights/{name}"].shape]
-            end = begin + math.prod(shape)
-            moved = mean[WEIGHTS][begin:end].reshape(shape)
-            base = given[name].double() if name in given else 0.0
-            weights[name], begin = (base + moved).float(), end
-        return weights
+        parts = unflatten(mean[WEIGHTS], self._forms) if self.weights else []
+        return {
+            name: ((given[name].double() if name in given else 0.0) + moved).float()
+            for name, moved in zip(self.weights, parts, strict=True)
+        }
+
+    @property
+    def _forms(self) -> list[Tensor]:
+        """The covered weights, as tensors without values."""
+        shapes = (self.spec.required[f"weights/{name}"].shape for name in self.weights)
+        return [torch.empty([n or 0 for n in shape], device="meta") for shape in shapes]
 
     def _rows(self, level: str, prototypes: Prototypes) -> Tensor:
         rows = torch.zeros(self.num_classes, self._width(level) + 1, dtype=torch.float64)

@@ -3,6 +3,10 @@ import torch
 
 from fedmodels.errors import PayloadError
 from fedmodels.methods.variants.gldp import LatestEmbeddings
+from fedmodels.methods.variants.heads import (
+    as_scored,
+    trained_part,
+)
 from fedmodels.numerics.prototypes import (
     ByClass,
     moved,
@@ -12,10 +16,6 @@ from fedmodels.numerics.prototypes import (
     uncounted,
 )
 from fedmodels.numerics.secrecy import Secret
-from fedmodels.techniques.evaluation_heads import (
-    as_scored,
-    trained_part,
-)
 from fedmodels.tensors.aggregation_rule import mean_prototypes
 from fedmodels.tensors.bundle import Bundle, Prototypes
 from fedmodels.tensors.bundle_spec import BundleSpec, prototype_spec

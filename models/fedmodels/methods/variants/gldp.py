@@ -11,7 +11,13 @@ from torch import Tensor
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.methods.gldp import Gldp, Tables
 from fedmodels.methods.variants import Variants
-from fedmodels.methods.variants.heads import HeadsOfARound, ScoredHeads
+from fedmodels.methods.variants.heads import (
+    EVAL,
+    HeadsOfARound,
+    ScoredHeads,
+    as_scored,
+    beside_own,
+)
 from fedmodels.numerics.prototypes import (
     ByClass,
     class_prototypes,
@@ -19,7 +25,6 @@ from fedmodels.numerics.prototypes import (
     moved,
     only,
 )
-from fedmodels.techniques import evaluation_heads
 from fedmodels.techniques.class_prototypes import by_class, check_prototypes
 from fedmodels.tensors.bundle import Bundle, Prototypes, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec, scalar_spec
@@ -203,7 +208,7 @@ class ScoredMeanOfARound(Gldp):
     def broadcast(self, ctx: ServerContext, state: ServerState) -> Payload:
         common, own = super().broadcast(ctx, state)
         if ctx.scores:
-            own = evaluation_heads.beside_own(ctx.run, own, state.own.weights)
+            own = beside_own(ctx.run, own, state.own.weights)
         return common, own
 
     def payload_spec(self, run: RunFacts) -> tuple[BundleSpec, BundleSpec]:
@@ -212,12 +217,12 @@ class ScoredMeanOfARound(Gldp):
         return common, own | BundleSpec(optional=scored.required)
 
     def global_weights(self, common: Bundle) -> Weights:
-        return super().global_weights(evaluation_heads.as_scored(common))
+        return super().global_weights(as_scored(common))
 
 
 def _scored(common: Bundle) -> Weights:
     """Return the weights that are scored, as ``eval/…``."""
-    return under(evaluation_heads.EVAL, evaluation_heads.as_scored(common).weights)
+    return under(EVAL, as_scored(common).weights)
 
 
 OF = {
