@@ -27,7 +27,7 @@ def is_own(name: str) -> bool:
 
 def of_a_file(name: str) -> str:
     """Return a hint, after a blank, where a name is a file's without what it holds; or nothing."""
-    return f" One's own is named by its file: '{name}:Name'" if name.endswith(".py") else ""
+    return f" A custom one is named by its file: '{name}:Name'" if name.endswith(".py") else ""
 
 
 def short_name(name: str) -> str:

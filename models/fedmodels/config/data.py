@@ -54,7 +54,7 @@ class Data(StrictTable):
     of their own; 0.2 unless given."""
     validation_share: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Part of each client's training examples of each class, the last ones, that it keeps for
-    validation and trains on never; whole groups where ``group`` names a column. What chooses (best
+    validation and never trains on; whole groups where ``group`` names a column. What chooses (best
     round, ``patience``, ``target``, a search) looks at it, and at no test data."""
     channels: Literal["grey", "rgb"] | None = None
     """What images become; by default as they are."""

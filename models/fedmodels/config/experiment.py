@@ -247,7 +247,8 @@ class Evaluate(StrictTable):
     docs/metrics.md."""
     select_by: Literal["f1", "accuracy"] = "f1"
     """What makes a round the best: mean macro-F1, or mean accuracy as FedAli's published code. With
-    ``validation_share`` that is of validation parts; ``best_…`` is of test data all the same."""
+    ``validation_share`` the scores are those of validation parts; ``best_…`` looks at test data
+    in any case."""
 
     @model_validator(mode="after")
     def _views_are_named_once(self) -> Evaluate:

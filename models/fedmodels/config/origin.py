@@ -37,7 +37,7 @@ def data_and_scenario(experiment: Experiment) -> tuple[Data, ScenarioTable]:
 
 
 def differences(experiment: Experiment, made: Mapping[str, Any]) -> list[str]:
-    """Return what a partition was made with that a config says otherwise, an entry for each key.
+    """Return where a config differs from what a partition was made with, an entry for each key.
 
     Args:
         experiment: what is to be run; tables it leaves out differ in nothing.

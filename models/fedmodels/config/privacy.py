@@ -33,7 +33,7 @@ class SecureSum(StrictTable):
     """Limit of the numbers of an upload. A client with a number beyond it fails for the round."""
     clip: Annotated[float, Field(gt=0)] | None = None
     """Norm that a client's change of the weights it received is scaled down to, if it is larger.
-    Clients do it themselves; nobody can look."""
+    Clients do it themselves, and nobody can check it."""
     groups: PositiveCount = 1
     """Groups that a cohort is cut into. Each agrees on masks and makes a sum of its own. To
     ``[server] reduce`` the mean of a group is one upload."""

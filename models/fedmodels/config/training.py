@@ -98,7 +98,7 @@ class Training(StrictTable):
     """Torch threads of a client process; the count changes floats, so it belongs to the run."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """What nets compute in on the way to their embeddings, in training and in scoring; weights,
-    losses and what travels are float32 all the same. It changes floats, and pays on CPUs with
+    losses and what travels stay float32. It changes floats, and pays on CPUs with
     AMX and on AMD's with ``avx512_bf16``, but for the smallest nets: docs/results/speed.md."""
     augment: Literal["none", "flip", "crop-flip", "turn-flip", "affine-flip", "jitter-flip"] = (
         "none"

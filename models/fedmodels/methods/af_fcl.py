@@ -113,9 +113,9 @@ class AFFCL(FedAvg):
     k_kd: NonNegative = 0.2
     """Weight of the distillation from the predecessor; 0 with k_flow = 0 is FedAvg."""
     kd_features: NonNegative = 0.5
-    """Within it, of the embeddings."""
+    """Weight of the embeddings' distance in the distillation."""
     kd_logits: NonNegative = 0.1
-    """Within it, of the logits."""
+    """Weight of the logits' divergence in the distillation."""
     flow_lr: NonNegative = 5e-3
     """The flow's learning rate, with Adam (EMNIST: 1e-4)."""
     flow_steps: Count = 0

@@ -34,7 +34,7 @@ class SplitNet(nn.Module):
         takes_one: whether evaluation mode can embed one example. Where a layer normalises over the
             batch and keeps no statistics, it cannot; one example is then embedded beside a copy.
         mixed_precision: whether the base computes in bfloat16, as autocast has it; weights,
-            embeddings and the head are float32 all the same.
+            embeddings and the head stay float32.
         own_names: what a tensor is called in the state dict of the module that the net was made
             from, by role-prefixed key; empty where the net is its own module.
         frozen: keys of the tensors that were frozen when the net was made: parameters that take no

@@ -2,7 +2,7 @@
 
 FedAli's clients start from the same prototypes and move each of them by a slow average, so row g of
 every client lies near row g of the others. Lloyd's algorithm compares every point with every centre
-all the same: O(C G² d) an iteration for C clients and G rows, of which nearly all is wasted. Here a
+nevertheless: O(C G² d) an iteration for C clients and G rows, nearly all of it wasted. Here a
 point is compared with the centres nearest to its present one only: O(G² d + C G m d). Compared with
 all of them it is Lloyd's algorithm in one matrix product, which is what an accelerator is for.
 

@@ -34,7 +34,7 @@ def check_allowed(method: str, uncovered: Iterable[str], allow: Iterable[str]) -
         said = ", ".join(f"{name} ({BESIDE.get(name, 'of the upload')})" for name in missing)
         raise ConfigError(
             f"[privacy] adds no noise to all that leaves a client with method {method!r}: {said}. "
-            f"To run all the same, name it: allow = {[*dict.fromkeys([*named, *missing])]}"
+            f"To run with that, name it: allow = {[*dict.fromkeys([*named, *missing])]}"
         )
     for name in named:
         if name not in found:

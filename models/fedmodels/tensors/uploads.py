@@ -156,7 +156,7 @@ class Uploads(Mapping[int, Bundle]):
 
         Raises:
             PayloadError: a client reports a class that does not exist.
-            ConfigError: a secure sum weighed prototypes otherwise than ``uniform`` says.
+            ConfigError: a secure sum did not weigh prototypes as ``uniform`` says.
         """
         self.was_asked = True
         if self._sums is not None:

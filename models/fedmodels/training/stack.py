@@ -286,7 +286,7 @@ def _some(stacks: Mapping[str, Tensor], rows: Tensor | None) -> dict[str, Tensor
 
 
 class _CommonContext(ClientContext):
-    """The context of a mapped loss: one call serves all clients, so it hides what is one's own."""
+    """The context of a mapped loss: one call serves all clients, so it hides what one has alone."""
 
     @classmethod
     def of(cls, ctx: ClientContext) -> Self:
