@@ -13,7 +13,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from fedmodels.data_description import ProblemFile, first_fault
+from fedmodels.data_description import ProblemFile, channel_axis, first_fault
 from fedmodels.errors import ArchiveError, DataError
 from fedmodels.nets import make_net
 from fedmodels.nets.split import SplitNet, load_weights
@@ -167,7 +167,7 @@ class TrainedModel(nn.Module):
         with torch.no_grad():
             for key, tensor in self.net.frozen_tensors().items():
                 tensor.copy_(weights[key])
-        axis = 0 if len(shape) == 3 else len(shape) - 1
+        axis = channel_axis(shape)
         for name in ("mean", "std"):
             values = torch.tensor(getattr(facts, name), dtype=torch.float64)
             sizes = [1] * len(shape)

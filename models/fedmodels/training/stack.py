@@ -302,7 +302,7 @@ class _CommonContext(ClientContext):
         return super().__getattribute__(name)
 
 
-_PERSONAL = ("client", "metrics", "stream", "secret")
+_PERSONAL = ("client", "metrics", "num_examples", "stream", "secret")
 """What a context holds of one client."""
 
 

@@ -460,6 +460,11 @@ class Counting(FedAvg):
         return super().loss(ctx, batch, out, refs)
 
 
+class Weighing(FedAvg):
+    def loss(self, ctx, batch, out, refs):
+        return super().loss(ctx, batch, out, refs) * ctx.num_examples
+
+
 @pytest.mark.parametrize(
     ("method", "line"),
     [
@@ -468,6 +473,7 @@ class Counting(FedAvg):
         (Named(), "references differ"),
         (Asking(), r"asks for ctx\.client"),
         (Counting(), r"asks for ctx\.metrics"),
+        (Weighing(), r"asks for ctx\.num_examples"),
     ],
 )
 def test_what_differs_between_clients_is_never_taken_from_the_first(method, line):
