@@ -5,16 +5,15 @@ import pytest
 import torch
 from torch import nn
 
-from fedmodels.nets.split import SplitNet
-from fedmodels.techniques.collaboration import (
+from fedmodels.methods.pfedgraph import (
     collaboration_graph,
     distances,
-    graph_metrics,
     likeness,
     neighbours,
     proportions,
-    square,
 )
+from fedmodels.nets.split import SplitNet
+from fedmodels.techniques.collaboration import graph_metrics, square
 from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.training.contexts import ServerContext
 from fedmodels.training.hooks import as_uploads
