@@ -19,11 +19,12 @@ and its code do is in variants/fedali.py.
 
 from __future__ import annotations
 
-from dataclasses import field, replace
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import torch
 
+from fedmodels.config.bounds import PositiveCount
 from fedmodels.errors import ConfigError
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
@@ -36,7 +37,7 @@ from fedmodels.nets.alp import (
     sets_of,
 )
 from fedmodels.nets.split import load_weights, weights_of
-from fedmodels.techniques.clustered_sets import KMeans
+from fedmodels.numerics.neighbour_clustering import Solver, cluster_sets
 from fedmodels.tensors.bundle import Bundle, Prototypes, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.tensors.uploads import Reduction, Uploads
@@ -56,8 +57,13 @@ class FedAli(FedAvg):
 
     round0_beta: float | Literal["same"] = 0.0
     """Influence of the prototypes while training in round 0, when they are noise."""
-    kmeans: KMeans = field(default_factory=KMeans)
-    """How prototypes are clustered."""
+    kmeans_solver: Solver = "lloyd"
+    """scikit-learn's; ``torch``: the same, on a GPU where there is one; ``neighbours``: points are
+    compared with the nearest centres only, for many prototypes."""
+    kmeans_neighbours: PositiveCount = 16
+    """Centres a point is compared with by ``neighbours``."""
+    kmeans_max_iter: PositiveCount = 300
+    """Most iterations of a clustering."""
 
     def shared(self, run: RunFacts, weights: Weights) -> Weights:
         """Return the weights that are averaged: all but prototypes, which the server clusters."""
@@ -93,7 +99,13 @@ class FedAli(FedAvg):
         prototypes, moved = {}, []
         for block, start in state.common.prototypes.items():  # line 9
             points = [u.prototypes[block].vectors for u in voters]  # line 10
-            centres, labels = self.kmeans.fitted(points, start.vectors)  # line 11
+            centres, labels = cluster_sets(  # line 11
+                points,
+                start.vectors,
+                self.kmeans_solver,
+                neighbours=self.kmeans_neighbours,
+                max_iter=self.kmeans_max_iter,
+            )
             prototypes[block] = Prototypes.by_position(centres)
             rows = torch.arange(len(centres)).repeat(len(points))
             moved.append((labels.flatten() != rows).double())

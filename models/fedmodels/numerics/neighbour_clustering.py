@@ -12,12 +12,34 @@ Shapes: C clients, G rows, d width, m neighbours.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from fedmodels.numerics.clustering import cluster
+
 ROWS = 1024
 """Rows compared at a time, so that what is gathered stays small."""
+
+
+Solver = Literal["lloyd", "neighbours", "torch"]
+"""scikit-learn's k-means on one thread; :func:`cluster_near`; or that with all centres."""
+
+
+def cluster_sets(
+    points: Sequence[Tensor], init: Tensor, solver: Solver, *, neighbours: int, max_iter: int
+) -> tuple[Tensor, Tensor]:
+    """Return the clusters' centres (G, d) of C sets (G, d), and the cluster of each row.
+
+    Row g of ``init`` becomes row g. A point is compared with so many ``neighbours`` alone by the
+    solver of that name.
+    """
+    if solver == "lloyd":
+        return cluster(torch.cat(list(points)), init, max_iter=max_iter)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    near = neighbours if solver == "neighbours" else None
+    return cluster_near(points, init, neighbours=near, device=device, max_iter=max_iter)
 
 
 def cluster_near(
@@ -122,11 +144,11 @@ def _refill(labels: Tensor, distances: Tensor, count: int) -> None:
     if not empty:
         return
     farthest = iter(distances.argsort(descending=True, stable=True).tolist())
-    for cluster in empty:
+    for own in empty:
         point = next(p for p in farthest if members[labels[p]] > 1)
         members[labels[point]] -= 1
-        members[cluster] += 1
-        labels[point] = cluster
+        members[own] += 1
+        labels[point] = own
 
 
 def _means(x: Tensor, labels: Tensor, count: int) -> Tensor:
