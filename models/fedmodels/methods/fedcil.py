@@ -350,7 +350,7 @@ class FedCIL(FedAvg):
             if int(rows.sum()) > 1:  # a batch of one cannot be normalised
                 received = refs.received(y[rows], refs.draw)
                 wanted = teacher_logits(net, received)
-                loss = loss + distillation(wanted.detach(), net(x[rows]))
+                loss = loss + distillation(wanted, net(x[rows]))
         labels = labels_from(refs.known, self.replay_batch, refs.draw)
         loss = loss + cross_entropy(net(refs.received(labels, refs.draw)), labels)
         return self.consistency * loss

@@ -21,6 +21,9 @@ def divergence(z: Tensor, c: Tensor, tau: float = 1.0) -> Tensor:
 
 
 def distillation(teacher: Tensor, student: Tensor, tau: float = 1.0) -> Tensor:
-    """Return KL(teacher || student) of logits (B, K) at a temperature, batch mean; no factor T²."""
-    wanted, found = log_softmax(teacher / tau, 1), log_softmax(student / tau, 1)
+    """Return KL(teacher || student) of logits (B, K) at a temperature, batch mean; no factor T².
+
+    The teacher gets no gradient.
+    """
+    wanted, found = log_softmax(teacher.detach() / tau, 1), log_softmax(student / tau, 1)
     return kl_div(found, wanted, reduction="batchmean", log_target=True)
