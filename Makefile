@@ -28,6 +28,8 @@ VERSION ?=
 TARGETS ?= headers codec archive directories config experiment request
 
 export OMP_NUM_THREADS := 1
+# Workers of pytest and what tests start compile each module once.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
