@@ -54,7 +54,7 @@ __all__ = [
     "write_server_data",
 ]
 
-settings.register_profile("fedtide", deadline=None, max_examples=50)
+settings.register_profile("fedtide", deadline=None)
 settings.load_profile("fedtide")
 # A shell that runs the suite in the background ignores Ctrl-C, and what it starts inherits that.
 signal.signal(signal.SIGINT, signal.default_int_handler)

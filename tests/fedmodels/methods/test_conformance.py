@@ -19,6 +19,7 @@ from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ConfigError
 from fedmodels.methods import _CLASSES, method_class, names
 from fedmodels.methods.fedavg import FedAvg
+from fedmodels.nets.split import SplitNet
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.tensors.declared_counts import DeclaredCounts
 from fedmodels.tensors.uploads import Uploads
@@ -252,6 +253,12 @@ class Misspelt(FedAvg):
 def test_a_function_that_is_nearly_a_known_one_is_found():
     with pytest.raises(AssertionError, match="aggregates is never called: did you mean aggregate"):
         check_method(Misspelt, checks=["its_functions_are_spelt_as_known"])
+
+
+def test_batches_of_one_example_are_told(monkeypatch):
+    monkeypatch.setattr(SplitNet, "normalises_batches", False)
+    with pytest.raises(AssertionError, match=r"fails 'one_example_.*than 1 value per channel"):
+        check_method("fedavg", checks=["one_example_makes_no_batch_statistics"])
 
 
 def test_a_field_may_be_none_unless_a_config_says_it():

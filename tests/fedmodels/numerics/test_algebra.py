@@ -19,9 +19,6 @@ from fedmodels.tensors import weighted_mean as mean_module
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.tensors.weighted_mean import weighted_mean
 
-settings.register_profile("patient", deadline=None)
-settings.load_profile("patient")
-
 SMALL = st.floats(-1e3, 1e3, width=32)
 
 

@@ -3,7 +3,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedmodels.errors import DataError
@@ -22,9 +22,6 @@ from fedmodels.numerics.metrics import (
     mean_and_std,
     minority_classes,
 )
-
-settings.register_profile("patient", deadline=None)
-settings.load_profile("patient")
 
 PAIRS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=30)
 

@@ -20,9 +20,6 @@ from fedmodels.tensors.bundle import (
 )
 from fedmodels.tensors.packed_weights import PackedWeights, names_and_layout
 
-settings.register_profile("patient", deadline=None)
-settings.load_profile("patient")
-
 
 def rich_bundle() -> Bundle:
     every = {f"base/{n}": torch.randint(0, 2, (3, 2)).to(d) for n, d in DTYPES.items()}

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedmodels.errors import PayloadError, PayloadTooLarge
@@ -16,9 +16,6 @@ from fedmodels.tensors.bundle import (
     tensor_bytes,
 )
 from fedmodels.tensors.bundle_spec import BundleSpec, TensorSpec, prototype_spec, scalar_spec
-
-settings.register_profile("patient", deadline=None)
-settings.load_profile("patient")
 
 NAME = st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=6)
 PATH = st.lists(NAME, min_size=1, max_size=3).map("/".join)
