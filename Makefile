@@ -152,10 +152,10 @@ report: $(STAMP)  ## tables and a page of RUNS="run …" (HTML=report.html)
 build: $(STAMP)  ## build the wheel and the source archive into dist/
 	$(PYTHON) -m build
 
-check: proto-check lint sizes  ## everything a change must pass; types are checked beside the tests
+check: $(STAMP)  ## everything a change must pass; types are checked beside the rest
 	@mkdir -p build; $(MAKE) --no-print-directory types >build/types.log 2>&1 & types=$$!; \
-		$(MAKE) --no-print-directory test; tests=$$?; \
-		wait $$types || { cat build/types.log; exit 1; }; exit $$tests
+		$(MAKE) --no-print-directory proto-check lint sizes test; rest=$$?; \
+		wait $$types || { cat build/types.log; exit 1; }; exit $$rest
 
 release-notes:  ## write build/notes.md from the changelog, and check that VERSION=0.2.0 is this version
 	@grep -qx 'version = "$(VERSION)"' pyproject.toml || { echo 'pyproject.toml has another version than "$(VERSION)"'; exit 1; }
