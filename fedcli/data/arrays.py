@@ -74,11 +74,7 @@ def _reason_of(error: Exception) -> str:
 
 
 def read_npz(path: Path) -> dict[str, NDArray[Any]]:
-    """Read every array of an ``.npz`` file.
-
-    Raises:
-        DataError: it is missing or damaged.
-    """
+    """Read every array of an ``.npz`` file; raise DataError if it is missing or damaged."""
     try:
         with open_regular(path) as file, _PARSING, np.load(file, allow_pickle=False) as arrays:
             return {key: arrays[key] for key in arrays.files}

@@ -66,11 +66,7 @@ class StateDirectory:
     """The states of one client; used by the thread that trains."""
 
     def __init__(self, path: Path) -> None:
-        """Open a state directory, or make one.
-
-        Raises:
-            ArchiveError: it cannot be used.
-        """
+        """Open a state directory, or make one; raise ArchiveError if it cannot be used."""
         self.path = path
         try:
             path.mkdir(parents=True, exist_ok=True)

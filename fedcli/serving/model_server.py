@@ -49,11 +49,7 @@ class ModelServer(PageServer):
     """Answers with the model that is live at the moment of a request."""
 
     def __init__(self, host: str, port: int, live: LiveModel) -> None:
-        """Bind to a place.
-
-        Raises:
-            ConfigError: that is not possible.
-        """
+        """Bind to a place; raise ConfigError if that is not possible."""
         self.live, self.figures = live, Figures()
         self._working = threading.Lock()
         """Requests are worked on in turn: each may take much memory."""

@@ -68,11 +68,7 @@ class Style:
         return told
 
     def opened(self, path: Path) -> TextIO:
-        """Open the file at the names of its columns.
-
-        Raises:
-            OSError: it cannot be opened.
-        """
+        """Open the file at the names of its columns; raise OSError if it cannot be opened."""
         file = io.TextIOWrapper(open_regular(path), self.encoding, newline="")
         for _ in islice(file, self.begin - 1):
             pass

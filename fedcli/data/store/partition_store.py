@@ -312,11 +312,7 @@ class EvaluatorData(ClientData):
     """The evaluator's data: the global test set and no task."""
 
     def __init__(self, root: Path) -> None:
-        """Open ``root/global-test``.
-
-        Raises:
-            DataError: it is missing or damaged.
-        """
+        """Open ``root/global-test``; raise DataError if it is missing or damaged."""
         found = GlobalTest.find(root)
         if found is None:
             raise DataError(f"{root / 'global-test'} is not there: the evaluator has nothing to do")
