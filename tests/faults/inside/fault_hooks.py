@@ -126,8 +126,15 @@ def _relaying(module: ModuleType) -> None:
 
 def _uplink(module: ModuleType) -> None:
     along(module, "messages", "up")
-    for name in ("join", "join_several", "leave", "push"):
-        around(module.Uplink, name, f"up-{name}")
+    around(module.Uplink, "push", "up-push")
+    init = module.Uplink.__init__
+
+    def made(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        for name in ("join", "join_several", "leave"):
+            around(self, name, f"up-{name}")
+
+    module.Uplink.__init__ = made
 
 
 def _relay_cohort(module: ModuleType) -> None:
