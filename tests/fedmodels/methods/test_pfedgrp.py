@@ -463,21 +463,24 @@ def test_diffusion_computes_as_the_net_does(precision, mixed):
     assert family.net().mixed_precision is mixed
 
 
-def test_diffusion_runs(digits, tmp_path):
-    records = rounds_of(
-        digits,
-        tmp_path / "out",
-        schedule={"rounds": 1, "clients": 1},
-        scenario={"tasks": 1},
-        generator_arch="ddpm",
-        generator_width=16,
-        generator_epochs=1,
-        n_check=2,
-        server_volume=2,
-        generator_batch=4,
-        replay_filter=False,
-    )
-    assert records[0]["clients"]["0"]["generators_trained"] > 0
+def test_diffusion_runs(tmp_path):
+    """Two classes of one client: each generator takes seconds."""
+    switches = {
+        "schedule": {"rounds": 1, "clients": 5, "per_round": 1},
+        "scenario": {"kind": "per_class_shards", "shards": 2, "tasks": 1},
+        "generator_arch": "ddpm",
+        "generator_width": 16,
+        "generator_epochs": 1,
+        "n_check": 2,
+        "server_volume": 2,
+        "generator_batch": 4,
+        "replay_filter": False,
+    }
+    made, data = experiment_of(**switches), tmp_path / "data"
+    run_partition(made.data, made.scenario, 5, made.seed, data, Console(quiet=True))
+    (record,) = rounds_of(data, tmp_path / "out", **switches)
+    (client,) = record["cohort"]
+    assert record["clients"][str(client)]["generators_trained"] == 2
 
 
 UNEQUAL = {"kind": "per_class_shards", "shards": 5, "tasks": [1, 3, 2]}
