@@ -288,7 +288,8 @@ class ClassReplay:
     def draw(self, painter: Painter, label: int, count: int, judge: Judge, seed: int) -> Replayed:
         """Draw ``count`` images of a class that the judge takes for this class.
 
-        Image k of batch b depends on the generator, ``seed``, b and the batch size alone.
+        Image k of batch b depends on the generator, ``seed``, b and the batch size alone, up to
+        rounding.
         """
         limit = self.settings.replay_attempts * count if self.settings.replay_filter else count
         kept: list[Tensor] = []

@@ -11,7 +11,8 @@ rest is what training goes on from::
     moments/…        Adam's, where they are kept
 
 Images are (B, C, H, W) in [-1, 1]; inputs are the same, normalised as the classifier sees them.
-What is drawn depends on the generator, the seed and the count only: noise comes from the CPU.
+What is drawn depends on the generator, the seed, the count and the number of batches only: noise
+comes from the CPU.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from torch import Tensor, nn
 
 from fedmodels.errors import ConfigError
 from fedmodels.nets.generative import ddpm, dpm_solver, gan
+from fedmodels.nets.generative.gan_groups import grouped, rows_of
 from fedmodels.numerics.randomness import generator, seeded
 from fedmodels.techniques.generator_training import (
     Arch,
@@ -50,6 +52,8 @@ USUAL: Mapping[tuple[Arch, Literal["grey", "colour"]], tuple[int, int, float]] =
 colour images as CIFAR's. Learning rates are ours: the paper gives none, and docs/results/pfedgrp.md
 has what others come to."""
 
+AT_ONCE = 256
+"""Images that a GAN paints at a time, which bounds memory."""
 PUBLIC = ("net/", "affine/")
 """Prefixes of the tensors that may leave a client."""
 
@@ -176,23 +180,37 @@ class Painter:
         self, family: Family, tensors: Mapping[str, Tensor], device: torch.device | str = "cpu"
     ) -> None:
         with seeded(0):
-            self.net = family.net()
-        load(self.net, tensors, "net/")
-        self.net.to(device).eval()
-        if not (family.arch == "ddpm" and family.mixed_precision):  # slower with it
-            self.net.to(memory_format=torch.channels_last)
+            net = family.net()
+        if isinstance(net, gan.Generator):
+            own = {key: tensors[f"net/{key}"].to(device) for key in net.state_dict()}
+            net = grouped(net, 1, rows_of([own]))
+        else:
+            load(net, tensors, "net/")
+            net.to(device)
+            if not family.mixed_precision:  # slower with it
+                net.to(memory_format=torch.channels_last)
+        self.net, self.device = net.eval(), device
         self.family, self.tensors = family, tensors
 
     @torch.no_grad()
-    def images(self, count: int, seed: int) -> Tensor:
-        """Return ``count`` images in [-1, 1]; the same for the same seed and count."""
-        if isinstance(self.net, gan.Generator):
-            return gan.sample(self.net, count, generator(seed))
-        return dpm_solver.sample(self.net, (count, *self.family.input_shape), generator(seed))
+    def images(self, count: int, seed: int, batches: int = 1) -> Tensor:
+        """Return batches of ``count`` images in [-1, 1].
 
-    def inputs(self, count: int, seed: int) -> Tensor:
-        """Return ``count`` images as the classifier sees them."""
-        return to_inputs(self.tensors, self.images(count, seed))
+        Those of batch k depend on the generator, the count and ``seed + k``, up to rounding on
+        nothing else.
+        """
+        draws = [generator(seed + number) for number in range(batches)]
+        if not isinstance(self.net, gan.Generator):
+            shape = count, *self.family.input_shape
+            return torch.cat([dpm_solver.sample(self.net, shape, draw) for draw in draws])
+        z = torch.cat([torch.randn(count, gan.LATENT, generator=draw) for draw in draws])
+        parts = torch.split(z.to(self.device)[None], AT_ONCE, dim=1)
+        canvases = torch.cat([self.net.paint(part)[0] for part in parts]).permute(0, 3, 1, 2)
+        return gan.crop(canvases, self.family.input_shape)
+
+    def inputs(self, count: int, seed: int, batches: int = 1) -> Tensor:
+        """Return batches of ``count`` images as the classifier sees them."""
+        return to_inputs(self.tensors, self.images(count, seed, batches))
 
 
 # --- tensors --------------------------------------------------------------------------------------

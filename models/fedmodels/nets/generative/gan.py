@@ -132,21 +132,3 @@ def crop(images: Tensor, input_shape: tuple[int, ...]) -> Tensor:
     height, width = input_shape[1:]
     top, left = (images.shape[-2] - height) // 2, (images.shape[-1] - width) // 2
     return images[..., top : top + height, left : left + width]
-
-
-@torch.no_grad()
-def sample(generator: Generator, count: int, noise: torch.Generator) -> Tensor:
-    """Return ``count`` images in evaluation mode; the generator's mode is as before afterwards.
-
-    Args:
-        generator: draws.
-        count: how many.
-        noise: a CPU generator, so that every device draws the same z.
-    """
-    mode, device = generator.training, next(generator.parameters()).device
-    generator.eval()
-    try:
-        images: Tensor = generator(torch.randn(count, LATENT, generator=noise).to(device))
-        return images
-    finally:
-        generator.train(mode)

@@ -1,6 +1,6 @@
 """The nets of several GANs as one net, and the gradient of their critics' loss in closed form.
 
-A layer is one batched product over the GANs: of vectors, or of patches of images. Tensors are those
+A layer is one batched product over the GANs, of vectors or of small images. Tensors are those
 of the GANs, one after the other along the first axis, and so are an optimiser's moments.
 docs/decisions/095-gans-trained-as-one.md and 098-closed-form-of-the-penalty.md have the reasons.
 
@@ -351,10 +351,15 @@ class BatchNorm(nn.BatchNorm2d):
         self.share: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return images (N, T*B, H, W, c), normalised batch by batch."""
-        assert self.share is not None
+        """Return images (N, T*B, H, W, c), normalised batch by batch, or as kept in evaluation."""
         assert self.running_mean is not None
         assert self.running_var is not None
+        if not self.training:
+            factor = (self.running_var + self.eps).rsqrt() * self.weight
+            shift = self.bias - self.running_mean * factor
+            across = self.nets, 1, 1, 1, -1
+            return torch.addcmul(shift.view(across), x, factor.view(across))
+        assert self.share is not None
         assert self.num_batches_tracked is not None
         assert self.momentum is not None
         nets, steps, examples = self.share.shape
