@@ -11,6 +11,7 @@ A *judge* is a classifier that filters what was generated and says when a genera
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -296,9 +297,11 @@ class ClassReplay:
         rejected: list[Tensor] = []
         chances: list[Tensor] = []
         drawn = accepted = number = 0
+        size = self.family.batch_size
         while accepted < count and drawn < limit:
-            x = painter.inputs(self.family.batch_size, seed + number)[: limit - drawn]
-            number += 1
+            batches = math.ceil(min(count - accepted, limit - drawn) / size)  # needed at the least
+            x = painter.inputs(size, seed + number, batches)[: limit - drawn]
+            number += batches
             if self.settings.replay_filter:
                 scores = judge(x)
                 hit = scores.argmax(1) == label
@@ -324,8 +327,7 @@ class ClassReplay:
         if held is not None and count:
             painter = Painter(self.family, held.tensors, judge.device)
             size, seed = self.family.batch_size, seeds("draw/all")
-            parts = [painter.inputs(size, seed + k) for k in range(-(-count // size))]
-            x = torch.cat(parts)[:count]
+            x = painter.inputs(size, seed, math.ceil(count / size))[:count]
         scores = judge(x)
         soft = scores.softmax(1) if self.soft else None
         return Replayed(x, scores.argmax(1), soft, count, len(x), len(x), count - len(x))
@@ -342,13 +344,9 @@ class ClassReplay:
 
     def ratio(self, painter: Painter, label: int, judge: Judge, seed: int) -> float:
         """Return r_c, the share of a generator's images that the judge takes for their class."""
-        hits = looked = number = 0
-        while looked < self.settings.n_check:
-            x = painter.inputs(self.family.batch_size, seed + number)
-            x, number = x[: self.settings.n_check - looked], number + 1
-            hits += int((judge(x).argmax(1) == label).sum())
-            looked += len(x)
-        return hits / self.settings.n_check
+        size, count = self.family.batch_size, self.settings.n_check
+        x = painter.inputs(size, seed, math.ceil(count / size))[:count]
+        return int((judge(x).argmax(1) == label).sum()) / count
 
     def has_drifted(self, ratio: float, fresh: float = 1.0) -> bool:
         """Tell whether a generator with this share of recognised images is trained again.

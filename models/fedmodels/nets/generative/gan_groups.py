@@ -10,6 +10,7 @@ Shapes: N GANs, B examples of each, c channels, o of the smaller images, d featu
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -21,8 +22,9 @@ from fedmodels.tensors.bundle import Weights
 
 SLOPE = 0.2
 """Of the critics' leaky ReLU."""
-DENSE = 8
-"""Side of the largest image whose convolutions are products with a matrix."""
+DENSE = 65_536
+"""Numbers of the largest matrix that stands for a convolution; torch's are faster beyond: each cell
+would give to many others, most of them out of its reach."""
 
 
 # --- tensors --------------------------------------------------------------------------------------
@@ -84,14 +86,15 @@ class Convolution:
 
     It takes images (N, B, 2h, 2w, c) to images (N, B, h, w, o).
 
-    For small images it is a product with a matrix of what each cell gives to each.
+    For small images of few channels it is a product with a matrix of what each cell gives to each.
     """
 
     def __init__(self, weight: Tensor, height: int, width: int) -> None:
         """Take weights (N, o, 4, 4, c), and h and w."""
         self.weight, self.small = weight, (height, width)
         self.nets = len(weight)
-        self.places = list(_places(height, width)) if 2 * max(self.small) <= DENSE else None
+        dense = math.prod(self._shape[1:]) <= DENSE
+        self.places = list(_places(height, width)) if dense else None
         if self.places is None:
             self.kernels = weight.flatten(0, 1).permute(0, 3, 1, 2)
         else:
