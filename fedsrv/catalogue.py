@@ -7,7 +7,7 @@ import dataclasses
 import inspect
 import re
 import textwrap
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
@@ -138,12 +138,15 @@ def metrics_markdown() -> str:
             ((f"`{name}`", view.meaning) for name, view in VIEWS.items()),
         ),
     ]
-    blocks = []
-    for title, heads, rows in parts:
-        lines = [f"| {' | '.join(cells)} |" for cells in (heads, *rows)]
-        lines.insert(1, "|---" * len(heads) + "|")
-        blocks.append("\n".join([f"## {title}", "", *lines]))
+    blocks = [f"## {title}\n\n{markdown_of(heads, rows)}" for title, heads, rows in parts]
     return "\n\n".join(blocks) + "\n"
+
+
+def markdown_of(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table in Markdown."""
+    lines = [f"| {' | '.join(cells)} |" for cells in (heads, *rows)]
+    lines.insert(1, "|---" * len(heads) + "|")
+    return "\n".join(lines)
 
 
 def _cells(found: Metric) -> tuple[str, ...]:

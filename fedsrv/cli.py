@@ -18,32 +18,10 @@ from fedmodels.commands import forget_options, run_command
 from fedmodels.errors import FedtideError, Interrupted
 from fedmodels.log_lines import LogLevel
 from fedmodels.options import AsJson, Config, Device, Level, Quiet, Sets, Strict, program
+from fedsrv.commands import options
 from fedsrv.commands.audit import audit_app
 from fedsrv.commands.catalogue import methods, metrics, nets, schema
 from fedsrv.commands.certs import certs_app
-from fedsrv.commands.options import (
-    AwaitsEvaluator,
-    Certificate,
-    ClientAuthority,
-    Dashboard,
-    HostCpus,
-    HostGpus,
-    Hosts,
-    Insecure,
-    Key,
-    MetricsPort,
-    NodeDir,
-    On,
-    OwnExamples,
-    Place,
-    PrintsEvents,
-    Resume,
-    RevokedCallers,
-    RunDirectory,
-    Without,
-    check_without,
-    set_up,
-)
 from fedsrv.commands.relay import relay
 from fedsrv.commands.sweep import sweep_app
 from fedsrv.commands.watching import watching_app
@@ -92,28 +70,28 @@ def init(
 @app.command()
 def serve(
     config: Config,
-    listen: Place = "127.0.0.1:0",
-    out: RunDirectory = Path("run"),
-    resume: Resume = False,
-    without: Without = None,
+    listen: options.Place = "127.0.0.1:0",
+    out: options.RunDirectory = Path("run"),
+    resume: options.Resume = False,
+    without: options.Without = None,
     sets: Sets = None,
-    tls_cert: Certificate = None,
-    tls_key: Key = None,
-    tls_client_ca: ClientAuthority = None,
-    tls_crl: RevokedCallers = None,
-    insecure: Insecure = False,
-    evaluator: AwaitsEvaluator = False,
-    server_data: OwnExamples = None,
-    events: PrintsEvents = False,
+    tls_cert: options.Certificate = None,
+    tls_key: options.Key = None,
+    tls_client_ca: options.ClientAuthority = None,
+    tls_crl: options.RevokedCallers = None,
+    insecure: options.Insecure = False,
+    evaluator: options.AwaitsEvaluator = False,
+    server_data: options.OwnExamples = None,
+    events: options.PrintsEvents = False,
     quiet: Quiet = False,
     log_level: Level = LogLevel.INFO,
     as_json: AsJson = False,
-    metrics_port: MetricsPort = None,
-    dashboard: Dashboard = None,
+    metrics_port: options.MetricsPort = None,
+    dashboard: options.Dashboard = None,
 ) -> None:
     """Serve one run: the coordinator alone."""
-    set_up(quiet, log_level, as_json)
-    aside = check_without(without, resume)
+    options.set_up(quiet, log_level, as_json)
+    aside = options.check_without(without, resume)
     from fedmodels.resolution import read_experiment
 
     experiment = read_experiment(config, sets or ())
@@ -233,11 +211,11 @@ def _show(out: Path, *, with_table: bool) -> None:
 @app.command()
 def launch(
     config: Config,
-    out: RunDirectory = Path("run"),
+    out: options.RunDirectory = Path("run"),
     sets: Sets = None,
-    hosts: Hosts = None,
-    resume: Resume = False,
-    without: Without = None,
+    hosts: options.Hosts = None,
+    resume: options.Resume = False,
+    without: options.Without = None,
     data: Annotated[
         Path | None, typer.Option(help="An existing partition; by default one is made in OUT/data.")
     ] = None,
@@ -250,18 +228,18 @@ def launch(
     quiet: Quiet = False,
     log_level: Level = LogLevel.INFO,
     as_json: AsJson = False,
-    metrics_port: MetricsPort = None,
-    dashboard: Dashboard = None,
-    insecure: Insecure = False,
-    on: On = None,
-    host_cpus: HostCpus = 1.0,
-    host_gpus: HostGpus = 0.0,
-    node_dir: NodeDir = None,
+    metrics_port: options.MetricsPort = None,
+    dashboard: options.Dashboard = None,
+    insecure: options.Insecure = False,
+    on: options.On = None,
+    host_cpus: options.HostCpus = 1.0,
+    host_gpus: options.HostGpus = 0.0,
+    node_dir: options.NodeDir = None,
 ) -> None:
     """Run coordinator and clients as processes, with live progress and a final table."""
-    level = set_up(quiet, log_level, as_json)
+    level = options.set_up(quiet, log_level, as_json)
     forget_options()
-    aside = check_without(without, resume)
+    aside = options.check_without(without, resume)
     os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that are forked: before torch comes in
     from fedmodels.resolution import read_experiment
 
@@ -289,9 +267,9 @@ def launch(
     )
 
 
-def _given(options: dict[str, str | None]) -> list[str]:
+def _given(wanted: dict[str, str | None]) -> list[str]:
     """Return the options that were given, as words of a command."""
-    return [word for name, value in options.items() if value is not None for word in (name, value)]
+    return [word for name, value in wanted.items() if value is not None for word in (name, value)]
 
 
 @app.command(epilog="fedsrv metrics says what each figure is.")
@@ -320,7 +298,7 @@ def report(
 
 @app.command()
 def export(
-    run: RunDirectory,
+    run: options.RunDirectory,
     to: Annotated[str, typer.Option(help="safetensors, torch.export or onnx.")],
     client: Annotated[
         int | None, typer.Option(min=0, help="Whose model; by default everybody's.")

@@ -192,18 +192,11 @@ def serve(
             journal=Journal(store.audit, store.chain),
             exclude=engine.exclusions.ask,
         )
-        address = _open_server(stack, service, listen)
+        address = listen.at(open_server(stack, service, listen))
+        stack.callback(cohort.stop, "the server is shutting down")
         stack.enter_context(telling_the_end(events))
         began.set()
-        clients = len(experiment.schedule.beginners)
-        all_are_needed = experiment.server.deadline_s is None  # to begin with
-        needed = clients if all_are_needed else min(experiment.min_clients, clients)
-        events.tell("listening", address=address, clients=clients, needed=needed)
-        for line in (*listen.caveats(), *store.differences, *_without(store)):
-            events.tell("note", line=line)
-        if changed:
-            line = f"the run was computed so far with {changed}: others may round differently"
-            events.tell("note", line=line)
+        _tell_the_beginning(events, store, address, listen.caveats(), changed)
         if stop is not None:
             begin_drain = partial(_drain, stop, service, out)
             threading.Thread(target=begin_drain, name="drain", daemon=True).start()
@@ -226,23 +219,34 @@ def set_aside(store: Store, clients: Sequence[int]) -> None:
         store.set_aside(clients)
 
 
-def _without(store: Store) -> list[str]:
-    """Return who takes no part in what is left of a run."""
-    return [
+def _tell_the_beginning(
+    events: EventLog, store: Store, address: str, caveats: Sequence[str], changed: str
+) -> None:
+    """Tell where clients may join, and what a user may have to act on."""
+    experiment = store.experiment
+    clients = len(experiment.schedule.beginners)
+    all_are_needed = experiment.server.deadline_s is None  # to begin with
+    needed = clients if all_are_needed else min(experiment.min_clients, clients)
+    events.tell("listening", address=address, clients=clients, needed=needed)
+    lines = [*caveats, *store.differences]
+    lines += [
         f"client {client} was set aside: it takes no part from interaction {first + 1} on"
         for client, first in store.aside().items()
     ]
+    if changed:
+        lines.append(f"the run was computed so far with {changed}: others may round differently")
+    for line in lines:
+        events.tell("note", line=line)
 
 
-def _open_server(stack: ExitStack, service: Service, listen: Listen) -> str:
-    """Start the server, and stop it when the stack ends; return its address."""
+def open_server(stack: ExitStack, service: Any, listen: Listen) -> int:
+    """Start a coordinator's or a relay's server, stop it when the stack ends; return its port."""
     stack.callback(service.complaints.close)
     server, port = start_server(service, listen.address, listen.credentials)
     stack.callback(service.gate.close)
     stack.callback(stop_server, server)
     stack.callback(service.events.close)  # first of all, so that watchers see the end
-    stack.callback(service.cohort.stop, "the server is shutting down")
-    return listen.at(port)
+    return port
 
 
 def _cohort_of(
@@ -256,7 +260,7 @@ def _cohort_of(
         events,
         deadline_s=experiment.server.deadline_s,
         min_clients=experiment.min_clients,
-        admission=Admission.of(experiment, store.profiles()),
+        admission=Admission.of(experiment, store.ledger.profiles()),
         expects_evaluator=expects_evaluator,
         aside=store.aside(),
         beginners=experiment.schedule.beginners,

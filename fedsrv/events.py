@@ -110,8 +110,8 @@ class EventLog:
             with self._lock:
                 self._listeners.discard(box)
 
-    def follow(self, take: Callable[[Event], None], name: str) -> threading.Thread:
-        """Hand every event to ``take``, in a thread of this name that ends with the log."""
+    def follow(self, take: Callable[[Event], None], name: str) -> Ending:
+        """Hand every event to ``take``, in a thread of this name; return what ends that."""
 
         def work() -> None:
             for event in self.listen(from_start=True):
@@ -119,7 +119,12 @@ class EventLog:
 
         thread = threading.Thread(target=work, name=name, daemon=True)
         thread.start()
-        return thread
+
+        def end() -> None:
+            self.close()
+            thread.join()
+
+        return end
 
     def close(self) -> None:
         """End every listener's iteration."""

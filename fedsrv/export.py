@@ -23,11 +23,6 @@ DESCRIPTION = "model.json"
 def export(model: TrainedModel, kind: str, out: Path) -> None:
     """Write a model to a file that describes itself.
 
-    Args:
-        model: what to write.
-        kind: one of ``KINDS``.
-        out: the file.
-
     Raises:
         ConfigError: the kind is not known, or what it needs is not installed.
         RunFailed: the net cannot be written so, or the file cannot.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from rich.table import Column, Table
 from fedmodels.errors import ConfigError, suggestion
 from fedmodels.nets import check_net, make_net, net_names
 from fedmodels.nets.cost import multiply_adds
+from fedsrv.catalogue import markdown_of
 
 FIXED = ("num_classes", "input_shape")
 _ACGAN = "Odena et al., ICML 2017, https://arxiv.org/abs/1610.09585"
@@ -74,11 +75,11 @@ def net_table(name: str) -> Table:
 
 def nets_markdown() -> str:
     """Return every net with its options as the tables of ``docs/nets.md``."""
-    blocks = [_markdown(HEADS, [(f"`{name}`", *_cells(name)[1:]) for name in net_names()])]
+    blocks = [markdown_of(HEADS, [(f"`{name}`", *_cells(name)[1:]) for name in net_names()])]
     for name in net_names():
         rows = [(f"`{key}`", f"`{d!r}`", text) for key, (d, text) in options_of(name).items()]
         if rows:
-            blocks.append(f"## {name}\n\n" + _markdown(("option", "default", "meaning"), rows))
+            blocks.append(f"## {name}\n\n" + markdown_of(("option", "default", "meaning"), rows))
     return "\n\n".join(blocks) + "\n"
 
 
@@ -111,9 +112,3 @@ def _about(name: str) -> str:
     """Return the first sentence of what builds a net, without its verb."""
     line = inspect.cleandoc(check_net(name, ()).__doc__ or "").partition("\n")[0]
     return line.removeprefix("Build ").replace("``", "`")
-
-
-def _markdown(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
-    lines = [f"| {' | '.join(cells)} |" for cells in (heads, *rows)]
-    lines.insert(1, "|---" * len(heads) + "|")
-    return "\n".join(lines)

@@ -83,9 +83,14 @@ UNITS = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}
 """An option of ``ray.remote`` -> what Ray calls it in a node's resources."""
 
 
+def taken(takes: Mapping[str, Any]) -> dict[str, float]:
+    """Return what options of ``ray.remote`` take of a node, by Ray's names."""
+    return {UNITS[name]: n for name, n in takes.items() if name in UNITS and n}
+
+
 def lacking(takes: Mapping[str, Any], nodes: Iterable[Mapping[str, float]]) -> str:
     """Return what is taken that no node has, were it idle; empty where one has all of it."""
-    wanted = {UNITS[name]: n for name, n in takes.items() if name in UNITS and n}
+    wanted = taken(takes)
     if any(all(node.get(unit, 0) >= n for unit, n in wanted.items()) for node in nodes):
         return ""
     return ", ".join(f"{n:g} {unit}" for unit, n in wanted.items())

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmodels.processes import end_with_parent
-from fedsrv.ray_cluster import UNITS
+from fedsrv.ray_cluster import taken
 
 NO_ROOM_S = 5.0
 """After this time what has not begun is told to wait."""
@@ -123,7 +123,7 @@ class Driver:
 
 def no_room(takes: Mapping[str, float], free: Mapping[str, float]) -> str:
     """Say why something has not begun, by what it takes and what is free on all nodes."""
-    wanted = {UNITS[name]: n for name, n in takes.items() if name in UNITS and n}
+    wanted = taken(takes)
     wants = ", ".join(f"{n:g} {unit}" for unit, n in wanted.items())
     has = ", ".join(f"{free.get(unit, 0):g} {unit}" for unit in wanted)
     lacks = any(free.get(unit, 0) < n for unit, n in wanted.items())

@@ -92,7 +92,7 @@ class Stage:
         aside = store.aside()
         spool = Spool(self.out / "server" / "spool", self.experiment.server.upload_memory_mb << 20)
         clients = self.experiment.schedule.clients
-        admission = Admission.of(self.experiment, store.profiles())
+        admission = Admission.of(self.experiment, store.ledger.profiles())
         self.cohort = RemoteCohort(
             clients, spool, events, admission=admission,
             deadline_s=self.experiment.server.deadline_s, min_clients=self.experiment.min_clients,
@@ -137,12 +137,12 @@ class Stage:
                 continue
             (order,), trip = found
             issue = order.issue
-            parts = {}
+            parts, specs = {}, worker.set_up.payload_spec
             if order.kind not in WITHOUT_PAYLOAD:
-                parts["common"] = transported(trip.trip.common, worker.payload_spec["common"])
+                parts["common"] = transported(trip.trip.common, specs["common"])
             if client in trip.trip.personal:
                 own = trip.trip.personal[client]
-                parts["personal"] = transported(own, worker.payload_spec["personal"])
+                parts["personal"] = transported(own, specs["personal"])
             done = worker.execute(order, merged(parts))
             assert done is not None
             answer = done.upload, done.report, done.failure

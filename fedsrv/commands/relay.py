@@ -13,15 +13,7 @@ from fedmodels.commands import end_on_sigterm
 from fedmodels.errors import ConfigError
 from fedmodels.log_lines import LogLevel
 from fedmodels.options import AsJson, Level, Quiet
-from fedsrv.commands.options import (
-    Certificate,
-    ClientAuthority,
-    Insecure,
-    Key,
-    Place,
-    RevokedCallers,
-    set_up,
-)
+from fedsrv.commands import options
 
 
 def relay(
@@ -29,16 +21,16 @@ def relay(
     clients: Annotated[
         str, typer.Option(metavar="A-B", help="The clients that join here, such as 0-24.")
     ],
-    listen: Place = "127.0.0.1:0",
+    listen: options.Place = "127.0.0.1:0",
     code: Annotated[
         list[Path] | None,
         typer.Option(help="A custom method's file, method.py, that the run's config may name."),
     ] = None,
-    tls_cert: Certificate = None,
-    tls_key: Key = None,
-    tls_client_ca: ClientAuthority = None,
-    tls_crl: RevokedCallers = None,
-    insecure: Insecure = False,
+    tls_cert: options.Certificate = None,
+    tls_key: options.Key = None,
+    tls_client_ca: options.ClientAuthority = None,
+    tls_crl: options.RevokedCallers = None,
+    insecure: options.Insecure = False,
     up_ca: Annotated[Path | None, typer.Option(help="Authority of the coordinator above.")] = None,
     up_cert: Annotated[
         Path | None, typer.Option(help="The relay's certificate: it covers the clients.")
@@ -52,7 +44,7 @@ def relay(
     as_json: AsJson = False,
 ) -> None:
     """Relay a run to the clients of one place, and send up the sum of their weights."""
-    set_up(quiet, log_level, as_json)
+    options.set_up(quiet, log_level, as_json)
     from fedmodels.config.places import check_address
     from fedpb.server_check import ServerCheck
     from fedsrv.coordinator import Listen

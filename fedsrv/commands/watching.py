@@ -6,7 +6,7 @@ import logging
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -27,6 +27,7 @@ def _checked(address: str) -> str:
 Coordinator = Annotated[
     str, typer.Argument(metavar="HOST:PORT", help="The coordinator.", callback=_checked)
 ]
+Clients = Annotated[list[int], typer.Argument(help="Ids of the clients.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Objects instead of lines.")]
 Authority = Annotated[Path | None, typer.Option("--tls-ca", help="Authority of the server.")]
 Cert = Annotated[Path | None, typer.Option("--tls-cert", help="The watcher's certificate.")]
@@ -90,7 +91,7 @@ def health(server: Coordinator, ca: Authority = None, cert: Cert = None, key: Ke
 @watching_app.command()
 def retire(
     server: Coordinator,
-    clients: Annotated[list[int], typer.Argument(help="Ids of the clients.")],
+    clients: Clients,
     forget: Annotated[
         bool, typer.Option("--forget", help="Drop the server's state of these clients alone, too.")
     ] = False,
@@ -102,18 +103,14 @@ def retire(
 
     What they taught the shared model stays in it.
     """
-    from fedsrv.identity.tls import caller_credentials
-    from fedsrv.watching import steer
-
-    credentials = caller_credentials(ca, cert, key, "--tls")
-    steer(server, credentials, retire=[str(c) for c in clients], forget=forget)
+    _steer(server, ca, cert, key, retire=[str(c) for c in clients], forget=forget)
     typer.echo(f"{server}: retires before the next round: {', '.join(map(str, clients))}")
 
 
 @watching_app.command()
 def exclude(
     server: Coordinator,
-    clients: Annotated[list[int], typer.Argument(help="Ids of the clients.")],
+    clients: Clients,
     ca: Authority = None,
     cert: Cert = None,
     key: Key = None,
@@ -122,11 +119,7 @@ def exclude(
 
     What they sent before stays in the model. A resumed run leaves them out as well.
     """
-    from fedsrv.identity.tls import caller_credentials
-    from fedsrv.watching import steer
-
-    credentials = caller_credentials(ca, cert, key, "--tls")
-    steer(server, credentials, exclude=[str(c) for c in clients])
+    _steer(server, ca, cert, key, exclude=[str(c) for c in clients])
     typer.echo(f"{server}: excluded before the next round: {', '.join(map(str, clients))}")
 
 
@@ -141,12 +134,19 @@ def close(
     key: Key = None,
 ) -> None:
     """End an open run once it has learned all it has: clients store their final models."""
+    _steer(server, ca, cert, key, close=True, now=now)
+    when = "after the round under way" if now else "once it has learned all it has"
+    typer.echo(f"{server}: the run ends {when}")
+
+
+def _steer(
+    server: str, ca: Path | None, cert: Path | None, key: Path | None, **wanted: Any
+) -> None:
+    """Tell a coordinator what an operator wants."""
     from fedsrv.identity.tls import caller_credentials
     from fedsrv.watching import steer
 
-    steer(server, caller_credentials(ca, cert, key, "--tls"), close=True, now=now)
-    when = "after the round under way" if now else "once it has learned all it has"
-    typer.echo(f"{server}: the run ends {when}")
+    steer(server, caller_credentials(ca, cert, key, "--tls"), **wanted)
 
 
 def _events(

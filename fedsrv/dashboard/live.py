@@ -305,12 +305,11 @@ def show(events: EventLog, run: Path, host: str, port: int) -> Ending:
     page = LivePage(run)
     server = page_server(host, port, page)
     events.tell("dashboard", url=server.url)
-    told = events.follow(page.take, "dashboard")
+    end_telling = events.follow(page.take, "dashboard")
     stop = server.begin("dashboard")
 
     def end() -> None:
-        events.close()
-        told.join()
+        end_telling()
         page.await_last_look(LAST_LOOK_S)
         stop()
 

@@ -6,7 +6,7 @@ import json
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 from unicodedata import normalize
 
 import numpy as np
@@ -30,6 +30,15 @@ _HELP = (
 )
 MAX_TASKS = 10_000
 """Of a client, where no scenario says how many it has."""
+
+
+class _Said(NamedTuple):
+    """What a client states: its description, and what that says of the run's problem."""
+
+    text: str
+    problem: Problem
+    names: Names
+    """Of the classes; none where it states none."""
 
 
 class OtherPartition(PayloadError):
@@ -70,10 +79,8 @@ class Admission:
         self._refusal = refusal
         self._classes = set[str]()
         """Of an open run: the names of all classes that clients announced."""
-        self._said: dict[ClientId, tuple[str, Problem]] = {}
-        """Description and problem of each admitted client."""
-        self._called: dict[ClientId, Names] = {}
-        """Class names of each admitted client that states them."""
+        self._said: dict[ClientId, _Said] = {}
+        """What each admitted client states."""
         self._votes, self._voices = Counter[Problem](), Counter[Names]()
         """How many admitted clients state each problem, and each tuple of class names."""
         self._names: Names = _listed_in(experiment)
@@ -264,18 +271,16 @@ class Admission:
         with self._lock:
             profile = Profile.parse(client, text)
             self._forget(client)
-            self._said[client] = text, profile.problem
+            self._said[client] = _Said(text, profile.problem, profile.class_names)
             if self._has_begun and isinstance(client, int):
                 self._known[client] = text
                 self._classes |= {*profile.classes}
-            if profile.class_names:
-                self._called[client] = profile.class_names
             self._count(client, 1)
             settled = self._problem, self._names
-            names, voices = self._most_called()
+            names, voices = _most(self._voices)
             if not self._names and voices > self._clients // 2:
                 self._names = names
-            problem, votes = self._most_said()
+            problem, votes = _most(self._votes)
             if self._problem is None and votes > self._clients // 2:
                 self._problem = problem
             is_news = settled != (self._problem, self._names)
@@ -288,27 +293,27 @@ class Admission:
             RunFailed: no problem has more than half of the votes.
         """
         with self._lock:
-            problem, votes = self._most_said()
+            problem, votes = _most(self._votes)
             voters = [c for c in self._said if isinstance(c, int)]
             if self._problem is None and voters and 2 * votes <= len(voters):
-                found = {c: _described(self._said[c][1]) for c in sorted(voters)}
+                found = {c: _described(self._said[c].problem) for c in sorted(voters)}
                 shown = "; ".join(f"client {c} has {what}" for c, what in list(found.items())[:3])
                 raise RunFailed(
                     f"no more than half of the clients describe the same problem: {shown}; say "
                     "which it is with [data] input_shape and num_classes"
                 )
             self._problem = self._problem or problem
-            names, voices = self._most_called()
-            named = [c for c in self._called if isinstance(c, int)]
+            names, voices = _most(self._voices)
+            named = {c: self._said[c].names for c in sorted(voters) if self._said[c].names}
             if not self._names and named and 2 * voices <= len(named):
                 raise RunFailed(
                     "no more than half of the clients name the classes alike and in one order: "
-                    + "; ".join(f"client {c} {_listed(self._called[c])}" for c in sorted(named)[:3])
+                    + "; ".join(f"client {c} {_listed(own)}" for c, own in list(named.items())[:3])
                     + "; class_names in client.json must be the same list everywhere"
                 )
-            self._names = self._names or names
+            self._names = self._names or names or ()
             away = self._turned_away(list(self._said))
-            self._known |= {c: said[0] for c, said in self._said.items() if isinstance(c, int)}
+            self._known |= {c: self._said[c].text for c in voters if c in self._said}
             self._begin()
             return away
 
@@ -318,21 +323,13 @@ class Admission:
         for client, text in self._known.items() if self._has_begun else ():
             self._classes |= {*Profile.parse(client, text).classes}
 
-    def _most_said(self) -> tuple[Problem | None, int]:
-        """Return the most frequent problem and its votes; the evaluator has no vote."""
-        return self._votes.most_common(1)[0] if self._votes else (None, 0)
-
-    def _most_called(self) -> tuple[Names, int]:
-        """Return the most frequent names of the classes, and how many clients state them."""
-        return self._voices.most_common(1)[0] if self._voices else ((), 0)
-
     def _turned_away(self, clients: Sequence[ClientId]) -> list[ClientId]:
         """Forget the clients whose problem or class names are not the run's; return them."""
         away = [
             c
             for c in clients
-            if self._differs(self._said[c][1])
-            or self._calls_differently(self._called.get(c, self._names))
+            if self._differs(self._said[c].problem)
+            or self._calls_differently(self._said[c].names or self._names)
         ]
         for client in away:
             self._forget(client)
@@ -343,17 +340,22 @@ class Admission:
         if client in self._said:
             self._count(client, -1)
             del self._said[client]
-            self._called.pop(client, None)
 
     def _count(self, client: ClientId, vote: int) -> None:
         """Add 1 to the votes for what a client says, or take 1 away; the evaluator has no vote."""
         if not isinstance(client, int):
             return
-        self._votes[self._said[client][1]] += vote
+        said = self._said[client]
+        self._votes[said.problem] += vote
         self._votes += Counter()  # drops what nobody says any more
-        if client in self._called:
-            self._voices[self._called[client]] += vote
+        if said.names:
+            self._voices[said.names] += vote
             self._voices += Counter()
+
+
+def _most(votes: Counter[Any]) -> tuple[Any, int]:
+    """Return what most clients state, and how many do."""
+    return votes.most_common(1)[0] if votes else (None, 0)
 
 
 def _begins_with(table: CountTable, before: CountTable) -> bool:

@@ -60,22 +60,17 @@ class BufferedRounds:
     """Rounds that end with the first uploads."""
 
     def __init__(self, parts: RoundParts, interaction: int) -> None:
-        """Give the orders again that were under way at a commit.
-
-        Args:
-            parts: what rounds are made of.
-            interaction: the last one that is committed; -1 before the first.
-        """
+        """Give the orders again that were under way at a commit."""
         self.state = parts.state_after(interaction)
         self.parts, self.experiment, self.cohort = parts, parts.experiment, parts.cohort
         self.followed = recorded_arrivals(self.experiment, len(parts.plan.steps))
         """Records of the run whose arrivals ``schedule.arrivals`` follows, by interaction."""
         check_asynchronous(parts.method, parts.plan.run)
-        aside, last = parts.plan.aside, parts.store.record(interaction)
+        aside, last = parts.plan.aside, parts.store.ledger.record(interaction)
         ordered = last.get("under_way", ()) if last else ()
         self.under_way = {c: n for c, n in ordered if takes_part(c, interaction + 1, aside)}
         """The clients with an order under way, and the interaction of that order."""
-        self.undone = parts.store.undone()
+        self.undone = parts.store.ledger.undone()
         """Records that a roll-back undid, by interaction; the replay follows their arrivals."""
         self.begun: dict[int, Weights] = {}
         """Everybody's weights at the start of each interaction that has an order under way."""
@@ -90,7 +85,7 @@ class BufferedRounds:
         """Return the norms of the last uploads up to a commit; a round alone may have one."""
         newest, size = list[Norms](), self.experiment.cohort_size
         for number in range(interaction, -1, -1):
-            record = self.parts.store.record(number)
+            record = self.parts.store.ledger.record(number)
             if record is None or len(newest) >= size:
                 break
             newest += [measured_in(record["clients"][str(c)]).norms for c in record["cohort"][::-1]]

@@ -151,10 +151,10 @@ def untrained(profiles: Mapping[int, Profile]) -> str:
     )
 
 
-def clients_text(clients: Sequence[object]) -> str:
+def clients_text(clients: Sequence[object], most: int = MAX_NAMED) -> str:
     """Return clients for a line: the first of them, and how many more there are."""
-    more = f" and {len(clients) - MAX_NAMED} more" if len(clients) > MAX_NAMED else ""
-    named = ", ".join(map(str, clients[:MAX_NAMED]))
+    more = f" and {len(clients) - most} more" if len(clients) > most else ""
+    named = ", ".join(map(str, clients[:most]))
     return f"client{'s' if len(clients) > 1 else ''} {named}{more}"
 
 

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from fedmodels.config.experiment import Experiment
+from fedmodels.errors import ClientFailed
 from fedmodels.tensors.bundle import Bundle, ClientId, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.tensors.differences import Given, Measured
@@ -176,6 +177,13 @@ class Answers:
         self.failed[client] = why
         if answer is not None and answer.measured is not None and isinstance(client, int):
             self.aside[client] = answer.measured
+
+
+def first_failure(failed: Mapping[Any, str], round: int, stage: str) -> str:
+    """Return a line that names the first client that failed, and counts the others."""
+    client, reason = next(iter(failed.items()))
+    others = f" ({len(failed) - 1} more failed)" if len(failed) > 1 else ""
+    return f"{ClientFailed(client, round, stage, reason)}{others}"
 
 
 class StateLost(Exception):

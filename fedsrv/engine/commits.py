@@ -40,50 +40,19 @@ def record_of(
     found: Reduced,
     count: Callable[[Bundle], float],
 ) -> Record:
-    """Return the record of an interaction, without its scores.
-
-    Args:
-        step: which interaction.
-        results: what clients answered, without those that do not count.
-        found: what the server half came to.
-        count: gives what an upload counts in the mean.
-    """
+    """Return the record of an interaction, without its scores."""
     clients = {c: r for c, r in results.by_client.items() if isinstance(c, int)}
     reports = {c: r.report for c, r in clients.items()}
-    trained = [
-        (r.num_examples - r.skipped_examples, r.loss)
-        for r in reports.values()
-        if r.num_examples > r.skipped_examples and math.isfinite(r.loss)
-    ]
-    examples = sum(n for n, _ in trained)
-    loss = sum(n * mean for n, mean in trained)
+    metrics = {"loss": _mean_loss(reports), **_drift_of(reports), **found.metrics}
     record: Record = {
         "round": step.round,
         "interaction": step.interaction,
         "task": step.task,
         "cohort": sorted(clients),
-        "metrics": _finite(
-            {
-                "loss": loss / examples if examples else math.nan,
-                **_drift_of(reports),
-                **found.metrics,
-            }
-        ),
+        "metrics": _finite(metrics),
         "bytes": _traffic_of(results, clients),
         "seconds": {"train": max((r.seconds for r in reports.values()), default=0.0)},
-        "clients": {
-            str(c): _finite(
-                {
-                    "loss": r.loss,
-                    "seconds": r.seconds,
-                    "num_examples": r.num_examples,
-                    **({"skipped_examples": r.skipped_examples} if r.skipped_examples else {}),
-                    "peak_rss_bytes": r.peak_rss_bytes,
-                    **dict(sorted(r.extra.items())),
-                }
-            )
-            for c, r in reports.items()
-        },
+        "clients": {str(c): _told_in(r) for c, r in reports.items()},
     }
     measured = results.measured()
     counts = {c: count(results.by_client[c].upload) for c in measured}
@@ -104,6 +73,32 @@ def record_of(
     if found.series:
         record["series"] = found.series
     return record
+
+
+def _mean_loss(reports: Mapping[int, rpc.Report]) -> float:
+    """Return the mean loss over the examples that were trained on; NaN where there were none."""
+    trained = [
+        (r.num_examples - r.skipped_examples, r.loss)
+        for r in reports.values()
+        if r.num_examples > r.skipped_examples and math.isfinite(r.loss)
+    ]
+    examples = sum(n for n, _ in trained)
+    return sum(n * mean for n, mean in trained) / examples if examples else math.nan
+
+
+def _told_in(report: rpc.Report) -> dict[str, float]:
+    """Return what a client's row holds of its report."""
+    skipped = report.skipped_examples
+    return _finite(
+        {
+            "loss": report.loss,
+            "seconds": report.seconds,
+            "num_examples": report.num_examples,
+            **({"skipped_examples": skipped} if skipped else {}),
+            "peak_rss_bytes": report.peak_rss_bytes,
+            **dict(sorted(report.extra.items())),
+        }
+    )
 
 
 def _drift_of(reports: Mapping[int, rpc.Report]) -> dict[str, float]:
@@ -347,11 +342,7 @@ class Commits:
     def add(self, record: Record, state: ServerState, counts: str | None, of: int) -> None:
         """Begin to write a commit; no other one is under way.
 
-        Args:
-            record: of the interaction.
-            state: after it.
-            counts: what clients counted; None if the record has its scores.
-            of: the interactions of the run.
+        With ``counts`` of clients its scores are still to come. The run has ``of`` interactions.
         """
         self._under_way = self._writer.submit(self._write, record, state, counts, of)
         self.last_trained |= trained_in(record)
@@ -416,7 +407,7 @@ def odd_commit(store: Store) -> tuple[int, int, Oddity] | None:
     Only commits count that a run can go back before.
     """
     numbers = range(store.committed, store.floor, -1)
-    return first_odd(record for n in numbers if (record := store.record(n)) is not None)
+    return first_odd(record for n in numbers if (record := store.ledger.record(n)) is not None)
 
 
 def back_before_the_odd(store: Store, events: EventLog, failed: FedtideError) -> FedtideError:
@@ -424,10 +415,7 @@ def back_before_the_odd(store: Store, events: EventLog, failed: FedtideError) ->
 
     Clients that fail right after such a commit most likely fail because of that upload.
 
-    Args:
-        store: commits; none is under way.
-        events: log of what happens.
-        failed: says which clients failed, and why; returned where no upload was odd.
+    No commit is under way. Where no upload was odd, ``failed`` is returned as it is.
     """
     found = odd_commit(store)
     if found is None:

@@ -89,7 +89,7 @@ class Exclusions:
         """
         due = {client: BY_HAND for client in sorted(self._asked) if client not in aside}
         if (times := self.store.experiment.server.exclude_after) is not None:
-            records = (self.store.record(n) for n in range(interaction - 1, -1, -1))
+            records = (self.store.ledger.record(n) for n in range(interaction - 1, -1, -1))
             odd = warned_in_a_row((r for r in records if r is not None), times)
             for client in sorted({*odd} - {*aside, *due}):
                 if self._may_go({*aside, *due, client}, client):
@@ -129,9 +129,7 @@ def fewest(experiment: Experiment) -> int:
 def warned_in_a_row(records: Iterable[Record], times: int) -> set[int]:
     """Return the clients whose last ``times`` uploads all stood out.
 
-    Args:
-        records: the latest first.
-        times: at least one.
+    The latest record comes first.
     """
     found, open_, count = set[int](), dict[int, int](), 0
     for count, record in enumerate(records):

@@ -16,6 +16,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
 from fedmodels.errors import ClientFailed, TooFewClients
 from fedmodels.tensors.differences import (
     GENERATORS,
@@ -101,9 +103,7 @@ def oddities(
 def far_out(cohort: Mapping[int, Measured], company: Sequence[Norms] = ()) -> dict[int, str]:
     """Return the clients whose uploads lie too far out of their cohort, and why.
 
-    Args:
-        cohort: the uploads of an interaction.
-        company: norms of earlier uploads, where an interaction takes a few at a time.
+    Where an interaction takes a few uploads at a time, earlier ones keep them ``company``.
     """
     return {
         client: f"its upload is far out of its cohort: {oddity}"
@@ -112,17 +112,17 @@ def far_out(cohort: Mapping[int, Measured], company: Sequence[Norms] = ()) -> di
     }
 
 
-def standing_out(cohort: Mapping[int, Measured]) -> dict[int, str]:
-    """Return the clients whose uploads stand out of their cohort though they count, and in what.
+def sketches(cohort: Mapping[int, Measured]) -> dict[int, Tensor]:
+    """Return the sketch of each difference that has one."""
+    return {client: one.sketch for client, one in cohort.items() if one.sketch is not None}
 
-    Args:
-        cohort: the uploads of an interaction that count.
-    """
+
+def standing_out(cohort: Mapping[int, Measured]) -> dict[int, str]:
+    """Return the clients whose uploads stand out of their cohort though they count, and in what."""
     if len(cohort) < FEW:
         return {}
     found = {client: str(odd) for client, odd in oddities(cohort, 0.0, (), WARNED).items()}
-    drawn = {client: one.sketch for client, one in cohort.items() if one.sketch is not None}
-    agree = agreements(drawn)
+    agree = agreements(sketches(cohort))
     if len(agree) < FEW:
         return found
     middle = statistics.median(agree.values())
@@ -157,9 +157,7 @@ def rows(
         counts: what each of them counts in the mean.
         aside: the uploads that were left out.
     """
-    drawn = {c: m.sketch for c, m in counting.items() if m.sketch is not None}
-    others = {c: m.sketch for c, m in aside.items() if m.sketch is not None}
-    found = cosines(drawn, counts, others)
+    found = cosines(sketches(counting), counts, sketches(aside))
     return {
         str(client): _row(one, found.get(client, one.cosine))
         for client, one in sorted({**counting, **aside}.items())
@@ -197,8 +195,7 @@ def first_odd(records: Iterable[Record]) -> tuple[int, int, Oddity] | None:
         The interaction, the client, and in what its upload is odd; None if the latest commit has no
         odd upload.
 
-    Args:
-        records: of the commits that the run may take back, the latest first.
+    The latest record comes first.
     """
     found: tuple[int, int, Oddity] | None = None
     for record in records:

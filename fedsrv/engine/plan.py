@@ -101,11 +101,7 @@ class Plan:
     def opened(cls, method: Method, store: Store, first: Growth, known: Profile) -> Plan:
         """Return the plan of an open run before its first growth.
 
-        Args:
-            method: what is run.
-            store: holds the config, and who was set aside.
-            first: names the classes that the run begins with.
-            known: a client's description; all clients have inputs of one shape.
+        The first growth names the classes; the inputs of all clients are of one shape.
 
         Raises:
             ConfigError: the method, or the config, does not fit an open run.
@@ -122,12 +118,7 @@ class Plan:
         return cls(method, run, {}, {}, (), store.aside(), terms)
 
     def grown(self, growth: Growth, known: Mapping[int, Profile]) -> Plan:
-        """Return the plan of an open run from a growth on.
-
-        Args:
-            growth: what is new.
-            known: what clients announced by now, or later.
-        """
+        """Return the plan of an open run from a growth on."""
         experiment, growths = self.run.experiment, [*self.growths, growth]
         names = [name for each in growths for name in each.classes]
         tasks = {**self.tasks, **growth.tasks}
@@ -311,7 +302,7 @@ class Plan:
 
 def stored_profiles(store: Store, descriptions: Mapping[int, str]) -> dict[int, Profile]:
     """Store clients' descriptions, and return those of all known clients; known clients stay."""
-    known = {**store.profiles(), **descriptions}
+    known = {**store.ledger.profiles(), **descriptions}
     for client, text in known.items():
         store.add_profile(client, text)
     found = {c: Profile.parse(c, text) for c, text in sorted(known.items())}

@@ -105,12 +105,7 @@ class PrivateRounds:
     ) -> Uploads | None:
         """Return what the method's server half gets in place of the uploads; None if nothing came.
 
-        Args:
-            ctx: the interaction.
-            expected: the number of clients that were expected.
-            given: the weights that all clients were given.
-            sent: the uploads by client.
-            folded: the mean of their weights, if it was taken as they came.
+        ``folded`` is the mean of the uploads' weights, where it was taken as they came.
         """
         of, found = contributions(self.method, ctx.run), None
         self.facts = {}
@@ -138,7 +133,8 @@ class PrivateRounds:
         clips, noise = dict(of.clips), self.noise
         if adapts := self.privacy.clip_quantile is not None:
             clips[WEIGHTS] = self._clip_at(ctx.interaction)
-            noise = self._beside_fraction(expected)
+            # so that all parts cost what one sum does
+            noise = 1 / math.sqrt(self.noise**-2 - self._fraction_noise(expected) ** -2)
         stds = noise_stds(clips, noise)
         if adapts:
             clips[FRACTION], stds[FRACTION] = 0.5, self._fraction_noise(expected) / 2
@@ -203,7 +199,7 @@ class PrivateRounds:
     def _clip_at(self, interaction: int) -> float:
         """Return the bound of an interaction: the config's, then what the one before it left."""
         if interaction - 1 not in self._clips:
-            record = self.store.record(interaction - 1) if interaction else None
+            record = self.store.ledger.record(interaction - 1) if interaction else None
             told = record.get("privacy", {}) if record else {}
             return float(told.get("clip_next", self.privacy.clip))
         return self._clips[interaction - 1]
@@ -221,10 +217,6 @@ class PrivateRounds:
         It is a tenth of the clients, as in the paper, and at least three times the run's.
         """
         return max(expected / 10, 3 * self.noise)
-
-    def _beside_fraction(self, expected: float) -> float:
-        """Return the noise multiplier of the other parts, so that all cost what one sum does."""
-        return 1 / math.sqrt(self.noise**-2 - self._fraction_noise(expected) ** -2)
 
 
 class HiddenExamples:
@@ -251,7 +243,7 @@ class HiddenExamples:
         of.clips  # noqa: B018 (it raises where a bound is missing)
         told = [*_told(plan, experiment), *(name for name in of.uncovered if name == "generators")]
         check_allowed(plan.method.name, told, privacy.allow)
-        for record, _ in store.records():
+        for record, _ in store.ledger.records():
             self.see(record)
 
     def see(self, record: Record) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from fedmodels.errors import ClientFailed, FedtideError, PayloadError, TooFewClients
+from fedmodels.errors import FedtideError, PayloadError, TooFewClients
 from fedmodels.tensors.aggregation_rule import MEAN
 from fedmodels.tensors.bundle import Bundle, ClientId, Weights, check_finite
 from fedmodels.tensors.uploads import Uploads
@@ -25,7 +25,7 @@ from fedmodels.training.contexts import Metrics, ServerContext, ServerState
 from fedmodels.training.fault import fault_in, line_of
 from fedmodels.training.hooks import reduce
 from fedmodels.training.method import Method
-from fedsrv.engine.cohort import Answer
+from fedsrv.engine.cohort import Answer, first_failure
 
 Sums = Mapping[tuple[int, ...], Weights]
 """The weighted sums that relays took, by the clients in each; empty where nothing counts."""
@@ -192,12 +192,7 @@ def reduced(
 ) -> Reduced:
     """Aggregate and finish an interaction, without the clients whose uploads make that fail.
 
-    Args:
-        method: the method whose server half runs.
-        ctx: the position in the run.
-        state: the server state before the interaction; it is not modified.
-        uploads: the uploads of all clients that answered.
-        needed: how many clients must be left for the run to go on.
+    The state before is not modified. At least ``needed`` clients must be left.
 
     Raises:
         TooFewClients: too few clients are left, or no single client is behind the failure.
@@ -214,15 +209,13 @@ def reduced(
             f"it: {reason}; the state before it is kept, and --resume goes on from there"
         )
     left = uploads.of(uploads.keys() - behind)
-    client, why = next(iter(behind.items()))
-    others = f" ({len(behind) - 1} more failed)" if len(behind) > 1 else ""
+    failed = first_failure(behind, ctx.round, "reduction")
     if len(left) < needed:
-        raise TooFewClients(str(ClientFailed(client, ctx.round, "reduction", why)) + others)
+        raise TooFewClients(failed)
     try:
         return replace(_attempt(method, ctx, state, left), left_out=behind)
     except ReductionError as error:
-        failed = ClientFailed(client, ctx.round, "reduction", why)
-        raise TooFewClients(f"{failed}{others}; without it: {error}") from None
+        raise TooFewClients(f"{failed}; without it: {error}") from None
 
 
 def _attempt(method: Method, ctx: ServerContext, state: ServerState, uploads: Uploads) -> Reduced:

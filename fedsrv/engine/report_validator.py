@@ -73,7 +73,8 @@ class ReportValidator:
         for client, (interaction, counts) in self._announced.items():
             if interaction < len(steps) and client in profiles:
                 parts = counts.now, counts.met, counts.trained
-                wider = (_padded(part, classes) for part in parts)
+                new = classes - len(counts.now)
+                wider = (torch.nn.functional.pad(part, (0, new)) for part in parts)
                 found._announced[client] = interaction, DeclaredCounts(client, *wider)
         return found
 
@@ -165,7 +166,8 @@ class ReportValidator:
             seen[view, name] = place + 1
             self._check_sums(counts)
             support = list(counts.support)
-            if name == GLOBAL_TEST and _scores_globally(client, order, view):
+            scores_all = client == EVALUATOR or (order.global_test and view != "global")
+            if name == GLOBAL_TEST and scores_all:
                 of_global = of_global or support
                 if support != of_global:
                     raise PayloadError("the report scores two global test sets")
@@ -248,12 +250,3 @@ class ReportValidator:
             numbers = [each.ece, *([each.auroc] if each.HasField("auroc") else [])]
             if not all(0 <= number <= 1 for number in numbers):
                 raise PayloadError("the report holds an impossible auroc or ece: they are 0 to 1")
-
-
-def _padded(counts: torch.Tensor, classes: int) -> torch.Tensor:
-    """Return counts (K,) with a zero for each class that is new."""
-    return torch.nn.functional.pad(counts, (0, classes - len(counts)))
-
-
-def _scores_globally(client: ClientId, order: rpc.Order, view: str) -> bool:
-    return client == EVALUATOR or (order.global_test and view != "global")

@@ -65,7 +65,7 @@ class RoundParts:
             needed = min(self.experiment.min_clients, len(step.cohort))
             self.plan = self.plan.with_clients(self.store, self.cohort.meet(step.cohort, needed))
         chosen = self.experiment.schedule.over_select > 0
-        undone = self.store.record(step.interaction) if chosen else None
+        undone = self.store.ledger.record(step.interaction) if chosen else None
         return self.plan.cohort_of(step) if undone is None else tuple(undone["cohort"])
 
     def context(self, step: Step, cohort: tuple[int, ...]) -> ServerContext:
@@ -106,7 +106,8 @@ class RoundParts:
         views = ["after_local"] if is_scored and plan.scores_trained else []
         orders = self.orders(ctx, rpc.ORDER_KIND_TRAIN, ctx.cohort, views)
         is_sum = self.method.reduction == "mean" and not self.rule.reads_each
-        count = self.count if is_sum and not self._needs_each else None
+        bounds_each = self.privacy is not None and self.privacy.privacy.noise_at_server
+        count = self.count if is_sum and not bounds_each else None
         return plan.trip(
             orders, common, personal, plan.upload_spec, plan.needed(ctx.cohort, wanted), count,
             check_upload=partial(self._check_upload, plan, ctx, state), enough=wanted,
@@ -121,11 +122,6 @@ class RoundParts:
     def count(self) -> Callable[[Bundle], float]:
         """What an upload counts in the mean: with noise on sums, all count alike."""
         return count_of(self.method, self.plan.run)
-
-    @property
-    def _needs_each(self) -> bool:
-        """Whether each upload is bounded here, before it enters a sum."""
-        return self.privacy is not None and self.privacy.privacy.noise_at_server
 
     def _check_upload(
         self, plan: Plan, ctx: ServerContext, state: ServerState, client: ClientId, upload: Bundle
@@ -230,13 +226,8 @@ class RoundParts:
     ) -> None:
         """Commit an interaction while clients go on, or score it first where that is due.
 
-        Args:
-            step: which one.
-            results: of the cohort.
-            also: of clients that trained for the score alone.
-            found: the next state, and what is told of it.
-            began: time on the monotonic clock at which clients were asked.
-            done: the same, at which they had answered.
+        Clients were asked at ``began`` and had answered at ``done``, on the monotonic clock.
+        ``also`` are answers of clients that trained for the score alone.
         """
         record = record_of(step, results, found, self.count)
         if self.privacy is not None:
@@ -296,7 +287,7 @@ class RoundParts:
 
     def score_unscored(self, state: ServerState) -> None:
         """Score the last committed state of a run that ends early, unless it has its scores."""
-        record = self.store.record(self.store.committed)
+        record = self.store.ledger.record(self.store.committed)
         if record is None or any("views" in row for row in record["clients"].values()):
             return
         step = self.plan.steps[self.store.committed]
@@ -348,7 +339,7 @@ class RoundParts:
             if client != EVALUATOR:
                 digests[int(client)] = result.report.state_sha256
         digest = state_digest(state.named(), [digests[c] for c in sorted(digests)])
-        records = [record for record, _ in self.store.records()]
+        records = [record for record, _ in self.store.ledger.records()]
         names = [profile.dataset for profile in plan.profiles.values()]
         view = self.method.local_view
         summary = summarise(records, self.experiment, view, digest, plan.count_macs, names)

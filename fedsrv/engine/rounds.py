@@ -117,7 +117,7 @@ class Engine:
         give_back_free_pages()
 
         # --- complete the last commit, if the run broke off before its scores
-        if (pending := self.store.pending()) is not None:
+        if (pending := self.store.ledger.pending()) is not None:
             record, counts = pending
             step = parts.plan.steps[record["interaction"]]
             parts.score(step, record, Scores.from_json(counts), rounds.state)
@@ -174,7 +174,7 @@ class Engine:
         """Tell whether the run ends before an interaction; all committed ones before it count."""
         commits.settle()
         for number in range(stopping.seen, interaction):
-            record = self.store.record(number)
+            record = self.store.ledger.record(number)
             assert record is not None, "it was committed"
             stopping.see(record["metrics"])
         return bool(stopping.why())

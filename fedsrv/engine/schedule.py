@@ -222,13 +222,7 @@ def stage_steps(
 
 
 def takes_part(client: ClientId, interaction: int, aside: Mapping[int, int]) -> bool:
-    """Tell whether a client may take part in an interaction: it was not set aside before.
-
-    Args:
-        client: who.
-        interaction: which.
-        aside: the first interaction without each client that was set aside.
-    """
+    """Tell whether a client may take part in an interaction: it was not set aside before."""
     return not isinstance(client, int) or interaction < aside.get(client, interaction + 1)
 
 

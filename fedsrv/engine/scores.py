@@ -83,16 +83,9 @@ class Scores:
     def to_json(self) -> str:
         """Return everything as text, to be stored with a commit."""
         rows = [
-            [
-                client,
-                view,
-                rule,
-                name,
-                c.support.tolist(),
-                c.predicted.tolist(),
-                c.correct.tolist(),
-                c.loss_sum,
-            ]
+            [client, view, rule, name]
+            + [counts.tolist() for counts in (c.support, c.predicted, c.correct)]
+            + [c.loss_sum]
             for (client, view, rule), sets in self.counts.items()
             for name, c in sets.items()
         ]

@@ -78,7 +78,7 @@ class SecureRounds:
         self.rules = rules
         self._keys: dict[int, bytes] = {}
         """The channel key of each client, as it said in this process."""
-        records = (record for record, _ in self.store.records())
+        records = (record for record, _ in self.store.ledger.records())
         said = (record.get("secure_sum", {}).get("unopened", ()) for record in records)
         self._unopened = {client for clients in said for client in clients}
         """Clients whose secrets did not open."""

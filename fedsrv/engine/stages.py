@@ -44,17 +44,7 @@ class Stages:
         at_rest: AtRest = "wait",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Take what clients announced so far; the run's first ones have joined.
-
-        Args:
-            method: what is run.
-            store: holds what the run grew by.
-            cohort: the clients.
-            events: log of what happens.
-            descriptions: client.json of each client that has joined.
-            at_rest: what to do where nothing is to be learned.
-            clock: the monotonic clock.
-        """
+        """Take what clients announced so far; the run's first ones have joined."""
         self.method, self.store, self.cohort, self.events = method, store, cohort, events
         self.at_rest, self._clock = at_rest, clock
         self._texts: dict[int, str] = {}
@@ -62,9 +52,9 @@ class Stages:
         """The tasks that present models were last scored on before anybody trained on them."""
         self.known: dict[int, Profile] = {}
         """What each client announced, its classes in its own order."""
-        self._learn(store.profiles())
+        self._learn(store.ledger.profiles())
         self._learn(descriptions)
-        self.growths = [Growth.from_json(found) for found in store.growths()]
+        self.growths = [Growth.from_json(found) for found in store.ledger.growths()]
         if not self.growths:
             self._store(self._first())
         cohort.begin(self.growths[0].classes)
@@ -104,10 +94,7 @@ class Stages:
     def following(self, plan: Plan, interaction: int, ahead: Ahead) -> Plan | None:
         """Return the plan of an interaction that comes next; None if the run is to end.
 
-        Args:
-            plan: that of the interaction before.
-            interaction: the one that comes next.
-            ahead: scores the present models on the tasks that some clients would begin.
+        ``plan`` is that of the interaction before.
 
         Raises:
             RunPaused: nothing is to be learned, and the run does not wait.
@@ -181,7 +168,7 @@ class Stages:
             return False
         self._looked_at = moving
         accuracy = ahead(plan.grown(growth, self.known), sorted(moving))
-        record = self.store.record(self.store.committed)
+        record = self.store.ledger.record(self.store.committed)
         before = record["metrics"] if record else {}
         known = before.get("a_loc_received", before.get("a_glo"))
         return accuracy is not None and known is not None and known - accuracy >= begins.score_drop

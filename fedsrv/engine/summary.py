@@ -47,14 +47,6 @@ def summarise(
 
     The run has finished, so no figure of the report may fail it: ``figures_missing`` says which
     ones could not be computed, and why.
-
-    Args:
-        records: of all interactions, in order.
-        experiment: of the run.
-        local_view: the view in which clients' own models are scored.
-        state_sha256: the digest of the final state.
-        count_macs: counts the multiply-adds of one forward pass.
-        datasets: what each client calls its data.
     """
     rows = [row for record in records for row in record["clients"].values()]
     skipped = sum(row.get("skipped_examples", 0) for row in rows)

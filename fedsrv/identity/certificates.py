@@ -132,11 +132,7 @@ class Authority:
         Raises:
             ConfigError: the list cannot be written.
         """
-        facts = {
-            "serial": f"{certificate.serial_number:x}",
-            "identity": uri,
-            "until": f"{certificate.not_valid_after_utc:%Y-%m-%d}",
-        }
+        facts = _facts_of(certificate, uri)
         try:
             place = os.open(self.directory / ISSUED, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             with os.fdopen(place, "a", encoding="utf-8") as file:
@@ -161,10 +157,13 @@ class Authority:
                 held = x509.load_pem_x509_certificate(path.read_bytes())
                 uris = identities_of(held)
                 if len(uris) == 1 and held.issuer == self.own.subject:
-                    until = f"{held.not_valid_after_utc:%Y-%m-%d}"
-                    serial = f"{held.serial_number:x}"
-                    found.append({"serial": serial, "identity": uris[0], "until": until})
+                    found.append(_facts_of(held, uris[0]))
         return list({facts["serial"]: facts for facts in found}.values())
+
+
+def _facts_of(certificate: x509.Certificate, uri: str) -> dict[str, str]:
+    serial, until = certificate.serial_number, certificate.not_valid_after_utc
+    return {"serial": f"{serial:x}", "identity": uri, "until": f"{until:%Y-%m-%d}"}
 
 
 def _name(common_name: str) -> x509.Name:

@@ -61,10 +61,7 @@ class Guard:
     ) -> None:
         """Know nobody yet.
 
-        Args:
-            requires_identity: whether callers show certificates.
-            revoked: certificates that nobody may show any more.
-            files: the certificates of this server and its authorities, and their options.
+        ``files`` are the certificates of this server and its authorities, with their options.
         """
         self.requires_identity, self._revoked = requires_identity, revoked
         self._files = files

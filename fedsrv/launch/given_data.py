@@ -27,9 +27,7 @@ STORE = "store"
 def check_given_data(experiment: Experiment, root: Path | None) -> None:
     """Check that there are data for every client of an experiment, dealt out as it says.
 
-    Args:
-        experiment: what is to be run.
-        root: the directory given; None where data are dealt out for this run.
+    Without a directory, data are dealt out for this run.
 
     Raises:
         ConfigError: names what differs.
@@ -78,9 +76,7 @@ def _stored(root: Path) -> int:
 def check_net(experiment: Experiment, root: Path) -> None:
     """Build the net once for the clients' inputs, so that a mistake is told before they start.
 
-    Args:
-        experiment: what is to be run.
-        root: holds client 0's directory; what is wrong with that one its client says itself.
+    What is wrong with client 0's directory its client says itself.
 
     Raises:
         ConfigError: the net cannot be built or does not fit the inputs, nothing that the method

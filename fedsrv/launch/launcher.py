@@ -130,14 +130,7 @@ def launch(
         with launching(out), processes as run:
             run.partition()
             check_net(experiment, root)
-            try:
-                with display, draining(run):
-                    run.start(hosts)
-                    run.watch()
-            except KeyboardInterrupt:
-                signal.signal(signal.SIGINT, signal.SIG_IGN)  # the processes are ended in any case
-                began.set()
-                raise Interrupted(f"stopped; add --resume to go on with the run in {out}") from None
+            run.follow(hosts)
     show_end(out, display)
 
 
@@ -175,12 +168,7 @@ def _hosts_of(
 ) -> Hosts:
     """Return where the hosts of a run are: on this machine, or on a Ray cluster.
 
-    Args:
-        experiment: what to run.
-        joining: what every host is told.
-        out: the run directory.
-        ray: the cluster; by default this machine.
-        deals: whether the data are dealt out for this run.
+    ``deals`` says whether the data are dealt out for this run.
     """
     if ray is None:
         return LocalHosts(joining, out / "logs")
@@ -313,6 +301,23 @@ class Launch:
         return [*found, *self.hosts.serve_options, *self.serve_options]
 
     # --- watching ---------------------------------------------------------------------------------
+
+    def follow(self, hosts: int | None) -> None:
+        """Start coordinator and clients, and follow the run to its end.
+
+        Raises:
+            FedtideError: as :meth:`watch`.
+            Interrupted: Ctrl-C came; the run can be resumed.
+        """
+        try:
+            with self.display, draining(self):
+                self.start(hosts)
+                self.watch()
+        except KeyboardInterrupt:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # the processes are ended in any case
+            self.began.set()
+            line = f"stopped; add --resume to go on with the run in {self.out}"
+            raise Interrupted(line) from None
 
     def watch(self) -> None:
         """Follow the run to its end, restarting what dies.

@@ -62,8 +62,7 @@ class PlainLines:
     def _is_one_of_many(self, known: int) -> bool:
         """Tell whether the event was a join that needs no line: a large run says each tenth part.
 
-        Args:
-            known: how many had joined before the event.
+        ``known`` clients had joined before the event.
         """
         now, of = self.status.joined, self.status.expected
         return now > known and of > MAX_CLIENTS and 10 * now // of == 10 * known // of

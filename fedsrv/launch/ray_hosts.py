@@ -32,12 +32,7 @@ class RayHosts:
     ) -> None:
         """Remember where to run; :meth:`begin` connects.
 
-        Args:
-            ray: the cluster.
-            joining: what hosts are told.
-            out: the run directory.
-            config: the experiment's TOML.
-            deals: whether the data are dealt out for this run.
+        ``config`` is the experiment's TOML; ``deals`` says whether data are dealt out for this run.
         """
         self._ray_place, self._logs = ray, (out / "logs").resolve()
         self._dealing: Dealing | None = None

@@ -22,14 +22,13 @@ from fedmodels.tensors.bundle import Bundle, ClientId
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedpb.orders import WITHOUT_PAYLOAD, read_order
 from fedpb.v1 import coordinator_pb2 as rpc
-from fedsrv.coordinator import Listen, telling_the_end
+from fedsrv.coordinator import Listen, open_server, telling_the_end
 from fedsrv.event_lines import EventPrinter
 from fedsrv.events import HAS_FAILED, EventLog
 from fedsrv.identity.tls import ChannelCredentials
 from fedsrv.relay.service import RelayService
 from fedsrv.relay.trips import Delivery, Group, RelayedTrips
 from fedsrv.relay.uplink import REFUSALS, CallFailed, Uplink, meaning_of
-from fedsrv.transport.server import start_server, stop_server
 from fedsrv.transport.sessions import (
     NotReady,
     RunOver,
@@ -68,12 +67,7 @@ def serve_relay(
 ) -> None:
     """Pass a run's orders and results on, until it is over.
 
-    Args:
-        clients: the ids of the clients that join here.
-        above: the coordinator.
-        listen: where the clients join.
-        telling: tells what happens.
-        code: custom files whose code may run, if the run's config names them.
+    ``code`` are custom files whose code may run, if the run's config names them.
 
     Raises:
         LinkError: the coordinator above refused, or the run failed; the clients were told.
@@ -92,12 +86,7 @@ def serve_relay(
             clients, trips, events, uplink,
             guard=listen.guard(), code=code,
         )  # fmt: skip
-        stack.callback(service.complaints.close)
-        server, port = start_server(service, listen.address, listen.credentials)
-        stack.callback(service.gate.close)
-        stack.callback(stop_server, server)
-        stack.callback(events.close)
-        address = listen.at(port)
+        address = listen.at(open_server(stack, service, listen))
         count = len(clients)
         events.tell("listening", address=address, clients=count, needed=count)
         for line in listen.caveats():
@@ -168,13 +157,17 @@ class Relaying:
                 self.trips.changed.wait(self.trips.due_in(LOOK_EVERY_S))
         return None
 
+    def _live_tokens(self) -> dict[ClientId, bytes]:
+        """Return the tokens of the clients that are connected; the caller holds the lock."""
+        return {client: session.token for client, session in self.below.live().items()}
+
     def _look_after_the_pull(self) -> None:
         """Begin another Pull when other clients are there, or orders stopped half-way."""
         now, moves = time.monotonic(), self.below.moves + self.trips.joins
         if moves == self._moves and now < self._looked + LOOK_EVERY_S:
             return
         self._moves, self._looked = moves, now
-        live = {client: session.token for client, session in self.below.live().items()}
+        live = self._live_tokens()
         half_way = self._delivery.orders and now - self._heard > QUIET_S
         if self._call is not None and (live != self._pulled or half_way):
             self._call.cancel()
@@ -259,7 +252,7 @@ class Relaying:
                 self.trips.changed.wait(LOOK_EVERY_S)
             if self._ended is not None:
                 return 0, None
-            self._pulled = {client: session.token for client, session in live.items()}
+            self._pulled = self._live_tokens()
             request = rpc.PullRequest(held=list(self._held))
             for client, session in live.items():
                 request.waiting.add(
@@ -330,5 +323,5 @@ class Relaying:
     def _is_current(self) -> bool:
         """Tell whether the Pull that ended was for those who are there now."""
         with self.trips.changed:
-            live = {client: session.token for client, session in self.below.live().items()}
+            live = self._live_tokens()
         return live == self._pulled

@@ -35,13 +35,7 @@ class RelayService:
     ) -> None:
         """Pass calls on.
 
-        Args:
-            clients: the ids that join here.
-            trips: what the clients work on.
-            events: told what happens.
-            uplink: to the coordinator above.
-            guard: checks who calls; by default everybody may.
-            code: custom files whose code may run, if the run's config names them.
+        ``code`` are custom files whose code may run, if the run's config names them.
         """
         self.name = f"{clients[0]}-{clients[-1]}"
         """The relay's name above: the ids of its clients, so it is the same after a restart."""
@@ -49,7 +43,7 @@ class RelayService:
         self._ids = {str(client) for client in clients}
         self.below = below = Service(
             "", {}, trips.below, events,
-            guard=guard, results=PassedOn(trips, uplink),
+            guard=guard, passed_on=PassedOn(trips, uplink).take,
             check_id=self._check_id,
         )  # fmt: skip
         self.cohort, self.events, self.health = below.cohort, below.events, below.health

@@ -310,11 +310,7 @@ class RelayedTrips:
     ) -> None:
         """Store what the coordinator above has been told of a client, or why it failed.
 
-        Args:
-            client: whose result.
-            trip: what it answers.
-            group: to which the client's weights are added; None if they went up whole.
-            result: the answer, or the reason of a failure.
+        Without a group the client's weights went up whole.
         """
         with self.changed:
             if group is not None:
@@ -343,14 +339,9 @@ def _trip_of(delivery: Delivery, run: RelayedRun) -> Trip:
         delivery.common,
         delivery.personal,
         run.upload_spec if trains else BundleSpec(),
-        check_upload=_check,
+        check_upload=lambda _, upload: check_numbers(upload),  # added up, nobody sees them again
         compression=Compression(zstd=run.facts.experiment.zstd),
     )
-
-
-def _check(client: ClientId, upload: Bundle) -> None:
-    """Check the numbers of an upload; once they are added up, nobody sees them again."""
-    check_numbers(upload)
 
 
 class PassedOn:
@@ -360,20 +351,14 @@ class PassedOn:
     upload until the interaction is committed, so a relay that dies loses nothing.
     """
 
-    takes_sums = False
-
     def __init__(self, trips: RelayedTrips, uplink: Uplink) -> None:
         self.trips, self.uplink = trips, uplink
 
-    def refuse(self, client: ClientId, trip: OpenTrip, push: Push, reason: str) -> None:
-        """Tell the coordinator above that a client failed, as its upload is refused."""
-        self._tell(push.header, Bundle(), failure=reason)
-        self.trips.told(client, trip, None, reason)
-
-    def accept(self, client: ClientId, trip: OpenTrip, push: Push, outcome: Answer | str) -> None:
-        """Tell the coordinator above of a result, or of the reason of a failure."""
+    def take(self, client: ClientId, trip: OpenTrip, push: Push, outcome: Answer | str) -> None:
+        """Tell the coordinator above of a result, or why the client failed."""
         if isinstance(outcome, str):
-            return self.refuse(client, trip, push, outcome)
+            self._tell(push.header, Bundle(), failure=outcome)
+            return self.trips.told(client, trip, None, outcome)
         group = self.trips.group_for(client, trip)
         try:
             known = self._tell(push.header, outcome.upload, stays=outcome if group else None)

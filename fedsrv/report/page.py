@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 import jinja2
@@ -76,9 +75,7 @@ class Section:
 def page(groups: Sequence[SeedGroup], further: Sequence[Section] = ()) -> str:
     """Return the whole page about groups of runs.
 
-    Args:
-        groups: what the page is about.
-        further: what else its summary holds, such as the tables of a sweep.
+    ``further`` are sections beside those of the runs, such as the tables of a sweep.
     """
     headline = comparison(groups)
     labels = [group.label for group in groups]
@@ -170,13 +167,9 @@ def _sections(groups: Sequence[SeedGroup]) -> Iterator[Section]:
         grids = [
             (group.label if len(groups) > 1 else "", shown)
             for group in groups
-            if (shown := [each for each in panels_of(group) if _is_telling(each)])
+            if (shown := [p for p in panels_of(group) if isinstance(p, Picture) or p.is_telling])
         ]
         yield Section(title, intro, grids)
-
-
-def _is_telling(panel: Any) -> bool:
-    return isinstance(panel, Picture) or panel.is_telling
 
 
 def _pictures(group: SeedGroup) -> Iterator[Picture]:

@@ -161,7 +161,7 @@ def of_uploads(run: RunRecord) -> Charts:
     """Yield share, direction and size of each upload of a run, and whose stood out how often."""
     names = run.client_names
     for name in ("aggregation_weight", "difference_cosine", "difference_norm"):
-        cells, text = q.uploads(run, name), metric(name).title
+        cells, text = q.by_client(run, name), metric(name).title
         yield cells_of(text, cells, "interaction", "client", unit_of(name), y_names=names)
     warned = {client: Spread(times) for client, times in q.warnings_of_client(run).items()}
     text = "uploads that stood out of their cohort"
@@ -173,7 +173,7 @@ def of_drift(run: RunRecord) -> Charts:
     for part in DRIFT_PARTS:
         text = f"how far {part}s moved from the task before"
         names = run.client_names
-        cells = {(client, at): moved for (at, client), moved in q.drift(run, part).items()}
+        cells = q.by_client(run, f"{part}_drift")
         yield cells_of(text, cells, "interaction", "client", y_names=names)
 
 

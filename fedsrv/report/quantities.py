@@ -261,16 +261,6 @@ def _weights(
         yield interaction_of(row, index), weights, cohort
 
 
-def drift(run: RunRecord, part: str) -> dict[tuple[int, int], float]:
-    """Return ``{(interaction, client): how far its inputs, or its predictions, moved}``."""
-    found = {
-        (interaction_of(row, index), client): number(facts.get(f"{part}_drift"))
-        for index, row in enumerate(run.rows)
-        for client, facts in _clients(row)
-    }
-    return {place: value for place, value in found.items() if value is not None}
-
-
 def bytes_of_client(run: RunRecord, direction: str) -> dict[int, float]:
     """Return ``{client: logical bytes over the whole run}``; ``direction`` is down or up."""
     return _sums(
@@ -286,8 +276,8 @@ def bytes_up_so_far(run: RunRecord) -> dict[int, float]:
     return dict(zip(sent, accumulate(sent.values()), strict=True))
 
 
-def uploads(run: RunRecord, name: str) -> dict[tuple[int, int], float]:
-    """Return ``{(client, interaction): what the coordinator measured of the upload}``."""
+def by_client(run: RunRecord, name: str) -> dict[tuple[int, int], float]:
+    """Return ``{(client, interaction): the number of this name in the client's row}``."""
     values = {
         (client, interaction_of(row, index)): number(facts.get(name))
         for index, row in enumerate(run.rows)
@@ -380,14 +370,11 @@ def _mean(values: Any) -> float | None:
 
 
 def _matrix(weights: list[Any], cohort: list[Any]) -> dict[tuple[int, int], float]:
-    columns = cohort if all(_length(row) == len(cohort) for row in weights) else None
+    is_square = all(isinstance(row, list) and len(row) == len(cohort) for row in weights)
+    columns = cohort if is_square else None
     cells = {}
     for receiver, row in zip(cohort, weights, strict=True):
         for j, value in enumerate(row if isinstance(row, list) else ()):
             if (weight := number(value)) is not None:
                 cells[int(receiver), int(columns[j]) if columns else j] = weight
     return cells
-
-
-def _length(row: object) -> int:
-    return len(row) if isinstance(row, list) else 0

@@ -5,7 +5,7 @@ those of its config where a line shows them.
 
 Every quantity of a report is a mapping from keys to numbers (``{round: accuracy}``, ``{client:
 accuracy}``, ``{(learnt task, task): accuracy}``), so that runs which differ only in their seed
-merge in one way, :func:`merged`.
+merge in one way, :meth:`SeedGroup.merge`.
 """
 
 from __future__ import annotations
@@ -317,15 +317,6 @@ def numbers(value: object) -> dict[str, float]:
     return {key: item for key, item in found.items() if item is not None}
 
 
-def merged(runs: Iterable[Mapping[K, float]]) -> dict[K, Spread]:
-    """Merge one mapping per run, key by key, over the runs that have the key."""
-    values: dict[K, list[float]] = {}
-    for run in runs:
-        for key, value in run.items():
-            values.setdefault(key, []).append(value)
-    return {key: spread_of(found) for key, found in values.items()}
-
-
 def rare_classes(groups: Sequence[SeedGroup]) -> list[str] | None:
     """Return the names of the rare classes of the groups' data; None where no run knows them."""
     known = (run.rare_classes for group in groups for run in group.runs)
@@ -340,8 +331,12 @@ class SeedGroup:
     runs: tuple[RunRecord, ...]
 
     def merge(self, quantity: Callable[[RunRecord], Mapping[K, float]]) -> dict[K, Spread]:
-        """Merge one quantity over the runs of the group."""
-        return merged(quantity(run) for run in self.runs)
+        """Merge one quantity, key by key, over the runs of the group that have the key."""
+        values: dict[K, list[float]] = {}
+        for run in self.runs:
+            for key, value in quantity(run).items():
+                values.setdefault(key, []).append(value)
+        return {key: spread_of(found) for key, found in values.items()}
 
 
 def group_runs(runs: Iterable[RunRecord]) -> list[SeedGroup]:
@@ -360,7 +355,11 @@ def _experiment_of(run: RunRecord) -> dict[str, str]:
     stated = run.config or {
         key: run.summary.get(key) for key in ("method", "data", "scenario", "rounds")
     }
-    found = {key: value for key, value in _leaves(stated) if key not in _NOT_COMPARED}
+    found = {
+        key: json.dumps(value, default=str, ensure_ascii=False)
+        for key, value in leaves_of(stated)
+        if key not in _NOT_COMPARED
+    }
     for key in ("data.name", "method.name", "net.name"):
         if key in found:  # the place of a custom file tells no experiments apart
             found[key] = short_name(str(json.loads(found[key])))
@@ -368,12 +367,13 @@ def _experiment_of(run: RunRecord) -> dict[str, str]:
     return {key.replace("method.reading.", "method.", 1): found[key] for key in found}
 
 
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+def leaves_of(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the settings of a config by dotted key."""
     for key, value in tree.items():
         if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{key}.")
+            yield from leaves_of(value, f"{prefix}{key}.")
         else:
-            yield prefix + key, json.dumps(value, default=str, ensure_ascii=False)
+            yield prefix + key, value
 
 
 def _labels(groups: Sequence[Sequence[RunRecord]]) -> list[str]:

@@ -45,7 +45,7 @@ def _how_good(groups: Sequence[SeedGroup], name: str) -> Iterator[str]:
         return
     what = metric(name)
     texts = {k: f"{100 * v:.1f} %" if what.unit else f"{v:.4g}" for k, v in values.items()}
-    yield f"{_capital(what.title)}: {_each(texts, values)}."
+    yield f"{what.title[:1].upper()}{what.title[1:]}: {_each(texts, values)}."
     if len(values) < 2 or not what.better:
         return
     first = best_group(groups, name)
@@ -176,7 +176,3 @@ def _change(gain: float) -> str:
     if not points:
         return "lost nothing"
     return f"{'gained' if points > 0 else 'lost'} {abs(points):.1f} points"
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]

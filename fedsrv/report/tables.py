@@ -28,11 +28,6 @@ log = logging.getLogger(__name__)
 def report_command(runs: list[Path], html: Path | None, everything: bool = False) -> None:
     """Print the tables of these run directories; write a page too where ``html`` says so.
 
-    Args:
-        runs: run directories.
-        html: where the page goes.
-        everything: show every number, not the headline's alone.
-
     Raises:
         ConfigError: no run is given, or the page cannot be written.
         ArchiveError: a directory is no run's, or a file in it is damaged; the others are shown.
@@ -138,10 +133,7 @@ def write_page(run: RunRecord) -> Path:
 def write_html(runs: Sequence[RunRecord], path: Path, further: Sequence[Section] = ()) -> None:
     """Write one self-contained page about these runs, whole or not at all.
 
-    Args:
-        runs: what the page is about.
-        further: what else the page shows.
-        path: a file, or what takes a stream, such as ``/dev/stdout``.
+    The path may be one that takes a stream, such as ``/dev/stdout``.
 
     Raises:
         OSError: the file cannot be written.

@@ -76,10 +76,7 @@ class History:
     def after(self, interaction: int, ordered: Mapping[int, int], floor: int) -> History:
         """Return this history with one more committed interaction.
 
-        Args:
-            interaction: that was committed.
-            ordered: the clients whose uploads count, and the interaction of each one's order.
-            floor: the earliest interaction that the run may be rolled back to now.
+        ``ordered`` has the clients whose uploads count, and the interaction of each one's order.
         """
         highest = max(self.highest, interaction)
         trained = {**self.trained, interaction: ordered}

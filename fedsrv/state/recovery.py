@@ -30,9 +30,7 @@ _DATABASE = ("run.db", "run.db-wal", "run.db-shm")
 def recover(run: Path, say: Callable[[str], None]) -> int:
     """Make a new ``run.db``; return the last interaction it holds.
 
-    Args:
-        run: the run directory; replaced files go to its ``set-aside``.
-        say: called with each line about the recovery.
+    Replaced files go to the directory's ``set-aside``; each line about it goes to ``say``.
 
     Raises:
         ArchiveError: too little is left to recover, or nothing is damaged.

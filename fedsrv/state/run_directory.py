@@ -36,10 +36,6 @@ def lock(path: Path, name: str = LOCK) -> int:
 def require_place(path: Path, handle: int) -> None:
     """Check that a run directory is still where it was when it was locked.
 
-    Args:
-        path: the run directory.
-        handle: the file of its lock.
-
     Raises:
         RunFailed: it was renamed or deleted; another run may have its name by now.
     """
@@ -104,14 +100,6 @@ def refuse_in_use(path: Path) -> None:
                 os.close(lock(path, name))
 
 
-def _is_in_use(path: Path) -> bool:
-    try:
-        refuse_in_use(path)
-    except RunFailed:
-        return True
-    return False
-
-
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
     """Turn errors of writing in a run directory into one line.
@@ -172,9 +160,10 @@ def beginning(path: Path) -> Iterator[threading.Event]:
     try:
         yield began
     finally:
-        ours = not began.is_set() and not held_a_run and path.is_dir()
-        if ours and not _is_in_use(path):
-            take_back(path, was_there or set())
+        if not began.is_set() and not held_a_run and path.is_dir():
+            with contextlib.suppress(RunFailed):
+                refuse_in_use(path)
+                take_back(path, was_there or set())
 
 
 def take_back(path: Path, kept: set[str]) -> None:
@@ -226,12 +215,7 @@ def require_run(path: Path) -> None:
 
 
 def another_config(run: Path, changed: Sequence[str]) -> ConfigError:
-    """Return the error of a run that is resumed with another config.
-
-    Args:
-        run: its directory.
-        changed: the keys that differ and must not.
-    """
+    """Return the error of a run that is resumed with another config."""
     longer = "; rounds may be added where every round visits every task, and never taken away"
     return ConfigError(
         f"{run} was begun with another config; it differs in {', '.join(changed)}"

@@ -73,20 +73,21 @@ class Store:
         try:
             with writing(path):
                 self.states.mkdir(exist_ok=True)
-            self._ledger = Ledger(path / "run.db", strict=self.strict, new=not holds_commits(path))
-            self.chain = self._ledger.chain
-            self.audit = Audit(path / AUDIT, last_audited(self._ledger.db))
+            self.ledger = Ledger(path / "run.db", strict=self.strict, new=not holds_commits(path))
+            self.chain = self.ledger.chain
+            self.audit = Audit(path / AUDIT, last_audited(self.ledger.db))
         except BaseException:
             os.close(self._lock_file)
             raise
-        self._db = self._ledger.db
-        self.run_id = self._ledger.run_id
+        self._db = self.ledger.db
+        self.run_id = self.ledger.run_id
         self._files = StateFiles(self.states, self.run_id, strict=self.strict)
         self.differences = [*differences(path), *self.audit.differences]
         """What did not fit in ``run.db``, ``rounds.jsonl`` and ``audit.jsonl``, a line each."""
         try:
             self._compare_experiment()
-            self._grown = max((int(growth["interaction"]) for growth in self.growths()), default=-1)
+            stages = (int(growth["interaction"]) for growth in self.ledger.growths())
+            self._grown = max(stages, default=-1)
             """First interaction of the last stage of an open run."""
             self._sync_log()  # before any client stores the run's id
             with writing(path):
@@ -104,38 +105,30 @@ class Store:
         """Compare the stored experiment with the present one, and store the present one."""
         from fedmodels.resolution import experiment_of
 
-        highest, watermark = (self._ledger.fact(name, int) for name in ("highest", "watermark"))
+        highest, watermark = (self.ledger.fact(name, int) for name in ("highest", "watermark"))
         self._highest = -1 if highest is None else highest
         self.watermark = -1 if watermark is None else watermark
         """The newest interaction that is known to be safe on every disk."""
-        stored = self._ledger.fact("experiment", dict)
+        stored = self.ledger.fact("experiment", dict)
         if stored is not None:
             before = experiment_of(stored, str(self.path / "run.db"))
             if changed := forbidden_changes(before, self.experiment):
                 raise another_config(self.path, changed)
         text = json.dumps(self.experiment.to_dict(), sort_keys=True)
         with writing(self.path):
-            self._ledger.set_facts(experiment=text)
+            self.ledger.set_facts(experiment=text)
 
     # --- what is committed ------------------------------------------------------------------------
 
     @property
     def committed(self) -> int:
         """Return the last committed interaction; -1 before the first."""
-        return self._ledger.committed
+        return self.ledger.committed
 
     @property
     def newest(self) -> int:
         """Return the last interaction with a record, committed or undone."""
-        return max((self.committed, *self._ledger.undone()))
-
-    def records(self) -> list[tuple[Record, bool]]:
-        """Return every committed record and whether its scores are in."""
-        return self._ledger.records()
-
-    def pending(self) -> tuple[Record, str] | None:
-        """Return the record that waits for scores, and the counts its training trip brought."""
-        return self._ledger.pending()
+        return max((self.committed, *self.ledger.undone()))
 
     def state(self, interaction: int) -> ServerState:
         """Return the committed state after an interaction.
@@ -150,14 +143,6 @@ class Store:
         needed = [n for n in (interaction, *self._begun_from(interaction)) if n >= 0]
         return all(map(self._files.exists, needed))
 
-    def record(self, interaction: int) -> Record | None:
-        """Return the record of an interaction, committed or undone; None if there is none."""
-        return self._ledger.record(interaction)
-
-    def undone(self) -> dict[int, Record]:
-        """Return the undone records that the replay has not passed, by interaction."""
-        return self._ledger.undone()
-
     def oldest_begun(self, interaction: int) -> int:
         """Return the earliest interaction whose states a commit needs, client states included.
 
@@ -167,7 +152,7 @@ class Store:
 
     def _begun_from(self, interaction: int) -> set[int]:
         """Return the interactions from whose states the orders under way at a commit began."""
-        record = self.record(interaction)
+        record = self.ledger.record(interaction)
         return {begun - 1 for _, begun in record.get("under_way", ())} if record else set()
 
     def commit(self, record: Record, state: ServerState, counts: str | None) -> None:
@@ -184,7 +169,7 @@ class Store:
                 self.audit.tell("failed", client=client, reason=reason)
             self.audit.tell("committed", interaction=record["interaction"])
             self.audit.write()
-            self._ledger.append(record, counts, self.audit.safe)
+            self.ledger.append(record, counts, self.audit.safe)
             if counts is None:
                 self._append(record)
 
@@ -196,18 +181,18 @@ class Store:
         """
         with writing(self.path):
             require_place(self.path, self._lock_file)
-            self._ledger.complete(record)
+            self.ledger.complete(record)
             self._append(record)
 
     # --- roll-back --------------------------------------------------------------------------------
 
     def history(self) -> History:
         """Return who trained when, and how far the run may go back."""
-        committed = {record["interaction"]: trained_in(record) for record, _ in self.records()}
-        undone = {n: trained_in(record) for n, record in self._ledger.undone().items()}
+        committed = {r["interaction"]: trained_in(r) for r, _ in self.ledger.records()}
+        undone = {n: trained_in(record) for n, record in self.ledger.undone().items()}
         return History(
             trained=undone | committed,
-            started_over=self._ledger.started_over(),
+            started_over=self.ledger.started_over(),
             highest=max(self._highest, self.committed),
             floor=self.floor,
             max_rollback=self.experiment.server.max_rollback,
@@ -227,7 +212,7 @@ class Store:
         elif interaction > self.committed:
             log.warning("interactions up to %d are all there again", interaction)
             with writing(self.path):
-                self._ledger.redo(interaction)
+                self.ledger.redo(interaction)
                 self._files.forget()
                 self.rewrite_lines()
 
@@ -238,15 +223,15 @@ class Store:
         self.watermark = min(self.watermark, interaction)  # later states will be new files
         facts = {"highest": str(self._highest), "watermark": str(self.watermark)}
         with writing(self.path):
-            self._ledger.set_facts(**facts)
-            self._ledger.undo(interaction)
+            self.ledger.set_facts(**facts)
+            self.ledger.undo(interaction)
             self._files.forget()
             self.rewrite_lines()
 
     def _compare_replay(self, record: Record, state: ServerState) -> None:
         """Forget undone commits from the first one on that the replay computes differently."""
         number = record["interaction"]
-        undone = self._ledger.undone()
+        undone = self.ledger.undone()
         if number not in undone:
             return
         try:
@@ -258,40 +243,40 @@ class Store:
         if before == state_digest(state.named()) and undone[number]["cohort"] == record["cohort"]:
             return
         log.warning("the replay differs from what was undone from interaction %d on", number + 1)
-        self._ledger.forget_undone(number)
+        self.ledger.forget_undone(number)
         self._files.drop(n for n in undone if n >= number)
 
     def take_back(self, interaction: int) -> None:
         """Undo every commit after an interaction for good: a replay is not compared with them."""
         self.roll_back(interaction)
         with writing(self.path):
-            self._ledger.forget_undone(interaction + 1)
+            self.ledger.forget_undone(interaction + 1)
             self._files.drop(n for n in self._files.kept if n > interaction)
 
     def aside(self) -> dict[int, int]:
         """Return the first interaction without each client that was set aside."""
-        return self._numbers("aside", self._ledger.fact("aside", list) or [])
+        return self._numbers("aside", self.ledger.fact("aside", list) or [])
 
     def set_aside(self, clients: Iterable[int]) -> None:
         """Let clients take no part from the next interaction on, or from an earlier one."""
         found, following = self.aside(), self.committed + 1
         found |= {c: min(following, found.get(c, following)) for c in clients}
         with writing(self.path):
-            self._ledger.set_facts(aside=json.dumps(sorted(found.items())))
+            self.ledger.set_facts(aside=json.dumps(sorted(found.items())))
         for client in clients:
             self.audit.tell("set aside", client=client, interaction=following)
 
     def start_over(self, client: int) -> None:
         """Remember that a client goes on from its initial private state."""
         with writing(self.path):
-            self._ledger.start_over(client)
+            self.ledger.start_over(client)
 
     def advance(self, watermark: int) -> int:
         """Raise the watermark; return the interaction below which states are not needed."""
         if watermark > self.watermark:
             self.watermark = watermark
             with writing(self.path):
-                self._ledger.set_facts(watermark=str(watermark))
+                self.ledger.set_facts(watermark=str(watermark))
         floor = self.floor
         self.prune(floor)
         return floor
@@ -309,7 +294,7 @@ class Store:
         end = {"rounds": self.experiment.schedule.rounds, "after": self.committed}
         value = json.dumps({**end, "summary": summary})
         with writing(self.path):
-            self._ledger.set_facts(end=value)
+            self.ledger.set_facts(end=value)
             self._name_last_line()
             self.sync(self.committed)
 
@@ -319,12 +304,12 @@ class Store:
         self.audit.write()
         self.audit.sync()
         if self.audit.safe != before:
-            with self._ledger.stating(paused_after=self.committed, audit=self.audit.safe):
+            with self.ledger.stating(paused_after=self.committed, audit=self.audit.safe):
                 pass
 
     def ended(self) -> dict[str, Any] | None:
         """Return the summary of an ended run; None if the run may go on."""
-        end = self._ledger.fact("end", dict) or {}
+        end = self.ledger.fact("end", dict) or {}
         same = (end.get("rounds"), end.get("after")) == (
             self.experiment.schedule.rounds,
             self.committed,
@@ -333,26 +318,18 @@ class Store:
 
     # --- open runs --------------------------------------------------------------------------------
 
-    def growths(self) -> list[dict[str, Any]]:
-        """Return how an open run grew so far, in order (:mod:`fedsrv.engine.schedule`)."""
-        return self._ledger.growths()
-
     def grow(self, growth: Mapping[str, Any]) -> None:
         """Store a growth before it takes effect; the run goes back behind it no more."""
         with writing(self.path):
-            self._ledger.grow(growth)
+            self.ledger.grow(growth)
         self._grown = max(self._grown, int(growth["interaction"]))
 
     # --- clients ----------------------------------------------------------------------------------
 
-    def profiles(self) -> dict[int, str]:
-        """Return the description every client gave when it first joined."""
-        return self._ledger.profiles()
-
     def add_profile(self, client: int, client_json: str) -> None:
         """Remember a client's description."""
         with writing(self.path):
-            self._ledger.add_profile(client, client_json)
+            self.ledger.add_profile(client, client_json)
 
     def describe(self, facts: Mapping[str, Any]) -> None:
         """Write what clients announced of their data in common, for reports to read."""
@@ -365,11 +342,11 @@ class Store:
         Raises:
             ArchiveError: what is stored cannot be read as numbers of clients.
         """
-        found = self._ledger.fact(name, list)
+        found = self.ledger.fact(name, list)
         if found is None:
             found = list(numbers.items())
             with writing(self.path):
-                self._ledger.set_facts(**{name: json.dumps(found)})
+                self.ledger.set_facts(**{name: json.dumps(found)})
         return self._numbers(name, found)
 
     def _numbers(self, name: str, found: list[Any]) -> dict[int, int]:
@@ -377,7 +354,7 @@ class Store:
         try:
             return {int(client): int(number) for client, number in found}
         except (TypeError, ValueError):
-            raise self._ledger.damaged(f"its {name!r} cannot be read") from None
+            raise self.ledger.damaged(f"its {name!r} cannot be read") from None
 
     # --- files ------------------------------------------------------------------------------------
 
@@ -390,7 +367,7 @@ class Store:
         files = self._files
         oldest = min(files.kept, default=0)
         if oldest > max(0, self.newest):  # older ones were pruned: later records were safe by then
-            raise self._ledger.damaged(
+            raise self.ledger.damaged(
                 f"it ends with interaction {self.newest + 1}, and the states begin with "
                 f"{oldest + 1}"
             )
@@ -398,7 +375,7 @@ class Store:
         cut_short = (*self.path.glob(LEFTOVER), *self.states.glob(".*.safetensors.*"))
         for leftover in cut_short:  # by a crash
             leftover.unlink()
-        undone = self._ledger.undone().keys()
+        undone = self.ledger.undone().keys()
         unusable |= {number for number in undone if files.why_unusable(number)}
         known = {*range(last + 1), *undone, *unusable}
         if last < self.committed:
@@ -436,7 +413,7 @@ class Store:
 
     def rewrite_lines(self) -> None:
         """Write ``rounds.jsonl`` anew from the committed records."""
-        lines = [json.dumps(record) + "\n" for record, scored in self.records() if scored]
+        lines = [json.dumps(record) + "\n" for record, scored in self.ledger.records() if scored]
         write_atomically(self.path / "rounds.jsonl", "".join(lines))
 
     def _append(self, record: Record) -> None:
@@ -462,5 +439,5 @@ class Store:
         with contextlib.suppress(OSError, sqlite3.Error):  # of a run that failed for that reason
             self._name_last_line()
         self.audit.close()
-        self._ledger.close()
+        self.ledger.close()
         os.close(self._lock_file)

@@ -65,10 +65,7 @@ def _missing(kind: str, heading: str, name: str, known: Iterable[str]) -> Config
 def faults(sweep: Sweep, runs: Sequence[RunNumbers], directory: Path) -> Iterator[ConfigError]:
     """Yield an error for each column and curve that no run has and no table of metrics knows.
 
-    Args:
-        sweep: names them.
-        runs: the numbers of finished runs.
-        directory: of one of them, for what it has.
+    ``directory`` is that of one of the runs, for what it has.
     """
     for heading, path in sweep.columns.items():
         table, _, name = path.partition(".")

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import IO
 
 from fedmodels.errors import Interrupted, RunStopped, reason_of
 from fedmodels.files import write_atomically
@@ -46,14 +45,6 @@ def execute(
 
     Data are dealt out here first, once for each setting and seed. Where runs refer to the first
     row, the first row of each setting and seed goes before the others.
-
-    Args:
-        runs: of the sweep.
-        further: options of ``fedsrv launch``.
-        refers: whether runs refer to the first row.
-        each: calls a function for each of several runs, wherever that is.
-        say: told what is run, and what failed.
-        ended_one: told of each run that has ended.
 
     Raises:
         Interrupted: Ctrl-C came.
@@ -124,54 +115,44 @@ class RunCommand:
 
     def __call__(self, run: PlannedRun, say: Say, until: Until | None = None) -> str:
         """Run it to its end, from where it is, or until then; return why it failed, or nothing."""
-        return _to_its_end(self, run, say, until)
-
-
-def _to_its_end(command: RunCommand, run: PlannedRun, say: Say, until: Until | None) -> str:
-    out, data = run.directory, run.data
-    options = ["--out", str(out), "--set", f"seed={run.seed}", *command.further]
-    options += ["--resume"] if may_hold_a_run(out) else []
-    options += ["--data", str(data)] if data.exists() and not run.own_data else []
-    say(f"$ fedsrv launch {run.config_file} {' '.join(options)}")
-    log = out.with_name(out.name + ".log")
-    try:
-        write_atomically(run.config_file, run.config)
-        words = [sys.executable, "-m", "fedsrv", "launch", str(run.config_file), *options]
-        status = _run(words, log, command.directory, until)
-    except OSError as error:
-        return f"{out.name} could not be started: {reason_of(error)}"
-    if status in (Interrupted.exit_code, RunStopped.exit_code):
-        return f"{out.name} was stopped"
-    return f"{out.name} failed: {_last_line(log)} (see {log})" if status else ""
+        out, data = run.directory, run.data
+        options = ["--out", str(out), "--set", f"seed={run.seed}", *self.further]
+        options += ["--resume"] if may_hold_a_run(out) else []
+        options += ["--data", str(data)] if data.exists() and not run.own_data else []
+        say(f"$ fedsrv launch {run.config_file} {' '.join(options)}")
+        log = out.with_name(out.name + ".log")
+        try:
+            write_atomically(run.config_file, run.config)
+            words = [sys.executable, "-m", "fedsrv", "launch", str(run.config_file), *options]
+            status = _run(words, log, self.directory, until)
+        except OSError as error:
+            return f"{out.name} could not be started: {reason_of(error)}"
+        if status in (Interrupted.exit_code, RunStopped.exit_code):
+            return f"{out.name} was stopped"
+        return f"{out.name} failed: {_last_line(log)} (see {log})" if status else ""
 
 
 def _run(command: Sequence[str], log: Path, directory: str, until: Until | None = None) -> int:
-    """Run a command whose words go into a log, to its end or until then; return its status."""
-    with log.open("a") as to_log:
-        if until is not None:
-            return _run_until(until, command, to_log, directory)
-        return subprocess.run(
+    """Run a command whose words go into a log; return its status.
+
+    One that has run long enough, as ``until`` tells, stops where it can be resumed.
+    """
+    with (
+        log.open("a") as to_log,
+        subprocess.Popen(
             command,
             stdout=to_log,
             stderr=subprocess.STDOUT,
             cwd=directory,
             preexec_fn=partial(_begin, os.getpid()),
-        ).returncode
-
-
-def _run_until(until: Until, command: Sequence[str], to_log: IO[str], directory: str) -> int:
-    """Run a command, and have it stop where it can be resumed as soon as it has run long enough."""
-    with subprocess.Popen(
-        command,
-        stdout=to_log,
-        stderr=subprocess.STDOUT,
-        cwd=directory,
-        preexec_fn=partial(_begin, os.getpid()),
-    ) as process:
-        while process.poll() is None and not until():
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(POLL_S)
-        process.terminate()  # of one that has ended, this does nothing
+        ) as process,
+    ):
+        try:
+            while process.poll() is None and not (until is not None and until()):
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(None if until is None else POLL_S)
+        finally:
+            process.terminate()  # of one that has ended, this does nothing
         return process.wait()
 
 

@@ -57,11 +57,6 @@ def values_of(path: str, runs: Sequence[RunNumbers]) -> Mapping[Any, Mapping[Any
 def read_numbers(run: PlannedRun, columns: Sequence[str], curves: Sequence[str]) -> RunNumbers:
     """Read what tables show of a finished run.
 
-    Args:
-        run: of the sweep.
-        columns: paths into its summary.
-        curves: metrics of its rounds.
-
     Raises:
         ArchiveError: one of its files is damaged.
     """
@@ -273,11 +268,7 @@ def outcome_of(
 ) -> Outcome:
     """Return what the finished ones of a sweep's runs came to.
 
-    Args:
-        sweep: says what its tables show.
-        runs: planned ones.
-        seeds: how many there are to be of each row.
-        damaged: finished runs that are left out.
+    Damaged runs are left out; of each row there are to be so many ``seeds``.
 
     Raises:
         ArchiveError: a file of another run is damaged.

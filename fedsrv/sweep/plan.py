@@ -267,6 +267,19 @@ class PlannedRun:
         found = [key for key in difference(before, now) if key != "evaluate.reference"]
         return found + _edited(self.directory / "config.toml", now)
 
+    def check_config(self) -> None:
+        """Check that it was begun with the config that it has now.
+
+        Raises:
+            ConfigError: names the keys that differ.
+            ArchiveError: as of :meth:`changes`.
+        """
+        if keys := self.changes():
+            raise ConfigError(
+                f"{self.directory} was run with another config; it differs in {', '.join(keys)}. "
+                "Give another --out, or remove that directory to run it again"
+            )
+
 
 def _edited(config: Path, now: Experiment) -> list[str]:
     """Return the digests of custom code that differ from those a run was begun with."""

@@ -111,10 +111,7 @@ class SweepProgress:
     ) -> None:
         """Show nothing yet.
 
-        Args:
-            runs: of the sweep.
-            say: told a line now and then where there is no terminal.
-            console: where a live table is shown if it is a terminal.
+        Without a terminal, ``say`` is told a line now and then.
         """
         self.runs = {run.directory: RunNow(run) for run in runs}
         self._say = say

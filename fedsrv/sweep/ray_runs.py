@@ -24,11 +24,7 @@ MAX_STARTS = 4
 def ray_runs(place: str, out: Path, resources: Resources, say: Say) -> Iterator[Each]:
     """Run each on a node of a Ray cluster; a run whose node dies resumes on another.
 
-    Args:
-        place: ``ray`` or ``ray://HEAD:PORT``.
-        out: the directory of the sweep, which all nodes see.
-        resources: what one run takes of a node, as ``ray.remote`` takes it.
-        say: told what is run.
+    All nodes see the sweep's directory. Resources are as ``ray.remote`` takes them.
 
     Raises:
         ConfigError: Ray is not installed, knows no such resource, or no node has so much of it.

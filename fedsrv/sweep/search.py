@@ -42,14 +42,6 @@ def run_search(
 ) -> None:
     """Search the best settings of each row, and write ``search.json`` and ``best-ROW.toml``.
 
-    Args:
-        sweep: says methods and ranges.
-        out: the directory of the trials.
-        rows: which rows.
-        seed: of all trials.
-        sets: set in all trials, as ``--set`` takes it.
-        say: told what is run, and what is found.
-
     Raises:
         ConfigError: there are no ranges, a trial has no validation part, or one that was run before
             had another config.
@@ -117,11 +109,7 @@ def _tried(
     Raises:
         ConfigError: it was run before with another config.
     """
-    if keys := run.changes():
-        raise ConfigError(
-            f"{run.directory} was run with another config; it differs in {', '.join(keys)}. Give "
-            "another --out, or remove that directory to run it again"
-        )
+    run.check_config()
     by, told = parse_experiment(run.config).chosen_by, list[float]()
 
     def is_pruned() -> bool:
@@ -139,12 +127,10 @@ def _tried(
         deal_out([run], further, here, say)
         failure = RunCommand(further, here)(run, say, is_pruned)
         pruned = (bool(told) and asked.should_prune()) or is_pruned()
-    if pruned:
-        return Trial(number, settings, run.config, told, "pruned")
-    if not run.is_finished or not told:
+    state = "pruned" if pruned else "finished" if run.is_finished and told else "failed"
+    if state == "failed":
         say(failure or f"{run.directory.name} has no score on validation parts")
-        return Trial(number, settings, run.config, told, "failed")
-    return Trial(number, settings, run.config, told, "finished")
+    return Trial(number, settings, run.config, told, state)
 
 
 def scores_of(run: Path, by: str) -> list[float]:

@@ -83,41 +83,48 @@ def run_sweep(
         check_chooses(runs)
     _refuse_other_configs(runs)
     make_directory(out, out)
-    watch = Watch(sweep, runs, say)
-    with (
-        place_of(on, jobs, resources, out, say) as each,
-        SweepProgress(runs, say, console) as progress,
-    ):
-
-        def ended_one(run: PlannedRun) -> None:
-            progress.end(run)
-            watch()
-
-        failed = execute(runs, sweep.launch, sweep.reference, each, say, ended_one)
+    with place_of(on, jobs, resources, out, say) as each:
+        failed = _executed(sweep, runs, each, say, console)
     damaged = [run for run in runs if run.is_finished and not _is_sound(run, sweep, say)]
     failed += damaged
     ended = [run for run in runs if run not in failed]
-    html = out / "report.html"
-    further = []
     with _writing_tables(out):
-        if sweep.columns:
-            outcome = outcome_of(sweep, runs, len(seeds), damaged)
-            _tabulate(outcome, out, say)
-            further = [section_of(outcome)]
-        elif ended:
-            report_command([run.directory for run in ended], None)
-        if ended:
-            write_html([read_run(run.directory) for run in ended], html, further)
-            say(f"report: {html}")
+        outcome = outcome_of(sweep, runs, len(seeds), damaged) if sweep.columns else None
+        _write_all(outcome, ended, out, say)
     if chooses:
         for line in choices(ended):
             say(line)
     if failed:
         names = ", ".join(run.directory.name for run in failed)
         raise RunFailed(f"{len(failed)} of {len(runs)} runs failed and are left out: {names}")
-    if sweep.columns:
-        for fault in faults(sweep, outcome.runs, ended[0].directory):
-            raise fault
+    for fault in faults(sweep, outcome.runs, ended[0].directory) if outcome else ():
+        raise fault
+
+
+def _executed(
+    sweep: Sweep, runs: Sequence[PlannedRun], each: Each, say: Say, console: Console | None
+) -> list[PlannedRun]:
+    """Run to its end what is not finished, and show how far it is; return what failed."""
+    watch = Watch(sweep, runs, say)
+    with SweepProgress(runs, say, console) as progress:
+
+        def ended_one(run: PlannedRun) -> None:
+            progress.end(run)
+            watch()
+
+        return execute(runs, sweep.launch, sweep.reference, each, say, ended_one)
+
+
+def _write_all(outcome: Outcome | None, ended: Sequence[PlannedRun], out: Path, say: Say) -> None:
+    """Say the tables of a sweep, and write them and its page; without columns, those of reports."""
+    if outcome is not None:
+        _tabulate(outcome, out, say)
+    elif ended:
+        report_command([run.directory for run in ended], None)
+    if ended:
+        html, further = out / "report.html", [section_of(outcome)] if outcome else []
+        write_html([read_run(run.directory) for run in ended], html, further)
+        say(f"report: {html}")
 
 
 def _tabulate(outcome: Outcome, out: Path, say: Say) -> None:
@@ -163,14 +170,9 @@ def _is_sound(run: PlannedRun, sweep: Sweep, say: Say) -> bool:
 def _refuse_other_configs(runs: Sequence[PlannedRun]) -> None:
     """Refuse to tabulate what an earlier sweep ran with another config."""
     for run in runs:
-        keys: list[str] = []
-        with suppress(ArchiveError):  # told of when the others have run
-            keys = run.changes() if run.is_finished else []
-        if keys:
-            raise ConfigError(
-                f"{run.directory} was run with another config; it differs in {', '.join(keys)}. "
-                "Give another --out, or remove that directory to run it again"
-            )
+        if run.is_finished:
+            with suppress(ArchiveError):  # told of when the others have run
+                run.check_config()
 
 
 def check_chooses(runs: Sequence[PlannedRun]) -> None:
@@ -189,11 +191,7 @@ def check_chooses(runs: Sequence[PlannedRun]) -> None:
 
 
 def choices(runs: Sequence[PlannedRun]) -> Iterator[str]:
-    """Yield a line for each row: its best setting by the mean over seeds of validation scores.
-
-    Args:
-        runs: the finished ones.
-    """
+    """Yield a line for each row: its best setting by the mean over seeds of validation scores."""
     for row in dict.fromkeys(run.cell.row for run in runs):
         mine = [run for run in runs if run.cell.row == row]
         settings = list(dict.fromkeys(run.cell.setting for run in mine))
@@ -227,12 +225,7 @@ def place_of(
 ) -> AbstractContextManager[Each]:
     """Return the place that options of ``fedsrv sweep`` name.
 
-    Args:
-        on: ``ray``, ``ray://HEAD:PORT`` or ``slurm``; by default this machine.
-        jobs: runs at a time.
-        given: what one run takes of a cluster, as ``KEY=VALUE``.
-        out: the sweep's directory.
-        say: told what is run.
+    ``given`` is what one run takes of a cluster, as ``KEY=VALUE``.
 
     Raises:
         ConfigError: the options do not go together.

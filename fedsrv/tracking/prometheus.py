@@ -94,12 +94,11 @@ def export(events: EventLog, host: str, port: int) -> Ending:
 
     server = PageServer(host, port, {"/metrics": answer, "/": answer})
     events.tell("metrics", url=f"{server.url}metrics")
-    thread = events.follow(exporter.take, "metrics")
+    end_telling = events.follow(exporter.take, "metrics")
     stop = server.begin("metrics")
 
     def end() -> None:
-        events.close()
-        thread.join()
+        end_telling()
         stop()
 
     return end

@@ -16,10 +16,12 @@ from textwrap import shorten
 from typing import Any, Protocol
 
 from fedmodels.config.experiment import Experiment
-from fedmodels.errors import ConfigError, pip_line
+from fedmodels.errors import ArchiveError, ConfigError, pip_line
 from fedpb.zstd import check_installed
 from fedsrv.events import Ending, EventLog
-from fedsrv.tracking.results import results_of
+from fedsrv.report.run_record import leaves_of, read_run
+from fedsrv.report.tables import write_html
+from fedsrv.trained_models import global_model
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +78,7 @@ class MLflow:
         self._client: Any = mlflow.MlflowClient(tracking_uri=uri)
         known = self._client.get_experiment_by_name(PROJECT)
         within = known.experiment_id if known else self._client.create_experiment(PROJECT, place)
-        settings = {name: str(value) for name, value in settings_of(experiment).items()}
+        settings = {name: str(value) for name, value in leaves_of(experiment.to_dict())}
         before = self._client.search_runs([within], f"tags.{TAG} = '{run_id}'", max_results=1)
         if before:
             self._run: str = before[0].info.run_id
@@ -110,7 +112,7 @@ class WandB:
         self._run: Any = self._wandb.init(
             project=PROJECT, name=out.name, dir=str(out), id=run_id, resume="allow"
         )
-        self._run.config.update(settings_of(experiment), allow_val_change=True)
+        self._run.config.update(dict(leaves_of(experiment.to_dict())), allow_val_change=True)
 
     def log(self, interaction: int, metrics: Mapping[str, float]) -> None:
         """Take the metrics after an interaction."""
@@ -132,21 +134,6 @@ TRACKERS: Mapping[str, Callable[[Experiment, Path, str], Tracker]] = {
     "wandb": WandB,
 }
 """By the key of ``[tracking]``, which is also the name of the module and of the extra."""
-
-
-def settings_of(experiment: Experiment) -> dict[str, object]:
-    """Return an experiment's settings by dotted key."""
-    found: dict[str, object] = {}
-
-    def visit(table: Mapping[str, Any], prefix: str) -> None:
-        for key, value in table.items():
-            if isinstance(value, Mapping):
-                visit(value, f"{prefix}{key}.")
-            else:
-                found[prefix + key] = value
-
-    visit(experiment.to_dict(), "")
-    return found
 
 
 def wanted(experiment: Experiment) -> list[str]:
@@ -176,12 +163,6 @@ def track(events: EventLog, experiment: Experiment, out: Path, run_id: str) -> E
 
     A tracker that fails later is named in the log and told nothing more; the run goes on. So is one
     that does not close in time.
-
-    Args:
-        events: of the run.
-        experiment: what is run.
-        out: the run directory.
-        run_id: by which a tracker finds a run that is resumed.
 
     Raises:
         ConfigError: one of them is not installed, or cannot begin.
@@ -237,6 +218,20 @@ def _write(events: EventLog, name: str, tracker: Tracker, out: Path) -> None:
     except Exception as error:  # a package of somebody else raises errors of its own
         reason = _in_one_line(error)
         log.warning("%s failed and gets no further metrics; the run goes on: %s", name, reason)
+
+
+def results_of(run: Path, place: Path) -> Sequence[Path]:
+    """Write the files of a finished run to a directory, and return them.
+
+    Clients' models stay with the clients.
+    """
+    page, model = place / "report.html", place / "global.safetensors"
+    write_html([read_run(run)], page)
+    try:
+        global_model(run).save(model)
+    except ArchiveError:  # the method has none
+        return [page]
+    return [page, model]
 
 
 def _in_one_line(error: Exception) -> str:

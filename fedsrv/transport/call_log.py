@@ -116,7 +116,8 @@ class RejectionLog(logging.Filter):
         """Complain about one call; ``kind`` is one of a few words, such as a status code."""
         unlogged = self._due(kind)
         if unlogged is not None:
-            self._log.warning("%s: %s%s", kind, printable(line), _and_more(unlogged))
+            more = f" (and {unlogged} more such calls since the last line)" if unlogged else ""
+            self._log.warning("%s: %s%s", kind, printable(line), more)
 
     def _due(self, kind: str) -> int | None:
         """Return the number of unlogged complaints of this kind, if it is time for a line.
@@ -158,7 +159,3 @@ class RejectionLog(logging.Filter):
             self._kinds.clear()
         for kind, count in unlogged.items():
             self._log.warning("%s: %d more such calls", kind, count)
-
-
-def _and_more(unlogged: int) -> str:
-    return f" (and {unlogged} more such calls since the last line)" if unlogged else ""

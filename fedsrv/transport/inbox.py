@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import torch
 
@@ -109,45 +109,17 @@ class Push:
             receiver.feed(frame)
 
 
-class Results(Protocol):
-    """What becomes of results that have come."""
-
-    takes_sums: bool
-    """Whether relays may bring sums."""
-
-    def refuse(self, client: ClientId, trip: OpenTrip, push: Push, reason: str) -> None:
-        """Note that a client failed for this trip, as its upload is refused."""
-        ...
-
-    def accept(self, client: ClientId, trip: OpenTrip, push: Push, outcome: Answer | str) -> None:
-        """Take a checked result, or the reason of a failure."""
-        ...
-
-
-class Kept:
-    """Keeps results in the cohort."""
-
-    takes_sums = True
-
-    def __init__(self, cohort: RemoteCohort) -> None:
-        self.cohort = cohort
-
-    def refuse(self, client: ClientId, trip: OpenTrip, push: Push, reason: str) -> None:
-        """Store the reason."""
-        self.cohort.end_result(client, trip, reason)
-
-    def accept(self, client: ClientId, trip: OpenTrip, push: Push, outcome: Answer | str) -> None:
-        """Store it."""
-        taken = self.cohort.end_result(client, trip, outcome)
-        if isinstance(outcome, Answer) and not taken:
-            raise Superseded(f"interaction {push.header.interaction + 1} closed without {client}")
+Ends = Callable[[ClientId, OpenTrip, Push, Answer | str], None]
+"""Takes a checked result, or why a client failed for this trip."""
 
 
 class Inbox:
     """Receives and checks what Push calls bring."""
 
-    def __init__(self, cohort: RemoteCohort, gate: Gate, results: Results) -> None:
-        self.cohort, self.gate, self.results = cohort, gate, results
+    def __init__(self, cohort: RemoteCohort, gate: Gate, passed_on: Ends | None = None) -> None:
+        """Keep results in the cohort; a relay passes them on, and takes no sums."""
+        self.cohort, self.gate = cohort, gate
+        self._ends, self._takes_sums = passed_on or self._keep, passed_on is None
 
     def take_result(self, client: ClientId, push: Push, context: Any) -> rpc.PushResponse:
         """Take the result of one order.
@@ -173,11 +145,14 @@ class Inbox:
             try:
                 outcome = self._receive(client, trip, push)
             except PayloadError as error:
-                self.results.refuse(
-                    client, trip, push, printable(f"its upload was refused: {error}")
-                )
+                self._ends(client, trip, push, printable(f"its upload was refused: {error}"))
                 raise
-        self.results.accept(client, trip, push, outcome)
+        self._ends(client, trip, push, outcome)
+
+    def _keep(self, client: ClientId, trip: OpenTrip, push: Push, outcome: Answer | str) -> None:
+        taken = self.cohort.end_result(client, trip, outcome)
+        if isinstance(outcome, Answer) and not taken:
+            raise Superseded(f"interaction {push.header.interaction + 1} closed without {client}")
 
     def _receive(self, client: ClientId, trip: OpenTrip, push: Push) -> Answer:
         """Receive an upload and check it; one whose weights are summed elsewhere lacks them."""
@@ -204,7 +179,7 @@ class Inbox:
         Raises:
             PayloadError, Superseded, NotReady: as of :meth:`take_result`.
         """
-        if not self.results.takes_sums:
+        if not self._takes_sums:
             raise PayloadError("a relay takes no sums: each client brings its own upload")
         trips = {client: self.cohort.begin_result(client, push.header) for client in clients}
         answered = [f"client {client}" for client, found in trips.items() if found is None]

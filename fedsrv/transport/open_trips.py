@@ -16,12 +16,20 @@ from typing import Self, TypeVar
 
 import torch
 
-from fedmodels.errors import ClientFailed, PayloadError, TooFewClients
+from fedmodels.errors import PayloadError, TooFewClients
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedpb.codec import Encoded, encode
 from fedpb.v1 import coordinator_pb2 as rpc
-from fedsrv.engine.cohort import Answer, Answers, BufferedUploads, TooFewOrders, Trip, stamped
+from fedsrv.engine.cohort import (
+    Answer,
+    Answers,
+    BufferedUploads,
+    TooFewOrders,
+    Trip,
+    first_failure,
+    stamped,
+)
 from fedsrv.engine.reduction import StreamingMean, mean_with_sums
 from fedsrv.transport.sessions import Caller, Presence, Superseded
 
@@ -168,15 +176,19 @@ class OpenTrip:
         group = self.groups.get(client, ()) if isinstance(client, int) else ()
         return [member for member in group if not self.answered(member)]
 
+    @property
+    def _count(self) -> Callable[[Bundle], float]:
+        assert self.trip.count is not None, "nothing is summed that has no count"
+        return self.trip.count
+
     def check_promise(self, client: ClientId, upload: Bundle) -> None:
         """Check that an upload without weights counts what an earlier one said.
 
         Raises:
             PayloadError: it counts something else, so that no sum can fit both.
         """
-        assert self.trip.count is not None, "nothing is summed that has no count"
         held = self.promised.get(client)
-        if held is not None and self.trip.count(held.upload) != self.trip.count(upload):
+        if held is not None and self._count(held.upload) != self._count(upload):
             raise PayloadError("it counts differently than the same upload did before")
 
     def members(self, clients: Sequence[ClientId]) -> tuple[int, ...]:
@@ -209,8 +221,7 @@ class OpenTrip:
 
     def total_of(self, group: Sequence[int]) -> float:
         """Return the sum of the coefficients of clients whose weights are summed."""
-        assert self.trip.count is not None, "nothing is summed that has no count"
-        return sum(self.trip.count(self.promised[client].upload) for client in group)
+        return sum(self._count(self.promised[client].upload) for client in group)
 
     def answered(self, client: ClientId) -> bool:
         """Tell whether a client has sent a result or failed."""
@@ -246,9 +257,8 @@ class OpenTrip:
         found = Answers(by_id(self.results), by_id(self.failed), self.wire_down)
         check_enough(found, self.has_enough(), self.trip.sample.round)
         if self.sums:
-            assert self.trip.count is not None, "nothing is summed that has no count"
             dtypes = dtypes_of_weights(self.trip.spec)
-            found.mean = mean_with_sums(found.by_client, self.sums, self.trip.count, dtypes)
+            found.mean = mean_with_sums(found.by_client, self.sums, self._count, dtypes)
         else:
             found.mean = self.folding.finish(self.results)
         found.wire_up = sum(result.wire_up for result in found.by_client.values())
@@ -262,9 +272,7 @@ class OpenTrip:
     def _suffice(self, clients: Collection[ClientId], least: int | None = None) -> bool:
         """Tell whether these clients would be enough; the evaluator stands in for no client.
 
-        Args:
-            clients: who answered, or may.
-            least: how many are enough; ``trip.needed`` unless given.
+        ``least`` of them are enough; ``trip.needed`` unless it is given.
         """
         if self.trip.needed is None:
             return len(clients) == len(self.trip.orders)
@@ -305,11 +313,8 @@ def check_enough(found: Answers, enough: bool, round: int) -> None:
     Raises:
         TooFewClients: names the first client that failed, and counts the others.
     """
-    if enough:
-        return
-    client, reason = next(iter(found.failed.items()))
-    others = f" ({len(found.failed) - 1} more failed)" if len(found.failed) > 1 else ""
-    raise TooFewClients(str(ClientFailed(client, round, "upload", reason)) + others)
+    if not enough:
+        raise TooFewClients(first_failure(found.failed, round, "upload"))
 
 
 # --- the number of an order: what it works on, so that a result tells what it is of ---------------
@@ -338,10 +343,7 @@ def numbered(
 def answers(header: rpc.PushHeader, order: rpc.Order, orders: Iterable[rpc.Order]) -> bool:
     """Tell whether a result answers a client's order, also one issued again after a crash.
 
-    Args:
-        header: of the result, or of a relay's sum, whose number is that of any order of the trip.
-        order: the client's.
-        orders: all of the trip.
+    The number of a relay's sum is that of any order of the trip.
     """
     numbers = (one.trip for one in orders) if header.members else (order.trip,)
     same = header.kind == order.kind and header.interaction == order.interaction
@@ -501,10 +503,7 @@ class OpenTrips:
     ) -> TooFewOrders | None:
         """Return who may train in place of those that failed or died; None while enough are left.
 
-        Args:
-            flush: names the idle clients.
-            who: tells which clients are there.
-            dead_count: whether a dead client counts as gone; else it is waited for.
+        With ``dead_count`` a dead client counts as gone; else it is waited for.
         """
         at_work = self.at_work()
         gone = who.dead(at_work) if dead_count else ()

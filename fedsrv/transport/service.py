@@ -37,7 +37,7 @@ from fedsrv.state.history import LossTooLarge
 from fedsrv.transport.call_log import Journal, RejectionLog
 from fedsrv.transport.event_messages import message_of
 from fedsrv.transport.gate import Gate
-from fedsrv.transport.inbox import Inbox, Kept, Push, Results
+from fedsrv.transport.inbox import Ends, Inbox, Push
 from fedsrv.transport.open_trips import OpenTrip
 from fedsrv.transport.remote_cohort import RemoteCohort
 from fedsrv.transport.sessions import (
@@ -107,7 +107,7 @@ class Service:
         *,
         guard: Guard | None = None,
         journal: Journal | None = None,
-        results: Results | None = None,
+        passed_on: Ends | None = None,
         check_id: Callable[[str], None] = lambda text: None,
         exclude: Callable[[Sequence[int]], None] | None = None,
     ) -> None:
@@ -120,7 +120,7 @@ class Service:
             events: told what happens.
             guard: checks who calls; by default everybody may.
             journal: told who did what; by default nothing is kept of it.
-            results: what becomes of results; by default the cohort has them.
+            passed_on: takes results on their way up; by default the cohort keeps them.
             check_id: refuses the ids of clients that have to join elsewhere.
             exclude: keeps in mind whom an operator excludes; by default nobody can be.
         """
@@ -136,7 +136,7 @@ class Service:
         self._exclude = exclude
         self.complaints = RejectionLog(log)
         self.gate = Gate(cohort.most_present, admitted=self._admitted, look=self._look)
-        self.inbox = Inbox(cohort, self.gate, results or Kept(cohort))
+        self.inbox = Inbox(cohort, self.gate, passed_on)
         self.health = health.HealthServicer(experimental_non_blocking=False)
         self._watchers = threading.BoundedSemaphore(MAX_WATCHERS)
 
@@ -491,7 +491,10 @@ class Service:
         if not self._watchers.acquire(blocking=False):
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many watchers follow this run")
         try:
-            yield from self._watched(request, context)
+            for event in self.events.listen(from_start=request.from_start):
+                if not context.is_active():
+                    return
+                yield rpc.WatchResponse(event=message_of(event), head=self.journal.head())
         finally:
             self._watchers.release()
 
@@ -504,11 +507,3 @@ class Service:
                 "; issue one for an operator (fedsrv certs issue operator)"
             )
             self.events.tell("note", line=line)
-
-    def _watched(
-        self, request: rpc.WatchRequest, context: grpc.ServicerContext
-    ) -> Iterator[rpc.WatchResponse]:
-        for event in self.events.listen(from_start=request.from_start):
-            if not context.is_active():
-                return
-            yield rpc.WatchResponse(event=message_of(event), head=self.journal.head())

@@ -169,9 +169,7 @@ class Caller:
     def check(self, sessions: Sessions, replaced: int) -> None:
         """Check that no other session took over one of the caller's clients.
 
-        Args:
-            sessions: those that count.
-            replaced: how often one of them was replaced or removed.
+        ``replaced`` says how often a session of these was replaced or removed.
 
         Raises:
             UnknownSession: names the client.
@@ -187,9 +185,7 @@ class Caller:
     ) -> Mapping[int, Unanswered]:
         """Return what is left of trips, and forget all others.
 
-        Args:
-            trips: by issue, what returns the clients that have not answered. It is called for a
-                trip that is new.
+        What returns the clients that have not answered is called for a trip that is new.
         """
         for issue, missing in trips.items():
             if issue not in self._left:

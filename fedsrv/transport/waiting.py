@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 
 from fedmodels.errors import FedtideError
 from fedmodels.tensors.bundle import ClientId
+from fedsrv.engine.client_profile import clients_text
 from fedsrv.events import EventLog
 
 AWAY_AFTER_S = 10.0
@@ -38,19 +39,13 @@ class WaitNotice:
         return self.clock() - self.begun
 
     def look(self, away: Sequence[ClientId], at_work: Sequence[ClientId], rest: str) -> None:
-        """Name the missing clients in a line, if a line is due.
-
-        Args:
-            away: clients that are not connected.
-            at_work: clients that are connected and have not answered.
-            rest: the end of the line.
-        """
+        """Name the missing clients in a line, if a line is due."""
         since = self.seconds if self._last_line is None else self.clock() - self._last_line
         if since < (AWAY_AFTER_S if away and self._last_line is None else LINE_EVERY_S):
             return
         self._last_line = self.clock()
-        groups = [f"{_names(away)} (not connected)"] if away else []
-        groups += [f"{_names(at_work)} (at work)"] if at_work else []
+        groups = [f"{clients_text(away, MAX_NAMES)} (not connected)"] if away else []
+        groups += [f"{clients_text(at_work, MAX_NAMES)} (at work)"] if at_work else []
         line = f"{self.what}: waiting for {' and '.join(groups)} for {self.seconds:.0f} s; {rest}"
         clients = [str(c) for c in (*away, *at_work)]
         self.events.tell("waiting", line=line, clients=clients, seconds=round(self.seconds))
@@ -156,11 +151,3 @@ class ClientWait:
             return not missing() or (enough_will_do and has_enough())
 
         self.wait(notice, missing, is_done, has_enough)
-
-
-def _names(clients: Iterable[ClientId]) -> str:
-    """Return clients by name; of many, the first ones and a count."""
-    names = [str(c) for c in clients]
-    if len(names) > MAX_NAMES:
-        names[MAX_NAMES:] = [f"{len(names) - MAX_NAMES} more"]
-    return ("client " if len(names) == 1 else "clients ") + ", ".join(names)

@@ -18,7 +18,7 @@ from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.events import EventLog
 from fedsrv.relay.relaying import Relaying
 from fedsrv.relay.service import RelayService
-from fedsrv.relay.trips import SUMS_BY, Delivery, RelayedRun, RelayedTrips
+from fedsrv.relay.trips import SUMS_BY, Delivery, PassedOn, RelayedRun, RelayedTrips
 from fedsrv.relay.uplink import CoordinatorUnreachable, meaning_of
 from fedsrv.transport.remote_cohort import RemoteCohort
 from fedsrv.transport.sessions import NotReady, RunOver, Superseded, UnknownSession
@@ -157,7 +157,7 @@ def test_fields_that_a_relay_does_not_know_go_up(world):
     unknown = bytes([0xC2, 0x3E, 3]) + b"new"  # field 1000, three bytes
     header = rpc.PushHeader.FromString(rpc.PushHeader(kind=1).SerializeToString() + unknown)
     header.distance.weights, header.summed = 1e9, True
-    world.service.below.inbox.results._tell(header, Bundle())
+    PassedOn(world.trips, world.above)._tell(header, Bundle())
     ((told, _),) = world.above.told
     assert unknown in told.SerializeToString()
     assert not told.HasField("distance")

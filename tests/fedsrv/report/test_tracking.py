@@ -12,11 +12,10 @@ import tomli_w
 from fedmodels.errors import ConfigError
 from fedmodels.nets.trained import TrainedModel
 from fedsrv.events import Event, EventLog
-from fedsrv.tracking import results as tracking_results
+from fedsrv.report.run_record import leaves_of
 from fedsrv.tracking import trackers
 from fedsrv.tracking.prometheus import export
-from fedsrv.tracking.results import results_of
-from fedsrv.tracking.trackers import TRACKERS, settings_of, track
+from fedsrv.tracking.trackers import TRACKERS, results_of, track
 from fedtide.inprocess import run_in_process
 from tests.conftest import tiny_experiment
 
@@ -152,7 +151,7 @@ def test_what_a_finished_run_gives(digits, tmp_path, monkeypatch):
     page, model = files("fedavg")
     assert page.read_text().startswith("<!DOCTYPE html>")
     assert TrainedModel.load(model).facts.view == "global"
-    monkeypatch.setattr(tracking_results, "write_html", lambda runs, path: None)
+    monkeypatch.setattr(trackers, "write_html", lambda runs, path: None)
     assert [file.name for file in files("local")] == ["report.html"], "every model is private"
 
 
@@ -226,7 +225,7 @@ def test_a_tracker_that_cannot_begin_gets_one_line(monkeypatch, tmp_path):
 
 
 def test_settings_are_flat():
-    found = settings_of(tiny_experiment(seed=4))
+    found = dict(leaves_of(tiny_experiment(seed=4).to_dict()))
     assert (found["seed"], found["method.name"]) == (4, "fedavg")
 
 

@@ -343,10 +343,10 @@ def test_a_full_disk_is_one_line_and_the_run_can_be_resumed(run, monkeypatch, wh
         elif where == "lines":
             full.setattr(Store, "_append", no_space)
         elif where == "row":
-            full.setattr(store._ledger, "db", Full(store._ledger.db))
+            full.setattr(store.ledger, "db", Full(store.ledger.db))
         else:
             store.commit(record(4), state(4), "[]")
-            full.setattr(store._ledger, "db", Full(store._ledger.db))
+            full.setattr(store.ledger, "db", Full(store.ledger.db))
         with pytest.raises(RunFailed, match=r"(?i)(no space left|disk is full).*make room") as one:
             store.add_scores(record(4)) if where == "scores" else committed(store, 4)
     assert "\n" not in str(one.value)

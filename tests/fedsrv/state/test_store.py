@@ -72,7 +72,7 @@ def test_a_fresh_directory(opened):
     assert store.committed == -1
     assert store.has_state(-1)
     assert not store.has_state(0)
-    assert store.records() == []
+    assert store.ledger.records() == []
     assert lines(store) == []
 
 
@@ -81,7 +81,10 @@ def test_what_is_committed_is_there_again(opened):
     store = opened()
     assert store.run_id == run_id
     assert store.committed == 1
-    assert [(r["interaction"], scored) for r, scored in store.records()] == [(0, True), (1, True)]
+    assert [(r["interaction"], scored) for r, scored in store.ledger.records()] == [
+        (0, True),
+        (1, True),
+    ]
     for number in (0, 1):
         assert digest(store.state(number)) == digest(state(number))
     assert lines(store) == [0, 1]
@@ -98,13 +101,13 @@ def test_scores_come_later(opened):
     store = opened(resume=False)
     store.commit(record(0), state(0), '[["counts"]]')
     assert lines(store) == []
-    assert store.pending() == (record(0), '[["counts"]]')
+    assert store.ledger.pending() == (record(0), '[["counts"]]')
     store = opened()
-    assert store.pending() == (record(0), '[["counts"]]')
+    assert store.ledger.pending() == (record(0), '[["counts"]]')
     store.add_scores(record(0, metrics={"a_glo": 0.5}))
-    assert store.pending() is None
+    assert store.ledger.pending() is None
     assert lines(store) == [0]
-    assert opened().records() == [(record(0, metrics={"a_glo": 0.5}), True)]
+    assert opened().ledger.records() == [(record(0, metrics={"a_glo": 0.5}), True)]
 
 
 def test_an_interaction_is_committed_once(opened):
@@ -345,7 +348,7 @@ def test_clients_are_remembered(opened):
     store.add_profile(2, "two")
     store.add_profile(0, "zero")
     store.add_profile(2, "two again")
-    assert opened().profiles() == {0: "zero", 2: "two again"}
+    assert opened().ledger.profiles() == {0: "zero", 2: "two again"}
 
 
 # --- the disk -------------------------------------------------------------------------------------

@@ -420,7 +420,7 @@ def test_a_late_client_takes_part_from_the_next_interaction_on(method, digits, t
     store = Store(tmp_path / "run", experiment, False)
     cohort = LateCohort(experiment, digits, tmp_path / "clients", late=3)
     summary = Engine(experiment, cohort, store, EventLog()).run()
-    records = [record for record, _ in store.records()]
+    records = [record for record, _ in store.ledger.records()]
     store.close()
     assert [r["cohort"] for r in records] == [[0, 2], [0, 2], [0, 1, 2], [0, 1, 2]]
     assert "1" in records[-1]["clients"]
