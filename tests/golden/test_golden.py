@@ -17,7 +17,7 @@ import pytest
 
 from fedmodels.numerics.metric_names import is_known
 from fedtide.inprocess import run_in_process
-from tests.conftest import script_of
+from tests.conftest import records_of, script_of
 from tests.fedmodels.methods.test_conformance import CASES, experiment_for
 
 HERE = Path(__file__).parent
@@ -32,7 +32,7 @@ SHOWN = ("loss", "a_glo", "a_loc", "a_sel")
 
 def trace_of(run: Path) -> list[dict[str, float]]:
     """Return the figures of every interaction of a run."""
-    records = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
+    records = records_of(run)
     return [
         {
             "interaction": r["interaction"],
@@ -44,7 +44,7 @@ def trace_of(run: Path) -> list[dict[str, float]]:
 
 def written_by(run: Path, summary: Mapping[str, Any]) -> set[str]:
     """Return the name of every metric that a run wrote."""
-    records = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
+    records = records_of(run)
     of_clients = [facts for record in records for facts in record["clients"].values()]
     names = set(summary["metrics"]).union(*(record["metrics"] for record in records), *of_clients)
     return names - OWN_KEYS

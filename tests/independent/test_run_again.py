@@ -182,8 +182,7 @@ def test_run(digits, tmp_path, trained):
     experiment = tiny_experiment(method={"name": "gldp", "t": 1, "s": 1}, **how)
     summary = run_in_process(experiment, digits, tmp_path / "run")["metrics"]
     course, after, series, fresh = Course(experiment, digits), {}, [], {}
-    for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines():
-        record = json.loads(line)
+    for record in records_of(tmp_path / "run"):
         course.interact(record)
         expected = {"a_sel": course.a_sel(record)}
         ends_round = record["task"] == TASKS[-1]

@@ -166,8 +166,7 @@ def test_clients_draw_what_they_learnt(launch, tmp_path):
     assert drawn == [Path(f"clients/{c}/pictures/prototypes.svg") for c in (0, 1)]
     page = (tmp_path / "run" / "report.html").read_text()
     assert page.count('src="data:image/svg+xml;base64,') == 2
-    lines = (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()
-    rows = [json.loads(line) for line in lines]
+    rows = records_of(tmp_path / "run")
     assert "prototype_drift" not in rows[0]["metrics"]
     assert rows[-1]["metrics"]["prototype_drift"] > 0
 

@@ -8,11 +8,11 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.integration.conftest import Loopback, tables
+from tests.conftest import records_of
+from tests.integration.conftest import tables
 
 pytestmark = pytest.mark.loopback
 
@@ -40,11 +40,6 @@ WITH_NODE = pytest.mark.skipif(
     NODE is None or PACKAGES is None,
     reason=f"node or its packages are missing: npm install, then name node_modules by {MODULES}",
 )
-
-
-def records_of(run: Loopback) -> list[dict[str, Any]]:
-    """Return what a run committed, in order."""
-    return [json.loads(line) for line in (run.out / "rounds.jsonl").read_text().splitlines()]
 
 
 class Script:
@@ -98,7 +93,7 @@ def test_a_client_in_javascript_takes_part(loopback, scripts):
     scripts.append(Script(mixed.port, "2", mixed.partition, mixed.root))
     server.wait_kind("beat", client="2")
     mixed.finish(server, python, *scripts)
-    for ours, theirs in zip(records_of(alone), records_of(mixed), strict=True):
+    for ours, theirs in zip(records_of(alone.out), records_of(mixed.out), strict=True):
         assert theirs["metrics"]["loss"] == pytest.approx(ours["metrics"]["loss"], rel=1e-5)
         assert theirs["metrics"]["a_sel"] == pytest.approx(ours["metrics"]["a_sel"], abs=0.01)
         assert theirs["bytes"]["per_client"] == ours["bytes"]["per_client"]

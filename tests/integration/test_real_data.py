@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 
 from fedmodels.resolution import experiment_of
+from tests.conftest import records_of
 from tests.integration.conftest import tables
 from tests.integration.harness import summary_of, write_config
 
@@ -56,7 +56,7 @@ def test_fedavg_learns_from_the_files_on_disk(name, tmp_path, fork_server):
         assert {"personalization", "personalization_std", "generalization", "global_f1"} <= set(
             metrics
         )
-    records = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
+    records = records_of(out)
     assert records[-1]["metrics"]["loss"] < records[0]["metrics"]["loss"]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from fedpb.v1.coordinator_pb2_grpc import CoordinatorServiceStub
 from fedsrv.cli import main
 from fedsrv.engine.schedule import steps
 from fedsrv.identity.certificates import init_authority, issue
+from tests.conftest import records_of
 from tests.integration.conftest import Loopback, tables
 from tests.integration.harness import Relay, reached
 from tests.integration.test_tls_run import client_options, server_options
@@ -116,7 +116,7 @@ def test_a_relay_goes_on_without_a_client_that_is_late(loopback, steer):
     clients[1].kill()
     clients[1] = run.join("1", port=relay.port)
     finish(run, *clients.values())
-    records = [json.loads(line) for line in (run.out / "rounds.jsonl").read_text().splitlines()]
+    records = records_of(run.out)
     trained = [sorted(c for c, row in r["clients"].items() if "loss" in row) for r in records]
     assert trained[2] == ["0", "2"]
     assert trained[5] == ["0", "1", "2"]

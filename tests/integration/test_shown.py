@@ -7,6 +7,7 @@ import pytest
 
 from fedmodels.tensors.archive import load, load_named
 from fedmodels.tensors.bundle import state_digest
+from tests.conftest import records_of
 from tests.integration.conftest import tables
 
 pytestmark = pytest.mark.loopback
@@ -21,7 +22,7 @@ def test_what_is_shown_is_what_the_coordinator_gets(loopback, tmp_path):
     client = run.join("0-2", *more)
     run.finish(coordinator, client)
     text = (place / "clients-0-to-2.txt").read_text()
-    *_, last = [json.loads(line) for line in (run.out / "rounds.jsonl").read_text().splitlines()]
+    *_, last = records_of(run.out)
     (who,), number = last["cohort"], last["interaction"] + 1
     sent, _ = load(place / f"client-{who}-interaction-{number}.safetensors")
     assert f"sha256 {state_digest([('upload', sent)])}" in text

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
+
+from tests.conftest import records_of
 
 pytestmark = pytest.mark.loopback
 REST = {
@@ -60,7 +61,7 @@ def test_sites_cut_their_own_recordings(loopback, tmp_path):
     assert summary["metrics"]["a_loc"] >= 0
     assert "client 0: " in clients[0].output()
     assert "a.csv was cut before" in clients[0].output()
-    said = json.loads((run.out / "rounds.jsonl").read_text().splitlines()[0])
+    said = records_of(run.out)[0]
     assert said["round"] == 0
     for i in range(3):
         assert (states[i] / str(i) / "personal.safetensors").is_file()

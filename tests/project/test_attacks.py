@@ -29,6 +29,7 @@ from fedmodels.errors import ConfigError
 from fedmodels.tensors.bundle import Bundle, GeneratorState, Histogram, Prototypes
 from fedtide import inprocess
 from fedtide.testing.trial import context_of, digits_in, tiny_experiment
+from tests.conftest import records_of
 
 OWN = "benchmarks/attacks/attackers.py:Attacked"
 RECEIVED = Bundle(weights={"base/w": torch.tensor([10.0, 10.0])})
@@ -219,7 +220,7 @@ def test_backdoors_are_drawn_by_the_seed_and_counted_at_clients(data, tmp_path, 
         for name in "ab"
     ]
     assert runs[0]["state_sha256"] == runs[1]["state_sha256"]
-    rows = [json.loads(line) for line in (tmp_path / "a" / "rounds.jsonl").read_text().splitlines()]
+    rows = records_of(tmp_path / "a")
     assert f"after_downlink:{HIT}" in rows[-1]["clients"]["0"]["views"]
 
 

@@ -3,7 +3,6 @@
 The alignment layer itself is tested in ``tests/fedmodels/nets/test_alp.py``.
 """
 
-import json
 from dataclasses import replace
 from itertools import pairwise
 
@@ -31,7 +30,7 @@ from fedmodels.training.position import START, Position
 from fedmodels.training.run import RunFacts
 from fedsrv.engine.summary import run_metrics
 from fedtide.inprocess import run_in_process
-from tests.conftest import context_of, method_of, payload_of, tiny_experiment
+from tests.conftest import context_of, method_of, payload_of, records_of, tiny_experiment
 
 NET = {"name": "vit-tiny", "mlp_ratio": 1, "blocks": 2, "alp": True, "prototypes": [16, 8]}
 HAR = Problem((128, 6), 6)
@@ -229,8 +228,7 @@ def test_no_row_is_lost(data, solver):
 
 def test_moved_prototypes_are_counted(digits, tmp_path):
     run_in_process(aligned(alignment={"gamma": 0.1}), digits, tmp_path / "out")
-    lines = (tmp_path / "out" / "rounds.jsonl").read_text().splitlines()
-    rows = [json.loads(line) for line in lines]
+    rows = records_of(tmp_path / "out")
     assert all(0 <= row["metrics"]["prototypes_moved"] <= 1 for row in rows)
     assert rows[-1]["metrics"]["prototypes_moved"] > 0
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -39,7 +38,7 @@ from fedmodels.training.position import START, Position
 from fedmodels.training.run import RunFacts
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedtide.inprocess import run_in_process, transported
-from tests.conftest import context_of, digest_of, method_of, payload_of, tiny_experiment
+from tests.conftest import context_of, digest_of, method_of, payload_of, records_of, tiny_experiment
 
 OFF = {"loss_p": False, "loss_i": False, "loss_s": False}
 
@@ -367,7 +366,7 @@ def test_heads_for_the_global_score_are_counted_apart(digits, tmp_path):
         out = tmp_path / str(on)
         experiment = tiny_experiment(method={"name": "fedmlp", "eval_upload_head": on})
         summary = run_in_process(experiment, digits, out, evaluator=True)
-        lines = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
+        lines = records_of(out)
         assert ("a_glo" in summary["metrics"]) == on
         assert "a_loc" in summary["metrics"]
         shas.append([line["bytes"]["per_client"]["0"]["up"] for line in lines])

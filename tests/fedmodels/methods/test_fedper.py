@@ -1,4 +1,3 @@
-import json
 from dataclasses import replace
 
 import pytest
@@ -12,7 +11,7 @@ from fedmodels.training.hooks import as_uploads, evaluation
 from fedmodels.training.loop import train_locally
 from fedmodels.training.position import START
 from fedtide.inprocess import run_in_process
-from tests.conftest import context_of, payload_of, tiny_experiment
+from tests.conftest import context_of, payload_of, records_of, tiny_experiment
 
 
 def fedper(tables=None, **switches):
@@ -79,8 +78,8 @@ def test_clients_that_never_trained_store_no_model(digits, tmp_path):
     run_in_process(
         fedper({"schedule": {"rounds": 1, "clients": 3, "per_round": 1}}), digits, tmp_path / "out"
     )
-    rows = (tmp_path / "out" / "rounds.jsonl").read_text().splitlines()
-    trained = {str(c) for row in map(json.loads, rows) for c in row["cohort"]}
+    rows = records_of(tmp_path / "out")
+    trained = {str(c) for row in rows for c in row["cohort"]}
     stored = {path.parent.name for path in tmp_path.glob("out/clients/*/personal.safetensors")}
     assert stored == trained != {"0", "1", "2"}
 

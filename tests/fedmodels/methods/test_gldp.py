@@ -1,4 +1,3 @@
-import json
 import math
 from dataclasses import replace
 
@@ -25,6 +24,7 @@ from tests.conftest import (
     linear_context,
     method_of,
     payload_of,
+    records_of,
     tiny_experiment,
 )
 
@@ -464,8 +464,8 @@ def test_classifier_of_mean_heads_is_scored_apart(digits, tmp_path):
     assert personal(tmp_path / "plain") == personal(tmp_path / "heads")
     assert heads["bytes"]["up"] == plain["bytes"]["up"]
     assert heads["bytes"]["down"] == plain["bytes"]["down"]
-    rows = (tmp_path / "heads" / "rounds.jsonl").read_text().splitlines()
-    for row in map(json.loads, rows):
+    rows = records_of(tmp_path / "heads")
+    for row in rows:
         for counted in row["bytes"]["per_client"].values():
             assert counted["eval_up"] == 4 * (16 * 10 + 10)
 
@@ -573,7 +573,7 @@ def test_counted_bytes_are_those_of_the_formulas(digits, tmp_path):
     """A 64-16-10 mlp: 4 (64 * 16 + 16) bytes of representation; rows of 4 + 64, and 8 + 64 up."""
     run_in_process(gldp(), digits, tmp_path / "out")
     base, known = 4 * (64 * 16 + 16), set()
-    for row in map(json.loads, (tmp_path / "out" / "rounds.jsonl").read_text().splitlines()):
+    for row in records_of(tmp_path / "out"):
         reported = set()
         for client, counted in row["bytes"]["per_client"].items():
             ctx = context_of(gldp(), digits, int(client), row["task"])

@@ -26,7 +26,7 @@ from fedmodels.training.position import START, Position
 from fedmodels.training.run import RunFacts
 from fedmodels.training.settings import keys_of
 from fedtide.inprocess import InProcessCohort, run_in_process, transported
-from tests.conftest import context_of, method_of, payload_of, tiny_experiment
+from tests.conftest import context_of, method_of, payload_of, records_of, tiny_experiment
 from tests.runs import dies, ends_as, killed
 
 SMALL = {
@@ -154,7 +154,7 @@ def test_what_goes_up(digits):
 def rounds_of(root, out, **switches):
     """Run, and return the orders' server states as the engine left them, and the records."""
     run_in_process(experiment_of(**switches), root, out)
-    return [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
+    return records_of(out)
 
 
 # --- generators -----------------------------------------------------------------------------------

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 import fedtide
 from fedmodels.errors import FedtideError
+from tests.conftest import records_of
 from tests.fedtide.test_front_door import TINY
 
 METHOD = """
@@ -111,7 +111,7 @@ def test_a_loss_of_several_numbers_is_told_where_clients_train_together(tmp_path
 def test_numbers_of_torch_and_numpy_are_metrics(tmp_path):
     body = "return state, {'own': torch.tensor(0.5), 'other': numpy.float32(0.25), 'whole': 3}"
     made = run(tmp_path, FINISH, body)
-    record = json.loads((made.path / "rounds.jsonl").read_text().splitlines()[0])
+    record = records_of(made.path)[0]
     assert {key: record["metrics"][key] for key in ("own", "other", "whole")} == {
         "own": 0.5,
         "other": 0.25,

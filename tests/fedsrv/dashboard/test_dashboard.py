@@ -40,6 +40,7 @@ from fedsrv.report.run_record import read_run
 from fedsrv.run_status import ClientStatus, RunStatus
 from fedtide.inprocess import run_in_process
 from fedtide.testing.trial import tiny_experiment
+from tests.conftest import records_of
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +88,7 @@ def until(address: str, wanted: str) -> str:
 
 def test_committed_records_are_shown(going_on, run):
     _, address = going_on
-    rows = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
+    rows = records_of(run)
     found = page_of(address)
     last = rows[-1]
     place = (

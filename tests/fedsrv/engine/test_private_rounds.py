@@ -13,7 +13,7 @@ from fedsrv.report.story import story
 from fedsrv.run_status import RunStatus
 from fedsrv.state.store import Store
 from fedtide.inprocess import run_in_process
-from tests.conftest import tiny_experiment
+from tests.conftest import records_of, tiny_experiment
 from tests.runs import Killed, ends_as, killed
 
 pytest.importorskip("dp_accounting", reason="needs the extra privacy")
@@ -31,10 +31,6 @@ def private(method="fedavg", schedule=None, server=None, **changes):
     table = {key: value for key, value in {**NOISE, **changes}.items() if value is not None}
     rounds = {"rounds": 3, **(schedule or {})}
     return tiny_experiment(method=method, privacy=table, schedule=rounds, server=server or {})
-
-
-def records(out):
-    return [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture
@@ -66,7 +62,7 @@ def test_a_kill_between_release_and_commit_repeats_the_bits_and_spends_once(
     assert len(lines) >= 1 + at + 1, "the release was written down before the commit"
     resumed = ends_as(whole, experiment, digits, tmp_path / "run")
     assert resumed["privacy"] == whole["privacy"]
-    assert resumed["privacy"]["releases"] == len(records(tmp_path / "run")) == 6
+    assert resumed["privacy"]["releases"] == len(records_of(tmp_path / "run")) == 6
 
 
 def test_noise_comes_from_no_seed(digits, tmp_path):
@@ -79,7 +75,7 @@ def test_a_run_ends_before_it_spends_more_and_says_what_it_spent(digits, tmp_pat
     out, limit = tmp_path / "run", 1.001 * epsilon_of((Releases(5.0, 4),), 1e-2)
     experiment = private(epsilon=limit)
     summary = run_in_process(experiment, digits, out, facts=True)
-    spent = [record["privacy"]["epsilon"] for record in records(out)]
+    spent = [record["privacy"]["epsilon"] for record in records_of(out)]
     assert len(spent) == 4, "of 6"
     assert spent == [epsilon_of((Releases(5.0, n),), 1e-2) for n in (1, 2, 3, 4)]
     assert summary["metrics"]["epsilon"] == summary["privacy"]["epsilon"] == spent[-1]
@@ -115,7 +111,7 @@ def test_the_bound_follows_the_quantile(digits, tmp_path):
     exp(-0.2 (1 - 0.5)) in each interaction."""
     table = {"clip": 1e3, "noise_multiplier": 1e-9, "clip_quantile": 0.5}
     run_in_process(private(**table), digits, tmp_path / "run")
-    clips = [record["privacy"]["clip"] for record in records(tmp_path / "run")]
+    clips = [record["privacy"]["clip"] for record in records_of(tmp_path / "run")]
     assert clips[0] == 1e3
     assert clips[1] / clips[0] == pytest.approx(0.904837, rel=0.05)
     assert clips[2] / clips[1] == pytest.approx(0.904837, rel=0.05)
@@ -136,7 +132,7 @@ def test_more_rounds_than_the_noise_was_found_for_are_not_run(digits, tmp_path):
         noise_multiplier=found.privacy.noise, epsilon=3.0, schedule={"rounds": 2}, clip=0.1
     )
     again = run_in_process(longer, digits, tmp_path / "run", resume=True)
-    assert len(records(tmp_path / "run")) == 2
+    assert len(records_of(tmp_path / "run")) == 2
     assert again["state_sha256"] == first["state_sha256"]
 
 
@@ -214,5 +210,5 @@ def test_who_takes_part_comes_from_the_secret(digits, tmp_path, monkeypatch):
         monkeypatch.setattr(Secret, "fresh", classmethod(lambda cls, key=key: cls(key)))
         schedule = {"sampling": "poisson", "per_round": 2, "rounds": 1}
         run_in_process(private(schedule=schedule, delta=0.5), digits, tmp_path / str(number))
-        cohorts.append([record["cohort"] for record in records(tmp_path / str(number))])
+        cohorts.append([record["cohort"] for record in records_of(tmp_path / str(number))])
     assert cohorts[0] != cohorts[1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -20,7 +19,7 @@ from fedmodels.training.position import START, Position
 from fedmodels.training.run import RunFacts
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.reduction import reduced
-from tests.conftest import tiny_experiment
+from tests.conftest import records_of, tiny_experiment
 from tests.liars import Stage, silent
 
 
@@ -138,8 +137,7 @@ def test_the_run_goes_on_without_whom_no_check_caught(digits, tmp_path, monkeypa
     monkeypatch.setattr("fedsrv.engine.rounds.far_out", lambda *_: {})
     found = Stage(experiment, digits, tmp_path / "run", lie).run()
     assert found["state_sha256"] == quiet["state_sha256"]
-    for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines():
-        record = json.loads(line)
+    for record in records_of(tmp_path / "run"):
         assert record["cohort"] == [0, 1]
         assert record["failed"]["2"].startswith("in the state that would follow, common: tensor")
 

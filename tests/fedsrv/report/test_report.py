@@ -37,6 +37,7 @@ from fedsrv.report.panels import of_drift, of_uploads
 from fedsrv.report.quantities import by_task, view_name
 from fedsrv.report.run_record import group_runs, read_run
 from fedsrv.report.story import story
+from tests.conftest import records_of
 
 PARTS = {"metrics", "bytes", "seconds", "clients", "series", "task"}
 
@@ -854,7 +855,7 @@ def test_rare_classes_are_spoken_of_where_there_are_any(tmp_path, examples, rare
     """With 60 examples of each, the rare half of the classes was whatever an index made it."""
     metrics = {"a_loc": 0.7, "a_loc_minority": 0.6}
     path = write_run(tmp_path / "run", metrics=metrics)
-    rows = [json.loads(line) for line in (path / "rounds.jsonl").read_text().splitlines()]
+    rows = records_of(path)
     for row in rows:
         row["metrics"]["a_loc_minority"] = row["metrics"]["a_loc"] / 2
     (path / "rounds.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -941,7 +942,7 @@ def test_nothing_in_a_run_of_others_writes_to_the_terminal_by_itself(tmp_path, c
     )
     two = write_run(tmp_path / "b", config={"method": {"name": FORGED}}, kind=FORGED)
     for run in (one, two):
-        record = json.loads((run / "rounds.jsonl").read_text().splitlines()[-1])
+        record = records_of(run)[-1]
         record["metrics"][FORGED] = 1.0
         record["clients"]["0"]["views"][FORGED] = {"accuracy": 0.5, "tasks": [0.5]}
         with (run / "rounds.jsonl").open("a") as file:
