@@ -93,7 +93,7 @@ class FedAli(FedAvg):
         return replace(after, common=replace(after.common, prototypes=means))
 
     def finish(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> Reduced:
-        voters = self._voters(uploads)
+        voters = [u for u in uploads.values() if u.scalars["num_examples"]]
         if len(voters) < 2:  # one: P_glo = its P_loc
             return state, {}
         prototypes, moved = {}, []
@@ -111,9 +111,6 @@ class FedAli(FedAvg):
             moved.append((labels.flatten() != rows).double())
         common = replace(state.common, prototypes=prototypes)
         return replace(state, common=common), {"prototypes_moved": float(torch.cat(moved).mean())}
-
-    def _voters(self, uploads: Uploads) -> list[Bundle]:
-        return [u for u in uploads.values() if u.scalars["num_examples"]]
 
     # --- client half: lines 5 to 7 -------------------------------------------------------------
 

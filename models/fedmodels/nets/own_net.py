@@ -164,7 +164,8 @@ def _split(net: nn.Module, width: int, x: Tensor, name: str) -> SplitNet:
     del net.head
     if any(id(parameter) in shared for parameter in net.parameters()):
         raise wrong(name, "features and head share a parameter: give each its own")
-    if isinstance(net.features, nn.Module) and not _outside(net, "features"):
+    outside = any(not key.startswith("features.") for key in net.state_dict())
+    if isinstance(net.features, nn.Module) and not outside:
         base: nn.Module = net.features
     else:
         base = Features(net)
@@ -173,11 +174,6 @@ def _split(net: nn.Module, width: int, x: Tensor, name: str) -> SplitNet:
     split = SplitNet(base.train(), head, width)
     split.own_names = {key: names[id(tensor)] for key, tensor in split.everything().items()}
     return split
-
-
-def _outside(net: nn.Module, child: str) -> bool:
-    """Tell whether a module has parameters or buffers that are none of a child's."""
-    return any(not key.startswith(f"{child}.") for key in net.state_dict())
 
 
 def _check_tensors(net: nn.Module, name: str) -> None:

@@ -57,7 +57,7 @@ def metric(name: str) -> Metric:
         return found
     if match := _ACCURACY.fullmatch(name):
         base = METRICS[match[2]]
-        titles, meanings = zip(*_endings(match[3]), strict=True)
+        titles, meanings = zip(*(words for _, words in _parts(match[3])), strict=True)
         title, meaning = ", ".join([base.title, *titles]), "; ".join([base.meaning, *meanings])
         better = -1 if match[3].endswith(LESS_IS_BETTER) else base.better
         return replace(base, name=name, title=title, meaning=meaning, better=better)
@@ -144,10 +144,6 @@ def _renamed(name: str) -> str:
         return RETIRED[name]
     base, _, ending = name.rpartition("_")
     return f"{base}_{RETIRED[ending]}" if base and ending in RETIRED else name
-
-
-def _endings(text: str) -> list[tuple[str, str]]:
-    return [words for _, words in _parts(text)]
 
 
 def _parts(text: str) -> list[tuple[str, tuple[str, str]]]:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from fedmodels.errors import DataError
 
@@ -65,7 +66,7 @@ class ClassCounts:
             raise DataError(f"{len(logits)} predictions for {len(true)} labels")
         if logits.dim() == 2:
             if len(true):
-                loss = float(_cross_entropy(logits, true))
+                loss = float(cross_entropy(logits.float(), true, reduction="sum"))
             logits = logits.argmax(1)
         truth, guess = (t.cpu().numpy().astype(np.int64) for t in (true, logits))
         for name, classes in (("label", truth), ("prediction", guess)):
@@ -75,7 +76,10 @@ class ClassCounts:
         support, predicted, correct = (
             np.bincount(c, minlength=num_classes).astype(np.int64) for c in (truth, guess, right)
         )
-        cells = _confusion(truth, guess, num_classes) if confusion else None
+        cells = None
+        if confusion:
+            flat = np.bincount(truth * num_classes + guess, minlength=num_classes**2)
+            cells = flat.astype(np.int64).reshape(num_classes, num_classes)
         return cls(support, predicted, correct, loss, cells)
 
     def __add__(self, other: ClassCounts) -> ClassCounts:
@@ -128,17 +132,6 @@ class ClassCounts:
 def _tensor(values: Tensor | ArrayLike) -> Tensor:
     """Return a tensor; arrays are copied, since they may be read-only."""
     return values.detach() if isinstance(values, Tensor) else torch.tensor(np.asarray(values))
-
-
-def _confusion(truth: Ints, guess: Ints, num_classes: int) -> Ints:
-    """Return how many examples of each class were taken for each (K, K)."""
-    cells = np.bincount(truth * num_classes + guess, minlength=num_classes**2)
-    return cells.astype(np.int64).reshape(num_classes, num_classes)
-
-
-def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the summed cross-entropy of a batch, in float32 at least."""
-    return torch.nn.functional.cross_entropy(logits.float(), labels, reduction="sum")
 
 
 def macro_f1(y_true: Tensor | ArrayLike, y_pred: Tensor | ArrayLike) -> float:

@@ -88,7 +88,9 @@ def save_named(
         with replacing(target, sync=fsync, private=True) as temporary:
             serialize_file({key: spec for key, (spec, _) in entries.items()}, temporary, metadata)
     except (OSError, SafetensorError) as error:
-        raise ArchiveNotWritten(f"cannot write {target}: {_why_unwritten(error)}") from None
+        # The system's words, without the temporary file that they name.
+        why = (isinstance(error, OSError) and error.strerror) or _line(error)
+        raise ArchiveNotWritten(f"cannot write {target}: {why}") from None
 
 
 def load(path: str | os.PathLike[str], *, verify: bool = True) -> tuple[Bundle, dict[str, Any]]:
@@ -226,11 +228,6 @@ def _checksum(data: Mapping[str, memoryview]) -> int:
     for key in sorted(data):
         crc = zlib_ng.crc32(data[key], zlib_ng.crc32(key.encode(), crc))
     return crc
-
-
-def _why_unwritten(error: Exception) -> str:
-    """Return the system's words, without the temporary file that they name."""
-    return (isinstance(error, OSError) and error.strerror) or _line(error)
 
 
 def _line(error: BaseException) -> str:

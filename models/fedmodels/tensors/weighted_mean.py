@@ -161,7 +161,8 @@ class RunningMean:
         if self._form is None:
             return None
         names, layout = self._form
-        wide = layout_of(tuple((_wide(dtype), shape) for dtype, shape in layout.facts))
+        facts = [(torch.float64 if d.is_floating_point else d, s) for d, s in layout.facts]
+        wide = layout_of(tuple(facts))
         found, largest = wide.empty(), _laid_out(layout, self._largest)
         views = wide.views(found), layout.views(largest)
         for (dtype, _), offset, place, integers in zip(
@@ -202,10 +203,6 @@ def mean_of_sums(
             raise PayloadError(f"tensor {key!r} is in some sums only")
     mean = weighted_mean(sums, [1.0] * len(sums), total)
     return packed({name: mean[name].to(dtype) for name, dtype in dtypes.items()})
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype.is_floating_point else dtype
 
 
 def _block(upload: Mapping[str, Tensor], names: tuple[str, ...], layout: BlockLayout) -> Tensor:

@@ -24,8 +24,8 @@ class Part:
 def parts_of(cls: type[Any], name: str = "") -> dict[str, type[Any]]:
     """Return the parts of a method's class by the name of their field."""
     hints = hints_of(cls, name or cls.__name__)
-    found = {field.name: hints[field.name] for field in dataclasses.fields(cls)}
-    return {key: kind for key, kind in found.items() if _is_part(kind)}
+    kinds = ((field.name, hints[field.name]) for field in dataclasses.fields(cls))
+    return {k: kind for k, kind in kinds if isinstance(kind, type) and issubclass(kind, Part)}
 
 
 def keys_of(cls: type[Any]) -> dict[str, tuple[type[Any], dataclasses.Field[Any]]]:
@@ -82,10 +82,6 @@ def to_table(method: Any) -> dict[str, Any]:
     for key, value in dataclasses.asdict(method).items():
         found |= value if key in parts else {key: value}
     return found
-
-
-def _is_part(kind: object) -> bool:
-    return isinstance(kind, type) and issubclass(kind, Part)
 
 
 def _value(hint: Any, value: Any, where: str) -> Any:
