@@ -18,8 +18,8 @@ from fedmodels.training.private_steps import (
 )
 from fedmodels.training.run import RunFacts
 from fedtide.inprocess import run_in_process
-from tests.conftest import tiny_experiment
-from tests.fedsrv.engine.test_private_rounds import BESIDE, SMALL_GLDP, records
+from tests.conftest import records_of, tiny_experiment
+from tests.fedsrv.engine.test_private_rounds import BESIDE, SMALL_GLDP
 
 pytest.importorskip("dp_accounting", reason="needs the extra privacy")
 RUN = RunFacts(tiny_experiment(), Problem((1, 8, 8), 10))
@@ -107,7 +107,7 @@ def test_a_run_tells_what_each_client_spent_and_ends_before_more(digits, tmp_pat
     """Tasks have other examples, so a client spends what its longest task costs."""
     out = tmp_path / "whole"
     summary = run_in_process(hiding(), digits, out)
-    done = records(out)
+    done = records_of(out)
     spent = [record["clients"]["0"]["epsilon"] for record in done]
     assert spent[0] < spent[2], "the same task costs more each time"
     assert summary["metrics"]["epsilon"] == max(
@@ -116,7 +116,7 @@ def test_a_run_tells_what_each_client_spent_and_ends_before_more(digits, tmp_pat
     first = [row["epsilon"] for record in done[:2] for row in record["clients"].values()]
     limited = hiding(epsilon=1.001 * max(first))
     short = run_in_process(limited, digits, tmp_path / "short")
-    assert len(records(tmp_path / "short")) == 2, "of 4"
+    assert len(records_of(tmp_path / "short")) == 2, "of 4"
     assert short["metrics"]["epsilon"] == max(first)
     again = run_in_process(limited, digits, tmp_path / "short", resume=True)
     assert again["state_sha256"] == short["state_sha256"]
@@ -126,7 +126,7 @@ def test_prototypes_of_clients_that_hide_examples_have_noise_from_the_start(digi
     for method in (SMALL_GLDP, "fedproto"):
         out = tmp_path / str(len(str(method)))
         run_in_process(hiding(method, prototype_clip=1.0), digits, out)
-        assert all("epsilon" in row for row in records(out)[-1]["clients"].values())
+        assert all("epsilon" in row for row in records_of(out)[-1]["clients"].values())
 
 
 @pytest.mark.parametrize(
