@@ -56,7 +56,8 @@ def _about(name: str) -> tuple[str, str]:
     decorated = rf'^@register\("{name}"\)\n(?:@.*\n)*class .*\n    """(.+?)(?:"""|\n)'
     text = file.read_text(encoding="utf-8")
     about = re.search(decorated, text, re.M)
-    paper = re.search(r'^    citation: ClassVar\[str\] = "(.+)"$', text, re.M)
+    of_class = text[about.end() :] if about else ""  # a file may have several methods
+    paper = re.search(r'^    citation: ClassVar\[str\] = "(.+)"$', of_class, re.M)
     return (about[1] if about else "", paper[1] if paper else "")
 
 

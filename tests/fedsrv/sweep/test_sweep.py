@@ -10,7 +10,6 @@ import sys
 import tomllib
 from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -60,30 +59,30 @@ class Launches:
         self.dealt: list[str] = []
         self.broken: set[str] = set()
 
-    def __call__(self, command: list[str], stdout: Any, stderr: int, **_: Any) -> SimpleNamespace:
+    def __call__(self, command: list[str], log: Path, *_: Any) -> int:
         if command[2:4] == ["fedcli", "partition"]:
             assert not self.commands, "data are dealt out before anything is run"
             self.dealt.append(" ".join(command[command.index("--set") + 1 : -2]))
-            return SimpleNamespace(returncode=1 if "data" in self.broken else 0)
+            return 1 if "data" in self.broken else 0
         assert command[:4] == [sys.executable, "-m", "fedsrv", "launch"]
         self.commands.append(command)
         out = Path(command[command.index("--out") + 1])
         out.mkdir(exist_ok=True)
         (out / "logs").mkdir(exist_ok=True)
         if out.name in self.broken:
-            stdout.write("error: its disk is full\n")
-            return SimpleNamespace(returncode=1)
+            log.write_text("error: its disk is full\n")
+            return 1
         config = tomllib.loads(Path(command[4]).read_text())
         better = {"fedprox": 0.05, "local": -0.1}.get(config["method"]["name"], 0.0)
         seed = int(command[command.index("--set") + 1].removeprefix("seed="))
         finished_run(out, [0.5 + better + 0.01 * seed * (1 + better)], 3 + seed)
-        return SimpleNamespace(returncode=0)
+        return 0
 
 
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
     found = Launches()
-    monkeypatch.setattr(execution, "subprocess", SimpleNamespace(run=found, STDOUT=-2))
+    monkeypatch.setattr(execution, "_run", found)
     monkeypatch.setattr(
         "fedsrv.sweep.sweeping.write_html", lambda runs, path, further: path.write_text("")
     )
@@ -571,9 +570,9 @@ def test_what_failed_is_said_without_its_box(tmp_path):
 def test_ctrl_c_ends_a_sweep_with_one_line(sweep, tmp_path, launches, monkeypatch):
     """The run under way ended with the status of Ctrl-C, which the sweep's process got too."""
 
-    def interrupted(command: list[str], **more: Any) -> SimpleNamespace:
+    def interrupted(command: list[str], *_: Any) -> int:
         launches.commands.append(command)
-        return SimpleNamespace(returncode=130)
+        return 130
 
     def say(line: str) -> None:
         said.append(line)
@@ -581,7 +580,7 @@ def test_ctrl_c_ends_a_sweep_with_one_line(sweep, tmp_path, launches, monkeypatc
             raise KeyboardInterrupt
 
     said = list[str]()
-    monkeypatch.setattr(execution.subprocess, "run", interrupted)
+    monkeypatch.setattr(execution, "_run", interrupted)
     monkeypatch.setattr(execution.signal, "signal", lambda *_: None)
     with pytest.raises(Interrupted, match="stopped; the same command goes on with the sweep"):
         run_sweep(sweep(reference=True), tmp_path / "out", seeds=[0], say=say)
