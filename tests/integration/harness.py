@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -28,6 +29,12 @@ TIMEOUT_S = 200.0
 def environment(**more: str) -> dict[str, str]:
     """Return the environment of every process a test starts."""
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(PLUGINS), **more}
+
+
+def _send(pid: int, number: int) -> None:
+    """Send a signal; a fork that has ended may be gone before its server tells the status."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
 
 
 class ForkServer:
@@ -124,7 +131,7 @@ class Client:
         self.server, self.key, self.pid, self.log = server, key, pid, log
 
     def kill(self) -> None:
-        os.kill(self.pid, signal.SIGKILL)
+        _send(self.pid, signal.SIGKILL)
         self.wait()
 
     def wait(self, timeout_s: float = TIMEOUT_S) -> int:
@@ -164,7 +171,7 @@ class ForkedServer:
 
     def send_signal(self, number: int) -> None:
         if self.returncode is None:
-            os.kill(self.pid, number)
+            _send(self.pid, number)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
