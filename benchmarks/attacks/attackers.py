@@ -45,7 +45,7 @@ from fedmodels.tensors.declared_counts import MAX_WEIGHT, STATISTICS
 from fedmodels.training.contexts import ClientContext, ServerState, Stream
 from fedmodels.training.method import Scores
 from fedmodels.training.run import RunFacts
-from fedmodels.training.settings import Part
+from fedmodels.training.settings import SharedSettings
 
 Kind = Literal[
     "none", "sign_flip", "scaling", "negation", "a_little_is_enough", "inner_product", "label_flip",
@@ -71,7 +71,7 @@ Numbers = dict[tuple[str, ...], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attack(Part):
+class Attack(SharedSettings):
     """Who attacks, and how."""
 
     attack: Kind = "none"

@@ -18,7 +18,7 @@ from fedmodels.errors import PayloadError
 from fedmodels.nets.split import SplitNet
 from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.tensors.bundle_spec import BundleSpec
-from fedmodels.training.class_growth import Growth
+from fedmodels.training.class_growth import StateGrowth
 from fedmodels.training.compression import Compression
 from fedmodels.training.method import Method
 from fedmodels.training.run import RunFacts
@@ -44,7 +44,7 @@ class SetUp:
         """Whether a client's private state lasts from one interaction to the next."""
         self.secure = SecureUpload.of(method, run)
         """How uploads become integers under masks; None where they travel as they are."""
-        self._growths: dict[int, Growth] = {}
+        self._growths: dict[int, StateGrowth] = {}
 
     @cached_property
     def payload_spec(self) -> Mapping[str, BundleSpec]:
@@ -67,7 +67,7 @@ class SetUp:
             )
         if classes not in self._growths:
             before = self.run.for_classes(classes)
-            self._growths[classes] = Growth(self.method, before, self.run)
+            self._growths[classes] = StateGrowth(self.method, before, self.run)
         return self._growths[classes].client(client, state)
 
 

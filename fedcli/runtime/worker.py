@@ -28,7 +28,7 @@ from fedmodels.methods import make
 from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.metrics import VALIDATION, Probabilities
 from fedmodels.printable import without_places
-from fedmodels.privacy.releases import Releases
+from fedmodels.privacy.releases import ReleaseLog
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId, state_digest
 from fedmodels.training.contexts import ClientContext
 from fedmodels.training.fault import fault_in, line_of
@@ -367,7 +367,7 @@ class Worker:
         Raises:
             ConfigError: it would spend more than the config allows; nothing of it leaves.
         """
-        releases = Releases(self.states.path / f"privacy-{order.task}.jsonl")
+        releases = ReleaseLog(self.states.path / f"privacy-{order.task}.jsonl")
         trained = state_digest([("payload", half.payload), ("state", half.state)])
         content = torch.frombuffer(bytearray.fromhex(trained), dtype=torch.uint8)
         hidden = half.ctx.hidden

@@ -30,7 +30,7 @@ from fedmodels.config.transforms import TableTransform, parse_transform
 from fedmodels.errors import DataError, FedtideError, pip_line
 from fedmodels.log_lines import json_text
 from fedmodels.nets.trained import ModelFacts
-from fedmodels.page_server import Answer, PageServer
+from fedmodels.page_server import PageServer, Response
 from fedmodels.printable import printable
 
 KINDS = {
@@ -56,17 +56,17 @@ class ModelServer(PageServer):
         pages = {"/health": self._health, "/metrics": self._metrics}
         super().__init__(host, port, pages, posts={"/predict": self._predict})
 
-    def refusal(self, status: HTTPStatus, line: str) -> Answer:
+    def refusal(self, status: HTTPStatus, line: str) -> Response:
         """Return what a request is refused with."""
         return _told({"error": line}, status)
 
-    def _predict(self, kind: str, body: bytes) -> Answer:
+    def _predict(self, kind: str, body: bytes) -> Response:
         begun = time.monotonic()
         answer = self._answer(kind.partition(";")[0].strip().lower(), body)
         self.figures.count(answer.status, time.monotonic() - begun)
         return answer
 
-    def _answer(self, kind: str, body: bytes) -> Answer:
+    def _answer(self, kind: str, body: bytes) -> Response:
         if kind not in KINDS:
             known = ", ".join(KINDS)
             line = f"the content type {printable(kind, 60)!r} is none of {known}"
@@ -86,7 +86,7 @@ class ModelServer(PageServer):
             log.exception("a request failed")
             return self.refusal(HTTPStatus.INTERNAL_SERVER_ERROR, "the model cannot answer this")
 
-    def _health(self, accept: str) -> Answer:
+    def _health(self, accept: str) -> Response:
         try:
             now = self.live.now()
         except FedtideError as error:
@@ -95,7 +95,7 @@ class ModelServer(PageServer):
         told = {"status": "ok", "model": _about(now), "held": status.held, "last": status.last}
         return _told(told)
 
-    def _metrics(self, accept: str) -> Answer:
+    def _metrics(self, accept: str) -> Response:
         return self.figures.page(accept, self.live) or self.refusal(
             HTTPStatus.NOT_IMPLEMENTED, f"/metrics needs a package more: {pip_line('prometheus')}"
         )
@@ -137,7 +137,7 @@ class Figures:
             for name, count in found.best().items():
                 self._named.labels(printable(name)).inc(count)
 
-    def page(self, accept: str, live: LiveModel) -> Answer | None:
+    def page(self, accept: str, live: LiveModel) -> Response | None:
         """Return the page; None where the package is missing."""
         if self._prometheus is None:
             return None
@@ -151,7 +151,7 @@ class Figures:
         for event in ("went_live", "refused", "rollbacks"):
             self._events.labels(event).set(getattr(status, event))
         encode, kind = self._prometheus.exposition.choose_encoder(accept)
-        return Answer(encode(self._registry), kind)
+        return Response(encode(self._registry), kind)
 
 
 def _predicted(now: Loaded, end: str, body: bytes) -> Predictions:
@@ -223,5 +223,5 @@ def _about(now: Loaded) -> dict[str, Any]:
     return {"method": facts.method, "view": facts.view, "round": facts.round + 1}
 
 
-def _told(facts: Mapping[str, Any], status: HTTPStatus = HTTPStatus.OK) -> Answer:
-    return Answer(f"{json_text(facts)}\n".encode(), JSON, status)
+def _told(facts: Mapping[str, Any], status: HTTPStatus = HTTPStatus.OK) -> Response:
+    return Response(f"{json_text(facts)}\n".encode(), JSON, status)

@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from fedmodels.options import Group
+from fedmodels.options import CommandGroup
 from fedsrv.commands.options import Place
 
 certs_app = typer.Typer(
-    cls=Group, no_args_is_help=True, help="Make an authority and certificates for TLS."
+    cls=CommandGroup, no_args_is_help=True, help="Make an authority and certificates for TLS."
 )
 
 AuthorityDir = Annotated[Path, typer.Option("--dir", help="The authority's files.")]

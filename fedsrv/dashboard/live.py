@@ -24,7 +24,7 @@ from fedmodels.charts import Chart, Spread, svg
 from fedmodels.errors import ConfigError, FedtideError
 from fedmodels.log_lines import json_text
 from fedmodels.numerics.metric_names import metric
-from fedmodels.page_server import POLICY, Answer, PageServer
+from fedmodels.page_server import POLICY, PageServer, Response
 from fedmodels.printable import printable
 from fedmodels.units import Unit, bytes_text, duration, text_of
 from fedsrv.events import Ending, Event, EventLog
@@ -272,12 +272,12 @@ def page_server(host: str, port: int, page: LivePage) -> PageServer:
         ConfigError: the place cannot be used.
     """
 
-    def answer(content: Callable[[], str], kind: str) -> Answer:
+    def answer(content: Callable[[], str], kind: str) -> Response:
         try:
-            return Answer(content().encode(), f"{kind}; charset=utf-8")
+            return Response(content().encode(), f"{kind}; charset=utf-8")
         except FedtideError as error:
             line = printable(str(error)).encode()
-            return Answer(line, status=HTTPStatus.SERVICE_UNAVAILABLE)
+            return Response(line, status=HTTPStatus.SERVICE_UNAVAILABLE)
 
     pages = {
         "/": lambda accept: answer(page.html, "text/html"),

@@ -11,7 +11,7 @@ from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ClientFailed
 from fedmodels.tensors.bundle import Bundle, ClientId, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec
-from fedmodels.tensors.differences import Given, Measured
+from fedmodels.tensors.differences import Measured, TrainingBase
 from fedmodels.tensors.memory_blocks import lease
 from fedmodels.tensors.uploads import Summed
 from fedmodels.training.compression import Compression
@@ -67,12 +67,12 @@ class Trip:
         own = self.personal.get(client)
         if own is None or not (len(own.weights) or own.prototypes):
             return self.given.measured(upload)
-        return Given(self.common, own).measured(upload)
+        return TrainingBase(self.common, own).measured(upload)
 
     @cached_property
-    def given(self) -> Given:
+    def given(self) -> TrainingBase:
         """Return what everybody was given to train from."""
-        return Given(self.common)
+        return TrainingBase(self.common)
 
     @property
     def sample(self) -> rpc.Order:

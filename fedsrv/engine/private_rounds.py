@@ -219,7 +219,7 @@ class PrivateRounds:
         return max(expected / 10, 3 * self.noise)
 
 
-class HiddenExamples:
+class ExamplePrivacy:
     """What ``[privacy] level = "example"`` adds to the rounds of a run: when it ends.
 
     Clients add the noise and count what they spend. No example belongs to two tasks, so a client

@@ -23,7 +23,7 @@ from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.cohort import Answers, Trip, fewest_alive
 from fedsrv.engine.commits import Commits, add_wire, odd_commit, put_scores, record_of
 from fedsrv.engine.plan import Plan
-from fedsrv.engine.private_rounds import HiddenExamples, PrivateRounds
+from fedsrv.engine.private_rounds import ExamplePrivacy, PrivateRounds
 from fedsrv.engine.reduction import Reduced, reduced
 from fedsrv.engine.schedule import Step
 from fedsrv.engine.scores import Scores, accuracy_over
@@ -45,7 +45,7 @@ class RoundParts:
         """Gives the method sums of uploads with noise, where the config hides clients."""
         table = self.experiment.privacy
         hides = table is not None and table.hides_examples
-        self.hidden = HiddenExamples(plan, self.store) if hides else None
+        self.hidden = ExamplePrivacy(plan, self.store) if hides else None
         """Ends a run whose clients hide their examples, before they spend too much."""
         self._given: Weights = {}
         """The weights that the present cohort was given."""

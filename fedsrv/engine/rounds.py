@@ -11,7 +11,7 @@ from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ClientFailed, TooFewClients
 from fedmodels.methods import make
 from fedmodels.tensors.allocator import give_back_free_pages
-from fedmodels.training.class_growth import Growth
+from fedmodels.training.class_growth import StateGrowth
 from fedmodels.training.contexts import ServerContext, ServerData
 from fedsrv.engine.buffered_rounds import BufferedRounds
 from fedsrv.engine.choice import Stopping
@@ -191,7 +191,7 @@ class Rounds:
     def grow(self, plan: Plan) -> None:
         """Go on with another plan of an open run: new classes get rows, and who left may go."""
         before, self.parts.plan = self.parts.plan, plan
-        self.state = Growth(self.parts.method, before.run, plan.run).server(self.state)
+        self.state = StateGrowth(self.parts.method, before.run, plan.run).server(self.state)
         new = plan.growths[len(before.growths) :]
         if gone := {c for growth in new if growth.forgets for c in growth.retired}:
             self.state = self.parts.method.forgotten(self.state, gone)
@@ -202,7 +202,7 @@ class Rounds:
     def score_ahead(self, plan: Plan, clients: Sequence[int]) -> float | None:
         """Return the accuracy of present models on the tasks that a plan would begin with."""
         kept = self.parts.plan
-        state = Growth(self.parts.method, kept.run, plan.run).server(self.state)
+        state = StateGrowth(self.parts.method, kept.run, plan.run).server(self.state)
         self.parts.plan = plan
         try:
             return self.parts.accuracy_on(plan.steps[-1], clients, state)

@@ -82,7 +82,7 @@ class PlainLines:
         self.say(f"report: {page}")
 
 
-class JsonLines(PlainLines):
+class JsonProgress(PlainLines):
     """Says it as one JSON object a line, with the fields of an event."""
 
     def __exit__(self, *_: object) -> None:
@@ -175,7 +175,7 @@ def display_of(title: str, level: int, *, as_json: bool = False) -> PlainLines:
     """Return what shows a run: objects, lines, or a live display where there is a terminal."""
     console = Console()
     if as_json:
-        return JsonLines(console, level)
+        return JsonProgress(console, level)
     if console.is_terminal and level == logging.INFO:
         return Display(title, console)
     return PlainLines(console, level)

@@ -27,7 +27,7 @@ from fedsrv.event_lines import EventPrinter
 from fedsrv.events import HAS_FAILED, EventLog
 from fedsrv.identity.tls import ChannelCredentials
 from fedsrv.relay.service import RelayService
-from fedsrv.relay.trips import Delivery, Group, RelayedTrips
+from fedsrv.relay.trips import ClientGroup, Delivery, RelayedTrips
 from fedsrv.relay.uplink import REFUSALS, CallFailed, Uplink, meaning_of
 from fedsrv.transport.sessions import (
     NotReady,
@@ -147,7 +147,7 @@ class Relaying:
 
     # --- sums -------------------------------------------------------------------------------------
 
-    def _next_group(self) -> Group | None:
+    def _next_group(self) -> ClientGroup | None:
         """Wait for a group whose sum can go up; None once the run is over."""
         with self.trips.changed:
             while self._ended is None:
@@ -172,7 +172,7 @@ class Relaying:
         if self._call is not None and (live != self._pulled or half_way):
             self._call.cancel()
 
-    def _send(self, group: Group) -> None:
+    def _send(self, group: ClientGroup) -> None:
         """Send a sum until the coordinator above has it, or nobody wants it any more."""
         order, cosines, sums = group.order, group.cosines(), group.sums()
         clients = sorted(c for c in group.results if isinstance(c, int))
@@ -206,7 +206,7 @@ class Relaying:
             self.trips.forget()
             self._issues.clear()
 
-    def _ask_again(self, group: Group) -> None:
+    def _ask_again(self, group: ClientGroup) -> None:
         """Take a group's orders back and ask for them again: they say who is left of it.
 
         The clients keep their sessions. One of them may have brought its whole upload past the

@@ -36,7 +36,7 @@ from fedsrv.transport.spool import Spool
 
 
 @dataclass(eq=False)
-class Group:
+class ClientGroup:
     """A group under way; used while the cohort holds its lock, but for :meth:`sums`."""
 
     order: rpc.Order
@@ -200,7 +200,7 @@ class RelayedTrips:
         )
         """The clients of the relay."""
         self.changed, self._clock = self.below.changed, clock
-        self.group: Group | None = None
+        self.group: ClientGroup | None = None
         self.joins = 0
         """How many times clients have begun to join."""
         self._runs: dict[ClientId, RelayedRun] = {}
@@ -261,13 +261,15 @@ class RelayedTrips:
 
     # --- the group --------------------------------------------------------------------------------
 
-    def _group_of(self, clients: tuple[int, ...], sample: rpc.Order, run: RelayedRun) -> Group:
+    def _group_of(
+        self, clients: tuple[int, ...], sample: rpc.Order, run: RelayedRun
+    ) -> ClientGroup:
         folding = StreamingMean(clients, run.method.count, self.below.spool.budget)
         deadline_s = run.facts.experiment.server.deadline_s
         wait_s = float("inf") if deadline_s is None else SUMS_BY * deadline_s
         now = self._clock()
         until = now + self.below.LEASE_S, now + wait_s
-        return Group(sample, clients, folding, run.method.count, *until)
+        return ClientGroup(sample, clients, folding, run.method.count, *until)
 
     def due_in(self, most: float) -> float:
         """Return how long the relay may wait until it looks at its group again, in seconds."""
@@ -275,7 +277,7 @@ class RelayedTrips:
         left = group.until - self._clock() if group is not None and not group.is_closed else most
         return left if 0 < left < most else most
 
-    def ready_group(self) -> Group | None:
+    def ready_group(self) -> ClientGroup | None:
         """Return the group whose sum can go up, and settle it; the caller holds the lock."""
         group, below = self.group, self.below
         if group is None or not group.is_ready(self._clock(), below.sessions, below.presence.dead):
@@ -297,7 +299,7 @@ class RelayedTrips:
             )  # fmt: skip
         self._has_told_of_strangers = True
 
-    def group_for(self, client: ClientId, trip: OpenTrip) -> Group | None:
+    def group_for(self, client: ClientId, trip: OpenTrip) -> ClientGroup | None:
         """Return the group that may still take a client's weights; its result is on its way."""
         with self.changed:
             group = self.group if trip in self._grouped else None
@@ -306,7 +308,7 @@ class RelayedTrips:
     # --- results ----------------------------------------------------------------------------------
 
     def told(
-        self, client: ClientId, trip: OpenTrip, group: Group | None, result: Answer | str
+        self, client: ClientId, trip: OpenTrip, group: ClientGroup | None, result: Answer | str
     ) -> None:
         """Store what the coordinator above has been told of a client, or why it failed.
 
@@ -323,7 +325,7 @@ class RelayedTrips:
             kept = result if isinstance(result, str) else Answer(Bundle(), result.report)
             self.below.end_result(client, trip, kept)
 
-    def not_told(self, client: ClientId, group: Group | None) -> None:
+    def not_told(self, client: ClientId, group: ClientGroup | None) -> None:
         """Note that the coordinator above was away: the client brings its result again."""
         with self.changed:
             if group is not None:

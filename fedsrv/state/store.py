@@ -24,7 +24,7 @@ from typing import Any
 from fedmodels.config.experiment import Experiment, forbidden_changes
 from fedmodels.errors import ArchiveError, ArchiveNotRead, RunFailed
 from fedmodels.files import LEFTOVER, sync_path, write_atomically
-from fedmodels.privacy.releases import NAME, Releases
+from fedmodels.privacy.releases import NAME, ReleaseLog
 from fedmodels.tensors.bundle import state_digest
 from fedmodels.training.contexts import ServerState
 from fedsrv.state.audit import AUDIT, Audit
@@ -95,7 +95,7 @@ class Store:
                 self.rewrite_lines()
                 privacy = experiment.privacy
                 hides = privacy is not None and privacy.hides_clients
-                self.releases = Releases(path / NAME, self.committed) if hides else None
+                self.releases = ReleaseLog(path / NAME, self.committed) if hides else None
                 """What was spent of the clients' privacy, where noise hides them."""
         except BaseException:
             self.close()

@@ -6,7 +6,7 @@ import importlib
 from typing import Any
 
 from fedmodels.errors import ConfigError, pip_line
-from fedmodels.page_server import Answer, PageServer
+from fedmodels.page_server import PageServer, Response
 from fedsrv.events import Ending, Event, EventLog
 from fedsrv.run_status import Pace
 
@@ -88,9 +88,9 @@ def export(events: EventLog, host: str, port: int) -> Ending:
         ) from None
     exporter = Exporter(prometheus)
 
-    def answer(accept: str) -> Answer:
+    def answer(accept: str) -> Response:
         encode, kind = prometheus.exposition.choose_encoder(accept)
-        return Answer(encode(exporter.registry), kind)
+        return Response(encode(exporter.registry), kind)
 
     server = PageServer(host, port, {"/metrics": answer, "/": answer})
     events.tell("metrics", url=f"{server.url}metrics")

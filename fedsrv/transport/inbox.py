@@ -14,7 +14,7 @@ from fedmodels.printable import printable
 from fedmodels.tensors.bundle import Bundle, ClientId, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.tensors.declared_counts import check_numbers
-from fedmodels.tensors.differences import STATISTICS, Given, Measured
+from fedmodels.tensors.differences import STATISTICS, Measured, TrainingBase
 from fedmodels.tensors.differences import WEIGHTS as PARAMETERS
 from fedmodels.tensors.weighted_mean import mean_of_sums
 from fedpb.codec import RawFrame, Receiver, read_chunk
@@ -247,7 +247,7 @@ def check_sum(spec: BundleSpec, sums: Weights, total: float) -> Weights:
     return mean
 
 
-def check_moved(given: Given, mean: Weights, members: Collection[Measured]) -> None:
+def check_moved(given: TrainingBase, mean: Weights, members: Collection[Measured]) -> None:
     """Check that a mean lies no farther from what was given than all uploads in it.
 
     Raises:
@@ -265,7 +265,7 @@ def check_moved(given: Given, mean: Weights, members: Collection[Measured]) -> N
         )
 
 
-def measured_by_relay(one: Measured, header: rpc.PushHeader, given: Given) -> Measured:
+def measured_by_relay(one: Measured, header: rpc.PushHeader, given: TrainingBase) -> Measured:
     """Return what is kept of an upload whose weights stay with its relay, which has measured them.
 
     Raises:

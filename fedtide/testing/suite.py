@@ -24,7 +24,7 @@ from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import weights_of
 from fedmodels.tensors.archive import load, load_named, save, save_named
 from fedmodels.tensors.bundle import Bundle, Problem, Weights, check_finite, state_digest
-from fedmodels.training.class_growth import Growth, check_grows
+from fedmodels.training.class_growth import StateGrowth, check_grows
 from fedmodels.training.contexts import ClientContext
 from fedmodels.training.hooks import as_uploads, broadcast, reduce
 from fedmodels.training.loop import train_locally
@@ -175,7 +175,7 @@ def a_class_may_come_later(case: Case) -> None:
     except ConfigError:
         return  # an open run refuses this method or net from the start
     now = made.run.for_classes(made.run.problem.num_classes + 1)
-    growth = Growth(method, made.run, now)
+    growth = StateGrowth(method, made.run, now)
     state = growth.server(made.after(server_context(made.run, 0, cohort)))
     private = growth.client(client, made.results[client].state)
     server = server_context(now, 1, cohort)

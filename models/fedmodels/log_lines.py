@@ -43,7 +43,7 @@ class LogLevel(StrEnum):
         return logging.getLevelNamesMapping()[self.value.upper()]
 
 
-class JsonLines(logging.Formatter):
+class JsonFormatter(logging.Formatter):
     """Every record as one JSON object with the fields of an event.
 
     A record that was given ``extra={"event": {…}}`` is that object. Any other is of the kind
@@ -138,7 +138,7 @@ def set_up_logging(level: LogLevel, *, as_json: bool = False) -> None:
     how: dict[str, Any] = {"format": PLAIN}
     if as_json:
         objects = logging.StreamHandler(sys.stdout)
-        objects.setFormatter(JsonLines())
+        objects.setFormatter(JsonFormatter())
         how = {"handlers": [objects]}
     logging.basicConfig(level=level.value.upper(), **how)
     quiet = max(level.number, logging.WARNING)

@@ -33,13 +33,13 @@ AsJson = Annotated[
 ]
 
 
-class Group(Commands, TyperGroup):
+class CommandGroup(Commands, TyperGroup):
     """The commands of a program, or those below one of its words."""
 
 
 def program(about: str) -> typer.Typer:
     """Return a program without commands, which has ``--version``; its help begins with a line."""
-    app = typer.Typer(cls=Group, no_args_is_help=True, pretty_exceptions_enable=False)
+    app = typer.Typer(cls=CommandGroup, no_args_is_help=True, pretty_exceptions_enable=False)
 
     @app.callback(help=about)
     def of_all(

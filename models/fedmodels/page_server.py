@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Answer:
+class Response:
     """What is sent for a path."""
 
     body: bytes
@@ -48,9 +48,9 @@ class Answer:
     status: HTTPStatus = HTTPStatus.OK
 
 
-Pages = Mapping[str, Callable[[str], Answer]]
+Pages = Mapping[str, Callable[[str], Response]]
 """Path -> what answers it, given the request's ``Accept``."""
-Posts = Mapping[str, Callable[[str, bytes], Answer]]
+Posts = Mapping[str, Callable[[str, bytes], Response]]
 """Path -> what answers what is sent there, given its content type and its body."""
 
 
@@ -100,9 +100,9 @@ class PageServer(ThreadingHTTPServer):
         names = {"localhost", self.host.lower(), socket.gethostname().lower()}
         return name in names or _is_ip(name)
 
-    def refusal(self, status: HTTPStatus, line: str) -> Answer:
+    def refusal(self, status: HTTPStatus, line: str) -> Response:
         """Return what a request is refused with: one line."""
-        return Answer(f"{line}\n".encode(), status=status)
+        return Response(f"{line}\n".encode(), status=status)
 
     def await_answers(self, within_s: float) -> None:
         """Wait until every request that has come is answered, or for so long."""
@@ -243,7 +243,7 @@ class Handler(BaseHTTPRequestHandler):
         status = HTTPStatus(code)
         self._send(self.server.refusal(status, printable(message or status.phrase)))
 
-    def _send(self, answer: Answer) -> None:
+    def _send(self, answer: Response) -> None:
         self.send_response(answer.status)
         self.send_header("Content-Type", answer.kind)
         self.send_header("Content-Length", str(len(answer.body)))

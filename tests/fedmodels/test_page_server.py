@@ -13,7 +13,7 @@ import pytest
 
 from fedmodels import page_server
 from fedmodels.errors import ConfigError
-from fedmodels.page_server import MAX_BYTES, MAX_CONNECTIONS, Answer, PageServer
+from fedmodels.page_server import MAX_BYTES, MAX_CONNECTIONS, PageServer, Response
 from fedsrv.events import EventLog
 from fedsrv.tracking.prometheus import export
 
@@ -23,7 +23,7 @@ Connect = Callable[[], socket.socket]
 @pytest.fixture(scope="module")
 def address() -> Iterator[tuple[str, int]]:
     """Return the place of a server of one page."""
-    server = PageServer("127.0.0.1", 0, {"/": lambda accept: Answer(b"here")})
+    server = PageServer("127.0.0.1", 0, {"/": lambda accept: Response(b"here")})
     end = server.begin("pages")
     yield server.server_address[0], server.server_port  # type: ignore[misc]
     end()

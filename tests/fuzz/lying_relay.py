@@ -12,23 +12,23 @@ from fedsrv.coordinator import Listen
 from fedsrv.event_lines import EventPrinter
 from fedsrv.events import EventLog
 from fedsrv.relay import relaying
-from fedsrv.relay.trips import Group, RelayedTrips
+from fedsrv.relay.trips import ClientGroup, RelayedTrips
 
-Lie = Callable[[Group], None]
+Lie = Callable[[ClientGroup], None]
 """Changes a group whose sum is about to go up."""
 
 
 def drops(*clients: int) -> Lie:
     """Leave clients out of the sum who have brought all but their weights."""
 
-    def lie(group: Group) -> None:
+    def lie(group: ClientGroup) -> None:
         for client in clients:
             group.results.pop(client, None)
 
     return lie
 
 
-def brings_nothing(group: Group) -> None:
+def brings_nothing(group: ClientGroup) -> None:
     """Bring no sum at all."""
     group.results.clear()
 
@@ -36,7 +36,7 @@ def brings_nothing(group: Group) -> None:
 def scales(factor: float) -> Lie:
     """Multiply the sum, and say of each upload what is true."""
 
-    def lie(group: Group) -> None:
+    def lie(group: ClientGroup) -> None:
         sums = group.sums
 
         def scaled() -> Weights | None:
@@ -48,7 +48,7 @@ def scales(factor: float) -> Lie:
     return lie
 
 
-def tells_the_truth(group: Group) -> None:
+def tells_the_truth(group: ClientGroup) -> None:
     """Bring the sum as it is."""
 
 
@@ -68,7 +68,7 @@ class LyingRelay:
         lie = self._lie
 
         class Lying(RelayedTrips):
-            def ready_group(self) -> Group | None:
+            def ready_group(self) -> ClientGroup | None:
                 group = super().ready_group()
                 if group is not None:
                     lie(group)

@@ -27,7 +27,7 @@ from google.protobuf.message import DecodeError
 from fedcli.data.store.client_data import ClientData
 from fedmodels.config.sent import without_places
 from fedmodels.errors import ArchiveError, ConfigError, DataError, PayloadError
-from fedmodels.page_server import Answer, Handler, PageServer
+from fedmodels.page_server import Handler, PageServer, Response
 from fedmodels.resolution import experiment_of, parse_experiment, received_experiment
 from fedmodels.tensors.archive import load_named
 from fedmodels.tensors.bundle import Bundle, GeneratorState, Histogram, Prototypes
@@ -231,8 +231,8 @@ class _Caller:
 
 @cache
 def _page_server() -> PageServer:
-    pages = {"/": lambda accept: Answer(accept.encode("latin-1"))}
-    posts = {"/": lambda kind, body: Answer(kind.encode("latin-1") + body)}
+    pages = {"/": lambda accept: Response(accept.encode("latin-1"))}
+    posts = {"/": lambda kind, body: Response(kind.encode("latin-1") + body)}
     return PageServer("127.0.0.1", 0, pages, posts=posts)
 
 

@@ -18,7 +18,7 @@ import fedsrv.cli
 from fedcli.runtime.client_log import tell_scored
 from fedmodels.commands import MAX_LETTERS, run_command
 from fedmodels.errors import ConfigError, RunFailed
-from fedmodels.log_lines import JsonLines
+from fedmodels.log_lines import JsonFormatter
 from fedmodels.own_code import own
 from fedmodels.units import duration
 from fedpb.v1 import coordinator_pb2 as rpc
@@ -195,7 +195,7 @@ def test_how_long_a_run_still_takes():
 def test_json_lines_are_events_or_records():
     def written(**more: Any) -> dict[str, Any]:
         record = logging.makeLogRecord({"name": "a", "levelname": "WARNING", "msg": "x\ny", **more})
-        found: dict[str, Any] = json.loads(JsonLines().format(record))
+        found: dict[str, Any] = json.loads(JsonFormatter().format(record))
         return found
 
     event = Event("joined", "3").__dict__

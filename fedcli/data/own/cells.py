@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedcli.data.own.csv_style import MISSING
 from fedcli.data.own.number_marks import CALLED, OTHER, is_number, plain
-from fedcli.data.own.table_files import Table
+from fedcli.data.own.table_files import TableRows
 from fedmodels.config.data import Columns
 from fedmodels.errors import DataError, suggestion
 from fedmodels.printable import printable
@@ -45,7 +45,7 @@ def check_columns(known: Sequence[str], columns: Columns, where: object) -> None
             )
 
 
-def features_of(table: Table, columns: Columns) -> tuple[tuple[str, ...], dict[str, str]]:
+def features_of(table: TableRows, columns: Columns) -> tuple[tuple[str, ...], dict[str, str]]:
     """Return the columns of numbers that have no other role, and why other columns are none.
 
     A column without a name is left out: it holds the numbers of rows, which often tell the class.
@@ -61,7 +61,7 @@ def features_of(table: Table, columns: Columns) -> tuple[tuple[str, ...], dict[s
     return found, {name: reason for name, reason in why.items() if reason}
 
 
-def _why_none(table: Table, name: str, columns: Columns) -> str:
+def _why_none(table: TableRows, name: str, columns: Columns) -> str:
     """Return why a column does not hold numbers; an empty text if it does.
 
     Raises:
@@ -99,12 +99,12 @@ def _why_none(table: Table, name: str, columns: Columns) -> str:
     raise DataError(f"{where}{more}, and numbers elsewhere{hint}")
 
 
-def _has_other_mark(value: Any, table: Table) -> bool:
+def _has_other_mark(value: Any, table: TableRows) -> bool:
     """Tell whether a text is a number whose decimal mark is unlike that of the file."""
     return isinstance(value, str) and is_number(value, OTHER[table.marks.decimal])
 
 
-def _advice(value: Any, table: Table) -> str:
+def _advice(value: Any, table: TableRows) -> str:
     """Return what to do about a number whose decimal mark is unlike that of the file."""
     own, other = table.marks.decimal, OTHER[table.marks.decimal]
     return (
@@ -114,7 +114,7 @@ def _advice(value: Any, table: Table) -> str:
 
 
 def parsed(
-    table: Table, name: str, columns: Columns | None = None
+    table: TableRows, name: str, columns: Columns | None = None
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Return a column's numbers (n,), NaN where a cell holds none, and which cells hold anything.
 
@@ -134,7 +134,7 @@ def parsed(
     return np.where(filled, found, np.nan), filled
 
 
-def numbers_of(table: Table, name: str, columns: Columns) -> NDArray[np.float64]:
+def numbers_of(table: TableRows, name: str, columns: Columns) -> NDArray[np.float64]:
     """Return a column's numbers (n,); NaN in empty cells, where these may be.
 
     Raises:
@@ -175,7 +175,7 @@ def said(value: Any) -> str:
     return f"'{printable(value, MAX_LETTERS)}'" if isinstance(value, str) else str(value)
 
 
-def texts_of(table: Table, column: str | None, *, may_miss: bool = False) -> NDArray[np.str_]:
+def texts_of(table: TableRows, column: str | None, *, may_miss: bool = False) -> NDArray[np.str_]:
     """Return a column as texts (n,); empty ones where there is no such column.
 
     Raises:
@@ -192,7 +192,7 @@ def texts_of(table: Table, column: str | None, *, may_miss: bool = False) -> NDA
     return np.where(empty, "", np.array(texts, dtype=np.str_)) if texts else np.array([], np.str_)
 
 
-def named_by_place(table: Table, kind: Literal["file", "folder"]) -> NDArray[np.str_]:
+def named_by_place(table: TableRows, kind: Literal["file", "folder"]) -> NDArray[np.str_]:
     """Return the name of the table's file, or of the folder it lies in, for each row (n,).
 
     Raises:
@@ -213,7 +213,7 @@ _DATED = r"^\s*(\d{1,2})([./-])(\d{1,2})[./-](\d{4}|\d{2})[\sT,]*(.*)$"
 """A date that begins with the day or the month, and what stands behind it."""
 
 
-def times_of(table: Table, columns: Columns) -> NDArray[np.float64]:
+def times_of(table: TableRows, columns: Columns) -> NDArray[np.float64]:
     """Return the times of rows (n,) in seconds from the first one on.
 
     Raises:
@@ -240,7 +240,7 @@ def times_of(table: Table, columns: Columns) -> NDArray[np.float64]:
     return np.asarray(found - found.min(initial=np.inf), dtype=np.float64)
 
 
-def _of_texts(column: Any, table: Table, columns: Columns) -> NDArray[np.float64]:
+def _of_texts(column: Any, table: TableRows, columns: Columns) -> NDArray[np.float64]:
     """Return the seconds (n,) of times that are texts; NaN where a text is no time."""
     pandas = importlib.import_module("pandas")
     if column.dtype.kind == "M":
@@ -255,7 +255,7 @@ def _of_texts(column: Any, table: Table, columns: Columns) -> NDArray[np.float64
     return _seconds(pandas.to_timedelta(texts.str.replace(",", "."), errors="coerce"))
 
 
-def _of_dates(dated: Any, table: Table, columns: Columns) -> NDArray[np.float64]:
+def _of_dates(dated: Any, table: TableRows, columns: Columns) -> NDArray[np.float64]:
     """Return the seconds (n,) of times whose date begins with the day or the month.
 
     ``dated`` has the first number, the mark, the second number, the year and the rest (n, 5).

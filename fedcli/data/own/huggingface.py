@@ -23,7 +23,7 @@ from fedcli.data.own.cells import check_columns
 from fedcli.data.own.examples import coded, dataset_of
 from fedcli.data.own.functions import as_array
 from fedcli.data.own.recordings import PARTS, windowed
-from fedcli.data.own.table_files import Table
+from fedcli.data.own.table_files import TableRows
 from fedcli.data.own.tables import columns_of, made, read_rows
 from fedcli.data.sets.dataset import Dataset, Examples
 from fedcli.data.sets.source import Source
@@ -119,13 +119,13 @@ def _of_numbers(parts: dict[str, Any], columns: Columns, root: Path) -> Dataset:
     update: dict[str, Any] = {"classes": _names(parts["train"], columns)}
     if len(parts) > 1:
         update["split"] = "split"
-    asked, tables = columns.model_copy(update=update), list[Table]()
+    asked, tables = columns.model_copy(update=update), list[TableRows]()
     for part, rows in parts.items():
         frame = rows.to_pandas()
         frame[columns.label] = _labels(rows, columns)
         if len(parts) > 1:
             frame["split"] = part
-        tables.append(Table.of_frame(frame, f"{root} ({part})", asked))
+        tables.append(TableRows.of_frame(frame, f"{root} ({part})", asked))
     rows, asked, _ = read_rows(tables, asked, root)
     rows = windowed(rows, asked, root)
     return made(rows, asked, "huggingface", str(root), f"{len(rows.label)} examples")

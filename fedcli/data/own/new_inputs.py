@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from fedcli.data.arrays import read_array
 from fedcli.data.folders import files_below, note_left_out
 from fedcli.data.image_files import ENDS, OTHERS, read_image
-from fedcli.data.own.recordings import Rows, rows_of, windowed
-from fedcli.data.own.table_files import OTHER_TABLES, SUFFIXES, Table, read_table, tell_styles
+from fedcli.data.own.recordings import RecordingRows, rows_of, windowed
+from fedcli.data.own.table_files import OTHER_TABLES, SUFFIXES, TableRows, read_table, tell_styles
 from fedmodels.config.columns import ROLES, Columns
 from fedmodels.config.transforms import ImageTransform, TableTransform, Transform, parse_transform
 from fedmodels.errors import DataError
@@ -120,7 +120,7 @@ def _read_table(path: Path, how: TableTransform) -> NewInputs:
     return NewInputs(path, x, table.unit, list(places))
 
 
-def _table_of(path: Path, how: TableTransform) -> Table:
+def _table_of(path: Path, how: TableTransform) -> TableRows:
     """Read a file; where its numbers do not tell their decimal mark, it is that of training."""
     if how.decimal is None or how.columns.decimal is not None:
         return read_table(path, how.columns)
@@ -133,7 +133,7 @@ def _table_of(path: Path, how: TableTransform) -> Table:
     return read_table(path, how.columns.model_copy(update={"decimal": how.decimal}))
 
 
-def _check_length(rows: Rows, columns: Columns, path: Path) -> None:
+def _check_length(rows: RecordingRows, columns: Columns, path: Path) -> None:
     """Raise DataError unless a recording is long enough for a window of the model."""
     length, longest = columns.window or 0, int(rows.start.max(initial=-1)) + 1
     if longest < length:

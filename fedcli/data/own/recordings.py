@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fedcli.data.arrays import check_memory
 from fedcli.data.own.cells import check_columns, named_by_place, numbers_of, texts_of, times_of
-from fedcli.data.own.table_files import Table
+from fedcli.data.own.table_files import TableRows
 from fedcli.data.sets.windows import window_starts
 from fedmodels.config.data import Columns
 from fedmodels.errors import DataError
@@ -38,7 +38,7 @@ Mended = Counter[str]
 
 
 @dataclass(frozen=True)
-class Rows:
+class RecordingRows:
     """Rows of tables in recording order, or windows cut from them."""
 
     x: NDArray[np.float64]  # (n, C), windows (n, L, C); NaN where a mean is to fill a cell
@@ -54,9 +54,9 @@ class Rows:
     stretch: NDArray[np.int64]  # (n,) what a window may be cut from
     start: NDArray[np.int64]  # (n,) place of the first row in its stretch
 
-    def at(self, places: NDArray[Any]) -> Rows:
+    def at(self, places: NDArray[Any]) -> RecordingRows:
         """Return some of the rows, in the order of their places."""
-        return Rows(*(getattr(self, field.name)[places] for field in fields(self)))
+        return RecordingRows(*(getattr(self, field.name)[places] for field in fields(self)))
 
     def changes(self, *names: str) -> NDArray[np.bool_]:
         """Tell which rows differ from the one before in one of these (n,)."""
@@ -65,7 +65,7 @@ class Rows:
             found[1:] |= values[1:] != values[:-1]
         return found
 
-    def in_stretches(self, begins: NDArray[np.bool_]) -> Rows:
+    def in_stretches(self, begins: NDArray[np.bool_]) -> RecordingRows:
         """Return the rows with their stretches numbered; a stretch begins at each row so told."""
         stretch = np.cumsum(begins, dtype=np.int64)
         first = np.flatnonzero(np.diff(stretch, prepend=-1))
@@ -73,7 +73,7 @@ class Rows:
         return replace(self, stretch=stretch, start=start)
 
 
-def rows_of(table: Table, columns: Columns) -> tuple[Rows, Mended]:
+def rows_of(table: TableRows, columns: Columns) -> tuple[RecordingRows, Mended]:
     """Check a table's columns; return its rows in the order of their recordings, and what was done.
 
     Raises:
@@ -101,7 +101,7 @@ def rows_of(table: Table, columns: Columns) -> tuple[Rows, Mended]:
     return rows, mended
 
 
-def _read(table: Table, columns: Columns) -> Rows:
+def _read(table: TableRows, columns: Columns) -> RecordingRows:
     """Return the rows as they stand in the file."""
     check_columns([str(column) for column in table.frame.columns], columns, table.where)
     assert columns.features is not None
@@ -122,10 +122,12 @@ def _read(table: Table, columns: Columns) -> Rows:
         )
     time = np.zeros(len(x)) if columns.time is None else times_of(table, columns)
     zeros, places = np.zeros(len(x), dtype=np.int64), np.arange(len(x))
-    return Rows(x, label, client, part, group, session, time, zeros, places, places, zeros, zeros)
+    return RecordingRows(
+        x, label, client, part, group, session, time, zeros, places, places, zeros, zeros
+    )
 
 
-def _whole(rows: Rows, columns: Columns) -> NDArray[np.bool_]:
+def _whole(rows: RecordingRows, columns: Columns) -> NDArray[np.bool_]:
     """Tell which rows are kept (n,): with ``missing = "drop"``, those without an empty cell."""
     kept = np.ones(len(rows.x), dtype=bool)
     if columns.missing == "drop":
@@ -138,7 +140,7 @@ def _whole(rows: Rows, columns: Columns) -> NDArray[np.bool_]:
     return kept
 
 
-def _order_of(rows: Rows, columns: Columns) -> NDArray[np.int64]:
+def _order_of(rows: RecordingRows, columns: Columns) -> NDArray[np.int64]:
     """Return the order of rows: by client, session and time, where columns tell them.
 
     Without times and sessions, rows stay as they stand in the file.
@@ -156,7 +158,7 @@ def _by_appearance(names: NDArray[np.str_]) -> NDArray[np.int64]:
     return np.argsort(np.argsort(first))[coded]
 
 
-def _check_times(rows: Rows, table: Table, columns: Columns) -> None:
+def _check_times(rows: RecordingRows, table: TableRows, columns: Columns) -> None:
     """Raise DataError if many rows have the time of another row of their recording."""
     if columns.time is None:
         return
@@ -171,7 +173,7 @@ def _check_times(rows: Rows, table: Table, columns: Columns) -> None:
         )
 
 
-def _gaps(rows: Rows, columns: Columns) -> NDArray[np.bool_]:
+def _gaps(rows: RecordingRows, columns: Columns) -> NDArray[np.bool_]:
     """Tell before which rows (n,) a recording has a gap."""
     found = np.zeros(len(rows.x), dtype=bool)
     if columns.time is None or len(rows.x) < 2:
@@ -185,7 +187,7 @@ def _gaps(rows: Rows, columns: Columns) -> NDArray[np.bool_]:
 
 
 def _interpolated(
-    rows: Rows, pieces: NDArray[np.bool_], table: Table, columns: Columns
+    rows: RecordingRows, pieces: NDArray[np.bool_], table: TableRows, columns: Columns
 ) -> NDArray[np.float64]:
     """Return inputs (n, C) whose empty cells lie between their neighbours in the same piece.
 
@@ -213,7 +215,7 @@ def _interpolated(
     return x
 
 
-def _check_growth(rows: Rows, columns: Columns, table: Table) -> None:
+def _check_growth(rows: RecordingRows, columns: Columns, table: TableRows) -> None:
     """Raise DataError if a rate makes over ``MAX_GROWTH`` times the rows, or no memory is free."""
     rate = columns.rate or 0.0
     begins = np.flatnonzero(rows.start == 0)
@@ -230,7 +232,7 @@ def _check_growth(rows: Rows, columns: Columns, table: Table) -> None:
     )  # fmt: skip
 
 
-def _resampled(rows: Rows, rate: float) -> Rows:
+def _resampled(rows: RecordingRows, rate: float) -> RecordingRows:
     """Return rows at so many a second, counted from the first row of each stretch.
 
     Rows within one step are averaged; between steps, values are interpolated.
@@ -242,7 +244,7 @@ def _resampled(rows: Rows, rate: float) -> Rows:
     means = pandas.DataFrame(np.column_stack([since, rows.x]))
     means = means.groupby([rows.stretch, steps]).mean()
     by_stretch = means.index.get_level_values(0).to_numpy()
-    values, made = means.to_numpy(), list[Rows]()
+    values, made = means.to_numpy(), list[RecordingRows]()
     for begin, end in zip(begins, [*begins[1:], len(rows.x)], strict=True):
         mine = values[np.searchsorted(by_stretch, rows.stretch[begin]) :][
             : np.count_nonzero(np.diff(steps[begin:end])) + 1
@@ -254,14 +256,16 @@ def _resampled(rows: Rows, rate: float) -> Rows:
     return concatenated(made)
 
 
-def concatenated(parts: Sequence[Rows]) -> Rows:
+def concatenated(parts: Sequence[RecordingRows]) -> RecordingRows:
     """Put rows one after the other."""
-    return Rows(*(np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(Rows)))
+    return RecordingRows(
+        *(np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(RecordingRows))
+    )
 
 
-def joined(parts: Sequence[Rows]) -> Rows:
+def joined(parts: Sequence[RecordingRows]) -> RecordingRows:
     """Put the rows of several files together; a stretch stays within its file."""
-    shifted, shift = list[Rows](), 0
+    shifted, shift = list[RecordingRows](), 0
     for number, rows in enumerate(parts):
         recording = np.full(len(rows.x), number, dtype=np.int64)
         shifted.append(replace(rows, recording=recording, stretch=rows.stretch + shift))
@@ -269,7 +273,7 @@ def joined(parts: Sequence[Rows]) -> Rows:
     return concatenated(shifted)
 
 
-def windowed(rows: Rows, columns: Columns, where: object) -> Rows:
+def windowed(rows: RecordingRows, columns: Columns, where: object) -> RecordingRows:
     """Cut every stretch into windows (n, length, C); what is left over at its end is dropped.
 
     Raises:

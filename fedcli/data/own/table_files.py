@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Table:
+class TableRows:
     """The rows of one file."""
 
     frame: Any
@@ -53,7 +53,7 @@ class Table:
     """The marks in numbers that are written as texts."""
 
     @classmethod
-    def of_frame(cls, frame: Any, where: object, columns: Columns) -> Table:
+    def of_frame(cls, frame: Any, where: object, columns: Columns) -> TableRows:
         """Return the rows of a file without lines, whose cells may be numbers or texts.
 
         Raises:
@@ -89,7 +89,7 @@ class Table:
         return f"{self.unit} {self.numbers[row]}"
 
 
-def tell_styles(tables: Sequence[Table], where: object) -> None:
+def tell_styles(tables: Sequence[TableRows], where: object) -> None:
     """Say in a line for each way of writing how many files are written so.
 
     Raises:
@@ -130,7 +130,7 @@ def _advice_for(ends: Collection[str]) -> str:
     return "".join(f"; {advice}" for advice in known)
 
 
-def read_table(path: Path, columns: Columns) -> Table:
+def read_table(path: Path, columns: Columns) -> TableRows:
     """Read one file.
 
     A CSV's labels, clients and parts are what stands in it: ``01`` is not ``1``, and ``NA`` is a
@@ -149,7 +149,9 @@ def read_table(path: Path, columns: Columns) -> Table:
     try:
         if is_parquet:
             with open_regular(path) as file:
-                return Table.of_frame(pandas.read_parquet(file, engine="pyarrow"), path, columns)
+                return TableRows.of_frame(
+                    pandas.read_parquet(file, engine="pyarrow"), path, columns
+                )
         style = style_of(path, columns)
         texts = {name for name in columns.named if name != columns.time}
         frame = _read_csv(pandas, path, texts, style)
@@ -162,7 +164,7 @@ def read_table(path: Path, columns: Columns) -> Table:
     except (OSError, ValueError) as error:  # pandas' and pyarrow's own are of these
         reason = (reason_of(error) or type(error).__name__).splitlines()[0]
         raise DataError(f"{path} cannot be read: {reason}") from None
-    return Table(frame, path, style, style.marks)
+    return TableRows(frame, path, style, style.marks)
 
 
 def _read_csv(pandas: Any, path: Path, texts: set[str], style: Style) -> Any:

@@ -25,11 +25,11 @@ from fedcli.data.cuts.held_out import last_groups, last_of_each
 from fedcli.data.folders import note_left_out
 from fedcli.data.own.cells import check_columns, features_of
 from fedcli.data.own.examples import coded, dataset_of
-from fedcli.data.own.recordings import PARTS, Mended, Rows, joined, rows_of, told, windowed
+from fedcli.data.own.recordings import PARTS, Mended, RecordingRows, joined, rows_of, told, windowed
 from fedcli.data.own.table_files import (
     OF_TEXT,
     OTHER_TABLES,
-    Table,
+    TableRows,
     files_of,
     read_table,
     tell_styles,
@@ -44,7 +44,7 @@ from fedmodels.printable import printable
 
 MAX_LETTERS = 40
 """Letters of a column's name in a note, at most."""
-Names = dict[str, tuple[str, tuple[Table, int]]]
+Names = dict[str, tuple[str, tuple[TableRows, int]]]
 """By a name without the spaces around it: the name as it was first met, and its file and row."""
 log = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ def columns_of(data: Data) -> Columns:
 
 
 def made(
-    rows: Rows,
+    rows: RecordingRows,
     columns: Columns,
     name: str,
     where: str,
@@ -161,8 +161,8 @@ def _check_parts(
 
 
 def read_rows(
-    tables: Iterable[Table], columns: Columns, where: object
-) -> tuple[Rows, Columns, Decimal | None]:
+    tables: Iterable[TableRows], columns: Columns, where: object
+) -> tuple[RecordingRows, Columns, Decimal | None]:
     """Put the rows of several files together; a stretch stays within its file.
 
     Also return the columns with the features that were found, and the decimal mark of the files,
@@ -173,8 +173,8 @@ def read_rows(
         DataError: no file has a row; files differ in their columns of numbers; or names of classes
             or clients differ in spaces alone.
     """
-    found, asked, empty = list[Rows](), columns, list[object]()
-    seen, mended, read = (Names(), Names()), Mended(), list[Table]()
+    found, asked, empty = list[RecordingRows](), columns, list[object]()
+    seen, mended, read = (Names(), Names()), Mended(), list[TableRows]()
     for table in tables:
         if table.frame.empty:
             empty.append(table.where)
@@ -231,7 +231,7 @@ def _check_spaces(
     values: NDArray[np.str_],
     places: NDArray[np.int64],
     column: str | None,
-    table: Table,
+    table: TableRows,
     seen: Names,
 ) -> None:
     """Check that no two names of a column differ in the spaces around them alone.
@@ -250,7 +250,7 @@ def _check_spaces(
             )
 
 
-def _shares_rows(rows: Rows, test: NDArray[np.bool_], length: int) -> NDArray[np.bool_]:
+def _shares_rows(rows: RecordingRows, test: NDArray[np.bool_], length: int) -> NDArray[np.bool_]:
     """Tell which windows overlap a test window."""
     begins = np.full(int(rows.stretch.max(initial=0)) + 1, np.iinfo(np.int64).max)
     np.minimum.at(begins, rows.stretch[test], rows.start[test])  # where a stretch's test begins

@@ -138,14 +138,14 @@ class FedCIL(FedAvg):
 
     # --- both halves ---------------------------------------------------------------------------
 
-    def _fresh(self, run: RunFacts) -> tuple[acgan.Source, Generator]:
+    def _fresh(self, run: RunFacts) -> tuple[acgan.SourceHead, Generator]:
         """Build what the ACGAN has beside the run's net, as everybody starts with it."""
         problem = run.problem
         with seeded(derive_seed(run.experiment.seed, "acgan", 0, "init")):
             made = acgan.conditional_generator(
                 problem.input_shape, problem.num_classes, self.latent, self.generator_width
             )
-            return acgan.Source(run.width), made
+            return acgan.SourceHead(run.width), made
 
     def _maker(
         self,
@@ -158,7 +158,7 @@ class FedCIL(FedAvg):
         net.load_state_dict(dict(weights))
         return ConditionalGenerator(net.to(device), run.problem.num_classes, self.latent, limits)
 
-    def _model(self, net: SplitNet, source: acgan.Source, maker: ConditionalGenerator) -> Acgan:
+    def _model(self, net: SplitNet, source: acgan.SourceHead, maker: ConditionalGenerator) -> Acgan:
         betas, decay = (self.beta1, self.beta2), self.weight_decay
         return Acgan(
             net, source, maker, self.importance, lr=self.lr, betas=betas, weight_decay=decay

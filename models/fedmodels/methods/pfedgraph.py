@@ -187,7 +187,7 @@ class PFedGraph(FedAvg):
 
 
 @dataclass(frozen=True)
-class Replayed:
+class ReplayReferences:
     """References of the loss in one interaction."""
 
     replay: Rehearsal
@@ -213,15 +213,15 @@ class PFedGraphReplay(PFedGraph):
 
     def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> Any:
         replay = self.replay.of(ctx.run).prepared(ctx, state)
-        return Replayed(replay, _neighbours_in(ctx, payload))
+        return ReplayReferences(replay, _neighbours_in(ctx, payload))
 
-    def training_data(self, ctx: ClientContext, refs: Replayed) -> tuple[Tensor, Tensor]:
+    def training_data(self, ctx: ClientContext, refs: ReplayReferences) -> tuple[Tensor, Tensor]:
         return refs.replay.training_data()
 
     def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: Any) -> Tensor:
         return super().loss(ctx, batch, out, refs.neighbours)
 
-    def after_local(self, ctx: ClientContext, state: Bundle, refs: Replayed) -> Bundle:
+    def after_local(self, ctx: ClientContext, state: Bundle, refs: ReplayReferences) -> Bundle:
         return self.replay.of(ctx.run).kept(ctx, state, refs.replay)
 
     def pictures(

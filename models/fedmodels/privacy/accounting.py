@@ -25,7 +25,7 @@ _WHOLE = [*range(2, 25), *range(26, 49, 2), 56, 64, 80, 96, 128, 192, 256]
 
 
 @dataclass(frozen=True)
-class Releases:
+class GaussianReleases:
     """Releases of one kind: sums with Gaussian noise."""
 
     noise: float
@@ -40,7 +40,7 @@ class Releases:
 
 
 @cache
-def epsilon_of(releases: tuple[Releases, ...], delta: float) -> float:
+def epsilon_of(releases: tuple[GaussianReleases, ...], delta: float) -> float:
     """Return the epsilon that releases cost together, at this delta.
 
     Raises:
@@ -72,7 +72,7 @@ def epsilon_of(releases: tuple[Releases, ...], delta: float) -> float:
 
 
 def least_noise(
-    releases_at: Callable[[float], Sequence[Releases]], epsilon: float, delta: float
+    releases_at: Callable[[float], Sequence[GaussianReleases]], epsilon: float, delta: float
 ) -> float:
     """Return the smallest noise multiplier whose releases cost at most ``epsilon``.
 
@@ -100,7 +100,9 @@ def least_noise(
     return math.ceil(high * digits) / digits
 
 
-def releases_of_clients(experiment: Experiment, noise: float, times: int) -> tuple[Releases, ...]:
+def releases_of_clients(
+    experiment: Experiment, noise: float, times: int
+) -> tuple[GaussianReleases, ...]:
     """Return the releases of a run whose noise hides clients.
 
     Sampling counts where clients are drawn by independent chances from the run's secret. Cohorts of
@@ -108,9 +110,9 @@ def releases_of_clients(experiment: Experiment, noise: float, times: int) -> tup
     """
     schedule = experiment.schedule
     if schedule.sampling != "poisson" or schedule.per_round is None:
-        return (Releases(noise, times),)
+        return (GaussianReleases(noise, times),)
     rate = schedule.per_round / schedule.clients
-    return (Releases(noise, times, rate, (1 - rate) ** (schedule.clients - 1)),)
+    return (GaussianReleases(noise, times, rate, (1 - rate) ** (schedule.clients - 1)),)
 
 
 def with_noise(experiment: Experiment) -> Experiment:

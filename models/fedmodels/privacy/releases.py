@@ -25,7 +25,7 @@ from fedmodels.tensors.bundle import tensor_bytes
 NAME = "privacy.jsonl"
 
 
-class Releases:
+class ReleaseLog:
     """A secret and its releases."""
 
     def __init__(self, path: Path, committed: int = -1) -> None:

@@ -35,7 +35,7 @@ Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
-class Columns:
+class ColumnBlock:
     """Some columns of all rows: places of a block, read as one dtype."""
 
     dtype: torch.dtype
@@ -74,7 +74,9 @@ class Rows:
             return self
         return Rows([self.uploads[number] for number in chosen], self._threads)
 
-    def read(self, columns: Columns, dtype: torch.dtype, centre: Weights | None = None) -> Numbers:
+    def read(
+        self, columns: ColumnBlock, dtype: torch.dtype, centre: Weights | None = None
+    ) -> Numbers:
         """Return some columns (n, c) in a dtype that NumPy knows, less the centre if there is one.
 
         Minus zero is read as zero.
@@ -98,7 +100,7 @@ class Rows:
                 total += part
         return total
 
-    def _products(self, centre: PackedWeights, columns: Columns) -> Numbers:
+    def _products(self, centre: PackedWeights, columns: ColumnBlock) -> Numbers:
         rows = self.read(columns, torch.float64, centre)
         return rows @ rows.T
 
@@ -147,7 +149,7 @@ class Rows:
         block: Tensor,
         make: Callable[[Numbers], tuple[Numbers, Numbers]],
         mixing: Numbers | None,
-        columns: Columns,
+        columns: ColumnBlock,
     ) -> Numbers:
         narrow = mixing is None and columns.dtype.itemsize <= 4
         rows = self.read(columns, torch.float32 if narrow else torch.float64)
@@ -160,7 +162,7 @@ class Rows:
             place[columns.own] = kept.to(place.dtype)
         return figures
 
-    def _each(self, work: Callable[[Columns], Found]) -> Iterator[Found]:
+    def _each(self, work: Callable[[ColumnBlock], Found]) -> Iterator[Found]:
         """Yield what work makes of each block of columns, in their order."""
         threads = min(self._threads or cores(), MAX_THREADS, len(self.columns))
         if threads <= 1:
@@ -176,7 +178,7 @@ def _width(rows: int) -> int:
 
 
 @lru_cache(maxsize=64)
-def _columns(layout: BlockLayout, dtype: torch.dtype, width: int) -> list[Columns]:
+def _columns(layout: BlockLayout, dtype: torch.dtype, width: int) -> list[ColumnBlock]:
     """Return the blocks of columns of one dtype; blocks without an element of it are left out."""
     length = layout.size // dtype.itemsize
     own = torch.zeros(length, dtype=torch.bool)
@@ -186,7 +188,7 @@ def _columns(layout: BlockLayout, dtype: torch.dtype, width: int) -> list[Column
         where = slice(start, min(start + width, length))
         if bool(own[where].any()):
             places = None if bool(own[where].all()) else own[where].nonzero().flatten()
-            found.append(Columns(dtype, where, places))
+            found.append(ColumnBlock(dtype, where, places))
     return found
 
 

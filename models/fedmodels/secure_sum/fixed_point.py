@@ -65,7 +65,7 @@ class FixedPoint:
             )
         return scale
 
-    def encode(self, parts: Sequence[Part]) -> Vector:
+    def encode(self, parts: Sequence[CountedNumbers]) -> Vector:
         """Return the integers of the parts of an upload, one after the other.
 
         Raises:
@@ -95,7 +95,7 @@ class FixedPoint:
 
 
 @dataclass(frozen=True)
-class Part:
+class CountedNumbers:
     """Numbers of an upload that count alike."""
 
     name: str

@@ -65,7 +65,7 @@ class Acgan:
     def __init__(
         self,
         net: SplitNet,
-        source: acgan.Source,
+        source: acgan.SourceHead,
         maker: ConditionalGenerator,
         importance: float,
         **adam: object,

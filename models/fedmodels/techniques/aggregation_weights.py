@@ -30,7 +30,7 @@ from fedmodels.numerics.optimizers import Adam
 from fedmodels.numerics.randomness import generator
 from fedmodels.tensors.bundle import Weights
 from fedmodels.training.run import RunFacts
-from fedmodels.training.settings import Part
+from fedmodels.training.settings import SharedSettings
 
 Examples = tuple[Tensor, Tensor]
 """Inputs (m, …), and labels (m,) or probabilities (m, K)."""
@@ -100,7 +100,7 @@ class Mixer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LearnedWeights(Part):
+class LearnedWeights(SharedSettings):
     """How the server looks for the aggregation weights of eq. 8."""
 
     w_init: Literal["uniform", "self"] = "uniform"

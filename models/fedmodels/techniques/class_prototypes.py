@@ -26,11 +26,11 @@ from fedmodels.tensors.uploads import Uploads
 from fedmodels.training.contexts import ClientContext
 from fedmodels.training.private_steps import private_class_sums
 from fedmodels.training.run import RunFacts
-from fedmodels.training.settings import Part
+from fedmodels.training.settings import SharedSettings
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrototypeLimits(Part):
+class PrototypeLimits(SharedSettings):
     """What is let out of prototypes that leave a client."""
 
     clip_norm: NonNegative = 0.0

@@ -29,7 +29,7 @@ from fedmodels.tensors.bundle import Bundle, GeneratorState, Histogram
 from fedmodels.training.contexts import ClientContext, Metrics
 from fedmodels.training.pictures import Gallery, Picture
 from fedmodels.training.run import RunFacts
-from fedmodels.training.settings import Part
+from fedmodels.training.settings import SharedSettings
 
 Seeds = Callable[[str], int]
 """Returns the seed of a purpose such as ``draw/3``; each purpose has its own random numbers."""
@@ -65,7 +65,7 @@ class Judge:
 
 
 @dataclass
-class Replayed:
+class ReplayedExamples:
     """Generated examples, and the counts of drawing them."""
 
     x: Tensor  # (n, C, H, W), as the classifier sees them
@@ -99,8 +99,8 @@ class Rehearsal:
     histogram: Histogram
     """Y and S."""
     real: tuple[Tensor, Tensor]
-    replayed: Replayed
-    redraw: Callable[[int], Replayed] | None = None
+    replayed: ReplayedExamples
+    redraw: Callable[[int], ReplayedExamples] | None = None
     """Draws the replayed examples of an epoch, if epochs have different ones."""
     teacher: Tensor | None = None
     """(n, K) logits that outputs on replayed examples are held to; None holds them to nothing."""
@@ -132,7 +132,7 @@ class Rehearsal:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Replay(Part):
+class Replay(SharedSettings):
     """How clients replay the classes they met."""
 
     cap: Literal["total", "generated"] = "total"
@@ -235,7 +235,7 @@ class ClassReplay:
         volumes = replay_volumes(label_counts.total, label_counts.round, cap=self.settings.cap)
         judge = Judge(ctx.net.copy())
 
-        def draw(epoch: int) -> Replayed:
+        def draw(epoch: int) -> ReplayedExamples:
             return self.replayed(state.generators, volumes, judge, client_seeds(ctx, epoch))
 
         first = draw(0)
@@ -258,7 +258,7 @@ class ClassReplay:
         volumes: Tensor,
         judge: Judge,
         seeds: Seeds,
-    ) -> Replayed:
+    ) -> ReplayedExamples:
         """Return generated examples of every class, ``volumes`` (K,) of each, ordered by class.
 
         Classes without a generator are left out and count as lacking.
@@ -266,7 +266,7 @@ class ClassReplay:
         if not self.decoupled:
             return self._any_class(generators.get(ALL), int(volumes.sum()), judge, seeds)
         nothing = torch.zeros(0, *self.family.input_shape, device=judge.device)
-        total = Replayed(nothing, torch.zeros(0, dtype=torch.int64, device=judge.device))
+        total = ReplayedExamples(nothing, torch.zeros(0, dtype=torch.int64, device=judge.device))
         parts = [total]
         for label in volumes.nonzero().flatten().tolist():
             count, held = int(volumes[label]), generators.get(str(label))
@@ -286,7 +286,9 @@ class ClassReplay:
             total.soft = judge(total.x).softmax(1)
         return total
 
-    def draw(self, painter: Painter, label: int, count: int, judge: Judge, seed: int) -> Replayed:
+    def draw(
+        self, painter: Painter, label: int, count: int, judge: Judge, seed: int
+    ) -> ReplayedExamples:
         """Draw ``count`` images of a class that the judge takes for this class.
 
         Image k of batch b depends on the generator, ``seed``, b and the batch size alone, up to
@@ -317,11 +319,11 @@ class ClassReplay:
             best = torch.cat(chances).argsort(descending=True, stable=True)[: count - len(x)]
             x = torch.cat([x, torch.cat(rejected)[best]])
         y = torch.full((len(x),), label, dtype=torch.int64, device=x.device)
-        return Replayed(x, y, None, count, drawn, accepted, max(count - accepted, 0))
+        return ReplayedExamples(x, y, None, count, drawn, accepted, max(count - accepted, 0))
 
     def _any_class(
         self, held: GeneratorState | None, count: int, judge: Judge, seeds: Seeds
-    ) -> Replayed:
+    ) -> ReplayedExamples:
         """Draw ``count`` images of any classes; the judge labels them."""
         x = torch.zeros(0, *self.family.input_shape, device=judge.device)
         if held is not None and count:
@@ -330,7 +332,7 @@ class ClassReplay:
             x = painter.inputs(size, seed, math.ceil(count / size))[:count]
         scores = judge(x)
         soft = scores.softmax(1) if self.soft else None
-        return Replayed(x, scores.argmax(1), soft, count, len(x), len(x), count - len(x))
+        return ReplayedExamples(x, scores.argmax(1), soft, count, len(x), len(x), count - len(x))
 
     def pictures(self, ctx: ClientContext, state: Bundle) -> dict[str, Picture]:
         """Return images of every generator the client holds, unfiltered, as a picture."""
@@ -359,7 +361,11 @@ class ClassReplay:
         return self.settings.generator_update == "always" or ratio < self.settings.th_g * relative
 
     def refreshed(
-        self, ctx: ClientContext, state: Bundle, real: tuple[Tensor, Tensor], replayed: Replayed
+        self,
+        ctx: ClientContext,
+        state: Bundle,
+        real: tuple[Tensor, Tensor],
+        replayed: ReplayedExamples,
     ) -> tuple[dict[str, GeneratorState], dict[str, float]]:
         """Train generators on this round's real examples, where that is due.
 

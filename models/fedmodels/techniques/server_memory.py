@@ -41,7 +41,7 @@ from fedmodels.tensors.roles import part_of, under, without
 from fedmodels.training.contexts import ClientContext, Metrics, ServerContext, ServerState
 from fedmodels.training.pictures import Gallery, Picture
 from fedmodels.training.run import RunFacts
-from fedmodels.training.settings import Part
+from fedmodels.training.settings import SharedSettings
 
 OLD, MEMORY, KNOWN = "old", "memory", "memory/known"
 RENEWED = "renewed"
@@ -69,7 +69,7 @@ class MemoryReferences:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerMemory(Part):
+class ServerMemory(SharedSettings):
     """Where a memory is made."""
 
     server_device: Literal["cpu", "auto"] = "cpu"

@@ -16,7 +16,7 @@ from fedmodels.errors import PayloadError
 from fedmodels.nets.split import load_weights
 from fedmodels.numerics.randomness import derive_seed
 from fedmodels.techniques.aggregation_weights import Examples, WeightSearch
-from fedmodels.techniques.class_replay import ALL, ClassReplay, Judge, Replayed, publish
+from fedmodels.techniques.class_replay import ALL, ClassReplay, Judge, ReplayedExamples, publish
 from fedmodels.tensors.bundle import Bundle, GeneratorState, Histogram, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.tensors.declared_counts import DeclaredCounts, check_versions
@@ -112,7 +112,7 @@ def searches(
 
 def drawn_by(
     ctx: ServerContext, replay: ClassReplay, held: Bundle, client: int, weights: Weights, most: int
-) -> Callable[[int], Replayed]:
+) -> Callable[[int], ReplayedExamples]:
     """Return the function that draws D_i of an epoch.
 
     Args:
@@ -130,7 +130,7 @@ def drawn_by(
     load_weights(net, weights)
     judge = Judge(net)
 
-    def draw(epoch: int) -> Replayed:
+    def draw(epoch: int) -> ReplayedExamples:
         purpose = f"server/{client}/{epoch}"
         seed, at = ctx.run.experiment.seed, ctx.interaction
         return replay.replayed(
@@ -144,7 +144,7 @@ def drawn_by(
 
 
 def as_examples(
-    first: Replayed, draw: Callable[[int], Replayed], device: str, *, renewed: bool
+    first: ReplayedExamples, draw: Callable[[int], ReplayedExamples], device: str, *, renewed: bool
 ) -> Examples | Callable[[int], Examples]:
     """Return D_i as the search for weights takes it.
 
@@ -164,7 +164,7 @@ def as_examples(
     return of if renewed else of(0)
 
 
-def drawing_metrics(drawn: Sequence[Replayed]) -> Metrics:
+def drawing_metrics(drawn: Sequence[ReplayedExamples]) -> Metrics:
     """Return the shares of images that were accepted, and of examples that are lacking."""
     looked, asked = sum(r.drawn for r in drawn), sum(r.asked for r in drawn)
     if not looked:

@@ -40,7 +40,7 @@ from fedmodels.techniques.server_memory import check_loss
 from fedmodels.training.augmentation import augment
 from fedmodels.training.contexts import ServerContext
 from fedmodels.training.run import RunFacts
-from fedmodels.training.settings import Part
+from fedmodels.training.settings import SharedSettings
 
 BETAS = (0.5, 0.999)
 DECAY = 1e-4
@@ -95,7 +95,7 @@ def distillation(teacher: Tensor, student: Tensor, temperature: float) -> Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
-class Synthesised(Part):
+class Synthesised(SharedSettings):
     """How images are made."""
 
     preset: Literal["paper", "released"] = "paper"

@@ -52,7 +52,7 @@ class Measured:
     measured it."""
 
 
-class Given:
+class TrainingBase:
     """What a client was given to train from."""
 
     def __init__(self, common: Bundle, personal: Bundle | None = None) -> None:

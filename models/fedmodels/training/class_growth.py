@@ -51,8 +51,8 @@ def check_grows(method: Method, run: RunFacts) -> None:
         if method.needs_server_data:
             raise ConfigError("its server half trains on examples of its own, which lack the class")
         _check_net(run)
-        growth = Growth(method, run, run.for_classes(run.problem.num_classes + 1))
-        first = Given.of(method, run)
+        growth = StateGrowth(method, run, run.for_classes(run.problem.num_classes + 1))
+        first = InitialStates.of(method, run)
         growth.server(first.server)
         growth.client(0, init_client(method, first.run, 0))
     except ConfigError as error:
@@ -63,13 +63,13 @@ def check_grows(method: Method, run: RunFacts) -> None:
 
 
 @dataclass(frozen=True)
-class Growth:
+class StateGrowth:
     """Grows the states of a run; what the method gives is built once for all its clients."""
 
     method: Method
     before: RunFacts
     now: RunFacts
-    _given: dict[int, Given] = field(default_factory=dict)
+    _given: dict[int, InitialStates] = field(default_factory=dict)
     """By number of classes."""
 
     def server(self, state: ServerState) -> ServerState:
@@ -101,16 +101,21 @@ class Growth:
             state = self._grown(state, given, first)
         return state
 
-    def _steps(self) -> Iterator[list[Given]]:
+    def _steps(self) -> Iterator[list[InitialStates]]:
         """Yield what the method gives for K, K + 1 and K + 2 classes, for each class that came."""
         for classes in range(self.before.problem.num_classes, self.now.problem.num_classes):
             for n in range(classes, classes + 3):
                 if n not in self._given:
-                    self._given[n] = Given.of(self.method, self.before.for_classes(n))
+                    self._given[n] = InitialStates.of(self.method, self.before.for_classes(n))
             yield [self._given[n] for n in range(classes, classes + 3)]
 
     def _grown(
-        self, held: Bundle, given: Sequence[Given], first: Sequence[Bundle], *, zeros: bool = False
+        self,
+        held: Bundle,
+        given: Sequence[InitialStates],
+        first: Sequence[Bundle],
+        *,
+        zeros: bool = False,
     ) -> Bundle:
         """Return a bundle with room for one more class; the method gives ``first`` in its place.
 
@@ -135,7 +140,7 @@ class Growth:
 
 
 @dataclass(frozen=True)
-class Given:
+class InitialStates:
     """What a method gives for a number of classes, before anything is learnt."""
 
     run: RunFacts
@@ -144,7 +149,7 @@ class Given:
     """Where the form of a tensor is looked up, in this order."""
 
     @classmethod
-    def of(cls, method: Method, run: RunFacts) -> Given:
+    def of(cls, method: Method, run: RunFacts) -> InitialStates:
         """Ask the method; initial weights are the seed's, also where the run has a file of them."""
         run = run.beginning_with(weights_of(run.make_net()))
         server = init_server(method, run)

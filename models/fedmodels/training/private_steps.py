@@ -26,7 +26,7 @@ from fedmodels.config.privacy import Privacy
 from fedmodels.errors import ConfigError
 from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.secrecy import Secret
-from fedmodels.privacy.accounting import Releases, epsilon_of, least_noise
+from fedmodels.privacy.accounting import GaussianReleases, epsilon_of, least_noise
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.training.method import Batch, Method, Output
 from fedmodels.training.run import RunFacts
@@ -73,10 +73,10 @@ class HiddenExamples:
         """The chance of an example to be in a batch."""
         return self.batch_size / self.examples
 
-    def releases(self, noise: float, trainings: int) -> tuple[Releases, ...]:
+    def releases(self, noise: float, trainings: int) -> tuple[GaussianReleases, ...]:
         """Return what so many trainings release, with a noise multiplier."""
-        steps = Releases(noise, self.steps * trainings, self.rate)
-        return (steps, Releases(noise, trainings)) if self.sends_prototypes else (steps,)
+        steps = GaussianReleases(noise, self.steps * trainings, self.rate)
+        return (steps, GaussianReleases(noise, trainings)) if self.sends_prototypes else (steps,)
 
     @property
     def noise(self) -> float:

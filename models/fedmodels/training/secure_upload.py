@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedmodels.config.privacy import MIN_GROUP, SecureSum
 from fedmodels.errors import ConfigError
-from fedmodels.secure_sum.fixed_point import FixedPoint, Part, signed
+from fedmodels.secure_sum.fixed_point import CountedNumbers, FixedPoint, signed
 from fedmodels.secure_sum.masks import Vector
 from fedmodels.tensors.bundle import Bundle, Prototypes, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec, TensorSpec
@@ -115,15 +115,15 @@ class SecureUpload:
         if self.rules.clip is not None:
             weights = clipped(weights, received, self.rules.clip)
         count, one = self.count(upload), torch.ones(1)
-        parts = [Part(name, tensor, count) for name, tensor in weights.items()]
+        parts = [CountedNumbers(name, tensor, count) for name, tensor in weights.items()]
         for level, (classes, width) in self.levels.items():
             rows, nothing = upload.prototypes[level].rows(), (torch.zeros(width), 0)
             for label in range(classes):
                 vector, examples = rows.get(label, nothing)
                 counts = float(examples if self.by_examples else label in rows)
                 name = f"prototypes/{level}"
-                parts += [Part(name, vector, counts), Part(name, one, counts)]
-        return numbers.encode([*parts, Part("", one, count)])
+                parts += [CountedNumbers(name, vector, counts), CountedNumbers(name, one, counts)]
+        return numbers.encode([*parts, CountedNumbers("", one, count)])
 
     def sent(self, upload: Bundle, masked: Vector) -> Bundle:
         """Return an upload as it travels: masked integers, and its scalars."""

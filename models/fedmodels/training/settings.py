@@ -13,7 +13,7 @@ from fedmodels.training.declaration import build, hints_of
 T = TypeVar("T")
 
 
-class Part:
+class SharedSettings:
     """Settings that several methods share, such as those of a search.
 
     A method has them as one field. In a config they are keys of ``[method]`` itself: a part has no
@@ -25,7 +25,9 @@ def parts_of(cls: type[Any], name: str = "") -> dict[str, type[Any]]:
     """Return the parts of a method's class by the name of their field."""
     hints = hints_of(cls, name or cls.__name__)
     kinds = ((field.name, hints[field.name]) for field in dataclasses.fields(cls))
-    return {k: kind for k, kind in kinds if isinstance(kind, type) and issubclass(kind, Part)}
+    return {
+        k: kind for k, kind in kinds if isinstance(kind, type) and issubclass(kind, SharedSettings)
+    }
 
 
 def keys_of(cls: type[Any]) -> dict[str, tuple[type[Any], dataclasses.Field[Any]]]:

@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from fedcli.data.cuts.held_out import last_of_each
-from fedcli.data.own.recordings import Rows
+from fedcli.data.own.recordings import RecordingRows
 from fedcli.data.own.tables import _shares_rows
 from fedcli.data.sets.dataset import Dataset
 from fedcli.data.sets.registry import load
@@ -336,7 +336,7 @@ def test_the_parts_of_many_rows_are_found_at_once():
     assert np.flatnonzero(test).tolist() == list(range(3 * n // 4, n))
     texts, zeros = np.zeros(n, dtype=np.str_), np.zeros(n, dtype=np.int64)
     stretch, start = np.arange(n) // 2, np.arange(n) % 2
-    rows = Rows(zeros[:, None], *[texts] * 5, zeros, zeros, zeros, zeros, stretch, start)
+    rows = RecordingRows(zeros[:, None], *[texts] * 5, zeros, zeros, zeros, zeros, stretch, start)
     assert _shares_rows(rows, np.arange(n) % 2 == 1, 2).all()
     assert np.array_equal(_shares_rows(rows, test, 1), test)
     assert time.monotonic() - begin < 20

@@ -68,7 +68,7 @@ def flat_net():
     net = SplitNet(nn.Flatten(), nn.Linear(2, 2, bias=False), 2)
     with torch.no_grad():
         net.head.weight.copy_(torch.tensor([[2 * math.log(3), 0.0], [0.0, 0.0]]))
-    source = acgan.Source(2)
+    source = acgan.SourceHead(2)
     with torch.no_grad():
         source.weight.copy_(torch.tensor([[0.0, math.log(3)]]))
         source.bias.zero_()
@@ -99,7 +99,10 @@ def test_critic_loss_in_numpy():
         told = -np.log(judged if is_real else 1 - judged).mean()
         return told - np.log(p[np.arange(5), labels]).mean()
 
-    net, source = SplitNet(nn.Flatten(), nn.Linear(4, 3, bias=False), 4).double(), acgan.Source(4)
+    net, source = (
+        SplitNet(nn.Flatten(), nn.Linear(4, 3, bias=False), 4).double(),
+        acgan.SourceHead(4),
+    )
     with torch.no_grad():
         net.head.weight.copy_(torch.from_numpy(head))
         source.double().weight.copy_(torch.from_numpy(by)[None])

@@ -15,7 +15,7 @@ from fedmodels.methods.pfedgrp import PERSONAL
 from fedmodels.numerics.metric_names import metric
 from fedmodels.techniques import server_replay
 from fedmodels.techniques.aggregation_weights import BestWeights, LearnedWeights, find_all
-from fedmodels.techniques.class_replay import Judge, Rehearsal, Replayed
+from fedmodels.techniques.class_replay import Judge, Rehearsal, ReplayedExamples
 from fedmodels.techniques.generators import public
 from fedmodels.tensors.bundle import Bundle, GeneratorState, Histogram, Problem, tensor_bytes
 from fedmodels.training.contexts import ServerContext
@@ -69,7 +69,7 @@ def trained(root, clients=(0, 1, 2), task=0, interaction=0, states=None, payload
 
 def refs_of(teacher, replayed=1, soft=None):
     nothing = torch.zeros(replayed, 1, 1, 1)
-    rep = Replayed(nothing, torch.ones(replayed, dtype=torch.int64), soft)
+    rep = ReplayedExamples(nothing, torch.ones(replayed, dtype=torch.int64), soft)
     none = torch.zeros(2, dtype=torch.int32)
     judge = Judge(torch.nn.Linear(1, 1))
     return Rehearsal(

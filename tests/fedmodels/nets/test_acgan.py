@@ -6,7 +6,7 @@ from torch import nn
 
 from fedmodels.errors import ConfigError
 from fedmodels.nets import make_net
-from fedmodels.nets.generative.acgan import Source, conditional_generator, latents
+from fedmodels.nets.generative.acgan import SourceHead, conditional_generator, latents
 from fedmodels.nets.generative.gan import LATENT, Generator
 from fedmodels.numerics.randomness import generator, seeded
 
@@ -42,7 +42,7 @@ def test_images_and_judgement(shape):
     images = maker(latents(y, 5, 12, generator(0)))
     assert images.shape == (6, *shape)
     features = net.features(images)
-    assert Source(net.width)(features).shape == (6,)
+    assert SourceHead(net.width)(features).shape == (6,)
     assert net.head(features).shape == (6, 5)
 
 

@@ -4,16 +4,16 @@ import pytest
 import torch
 
 from fedmodels.errors import ArchiveError
-from fedmodels.privacy.releases import NAME, Releases
+from fedmodels.privacy.releases import NAME, ReleaseLog
 
 SUM = torch.tensor([1.0, 2.0], dtype=torch.float64)
 
 
 def test_the_same_release_is_spent_once_and_another_one_twice(tmp_path):
-    made = Releases(tmp_path / NAME, committed=-1)
+    made = ReleaseLog(tmp_path / NAME, committed=-1)
     for content in (SUM, SUM, SUM + 1):
         made.note(0, content)
-    again = Releases(tmp_path / NAME, committed=0)
+    again = ReleaseLog(tmp_path / NAME, committed=0)
     again.note(0, SUM)
     assert len(made) == len(again) == 2
     assert again.secret == made.secret
@@ -23,13 +23,13 @@ def test_the_same_release_is_spent_once_and_another_one_twice(tmp_path):
 
 
 def test_a_torn_line_left_before_anything_else_did(tmp_path):
-    made = Releases(tmp_path / NAME, committed=-1)
+    made = ReleaseLog(tmp_path / NAME, committed=-1)
     made.note(0, SUM)
     whole = (tmp_path / NAME).read_text()
     (tmp_path / NAME).write_text(whole + '{"interaction": 1, "dig')
-    again = Releases(tmp_path / NAME, committed=0)
+    again = ReleaseLog(tmp_path / NAME, committed=0)
     again.note(1, SUM)
-    assert len(Releases(tmp_path / NAME, committed=1)) == 2
+    assert len(ReleaseLog(tmp_path / NAME, committed=1)) == 2
 
 
 @pytest.mark.parametrize(
@@ -46,4 +46,4 @@ def test_a_run_that_lost_it_does_not_go_on(tmp_path, text, line):
     if text is not None:
         (tmp_path / NAME).write_text(text)
     with pytest.raises(ArchiveError, match=f"{line}.*put a copy of it back"):
-        Releases(tmp_path / NAME, committed=0)
+        ReleaseLog(tmp_path / NAME, committed=0)

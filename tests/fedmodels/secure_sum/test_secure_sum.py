@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedmodels.errors import ConfigError, PayloadError
-from fedmodels.secure_sum.fixed_point import FixedPoint, Part, added, signed
+from fedmodels.secure_sum.fixed_point import CountedNumbers, FixedPoint, added, signed
 from fedmodels.secure_sum.keys import (
     Attempt,
     Channel,
@@ -39,8 +39,8 @@ def numbers(**facts: Any) -> FixedPoint:
 
 
 def encoded(how: FixedPoint, values: Any, count: float) -> Vector:
-    ones = Part("", torch.ones(1), count)
-    return how.encode([Part("w", torch.as_tensor(values), count), ones])
+    ones = CountedNumbers("", torch.ones(1), count)
+    return how.encode([CountedNumbers("w", torch.as_tensor(values), count), ones])
 
 
 def test_numbers_by_hand():
@@ -77,7 +77,12 @@ def test_no_sum_overflows(bits, clients, largest, seed):
 @pytest.mark.parametrize("bad", [1.001, -1.001, float("nan"), float("inf")])
 def test_a_number_beyond_the_range_is_refused_and_not_told(bad):
     with pytest.raises(PayloadError, match=r"tensor 'b' holds a number beyond .* largest = 1") as e:
-        numbers().encode([Part("a", torch.zeros(3), 1.0), Part("b", torch.tensor([0.0, bad]), 1.0)])
+        numbers().encode(
+            [
+                CountedNumbers("a", torch.zeros(3), 1.0),
+                CountedNumbers("b", torch.tensor([0.0, bad]), 1.0),
+            ]
+        )
     assert "001" not in str(e.value)
     with pytest.raises(PayloadError, match="counts more than the most"):
         encoded(numbers(), [0.0], 4.5)

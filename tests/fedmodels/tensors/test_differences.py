@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedmodels.tensors.bundle import Bundle, GeneratorState, Prototypes
-from fedmodels.tensors.differences import SKETCH, Given, cosines
+from fedmodels.tensors.differences import SKETCH, TrainingBase, cosines
 from fedmodels.tensors.packed_weights import PackedWeights, names_and_layout
 
 LARGE = 300_000
@@ -42,7 +42,7 @@ def test_norms_by_hand():
         "base/n.running_var": torch.tensor([13.0]),
         "base/n.num_batches_tracked": torch.tensor(10**12),
     }
-    found = Given(Bundle(packed(before))).measured(Bundle(packed(after)))
+    found = TrainingBase(Bundle(packed(before))).measured(Bundle(packed(after)))
     assert found.norms == {"weights": 5.0, "statistics": 12.0}
     assert found.given == {"weights": pytest.approx(5**0.5), "statistics": 1.0}
     assert found.norm == 5.0
@@ -54,22 +54,22 @@ def test_other_parts_by_hand():
     nets = {"3": GeneratorState(1, {"w": torch.tensor([6.0, 8.0])}),
             "1": GeneratorState(1, {"w": torch.tensor([1.0])})}  # fmt: skip
     upload = Bundle(prototypes={"class": rows}, generators=nets)
-    found = Given(Bundle(prototypes={"class": known})).measured(upload)
+    found = TrainingBase(Bundle(prototypes={"class": known})).measured(upload)
     assert found.norms == {"prototypes/class": 5.0, "generators": 10.0}
     assert found.norm == pytest.approx(math.sqrt(4.0**2 + 1.0**2)), "of what changed"
-    assert Given(Bundle()).measured(Bundle()).norm is None
+    assert TrainingBase(Bundle()).measured(Bundle()).norm is None
 
 
 def test_what_only_scores_need_is_measured_apart():
     upload = Bundle({"base/w": torch.ones(1), "eval/w": torch.full((1,), 7.0)})
-    found = Given(Bundle({"base/w": torch.zeros(1)})).measured(upload)
+    found = TrainingBase(Bundle({"base/w": torch.zeros(1)})).measured(upload)
     assert found.norms == {"weights": 1.0, "evaluation": 7.0}
 
 
 def test_the_personal_part_counts_where_both_parts_hold_a_weight():
     common, own = (Bundle({"w": torch.full((2,), value)}) for value in (1.0, 5.0))
     upload = Bundle({"w": torch.tensor([5.0, 6.0]), "v": torch.tensor([2.0])})
-    assert Given(common, own).measured(upload).norm == pytest.approx(5**0.5)
+    assert TrainingBase(common, own).measured(upload).norm == pytest.approx(5**0.5)
 
 
 @pytest.mark.parametrize("length", [10, SKETCH, SKETCH + 1, LARGE])
@@ -77,7 +77,7 @@ def test_the_personal_part_counts_where_both_parts_hold_a_weight():
 def test_the_form_of_weights_makes_no_difference(length, form):
     before = {"a": normal(length, seed=1), "b": normal(3, seed=2)}
     after = {name: tensor + normal(*tensor.shape, seed=3) for name, tensor in before.items()}
-    given = Given(Bundle(packed(before)))
+    given = TrainingBase(Bundle(packed(before)))
     expected = given.measured(Bundle(packed(after)))
     other = {
         "packed": lambda: packed(after),
@@ -94,7 +94,7 @@ def test_the_form_of_weights_makes_no_difference(length, form):
 @pytest.mark.parametrize("length", [SKETCH - 64, LARGE])
 def test_cosines_are_those_of_the_differences(length):
     """Exactly, where a projection has room for all elements; else about within 1/64."""
-    given, moves = Given(Bundle({"w": torch.zeros(length)})), {}
+    given, moves = TrainingBase(Bundle({"w": torch.zeros(length)})), {}
     towards = normal(length)
     for client, noise in enumerate((0.1, 1.0, 10.0)):
         moves[client] = towards + noise * normal(length, seed=client + 1)
@@ -112,7 +112,7 @@ def test_cosines_are_those_of_the_differences(length):
 @pytest.mark.parametrize("kind", ["constant", "low rank", "one row"])
 def test_projections_bear_structure(kind):
     """Weights are no white noise: rows of a layer are alike, and some layers move alone."""
-    given, n = Given(Bundle({"w": torch.zeros(LARGE)})), LARGE
+    given, n = TrainingBase(Bundle({"w": torch.zeros(LARGE)})), LARGE
     one, other = normal(n, seed=1), normal(n, seed=2)
     if kind == "constant":
         one, other = torch.ones(n), torch.ones(n) + other
@@ -127,7 +127,7 @@ def test_projections_bear_structure(kind):
 
 
 def test_prototypes_are_compared_by_label():
-    given = Given(Bundle())
+    given = TrainingBase(Bundle())
     rows = {0: torch.tensor([1.0, 0.0]), 7: torch.tensor([0.0, 2.0])}
     one, other = (
         given.measured(

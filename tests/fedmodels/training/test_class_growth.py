@@ -17,7 +17,7 @@ from fedmodels.methods.fedavg import FedAvg
 from fedmodels.methods.fedcil import LABELLED
 from fedmodels.tensors.archive import save
 from fedmodels.tensors.bundle import Bundle, ClientId, Problem
-from fedmodels.training.class_growth import Growth, check_grows
+from fedmodels.training.class_growth import StateGrowth, check_grows
 from fedmodels.training.compression import RESIDUAL, Compression
 from fedmodels.training.contexts import ClientContext, ServerState
 from fedmodels.training.hooks import as_uploads, broadcast, init_client, init_server, reduce
@@ -112,8 +112,10 @@ class World:
         run, server, clients = self.run, self.server, self.clients
         for classes in steps:
             now = run.for_classes(classes)
-            server = Growth(self.method, run, now).server(server)
-            clients = {c: Growth(self.method, run, now).client(c, s) for c, s in clients.items()}
+            server = StateGrowth(self.method, run, now).server(server)
+            clients = {
+                c: StateGrowth(self.method, run, now).client(c, s) for c, s in clients.items()
+            }
             run = now
         return World(self.method, run, server, clients, self.interaction)
 
@@ -192,7 +194,7 @@ def test_the_coordinate_of_a_new_label_was_noise_to_the_generator():
     initial = world.server.own.weights[name]
     trained = {**world.server.own.weights, name: torch.ones_like(initial)}
     state = replace(world.server, own=Bundle(trained))
-    grown = Growth(world.method, world.run, world.run.for_classes(3)).server(state)
+    grown = StateGrowth(world.method, world.run, world.run.for_classes(3)).server(state)
     found = grown.own.weights[name]
     assert torch.equal(found[:, 2], initial[:, 2])
     assert bool((found[:, [0, 1, *range(3, found.shape[1])]] == 1).all())
@@ -201,8 +203,10 @@ def test_the_coordinate_of_a_new_label_was_noise_to_the_generator():
 def test_nothing_new_is_the_same_object():
     world = World.begun(tiny_experiment())
     again = replace(world.run)
-    assert Growth(world.method, world.run, again).server(world.server) is world.server
-    assert Growth(world.method, world.run, again).client(0, world.clients[0]) is world.clients[0]
+    assert StateGrowth(world.method, world.run, again).server(world.server) is world.server
+    assert (
+        StateGrowth(world.method, world.run, again).client(0, world.clients[0]) is world.clients[0]
+    )
 
 
 # --- by hand --------------------------------------------------------------------------------------
@@ -264,7 +268,7 @@ def test_rows_by_hand(nets):
     now, method = world.run.for_classes(LATER), world.method
     heads = {"head/weight": torch.tensor([[7.0], [8.0]])}
     state = Bundle({**heads, f"{RESIDUAL}head/weight": torch.tensor([[-1.0], [5.0]])})
-    found = Growth(method, world.run, now).client(0, state).weights
+    found = StateGrowth(method, world.run, now).client(0, state).weights
     assert found["head/weight"].flatten().tolist() == [7.0, 8.0, 32.0, 43.0]
     assert found[f"{RESIDUAL}head/weight"].flatten().tolist() == [-1.0, 5.0, 0.0, 0.0]
     newcomer = init_client(method, now, 0).weights["head/weight"]
@@ -279,7 +283,7 @@ def test_a_file_of_weights_gives_the_rows_of_its_classes(tmp_path, nets):
     table = {"name": f"{nets}:Ruled", "weights": str(file)}
     world = World.begun(tiny_experiment(net=table))
     now = world.run.for_classes(LATER)
-    grown = Growth(world.method, world.run, now).server(world.server).common.weights
+    grown = StateGrowth(world.method, world.run, now).server(world.server).common.weights
     for weights in (grown, now.initial_weights):
         assert weights["head/weight"].flatten().tolist() == [5.0, 6.0, 32.0, 43.0]
     check_grows(world.method, world.run)
@@ -369,14 +373,14 @@ def test_a_method_of_ones_own_may_tell_how():
     check_grows(Told(), run)
     own = Bundle({"margins": torch.tensor([1.0, 2.0, 3.0, 4.0])})
     state = replace(Told().init_server(run), own=own)
-    found = Growth(Told(), run, run.for_classes(3)).server(state).own.weights["margins"]
+    found = StateGrowth(Told(), run, run.for_classes(3)).server(state).own.weights["margins"]
     assert found.tolist() == [1.0, 2.0, 3.0, 4.0, 1.0, 1.0]
 
 
 def test_a_tensor_for_each_class_gets_one_for_the_new_class():
     run, method = RunFacts(tiny_experiment(), Problem(SHAPE, EARLIER)), Odd(keeps="named")
     check_grows(method, run)
-    found = Growth(method, run, run.for_classes(3)).server(method.init_server(run)).own.weights
+    found = StateGrowth(method, run, run.for_classes(3)).server(method.init_server(run)).own.weights
     assert {name: rows.tolist() for name, rows in found.items()} == {
         "margins/0": [0.0, 0.0], "margins/1": [1.0, 1.0], "margins/2": [2.0, 2.0],
     }  # fmt: skip
@@ -386,7 +390,9 @@ def test_what_only_a_later_state_holds_is_not_guessed():
     run, method = RunFacts(tiny_experiment(), Problem(SHAPE, EARLIER)), Odd(keeps="later")
     state = replace(method.init_server(run), own=Bundle({"seen": torch.zeros(EARLIER)}))
     with pytest.raises(ConfigError, match="nothing tells whether 'weights/seen' of shape"):
-        Growth(method, run, run.for_classes(LATER)).server(state)
+        StateGrowth(method, run, run.for_classes(LATER)).server(state)
     momentum = replace(state, own=Bundle({"head/bias": torch.ones(EARLIER)}))
-    found = Growth(method, run, run.for_classes(LATER)).server(momentum).own.weights["head/bias"]
+    found = (
+        StateGrowth(method, run, run.for_classes(LATER)).server(momentum).own.weights["head/bias"]
+    )
     assert found.tolist() == [1.0, 1.0, 0.0, 0.0]  # what the server keeps for itself is no weight

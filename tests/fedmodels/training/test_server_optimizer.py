@@ -8,7 +8,7 @@ from fedmodels.errors import ConfigError
 from fedmodels.methods import names
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.tensors.bundle import Bundle, Problem
-from fedmodels.training.class_growth import Growth
+from fedmodels.training.class_growth import StateGrowth
 from fedmodels.training.contexts import ServerContext, ServerState
 from fedmodels.training.hooks import as_uploads, reduce
 from fedmodels.training.position import Position
@@ -157,7 +157,7 @@ def test_moments_grow_with_classes_that_come():
     moved = {key: w + 1 for key, w in state.common.weights.items()}
     upload = Bundle(weights=moved, scalars={"num_examples": 1.0})
     state, _ = reduce(method, ctx, state, as_uploads(method, {0: upload}))
-    grown = Growth(method, run, run.for_classes(11)).server(state)
+    grown = StateGrowth(method, run, run.for_classes(11)).server(state)
     held = grown.optimizer.weights
     assert held["m/head/weight"].shape == grown.common.weights["head/weight"].shape
     assert torch.equal(held["v/head/weight"][:10], state.optimizer.weights["v/head/weight"])

@@ -6,7 +6,7 @@ import pytest
 
 from fedmodels.errors import ConfigError
 from fedmodels.numerics.secrecy import Secret
-from fedmodels.privacy.accounting import Releases, epsilon_of
+from fedmodels.privacy.accounting import GaussianReleases, epsilon_of
 from fedsrv.engine.schedule import independent_cohort
 from fedsrv.report.run_record import group_runs, read_run
 from fedsrv.report.story import story
@@ -72,12 +72,12 @@ def test_noise_comes_from_no_seed(digits, tmp_path):
 
 
 def test_a_run_ends_before_it_spends_more_and_says_what_it_spent(digits, tmp_path):
-    out, limit = tmp_path / "run", 1.001 * epsilon_of((Releases(5.0, 4),), 1e-2)
+    out, limit = tmp_path / "run", 1.001 * epsilon_of((GaussianReleases(5.0, 4),), 1e-2)
     experiment = private(epsilon=limit)
     summary = run_in_process(experiment, digits, out, facts=True)
     spent = [record["privacy"]["epsilon"] for record in records_of(out)]
     assert len(spent) == 4, "of 6"
-    assert spent == [epsilon_of((Releases(5.0, n),), 1e-2) for n in (1, 2, 3, 4)]
+    assert spent == [epsilon_of((GaussianReleases(5.0, n),), 1e-2) for n in (1, 2, 3, 4)]
     assert summary["metrics"]["epsilon"] == summary["privacy"]["epsilon"] == spent[-1]
     assert "a_glo" in summary["metrics"], "the last state is scored"
     assert "the server is trusted" in summary["privacy"]["assumes"]
@@ -120,8 +120,8 @@ def test_the_bound_follows_the_quantile(digits, tmp_path):
 def test_an_epsilon_alone_finds_the_noise_that_all_rounds_need():
     """Three rounds of two tasks are six releases."""
     found = private(noise_multiplier=None, epsilon=3.0).privacy.noise
-    assert epsilon_of((Releases(found, 6),), 1e-2) <= 3.0
-    assert epsilon_of((Releases(found, 7),), 1e-2) > 3.0
+    assert epsilon_of((GaussianReleases(found, 6),), 1e-2) <= 3.0
+    assert epsilon_of((GaussianReleases(found, 7),), 1e-2) > 3.0
 
 
 def test_more_rounds_than_the_noise_was_found_for_are_not_run(digits, tmp_path):

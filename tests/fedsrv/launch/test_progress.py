@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from fedsrv.events import Event
-from fedsrv.launch.progress import Display, JsonLines, PlainLines
+from fedsrv.launch.progress import Display, JsonProgress, PlainLines
 
 HAPPENED = [
     Event("listening", detail={"address": "127.0.0.1:5", "clients": 2, "needed": 2}),
@@ -85,7 +85,7 @@ def test_of_many_clients_that_join_each_tenth_part_has_a_line():
 
 def test_objects_hold_every_client_that_leaves():
     said = io.StringIO()
-    with JsonLines(Console(file=said)) as objects:
+    with JsonProgress(Console(file=said)) as objects:
         for client, reason in LEFT:
             objects.take(Event("left", client, detail={"reason": reason}))
     found = [Event.from_json(line) for line in said.getvalue().splitlines()]
@@ -93,10 +93,10 @@ def test_objects_hold_every_client_that_leaves():
 
 
 def test_objects_are_one_a_line():
-    found = [Event.from_json(line) for line in shown(JsonLines).splitlines()]
+    found = [Event.from_json(line) for line in shown(JsonProgress).splitlines()]
     assert found == [event for event in HAPPENED if event.kind != "order"]
     out = io.StringIO()
-    JsonLines(Console(file=out)).say("dealing out")
+    JsonProgress(Console(file=out)).say("dealing out")
     assert json.loads(out.getvalue())["detail"] == {"line": "dealing out"}
 
 

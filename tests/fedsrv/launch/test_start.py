@@ -21,7 +21,7 @@ from fedsrv.cli import main as fedsrv
 from fedsrv.coordinator import Listen, serve, write_facts
 from fedsrv.events import EventLog
 from fedsrv.launch.launcher import check_resumed, show_end
-from fedsrv.launch.progress import JsonLines, PlainLines
+from fedsrv.launch.progress import JsonProgress, PlainLines
 from fedsrv.state.run_directory import beginning, launching
 from fedsrv.tracking import trackers
 from fedtide.inprocess import launch_in_process
@@ -230,7 +230,7 @@ def test_a_run_in_this_process_that_cannot_begin_leaves_nothing(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("how", [PlainLines, JsonLines])
+@pytest.mark.parametrize("how", [PlainLines, JsonProgress])
 def test_a_finished_run_whose_page_cannot_be_written_is_no_failure(how, tmp_path):
     """A full disk shows like this: the run is there, its page is not."""
     out, said = tmp_path / "run", io.StringIO()

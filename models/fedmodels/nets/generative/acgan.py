@@ -4,7 +4,7 @@ Odena et al., Conditional Image Synthesis with Auxiliary Classifier GANs, ICML 2
 https://arxiv.org/abs/1610.09585
 
 ``acgan`` is the critic without its second head: six convolutions. Any other net of images can be
-the critic too, since :class:`Source` judges embeddings. The generator is :class:`gan.Generator`
+the critic too, since :class:`SourceHead` judges embeddings. The generator is :class:`gan.Generator`
 with a z whose first K coordinates say the class.
 """
 
@@ -49,7 +49,7 @@ def acgan(
     return SplitNet(nn.Sequential(*layers, nn.Flatten()), nn.Linear(d, num_classes), d)
 
 
-class Source(nn.Linear):
+class SourceHead(nn.Linear):
     """Embeddings (B, d) -> how real each image looks (B,), as a logit."""
 
     def __init__(self, width: int) -> None:
@@ -97,7 +97,7 @@ def latents(y: Tensor, num_classes: int, latent: int, noise: torch.Generator) ->
 
 
 def critic_loss(
-    net: SplitNet, source: Source, real: Tensor, y: Tensor, fake: Tensor, fake_y: Tensor
+    net: SplitNet, source: SourceHead, real: Tensor, y: Tensor, fake: Tensor, fake_y: Tensor
 ) -> Tensor:
     """Return the critic's loss: on real or fake, and on the class, of both kinds of inputs.
 
@@ -118,7 +118,7 @@ def critic_loss(
     return loss
 
 
-def generator_loss(net: SplitNet, source: Source, fake: Tensor, fake_y: Tensor) -> Tensor:
+def generator_loss(net: SplitNet, source: SourceHead, fake: Tensor, fake_y: Tensor) -> Tensor:
     """Return the generator's loss: fakes (m, …) shall pass for real ones of their classes (m,)."""
     features = net.features(fake)
     judged = source(features)
