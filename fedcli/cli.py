@@ -278,12 +278,11 @@ def clients_of(text: str) -> list[ClientId]:
 def _device(text: str) -> torch.device:
     import torch
 
-    from fedmodels.config.places import check_device
+    from fedmodels.config.places import check_card
 
-    if text == "auto":
-        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
-    check_device(text)
-    return torch.device(text)
+    count = 0 if text == "cpu" else torch.cuda.device_count()
+    check_card(text, count)
+    return torch.device(text if text != "auto" else "cuda:0" if count else "cpu")
 
 
 @app.command()

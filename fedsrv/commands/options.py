@@ -38,7 +38,8 @@ Hosts = Annotated[
     typer.Option(
         parser=_number_of_hosts,
         metavar="[N|auto]",
-        help="Client host processes; auto: one for each client up to the number of cores.",
+        help="Client host processes; auto: one for each client up to the number of cores, or by "
+        "the free memory of GPUs.",
     ),
 ]
 HostCpus = Annotated[float, typer.Option(min=0.01, help="CPUs of a host, with --on ray.")]

@@ -84,7 +84,7 @@ def check_net(experiment: Experiment, root: Path) -> None:
         RunFailed: a function of the method fails, which every process of the run needs.
     """
     try:
-        said = _description(root)
+        said = description_of(root)
     except DataError:
         return
     run, table = RunFacts(experiment, said.problem), experiment.method
@@ -102,14 +102,14 @@ def name_of(experiment: Experiment, root: Path | None) -> str:
     """Return what is trained on: by the clients' own account where their data are given."""
     if root is not None:
         try:
-            said = _description(root).dataset
+            said = description_of(root).dataset
         except DataError:  # the client itself says what is wrong
             said = "own"
         return printable(said, 60)
     return data_of(experiment, ())
 
 
-def _description(root: Path) -> ProblemFile:
+def description_of(root: Path) -> ProblemFile:
     """Return how client 0 describes its data, or what all clients of a store share."""
     own = root / "0" / "client.json"
     if own.parent.is_dir():

@@ -7,17 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-import torch
-
+from fedmodels.config.places import card_of
 from fedmodels.machine import cores, free_bytes
 from fedmodels.processes import Box, Child, started
-from fedmodels.tensors.bundle import EVALUATOR
+from fedsrv.launch.cards import Look
 from fedsrv.launch.forked import fork_hosts
-
-CLIENT_BYTES = 200 << 20
-"""Memory that one client process is assumed to need."""
-FEW = 4
-"""So many clients have a process each on any machine; where there are more, each core has one."""
+from fedsrv.launch.layout import Machine, layout
 
 
 @dataclass(frozen=True)
@@ -72,6 +67,11 @@ class Hosts(Protocol):
         """More options of ``fedsrv serve`` that hosts need; known after ``begin``."""
         ...
 
+    @property
+    def cards(self) -> int:
+        """How many graphics cards of this machine hosts are spread over; known after ``divide``."""
+        ...
+
     def begin(self, box: Box) -> None:
         """Get ready to start hosts. The launcher has no thread yet."""
         ...
@@ -107,14 +107,22 @@ class LocalHosts:
     listen = "127.0.0.1:0"
     serve_options: Sequence[str] = ()
 
-    def __init__(self, joining: Joining, logs: Path) -> None:
-        self._joining, self._logs = joining, logs
+    def __init__(self, joining: Joining, logs: Path, *, stacked: bool = False) -> None:
+        """Remember how hosts join; ``stacked`` says whether those of a host train as one step."""
+        self._joining, self._logs, self._stacked = joining, logs, stacked
         self._server: Child | None = None
-        self._divided: list[str] = []
+        self._look: Look | None = None
+        self._devices: dict[str, str] = {}
 
     def begin(self, box: Box) -> None:
-        """Fork the fork server."""
-        self._box = box
+        """Fork the fork server, and what looks at the graphics cards.
+
+        Raises:
+            ConfigError: the one card that is asked for cannot be used.
+        """
+        self._box, self._look = box, Look(self._joining.device, self._log("cards"))
+        if card_of(self._joining.device) is not None:
+            self._look.cards()  # what is wrong is told before data are dealt out
         self._server = Child("hosts", fork_hosts(self._log("hosts")), box)
 
     def begin_again(self) -> None:
@@ -124,19 +132,29 @@ class LocalHosts:
 
     def divide(self, clients: int, cohort: int, hosts: int | None, evaluator: bool) -> list[str]:
         """Give every host every n-th client; by default as many hosts as pay here."""
-        self._divided = host_ranges(clients, hosts or affordable_hosts(clients, cohort))
-        self._divided += [EVALUATOR] if evaluator else []
-        return self._divided
+        assert self._look is not None
+        machine = Machine(cores(), free_bytes(), self._look.cards())
+        self._devices = layout(
+            clients, cohort, machine, hosts=hosts, evaluator=evaluator, stacked=self._stacked
+        )
+        return [*self._devices]
+
+    @property
+    def cards(self) -> int:
+        """Count the cards that a host has."""
+        return len({*self._devices.values()} - {"cpu"})
 
     def start(self, clients: str, server: str) -> None:
         """Fork a host; what it says goes to a log of its own."""
         assert self._server is not None
-        argv = self._joining.arguments(clients, server, self._device_of(clients))
+        argv = self._joining.arguments(clients, server, self._devices[clients])
         log = self._log(f"client-{clients}")
         self._server.tell({"id": clients, "argv": argv, "log": str(log)})
 
     def end(self) -> None:
         """End the fork server, which kills every host."""
+        if self._look is not None:
+            self._look.end()
         if self._server is not None:
             self._server.end()
 
@@ -146,36 +164,6 @@ class LocalHosts:
 
     def _log(self, source: str) -> Path:
         return self._logs / f"{source}.log"
-
-    def _device_of(self, clients: str) -> str:
-        """Spread hosts over the GPUs, where there are any."""
-        if self._joining.device != "auto":
-            return self._joining.device
-        gpus = torch.cuda.device_count()
-        return f"cuda:{self._divided.index(clients) % gpus}" if gpus else "cpu"
-
-
-def affordable_hosts(clients: int, cohort: int) -> int:
-    """Return how many client processes pay on this machine, one for each client if they are few.
-
-    Where clients share processes, there are no more of them than clients that train in a round.
-    """
-    fit = max(1, int(free_bytes() * 0.7) // CLIENT_BYTES)
-    if clients <= min(fit, max(FEW, cores())):
-        return clients
-    return min(fit, cores(), cohort)
-
-
-def host_ranges(clients: int, hosts: int) -> list[str]:
-    """Return the client ids of each host as ``--client-id`` says them; never more than clients.
-
-    With three hosts, each host gets every third client. All hosts begin with their lowest ids, so
-    uploads arrive in about the order in which they are reduced.
-    """
-    hosts = min(hosts, clients)
-    ranges = [range(first, clients, hosts) for first in range(hosts)]
-    step = f":{hosts}" if hosts > 1 else ""
-    return [f"{r[0]}-{r[-1]}{step}" if len(r) > 1 else str(r[0]) for r in ranges]
 
 
 def notes_in(log: Path) -> list[str]:

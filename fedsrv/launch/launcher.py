@@ -16,7 +16,7 @@ from pathlib import Path
 import tomli_w
 
 from fedmodels.config.experiment import Experiment, forbidden_changes
-from fedmodels.config.places import check_device
+from fedmodels.config.places import card_of
 from fedmodels.errors import ConfigError, DataError, Interrupted, RunFailed, RunStopped
 from fedmodels.log_lines import LogLevel
 from fedmodels.own_code import is_own
@@ -35,6 +35,7 @@ from fedsrv.launch.forked import (
 from fedsrv.launch.given_data import check_given_data, check_net, clients_here, name_of
 from fedsrv.launch.hosts import Hosts, Joining, LocalHosts, error_in, notes_in
 from fedsrv.launch.progress import PlainLines, display_of
+from fedsrv.launch.stacking import could_train_together
 from fedsrv.ray_cluster import RayPlace
 from fedsrv.report.run_record import read_run
 from fedsrv.report.tables import PageNotWritten, write_page
@@ -171,7 +172,7 @@ def _hosts_of(
     ``deals`` says whether the data are dealt out for this run.
     """
     if ray is None:
-        return LocalHosts(joining, out / "logs")
+        return LocalHosts(joining, out / "logs", stacked=experiment.training.together > 1)
     from fedsrv.launch.ray_hosts import RayHosts
 
     return RayHosts(ray, joining, out, tomli_w.dumps(experiment.to_dict()), deals=deals)
@@ -288,6 +289,12 @@ class Launch:
         clients = clients_here(self.experiment, self.data)
         cohort = min(self.experiment.cohort_size, clients)
         self.clients = self.hosts.divide(clients, cohort, hosts, evaluator)
+        number = could_train_together(self.experiment, self.data, cohort, self.hosts.cards)
+        if number > 1:
+            self.display.say(
+                f"note: clients train in turn; --set training.together={number} makes one step of "
+                f"{number} on a card, and the layout of hosts may then change the last bits"
+            )
         self.coordinator.tell(self._arguments())
 
     def _arguments(self) -> list[str]:
@@ -428,7 +435,7 @@ def check_start(experiment: Experiment, data: Path | None, held: Path, device: s
     Raises:
         FedtideError: the first thing that is wrong.
     """
-    check_device(device)
+    card_of(device)  # whether it is there, a fork will say
     check_extras(experiment)
     check_schedule(experiment)
     check_given_data(experiment, data)

@@ -38,23 +38,27 @@ def http_place(text: str, option: str) -> tuple[str, int]:
     return host.strip("[]") or "127.0.0.1", int(port)
 
 
-def check_device(text: str) -> None:
-    """Check that this machine has a device.
+def card_of(device: str) -> int | None:
+    """Return the number of the graphics card that a device names; None for ``auto`` and ``cpu``.
+
+    Raises:
+        ConfigError: it names nothing.
+    """
+    found = re.fullmatch(r"auto|cpu|cuda(?::([0-9]{1,3}))?", device)
+    if found is None:
+        raise ConfigError(f"--device {device!r} is not auto, cpu or cuda:K")
+    return int(found[1] or 0) if device.startswith("cuda") else None
+
+
+def check_card(device: str, count: int) -> None:
+    """Check that a machine with so many graphics cards has a device.
 
     Raises:
         ConfigError: says what it has.
     """
-    import torch
-
-    if text == "auto":
+    card = card_of(device)
+    if card is None or card < count:
         return
-    found = re.fullmatch(r"cpu|cuda(?::([0-9]{1,3}))?", text)
-    if found is None:
-        raise ConfigError(f"--device {text!r} is not auto, cpu or cuda:K")
-    if not text.startswith("cuda"):
-        return
-    if not torch.cuda.is_available():
-        raise ConfigError(f"--device {text}: this machine has no CUDA device; use --device cpu")
-    if int(found[1] or 0) >= torch.cuda.device_count():
-        last = torch.cuda.device_count() - 1
-        raise ConfigError(f"--device {text}: this machine has cuda:0 to cuda:{last}")
+    if not count:
+        raise ConfigError(f"--device {device}: this machine has no CUDA device; use --device cpu")
+    raise ConfigError(f"--device {device}: this machine has cuda:0 to cuda:{count - 1}")

@@ -9,11 +9,8 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from rich.console import Console
 
-from fedcli.cli import clients_of
 from fedmodels import machine
 from fedmodels.errors import DataError, RunFailed
 from fedmodels.methods.fedavg import FedAvg
@@ -22,61 +19,10 @@ from fedmodels.processes import Child, ProcessLine, next_said, started
 from fedsrv.coordinator import _run_to_the_end
 from fedsrv.events import HAS_FAILED, Event, EventLog
 from fedsrv.launch import launcher
-from fedsrv.launch.hosts import (
-    FEW,
-    affordable_hosts,
-    error_in,
-    host_ranges,
-)
+from fedsrv.launch.hosts import error_in
 from fedsrv.launch.launcher import Launch
 from fedsrv.launch.progress import PlainLines
 from tests.conftest import tiny_experiment
-
-# --- who hosts whom -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("clients", "hosts", "ranges"),
-    [
-        (1, 1, ["0"]),
-        (3, 3, ["0", "1", "2"]),
-        (3, 1, ["0-2"]),
-        (5, 2, ["0-4:2", "1-3:2"]),
-        (10, 3, ["0-9:3", "1-7:3", "2-8:3"]),
-        (3, 100, ["0", "1", "2"]),
-    ],
-)
-def test_host_ranges(clients, hosts, ranges):
-    assert host_ranges(clients, hosts) == ranges
-
-
-@given(st.integers(1, 300), st.integers(1, 300))
-def test_every_client_has_one_host(clients, hosts):
-    """The ranges are what ``--client-id`` understands, of even sizes, and never too many."""
-    ranges = [clients_of(text) for text in host_ranges(clients, hosts)]
-    assert sorted(c for ids in ranges for c in ids) == list(range(clients))
-    assert len(ranges) == min(hosts, clients)
-    sizes = [len(ids) for ids in ranges]
-    assert max(sizes) - min(sizes) <= 1
-
-
-@pytest.mark.parametrize(
-    ("clients", "cohort", "cores", "hosts"),
-    [
-        (1, 1, 2, 1),
-        (FEW, 2, 1, FEW),  # a process for each client, selected or not
-        (FEW + 1, FEW + 1, 2, 2),
-        (16, 16, 16, 16),
-        (10_000, 10_000, 16, 16),
-        (10_000, 5, 16, 5),
-    ],
-)
-def test_hosts_that_pay_here(clients, cohort, cores, hosts, monkeypatch):
-    monkeypatch.setattr("fedsrv.launch.hosts.cores", lambda: cores)
-    monkeypatch.setattr("fedsrv.launch.hosts.free_bytes", lambda: 1 << 40)
-    assert affordable_hosts(clients, cohort) == hosts
-    monkeypatch.setattr("fedsrv.launch.hosts.free_bytes", lambda: 0)
-    assert affordable_hosts(clients, cohort) == 1
 
 
 def test_a_limit_of_the_container_counts(tmp_path, monkeypatch):

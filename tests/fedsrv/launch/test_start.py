@@ -13,14 +13,14 @@ import tomli_w
 from rich.console import Console
 
 from fedcli.cli import main as fedcli
-from fedmodels.config.places import check_address, check_device, http_place
+from fedmodels.config.places import card_of, check_address, check_card, http_place
 from fedmodels.errors import ConfigError, RunFailed
 from fedmodels.resolution import experiment_of, parse_experiment
 from fedsrv.cli import _watchers
 from fedsrv.cli import main as fedsrv
 from fedsrv.coordinator import Listen, serve, write_facts
 from fedsrv.events import EventLog
-from fedsrv.launch.launcher import check_resumed, show_end
+from fedsrv.launch.launcher import check_resumed, check_start, show_end
 from fedsrv.launch.progress import JsonProgress, PlainLines
 from fedsrv.state.run_directory import beginning, launching
 from fedsrv.tracking import trackers
@@ -73,15 +73,28 @@ def test_where_a_page_is():
             http_place(text, "--x")
 
 
-def test_devices_that_are_not_there(monkeypatch):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    for fine in ("auto", "cpu", "cuda", "cuda:1"):
-        check_device(fine)
+def test_devices_that_are_not_there():
+    for fine, card in (("auto", None), ("cpu", None), ("cuda", 0), ("cuda:1", 1)):
+        check_card(fine, 2)
+        assert card_of(fine) == card
     with pytest.raises(ConfigError, match="this machine has cuda:0 to cuda:1"):
-        check_device("cuda:2")
+        check_card("cuda:2", 2)
+    with pytest.raises(ConfigError, match="this machine has no CUDA device; use --device cpu"):
+        check_card("cuda", 0)
     with pytest.raises(ConfigError, match="is not auto, cpu or cuda:K"):
-        check_device("gpu")
+        card_of("gpu")
+
+
+def test_the_launcher_asks_cuda_for_nothing(monkeypatch, tmp_path):
+    """CUDA is of no use to forks of a process that has asked it how many cards there are."""
+
+    def asked(*_: object) -> int:
+        raise AssertionError("CUDA was asked")
+
+    monkeypatch.setattr("torch.cuda.is_available", asked)
+    monkeypatch.setattr("torch.cuda.device_count", asked)
+    monkeypatch.setattr("torch._C._cuda_getDeviceCount", asked, raising=False)
+    check_start(tiny_experiment(), None, tmp_path / "server", "cuda:0")
 
 
 @pytest.mark.parametrize(

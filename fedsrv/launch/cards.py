@@ -1,0 +1,130 @@
+"""The graphics cards of this machine, as a process that ends again sees them.
+
+The launcher opens no card and asks CUDA for nothing: its forks could not use a card then. So a fork
+looks, before there are threads. It numbers cards as hosts will (``CUDA_VISIBLE_DEVICES``, parts of
+a card, cards of AMD), which ``nvidia-smi`` does not, and what it takes of a card is free again when
+it has ended.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedmodels.config.places import card_of, check_card
+from fedmodels.errors import ConfigError
+from fedsrv.launch.forked import Forked
+
+LOOKING_S = 60.0
+"""How long a look may take: a driver that was asleep needs seconds."""
+
+
+@dataclass(frozen=True)
+class Card:
+    """A card as it is before the hosts start."""
+
+    number: int
+    """K of ``cuda:K``."""
+    model: str
+    free: int
+    """Bytes that nobody has; 0 where the card cannot be used."""
+    why: str = ""
+    """Why the card cannot be used."""
+
+    @property
+    def device(self) -> str:
+        """The card as ``--device`` names it."""
+        return f"cuda:{self.number}"
+
+
+class Look:
+    """A look at the cards, under way in a fork."""
+
+    def __init__(self, device: str, log: Path) -> None:
+        """Begin: at one card where the device names it, at all for ``auto``, at none for a CPU."""
+        self._device = device
+        self._fork = None if device == "cpu" else Forked("fedsrv-cards", self._tell, log)
+        self._found: list[Card] = []
+
+    def _tell(self) -> None:
+        try:
+            count, only = torch.cuda.device_count(), card_of(self._device)
+            numbers = range(count) if only is None else [only] if only < count else []
+            told = {"count": count, "cards": [vars(card_at(number)) for number in numbers]}
+        except RuntimeError as error:
+            told = {"why": _first_line(error)}
+        print(json.dumps(told))
+
+    def cards(self) -> list[Card]:
+        """Return what was seen: the cards that hosts are spread over, all of one model.
+
+        Another model rounds otherwise, and who trains where must change no bit.
+
+        Raises:
+            ConfigError: the card is not there, or none of the cards can be used; says why.
+        """
+        if self._fork is not None:
+            told = self._told()
+            if why := told.get("why"):
+                raise ConfigError(
+                    f"--device {self._device}: CUDA does not say which cards there are ({why}); "
+                    "--device cpu uses none"
+                )
+            check_card(self._device, told["count"])
+            self._found = of_one_model(self._device, [Card(**facts) for facts in told["cards"]])
+        return self._found
+
+    def _told(self) -> dict[str, Any]:
+        """Wait for what the fork says, or return why it says nothing."""
+        fork, self._fork = self._fork, None
+        assert fork is not None
+        assert fork.stdout is not None
+        try:
+            status = fork.wait(LOOKING_S)
+            found = {"why": f"it ended with {status}"} if status else json.load(fork.stdout)
+        except subprocess.TimeoutExpired:
+            fork.kill()
+            found = {"why": f"no answer within {LOOKING_S:.0f} s"}
+        fork.close()
+        return dict(found)
+
+    def end(self) -> None:
+        """End it if nobody asked what it saw."""
+        if self._fork is not None:
+            self._fork.kill()
+            self._fork.close()
+
+
+def card_at(number: int) -> Card:
+    """Look at a card; this process has a part of its memory from then on."""
+    model = torch.cuda.get_device_name(number)
+    try:
+        free, _ = torch.cuda.mem_get_info(number)
+    except RuntimeError as error:  # another process has it for itself, or all of its memory
+        return Card(number, model, 0, _first_line(error))
+    return Card(number, model, free, "" if free else "no memory is free")
+
+
+def of_one_model(device: str, cards: Sequence[Card]) -> list[Card]:
+    """Return those cards that are of the first one's model, and that can be used.
+
+    Raises:
+        ConfigError: there are cards, and none of them can be used.
+    """
+    usable = [card for card in cards if card.free]
+    if cards and not usable:
+        raise ConfigError(
+            f"--device {device}: {cards[0].device} cannot be used ({cards[0].why}); "
+            "--device cpu uses no card"
+        )
+    return [card for card in usable if card.model == usable[0].model]
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]

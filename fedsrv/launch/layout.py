@@ -1,0 +1,102 @@
+"""Who shares a process, and where it trains: a function of the clients and the machine.
+
+It decides nothing of a run but its speed: every layout ends in the same bits, unless clients train
+as one step (``[training] together``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import cycle
+
+from fedmodels.tensors.bundle import EVALUATOR
+from fedsrv.launch.cards import Card
+
+HOST_BYTES = 200 << 20
+"""Memory that a process on the CPU is assumed to need."""
+FEW = 4
+"""So many clients have a process each on any machine; where there are more, each core has one."""
+ON_CARD_BYTES, BESIDE_CARD_BYTES = 4 << 30, 1 << 30
+"""Memory that a process with a card is assumed to need, of the card and of the machine. Half a
+gigabyte of each holds CUDA itself."""
+MOST_ON_A_CARD = 4
+"""Processes that share a card at most. While one prepares a step, the card does another's."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What hosts can have."""
+
+    cores: int
+    free: int
+    """Bytes of memory."""
+    cards: Sequence[Card] = ()
+
+    @property
+    def fit(self) -> int:
+        """How many processes its memory has room for."""
+        return max(1, self.free * 7 // 10 // (BESIDE_CARD_BYTES if self.cards else HOST_BYTES))
+
+
+def layout(
+    clients: int,
+    cohort: int,
+    machine: Machine,
+    *,
+    hosts: int | None = None,
+    evaluator: bool = False,
+    stacked: bool = False,
+) -> dict[str, str]:
+    """Return the device of each host by its ``--client-id``, the evaluator's last.
+
+    Args:
+        clients: how many there are.
+        cohort: how many train in a round.
+        machine: where the hosts run.
+        hosts: how many; by default as many as pay.
+        evaluator: whether there is one; it has a host of its own.
+        stacked: whether a host's clients train as one step, which fills a card by itself.
+    """
+    places = places_on(machine.cards, 1 if stacked else MOST_ON_A_CARD)
+    count = hosts or (
+        min(clients, cohort, len(places), machine.fit, max(machine.cores, len(set(places))))
+        if places
+        else hosts_without_cards(clients, cohort, machine)
+    )
+    ids = [*host_ranges(clients, count), *([EVALUATOR] if evaluator else [])]
+    return dict(zip(ids, cycle(places or ["cpu"]), strict=False))
+
+
+def places_on(cards: Sequence[Card], most: int) -> list[str]:
+    """Return the device of each host that cards have room for: one on each card, then a second one.
+
+    The cards with most room come first. Where none has room, that with the most memory gets a host.
+    """
+    room = {card.device: min(most, card.free // ON_CARD_BYTES) for card in cards}
+    if cards and not any(room.values()):
+        return [max(cards, key=lambda card: card.free).device]
+    emptiest = sorted(room, key=lambda device: -room[device])
+    return [device for turn in range(most) for device in emptiest if turn < room[device]]
+
+
+def hosts_without_cards(clients: int, cohort: int, machine: Machine) -> int:
+    """Return how many client processes pay on cores, one for each client if they are few.
+
+    Where clients share processes, there are no more of them than clients that train in a round.
+    """
+    if clients <= min(machine.fit, max(FEW, machine.cores)):
+        return clients
+    return min(machine.fit, machine.cores, cohort)
+
+
+def host_ranges(clients: int, hosts: int) -> list[str]:
+    """Return the client ids of each host as ``--client-id`` says them; never more than clients.
+
+    With three hosts, each host gets every third client. All hosts begin with their lowest ids, so
+    uploads arrive in about the order in which they are reduced.
+    """
+    hosts = min(hosts, clients)
+    ranges = [range(first, clients, hosts) for first in range(hosts)]
+    step = f":{hosts}" if hosts > 1 else ""
+    return [f"{r[0]}-{r[-1]}{step}" if len(r) > 1 else str(r[0]) for r in ranges]

@@ -1,0 +1,142 @@
+"""Who shares a process and where it trains, by clients, cores, memory and graphics cards."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedcli.cli import clients_of
+from fedsrv.launch.cards import Card
+from fedsrv.launch.layout import FEW, MOST_ON_A_CARD, Machine, host_ranges, layout, places_on
+from fedsrv.launch.stacking import could_train_together
+from tests.conftest import tiny_experiment
+
+GIB = 1 << 30
+PLENTY = 1 << 40
+
+
+@pytest.mark.parametrize(
+    ("clients", "hosts", "ranges"),
+    [
+        (1, 1, ["0"]),
+        (3, 3, ["0", "1", "2"]),
+        (3, 1, ["0-2"]),
+        (5, 2, ["0-4:2", "1-3:2"]),
+        (10, 3, ["0-9:3", "1-7:3", "2-8:3"]),
+        (3, 100, ["0", "1", "2"]),
+    ],
+)
+def test_host_ranges(clients, hosts, ranges):
+    assert host_ranges(clients, hosts) == ranges
+
+
+@given(st.integers(1, 300), st.integers(1, 300))
+def test_every_client_has_one_host(clients, hosts):
+    """The ranges are what ``--client-id`` understands, of even sizes, and never too many."""
+    ranges = [clients_of(text) for text in host_ranges(clients, hosts)]
+    assert sorted(c for ids in ranges for c in ids) == list(range(clients))
+    assert len(ranges) == min(hosts, clients)
+    sizes = [len(ids) for ids in ranges]
+    assert max(sizes) - min(sizes) <= 1
+
+
+# --- without cards --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("clients", "cohort", "cores", "hosts"),
+    [
+        (1, 1, 2, 1),
+        (FEW, 2, 1, FEW),  # a process for each client, selected or not
+        (FEW + 1, FEW + 1, 2, 2),
+        (16, 16, 16, 16),
+        (10_000, 10_000, 16, 16),
+        (10_000, 5, 16, 5),
+    ],
+)
+def test_hosts_on_cores(clients, cohort, cores, hosts):
+    found = layout(clients, cohort, Machine(cores, PLENTY))
+    assert len(found) == hosts
+    assert {*found.values()} == {"cpu"}
+    assert len(layout(clients, cohort, Machine(cores, 0))) == 1
+
+
+def test_as_many_hosts_as_are_asked_for():
+    assert [*layout(5, 5, Machine(1, 0), hosts=2, evaluator=True)] == [
+        "0-4:2", "1-3:2", "evaluator",
+    ]  # fmt: skip
+
+
+# --- with cards -----------------------------------------------------------------------------------
+
+
+def cards(*gib: int) -> list[Card]:
+    return [Card(number, "a card", free * GIB) for number, free in enumerate(gib)]
+
+
+@pytest.mark.parametrize(
+    ("free", "clients", "cohort", "cores", "ram", "hosts"),
+    [
+        ((80,), 50, 50, 16, PLENTY, "0 0 0 0"),  # a few a card
+        ((10,), 50, 50, 16, PLENTY, "0 0"),  # as many as its memory has room for
+        ((3,), 50, 50, 16, PLENTY, "0"),  # one in any case
+        ((80,), 50, 50, 2, PLENTY, "0 0"),  # none that no core can feed
+        ((80,), 2, 2, 16, PLENTY, "0 0"),  # none without a client
+        ((80,), 50, 3, 16, PLENTY, "0 0 0"),  # none that would rest
+        ((80,), 50, 50, 16, 4 * GIB, "0 0"),  # CUDA takes memory of the machine, too
+        ((80, 80), 50, 50, 16, PLENTY, "0 1 0 1 0 1 0 1"),  # in turn
+        ((80, 80, 80), 50, 50, 2, PLENTY, "0 1 2"),  # each card has one, whatever the cores
+        ((9, 80), 50, 50, 16, PLENTY, "1 0 1 0 1 1"),  # the emptiest comes first
+        ((2, 80), 50, 50, 16, PLENTY, "1 1 1 1"),  # a full card is left alone
+        ((2, 3), 50, 50, 16, PLENTY, "1"),  # unless all are full
+        ((80, 80), 1, 1, 16, PLENTY, "0"),
+    ],
+)  # fmt: skip
+def test_hosts_on_cards(free, clients, cohort, cores, ram, hosts):
+    found = layout(clients, cohort, Machine(cores, ram, cards(*free)))
+    assert [*found.values()] == [f"cuda:{card}" for card in hosts.split()]
+    assert [*found] == host_ranges(clients, len(found)), "the same clients as without cards"
+
+
+def test_hosts_that_train_clients_as_one_step_have_a_card_each():
+    machine = Machine(16, PLENTY, cards(80, 80))
+    assert layout(50, 50, machine, stacked=True) == {"0-48:2": "cuda:0", "1-49:2": "cuda:1"}
+
+
+def test_more_hosts_than_cards_have_room_for_take_turns():
+    found = layout(9, 9, Machine(16, PLENTY, cards(80, 5, 1)), hosts=9, evaluator=True)
+    assert [*found.values()] == [f"cuda:{n}" for n in (0, 1, 0, 0, 0, 0, 1, 0, 0, 0)]
+
+
+@given(st.lists(st.integers(0, 100), max_size=9), st.integers(1, MOST_ON_A_CARD))
+def test_no_card_has_more_hosts_than_room(free, most):
+    places = places_on(cards(*free), most)
+    assert bool(places) == bool(free)
+    for card in cards(*free):
+        count = places.count(card.device)
+        assert count <= min(most, max(1, card.free // (4 * GIB)))
+        assert count or card.free < 4 * GIB or most == 0
+
+
+@pytest.mark.parametrize(
+    ("changed", "cohort", "count", "together"),
+    [
+        ({}, 50, 2, 25),  # small nets, many clients
+        ({}, 50, 1, 32),
+        ({}, 9, 2, 5),
+        ({}, 50, 0, 1),  # no card
+        ({}, 8, 2, 1),  # few clients a card
+        ({"training": {"together": 4}}, 50, 2, 1),  # somebody has chosen
+        ({"training": {"clip_norm": 1.0}}, 50, 2, 1),  # each client's own
+        ({"net": {"name": "mlp", "hidden": [2000, 600]}}, 50, 2, 1),  # a large net
+        ({"method": "pfedgrp"}, 50, 2, 1),  # a method whose training is its own
+    ],
+)
+def test_how_many_clients_of_a_card_could_make_one_step(changed, cohort, count, together, digits):
+    experiment = tiny_experiment(**changed)
+    assert could_train_together(experiment, digits, cohort, count) == together
+
+
+def test_data_that_cannot_be_read_are_no_reason_to_propose_anything(tmp_path):
+    assert could_train_together(tiny_experiment(), tmp_path, 50, 1) == 1
