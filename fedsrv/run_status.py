@@ -109,6 +109,8 @@ class RunStatus:
     expected: int = 0
     """Clients of the run; 0 while nothing says so."""
     clients: dict[str, ClientStatus] = field(default_factory=dict)
+    joined: int = 0
+    """How many of them have joined, the evaluator aside."""
     work: str = ""
     """What the server computes for the method at this moment."""
     waiting: str = ""
@@ -136,7 +138,7 @@ class RunStatus:
         facts = event.detail
         self.pace.take(event)
         if event.client:
-            self.clients.setdefault(event.client, ClientStatus()).take(event)
+            self._client(event.client).take(event)
         if event.kind == "waiting":
             self.waiting = printable(str(facts.get("line", "")))
             self.awaited = {*map(str, facts.get("clients", ()))}
@@ -164,6 +166,13 @@ class RunStatus:
             self.metrics = dict(facts.get("metrics") or {})
             self.finished = event.kind == "finished"
 
+    def _client(self, name: str) -> ClientStatus:
+        """Return what is known of a client."""
+        if name not in self.clients:
+            self.clients[name] = ClientStatus()
+            self.joined += name.isdigit()
+        return self.clients[name]
+
     def _note(self, line: str) -> None:
         """Keep a line once, and the last ones of many."""
         self.notes.pop(line, None)
@@ -177,11 +186,6 @@ class RunStatus:
         away = ("unknown", "left")
         found = (name for name, client in self.clients.items() if client.phase not in away)
         return sorted(found, key=by_number)
-
-    @property
-    def joined(self) -> int:
-        """Return how many clients have joined, the evaluator aside."""
-        return sum(name.isdigit() for name in self.clients)
 
     @property
     def place(self) -> str:

@@ -13,7 +13,6 @@ import operator
 import random
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,8 +44,8 @@ from fedpb.pem import caller_pems, ends_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedpb.v1.description_pb2 import ClientDescription
 
-LEAVE_S, LEAVING = 2.0, 16
-"""How long the server has to take a session back, and how many are given back at a time."""
+LEAVE_S, LEAVING = 2.0, 500
+"""How long the server has to take sessions back, and how many are given back in one call."""
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -449,30 +448,28 @@ class Link:
         The server ends a Pull when one of its clients leaves. Another Pull would name that client.
         """
         self._closed.set()
-        calls, known = deque[Any](), self.history.number
-        for one in members:
+        leaving = [rpc.Leaving(client_id=str(one.client), token=one.token) for one in members]
+        for first in range(0, len(leaving), LEAVING):
+            one, *others = leaving[first : first + LEAVING]
+            known = self.history.number
             request = rpc.LeaveRequest(
-                client_id=str(one.client), token=one.token, reason=reason, known=known
+                client_id=one.client_id,
+                token=one.token,
+                reason=reason,
+                known=known,
+                others=others,
             )
             try:
                 self._show("Leave", request)
+                reply = self._leave(request, timeout=LEAVE_S)
             except ArchiveError:  # the server finds out by itself
                 return
-            calls.append(self._leave.future(request, timeout=LEAVE_S))
-            if len(calls) == LEAVING and not self._has_left(calls.popleft(), known):
-                return
-        while calls and self._has_left(calls.popleft(), known):
-            pass
-
-    def _has_left(self, leaving: Any, known: int) -> bool:
-        """Tell whether the server is there to take a session back."""
-        try:
-            self.history.take("", known, leaving.result().history)
-        except grpc.RpcError as error:
-            log.debug("leave: %s", said(error))
-            gone = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED
-            return error.code() not in gone
-        return True
+            except grpc.RpcError as error:
+                log.debug("leave: %s", said(error))
+                if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                    return
+            else:
+                self.history.take("", known, reply.history)
 
     def close(self) -> None:
         """Close the channel; calls under way end."""

@@ -119,6 +119,8 @@ class Display(PlainLines):
         super().__init__(console, logging.WARNING)
         self.last = ""
         """The last line that told of progress."""
+        self._named: list[str] = []
+        """The first clients by number; sorting all of them at each event would take too long."""
         self._bar = Progress(
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
             TimeElapsedColumn(), console=self.console,
@@ -139,6 +141,8 @@ class Display(PlainLines):
 
     def take(self, event: Event) -> str:
         """Take in one event of the coordinator; return its line."""
+        if event.client and event.client not in self.status.clients:
+            self._named = sorted([*self._named, event.client], key=by_number)[:MAX_CLIENTS]
         line, status = super().take(event), self.status
         if event.kind in ("commit", "listening"):
             self.last = line
@@ -161,7 +165,7 @@ class Display(PlainLines):
 
     def _render(self) -> Group:
         status, table = self.status, Table.grid(padding=(0, 2))
-        for name in sorted(status.clients, key=by_number)[:MAX_CLIENTS]:
+        for name in self._named:
             table.add_row(Text(f"client {name}"), Text(str(status.clients[name])))
         if len(status.clients) > MAX_CLIENTS:
             table.add_row(f"and {len(status.clients) - MAX_CLIENTS} more", "")

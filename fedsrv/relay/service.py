@@ -125,8 +125,9 @@ class RelayService:
 
     @coded
     def leave(self, request: rpc.LeaveRequest, context: grpc.ServicerContext) -> rpc.LeaveResponse:
-        """Pass on that a client leaves."""
-        self.below.session(request.client_id, request.token, context)
+        """Pass on that clients leave."""
+        for one in (request, *request.others):
+            self.below.session(one.client_id, one.token, context)
         try:
             return self.uplink.leave(request)
         finally:

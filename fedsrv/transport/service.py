@@ -478,10 +478,18 @@ class Service:
 
     @coded
     def leave(self, request: rpc.LeaveRequest, context: grpc.ServicerContext) -> rpc.LeaveResponse:
-        """End a session at the client's wish."""
-        client, _ = self.session(request.client_id, request.token, context)
-        self.cohort.leave(client, printable(request.reason))
-        self.journal.tell("left", context, client, reason=printable(request.reason, 200))
+        """End sessions at their clients' wish; one that is refused keeps no other one here."""
+        refused: Exception | None = None
+        for one in (request, *request.others):
+            try:
+                client, _ = self.session(one.client_id, one.token, context)
+            except tuple(_CODES) as error:
+                refused = refused or error
+                continue
+            self.cohort.leave(client, printable(request.reason))
+            self.journal.tell("left", context, client, reason=printable(request.reason, 200))
+        if refused is not None:
+            raise refused
         return rpc.LeaveResponse(history=self.journal.history(request.known))
 
     def watch(

@@ -79,7 +79,7 @@ class Liar:
             ),
             "Pull": rpc.PullRequest(waiting=[waiting]),
             "Beat": rpc.BeatRequest(**who, durable=-1, interaction=order.interaction),
-            "Leave": rpc.LeaveRequest(**who, reason="done"),
+            "Leave": rpc.LeaveRequest(**who, reason="done", others=[rpc.Leaving(**who)]),
             "Watch": rpc.WatchRequest(from_start=True),
             "Announce": rpc.AnnounceRequest(**who, description=description_of(self.description)),
             "Steer": rpc.SteerRequest(retire=["0"], close=True),

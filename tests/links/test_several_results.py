@@ -204,3 +204,18 @@ def test_orders_that_came_at_once_are_done_one_after_another(host):
     host._orders.end(LinkError("gone"))
     with pytest.raises(LinkError, match="gone"):  # what is left is in vain
         host._next_tasks()
+
+
+def test_many_clients_leave_in_few_calls(link, monkeypatch):
+    """A call for each of 10,000 clients took ten seconds."""
+    monkeypatch.setattr("fedcli.runtime.link.LEAVING", 3)
+    calls = []
+
+    def leave(request, timeout):
+        calls.append([one.client_id for one in (request, *request.others)])
+        assert {request.token, *(one.token for one in request.others)} == {b"token"}
+        return rpc.LeaveResponse()
+
+    link._leave = leave
+    link.leave([Membership(client, "run", b"token") for client in range(7)], "finished")
+    assert calls == [["0", "1", "2"], ["3", "4", "5"], ["6"]]

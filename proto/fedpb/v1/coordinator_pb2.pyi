@@ -473,16 +473,26 @@ class BeatResponse(_message.Message):
     def __init__(self, superseded: _Optional[bool] = ..., history: _Optional[_Union[History, _Mapping]] = ...) -> None: ...
 
 class LeaveRequest(_message.Message):
-    __slots__ = ("client_id", "token", "reason", "known")
+    __slots__ = ("client_id", "token", "reason", "known", "others")
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     KNOWN_FIELD_NUMBER: _ClassVar[int]
+    OTHERS_FIELD_NUMBER: _ClassVar[int]
     client_id: str
     token: bytes
     reason: str
     known: int
-    def __init__(self, client_id: _Optional[str] = ..., token: _Optional[bytes] = ..., reason: _Optional[str] = ..., known: _Optional[int] = ...) -> None: ...
+    others: _containers.RepeatedCompositeFieldContainer[Leaving]
+    def __init__(self, client_id: _Optional[str] = ..., token: _Optional[bytes] = ..., reason: _Optional[str] = ..., known: _Optional[int] = ..., others: _Optional[_Iterable[_Union[Leaving, _Mapping]]] = ...) -> None: ...
+
+class Leaving(_message.Message):
+    __slots__ = ("client_id", "token")
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    client_id: str
+    token: bytes
+    def __init__(self, client_id: _Optional[str] = ..., token: _Optional[bytes] = ...) -> None: ...
 
 class LeaveResponse(_message.Message):
     __slots__ = ("history",)

@@ -153,7 +153,7 @@ class CoordinatorServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Leave(self, request, context):
-        """Gives a client's session back.
+        """Gives the sessions of one or several clients of a process back.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

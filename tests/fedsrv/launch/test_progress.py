@@ -120,3 +120,27 @@ def test_the_terminal_says_once_how_long_it_takes():
         console.print(display._render())
     assert capture.get().count("about 2 s left") == 1
     assert "2/3" in capture.get()
+
+
+class Unread(dict):
+    """Clients by name, whom nobody may go through: with 10,000 it takes longer than the run."""
+
+    def __iter__(self):
+        raise AssertionError("all clients are looked at")
+
+    keys = values = items = __iter__
+
+
+@pytest.mark.parametrize("kind", [PlainLines, Display])
+def test_an_event_costs_the_same_however_many_clients_there_are(kind):
+    console = Console(file=io.StringIO(), width=120)
+    display = kind("a run", console) if kind is Display else kind(console)
+    display.status.clients = Unread()
+    for client in map(str, reversed(range(40))):
+        display.take(Event("joined", client))
+        display.take(Event("order", client, 0, 0, {"order": 1}))
+    assert display.status.joined == 40
+    if kind is Display:
+        console.print(display._render())
+        shown = [line.split()[1] for line in console.file.getvalue().splitlines()[-17:-1]]
+        assert shown == [str(client) for client in range(16)]

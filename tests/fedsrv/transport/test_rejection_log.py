@@ -164,6 +164,19 @@ def test_ids_are_written_in_one_way():
     ]  # fmt: skip
 
 
+def test_several_leave_in_one_call_and_one_that_is_refused_keeps_no_other(served):
+    tokens = {client: served.cohort.join(client, PROFILE, b"", ()) for client in range(2)}
+    leaving = [rpc.Leaving(client_id=str(c), token=token) for c, token in tokens.items()]
+    wrong = rpc.Leaving(client_id="1", token=b"another's")
+    request = rpc.LeaveRequest(
+        client_id="0", token=b"old", reason="finished", others=[leaving[0], wrong, leaving[1]]
+    )
+    error = served.call("Leave", request.SerializeToString())
+    assert isinstance(error, grpc.RpcError)
+    assert error.code() == grpc.StatusCode.UNAUTHENTICATED
+    assert not any(map(served.cohort.presence.is_there, range(2)))
+
+
 def test_controls_of_clients_are_escaped_wherever_they_go(served, caplog):
     wild = "\x1b[2J\r\nerror: forged"
     request = rpc.JoinRequest(
