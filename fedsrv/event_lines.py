@@ -180,10 +180,12 @@ class ComingsLimit:
 def tell(log: EventLog, prints: bool = False) -> None:
     """Log what happens, as far as the log level lets it through; print it for the launcher."""
     formatter, comings = EventFormatter(), ComingsLimit()
+    logger = logging.getLogger("fedsrv")
     for event in log.listen(from_start=True):
         if prints:
             sys.stdout.write(event.to_json() + "\n")
             sys.stdout.flush()
-        facts = {"event": event.__dict__}
-        if line := comings.limited(event, formatter.line(event)):
-            logging.getLogger("fedsrv").log(level_of(event), "%s", line, extra=facts)
+        if not logger.isEnabledFor(level_of(event)):
+            formatter.status.take(event)
+        elif line := comings.limited(event, formatter.line(event)):
+            logger.log(level_of(event), "%s", line, extra={"event": event.__dict__})

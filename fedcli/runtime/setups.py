@@ -52,6 +52,11 @@ class SetUp:
         common, personal = self.method.payload_spec(self.run)
         return {"common": self.compression.payload_spec(common), "personal": personal}
 
+    @cached_property
+    def upload_spec(self) -> BundleSpec:
+        """The specification of an upload before it is compressed."""
+        return self.method.upload_spec(self.run)
+
     def grown(self, client: int, state: Bundle, classes: int) -> Bundle:
         """Return a client's private state, stored with so many classes, for the classes of now.
 

@@ -311,7 +311,7 @@ class Worker:
 
     def end(self, order: rpc.Order, half: ClientHalf, done: LocalResult, seconds: float) -> Result:
         """Save the private state, and keep the upload until it is committed."""
-        check_upload(self.method, self.run, done.upload)
+        check_upload(self.method, self.set_up.upload_spec, done.upload)
         report = rpc.Report(
             loss=done.loss if done.num_examples else 0.0,
             seconds=round(seconds, 2),

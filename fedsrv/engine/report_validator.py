@@ -94,9 +94,9 @@ class ReportValidator:
         now_at = step.task_of(client)
         given = {task: profile.given(task, accumulates) for task in {*ordered, now_at}}
         nothing = np.zeros(train.shape[1], dtype=np.int64)
-        again = np.sum([nothing, *(given[task] for task in ordered)], axis=0)
+        again = sum((given[task] for task in ordered), nothing)
         counts = given[now_at], train[: now_at + 1].sum(0), again
-        now, met, more = (torch.from_numpy(part.copy()) for part in counts)
+        now, met, more = map(torch.from_numpy, counts)
         found = DeclaredCounts(client, now, met, trained + more)
         if len(self._announced) >= MAX_REMEMBERED:
             self._announced.clear()

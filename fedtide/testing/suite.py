@@ -184,7 +184,7 @@ def a_class_may_come_later(case: Case) -> None:
     ctx = replace(ctx, run=now, net=now.make_net())
     payload = merged({"common": common, "personal": own.get(client, Bundle())})
     trained = train_locally(method, ctx, payload, private)
-    check_upload(method, now, trained.upload)
+    check_upload(method, method.upload_spec(now), trained.upload)
     reduce(method, server, state, as_uploads(method, {client: trained.upload}))
 
 

@@ -16,6 +16,8 @@ def printable(text: str, most: int = MAX_CHARACTERS) -> str:
     Whatever a peer or a file says goes through here before a log, a terminal or a page shows it:
     an escape sequence would clear a terminal or forge a line.
     """
+    if len(text) <= most and text.isprintable():  # most texts, many in each round
+        return text
     cut = text[: most + 1]  # escapes make a text longer, never shorter
     escaped = "".join(c if c.isprintable() else _escape(c) for c in cut)
     return escaped if len(escaped) <= most else escaped[: most - 1] + "…"

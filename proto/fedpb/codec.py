@@ -21,6 +21,7 @@ from fedmodels.errors import PayloadError, PayloadTooLarge
 from fedmodels.tensors.block_layout import ALIGNMENT, align
 from fedmodels.tensors.bundle import Bundle, check_counts, check_finite, tensor_bytes
 from fedmodels.tensors.bundle_spec import BundleSpec
+from fedmodels.tensors.flat_vector import are_plainly_finite
 from fedmodels.tensors.memory_blocks import lease
 from fedmodels.tensors.packed_weights import PackedWeights, names_and_layout
 from fedpb.frames import FRAME_BYTES, WHOLE_BYTES, Frame, RawFrame, messages, read_chunk
@@ -33,7 +34,6 @@ MAX_LAID_OUT = 64
 """Frames of a payload that are kept as messages; a receiver far behind has others laid out anew.
 Compressed ones are all kept: they took longer to make."""
 _PAD = bytes(ALIGNMENT)
-_HALF = frozenset({torch.float16, torch.bfloat16})
 
 __all__ = [
     "Encoded", "RawFrame", "Receiver", "encode", "frames_of", "header_of", "merged", "messages",
@@ -150,7 +150,7 @@ class Receiver:
         self.buffer = allocate(size) if allocate else lease(size)
         self._bytes = np.frombuffer(self.buffer, np.uint8)  # copying lets other threads run
         self._words = torch.from_numpy(self._bytes[: size // 4 * 4].view("<f4"))
-        half = any(place.dtype in _HALF for place in self._plan.places)
+        half = self._plan.has_half
         self._is_plain = not half and all(map(math.isfinite, header.scalars.values()))
 
     def feed(self, frame: RawFrame) -> None:
@@ -188,9 +188,7 @@ class Receiver:
             raise PayloadError(
                 f"the stream ended after {self.received} of {self.header.payload_bytes} bytes"
             )
-        for place in self._plan.places:
-            if place.dtype != torch.bool:
-                continue
+        for place in self._plan.booleans:
             held = self.buffer[place.offset : place.offset + place.num_bytes]
             if max(held, default=0) > 1:
                 raise PayloadError(f"tensor {place.key!r} holds booleans that are neither 0 nor 1")
@@ -221,18 +219,10 @@ class Receiver:
         )
 
     def _is_plainly_finite(self, start: int, end: int) -> bool:
-        """Tell whether the bytes that just came surely hold no NaN and no infinity.
-
-        The bytes are read as float32. The upper half of a float64 NaN or infinity reads as a NaN,
-        too. Integers may read as NaN, so False does not say that a number is not finite.
-        """
+        """Tell whether the bytes that just came surely hold no NaN and no infinity."""
         if start % 8 or end % 8 or start == end:
             return False
-        words = self._words[start // 4 : end // 4]
-        if math.isfinite(torch.dot(words, words).item()):  # 0.04 ms a MiB, aminmax 0.12
-            return True
-        low, high = torch.aminmax(words)  # squares may overflow where values do not
-        return bool(torch.isfinite(low) & torch.isfinite(high))
+        return are_plainly_finite(self._words[start // 4 : end // 4])
 
     @property
     def is_complete(self) -> bool:

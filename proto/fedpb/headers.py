@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from fedmodels.errors import PayloadError, PayloadTooLarge
 from fedmodels.tensors.block_layout import ALIGNMENT, BlockLayout, align, layout_of
 from fedmodels.tensors.bundle import DTYPE_NAMES, DTYPES, Bundle
 from fedmodels.tensors.bundle_spec import BundleSpec
+from fedmodels.tensors.flat_vector import HALF
 from fedmodels.tensors.packed_weights import names_and_layout
 from fedpb.v1 import bundle_pb2 as pb
 
@@ -197,3 +198,13 @@ class Plan:
         others = tuple(place.key for place in places[len(names) :])
         weights, rest = layout_of(facts[: len(names)]), layout_of(facts[len(names) :])
         return cls(spec, places, names, weights, others, rest)
+
+    @cached_property
+    def has_half(self) -> bool:
+        """Whether a tensor has elements of two bytes, which read as float32 say nothing."""
+        return any(place.dtype in HALF for place in self.places)
+
+    @cached_property
+    def booleans(self) -> list[TensorPlace]:
+        """The tensors of booleans."""
+        return [place for place in self.places if place.dtype == torch.bool]

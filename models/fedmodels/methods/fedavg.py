@@ -55,8 +55,8 @@ class FedAvg(Method):
 
     def shared(self, run: RunFacts, weights: Weights) -> Weights:
         """Return the part of a net's weights that travels."""
-        kept = {name: tensor for name, tensor in weights.items() if self.shares(run, name)}
-        return weights if len(kept) == len(weights) else kept
+        kept = [name for name in weights if self.shares(run, name)]
+        return weights if len(kept) == len(weights) else {name: weights[name] for name in kept}
 
     # --- server half ---------------------------------------------------------------------------
 

@@ -204,21 +204,20 @@ def _entries(target: Path, bundle: Bundle) -> Iterator[tuple[str, tuple[TensorSp
         places = zip(weights.names, layout.facts, layout.offsets, layout.ends, strict=True)
         for name, (dtype, shape), begin, end in places:
             key = f"weights/{name}"
-            spec = _spec(f"{key!r} for {target}", dtype, shape, address + begin, end - begin)
+            spec = _spec(key, target, dtype, shape, address + begin, end - begin)
             yield key, (spec, block[begin:end])
         bundle = replace(bundle, weights={})
     for key, tensor in bundle.by_key().items():
         plain = tensor.detach().cpu().contiguous()
-        what = f"{key!r} for {target}"
-        spec = _spec(what, plain.dtype, plain.shape, plain.data_ptr(), plain.nbytes)
+        spec = _spec(key, target, plain.dtype, plain.shape, plain.data_ptr(), plain.nbytes)
         yield key, (spec, tensor_bytes(plain))
 
 
 def _spec(
-    what: str, dtype: torch.dtype, shape: Sequence[int], address: int, size: int
+    key: str, target: Path, dtype: torch.dtype, shape: Sequence[int], address: int, size: int
 ) -> TensorSpec:
     if dtype not in DTYPE_NAMES:
-        raise ArchiveError(f"tensor {what} is {dtype}, which may not travel")
+        raise ArchiveError(f"tensor {key!r} for {target} is {dtype}, which may not travel")
     return TensorSpec(dtype=DTYPE_NAMES[dtype], shape=shape, data_ptr=address, data_len=size)
 
 

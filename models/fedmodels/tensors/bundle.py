@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fedmodels.errors import PayloadError
 from fedmodels.tensors.flat_vector import UNKNOWN_TO_NUMPY, flatten
-from fedmodels.tensors.packed_weights import num_bytes
+from fedmodels.tensors.packed_weights import PackedWeights, num_bytes
 
 EVALUATOR: Literal["evaluator"] = "evaluator"
 """The id of the client that holds only the global test set."""
@@ -199,7 +199,7 @@ class Bundle:
 
     def num_evaluation_bytes(self) -> int:
         """Return the bytes of ``eval/…`` weights, which only metrics need."""
-        return sum(self.weights[key].nbytes for key in self.weights if key.startswith("eval/"))
+        return num_bytes(self.weights, "eval/")
 
 
 def tensor_bytes(tensor: Tensor) -> memoryview:
@@ -218,6 +218,9 @@ def check_finite(bundle: Bundle) -> None:
     Raises:
         PayloadError: names the first tensor that does.
     """
+    weights = bundle.weights
+    if isinstance(weights, PackedWeights) and weights.is_plainly_finite():
+        bundle = replace(bundle, weights={})  # no tensor is made of the block
     held = {k: t for k, t in bundle.by_key().items() if t.dtype.is_floating_point and t.numel()}
     small = [t for t in held.values() if t.numel() <= _SMALL]
     dtypes = {t.dtype for t in small}

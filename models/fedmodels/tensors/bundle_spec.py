@@ -6,14 +6,19 @@ A header is checked against a specification before memory is taken for what it a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedmodels.errors import PayloadError, PayloadTooLarge, suggestion
 from fedmodels.tensors.bundle import DTYPE_NAMES, Bundle
+from fedmodels.tensors.packed_weights import names_and_layout
+
+MAX_FITTING = 16
+"""Forms of bundles that a spec remembers: uploads of a run differ in their prototypes at most."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +103,31 @@ class BundleSpec:
         """The most bytes a bundle of this spec can have."""
         specs = (*self.required.values(), *self.optional.values())
         return sum(spec.max_bytes() for spec in specs)
+
+    def check_bundle(self, bundle: Bundle) -> None:
+        """Check a bundle, as :meth:`check` does; the same names and shapes are compared once.
+
+        Raises:
+            PayloadError, PayloadTooLarge: as :meth:`check` says.
+        """
+        weights = bundle.weights
+        names, layout = names_and_layout(weights)
+        others = replace(bundle, weights={}).by_key()
+        form = names, layout, tuple((key, t.dtype, t.shape) for key, t in others.items())
+        if form in self._fitting:
+            return
+        named = zip(names, layout.facts, strict=True)
+        facts = {key: (t.dtype, tuple(t.shape)) for key, t in others.items()}
+        facts |= {f"weights/{name}": (dtype, tuple(shape)) for name, (dtype, shape) in named}
+        self.check(facts)
+        if len(self._fitting) >= MAX_FITTING:
+            self._fitting.clear()
+        self._fitting.add(form)
+
+    @cached_property
+    def _fitting(self) -> set[Any]:
+        """Names, dtypes and shapes of bundles that were found to fit."""
+        return set()
 
     def check(self, facts: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> None:
         """Check header facts, ``{key: (dtype, shape)}``, before memory is allocated for them.

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from fedmodels.errors import PayloadError
+from fedmodels.tensors.block_layout import BlockLayout
 from fedmodels.tensors.bundle import Bundle, Histogram, Prototypes
 from fedmodels.tensors.packed_weights import PackedWeights
 from fedmodels.tensors.weighted_mean import MAX_INTEGER
@@ -172,9 +173,46 @@ def _not_plainly_small(weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     block = weights.block.view(torch.float32)
     if not torch.dot(block, block) <= MAX_WEIGHT * MAX_WEIGHT:
         return weights
-    dtypes = (dtype for dtype, _ in weights.layout.facts)
-    named = zip(weights.names, dtypes, strict=True)
-    return {n: weights[n] for n, dtype in named if dtype == torch.int64 or n.endswith(NOT_NEGATIVE)}
+    special = _special_of(weights.names, weights.layout)
+    names = () if special.are_sound(weights.block) else special.names
+    return {name: weights[name] for name in names}
+
+
+@dataclass(frozen=True)
+class _Special:
+    """The tensors of a block that need more than a look at the sum of its squares."""
+
+    names: tuple[str, ...]
+    not_negative: Tensor  # (n,) int64, places of float32 elements that must not be below zero
+    integers: Tensor  # (m,) int64, places of int64 elements
+    least: Tensor  # (m,) int64, the smallest value that each may have
+
+    def are_sound(self, block: Tensor) -> bool:
+        """Tell whether no element is too large or, where that is wrong, below zero."""
+        floats = block.view(torch.float32)[self.not_negative]
+        integers = block.view(torch.int64)[self.integers]
+        are_small = (integers >= self.least) & (integers <= MAX_INTEGER)
+        return bool((floats >= 0).all()) and bool(are_small.all())
+
+
+@lru_cache(maxsize=64)
+def _special_of(names: tuple[str, ...], layout: BlockLayout) -> _Special:
+    """Return the tensors of these names that need another look."""
+    floats, integers, least = ([torch.zeros(0, dtype=torch.int64)] for _ in range(3))
+    found = []
+    facts = zip(names, layout.facts, layout.offsets, layout.ends, strict=True)
+    for name, (dtype, _), begin, end in facts:
+        never_below_zero = name.endswith(NOT_NEGATIVE)
+        if dtype == torch.int64:
+            integers.append(torch.arange(begin // 8, end // 8))
+            low = 0 if never_below_zero else -MAX_INTEGER
+            least.append(torch.full_like(integers[-1], low))
+        elif never_below_zero:
+            floats.append(torch.arange(begin // 4, end // 4))
+        else:
+            continue
+        found.append(name)
+    return _Special(tuple(found), torch.cat(floats), torch.cat(integers), torch.cat(least))
 
 
 def _check_sizes(prefix: str, tensors: Mapping[str, Tensor]) -> None:

@@ -7,6 +7,7 @@ other threads want the lock. NumPy moves the elements in one operation.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 UNKNOWN_TO_NUMPY = frozenset({torch.bfloat16})
+HALF = frozenset({torch.float16, torch.bfloat16})
 
 
 def flatten(tensors: Sequence[Tensor]) -> Tensor:
@@ -27,6 +29,18 @@ def flatten(tensors: Sequence[Tensor]) -> Tensor:
         t.numpy() if t.is_cpu and not t.requires_grad else t.numpy(force=True) for t in tensors
     ]
     return torch.from_numpy(np.concatenate([array.ravel() for array in arrays]))
+
+
+def are_plainly_finite(words: Tensor) -> bool:
+    """Tell whether memory that is read as float32 (n,) surely holds no NaN and no infinity.
+
+    The upper half of a float64 NaN or infinity reads as a NaN, too. Integers may read as NaN, so
+    False does not say that a number is not finite. Numbers of ``HALF`` cannot be read so.
+    """
+    if math.isfinite(torch.dot(words, words).item()):  # 0.04 ms a MiB, aminmax 0.12
+        return True
+    low, high = torch.aminmax(words)  # squares may overflow where values do not
+    return bool(torch.isfinite(low) & torch.isfinite(high))
 
 
 def unflatten(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:

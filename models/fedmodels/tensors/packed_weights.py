@@ -7,12 +7,13 @@ every round, takes several times as long as all the arithmetic on their elements
 from __future__ import annotations
 
 from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
 
 from fedmodels.tensors.block_layout import BlockLayout, facts_of, layout_of
+from fedmodels.tensors.flat_vector import HALF, are_plainly_finite
 
 
 class PackedWeights(Mapping[str, Tensor]):
@@ -52,6 +53,11 @@ class PackedWeights(Mapping[str, Tensor]):
     def is_like(self, other: PackedWeights) -> bool:
         """Tell whether the same tensors lie at the same places of both blocks."""
         return self.names == other.names and self.layout == other.layout
+
+    def is_plainly_finite(self) -> bool:
+        """Tell whether the block surely holds no NaN and no infinity, at one look at all of it."""
+        can_tell = self.block.is_cpu and self.layout.dtypes.isdisjoint(HALF)
+        return can_tell and are_plainly_finite(self.block.view(torch.float32))
 
     def copy(self) -> PackedWeights:
         """Return a copy on the CPU, in its own block."""
@@ -98,8 +104,14 @@ def laid_like(like: PackedWeights, sources: Sequence[Mapping[str, Tensor]]) -> P
     return PackedWeights(like.names, like.layout, block)
 
 
-def num_bytes(tensors: Mapping[str, Tensor]) -> int:
-    """Return how many bytes tensors hold."""
+def num_bytes(tensors: Mapping[str, Tensor], prefix: str = "") -> int:
+    """Return how many bytes tensors hold whose names begin with a prefix."""
     if isinstance(tensors, PackedWeights):
-        return tensors.layout.num_bytes
-    return sum(tensor.nbytes for tensor in tensors.values())
+        return _num_bytes(tensors.names, tensors.layout, prefix)
+    return sum(tensor.nbytes for name, tensor in tensors.items() if name.startswith(prefix))
+
+
+@lru_cache(maxsize=64)
+def _num_bytes(names: tuple[str, ...], layout: BlockLayout, prefix: str) -> int:
+    places = zip(names, layout.offsets, layout.ends, strict=True)
+    return sum(end - begin for name, begin, end in places if name.startswith(prefix))

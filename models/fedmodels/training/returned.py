@@ -89,13 +89,13 @@ def check_asked(method: Method, ctx: ClientContext) -> None:
             )
 
 
-def check_upload(method: Method, run: RunFacts, upload: Bundle) -> None:
-    """Check that an upload holds what the server expects.
+def check_upload(method: Method, spec: BundleSpec, upload: Bundle) -> None:
+    """Check that an upload holds what the server expects: what the method's ``upload_spec`` says.
 
     Raises:
         ConfigError: names the first tensor that the server would refuse.
     """
-    _check_spec(method, "uplink", "upload_spec", upload, method.upload_spec(run))
+    _check_spec(method, "uplink", "upload_spec", upload, spec)
 
 
 def check_finished(method: Method, found: object) -> tuple[ServerState, Metrics]:
@@ -163,7 +163,7 @@ def check_scores(method: Method, ctx: ClientContext, found: object, examples: in
 
 def _check_spec(method: Method, hook: str, spec: str, bundle: Bundle, expected: BundleSpec) -> None:
     try:
-        expected.check({key: (t.dtype, tuple(t.shape)) for key, t in bundle.by_key().items()})
+        expected.check_bundle(bundle)
     except PayloadError as error:
         line = str(error).removesuffix(".")
         raise ConfigError(

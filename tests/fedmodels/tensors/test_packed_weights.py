@@ -12,8 +12,9 @@ from fedmodels.nets import make_net
 from fedmodels.nets.split import load_weights, weights_of
 from fedmodels.tensors import memory_blocks as blocks
 from fedmodels.tensors.block_layout import ALIGNMENT, BlockLayout, facts_of, layout_of
-from fedmodels.tensors.bundle import DTYPES, Bundle, tensor_bytes
+from fedmodels.tensors.bundle import DTYPES, Bundle, Prototypes, check_finite, tensor_bytes
 from fedmodels.tensors.bundle_spec import BundleSpec
+from fedmodels.tensors.declared_counts import check_numbers
 from fedmodels.tensors.memory_blocks import lease
 from fedmodels.tensors.packed_weights import PackedWeights, names_and_layout, num_bytes
 from fedmodels.tensors.weighted_mean import weighted_mean
@@ -106,6 +107,48 @@ def test_a_bundle_counts_packed_weights_as_others():
     one, other = Bundle(packed(weights), scalars={"n": 1.0}), Bundle(weights, scalars={"n": 1.0})
     assert one.num_bytes() == other.num_bytes()
     assert one.num_evaluation_bytes() == other.num_evaluation_bytes() == 28
+
+
+def test_weights_that_are_sound_are_checked_as_one_block():
+    """A server checks those of each client in each round: no tensor is made of a block for it."""
+    weights = {
+        "base/bn.running_var": torch.ones(3),
+        "base/bn.num_batches_tracked": torch.tensor(7),
+        "eval/head": torch.ones(5, 2),
+    }
+    names, layout = names_and_layout(weights)
+    spec = BundleSpec.of(Bundle(weights))
+    for number in range(2):
+        block = layout.empty()
+        for name, place in zip(names, layout.views(block), strict=True):
+            place.copy_(weights[name] + number)
+        held = PackedWeights(names, layout, block)
+        bundle = Bundle(held)
+        spec.check_bundle(bundle)
+        check_numbers(bundle)
+        check_finite(bundle)
+        assert (bundle.num_bytes(), bundle.num_evaluation_bytes()) == (20, 40)
+        assert "_tensors" not in vars(held)
+
+
+@pytest.mark.parametrize("form", [dict, packed])
+def test_a_bundle_is_compared_with_its_spec_by_names_dtypes_and_shapes(form):
+    """Also after one of the same form has passed."""
+    weights, rows = {"base/w": torch.ones(2, 3)}, Prototypes.by_position(torch.ones(2, 3))
+    spec = BundleSpec.of(Bundle(weights, {"class": rows}))
+    for _ in range(2):
+        spec.check_bundle(Bundle(form(weights), {"class": rows}))
+    more = Prototypes.by_position(torch.ones(3, 3))
+    for wrong, line in (
+        (Bundle(form({"base/w": torch.ones(3, 2)}), {"class": rows}), "'weights/base/w' is"),
+        (Bundle(form({"base/w": torch.ones(2, 3).half()}), {"class": rows}), "is float16"),
+        (Bundle(form({"base/v": torch.ones(2, 3)}), {"class": rows}), "unexpected tensor"),
+        (Bundle(form(weights), {"class": more}), "'prototypes/class/vectors' is"),
+        (Bundle(form(weights)), "'prototypes/class/counts' is missing"),
+    ):
+        for _ in range(2):
+            with pytest.raises(PayloadError, match=line):
+                spec.check_bundle(wrong)
 
 
 # --- travelling -----------------------------------------------------------------------------------

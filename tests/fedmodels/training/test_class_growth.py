@@ -87,7 +87,7 @@ class World:
         sent = {}
         for client, payload in self.payloads().items():
             done = train_locally(self.method, self.context(client), payload, self.clients[client])
-            check_upload(self.method, self.run, done.upload)
+            check_upload(self.method, self.method.upload_spec(self.run), done.upload)
             sent[client] = done.upload
             if self.method.keeps_state(self.run):
                 self.clients[client] = done.state
