@@ -279,10 +279,10 @@ def _device(text: str) -> torch.device:
     import torch
 
     from fedmodels.config.places import check_card
+    from fedmodels.devices import device_of
 
-    count = 0 if text == "cpu" else torch.cuda.device_count()
-    check_card(text, count)
-    return torch.device(text if text != "auto" else "cuda:0" if count else "cpu")
+    check_card(text, 0 if text == "cpu" else torch.cuda.device_count())
+    return device_of(text)
 
 
 @app.command()

@@ -66,10 +66,10 @@ ROOMS = {
         "open_runs", "testing.trial", "testing.case", "testing.suite", "testing",
     ),
     "fedmodels": (
-        "errors", "machine", "printable", "units", "charts", "log_lines", "files", "processes",
-        "own_code", "page_server", "commands", "options", "tensors", "data_description", "numerics",
-        "secure_sum", "config", "reductions", "nets", "privacy", "training", "techniques",
-        "methods",
+        "errors", "machine", "devices", "printable", "units", "charts", "log_lines", "files",
+        "processes", "own_code", "page_server", "commands", "options", "tensors",
+        "data_description", "numerics", "secure_sum", "config", "reductions", "nets", "privacy",
+        "training", "techniques", "methods",
         "resolution",
     ),
     "fedpb": (

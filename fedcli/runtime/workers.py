@@ -21,6 +21,7 @@ from fedcli.runtime.setups import SetUps
 from fedcli.runtime.state import StateDirectory
 from fedcli.runtime.worker import Worker
 from fedmodels.config.experiment import Experiment
+from fedmodels.devices import free_on, give_back
 from fedmodels.errors import DataError
 from fedmodels.machine import cores, free_bytes
 from fedmodels.methods import make
@@ -31,6 +32,8 @@ from fedmodels.training.hooks import init_client
 
 KEEP_BYTES, KEEPING = 256 << 20, 64
 """Bytes of uploads that a process keeps until their commit, shared by so many clients at most."""
+PROCESSES = 4
+"""Processes that may share a GPU: each leaves room for the data of so many."""
 log = logging.getLogger(__name__)
 
 
@@ -56,7 +59,8 @@ class Workers:
         """The client that worked last comes last."""
         self._idle: dict[ClientId, int] = {}
         """The bytes that each open client holds, without the clients that worked last."""
-        self._idle_bytes, self._room = 0, room_for_idle()
+        self._idle_bytes = 0
+        self._room = min(room_for_idle(), free_on(device) / (2 * PROCESSES))
         self._experiment: Experiment | None = None
         self._classes: tuple[str, ...] = ()
         """Names of the classes that the run began with, where the server says them."""
@@ -125,6 +129,7 @@ class Workers:
             first = next(iter(self._idle))
             self._idle_bytes -= self._idle.pop(first)
             self._open.pop(first).close()
+            give_back(self._device)
         return worker
 
     def open(self) -> Mapping[ClientId, Worker]:

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -31,6 +31,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, mse_loss
 
 from fedmodels.config.bounds import Count, NonNegative, PositiveCount
+from fedmodels.devices import to_device
 from fedmodels.errors import PayloadError
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
@@ -73,7 +74,7 @@ class Predecessor:
 
     net: SplitNet
     flow: Flow
-    classes: Tensor  # (c,) labels anybody had trained on by then
+    classes: Tensor  # (c,) labels anybody had trained on by then; on the processor
 
 
 @dataclass
@@ -81,7 +82,8 @@ class AfFclReferences:
     """References of the loss in one interaction."""
 
     flow: Flow
-    seen: Tensor  # (c,) labels that any client announced up to now
+    seen: Tensor  # (c,) labels that any client announced up to now; on the processor
+    y: Tensor  # (n,) labels of the training set; on the processor
     last: Predecessor | None
     kept: Weights
     """``last/…`` and ``before`` as the private state has them."""
@@ -90,6 +92,8 @@ class AfFclReferences:
     adams: Mapping[str, torch.optim.Optimizer]
     """By role: ``net``, ``head``, ``flow``; there while it trains."""
     flow_steps: Count = 0
+    figures: dict[str, Tensor] = field(default_factory=dict)
+    """What the last step tells of itself, read when the training has ended."""
 
 
 @register("af-fcl")
@@ -175,13 +179,13 @@ class AFFCL(FedAvg):
         if payload.histogram is None or not part_of(payload.weights, "flow"):
             raise PayloadError("the server sent no flow to train")
         check_orders(payload.weights)
-        masks = ClassMasks.of(payload.histogram, ctx.device)
-        _, y = ctx.stream.train(ctx.task)
+        masks, y = ClassMasks.of(payload.histogram), ctx.stream.train(ctx.task)[1].cpu()
         seen = (masks.seen | mask_of(y, ctx.run.problem.num_classes)).nonzero().flatten()
         kept = self._kept(ctx, payload, state, masks.before)
         last = self._frozen(ctx, kept) if kept else None
         flow = self._filled(ctx, payload.weights)
-        return AfFclReferences(flow, seen, last, kept, state.weights, ctx.generator("method"), {})
+        draw = ctx.generator("method")
+        return AfFclReferences(flow, seen, y, last, kept, state.weights, draw, {})
 
     def _kept(self, ctx: ClientContext, payload: Bundle, state: Bundle, before: Tensor) -> Weights:
         """Return ``last/…`` and ``before``: the state's within a task, new ones when it is over.
@@ -206,7 +210,7 @@ class AFFCL(FedAvg):
         flow = self._filled(ctx, found)
         for module in (net, flow):
             module.requires_grad_(False).eval()
-        return Predecessor(net, flow, kept[BEFORE].nonzero().flatten().to(ctx.device))
+        return Predecessor(net, flow, kept[BEFORE].nonzero().flatten())
 
     def fit(self, ctx: ClientContext, x: Tensor, y: Tensor, refs: AfFclReferences) -> float:
         decay, loop = ctx.run.experiment.training.weight_decay, EpochLoop(self, ctx, x, y, refs)
@@ -223,7 +227,7 @@ class AFFCL(FedAvg):
             features = ctx.net.features(batch.x)
             h = features.detach()  # neither the flow nor the head's own step moves the base
             self._train_flow(ctx, h, batch.y, refs)
-            self._train_head(ctx, h, batch.y, refs)
+            self._train_head(ctx, h, batch, refs)
             out = Output(features, ctx.net.head(features))
             loop.end_step(batch, descend(self.loss(ctx, batch, out, refs), whole))
         return loop.end()
@@ -233,26 +237,29 @@ class AFFCL(FedAvg):
         if self.flow_steps and refs.flow_steps >= self.flow_steps:
             return
         loss = -refs.flow.log_density(h, y).mean()
-        ctx.metrics["flow_loss"] = float(loss.detach()) / refs.flow.width
+        refs.figures["flow_loss"] = loss.detach().double() / refs.flow.width
         if self.k_last and refs.last is not None and len(refs.last.classes):
-            labels = labels_from(refs.last.classes, len(y), refs.draw)
+            labels = to_device(labels_from(refs.last.classes, len(y), refs.draw), y.device)
             u, _ = refs.last.flow.sample(labels, refs.draw)
             loss = loss - self.k_last * refs.flow.log_density(u, labels).mean()
         descend(loss, refs.adams["flow"])
         refs.flow_steps += 1
 
-    def _train_head(self, ctx: ClientContext, h: Tensor, y: Tensor, refs: AfFclReferences) -> None:
+    def _train_head(
+        self, ctx: ClientContext, h: Tensor, batch: Batch, refs: AfFclReferences
+    ) -> None:
         """Step down the head's loss on embeddings drawn from the flow."""
         if not self.k_flow:
             return
-        labels = labels_from(refs.seen, len(y), refs.draw)
+        told = labels_from(refs.seen, len(batch.y), refs.draw)
+        labels = to_device(told, h.device)
         u, noise = refs.flow.sample(labels, refs.draw)
         with torch.no_grad():
-            z, log_det = refs.flow(h, y)
+            z, log_det = refs.flow(h, batch.y)
             p = refs.flow.log_density_of(z, log_det).div(refs.flow.width).exp().mean()
             drawn = noise if self.preset == "paper" else u
-            w = credibility(z, y, drawn, labels, p)
-        ctx.metrics |= {"flow_density": float(p), "credibility": float(w.mean())}
+            w = credibility(z, refs.y[batch.positions], drawn, told, p)
+        refs.figures |= {"flow_density": p, "credibility": w.mean()}
         teacher = None if refs.last is None else refs.last.net.head(u)
         descend(self.drawn_loss(ctx.net.head(u), labels, w, p, teacher), refs.adams["head"])
 
@@ -286,6 +293,7 @@ class AFFCL(FedAvg):
         return loss + self.k_kd * held
 
     def after_local(self, ctx: ClientContext, state: Bundle, refs: AfFclReferences) -> Bundle:
+        ctx.metrics.update({name: float(value) for name, value in refs.figures.items()})
         weights = {**refs.kept, **moments_of(_adams(refs))}
         return Bundle(weights=weights, scalars={"task": float(ctx.task)})
 
@@ -309,15 +317,16 @@ def credibility(z: Tensor, y: Tensor, drawn: Tensor, labels: Tensor, otherwise: 
 
     Args:
         z: the batch's real points (B, d).
-        y: their labels (B,).
+        y: their labels (B,), on the processor.
         drawn: points (m, d).
-        labels: their labels (m,).
+        labels: their labels (m,), on the processor.
         otherwise: w of classes of which the batch has fewer than two.
     """
     w = otherwise.expand(len(labels)).clone()
     for label in torch.unique(labels).tolist():
-        own, rows = z[y == label], labels == label
-        if len(own) > 1:
+        of_batch, of_drawn = ((each == label).nonzero().flatten() for each in (y, labels))
+        if len(of_batch) > 1:
+            own, rows = z[to_device(of_batch, z.device)], to_device(of_drawn, z.device)
             variance = own.var(0, correction=0).clamp_min(MIN_VARIANCE)
             log_density = -0.5 * (
                 (drawn[rows] - own.mean(0)).square() / variance + (2 * math.pi * variance).log()

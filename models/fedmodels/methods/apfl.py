@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from fedmodels.config.bounds import Share
+from fedmodels.devices import to_device
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import load_weights, weights_of
@@ -56,6 +57,8 @@ class ApflReferences:
     alpha: Tensor  # ()
     trained: Weights = field(default_factory=dict)
     """w_i after local training."""
+    is_zero: bool = False
+    """Whether alpha is 0, for steps that do not change it."""
 
 
 @register("apfl")
@@ -94,7 +97,8 @@ class Apfl(FedAvg):
     def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> ApflReferences:
         twin = begin_twin(ctx, state)
         load_weights(ctx.net, payload.weights)  # the net trains as in FedAvg
-        return ApflReferences(twin, torch.tensor(state.scalars["alpha"], device=ctx.device))
+        alpha = state.scalars["alpha"]
+        return ApflReferences(twin, torch.tensor(alpha, device=ctx.device), is_zero=not alpha)
 
     def mixture_loss(
         self, ctx: ClientContext, batch: Batch, refs: ApflReferences, alpha: Tensor
@@ -113,7 +117,7 @@ class Apfl(FedAvg):
 
     def after_step(self, ctx: ClientContext, batch: Batch, refs: ApflReferences) -> None:
         adapts = self.adaptive and (self.alpha_every == "step" or refs.twin.steps == 0)
-        if not adapts and not float(refs.alpha):
+        if not adapts and refs.is_zero:
             return  # the gradient of v is alpha times something
         with refs.twin.apart():
             alpha = refs.alpha.clone().requires_grad_(adapts)
@@ -121,6 +125,8 @@ class Apfl(FedAvg):
             if alpha.grad is not None:  # <v - w, grad f(v-bar)>, section 4.1 (adaptive alpha)
                 step = lr_of(ctx) * alpha.grad
                 refs.alpha = (refs.alpha - step).clamp(0, 1)
+                if self.alpha_every != "step":  # later steps ask
+                    refs.is_zero = not float(refs.alpha)
 
     def after_local(self, ctx: ClientContext, state: Bundle, refs: ApflReferences) -> Bundle:
         refs.trained, v = weights_of(ctx.net), weights_of(refs.twin.net)
@@ -138,6 +144,6 @@ class Apfl(FedAvg):
         if self.mix == "params" or ctx.view == "global" or not own:
             return {self.rules[0]: ctx.net(x)}
         alpha = state.scalars["alpha"]
-        v = {k.replace("/", ".", 1): t.to(x.device) for k, t in own.items()}
+        v = {k.replace("/", ".", 1): to_device(t, x.device) for k, t in own.items()}
         logits: Tensor = functional_call(ctx.net, v, (x,))
         return {"mixture": alpha * logits + (1 - alpha) * ctx.net(x)}

@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedmodels.config.bounds import Count, NonNegative, PositiveCount, Share
+from fedmodels.devices import device_of, to_device
 from fedmodels.errors import PayloadError, TrainingFailed
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
@@ -56,7 +57,7 @@ from fedmodels.tensors.roles import of_role, part_of, tensors_of, under, without
 from fedmodels.tensors.uploads import Reduction, Uploads
 from fedmodels.training.augmentation import augment
 from fedmodels.training.contexts import ClientContext, Metrics, ServerContext, ServerState
-from fedmodels.training.loop import batches, mean_loss
+from fedmodels.training.loop import batches, mean_loss, placed
 from fedmodels.training.method import Payload, Reduced
 from fedmodels.training.run import RunFacts
 
@@ -80,7 +81,7 @@ class FedCilReferences:
     received: ConditionalGenerator
     classes: Histogram
     """Of 0 and 1: classes of this task, and of the client's earlier ones."""
-    known: Tensor  # (c,) labels the received generator is asked for
+    known: Tensor  # (c,) labels the received generator is asked for; on the processor
     kept: Weights
     """``last/…`` as the private state has it."""
     draw: torch.Generator
@@ -213,8 +214,7 @@ class FedCIL(FedAvg):
     def finish(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> Reduced:
         if not self.md_iter:
             return state, {}
-        on_gpu = self.device == "auto" and torch.cuda.is_available()
-        device = torch.device("cuda" if on_gpu else "cpu")
+        device = device_of(self.device)
         cohort = {c: state.clients[c] for c in uploads if c in state.clients}
         pools = [self._pool(ctx, cohort, name, device) for name in (NOW, LAST)]
         pools = [pool for pool in pools if pool.holders]
@@ -283,7 +283,7 @@ class FedCIL(FedAvg):
         if payload.histogram is None or not generator:
             raise PayloadError("the server sent no generator to train")
         run, limits = ctx.run, ctx.stream.limits()
-        masks, (_, y) = ClassMasks.of(payload.histogram, ctx.device), ctx.stream.train(ctx.task)
+        masks, (_, y) = ClassMasks.of(payload.histogram), ctx.stream.train(ctx.task)
         classes, kept = self._past(ctx, state, mask_of(y, run.problem.num_classes))
         source, _ = self._fresh(run)
         source.load_state_dict(dict(part_of(payload.weights, "source")))
@@ -313,23 +313,27 @@ class FedCIL(FedAvg):
 
     def fit(self, ctx: ClientContext, x: Tensor, y: Tensor, refs: FedCilReferences) -> float:
         training, model, draw = ctx.run.experiment.training, refs.model, ctx.generator("augment")
-        losses = list[tuple[Tensor, int]]()
-        now, past = (c.nonzero().flatten().to(y.device) for c in vars(refs.classes).values())
-        per_pass = max(1, -(-len(y) // training.batch_size))
-        for step, index in zip(range(self.iterations), _endless(ctx, len(y)), strict=False):
-            parts = [(augment(x[index], training, draw), y[index])]
-            fakes = [labels_from(now, len(index), refs.draw)]
+        losses, of_generator = list[tuple[Tensor, int]](), torch.zeros(())
+        now, past = (c.nonzero().flatten() for c in vars(refs.classes).values())
+        per_pass, of_all = max(1, -(-len(y) // training.batch_size)), y.cpu()
+        endless = _endless(ctx, len(y), y.device)
+        for step, (drawn, index) in zip(range(self.iterations), endless, strict=False):
+            parts, told = [(augment(x[index], training, draw), y[index])], [of_all[drawn]]
+            fakes = [self._labels(now, len(index), refs, y.device)]
             if refs.last is not None and len(past):
-                labels = labels_from(past, self.replay_batch, refs.draw)
+                told.append(labels_from(past, self.replay_batch, refs.draw))
+                labels = to_device(told[1], y.device)
                 parts.append((refs.last(labels, refs.draw), labels))
-                fakes.append(labels_from(past, self.replay_batch, refs.draw))
-            further = self._consistency(model.net, parts, refs)
+                fakes.append(self._labels(past, self.replay_batch, refs, y.device))
+            further = self._consistency(model.net, parts, told, refs)
             loss = model.train_critic(parts, fakes, refs.draw, further)
             losses.append((loss, len(index)))
-            ctx.metrics["generator_loss"] = float(model.train_generator(fakes, refs.draw))
+            of_generator = model.train_generator(fakes, refs.draw)
             ctx.tick(step // per_pass, step % per_pass, loss)
         for parameter in ctx.net.parameters():
             parameter.grad = None
+        if losses:
+            ctx.metrics["generator_loss"] = float(of_generator)
         mean = mean_loss(losses[-per_pass:])
         if losses and not math.isfinite(mean):
             raise TrainingFailed(
@@ -338,20 +342,33 @@ class FedCIL(FedAvg):
             )
         return mean
 
+    def _labels(
+        self, classes: Tensor, count: int, refs: FedCilReferences, device: torch.device
+    ) -> Tensor:
+        return to_device(labels_from(classes, count, refs.draw), device)
+
     def _consistency(
-        self, net: SplitNet, parts: Sequence[tuple[Tensor, Tensor]], refs: FedCilReferences
+        self,
+        net: SplitNet,
+        parts: Sequence[tuple[Tensor, Tensor]],
+        told: Sequence[Tensor],
+        refs: FedCilReferences,
     ) -> Tensor | float:
-        """Return the consistency loss on the classes that the received generator knows."""
+        """Return the consistency loss on the classes that the received generator knows.
+
+        ``told`` has the labels of the parts on the processor.
+        """
         if self.preset == "released" or not self.consistency or not len(refs.known):
             return 0.0
-        loss = torch.zeros((), device=parts[0][0].device)
-        for x, y in parts:  # real images, and the client's own of earlier tasks
-            rows = torch.isin(y, refs.known)
-            if int(rows.sum()) > 1:  # a batch of one cannot be normalised
+        device = parts[0][0].device
+        loss = torch.zeros((), device=device)
+        for (x, y), labels in zip(parts, told, strict=True):  # real images, and own earlier ones
+            rows = to_device(torch.isin(labels, refs.known).nonzero().flatten(), device)
+            if len(rows) > 1:  # a batch of one cannot be normalised
                 received = refs.received(y[rows], refs.draw)
                 wanted = teacher_logits(net, received)
                 loss = loss + distillation(wanted, net(x[rows]))
-        labels = labels_from(refs.known, self.replay_batch, refs.draw)
+        labels = self._labels(refs.known, self.replay_batch, refs, device)
         loss = loss + cross_entropy(net(refs.received(labels, refs.draw)), labels)
         return self.consistency * loss
 
@@ -366,12 +383,15 @@ class FedCIL(FedAvg):
         return Bundle(weights, histogram=refs.classes, scalars=scalars)
 
 
-def _endless(ctx: ClientContext, n: int) -> Iterator[Tensor]:
-    """Yield the index tensors of shuffled passes, one after another; none if there is no batch."""
+def _endless(ctx: ClientContext, n: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the index tensors of shuffled passes, one after another; none if there is no batch.
+
+    Each on the processor, and on the device.
+    """
     order, training = ctx.generator("order"), ctx.run.experiment.training
     while found := list(batches(n, ctx.net, training, order)):
         ctx.skipped = n - sum(map(len, found))
-        yield from found
+        yield from zip(found, placed(found, device), strict=True)
     ctx.skipped = n
 
 

@@ -21,6 +21,7 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from fedmodels.config.bounds import PositiveCount
+from fedmodels.devices import to_device
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import load_weights, weights_of
@@ -166,6 +167,6 @@ def losses_of(ctx: ClientContext, learners: list[Weights], x: Tensor, y: Tensor)
 
 def _logits(ctx: ClientContext, weights: Weights, x: Tensor) -> Tensor:
     """Return the logits of a learner; the net in ``ctx`` lends its form."""
-    tensors = {k.replace("/", ".", 1): t.to(x.device) for k, t in weights.items()}
+    tensors = {k.replace("/", ".", 1): to_device(t, x.device) for k, t in weights.items()}
     logits: Tensor = functional_call(ctx.net, tensors, x)
     return logits

@@ -30,9 +30,8 @@ from fedmodels.training.method import Batch, Output
 
 def not_true(logits: Tensor, labels: Tensor) -> Tensor:
     """Return each row without the logit of its label: (B, K) and (B,) give (B, K-1)."""
-    count, classes = logits.shape
-    column = torch.arange(classes, device=logits.device)
-    return logits[column != labels[:, None]].view(count, classes - 1)
+    column = torch.arange(logits.shape[1] - 1, device=logits.device)
+    return logits.gather(1, column + (column >= labels[:, None]))
 
 
 def not_true_distance(teacher: Tensor, student: Tensor, labels: Tensor, tau: float) -> Tensor:

@@ -174,7 +174,7 @@ class Gldp(FedAvg):
 
     def predict(self, ctx: ClientContext, payload: Bundle, state: Bundle, x: Tensor) -> Scores:
         z, own, everyone = ctx.net.features(x), by_class(ctx, state), by_class(ctx, payload)
-        local = own if bool(own.known.any()) else everyone
+        local = own.or_else(everyone)
         rules = {
             "gldp_gp": nearest_scores(z, everyone, own.known),  # eq. 13
             "gldp_lp": nearest_scores(z, local, own.known),

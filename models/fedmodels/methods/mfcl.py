@@ -32,6 +32,7 @@ from torch import Tensor
 from torch.nn.functional import conv2d, cross_entropy, mse_loss, pad
 
 from fedmodels.config.bounds import Count, NonNegative, Positive, PositiveCount
+from fedmodels.devices import to_device
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.generative.upsampling import Upsampling
@@ -39,7 +40,7 @@ from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.optimizers import Adam, descend
 from fedmodels.numerics.randomness import seeded
 from fedmodels.techniques import server_memory
-from fedmodels.techniques.continual import masked_cross_entropy
+from fedmodels.techniques.continual import columns_of, cross_entropy_among
 from fedmodels.techniques.datafree import LayerMoments, is_reported, watch_moments
 from fedmodels.techniques.server_memory import Draw, MemoryReferences, ServerMemory
 from fedmodels.tensors.bundle import Bundle, GeneratorState, Weights
@@ -132,12 +133,12 @@ class MFCL(FedAvg):
             generator.load_state_dict(dict(held.tensors))
         generator.to(known.device).train()
         adam = Adam(generator.parameters(), lr=self.generator_lr)
-        draw, loss = ctx.generator(), 0.0
+        draw, loss, classes = ctx.generator(), 0.0, columns_of(known)
         with watch_moments(old) as watch:
             for step in range(1, self.generator_steps + 1):
                 z = torch.randn(self.generator_batch, self.latent, generator=draw)
                 x = generator(z.to(known.device))
-                logits = old(x)[:, known]
+                logits = old(x)[:, classes]
                 loss = float(descend(self._generator_loss(x, logits, watch.layers()), adam))
                 server_memory.check_loss(ctx, "the generator", loss, "method.generator_lr")
                 if is_reported(step, self.generator_steps):
@@ -177,7 +178,7 @@ class MFCL(FedAvg):
         @torch.no_grad()
         def draw() -> Tensor:
             z = torch.randn(self.synthetic_batch, self.latent, generator=noise)
-            images: Tensor = generator(z.to(ctx.device))
+            images: Tensor = generator(to_device(z, ctx.device))
             return images
 
         return draw
@@ -192,17 +193,20 @@ class MFCL(FedAvg):
         assert refs.old is not None
         x = refs.draw()
         with torch.no_grad():
-            y = refs.known.nonzero().flatten()[refs.old(x)[:, refs.known].argmax(1)]
+            y = refs.known[refs.old(x)[:, refs.known].argmax(1)]
         index = torch.full_like(y, SYNTHETIC)
-        return Batch(*(torch.cat(p) for p in ((batch.x, x), (batch.y, y), (batch.index, index))))
+        pairs = [(batch.x, x), (batch.y, y), (batch.index, index)]
+        if batch.drawn is not None:
+            pairs.append((batch.drawn, torch.full((len(y),), SYNTHETIC)))
+        return Batch(*(torch.cat(pair) for pair in pairs))
 
     def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: MemoryReferences) -> Tensor:
         if refs.old is None:
             return super().loss(ctx, batch, out, refs)
-        real = batch.index != SYNTHETIC
-        new = masked_cross_entropy(out.logits[real], batch.y[real], refs.current)  # L_CE
+        real = batch.rows(lambda positions: positions != SYNTHETIC)
+        new = cross_entropy_among(out.logits[real], batch.y[real], refs.current)  # L_CE
         head = ctx.net.head(out.features.detach())
-        both = masked_cross_entropy(head, batch.y, refs.seen)  # L_FT
+        both = cross_entropy_among(head, batch.y, refs.seen)  # L_FT
         with torch.no_grad():
             before = refs.old(batch.x)
         through = refs.old.head(out.features) - before

@@ -101,8 +101,8 @@ class PFedGRP(FedAvg):
 
     def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: Rehearsal) -> Tensor:
         first, size = len(refs.real[1]), len(batch.y)
-        replayed = batch.index >= first
-        if not bool(replayed.any()):
+        replayed = batch.rows(lambda positions: positions >= first)
+        if not len(replayed):
             return cross_entropy(out.logits, batch.y)
         loss = self.supervised(batch, out, refs) / size
         if refs.teacher is not None:

@@ -31,12 +31,13 @@ import torch
 from torch import Tensor
 
 from fedmodels.config.bounds import NonNegative, Positive, PositiveCount
+from fedmodels.devices import to_device
 from fedmodels.errors import PayloadError
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import SplitNet
 from fedmodels.techniques import server_memory
-from fedmodels.techniques.continual import masked_cross_entropy
+from fedmodels.techniques.continual import cross_entropy_among
 from fedmodels.techniques.datafree import as_inputs, shuffle, watch_moments
 from fedmodels.techniques.server_memory import MEMORY, Draw, MemoryReferences, ServerMemory
 from fedmodels.techniques.synthesis import Synthesis, Synthesised, distillation
@@ -124,15 +125,15 @@ class TARGET(FedAvg):
         """Return the source of synthetic inputs for the batches of one local training."""
         if IMAGES not in payload.weights:
             raise PayloadError(f"the memory came without {IMAGES!r}")
-        images = payload.weights[IMAGES]  # (n, C, H, W), uint8
+        images = payload.weights[IMAGES].to(ctx.device)  # (n, C, H, W), uint8
         if not len(images):
             return None
         training, draw = ctx.run.experiment.training, ctx.generator()
         order = shuffle(len(images), training.batch_size, draw)
-        limits = ctx.stream.limits()
+        low, high = (edge.to(ctx.device) for edge in ctx.stream.limits())
 
         def batch() -> Tensor:
-            x = as_inputs(images[next(order)].to(ctx.device), limits)
+            x = as_inputs(images[to_device(next(order), ctx.device)], (low, high))
             return augment(x, training, draw)
 
         return batch
@@ -140,7 +141,7 @@ class TARGET(FedAvg):
     def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: MemoryReferences) -> Tensor:
         if refs.old is None or refs.draw is None:
             return super().loss(ctx, batch, out, refs)
-        new = masked_cross_entropy(out.logits, batch.y, refs.current)
+        new = cross_entropy_among(out.logits, batch.y, refs.current)
         x = refs.draw()
         with torch.no_grad():
             teacher = refs.old(x)[:, refs.known]

@@ -17,6 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fedmodels.devices import device_of
 from fedmodels.numerics.clustering import cluster
 
 ROWS = 1024
@@ -37,7 +38,7 @@ def cluster_sets(
     """
     if solver == "lloyd":
         return cluster(torch.cat(list(points)), init, max_iter=max_iter)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = device_of("auto")
     near = neighbours if solver == "neighbours" else None
     return cluster_near(points, init, neighbours=near, device=device, max_iter=max_iter)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedmodels.devices import to_device
 from fedmodels.numerics.algebra import class_means
 from fedmodels.tensors.bundle import Prototypes
 
@@ -30,10 +31,16 @@ class ByClass:
         vectors = torch.zeros(num_classes, width, device=device)
         known = torch.zeros(num_classes, dtype=torch.bool, device=device)
         if prototypes is not None and len(prototypes.labels):
-            labels = prototypes.labels.long().to(device)
-            vectors[labels] = prototypes.vectors.to(device)
+            labels = to_device(prototypes.labels.long(), device)
+            vectors[labels] = to_device(prototypes.vectors, device)
             known[labels] = True
         return cls(vectors, known)
+
+    def or_else(self, others: ByClass) -> ByClass:
+        """Return these prototypes; others where none of these exists."""
+        some = self.known.any()
+        pairs = ((self.vectors, others.vectors), (self.known, others.known))
+        return ByClass(*(torch.where(some, mine, theirs) for mine, theirs in pairs))
 
 
 def class_prototypes(features: Tensor, labels: Tensor, num_classes: int) -> Prototypes:
@@ -140,10 +147,7 @@ def nearest_scores(z: Tensor, table: ByClass, candidates: Tensor) -> Tensor:
     every class with a prototype is a candidate; where there is none at all, all score alike.
     """
     among = table.known & candidates
-    if not bool(among.any()):
-        among = table.known
+    among = torch.where(among.any(), among, table.known)
     exact = "donot_use_mm_for_euclid_dist"
     distance = torch.cdist(z.float(), table.vectors, compute_mode=exact)
-    if not bool(among.any()):
-        return torch.zeros_like(distance)
-    return torch.where(among, -distance, -torch.inf)
+    return torch.where(among.any(), torch.where(among, -distance, -torch.inf), 0.0)

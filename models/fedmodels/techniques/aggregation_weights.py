@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fedmodels.config.bounds import Count, NonNegative, PositiveCount, Share
+from fedmodels.devices import device_of
 from fedmodels.machine import cores
 from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.optimizers import Adam
@@ -118,15 +119,15 @@ class LearnedWeights(SharedSettings):
     """Where eq. 8 is minimised: on the coordinator's cores, or on its GPU where it has one."""
 
     @property
-    def device(self) -> str:
+    def device(self) -> torch.device:
         """Return where the search computes."""
-        return "cuda" if self.w_device == "auto" and torch.cuda.is_available() else "cpu"
+        return device_of(self.w_device)
 
     def found(
         self, run: RunFacts, models: Sequence[Weights], searches: Sequence[WeightSearch]
     ) -> list[BestWeights]:
         """Return the weights that each search finds, on a GPU one after the other."""
-        threads = cores() if self.device == "cpu" else 1
+        threads = cores() if self.device.type == "cpu" else 1
         mixer = Mixer(run.make_net().to(self.device), models)
         return find_all(mixer, searches, self, threads)
 

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from fedmodels.devices import to_device
 from fedmodels.tensors.bundle import Bundle, ClientId, GeneratorState, Histogram, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.training.contexts import ServerContext
@@ -90,19 +91,24 @@ def mask_of(y: Tensor, num_classes: int) -> Tensor:
 
 def labels_from(classes: Tensor, count: int, draw: torch.Generator) -> Tensor:
     """Draw labels (m,) uniformly from these classes (c,); m is ``count``."""
-    return classes[torch.randint(len(classes), (count,), generator=draw).to(classes.device)]
+    return classes[to_device(torch.randint(len(classes), (count,), generator=draw), classes.device)]
 
 
-def masked_cross_entropy(logits: Tensor, y: Tensor, mask: Tensor) -> Tensor:
-    """Return the mean cross-entropy over the columns of a mask alone; of nothing it is 0.
+def columns_of(mask: Tensor) -> Tensor:
+    """Return the classes (c,) of a mask (K,), ascending; made once, as it waits for a GPU."""
+    return mask.nonzero().flatten()
+
+
+def cross_entropy_among(logits: Tensor, y: Tensor, classes: Tensor) -> Tensor:
+    """Return the mean cross-entropy over the columns of these classes alone; of nothing it is 0.
 
     Columns are taken out, never set to minus infinity: what multiplies that by 0 is not a number.
 
     Args:
         logits: (B, K).
-        y: labels (B,), each of a class in the mask.
-        mask: (K,) bool.
+        y: labels (B,), each of one of the classes.
+        classes: (c,), ascending.
     """
     if not len(y):
         return logits.sum() * 0.0
-    return cross_entropy(logits[:, mask], (mask.cumsum(0) - 1)[y])
+    return cross_entropy(logits[:, classes], torch.searchsorted(classes, y))

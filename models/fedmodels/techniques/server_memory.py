@@ -24,6 +24,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fedmodels.devices import device_of
 from fedmodels.errors import PayloadError
 from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.randomness import seeded
@@ -31,6 +32,7 @@ from fedmodels.techniques.continual import (
     ClassMasks,
     add_clients,
     beside_training,
+    columns_of,
     mask_of,
     masks_spec,
 )
@@ -56,14 +58,14 @@ Remember = Callable[[SplitNet, Tensor], tuple[Bundle, Metrics]]
 
 @dataclass(frozen=True)
 class MemoryReferences:
-    """References of a client's loss; without a memory only the first mask counts."""
+    """References of a client's loss; without a memory only the first classes count."""
 
     current: Tensor
-    """(K,) bool: the classes that this client holds now, columns of the loss of real examples."""
+    """(c,) the classes that this client holds now, columns of the loss of real examples."""
     seen: Tensor
-    """(K,) bool: the columns that a grown head would have."""
+    """(s,) the columns that a grown head would have."""
     known: Tensor
-    """(K,) bool: the classes of the old model."""
+    """(k,) the classes of the old model."""
     old: SplitNet | None = None
     draw: Draw | None = None
 
@@ -83,8 +85,7 @@ class ServerMemory(SharedSettings):
         assert histogram is not None, "with_classes comes first"
         if not ctx.ends_task or not histogram.total.any():
             return state, {}
-        on_gpu = self.server_device == "auto" and torch.cuda.is_available()
-        device = torch.device("cuda" if on_gpu else "cpu")
+        device = device_of(self.server_device)
         known = (histogram.total > 0).to(device)
         with seeded(ctx.seed("dropout")):  # initial weights of fresh nets
             memory, metrics = remember(freeze(ctx.run, state.common.weights, device), known)
@@ -159,11 +160,13 @@ def references(
     masks = ClassMasks.of(payload.histogram, ctx.device)
     own = mask_of(ctx.stream.train(ctx.task)[1], ctx.run.problem.num_classes)
     if KNOWN not in payload.weights:
-        return MemoryReferences(own, masks.seen | own, torch.zeros_like(own))
+        nothing = columns_of(torch.zeros_like(own))
+        return MemoryReferences(columns_of(own), columns_of(masks.seen | own), nothing)
     known = payload.weights[KNOWN].to(ctx.device).bool()
     weights = part_of(payload.weights, OLD) or net_of(payload)
     old = freeze(ctx.run, weights, ctx.device)
-    return MemoryReferences(own, masks.seen | own | known, known, old, recalled(ctx, payload))
+    seen, draw = columns_of(masks.seen | own | known), recalled(ctx, payload)
+    return MemoryReferences(columns_of(own), seen, columns_of(known), old, draw)
 
 
 def sent_generator(payload: Bundle, key: str) -> dict[str, Tensor]:

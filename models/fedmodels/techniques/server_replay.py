@@ -84,7 +84,7 @@ def searches(
     state: ServerState,
     uploads: Uploads,
     most: int,
-    device: str,
+    device: torch.device,
 ) -> tuple[list[WeightSearch], Metrics]:
     """Draw D_i of every client of the cohort, and return the searches for weights on them.
 
@@ -144,7 +144,11 @@ def drawn_by(
 
 
 def as_examples(
-    first: ReplayedExamples, draw: Callable[[int], ReplayedExamples], device: str, *, renewed: bool
+    first: ReplayedExamples,
+    draw: Callable[[int], ReplayedExamples],
+    device: torch.device,
+    *,
+    renewed: bool,
 ) -> Examples | Callable[[int], Examples]:
     """Return D_i as the search for weights takes it.
 

@@ -3,7 +3,7 @@
 Zhang et al., ICCV 2023, section 3.2. https://arxiv.org/abs/2303.06937
 
     L_BN   statistics_distance      L_KL   disagreement
-    L_CE   masked_cross_entropy, weighed by ``oh``
+    L_CE   cross_entropy_among, weighed by ``oh``
 
 Images are made batch by batch: noise and a copy of the generator are optimised for the batch, and
 the generator follows the copy's last gradient (first-order MAML).
@@ -27,7 +27,7 @@ from fedmodels.nets.generative.upsampling import Upsampling
 from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.distances import divergence
 from fedmodels.numerics.optimizers import SGD, Adam, descend
-from fedmodels.techniques.continual import masked_cross_entropy
+from fedmodels.techniques.continual import cross_entropy_among
 from fedmodels.techniques.datafree import (
     LayerMoments,
     MomentWatch,
@@ -212,12 +212,12 @@ class Synthesis:
         x = augment(x, self.ctx.run.experiment.training, self.draw)
         teacher = self.old(x)
         layers = self.watch.layers()
-        loss = settings.oh * masked_cross_entropy(teacher, y, self.known)
+        loss = settings.oh * cross_entropy_among(teacher, y, self.classes)
         distance = statistics_distance(layers, self.earlier, settings.bn_momentum)
         loss = loss + settings.bn * distance.to(loss.device)
         if adversarial:
-            student = self.student.eval()(x)[:, self.known]
-            loss = loss + settings.adv * disagreement(teacher[:, self.known], student)
+            student = self.student.eval()(x)[:, self.classes]
+            loss = loss + settings.adv * disagreement(teacher[:, self.classes], student)
         return loss
 
     def _teach(self) -> None:
@@ -229,8 +229,8 @@ class Synthesis:
             x = as_inputs(pool[next(order)], self.ctx.limits)
             x = augment(x, self.ctx.run.experiment.training, self.draw)
             with torch.no_grad():
-                teacher = self.old(x)[:, self.known]
-            student = self.student(x)[:, self.known]
+                teacher = self.old(x)[:, self.classes]
+            student = self.student(x)[:, self.classes]
             softness = settings.student_temperature
             descend(softness**2 * distillation(teacher, student, softness), self.sgd)
         self.student.requires_grad_(False)
@@ -239,8 +239,8 @@ class Synthesis:
     def accuracy(self) -> float:
         """Return the share of images that the old model takes for the classes they were made as."""
         hits = [
-            (self.old(as_inputs(x, self.ctx.limits))[:, self.known].argmax(1))
-            == (self.known.cumsum(0) - 1)[y]
+            (self.old(as_inputs(x, self.ctx.limits))[:, self.classes].argmax(1))
+            == torch.searchsorted(self.classes, y)
             for x, y in zip(self.pool, self.wanted, strict=True)
         ]
         return float(torch.cat(hits).float().mean()) if hits else 0.0

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedmodels.config.training import Training
+from fedmodels.devices import to_device
 
 BORDER = 4
 """Pixels around an image out of which ``crop-flip`` cuts."""
@@ -34,15 +35,15 @@ def _keep(x: Tensor, _: torch.Generator) -> Tensor:
 
 def _flip(x: Tensor, generator: torch.Generator) -> Tensor:
     """Mirror every second image or so, left to right."""
-    flip = (torch.rand(len(x), generator=generator) < 0.5).to(x.device)
+    flip = to_device(torch.rand(len(x), generator=generator) < 0.5, x.device)
     return torch.where(flip[:, None, None, None], x.flip(3), x)
 
 
 def _crop(x: Tensor, generator: torch.Generator) -> Tensor:
     """Cut each image out of a 4-pixel border around it, and mirror some."""
     count, height, width = len(x), x.shape[2], x.shape[3]
-    shift = torch.randint(0, 2 * BORDER + 1, (2, count), generator=generator).to(x.device)
-    flip = (torch.rand(count, generator=generator) < 0.5).to(x.device)
+    shift = to_device(torch.randint(0, 2 * BORDER + 1, (2, count), generator=generator), x.device)
+    flip = to_device(torch.rand(count, generator=generator) < 0.5, x.device)
     rows = shift[0, :, None] + torch.arange(height, device=x.device)  # (B, H)
     columns = shift[1, :, None] + torch.arange(width, device=x.device)  # (B, W)
     columns = torch.where(flip[:, None], columns.flip(1), columns)
@@ -54,17 +55,18 @@ def _crop(x: Tensor, generator: torch.Generator) -> Tensor:
 def _rotate(x: Tensor, generator: torch.Generator) -> Tensor:
     """Turn each image by quarters of a circle, by halves if it is no square, and mirror some."""
     step = 1 if x.shape[2] == x.shape[3] else 2
-    quarters = step * torch.randint(0, 4 // step, (len(x),), generator=generator).to(x.device)
+    quarters = step * torch.randint(0, 4 // step, (len(x),), generator=generator)
     out = x.clone()
     for k in range(step, 4, step):
-        out[quarters == k] = torch.rot90(x[quarters == k], k, (2, 3))
+        rows = to_device((quarters == k).nonzero().flatten(), x.device)
+        out[rows] = torch.rot90(x[rows], k, (2, 3))
     return _flip(out, generator)
 
 
 def _translate(x: Tensor, generator: torch.Generator) -> Tensor:
     """Turn each image a little, shift and zoom it, and mirror some; the border goes on outside."""
     height, width = x.shape[2], x.shape[3]
-    draws = (2 * torch.rand(4, len(x), generator=generator) - 1).to(x)
+    draws = to_device(2 * torch.rand(4, len(x), generator=generator) - 1, x.device).to(x.dtype)
     angle, zoom = math.radians(DEGREES) * draws[0], 1 + ZOOM * draws[1]
     cos, sin = zoom * angle.cos(), zoom * angle.sin()
     across, down = 2 * SHIFT * draws[2], 2 * SHIFT * draws[3]
@@ -77,7 +79,7 @@ def _translate(x: Tensor, generator: torch.Generator) -> Tensor:
 
 def _jitter(x: Tensor, generator: torch.Generator) -> Tensor:
     """Change contrast and brightness of each image a little, and mirror some."""
-    draws = (2 * torch.rand(2, len(x), generator=generator) - 1).to(x)
+    draws = to_device(2 * torch.rand(2, len(x), generator=generator) - 1, x.device).to(x.dtype)
     contrast, brightness = (draws[k][:, None, None, None] for k in (0, 1))
     middle = x.mean(dim=(1, 2, 3), keepdim=True)
     changed = middle + (1 + CONTRAST * contrast) * (x - middle) + BRIGHTNESS * brightness

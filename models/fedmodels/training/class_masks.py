@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedmodels.config.experiment import Experiment
+from fedmodels.devices import to_device
 from fedmodels.training.method import Method
 
 SEEN, ALL = "seen_classes", "all_classes"
@@ -34,6 +35,6 @@ def mask_scores(scores: Mapping[str, Tensor], seen: Tensor) -> dict[str, Tensor]
     """
     (first, own), *others = scores.items()
     candidates = seen if bool(seen.any()) else torch.ones_like(seen)
-    among_seen = own.masked_fill(~candidates.to(own.device), -torch.inf)
+    among_seen = own.masked_fill(~to_device(candidates, own.device), -torch.inf)
     # A method that masks by itself says what it scores without its mask.
     return {first: own, SEEN: among_seen, ALL: scores.get(ALL, own), **dict(others)}

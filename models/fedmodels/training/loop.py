@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from fedmodels.config.training import Training
+from fedmodels.devices import to_device
 from fedmodels.errors import ConfigError, TrainingFailed
 from fedmodels.nets.embedding import embed
 from fedmodels.nets.split import SplitNet
@@ -29,7 +31,13 @@ from fedmodels.training.criterion import Criterion, criterion_of
 from fedmodels.training.method import Batch, LocalResult, Method, Output, Phase
 from fedmodels.training.optimizer import optimizer_of
 from fedmodels.training.private_steps import HiddenExamples, PrivateSteps, check_hidden
-from fedmodels.training.returned import check_asked, check_loss, check_scores, check_trained
+from fedmodels.training.returned import (
+    check_asked,
+    check_loss,
+    check_numbers,
+    check_scores,
+    check_trained,
+)
 
 TestSets = Mapping[str, tuple[Tensor, Tensor]]
 
@@ -187,10 +195,9 @@ class EpochLoop:
                        batches(len(self.y), net, training, self._order))]  # fmt: skip
             if self.private is None:
                 self.ctx.skipped = len(self.y) - sum(map(len, taken))
-            for index in taken:
-                index = index.to(self.x.device)
+            for drawn, index in zip(taken, placed(taken, self.x.device), strict=True):
                 inputs = augment(self.x[index], training, self._augment)
-                batch = Batch(inputs, self.y[index], index)
+                batch = Batch(inputs, self.y[index], index, drawn)
                 if self.joined is not None:
                     batch = self.joined(batch)
                 yield batch, None if fixed is None else fixed[index]
@@ -292,6 +299,13 @@ def batches(n: int, net: SplitNet, training: Training, order: torch.Generator) -
             yield index
 
 
+def placed(indices: Sequence[Tensor], device: torch.device) -> Sequence[Tensor]:
+    """Return the index tensors of an epoch on a device: one copy for all of them."""
+    if device.type == "cpu" or not indices:
+        return indices
+    return torch.split(to_device(torch.cat([*indices]), device), [len(index) for index in indices])
+
+
 @torch.no_grad()
 def score(
     method: Method,
@@ -324,6 +338,7 @@ def score(
     out: dict[tuple[str, str], ClassCounts] = {}
     with seeded(ctx.seed("evaluate")):
         for name, (x, y) in sets.items():
+            answers: dict[str, list[Answers]] = {}
             for xs, ys in zip(ctx.net.split(x, size), ctx.net.split(y, size), strict=True):
                 found = method.predict(ctx, payload, state, xs)
                 check_scores(method, ctx, found, len(xs))
@@ -331,8 +346,30 @@ def score(
                 found = found if seen is None else mask_scores(found, seen)
                 if kept is not None:
                     kept.setdefault(name, []).append(next(iter(found.values())))
-                for place, (rule, scores) in enumerate(found.items()):
-                    counts = ClassCounts.of(scores, ys, classes, confusion and place == 0)
-                    before = out.get((rule, name))
-                    out[rule, name] = counts if before is None else before + counts
+                for rule, scores in found.items():
+                    answers.setdefault(rule, []).append(Answers.of(scores, ys))
+            for place, (rule, parts) in enumerate(answers.items()):
+                check_numbers(ctx, rule, [part.nan for part in parts])
+                out[rule, name] = _counted(parts, y, classes, confusion and place == 0)
     return out
+
+
+@dataclass(frozen=True)
+class Answers:
+    """A rule's answers to a batch, where they were calculated: reading them waits for a GPU."""
+
+    guess: Tensor  # (B,)
+    loss: Tensor  # (), sum over the batch
+    nan: Tensor  # (), whether a score is none
+
+    @classmethod
+    def of(cls, scores: Tensor, y: Tensor) -> Answers:
+        """Take the scores (B, K) of examples of the classes ``y`` (B,)."""
+        loss = cross_entropy(scores.float(), y, reduction="sum")
+        return cls(scores.argmax(1), loss, scores.isnan().any())
+
+
+def _counted(parts: Sequence[Answers], y: Tensor, classes: int, confusion: bool) -> ClassCounts:
+    """Return the counts of answers to a whole test set, of the classes ``y`` (n,)."""
+    counts = ClassCounts.of(torch.cat([part.guess for part in parts]), y, classes, confusion)
+    return replace(counts, loss_sum=sum(torch.stack([part.loss for part in parts]).tolist()))

@@ -9,12 +9,13 @@ inherit from it and override whole functions.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
+from fedmodels.devices import to_device
 from fedmodels.nets.embedding import embeddings
 from fedmodels.nets.split import weights_of
 from fedmodels.tensors.bundle import Bundle, ClientId, Weights
@@ -55,6 +56,23 @@ class Batch:
     x: Tensor  # (B, …)
     y: Tensor  # (B,) int64
     index: Tensor  # (B,) position in the training set of this interaction
+    drawn: Tensor | None = None
+    """``index`` on the processor, where the stock loop has drawn it."""
+
+    @property
+    def positions(self) -> Tensor:
+        """Return ``index`` on the processor; of the stock loop's batches, nobody waits for it."""
+        return self.index.cpu() if self.drawn is None else self.drawn
+
+    def rows(self, wanted: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return the rows of the batch (r,) whose positions are wanted.
+
+        The processor chooses them: whoever indexes by a mask of a GPU waits for the GPU.
+
+        Args:
+            wanted: tells of positions (B,) on the processor which are wanted, (B,) bool.
+        """
+        return to_device(wanted(self.positions).nonzero().flatten(), self.index.device)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ Shapes: B batch, K classes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from numbers import Real
 
 import torch
@@ -136,7 +136,6 @@ def check_scores(method: Method, ctx: ClientContext, found: object, examples: in
 
     Raises:
         ConfigError: names the rule, and what it gives in their place.
-        TrainingFailed: scores are NaN, of which no class would be the largest.
     """
     if not isinstance(found, Mapping):
         wanted = "a dict from the name of a rule to its scores"
@@ -153,12 +152,20 @@ def check_scores(method: Method, ctx: ClientContext, found: object, examples: in
             what = f"scores of shape {list(scores.shape)}" if is_tensor else type(scores).__name__
             wanted = f"a tensor of shape {list(shape)}: one score for each example and class"
             raise _wrong(method, "predict", f"{what} by the rule {rule!r}", wanted)
-        if bool(torch.isnan(scores).any()):
-            raise TrainingFailed(
-                f"predict gives NaN scores by the rule {rule!r}, of client {ctx.client} in "
-                f"round {ctx.round + 1} ({ctx.view or 'after_local'}); give -inf to a class that "
-                "is ruled out"
-            )
+
+
+def check_numbers(ctx: ClientContext, rule: str, nan: Sequence[Tensor]) -> None:
+    """Check that scores are numbers; ``nan`` tells of each batch whether one is none.
+
+    Raises:
+        TrainingFailed: scores are NaN, of which no class would be the largest.
+    """
+    if bool(torch.stack([*nan]).any()):
+        raise TrainingFailed(
+            f"predict gives NaN scores by the rule {rule!r}, of client {ctx.client} in "
+            f"round {ctx.round + 1} ({ctx.view or 'after_local'}); give -inf to a class that "
+            "is ruled out"
+        )
 
 
 def _check_spec(method: Method, hook: str, spec: str, bundle: Bundle, expected: BundleSpec) -> None:

@@ -202,3 +202,24 @@ def test_a_lie_about_several_clients_is_refused(service, changes, line):
     request = rpc.JoinSeveralRequest(**{"protocol": PROTOCOL, **changes})  # type: ignore[arg-type]
     with pytest.raises((Refused, PayloadError), match=line):
         service.join_several(request, Caller())
+
+
+def test_data_on_a_gpu_have_the_room_that_it_has_and_are_given_back(monkeypatch, digits, tmp_path):
+    given, free = [], 8000.0
+    monkeypatch.setattr(workers, "free_on", lambda device: free)
+    monkeypatch.setattr(workers, "give_back", given.append)
+    monkeypatch.setattr(worker.Worker, "held_bytes", lambda self: 600)
+    device = torch.device("cpu")
+    made = Workers([0, 1, 2], digits, tmp_path / "states", device)
+    made.begin(tiny_experiment(schedule={"clients": 3}))
+    for client in (0, 1, 2):
+        made.of(client)
+    assert (len(made.open()), given) == (3, [])  # 600 of 1000 bytes: an eighth of what is free
+    made.of(0)
+    assert (len(made.open()), given) == (3, [])
+    free = 2000.0
+    small = Workers([0, 1, 2], digits, tmp_path / "others", device)
+    small.begin(tiny_experiment(schedule={"clients": 3}))
+    for client in (0, 1, 2):
+        small.of(client)
+    assert (len(small.open()), given) == (2, [device])

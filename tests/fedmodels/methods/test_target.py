@@ -293,10 +293,8 @@ def test_loss_by_hand():
     old = ctx.net.copy().requires_grad_(False).eval()  # a head of zeros
     with torch.no_grad():
         ctx.net.head.weight.copy_(torch.eye(2))
-    both = torch.tensor([True, True])
-    refs = MemoryReferences(
-        torch.tensor([True, False]), both, both, old, lambda: torch.tensor([[2.0, 0.0]])
-    )
+    both = torch.tensor([0, 1])
+    refs = MemoryReferences(torch.tensor([0]), both, both, old, lambda: torch.tensor([[2.0, 0.0]]))
     x = torch.tensor([[1.0, 0.0]])
     batch = Batch(x, torch.tensor([0]), torch.tensor([0]))
     out = Output(x, ctx.net.head(x))
@@ -305,7 +303,7 @@ def test_loss_by_hand():
     wide = replace(refs, current=both)
     added = method.loss(ctx, batch, out, wide).item() - 25 * 0.813262
     assert added == pytest.approx(0.313262, abs=1e-4)  # log(1 + e^-1) over both columns
-    one = replace(refs, known=torch.tensor([True, False]))  # one old class: nothing to distil
+    one = replace(refs, known=torch.tensor([0]))  # one old class: nothing to distil
     assert method.loss(ctx, batch, out, one).item() == pytest.approx(0.0, abs=1e-6)
 
 

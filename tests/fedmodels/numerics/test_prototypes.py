@@ -19,6 +19,7 @@ from fedmodels.numerics.secrecy import Secret
 from fedmodels.tensors.aggregation_rule import mean_prototypes
 from fedmodels.tensors.bundle import Bundle, Prototypes
 from fedmodels.tensors.bundle_spec import BundleSpec, prototype_spec
+from fedmodels.training.method import Batch
 from fedtide.inprocess import transported
 
 
@@ -38,15 +39,20 @@ def vectors(found):
     return {int(k): v.tolist() for k, v in zip(found.labels, found.vectors, strict=True)}
 
 
+def _visiting(*examples):
+    index = torch.tensor(examples)
+    return Batch(index, index, index)
+
+
 def test_latest_embeddings_are_those_of_this_epoch():
     """Examples 0, 1 and 3 of four: class 0 has (2, 0) and (4, 2), class 1 has (1, 1)."""
     latest = LatestEmbeddings.of(4, 2, torch.device("cpu"))
     z = torch.tensor([[2.0, 0.0], [4.0, 2.0]], requires_grad=True)
-    latest.keep(torch.tensor([0, 1]), z)
+    latest.keep(_visiting(0, 1), z)
     assert not latest.vectors.requires_grad
-    assert latest.comes_again(torch.tensor([2, 1]))  # one of two is enough
-    assert not latest.comes_again(torch.tensor([2, 3]))
-    latest.keep(torch.tensor([3]), torch.ones(1, 2))
+    assert latest.comes_again(_visiting(2, 1))  # one of two is enough
+    assert not latest.comes_again(_visiting(2, 3))
+    latest.keep(_visiting(3), torch.ones(1, 2))
     found = latest.means(torch.tensor([0, 0, 1, 1]), 2)
     assert found.rows()[0][0].tolist() == [3, 1]
     assert found.rows()[1][0].tolist() == [1, 1]

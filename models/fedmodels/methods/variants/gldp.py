@@ -82,22 +82,22 @@ class LatestEmbeddings:
     """Each example's embedding when it was last trained on, in the epoch under way."""
 
     vectors: Tensor  # (n, d)
-    visited: Tensor  # (n,) bool
+    visited: Tensor  # (n,) bool, on the processor
 
     @classmethod
     def of(cls, examples: int, width: int, device: torch.device) -> LatestEmbeddings:
         """Return room for the embeddings (d,) of so many examples, none of them visited."""
         vectors = torch.zeros(examples, width, device=device)
-        return cls(vectors, torch.zeros(examples, dtype=torch.bool, device=device))
+        return cls(vectors, torch.zeros(examples, dtype=torch.bool))
 
-    def comes_again(self, index: Tensor) -> bool:
-        """Tell whether a batch (B,) has an example that was visited: another epoch has begun."""
-        return bool(self.visited[index].any())
+    def comes_again(self, batch: Batch) -> bool:
+        """Tell whether a batch has an example that was visited: another epoch has begun."""
+        return bool(self.visited[batch.positions].any())
 
-    def keep(self, index: Tensor, features: Tensor) -> None:
-        """Keep the embeddings (B, d) of a batch (B,)."""
-        self.vectors[index] = features.detach().float()
-        self.visited[index] = True
+    def keep(self, batch: Batch, features: Tensor) -> None:
+        """Keep the embeddings (B, d) of a batch."""
+        self.vectors[batch.index] = features.detach().float()
+        self.visited[batch.positions] = True
 
     def forget_visits(self) -> None:
         """Begin another epoch."""
@@ -105,7 +105,8 @@ class LatestEmbeddings:
 
     def means(self, labels: Tensor, num_classes: int) -> Prototypes:
         """Return the class means of the examples visited, by the labels (n,) of all."""
-        return class_prototypes(self.vectors[self.visited], labels[self.visited], num_classes)
+        rows = self.visited.nonzero().flatten().to(labels.device)
+        return class_prototypes(self.vectors[rows], labels[rows], num_classes)
 
 
 @dataclass
@@ -130,7 +131,7 @@ class KeepsEmbeddings(Gldp):
         total = super().loss(ctx, batch, out, refs)
         head_is_last = self.phases(ctx)[-1].trains == ("head/",)
         if out.features.requires_grad or head_is_last:  # a head that is first comes too early
-            _latest(refs).keep(batch.index, out.features)
+            _latest(refs).keep(batch, out.features)
         return total
 
 
@@ -152,7 +153,7 @@ class MovesEachEpoch(KeepsEmbeddings):
 
     def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: Tables) -> Tensor:
         latest = _latest(refs)
-        if out.features.requires_grad and latest.comes_again(batch.index):  # another epoch begins
+        if out.features.requires_grad and latest.comes_again(batch):  # another epoch begins
             assert isinstance(refs, EmbeddedTables)
             found = latest.means(ctx.stream.train(ctx.task)[1], ctx.run.problem.num_classes)
             refs.held = moved(refs.held, found, self.beta)  # eq. 9

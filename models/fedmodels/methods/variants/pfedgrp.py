@@ -27,11 +27,11 @@ class SoftLabels(PFedGRP):
 
     def supervised(self, batch: Batch, out: Output, refs: Rehearsal) -> Tensor:
         first = len(refs.real[1])
-        replayed = batch.index >= first
+        real, replayed = batch.rows(lambda i: i < first), batch.rows(lambda i: i >= first)
         assert refs.replayed.soft is not None
-        real = cross_entropy(out.logits[~replayed], batch.y[~replayed], reduction="sum")
+        hard = cross_entropy(out.logits[real], batch.y[real], reduction="sum")
         soft = refs.replayed.soft[batch.index[replayed] - first]
-        return real + cross_entropy(out.logits[replayed], soft, reduction="sum")
+        return hard + cross_entropy(out.logits[replayed], soft, reduction="sum")
 
 
 OF = {

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedmodels.devices import to_device
 from fedmodels.errors import ConfigError
 from fedmodels.nets.cnn import image_shape
 from fedmodels.nets.generative.gan import Generator
@@ -91,7 +92,7 @@ def latents(y: Tensor, num_classes: int, latent: int, noise: torch.Generator) ->
         latent: coordinates of z.
         noise: a CPU generator, so that every device draws the same z.
     """
-    z = torch.randn(len(y), latent, generator=noise).to(y.device)
+    z = to_device(torch.randn(len(y), latent, generator=noise), y.device)
     z[:, :num_classes] = F.one_hot(y, num_classes).to(z.dtype)
     return z
 

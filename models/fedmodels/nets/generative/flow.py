@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedmodels.devices import to_device
 from fedmodels.errors import ConfigError, PayloadError
 
 COUPLINGS = 4
@@ -137,7 +138,7 @@ class Flow(nn.Module):
             y: labels.
             noise: a CPU generator, so that every device draws the same z.
         """
-        z = torch.randn(len(y), self.width, generator=noise).to(y.device)
+        z = to_device(torch.randn(len(y), self.width, generator=noise), y.device)
         return self.inverse(z, y), z
 
 

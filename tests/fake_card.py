@@ -1,0 +1,233 @@
+"""A device named ``card``, which stands for a GPU where there is none.
+
+Its tensors lie in memory, and the processor's own kernels calculate their values. They behave as
+those of a GPU in what tests look at: whoever reads a value waits for the card, tensors of two
+devices do not mix, no generator of the processor draws on the card, and a copy between the two
+waits unless it goes from pinned memory to the card and is asked not to.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+import weakref
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.backend_registration import (
+    _DummyBackendModule,
+    _setup_privateuseone_for_python_backend,
+)
+
+aten = torch.ops.aten
+COPIES = {aten.copy_, aten._foreach_copy_}
+INDEXED = {
+    aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_, aten._unsafe_index,
+    aten._unsafe_index_put,
+}  # fmt: skip
+READS = {
+    aten._local_scalar_dense, aten.nonzero, aten.masked_select, aten.equal, aten._unique,
+    aten._unique2, aten.unique_dim, aten.unique_consecutive, aten.bincount, aten.is_nonzero,
+    aten.histc, aten.multinomial,
+}  # fmt: skip
+"""Operators of which the processor has to know the result, or its size."""
+ROOT = Path(__file__).parents[1]
+SOURCES = tuple(str(ROOT / package) for package in ("models", "fedcli", "proto"))
+
+
+class CardTensor(Tensor):
+    """A tensor of the card; ``elem`` holds its values."""
+
+    elem: Tensor
+
+    @staticmethod
+    def __new__(cls, elem: Tensor) -> CardTensor:
+        made = Tensor._make_wrapper_subclass(
+            cls, elem.size(), strides=elem.stride(), storage_offset=elem.storage_offset(),
+            dtype=elem.dtype, device=torch.device("card", 0), requires_grad=elem.requires_grad,
+        )  # fmt: skip
+        made.elem = elem.detach()
+        return made
+
+    def __repr__(self, **_: Any) -> str:
+        return f"CardTensor({self.elem!r})"
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        own = args[0] if args else None
+        if func == Tensor.data.__set__ and isinstance(args[1], CardTensor):
+            own.elem = args[1].elem
+        if func is Tensor.data_ptr:
+            return own.elem.data_ptr()
+        if func is Tensor.tolist:
+            return own.cpu().tolist()
+        if func is Tensor.__deepcopy__:
+            copied = own.detach().clone().requires_grad_(own.requires_grad)
+            copied._is_param = getattr(own, "_is_param", False)
+            args[1][id(own)] = copied
+            return copied
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise AssertionError(f"{func} on a tensor of the card outside of the block that has one")
+
+
+class Card(TorchDispatchMode):
+    """The card while a test runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits = Counter[str]()
+        """How often the processor waited, by the line of the project that made it wait."""
+        self.used = set[str]()
+        """Operators that ran on the card."""
+        self._pinned = set[int]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, packet = dict(kwargs or {}), func.overloadpacket
+        if packet in (aten._pin_memory, aten.is_pinned):
+            return self._pin(packet, args[0])
+        tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        to_card = _is_card(kwargs.get("device"))
+        if not to_card and not any(map(_is_on_card, tensors)):
+            return func(*args, **kwargs)
+        self.used.add(_name(packet))
+        self._look(packet, args, kwargs, tensors)
+        plain_args, plain = tree_map(_values, (args, kwargs))
+        stays = kwargs.get("device") is None or to_card
+        if "device" in plain:
+            plain["device"] = torch.device("cpu")
+        found = func(*plain_args, **plain)
+        if packet is aten._to_copy and found is plain_args[0]:
+            found = found.clone()
+        return _wrapped(func, args, kwargs, found) if stays else found
+
+    def _pin(self, packet: Any, tensor: Tensor) -> Any:
+        if packet is aten.is_pinned:
+            return id(tensor) in self._pinned
+        pinned = tensor.clone()
+        self._pinned.add(id(pinned))
+        weakref.finalize(pinned, self._pinned.discard, id(pinned))
+        return pinned
+
+    def _look(self, packet: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> None:
+        """Note a wait; fail where a GPU would."""
+        if kwargs.get("generator") is not None:
+            raise RuntimeError(f"{_name(packet)}: a generator of the processor draws on the card")
+        if packet is aten._to_copy:
+            if kwargs.get("device") is not None:
+                self._copied(args[0], _is_card(kwargs["device"]), kwargs.get("non_blocking"))
+        elif packet in COPIES:
+            for to, source in zip(tree_leaves(args[0]), tree_leaves(args[1]), strict=True):
+                self._copied(source, _is_on_card(to), args[2:3] == (True,))
+        elif packet in INDEXED:
+            self._indexed(packet, args)
+            _refuse_mixed(packet, [args[0], *args[2:3]])
+        else:
+            sizes = packet is aten.repeat_interleave and kwargs.get("output_size") is None
+            if packet in READS or sizes:
+                self._wait(_name(packet))
+            _refuse_mixed(packet, tensors)
+
+    def _copied(self, source: Tensor, to_card: bool, quiet: bool | None) -> None:
+        if _is_on_card(source) != to_card and not (quiet and id(source) in self._pinned):
+            self._wait("a copy to the card" if to_card else "a copy to the processor")
+
+    def _indexed(self, packet: Any, args: Any) -> None:
+        filled = packet is not aten.index and args[2].numel() == 1  # as masked_fill does it
+        for index in args[1]:
+            if index is not None and index.dtype in (torch.bool, torch.uint8) and not filled:
+                self._wait(f"{_name(packet)} by a mask")
+            elif index is not None and _is_on_card(args[0]) and not _is_on_card(index):
+                self._wait(f"{_name(packet)} by an index of the processor")
+
+    def _wait(self, what: str) -> None:
+        codes = (frame.f_code for frame, _ in traceback.walk_stack(sys._getframe()))
+        own = (code for code in codes if code.co_filename.startswith(SOURCES))
+        found = next(own, None)  # none in backward, which runs without frames of ours
+        where = found and f"{Path(found.co_filename).name}, {found.co_qualname}"
+        self.waits[f"{where or 'no line of the project'}: {what}"] += 1
+
+
+class _FromNumbers(TorchFunctionMode):
+    """Makes tensors of Python's numbers on the processor first, as torch does for a GPU."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in (torch.tensor, torch.as_tensor) and _is_card(kwargs.get("device")):
+            return func(*args, **{**kwargs, "device": "cpu"}).to("card")
+        return func(*args, **kwargs)
+
+
+class _Backend(_DummyBackendModule):
+    """What torch asks of a device."""
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16]
+
+
+@cache
+def _register() -> None:
+    _setup_privateuseone_for_python_backend("card", backend_module=_Backend())
+
+
+@contextmanager
+def card() -> Iterator[Card]:
+    """A block in which there is a device ``card``."""
+    _register()
+    with _FromNumbers(), Card() as found:
+        yield found
+
+
+def _is_card(device: Any) -> bool:
+    return device is not None and torch.device(device).type == "card"
+
+
+def _is_on_card(value: Any) -> bool:
+    return isinstance(value, CardTensor)
+
+
+def _values(value: Any) -> Any:
+    return value.elem if isinstance(value, CardTensor) else value
+
+
+def _name(packet: Any) -> str:
+    return str(packet).removeprefix("aten.")
+
+
+def _refuse_mixed(packet: Any, tensors: list[Any]) -> None:
+    for tensor in tensors:
+        if isinstance(tensor, Tensor) and not _is_on_card(tensor) and tensor.dim():
+            shape = tuple(tensor.shape)
+            raise RuntimeError(f"{_name(packet)}: a tensor of the processor {shape} on the card")
+
+
+def _wrapped(func: Any, args: Any, kwargs: Any, found: Any) -> Any:
+    """Return results as tensors of the card; what was written into is the tensor that was given."""
+    schema = func._schema
+    if not schema.returns or not any(isinstance(t, Tensor) for t in tree_leaves(found)):
+        return found
+    written = {}
+    for place, argument in enumerate(schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = args[place] if place < len(args) else kwargs.get(argument.name)
+            written |= dict.fromkeys(argument.alias_info.before_set, given)
+    outs = [found] if len(schema.returns) == 1 else found
+    given_back = [
+        written[next(iter(result.alias_info.before_set))]
+        if result.alias_info is not None and result.alias_info.is_write
+        else tree_map(lambda t: CardTensor(t) if isinstance(t, Tensor) else t, out)
+        for result, out in zip(schema.returns, outs, strict=True)
+    ]
+    return given_back[0] if len(schema.returns) == 1 else tuple(given_back)
