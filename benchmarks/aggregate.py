@@ -73,7 +73,7 @@ def _mean_alone(way: str, clients: int, parameters: int, budget_mib: int) -> tup
             uploads.append(torch.from_numpy(buffer))
         work: dict[str, Callable[[], object]] = {
             "fedtide": lambda: weighted_mean([{"w": u} for u in uploads], shares),
-            "torch": lambda: _running_sum(uploads, shares),
+            "torch": lambda: running_sum(uploads, shares),
             "numpy": lambda: np.average(np.stack([u.numpy() for u in uploads]), 0, shares),
         }
         with Peak() as peak:
@@ -81,11 +81,12 @@ def _mean_alone(way: str, clients: int, parameters: int, budget_mib: int) -> tup
     return seconds, peak.mb
 
 
-def _running_sum(uploads: list[Tensor], shares: list[float]) -> Tensor:
-    total = torch.zeros(len(uploads[0]), dtype=torch.float64)
+def running_sum(uploads: list[Tensor], shares: list[float], device: str = "cpu") -> Tensor:
+    """Return the weighted sum, as one would write it with torch; on the device of that name."""
+    total = torch.zeros(len(uploads[0]), dtype=torch.float64, device=device)
     for upload, share in zip(uploads, shares, strict=True):
-        total.add_(upload, alpha=share)
-    return total.float()
+        total.add_(upload.to(device), alpha=share)
+    return total.float().cpu()
 
 
 def _kmeans_row(prototypes: int) -> dict[str, Any]:

@@ -58,17 +58,22 @@ def said_by(module: str, *words: object) -> Any:
 
 
 def in_turn(
-    work: Mapping[str, Callable[[], object]], times: int, left_out: int = 0
+    work: Mapping[str, Callable[[], object]],
+    times: int,
+    left_out: int = 0,
+    wait: Callable[[], object] = lambda: None,
 ) -> dict[str, float]:
     """Return the median seconds of each way, without the first ones left out.
 
-    Ways alternate, so that a busy machine slows all of them.
+    Ways alternate, so that a busy machine slows all of them. ``wait`` waits until what a way has
+    begun on a device is done.
     """
     took: dict[str, list[float]] = {name: [] for name in work}
     for _ in range(left_out + times):
         for name, function in work.items():
             begun = time.perf_counter()
             function()
+            wait()
             took[name].append(time.perf_counter() - begun)
     return {name: statistics.median(seconds[left_out:]) for name, seconds in took.items()}
 

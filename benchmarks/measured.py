@@ -25,6 +25,9 @@ RECORDS = Path(__file__).parent / "records" / "measured"
 Row = Mapping[str, Any]
 LABELS = {
     "run": "run",
+    "net": "net",
+    "what": "what",
+    "hosts": "processes",
     "generators": "generators",
     "fid": "Fréchet distance",
     "epoch": "epoch",
@@ -63,6 +66,18 @@ LABELS = {
     "flower_first_round_s": "Flower, first round after, s",
     "flower_pss_mb": "Flower, all processes (PSS), MB",
     "pss_mb": "all processes (PSS), MB",
+    "examples": "examples of each",
+    "side": "pixels of a side",
+    "together": "as one step",
+    "per_s": "clients a second",
+    "step_ms": "a step by hand, ms",
+    "in_turn_ms": "in turn, ms",
+    "stacked": "together, of that",
+    "mb": "MB",
+    "to_ms": "to the card, ms",
+    "from_ms": "from the card, ms",
+    "plain_ms": "by hand, ms",
+    "here_ms": "here, ms",
     "ratio": "ratio",
     "digest": "digest",
     "upload": "upload",
@@ -145,7 +160,7 @@ def page(name: str) -> str | None:
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
     parts = [f"`{facts['command']}` with {versions}, on {machine}."]
     for title, table in facts["tables"].items():
-        parts += [f"**{title}**", _table(table["rows"], table["grows"])]
+        parts += [f"**{title}**", markdown(table["rows"], table["grows"])]
     return "\n\n".join(parts) + "\n"
 
 
@@ -167,7 +182,8 @@ def exponents(rows: Sequence[Row], quantity: str) -> dict[str, float]:
     return found
 
 
-def _table(rows: Sequence[Row], grows: str | None) -> str:
+def markdown(rows: Sequence[Row], grows: str | None = None) -> str:
+    """Return rows as a table, with exponents where a quantity grows."""
     columns = [c for c in LABELS if c in rows[0]]
     lines = [[LABELS[c] for c in columns], ["---"] * len(columns)]
     lines += [[_text(row.get(c)) for c in columns] for row in rows]

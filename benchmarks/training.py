@@ -39,7 +39,7 @@ from fedmodels.nets.split import SplitNet, load_weights, weights_of
 from fedmodels.resolution import experiment_of
 from fedmodels.tensors.allocator import keep_large_blocks
 from fedmodels.tensors.bundle import Bundle, Problem
-from fedmodels.training.contexts import ClientContext, Stream
+from fedmodels.training.contexts import ClientContext
 from fedmodels.training.loop import ClientHalf, train_locally
 from fedmodels.training.position import START
 from fedmodels.training.run import RunFacts
@@ -105,7 +105,7 @@ def main() -> None:
         print(json.dumps(_plain_loop(Path(config), Path(data), share)))
     elif options.steps:
         tell("training_step", [_step_row(net) for net in options.nets])
-        tell("stacked_clients", [_stacked_row(*case) for case in STACKS])
+        tell("stacked_clients", [stacked_row(*case) for case in STACKS])
     elif options.inprocess:
         tell("inprocess", [_inprocess_row(50, options.rounds)])
     elif options.replay:
@@ -129,7 +129,7 @@ def _round_row(job: str, rounds: int, hosts: int) -> dict[str, Any]:
     loops, walls = list[float](), {way: list[float]() for way in ways}
     with tempfile.TemporaryDirectory() as place:
         config, data = (
-            config_in(Path(place), _experiment(facts, rounds)),
+            config_in(Path(place), experiment_tables(facts, rounds)),
             Path(place) / "round0/data",
         )
         for number in range(3):
@@ -139,7 +139,7 @@ def _round_row(job: str, rounds: int, hosts: int) -> dict[str, Any]:
                 sets = ["--set", setting] if setting else []
                 command = launching(config, out, "--hosts", hosts, *dealt, *sets)
                 subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-                walls[way] += _walls(out)
+                walls[way] += walls_of(out)
             loops.append(_loops(config, data))
     plain = statistics.median(loops)
     row: dict[str, Any] = {"job": job, "hosts": hosts, "plain_s": plain}
@@ -153,7 +153,7 @@ def _inprocess_row(clients: int, rounds: int) -> dict[str, Any]:
     """Compare rounds on digits in this process: clients in turn, and a quarter of them together."""
     from fedtide.inprocess import launch_in_process  # a run needs more than a step does
 
-    tables = _experiment({**DIGITS, "clients": clients}, rounds)
+    tables = experiment_tables({**DIGITS, "clients": clients}, rounds)
     walls: dict[int, list[float]] = {1: [], math.ceil(clients / 4): []}
     with tempfile.TemporaryDirectory() as place:
         for number in range(3):
@@ -161,7 +161,7 @@ def _inprocess_row(clients: int, rounds: int) -> dict[str, Any]:
                 out = Path(place) / f"{together}-{number}"
                 tables["training"] |= {"together": together}
                 launch_in_process(experiment_of(tables), out)
-                seconds += _walls(out)
+                seconds += walls_of(out)
     in_turn, beside = map(statistics.median, walls.values())
     return {"clients": clients, "in_turn_s": in_turn, "together": beside / in_turn}
 
@@ -175,7 +175,7 @@ def _replay_row() -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as place:
         for number in range(4):
             for (method, rounds), seconds in spent.items():
-                tables = _experiment({**DIGITS, "clients": 10}, rounds)
+                tables = experiment_tables({**DIGITS, "clients": 10}, rounds)
                 tables["method"]["name"], tables["schedule"]["per_round"] = method, 2
                 begun = time.process_time()
                 launch_in_process(experiment_of(tables), Path(place) / f"{method}{rounds}-{number}")
@@ -186,7 +186,7 @@ def _replay_row() -> dict[str, Any]:
     return {"fedavg_cpu_s": fedavg, "pfedgrp_cpu_s": pfedgrp, "ratio": pfedgrp / fedavg}
 
 
-def _experiment(facts: Mapping[str, Any], rounds: int) -> dict[str, Any]:
+def experiment_tables(facts: Mapping[str, Any], rounds: int) -> dict[str, Any]:
     return {
         "data": facts["data"],
         "scenario": {"kind": "iid"},
@@ -198,7 +198,7 @@ def _experiment(facts: Mapping[str, Any], rounds: int) -> dict[str, Any]:
     }
 
 
-def _walls(out: Path) -> list[float]:
+def walls_of(out: Path) -> list[float]:
     records = records_of(out)
     return [record["seconds"]["wall"] for record in records[2:]]
 
@@ -231,18 +231,19 @@ def _plain_loop(config: Path, data: Path, share: str) -> float:
     problem = Problem(tuple(sets[0][0].shape[1:]), 10)
     net = RunFacts(experiment, problem).make_net()
     before = weights_of(net)
-    return statistics.median(_epoch(net, before, sets, experiment.training) for _ in range(5))
+    return statistics.median(plain_epoch(net, before, sets, experiment.training) for _ in range(5))
 
 
-def _epoch(
+def plain_epoch(
     net: SplitNet, before: Mapping[str, Tensor], sets: Sequence[tuple[Tensor, Tensor]], how: Any
 ) -> float:
+    """Train one client after the other for an epoch, as one would by hand; return the seconds."""
     begun = time.perf_counter()
     for x, y in sets:
         load_weights(net, before)
         net.train()
         optimizer = torch.optim.SGD(net.parameters(), lr=how.lr, fused=True)
-        for index in torch.randperm(len(y)).split(how.batch_size):
+        for index in torch.randperm(len(y), device=y.device).split(how.batch_size):
             loss = cross_entropy(net(x[index]), y[index])
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
@@ -296,27 +297,22 @@ def _step(net: nn.Module, x: Tensor, y: Tensor, *, fused: bool) -> Callable[[], 
     return step
 
 
-def _stacked_row(net: str, clients: int, examples: int, side: int) -> dict[str, Any]:
+def stacked_row(
+    net: str, clients: int, examples: int, side: int, device: str = "cpu", times: int = 15
+) -> dict[str, Any]:
     """Compare clients that train in turn with the same clients trained together, over an epoch."""
     facts = {**DIGITS, "net": {"name": net}, "clients": clients}
-    experiment = experiment_of(_experiment(facts, 1))
-    method, run = make("fedavg"), RunFacts(experiment, Problem((1, side, side), 10))
-    nets = [run.make_net().pack() for _ in range(clients)]
-    payload = Bundle(weights=run.initial_weights)
+    experiment = experiment_of(experiment_tables(facts, 1))
+    run, there = RunFacts(experiment, Problem((1, side, side), 10)), torch.device(device)
+    nets = [run.make_net().to(there).pack() for _ in range(clients)]
     draw = torch.Generator().manual_seed(0)
-
-    def half_of(client: int, net: SplitNet, stream: Stream) -> ClientHalf:
-        device = torch.device("cpu")
-        ctx = ClientContext(run, client, START, net, stream, device)
-        return ClientHalf(method, ctx, payload, Bundle())
-
-    streams = [_Examples(examples, (1, side, side), draw) for _ in range(clients)]
-    alone = [half_of(c, nets[0], streams[c]) for c in range(clients)]
-    beside = [half_of(c, nets[c], streams[c]) for c in range(clients)]
+    streams = [Examples(examples, (1, side, side), draw, there) for _ in range(clients)]
+    alone = [half_of(run, c, nets[0], streams[c]) for c in range(clients)]
+    beside = [half_of(run, c, nets[c], streams[c]) for c in range(clients)]
 
     def one_by_one() -> None:
         for half in alone:
-            train_locally(method, half.ctx, half.payload, half.state)
+            train_locally(half.method, half.ctx, half.payload, half.state)
 
     def together() -> None:
         for half in beside:
@@ -324,7 +320,8 @@ def _stacked_row(net: str, clients: int, examples: int, side: int) -> dict[str, 
         for half, loss in zip(beside, fit_together(beside), strict=True):
             half.end(loss)
 
-    took = in_turn({"turn": one_by_one, "together": together}, 15, 2)
+    ways = {"turn": one_by_one, "together": together}
+    took = in_turn(ways, times, 2, lambda: wait_for(there))
     return {
         "net": net,
         "clients": clients,
@@ -335,17 +332,52 @@ def _stacked_row(net: str, clients: int, examples: int, side: int) -> dict[str, 
     }
 
 
+def loop_row(name: str, device: str, batches: int, times: int = 7) -> dict[str, Any]:
+    """Compare a client's epoch by the training loop with one by hand, data on the device."""
+    (shape, batch), there = NETS[name], torch.device(device)
+    facts = {**DIGITS, "net": {"name": name}, "clients": 1, "batch_size": batch}
+    run = RunFacts(experiment_of(experiment_tables(facts, 1)), Problem(shape, 10))
+    stream = Examples(batches * batch, shape, torch.Generator().manual_seed(0), there)
+    half = half_of(run, 0, run.make_net().to(there).pack(), stream)
+    plain = run.make_net().to(there)
+    before = {key: tensor.to(there) for key, tensor in run.initial_weights.items()}
+    ways: dict[str, Callable[[], object]] = {
+        "by_hand": lambda: plain_epoch(plain, before, [stream.train(0)], run.experiment.training),
+        "here": lambda: train_locally(half.method, half.ctx, half.payload, half.state),
+    }
+    took = in_turn(ways, times, 2, lambda: wait_for(there))
+    by_hand_ms = 1e3 * took["by_hand"] / batches
+    return {
+        "net": name,
+        "batch": batch,
+        "step_ms": by_hand_ms,
+        "ratio": took["here"] / took["by_hand"],
+    }
+
+
+def half_of(run: RunFacts, client: int, net: SplitNet, stream: Examples) -> ClientHalf:
+    """Return a client's half of FedAvg, on the device of its data."""
+    ctx = ClientContext(run, client, START, net, stream, stream.x.device)
+    return ClientHalf(make("fedavg"), ctx, Bundle(weights=run.initial_weights), Bundle())
+
+
+def wait_for(device: torch.device) -> None:
+    """Wait until a device has done what it was told; a processor has."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def _aligned_row(
     net: str, shape: tuple[int, ...], prototypes: list[int], examples: int
 ) -> dict[str, Any]:
     """Compare a client's epoch of FedAvg, of FedAli, and of FedAli that measures its influence."""
     aligned = {"name": net, "alp": True, "prototypes": prototypes, "blocks": len(prototypes)}
     plain = {"name": net, "blocks": len(prototypes)}
-    stream = _Examples(examples, shape, torch.Generator().manual_seed(0))
+    stream = Examples(examples, shape, torch.Generator().manual_seed(0))
 
     def epoch(name: str, table: Mapping[str, Any], *, influence: bool = False) -> Any:
         facts = {**DIGITS, "net": table, "clients": 1, "batch_size": 32}
-        tables = _experiment(facts, 1) | {"method": {"name": name}}
+        tables = experiment_tables(facts, 1) | {"method": {"name": name}}
         tables["evaluate"] |= {"influence": influence}
         method, run = make(name), RunFacts(experiment_of(tables), Problem(shape, 10))
         ctx = ClientContext(run, 0, START, run.make_net().pack(), stream, torch.device("cpu"))
@@ -369,12 +401,18 @@ def _aligned_row(
     }
 
 
-class _Examples:
+class Examples:
     """A stream of noise."""
 
-    def __init__(self, count: int, shape: tuple[int, ...], draw: torch.Generator) -> None:
-        self.x = torch.randn(count, *shape, generator=draw)
-        self.y = torch.randint(10, (count,), generator=draw)
+    def __init__(
+        self,
+        count: int,
+        shape: tuple[int, ...],
+        draw: torch.Generator,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.x = torch.randn(count, *shape, generator=draw).to(device)
+        self.y = torch.randint(10, (count,), generator=draw).to(device)
 
     def train(self, task: int) -> tuple[Tensor, Tensor]:
         return self.x, self.y

@@ -67,6 +67,7 @@ class InProcessCohort:
         states: Path,
         *,
         evaluator: bool = False,
+        device: str = "cpu",
         arrival: random.Random | None = None,
         before: Callable[[rpc.Order], None] = lambda order: None,
         after: Callable[[Result], None] = lambda result: None,
@@ -76,7 +77,7 @@ class InProcessCohort:
         ids: list[ClientId] = [*range(experiment.schedule.clients)]
         if evaluator:
             ids.append(EVALUATOR)
-        self.workers = Workers(ids, data, states, torch.device("cpu"))
+        self.workers = Workers(ids, data, states, torch.device(device))
         self._experiment, self._together = experiment, experiment.training.together
         if not experiment.schedule.open:
             self.workers.begin(experiment)

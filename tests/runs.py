@@ -28,18 +28,22 @@ class WholeRuns:
         self.root = root
 
     def __call__(
-        self, experiment: Experiment | dict[str, Any], data: Path, evaluator: bool = False
+        self,
+        experiment: Experiment | dict[str, Any],
+        data: Path,
+        evaluator: bool = False,
+        device: str = "cpu",
     ) -> Finished:
         """Return the finished run of an experiment on a partition that a config dealt out."""
         experiment = experiment_of(experiment) if isinstance(experiment, dict) else experiment
         dealt = (data / "partition.json").read_text(), sorted(path.name for path in data.iterdir())
-        known_by = json.dumps([experiment.to_dict(), *dealt, evaluator])
+        known_by = json.dumps([experiment.to_dict(), *dealt, evaluator, device])
         out = self.root / hashlib.sha256(known_by.encode()).hexdigest()[:20]
         summary = out / "summary.json"
         with out.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not summary.exists():
-                found = run_in_process(experiment, data, out, evaluator=evaluator)
+                found = run_in_process(experiment, data, out, evaluator=evaluator, device=device)
                 summary.write_text(json.dumps(found))
         return Finished(json.loads(summary.read_text()), out)
 

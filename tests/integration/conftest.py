@@ -91,6 +91,8 @@ class Loopback:
         self.coordinator: Coordinator | None = None
         self.relays: list[Relay] = []
         self.port = 0
+        self.device = "cpu"
+        """Where clients train."""
         self.lease_s = 0.0
         """What the coordinator's lease is shortened to, if it is."""
 
@@ -123,7 +125,7 @@ class Loopback:
         """Start one client process; it joins the coordinator unless another port is given."""
         arguments = join_arguments(
             client, f"127.0.0.1:{port or self.port}", data or self.partition,
-            states or self.out / "clients", *more,
+            states or self.out / "clients", "--device", self.device, *more,
         )  # fmt: skip
         return self.fork_server.start(arguments, self.root / f"client-{client}.log")
 
@@ -143,7 +145,7 @@ class Loopback:
     @property
     def alone(self) -> dict[str, Any]:
         """The summary of the same run in one process, which nothing disturbs."""
-        return self._whole_run(self.experiment, self.partition).summary
+        return self._whole_run(self.experiment, self.partition, device=self.device).summary
 
     def finish_as_alone(self, coordinator: Coordinator, *clients: Any) -> dict[str, Any]:
         """Wait for everybody; return the summary, which is that of the run in one process."""

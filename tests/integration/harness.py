@@ -317,7 +317,7 @@ def join_arguments(client: str, address: str, data: Path, states: Path, *more: s
     """Return the arguments of ``fedcli join``."""
     return [
         "join", "--client-id", client, "--server", address, "--data", str(data),
-        "--state-dir", str(states), "--device", "cpu", *more,
+        "--state-dir", str(states), *(() if "--device" in more else ("--device", "cpu")), *more,
     ]  # fmt: skip
 
 

@@ -75,6 +75,12 @@ class _Learner:
         self.batches = batches(len(self.images), self.epochs, self.batch_size, self.noise)
         self.per_epoch = math.ceil(len(self.images) / self.batch_size)
         self.largest = min(len(self.images), self.batch_size)
+        self.rest = len(self.images) - (self.per_epoch - 1) * self.batch_size
+
+    def sizes(self, first: int, last: int) -> list[int]:
+        """Return how many images the batches of these steps have."""
+        steps = range(first, last + 1)
+        return [self.largest if step % self.per_epoch else self.rest for step in steps]
 
     @property
     def steps(self) -> int:
@@ -140,17 +146,19 @@ class _Stack:
         for role, net in self.nets.items():
             own = {key: rows[f"{role}/{key}"].to(self.device) for key in net.state_dict()}
             grouped(net, len(learners), own)
+        self.makers = cast(list[Layer], self.maker.steps)
         self.judges = cast(list[Layer], list(self.critic.layers))
         self.adams = {
-            role: Adam(net.parameters(), lr=course.lr, betas=(0.5, 0.9))
+            role: Adam(net.parameters(), lr=course.lr, betas=(0.5, 0.9), fused=True)
             for role, net in self.nets.items()
         }
         load_moments(self.adams, rows)
         images = torch.cat([learner.images for learner in learners])
-        self.images = images.permute(0, 2, 3, 1).contiguous()
+        self.images = self._seen(images.permute(0, 2, 3, 1)[None])[0]
         sizes = torch.tensor([0, *(len(learner.images) for learner in learners)])
         self.first = sizes.cumsum(0)[:-1]  # of each GAN's images among all
 
+    @torch.no_grad()
     def steps(self, first: int, last: int) -> Iterator[Tensor]:
         """Make steps of every critic, and of every generator where one is due after the last.
 
@@ -163,22 +171,10 @@ class _Stack:
         Yields:
             The mean of the critics' losses, after each step.
         """
-        count, nets = last + 1 - first, len(self.learners)
-        drawn = [self._drawn() for _ in range(count)]
-        most = max(len(mix) for step in drawn for _, _, mix in step)
-        z, mix = torch.zeros(nets, count, most, gan.LATENT), torch.zeros(nets, count, most)
-        index = self.first[:, None, None].repeat(1, count, most)
-        share = torch.zeros_like(mix)
-        for number, step in enumerate(drawn):
-            for net, (chosen, noise, between) in enumerate(step):
-                at = net, number, slice(len(between))
-                index[at] += chosen
-                z[at], mix[at], share[at] = noise, between, 1 / len(between)
-        z, mix, index, share = (each.to(self.device) for each in (z, mix, index, share))
-        with torch.no_grad():
-            fakes = self._paint(z.flatten(1, 2), share).view(
-                nets, count, most, *self.images.shape[1:]
-            )
+        count = last + 1 - first
+        z, mix, index, share = (each.to(self.device) for each in self._drawn(first, last))
+        _, painted = self._paint(z.flatten(1, 2), share)
+        fakes = self._seen(painted).view(*mix.shape, *self.images.shape[1:])
         for number in range(count):
             real, fake = self.images[index[:, number]], fakes[:, number]
             given = real, fake, mix[:, number], share[:, number]
@@ -188,27 +184,35 @@ class _Stack:
                 self._improve()
             yield losses.mean()
 
-    def _drawn(self) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """Return what chance brings to a critic's step of each GAN: images, z and u."""
-        found = []
-        for learner in self.learners:
-            index = next(learner.batches)
-            z = torch.randn(len(index), gan.LATENT, generator=learner.noise)
-            found.append((index, z, torch.rand(len(index), generator=learner.noise)))
-        return found
+    def _drawn(self, first: int, last: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return what chance brings to these critics' steps, (N, steps, B, …) each.
+
+        Returns:
+            z, u, the numbers of the real images among all, and the examples' shares in means.
+        """
+        sizes = torch.tensor([each.sizes(first, last) for each in self.learners])
+        most = int(sizes.max())
+        mix = torch.zeros(*sizes.shape, most)
+        z, index = torch.zeros(*mix.shape, gan.LATENT), torch.zeros(mix.shape, dtype=torch.int64)
+        for net, learner in enumerate(self.learners):
+            for number, size in enumerate(sizes[net].tolist()):
+                at = net, number, slice(size)
+                index[at] = next(learner.batches)
+                z[at].normal_(generator=learner.noise)
+                mix[at].uniform_(generator=learner.noise)
+        index += self.first[:, None, None]
+        share = (torch.arange(most) < sizes[..., None]) / sizes[..., None]
+        return z, mix, index, share
 
     def _improve(self) -> None:
         """Make a step of every generator, down ``-E critic(fake)``."""
         sizes = [self.batch_size, gan.LATENT]
         z = torch.stack([torch.randn(sizes, generator=each.noise) for each in self.learners])
         share = torch.full(z.shape[:2], 1 / self.batch_size, device=self.device)
-        painted = self._paint(z.to(self.device), share[:, None])
-        with torch.no_grad():
-            inputs, _ = gan_groups.score(self.judges, painted)
-            slope = gan_groups.image_slopes(self.judges, inputs, -share)
-        self.adams["net"].zero_grad(set_to_none=True)
-        loss = (painted * slope).sum()  # torch loads sympy where backward is given a gradient
-        loss.backward()  # type: ignore[no-untyped-call]
+        taken, painted = self._paint(z.to(self.device), share[:, None])
+        inputs, _ = gan_groups.score(self.judges, self._seen(painted))
+        slope = gan_groups.image_slopes(self.judges, inputs, -share)
+        gan_groups.improve(self.makers, taken, slope)
         self.adams["net"].step()
 
     def tensors(self) -> list[Weights]:
@@ -218,12 +222,21 @@ class _Stack:
             rows |= tensors_of(f"{role}/", net)
         return list(gan_groups.tensors_of(rows, len(self.learners)))
 
-    def _paint(self, z: Tensor, share: Tensor) -> Tensor:
-        """Return the canvases (N, B, S, S, C) of noise (N, B, 100), for batches of these shares."""
-        for layer in self.maker.modules():
+    def _seen(self, images: Tensor) -> Tensor:
+        """Return images (N, B, S, S, C) as the critics' first layer takes them."""
+        return self.judges[0].seen(images)
+
+    def _paint(self, z: Tensor, share: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Return what the generators' layers take of noise (N, B, 100), and the canvases.
+
+        Args:
+            z: noise.
+            share: of the examples of each batch.
+        """
+        for layer in self.makers:
             if isinstance(layer, gan_groups.BatchNorm):
                 layer.share = share
-        return self.maker.paint(z)
+        return gan_groups.run(self.makers, z)
 
 
 # --- one by one -----------------------------------------------------------------------------------

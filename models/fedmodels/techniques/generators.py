@@ -74,7 +74,7 @@ class Family:
     moments: bool = False
     """Keep Adam's moments from one training to the next: three times the private state."""
     mixed_precision: bool = False
-    """The U-Net computes in bfloat16; the GAN's second derivatives are taken in float32."""
+    """The U-Net computes in bfloat16; GANs train in float32."""
 
     def __post_init__(self) -> None:
         """Check that the generators fit the inputs.

@@ -27,13 +27,19 @@ def moments_of(adams: Mapping[str, torch.optim.Adam]) -> Weights:
 
 
 def load_moments(adams: Mapping[str, torch.optim.Adam], tensors: Mapping[str, Tensor]) -> None:
-    """Put kept moments back into fresh optimisers."""
+    """Put kept moments back into fresh optimisers, in their parameters' order in memory.
+
+    A fused step goes through parameters, gradients and moments in that order.
+    """
     for role, adam in adams.items():
         prefix, states = f"moments/{role}/", dict[int, dict[str, Tensor]]()
+        held = [p for group in adam.param_groups for p in group["params"]]
         for key, tensor in tensors.items():
             if key.startswith(prefix):
                 number, name = key.removeprefix(prefix).split("/")
-                states.setdefault(int(number), {})[name] = tensor.clone()
+                like = held[int(number)].detach() if tensor.dim() else tensor
+                moment = torch.empty_like(like, dtype=tensor.dtype).copy_(tensor)
+                states.setdefault(int(number), {})[name] = moment
         if states:
             groups = adam.state_dict()["param_groups"]
             adam.load_state_dict({"state": states, "param_groups": groups})

@@ -120,12 +120,38 @@ def test_moments_go_on_by_class():
     family = family_of(moments=True)
     lessons = lessons_of(family, (9, 9, 14))
     begun = family.trained(lessons[:1])
-    lessons[0] = Lesson(begun[0], lessons[0].images, 5)
+    stored = {key: tensor.contiguous() for key, tensor in begun[0].items()}  # as a file keeps them
+    lessons[0] = Lesson(stored, lessons[0].images, 5)
     for lesson, found in zip(lessons, family.trained(lessons), strict=True):
         assert_close(family, found, family.trained([lesson])[0])
         steps = 3 * -(-len(lesson.images) // 6)
         before = lesson.tensors.get("moments/critic/0/step", torch.tensor(0))
         assert int(found["moments/critic/0/step"]) == steps + int(before)
+
+
+@pytest.mark.parametrize("arch", ["wgan", "dcgan"])
+@pytest.mark.parametrize("side", [8, 16])
+def test_what_a_fused_step_takes_has_one_order_in_memory(arch, side):
+    """It takes parameters, gradients and moments number by number."""
+    shape = (2, side, side)
+    family = Family(input_shape=shape, arch=arch, width=4, epochs=5, lr=1e-3, moments=True)
+    images = torch.rand(6, *shape) * 2 - 1
+    (begun,) = family.trained([Lesson(family.fresh(0, (torch.zeros(2), torch.ones(2))), images, 1)])
+    stored = {key: tensor.contiguous() for key, tensor in begun.items()}
+    course = Course(
+        input_shape=shape, arch=arch, width=4, epochs=5, batch_size=6, lr=1e-3, moments=True
+    )
+    stack = generator_training._Stack(
+        course, [generator_training._Learner(course, Lesson(stored, images, n)) for n in range(2)]
+    )
+    assert len(list(stack.steps(1, 5))) == 5
+    for role, net in stack.nets.items():
+        for parameter in net.parameters():
+            state = stack.adams[role].state[parameter]
+            beside = parameter.grad, state["exp_avg"], state["exp_avg_sq"]
+            places = torch.arange(parameter.numel())  # as the storage has them
+            order = places.as_strided(parameter.shape, parameter.stride())
+            assert all(torch.equal(places.as_strided(t.shape, t.stride()), order) for t in beside)
 
 
 def test_a_stack_is_bounded_and_its_batches_alike(monkeypatch):

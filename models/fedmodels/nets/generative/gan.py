@@ -9,7 +9,6 @@ padded to S with -1, the value of black, and generated ones are cropped.
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -74,6 +73,13 @@ class Generator(nn.Module):
             width //= 2
         layers.append(nn.ConvTranspose2d(width, channels, 4, 2, 1, bias=bias))
         self.layers = nn.Sequential(*layers)
+        self.first, self.last = nn.ReLU(), nn.Tanh()
+
+    @property
+    def steps(self) -> list[nn.Module]:
+        """All layers, in their order."""
+        vectors = [] if self.fc is None else [self.fc, self.first]
+        return [*vectors, self.cells, *self.layers, self.last]
 
     def forward(self, z: Tensor) -> Tensor:
         """Return images, cropped to their size."""
@@ -81,8 +87,9 @@ class Generator(nn.Module):
 
     def paint(self, z: Tensor) -> Tensor:
         """Return the whole canvas (B, C, S, S), which is what the critic judges."""
-        first = z if self.fc is None else F.relu(self.fc(z))
-        return torch.tanh(self.layers(self.cells(first)))
+        for layer in self.steps:
+            z = layer(z)
+        return z
 
 
 class Critic(nn.Module):

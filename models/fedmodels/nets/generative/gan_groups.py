@@ -1,30 +1,26 @@
-"""The nets of several GANs as one net, and the gradient of their critics' loss in closed form.
+"""The nets of several GANs as one net, and the gradients of their losses in closed form.
 
 A layer is one batched product over the GANs, of vectors or of small images. Tensors are those
 of the GANs, one after the other along the first axis, and so are an optimiser's moments.
-docs/decisions/095-gans-trained-as-one.md and 098-closed-form-of-the-penalty.md have the reasons.
+docs/decisions/095-gans-trained-as-one.md, 098-closed-form-of-the-penalty.md and
+100-gans-without-autograd.md have the reasons.
 
 Shapes: N GANs, B examples of each, c channels, o of the smaller images, d features.
 """
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedmodels.nets.generative.convolutions import Convolution, convolution
 from fedmodels.tensors.bundle import Weights
 
 SLOPE = 0.2
 """Of the critics' leaky ReLU."""
-DENSE = 65_536
-"""Numbers of the largest matrix that stands for a convolution; torch's are faster beyond: each cell
-would give to many others, most of them out of its reach."""
 
 
 # --- tensors --------------------------------------------------------------------------------------
@@ -78,91 +74,6 @@ def tensors_of(rows: Weights, nets: int) -> list[dict[str, Tensor]]:
     return found
 
 
-# --- convolutions ---------------------------------------------------------------------------------
-
-
-class Convolution:
-    """A convolution of 4x4 cells, stride 2, padding 1 and padding 1, for images of one size.
-
-    It takes images (N, B, 2h, 2w, c) to images (N, B, h, w, o).
-
-    For small images of few channels it is a product with a matrix of what each cell gives to each.
-    """
-
-    def __init__(self, weight: Tensor, height: int, width: int) -> None:
-        """Take weights (N, o, 4, 4, c), and h and w."""
-        self.weight, self.small = weight, (height, width)
-        self.nets = len(weight)
-        dense = math.prod(self._shape[1:]) <= DENSE
-        self.places = list(_places(height, width)) if dense else None
-        if self.places is None:
-            self.kernels = weight.flatten(0, 1).permute(0, 3, 1, 2)
-        else:
-            matrix = weight.new_zeros(self._shape)
-            for (row, column), cells, kernel in self.places:
-                matrix[:, row, column, :, *cells] = weight[:, :, *kernel]
-            self.matrix = matrix.flatten(4).flatten(1, 3)
-
-    @property
-    def _shape(self) -> tuple[int, ...]:
-        """Of the matrix: (N, h, w, o, 2h, 2w, c)."""
-        (height, width), (nets, out, _, _, into) = self.small, self.weight.shape
-        return nets, height, width, out, 2 * height, 2 * width, into
-
-    def down(self, x: Tensor) -> Tensor:
-        """Return the convolution (N, B, h, w, o) of images (N, B, 2h, 2w, c)."""
-        if self.places is not None:
-            return torch.bmm(x.flatten(2), self.matrix.mT).view(*x.shape[:2], *self.small, -1)
-        flat = _side_by_side(x)
-        return _apart(F.conv2d(flat, self.kernels, None, 2, 1, 1, self.nets), self.nets)
-
-    def up(self, y: Tensor) -> Tensor:
-        """Return the transposed convolution (N, B, 2h, 2w, c) of images (N, B, h, w, o)."""
-        if self.places is not None:
-            return torch.bmm(y.flatten(2), self.matrix).view(*y.shape[:2], *self._shape[4:])
-        flat = _side_by_side(y)
-        return _apart(F.conv_transpose2d(flat, self.kernels, None, 2, 1, 0, self.nets), self.nets)
-
-    def slope(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return the gradient (N, o, 4, 4, c) of ``sum(y * down(x))`` for the weights."""
-        if self.places is not None:
-            found = torch.zeros_like(self.weight)
-            matrix = torch.bmm(y.flatten(2).mT, x.flatten(2)).view(self._shape)
-            for (row, column), cells, kernel in self.places:
-                found[:, :, *kernel] += matrix[:, row, column, :, *cells]
-            return found
-        of_kernels: Tensor = torch.ops.aten.convolution_backward(
-            _side_by_side(y), _side_by_side(x), self.kernels, [0],
-            [2, 2], [1, 1], [1, 1], False, [0, 0], self.nets, [False, True, False],
-        )[1]  # fmt: skip
-        return of_kernels.permute(0, 2, 3, 1).reshape(self.weight.shape)
-
-
-def _places(
-    height: int, width: int
-) -> Iterator[tuple[tuple[int, int], tuple[slice, slice], tuple[slice, slice]]]:
-    """Yield each cell of a small image, what it sees of the large one, and by which weights."""
-    for cell in itertools.product(range(height), range(width)):
-        first = [2 * at - 1 for at in cell]
-        low = [max(0, at) for at in first]
-        high = [min(2 * size, at + 4) for at, size in zip(first, (height, width), strict=True)]
-        rows, columns = map(slice, low, high)
-        edges = zip(low, high, first, strict=True)
-        kernel_rows, kernel_columns = (slice(a - at, b - at) for a, b, at in edges)
-        yield cell, (rows, columns), (kernel_rows, kernel_columns)
-
-
-def _side_by_side(x: Tensor) -> Tensor:
-    """Return images (B, N*c, H, W), channels last, of images (N, B, H, W, c)."""
-    flat = x.permute(1, 0, 4, 2, 3).flatten(1, 2)
-    return flat.contiguous(memory_format=torch.channels_last)
-
-
-def _apart(x: Tensor, nets: int) -> Tensor:
-    """Return images (N, B, H, W, c): the inverse of :func:`_side_by_side`."""
-    return x.view(len(x), nets, -1, *x.shape[2:]).permute(1, 0, 3, 4, 2)
-
-
 # --- layers ---------------------------------------------------------------------------------------
 
 
@@ -183,22 +94,33 @@ def _instead(layer: nn.Module, nets: int) -> nn.Module | None:
             return _Flatten()
         case nn.LeakyReLU():
             return _LeakyReLU()
+        case nn.ReLU():
+            return _ReLU()
+        case nn.Tanh():
+            return _Tanh()
     return None
 
 
 class Layer(nn.Module):
-    """A layer of a critic: linear where its input holds.
+    """A layer with its gradient. Images and vectors are (N, B, …)."""
 
-    Images and vectors are (N, B, …).
-    """
+    def seen(self, x: Tensor) -> Tensor:
+        """Return an input in the form that the other functions take."""
+        return x
 
-    def along(self, move: Tensor, x: Tensor) -> Tensor:
-        """Return what the output at ``x`` does where the input moves."""
-        raise NotImplementedError
+    def begin(self) -> None:
+        """Take the weights as they are now."""
 
     def back(self, slope: Tensor, x: Tensor) -> Tensor:
-        """Return the gradient for the input at ``x`` of one for the output: the adjoint."""
+        """Return the gradient for the input at ``x`` of one for the output."""
         raise NotImplementedError
+
+    def along(self, move: Tensor, x: Tensor) -> Tensor:
+        """Return what the output at ``x`` does where the input moves: ``back`` is its adjoint."""
+        raise NotImplementedError
+
+    def put(self, slope: Tensor, x: Tensor) -> None:
+        """Put the parameters' gradient at ``x`` of one for the output into them."""
 
 
 class _Affine(Layer):
@@ -216,18 +138,22 @@ class _Affine(Layer):
     @property
     def kernels(self) -> Tensor:
         """The weights of convolutions, (N, out, 4, 4, in), as they lie in memory."""
-        return self.weight.permute(0, 2, 3, 1).view(
-            self.nets, -1, *self.weight.shape[2:], self.weight.shape[1]
-        )
+        weight = self.weight.detach()
+        return weight.permute(0, 2, 3, 1).view(self.nets, -1, *weight.shape[2:], weight.shape[1])
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.along(x, x)
-        if self.bias is None:
-            return y
-        return y + self.bias.view(self.nets, *[1] * (y.dim() - 2), -1)
+        if self.bias is not None:
+            y += self.bias.view(self.nets, *[1] * (y.dim() - 2), -1)
+        return y
 
-    def weight_slope(self, x: Tensor, slope: Tensor) -> Tensor:
-        """Return the gradient for the weights, given inputs and the gradient for the output."""
+    def put(self, slope: Tensor, x: Tensor) -> None:
+        self.weight.grad = self.weight_slope(slope, x)
+        if self.bias is not None:
+            self.bias.grad = slope.flatten(1, -2).sum(1).flatten()
+
+    def weight_slope(self, slope: Tensor, x: Tensor) -> Tensor:
+        """Return the gradient for the weights at ``x`` of one for the output."""
         raise NotImplementedError
 
 
@@ -247,7 +173,7 @@ class _Linear(_Affine):
     def back(self, slope: Tensor, x: Tensor) -> Tensor:
         return torch.bmm(slope, self._matrix(x)).view(x.shape)
 
-    def weight_slope(self, x: Tensor, slope: Tensor) -> Tensor:
+    def weight_slope(self, slope: Tensor, x: Tensor) -> Tensor:
         found = torch.bmm(slope.mT, x.flatten(2))
         if x.dim() == 5:
             found = found.view(-1, *x.shape[2:]).permute(0, 3, 1, 2)
@@ -255,11 +181,17 @@ class _Linear(_Affine):
 
 
 class _Conv(_Affine):
-    """Images (N, B, 2h, 2w, c) to images (N, B, h, w, o)."""
+    """Images (N, B, 2h, 2w, c) to images (N, B, h, w, o); it sees images of one size."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        self.held = Convolution(self.kernels, x.shape[2] // 2, x.shape[3] // 2)
-        return super().forward(x)
+    held: Convolution
+
+    def seen(self, x: Tensor) -> Tensor:
+        if not hasattr(self, "held"):
+            self.held = convolution(self.kernels, x.shape[2] // 2, x.shape[3] // 2)
+        return self.held.seen(x)
+
+    def begin(self) -> None:
+        self.held.begin()
 
     def along(self, move: Tensor, x: Tensor) -> Tensor:
         return self.held.down(move)
@@ -267,22 +199,77 @@ class _Conv(_Affine):
     def back(self, slope: Tensor, x: Tensor) -> Tensor:
         return self.held.up(slope)
 
-    def weight_slope(self, x: Tensor, slope: Tensor) -> Tensor:
+    def weight_slope(self, slope: Tensor, x: Tensor) -> Tensor:
         return self.held.slope(x, slope).flatten(0, 1).permute(0, 3, 1, 2)
 
 
-class _LeakyReLU(Layer):
-    """As torch's."""
+class _ConvTranspose(_Affine):
+    """Images (N, B, h, w, o) to images (N, B, 2h, 2w, c)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.leaky_relu(x, SLOPE)
+        self.held = convolution(self.kernels, *x.shape[2:4])
+        self.held.begin()
+        return super().forward(x)
 
     def along(self, move: Tensor, x: Tensor) -> Tensor:
-        moved: Tensor = torch.ops.aten.leaky_relu_backward(move, x, SLOPE, False)
+        return self.held.up(move)
+
+    def weight_slope(self, slope: Tensor, x: Tensor) -> Tensor:
+        """Keep what ``back`` needs of the same gradient, besides."""
+        self.seen_slope = self.held.seen(slope)
+        return self.held.slope(self.seen_slope, x).flatten(0, 1).permute(0, 3, 1, 2)
+
+    def back(self, slope: Tensor, x: Tensor) -> Tensor:
+        return self.held.down(self.seen_slope)
+
+
+class _FirstConvTranspose(_Affine):
+    """Images of one cell to images (N, B, 4, 4, c): a product of vectors."""
+
+    def along(self, move: Tensor, x: Tensor) -> Tensor:
+        kernels = self.kernels
+        images = torch.bmm(move.flatten(2), kernels.flatten(2))
+        return images.view(*move.shape[:2], *kernels.shape[2:])
+
+    def weight_slope(self, slope: Tensor, x: Tensor) -> Tensor:
+        found = torch.bmm(x.flatten(2).mT, slope.flatten(2)).flatten(0, 1)
+        return found.view(len(found), *slope.shape[2:]).permute(0, 3, 1, 2)
+
+
+class _LeakyReLU(Layer):
+    """As torch's, in place: its input becomes its output, which has the same signs."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.leaky_relu_(x, SLOPE)
+
+    def along(self, move: Tensor, x: Tensor) -> Tensor:
+        moved: Tensor = torch.ops.aten.leaky_relu_backward(move, x, SLOPE, True)
         return moved
 
     def back(self, slope: Tensor, x: Tensor) -> Tensor:
         return self.along(slope, x)
+
+
+class _ReLU(Layer):
+    """As torch's, in place."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu_(x)
+
+    def back(self, slope: Tensor, x: Tensor) -> Tensor:
+        found: Tensor = torch.ops.aten.threshold_backward(slope, x, 0)
+        return found
+
+
+class _Tanh(Layer):
+    """As torch's, in place."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.tanh_()
+
+    def back(self, slope: Tensor, x: Tensor) -> Tensor:
+        found: Tensor = torch.ops.aten.tanh_backward(slope, x)
+        return found
 
 
 class _Flatten(Layer):
@@ -298,7 +285,7 @@ class _Flatten(Layer):
         return slope
 
 
-class _Unflatten(nn.Module):
+class _Unflatten(Layer):
     """Vectors (N, B, d) to images."""
 
     def __init__(self, cells: Sequence[int]) -> None:
@@ -306,41 +293,13 @@ class _Unflatten(nn.Module):
         self.cells = tuple(cells)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x.view(*x.shape[:2], *self.cells).permute(0, 1, 3, 4, 2)
+        return x.view(*x.shape[:2], *self.cells).permute(0, 1, 3, 4, 2).contiguous()
+
+    def back(self, slope: Tensor, x: Tensor) -> Tensor:
+        return slope.permute(0, 1, 4, 2, 3).reshape(x.shape)
 
 
-class _Up(torch.autograd.Function):
-    """A transposed convolution with a gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, y: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(y)
-        ctx.held = held = Convolution(weight, y.shape[2], y.shape[3])
-        return held.up(y)
-
-    @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, Tensor]:
-        (y,) = ctx.saved_tensors
-        return ctx.held.down(slope), ctx.held.slope(slope, y)
-
-
-class _ConvTranspose(_Affine):
-    """Images (N, B, h, w, o) to images (N, B, 2h, 2w, c)."""
-
-    def along(self, move: Tensor, x: Tensor) -> Tensor:
-        return _Up.apply(move, self.kernels)  # type: ignore[no-any-return]
-
-
-class _FirstConvTranspose(_Affine):
-    """Images of one cell to images (N, B, 4, 4, c): a product of vectors."""
-
-    def along(self, move: Tensor, x: Tensor) -> Tensor:
-        kernels = self.kernels
-        images = torch.bmm(move.flatten(2), kernels.flatten(2))
-        return images.view(*move.shape[:2], *kernels.shape[2:])
-
-
-class BatchNorm(nn.BatchNorm2d):
+class BatchNorm(nn.BatchNorm2d, Layer):
     """Normalises each GAN's images over the examples of a batch that count.
 
     Attributes:
@@ -370,31 +329,63 @@ class BatchNorm(nn.BatchNorm2d):
         now = x.reshape(nets * steps, examples * cells, -1)
         share = (self.share / cells)[..., None].expand(-1, -1, -1, cells).reshape(len(now), 1, -1)
         mean = torch.bmm(share, now)
-        apart = now - mean
+        self.apart = apart = now - mean
         var = torch.bmm(share, apart.square())
-        with torch.no_grad():
-            counts = (self.share > 0).sum(-1, keepdim=True) * cells
-            seen = mean.view(nets, steps, -1), var.view(nets, steps, -1) * (counts / (counts - 1))
-            for kept, of_steps in zip((self.running_mean, self.running_var), seen, strict=True):
-                for step in range(steps):
-                    kept.view(nets, -1).lerp_(of_steps[:, step], self.momentum)
-            self.num_batches_tracked.add_(steps)
+        counts = (self.share > 0).sum(-1, keepdim=True) * cells
+        seen = mean.view(nets, steps, -1), var.view(nets, steps, -1) * (counts / (counts - 1))
+        for kept, of_steps in zip((self.running_mean, self.running_var), seen, strict=True):
+            for step in range(steps):
+                kept.view(nets, -1).lerp_(of_steps[:, step], self.momentum)
+        self.num_batches_tracked.add_(steps)
         shape = nets, 1, -1
-        factor = (var + self.eps).rsqrt().view(nets, steps, -1) * self.weight.view(shape)
+        self.scale = (var + self.eps).rsqrt()
+        factor = self.scale.view(nets, steps, -1) * self.weight.view(shape)
         shift = self.bias.view(shape).expand_as(factor).reshape(len(now), 1, -1)
         return torch.addcmul(shift, apart, factor.view(len(now), 1, -1)).view_as(x)
 
+    def put(self, slope: Tensor, x: Tensor) -> None:
+        """Keep what ``back`` needs of the same gradient, besides."""
+        slope = slope.flatten(1, 3)
+        self.sums = slope.sum(1, keepdim=True), (slope * self.apart).sum(1, keepdim=True)
+        self.bias.grad = self.sums[0].flatten()
+        self.weight.grad = (self.sums[1] * self.scale).flatten()
 
-# --- the critics ----------------------------------------------------------------------------------
+    def back(self, slope: Tensor, x: Tensor) -> Tensor:
+        """Return the gradient for images of one whole batch, after ``put``.
+
+        With a = x - E x, s = (Var x + eps)^(-1/2) and y = weight s a + bias, the gradient of L is
+        ``weight s (dL/dy - E dL/dy - s² a E(a dL/dy))``: the mean takes its part, and so does the
+        variance.
+        """
+        factor = self.weight.view(self.nets, 1, -1) * self.scale
+        of_mean, of_variance = (each / self.apart.shape[1] for each in self.sums)
+        found = torch.addcmul(-factor * of_mean, slope.flatten(1, 3), factor)
+        found.addcmul_(self.apart, -factor * self.scale.square() * of_variance)
+        return found.view_as(x)
+
+
+# --- whole nets -----------------------------------------------------------------------------------
+
+
+def run(layers: Sequence[Layer], x: Tensor) -> tuple[list[Tensor], Tensor]:
+    """Return what each layer takes of what the first one has seen, and what the last one gives."""
+    inputs: list[Tensor] = []
+    for layer in layers:
+        inputs.append(layer.seen(x) if inputs else x)
+        layer.begin()
+        x = layer(inputs[-1])
+    return inputs, x
 
 
 def score(critic: Sequence[Layer], images: Tensor) -> tuple[list[Tensor], Tensor]:
-    """Return what each layer of grouped critics takes of images, and the scores (N, B)."""
-    inputs, x = [], images
-    for layer in critic:
-        inputs.append(x)
-        x = layer(x)
-    return inputs, x.squeeze(-1)
+    """Return what each layer of grouped critics takes, and the scores (N, B).
+
+    Args:
+        critic: the layers.
+        images: as the first layer has seen them.
+    """
+    inputs, scores = run(critic, images)
+    return inputs, scores.squeeze(-1)
 
 
 def image_slopes(critic: Sequence[Layer], inputs: Sequence[Tensor], slope: Tensor) -> Tensor:
@@ -403,6 +394,16 @@ def image_slopes(critic: Sequence[Layer], inputs: Sequence[Tensor], slope: Tenso
     for layer, x in zip(reversed(critic), reversed(inputs), strict=True):
         back = layer.back(back, x)
     return back
+
+
+def improve(maker: Sequence[Layer], inputs: Sequence[Tensor], slope: Tensor) -> None:
+    """Put the gradient of generators into their parameters, given that for their images."""
+    first = next(layer for layer in maker if isinstance(layer, _Affine))
+    for layer, x in zip(reversed(maker), reversed(inputs), strict=True):
+        layer.put(slope, x)
+        if layer is first:
+            return
+        slope = layer.back(slope, x)
 
 
 @torch.no_grad()
@@ -420,7 +421,7 @@ def learn(
 
     Args:
         critic: the layers of grouped critics.
-        real: (N, B, S, S, C).
+        real: images (N, B, …), as the first layer has seen them.
         fake: likewise.
         mix: u (N, B) in [0, 1].
         share: weights of the means, (N, B): 1 over the number of a GAN's images, and 0 for what
@@ -443,8 +444,9 @@ def learn(
     move = slope * factor[..., None, None, None]
     for layer, x, slope in zip(critic, inputs, reversed(slopes), strict=True):
         if isinstance(layer, _Affine):
+            move = layer.seen(move)
             came = torch.cat([x[:, : 2 * size], move], 1)
-            layer.weight.grad = layer.weight_slope(came, slope)
+            layer.weight.grad = layer.weight_slope(slope, came)
             if layer.bias is not None:
                 halves = slope[:, : 2 * size].reshape(len(slope), 2, size, *slope.shape[2:])
                 within = tuple(range(2, halves.dim() - 1))

@@ -1,0 +1,182 @@
+"""Convolutions of several nets at once: of 4x4 cells, stride 2 and padding 1, and their transposes.
+
+Each form takes images (N, B, 2h, 2w, c) to images (N, B, h, w, o), and back.
+
+Shapes: N nets, B examples of each, weights (N, o, 4, 4, c).
+"""
+
+from __future__ import annotations
+
+import itertools
+from functools import cache
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+TAPS = 16
+"""Weights of a kernel for each channel: 4x4."""
+DENSE = 65_536
+"""Numbers of the largest matrix that stands for a convolution; torch's are faster beyond: each cell
+would give to many others, most of them out of its reach."""
+
+
+class Convolution(Protocol):
+    """A convolution with given weights, which may change, for images of one size."""
+
+    def begin(self) -> None:
+        """Take the weights as they are now."""
+
+    def seen(self, x: Tensor) -> Tensor:
+        """Return images (N, B, 2h, 2w, c) in the form that the other functions take."""
+
+    def down(self, seen: Tensor) -> Tensor:
+        """Return the convolution (N, B, h, w, o) of images."""
+
+    def up(self, y: Tensor) -> Tensor:
+        """Return the transposed convolution (N, B, 2h, 2w, c) of images (N, B, h, w, o)."""
+
+    def slope(self, seen: Tensor, y: Tensor) -> Tensor:
+        """Return the gradient (N, o, 4, 4, c) of ``sum(y * down(seen))`` for the weights."""
+
+
+def convolution(weight: Tensor, height: int, width: int) -> Convolution:
+    """Return a convolution that takes images to images of h times w cells, in the fastest form."""
+    numbers = weight[0].numel() // TAPS * 4 * (height * width) ** 2
+    kind = _Sliding if numbers > DENSE else _Patches if weight.shape[-1] == 1 else _Dense
+    return kind(weight, height, width)
+
+
+class _Patches:
+    """A product of weights and of what each cell sees: for small images of one channel."""
+
+    def __init__(self, weight: Tensor, height: int, width: int) -> None:
+        self.weight, self.small = weight.flatten(2), (height, width)
+        self.cells, self.spread = _seen_cells(height, width, weight.device)
+
+    def begin(self) -> None:
+        pass
+
+    def seen(self, x: Tensor) -> Tensor:
+        """Return (N, B, h, w, 16)."""
+        cells = F.pad(x.flatten(0, 1).flatten(1), (1, 0))
+        return cells.index_select(1, self.cells).view(*x.shape[:2], *self.small, TAPS)
+
+    def down(self, seen: Tensor) -> Tensor:
+        return torch.bmm(seen.flatten(1, 3), self.weight.mT).view(*seen.shape[:-1], -1)
+
+    def up(self, y: Tensor) -> Tensor:
+        height, width = self.small
+        seen = torch.bmm(y.flatten(1, 3), self.weight).view(-1, TAPS * height * width)
+        return (seen @ self.spread).view(*y.shape[:2], 2 * height, 2 * width, 1)
+
+    def slope(self, seen: Tensor, y: Tensor) -> Tensor:
+        found = torch.bmm(y.flatten(1, 3).mT, seen.flatten(1, 3))
+        return found.view(*found.shape[:2], 4, 4, 1)
+
+
+class _Dense:
+    """A product with the matrix of what each cell gives to each: for small images."""
+
+    def __init__(self, weight: Tensor, height: int, width: int) -> None:
+        nets, out, *_, into = weight.shape
+        self.places, self.weight = _places(height, width), weight
+        self.shape = nets, height, width, out, 2 * height, 2 * width, into
+        self.numbers = weight.new_zeros(self.shape)
+        self.matrix = self.numbers.flatten(4).flatten(1, 3)
+
+    def begin(self) -> None:
+        for (row, column), cells, kernel in self.places:
+            self.numbers[:, row, column, :, *cells] = self.weight[:, :, *kernel]
+
+    def seen(self, x: Tensor) -> Tensor:
+        return x
+
+    def down(self, seen: Tensor) -> Tensor:
+        y = torch.bmm(seen.flatten(2), self.matrix.mT)
+        return y.view(*seen.shape[:2], *self.shape[1:4])
+
+    def up(self, y: Tensor) -> Tensor:
+        return torch.bmm(y.flatten(2), self.matrix).view(*y.shape[:2], *self.shape[4:])
+
+    def slope(self, seen: Tensor, y: Tensor) -> Tensor:
+        found = torch.zeros_like(self.weight)
+        matrix = torch.bmm(y.flatten(2).mT, seen.flatten(2)).view(self.shape)
+        for (row, column), cells, kernel in self.places:
+            found[:, :, *kernel] += matrix[:, row, column, :, *cells]
+        return found
+
+
+class _Sliding:
+    """torch's convolutions: for large images."""
+
+    def __init__(self, weight: Tensor, height: int, width: int) -> None:
+        self.nets, self.shape = len(weight), weight.shape
+        self.kernels = weight.flatten(0, 1).permute(0, 3, 1, 2)
+
+    def begin(self) -> None:
+        pass
+
+    def seen(self, x: Tensor) -> Tensor:
+        return x
+
+    def down(self, seen: Tensor) -> Tensor:
+        flat = _side_by_side(seen)
+        return _apart(F.conv2d(flat, self.kernels, None, 2, 1, 1, self.nets), self.nets)
+
+    def up(self, y: Tensor) -> Tensor:
+        flat = _side_by_side(y)
+        return _apart(F.conv_transpose2d(flat, self.kernels, None, 2, 1, 0, self.nets), self.nets)
+
+    def slope(self, seen: Tensor, y: Tensor) -> Tensor:
+        of_kernels: Tensor = torch.ops.aten.convolution_backward(
+            _side_by_side(y), _side_by_side(seen), self.kernels, [0],
+            [2, 2], [1, 1], [1, 1], False, [0, 0], self.nets, [False, True, False],
+        )[1]  # fmt: skip
+        return of_kernels.permute(0, 2, 3, 1).reshape(self.shape)
+
+
+def _side_by_side(x: Tensor) -> Tensor:
+    """Return images (B, N*c, H, W), channels last, of images (N, B, H, W, c)."""
+    flat = x.permute(1, 0, 4, 2, 3).flatten(1, 2)
+    return flat.contiguous(memory_format=torch.channels_last)
+
+
+def _apart(x: Tensor, nets: int) -> Tensor:
+    """Return images (N, B, H, W, c): the inverse of :func:`_side_by_side`."""
+    return x.view(len(x), nets, -1, *x.shape[2:]).permute(1, 0, 3, 4, 2)
+
+
+# --- who sees what --------------------------------------------------------------------------------
+
+
+@cache
+def _seen_cells(height: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return what cells of a small image see of the large one.
+
+    Returns:
+        Numbers (16hw,) from 1, 0 for what lies beyond the edge; and the same as a matrix
+        (16hw, 4hw) of ones and zeros.
+    """
+    numbers = torch.arange(1.0, 4 * height * width + 1).view(1, 1, 2 * height, 2 * width)
+    seen = F.unfold(numbers, 4, padding=1, stride=2)[0].T.flatten().long()
+    spread = F.one_hot(seen, 4 * height * width + 1)[:, 1:].float()
+    return seen.to(device), spread.to(device)
+
+
+@cache
+def _places(
+    height: int, width: int
+) -> list[tuple[tuple[int, int], tuple[slice, slice], tuple[slice, slice]]]:
+    """Return each cell of a small image, what it sees of the large one, and by which weights."""
+    found = []
+    for cell in itertools.product(range(height), range(width)):
+        first = [2 * at - 1 for at in cell]
+        low = [max(0, at) for at in first]
+        high = [min(2 * size, at + 4) for at, size in zip(first, (height, width), strict=True)]
+        rows, columns = map(slice, low, high)
+        edges = zip(low, high, first, strict=True)
+        kernel_rows, kernel_columns = (slice(a - at, b - at) for a, b, at in edges)
+        found.append((cell, (rows, columns), (kernel_rows, kernel_columns)))
+    return found

@@ -1,0 +1,68 @@
+"""The benchmark of graphics cards runs without one, on tiny sizes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import gpu, measured
+
+QUICK = ["--device", "cpu", "--quick"]
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    """Put back the number of threads, which the benchmark sets."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def test_every_part_but_the_launches_on_the_processor(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(measured, "RECORDS", tmp_path / "records")
+    (tmp_path / "records").mkdir()
+    monkeypatch.setattr(measured, "made_with", lambda **others: others)
+    parts = [part for part in gpu.PARTS if part != "layouts"]
+    gpu.main([*QUICK, "--keep", "--parts", *parts])
+    said = capsys.readouterr().out
+    record = json.loads((tmp_path / "records" / "gpu.json").read_text())
+    assert record["versions"] == {"device": "no graphics card"}
+    for part in parts:
+        title = gpu.PARTS[part][0]
+        rows = record["tables"][title]["rows"]
+        times = [value for row in rows for key, value in row.items() if key.endswith("_ms")]
+        assert times, part
+        assert min(times) > 0, part
+        assert f"**{title}**\n\n{measured.markdown(rows)}" in said
+        assert {*rows[0]} <= {*measured.LABELS}, "no column is left out of the page"
+
+
+def test_launches_are_told_the_device_and_how_many_hosts(capsys, monkeypatch):
+    commands = []
+
+    def launched(command: list[str], **_: object) -> None:
+        commands.append(command)
+        out = Path(command[command.index("--out") + 1])
+        out.mkdir()
+        record = json.dumps({"seconds": {"wall": 0.5}})
+        (out / "rounds.jsonl").write_text("\n".join([record] * 4))
+
+    monkeypatch.setattr(subprocess, "run", launched)
+    gpu.main([*QUICK, "--parts", "layouts"])
+    assert [command[command.index("--hosts") + 1] for command in commands] == ["1", "2", "1"]
+    assert [" ".join(c).count("training.together=2") for c in commands] == [0, 0, 1]
+    assert all(c[c.index("--device") + 1] == "cpu" for c in commands)
+    assert ["--data" in command for command in commands] == [False, True, True]
+    assert "| 1 | 4 | 0.500 | 2 | 8.00 |" in capsys.readouterr().out
+
+
+def test_a_machine_without_a_card_is_told(capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit):
+        gpu.main([])
+    assert "no CUDA device; --device cpu --quick runs the same code" in capsys.readouterr().err
