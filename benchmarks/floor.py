@@ -6,6 +6,9 @@ no validation, no persistence, no metrics. What fedtide takes longer is what it 
 With duties, the floor does that work too, in the fewest lines: weights go into a net (here one
 array) and out of it, frames have checksums that both ends compute, what arrives is searched for
 NaN, the mean is taken in float64, and each round ends with its state and a row in files.
+
+Clients have a process each, or share some as those of a host do: a process pulls once for all of
+its clients, and works for one while the upload of the one before is under way.
 """
 
 from __future__ import annotations
@@ -17,11 +20,13 @@ import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
+import psutil
 from zlib_ng import zlib_ng
 
 from fedmodels.tensors.allocator import keep_large_blocks
@@ -29,31 +34,50 @@ from fedmodels.tensors.allocator import keep_large_blocks
 FRAME = 1 << 20
 DIGITS = 5
 """Of a port, as children read it from their common pipe."""
+LEFT_OUT = 2
+"""First rounds, which are not measured."""
 
 
-def floor_seconds(
-    clients: int, parameters: int, rounds: int, *, duties: bool = False
-) -> list[float]:
-    """Return the seconds of each round with so many forked clients and float32 parameters."""
+def floor(
+    clients: int, parameters: int, rounds: int, hosts: int, *, duties: bool = False
+) -> dict[str, Any]:
+    """Run rounds with so many clients in so many forked processes.
+
+    Weights have that number of float32 parameters.
+
+    Returns:
+        The seconds of each round but the first ones, and a round's CPU seconds of the server and
+        of the clients.
+    """
     listening, address = os.pipe()
     children = []
-    for _ in range(clients):
+    for host in range(hosts):
         pid = os.fork()
         if pid == 0:
             os.close(address)
-            _client(os.read(listening, DIGITS).decode(), rounds, parameters if duties else 0)
+            port, own = os.read(listening, DIGITS).decode(), len(range(host, clients, hosts))
+            _host(port, own, rounds, parameters if duties else 0)
             os._exit(0)
         children.append(pid)
     os.close(listening)
     server = _Server(clients, parameters, duties)
     port = server.start()
-    os.write(address, f"{port:0{DIGITS}d}".encode() * clients)
+    os.write(address, f"{port:0{DIGITS}d}".encode() * hosts)
     os.close(address)
-    seconds = server.run(rounds)
+    server.run(LEFT_OUT)
+    before = _cpu_s(os.getpid()), sum(map(_cpu_s, children))
+    seconds = server.run(rounds - LEFT_OUT)
+    after = _cpu_s(os.getpid()), sum(map(_cpu_s, children))
     for pid in children:
         os.waitpid(pid, 0)
     server.stop()
-    return seconds
+    spent = [(now - then) / len(seconds) for then, now in zip(before, after, strict=True)]
+    return {"seconds": seconds, "server_cpu_s": spent[0], "hosts_cpu_s": spent[1]}
+
+
+def _cpu_s(pid: int) -> float:
+    times = psutil.Process(pid).cpu_times()
+    return times.user + times.system
 
 
 class _Server:
@@ -107,7 +131,7 @@ class _Server:
 
     def run(self, rounds: int) -> list[float]:
         seconds = []
-        for number in range(rounds):
+        for number in range(self.round + 1, self.round + 1 + rounds):
             begun = time.perf_counter()
             frames = _frames(self.weights, self.duties)
             with self.changed:
@@ -148,28 +172,41 @@ def _frames(weights: np.ndarray[Any, Any], duties: bool) -> list[bytes]:
     return frames
 
 
-def _client(port: str, rounds: int, parameters: int) -> None:
+def _host(port: str, clients: int, rounds: int, parameters: int) -> None:
     import grpc
 
     channel = grpc.insecure_channel(f"127.0.0.1:{int(port)}")
     pull, push = channel.unary_stream("/floor/Pull"), channel.stream_unary("/floor/Push")
     net = np.zeros(parameters, np.float32)  # empty without duties
-    held = memoryview(net).cast("B")
-    for number in range(rounds):
-        frames = list(pull(str(number).encode(), wait_for_ready=True))
-        if parameters:
-            for i, frame in enumerate(frames):
-                zlib_ng.crc32(frame)
-                held[FRAME * i : FRAME * i + len(frame)] = frame
-            if not np.isfinite(np.dot(net, net)):
-                raise ValueError("NaN")
-            net[-1] += 1e-3
-            frames = _frames(net.copy(), duties=True)
-        push(iter(frames))
+    with ThreadPoolExecutor(1) as pool:
+        for number in range(rounds):
+            frames = list(pull(str(number).encode(), wait_for_ready=True))
+            pushing = deque[Future[bytes]]()
+            for client in range(clients):
+                upload = _trained(net, frames, is_first=not client) if parameters else frames
+                if pushing:
+                    pushing.popleft().result()
+                if client < clients - 1:
+                    pushing.append(pool.submit(push, iter(upload)))
+                else:
+                    push(iter(upload))
     channel.close()
+
+
+def _trained(net: np.ndarray[Any, Any], frames: list[bytes], *, is_first: bool) -> list[bytes]:
+    """Do a client's duties; the first client of a process checks what came for all of them."""
+    held = memoryview(net).cast("B")
+    for i, frame in enumerate(frames):
+        if is_first:
+            zlib_ng.crc32(frame)
+        held[FRAME * i : FRAME * i + len(frame)] = frame
+    if is_first and not np.isfinite(np.dot(net, net)):
+        raise ValueError("NaN")
+    net[-1] += 1e-3
+    return _frames(net.copy(), duties=True)
 
 
 if __name__ == "__main__":
     keep_large_blocks()
-    counts = [int(word) for word in sys.argv[1:4]]
-    print(json.dumps(floor_seconds(*counts, duties=sys.argv[4:] == ["duties"])))
+    counts = [int(word) for word in sys.argv[1:5]]
+    print(json.dumps(floor(*counts, duties=sys.argv[5:] == ["duties"])))

@@ -132,6 +132,10 @@ class Usage:
 
     processes: int
     cpu_s: float
+    server_cpu_s: float
+    """Of that, the coordinator's."""
+    hosts_cpu_s: float
+    """That of the processes that have clients."""
     pss_mb: float
     anon_mb: float
     """Of that, what is no page of a file."""
@@ -145,7 +149,8 @@ class Usage:
 
 def usage(pid: int) -> Usage:
     """Look at a process and its descendants."""
-    count, cpu, pss, anon, rss, server, server_anon, host = 0, 0.0, 0, 0, 0, 0, 0, 0
+    count, pss, anon, rss, server, server_anon, host = 0, 0, 0, 0, 0, 0, 0
+    cpu = server_cpu = hosts_cpu = 0.0
     root = psutil.Process(pid)
     for process in [root, *root.children(recursive=True)]:
         try:
@@ -154,14 +159,16 @@ def usage(pid: int) -> Usage:
             name = process.name()
         except (psutil.Error, OSError):  # it has ended
             continue
-        count, cpu = count + 1, cpu + times.user + times.system
+        spent = times.user + times.system
+        count, cpu = count + 1, cpu + spent
         pss, rss, anon = pss + memory.pss, rss + memory.rss, anon + own
         if name == "fedsrv-serve":
             server, server_anon = server + memory.pss, server_anon + own
+            server_cpu += spent
         elif name.startswith("fedcli-") and name.removeprefix("fedcli-")[0].isdigit():
-            host = max(host, own)
+            host, hosts_cpu = max(host, own), hosts_cpu + spent
     memories = (pss, anon, rss, server, server_anon, host)
-    return Usage(count, cpu, *(number / 1e6 for number in memories))
+    return Usage(count, cpu, server_cpu, hosts_cpu, *(number / 1e6 for number in memories))
 
 
 def anonymous_bytes(pid: int) -> int:

@@ -3,7 +3,8 @@
     python -m benchmarks.overhead [--clients 2 10 50] [--nets resnet20 resnet18] [--rounds 40]
 
 Everything fedtide does is on: validation, commits, metrics. Floor and framework alternate; the
-floor is run bare, and with the same duties (benchmarks/floor.py).
+floor is run bare, and with the same duties (benchmarks/floor.py). Its clients have a process each.
+With ``--hosts`` it runs again with clients that share so many processes, as those of fedtide do.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import statistics
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,24 +42,42 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--hosts", type=int, help="client processes; by default one per client")
     options = parser.parse_args()
-    rows = []
+    rows, floors = [], []
     for net in options.nets:
         for clients in options.clients:
             sizes = (clients, PARAMETERS[net], options.rounds)
-            floors = [_floors_in_processes(*sizes)]
-            row = _fedtide(net, clients, options.rounds, options.hosts)
-            floors.append(_floors_in_processes(*sizes))
-            bare, duties = (statistics.median(a + b) for a, b in zip(*floors, strict=True))
-            row |= {"floor_s": bare, "ratio": row["round_s"] / bare}
-            row |= {"duties_s": duties, "ratio_to_duties": row["round_s"] / duties}
-            rows.append(row)
+            layouts = sorted({clients, options.hosts or clients})
+            before = _floors(*sizes, layouts)
+            rows.append(_fedtide(net, clients, options.rounds, options.hosts))
+            after = _floors(*sizes, layouts)
+            floors += _beside(rows[-1], before, after)
     tell("overhead", rows)
+    tell("floors", floors)
 
 
-def _floors_in_processes(clients: int, parameters: int, rounds: int) -> list[list[float]]:
-    """Measure the floor, bare and with duties, each in a fresh process that may still fork."""
+def _floors(
+    clients: int, parameters: int, rounds: int, layouts: Sequence[int]
+) -> dict[tuple[int, str], dict[str, Any]]:
+    """Measure the floors, bare and with duties, each in a fresh process that may still fork."""
     sizes = (clients, parameters, rounds)
-    return [said_by("benchmarks.floor", *sizes, *kind)[2:] for kind in ([], ["duties"])]
+    each = [(processes, kind) for processes in layouts for kind in ("bare", "duties")]
+    return {one: said_by("benchmarks.floor", *sizes, *one) for one in each}
+
+
+def _beside(
+    row: dict[str, Any],
+    before: dict[tuple[int, str], dict[str, Any]],
+    after: dict[tuple[int, str], dict[str, Any]],
+) -> Iterator[dict[str, Any]]:
+    """Yield what each floor took beside a run, and the ratio of the run's rounds to it."""
+    for (processes, kind), one in before.items():
+        both = one, after[processes, kind]
+        floor_s = statistics.median(second for each in both for second in each["seconds"])
+        yield {
+            "net": row["net"], "clients": row["clients"], "processes": processes, "floor": kind,
+            "round_s": floor_s, "ratio": row["round_s"] / floor_s,
+            **{key: sum(each[key] for each in both) / 2 for key in ("server_cpu_s", "hosts_cpu_s")},
+        }  # fmt: skip
 
 
 def _fedtide(net: str, clients: int, rounds: int, hosts: int | None) -> dict[str, Any]:
@@ -101,18 +121,19 @@ def launched(
         "end_s": written[1] - written[0],
         "round_s": statistics.median(r["seconds"]["wall"] for r in records),
         "server_s": statistics.median(r["seconds"]["server"] for r in records),
-        "cpu_s": _cpu_per_round(looks),
+        **{key: _per_round(looks, key) for key in ("cpu_s", "server_cpu_s", "hosts_cpu_s")},
         "first_round_s": first,
         **{key: max((getattr(look, key) for _, look in looks), default=0.0) for key in MEMORY},
     }
 
 
-def _cpu_per_round(looks: list[tuple[int, Usage]]) -> float | None:
-    """Return the CPU seconds of all processes per round, between the first and the last look."""
+def _per_round(looks: list[tuple[int, Usage]], key: str) -> float | None:
+    """Return what grows with each round, such as CPU seconds, from the first to the last look."""
     running = [(done, look) for done, look in looks if look.processes == looks[0][1].processes]
     if len(running) < 2 or running[-1][0] == running[0][0]:
         return None
-    return (running[-1][1].cpu_s - running[0][1].cpu_s) / (running[-1][0] - running[0][0])
+    grown: float = getattr(running[-1][1], key) - getattr(running[0][1], key)
+    return grown / (running[-1][0] - running[0][0])
 
 
 def experiment(net: str, clients: int, rounds: int, cohort: int | None = None) -> dict[str, Any]:

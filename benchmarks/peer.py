@@ -1,11 +1,14 @@
-"""No-op rounds of a cohort, here and in Flower's simulator, in turn.
+"""No-op rounds of a cohort, here and in Flower's and pfl's simulators, in turn.
 
     python -m venv FLOWER && FLOWER/bin/pip install 'flwr[simulation]'
-    python -m benchmarks.peer --python FLOWER/bin/python [--populations 10 50 10000]
+    python -m venv PFL && PFL/bin/pip install 'pfl[pytorch]'
+    python -m benchmarks.peer --python FLOWER/bin/python [--pfl PFL/bin/python]
+        [--populations 10 50 10000]
 
-Both send weights as large as ResNet-20's down to a cohort of 100, or to everybody, and back, and
-take their mean; both use one process for each core. Here a round is also checked, committed and
-kept on the disk, and clients are those of a real partition.
+Here and in Flower weights as large as ResNet-20's go down to a cohort of 100, or to everybody, and
+back, and their mean is taken, with one process for each core. pfl has all clients in one process,
+and sends nothing. Here a round is also checked, committed and kept on the disk, and clients are
+those of a real partition.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import statistics
 import subprocess
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
@@ -33,28 +37,39 @@ def main() -> None:
     """Measure each population, and print the table."""
     parser = parser_of("peer", __doc__, "peer")
     parser.add_argument("--python", required=True, help="an interpreter that has Flower")
+    parser.add_argument("--pfl", help="an interpreter that has pfl")
     parser.add_argument("--populations", type=int, nargs="+", default=[10, 50, 10_000])
     parser.add_argument("--cohort", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--turns", type=int, default=2)
     options = parser.parse_args()
+    simulators = {"flower": options.python} | ({"pfl": options.pfl} if options.pfl else {})
     rows = []
     for population in options.populations:
         size = (population, min(options.cohort, population), options.rounds)
-        turns = [(_fedtide(*size), _flower(options.python, *size)) for _ in range(options.turns)]
+        turns = [_turn(size, simulators) for _ in range(options.turns)]
         row = {"population": population, "cohort": size[1]} | _best(turns)
         rows.append(row | {"ratio": row["flower_round_s"] / row["round_s"]})
     tell("peer", rows)
     if options.keep:
-        given = given_as("peer").replace(options.python, "FLOWER")
-        keep(options.keep, given, {TITLE: rows}, **_versions(options.python))
+        given, versions = given_as("peer"), dict[str, str]()
+        for name, python in simulators.items():
+            given, versions = given.replace(python, name.upper()), versions | _versions(python)
+        keep(options.keep, given, {TITLE: rows}, **versions)
 
 
-def _best(turns: list[tuple[dict[str, float], dict[str, float]]]) -> dict[str, float]:
+def _turn(size: tuple[int, int, int], simulators: Mapping[str, str]) -> dict[str, float]:
+    """Measure each side once."""
+    found = _fedtide(*size)
+    for name, python in simulators.items():
+        figures = _simulated(python, f"{name}_noop.py", *size)
+        found |= {f"{name}_{key}": value for key, value in figures.items()}
+    return found
+
+
+def _best(turns: list[dict[str, float]]) -> dict[str, float]:
     """Return the smaller figures of the turns: what else runs on the machine only adds to them."""
-    ours, theirs = zip(*turns, strict=True)
-    found = {key: min(turn[key] for turn in ours) for key in ours[0]}
-    return found | {f"flower_{key}": min(turn[key] for turn in theirs) for key in theirs[0]}
+    return {key: min(turn[key] for turn in turns) for key in turns[0]}
 
 
 def _fedtide(population: int, cohort: int, rounds: int) -> dict[str, float]:
@@ -64,9 +79,11 @@ def _fedtide(population: int, cohort: int, rounds: int) -> dict[str, float]:
     return {key: found[key] for key in ("round_s", "first_round_s", "pss_mb")}
 
 
-def _flower(python: str, population: int, cohort: int, rounds: int) -> dict[str, float]:
+def _simulated(
+    python: str, file: str, population: int, cohort: int, rounds: int
+) -> dict[str, float]:
     sizes = map(str, (population, cohort, rounds, PARAMETERS["resnet20"]))
-    command = [python, str(Path(__file__).with_name("flower_noop.py")), *sizes]
+    command = [python, str(Path(__file__).with_name(file)), *sizes]
     begun, most = time.monotonic(), 0.0
     with tempfile.TemporaryFile("w+") as said:
         process = subprocess.Popen(
@@ -79,7 +96,7 @@ def _flower(python: str, population: int, cohort: int, rounds: int) -> dict[str,
         said.seek(0)
         lines = said.read().splitlines()
     if process.returncode:
-        raise SystemExit(f"Flower's simulator ended with {process.returncode}")
+        raise SystemExit(f"{file} ended with {process.returncode}")
     ended: list[float] = json.loads(lines[-1])
     seconds = [after - before for before, after in itertools.pairwise(ended)]
     return {
@@ -90,10 +107,14 @@ def _flower(python: str, population: int, cohort: int, rounds: int) -> dict[str,
 
 
 def _versions(python: str) -> dict[str, str]:
-    code = "from importlib.metadata import version; print(version('flwr'), version('ray'))"
-    found = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
-    flower, ray = found.stdout.split()
-    return {"Flower": flower, "Ray": ray}
+    code = (
+        "import json; from importlib.metadata import distributions; "
+        "print(json.dumps({one.name: one.version for one in distributions()}))"
+    )
+    held = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
+    known = {"flwr": "Flower", "ray": "Ray", "pfl": "pfl"}
+    found: dict[str, str] = json.loads(held.stdout)
+    return {known[name]: found[name] for name in known if name in found}
 
 
 if __name__ == "__main__":
