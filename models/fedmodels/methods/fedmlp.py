@@ -20,7 +20,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import ClassVar, Literal
 
 import torch
@@ -62,16 +61,6 @@ class Levels:
     global_semantic: ByClass  # P[a(k)]; known for k in J alone
     local_class: ByClass  # C_m
     local_semantic: Tensor  # O_m (u, d), maybe without a row
-    labels: Tensor  # (n,) of the training set, on the processor
-
-    @cached_property
-    def known(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Of G, P[a(k)], C_m: whether an example's class has a row, (n,) bool on the processor."""
-        g, p, c = (
-            table.known.cpu()[self.labels]
-            for table in (self.global_class, self.global_semantic, self.local_class)
-        )
-        return g, p, c
 
 
 @register("fedmlp")
@@ -155,43 +144,41 @@ class FedMLP(FedAvg):
         memory, p = state.prototypes["class"].vectors, levels.semantic_by_class(ctx, payload)
         size = self.u or math.ceil(math.sqrt(len(memory)))
         o = levels.cluster_rows(memory, size, ctx.run)[0].to(ctx.device)
-        labels = ctx.stream.train(ctx.task)[1].cpu()
-        return Levels(by_class(ctx, payload), p, by_class(ctx, state), o, labels)
+        return Levels(by_class(ctx, payload), p, by_class(ctx, state), o)
 
     def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: Levels) -> Tensor:
         total = super().loss(ctx, batch, out, refs)  # eq. 10
+        z, y = out.features, batch.y
         if self.loss_p:
-            total = total + self.prototype_loss(batch, out.features, refs)
+            total = total + self.prototype_loss(z, y, refs)
         if self.loss_i:
-            total = total + self.inter_task_loss(batch, out.features, refs)
+            total = total + self.inter_task_loss(z, y, refs)
         if self.loss_s:
-            total = total + self.alpha * self.semantic_loss(batch, out.features, refs)
+            total = total + self.alpha * self.semantic_loss(z, y, refs)
         return total  # eq. 11
 
-    def prototype_loss(self, batch: Batch, z: Tensor, refs: Levels) -> Tensor:
+    def prototype_loss(self, z: Tensor, y: Tensor, refs: Levels) -> Tensor:
         """Return L_P: the mean distance to the global prototype, 0 where there is none (eq. 5)."""
-        rows, g = batch.rows(lambda i: refs.known[0][i]), refs.global_class.vectors
-        return smooth_l1(z[rows], g[batch.y[rows]]).sum() / len(batch.y)
+        known, g = refs.global_class.known[y], refs.global_class.vectors[y]
+        return (known * smooth_l1(z, g)).sum() / len(y)
 
-    def inter_task_loss(self, batch: Batch, z: Tensor, refs: Levels) -> Tensor:
+    def inter_task_loss(self, z: Tensor, y: Tensor, refs: Levels) -> Tensor:
         """Return L_I: the mean divergence from the remembered prototype (eq. 7)."""
-        y, memory = batch.y, refs.local_class
-        if len(refs.local_semantic):
-            initial = refs.local_semantic[nearest(z.detach(), refs.local_semantic)]  # eq. 9
-            target = torch.where(memory.known[y][:, None], memory.vectors[y], initial)  # eq. 8
-        else:
-            rows = batch.rows(lambda i: refs.known[2][i])
-            z, target = z[rows], memory.vectors[y[rows]]
+        memory, o = refs.local_class, refs.local_semantic
+        if not len(o):  # nothing is remembered
+            return z.sum() * 0.0
+        initial = o[nearest(z.detach(), o)]  # eq. 9
+        target = torch.where(memory.known[y][:, None], memory.vectors[y], initial)  # eq. 8
         return self.divergence(z, target).sum() / len(y)
 
     def divergence(self, z: Tensor, c: Tensor) -> Tensor:
         """Return KL(z || c) of each row, as distributions over d: (n,)."""
         return divergence(z, c, self.tau)
 
-    def semantic_loss(self, batch: Batch, z: Tensor, refs: Levels) -> Tensor:
+    def semantic_loss(self, z: Tensor, y: Tensor, refs: Levels) -> Tensor:
         """Return L_S: the distance of minority examples to their cluster's prototype (eq. 6)."""
-        rare, p = batch.rows(lambda i: refs.known[1][i]), refs.global_semantic.vectors
-        return smooth_l1(z[rare], p[batch.y[rare]]).sum() / max(len(rare), 1)
+        rare, p = refs.global_semantic.known[y], refs.global_semantic.vectors[y]
+        return (rare * smooth_l1(z, p)).sum() / rare.sum().clamp_min(1)
 
     def after_local(self, ctx: ClientContext, state: Bundle, refs: Levels) -> Bundle:
         found = class_means(ctx, *ctx.stream.train(ctx.task))  # eq. 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass, replace
-from functools import partial
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -35,7 +34,6 @@ from fedmodels.tensors.bundle import Bundle, Problem, Prototypes
 from fedmodels.training.contexts import ServerContext, ServerState
 from fedmodels.training.hooks import as_uploads, evaluation
 from fedmodels.training.loop import train_locally
-from fedmodels.training.method import Batch
 from fedmodels.training.position import START, Position
 from fedmodels.training.run import RunFacts
 from fedpb.v1 import coordinator_pb2 as rpc
@@ -71,19 +69,7 @@ def levels(*, g=None, p=None, minority=(), memory=None, o=None, classes=4, width
         ByClass(semantic.vectors, rare & semantic.known),
         table(classes, width, memory or {}),
         torch.tensor(o) if o else torch.zeros(0, width),
-        torch.zeros(0, dtype=torch.int64),
     )
-
-
-def batch_and(refs, z, y):
-    """Return a batch of these embeddings and labels, and what losses refer to for it."""
-    return Batch(z, y, torch.arange(len(y))), replace(refs, labels=y)
-
-
-def lost(name, z, y, refs):
-    """Return one loss of FedMLP."""
-    batch, refs = batch_and(refs, z, y)
-    return getattr(make("fedmlp"), name)(batch, z, refs)
 
 
 def server(classes=10, width=16, interaction=0, task=0, **switches):
@@ -162,8 +148,8 @@ def test_prototype_loss_counts_known_classes_only():
     """z_0 at (.5, 2) of class 1 with G[1] = 0: (.125 + 1.5) / 2, over a batch of two."""
     refs = levels(g=rows(c1=[0.0, 0.0]))
     z, y = torch.tensor([[0.5, 2.0], [9.0, 9.0]]), torch.tensor([1, 2])
-    assert float(lost("prototype_loss", z, y, refs)) == pytest.approx(0.8125 / 2)
-    at_prototype = lost("prototype_loss", torch.zeros(1, 2), torch.tensor([1]), refs)
+    assert float(make("fedmlp").prototype_loss(z, y, refs)) == pytest.approx(0.8125 / 2)
+    at_prototype = make("fedmlp").prototype_loss(torch.zeros(1, 2), torch.tensor([1]), refs)
     assert float(at_prototype) == 0
 
 
@@ -174,27 +160,27 @@ def test_new_class_begins_at_the_nearest_semantic_prototype():
     z, y = torch.tensor([[1.0, 1.0], [4.0, 1.0], [4.0, 1.0]]), torch.tensor([3, 3, 0])
     targets = torch.tensor([[0.0, 0.0], [3.0, 2.0], [0.0, 5.0]])  # class 0 is remembered
     expected = divergence(z, targets, 1.0).mean()
-    torch.testing.assert_close(lost("inter_task_loss", z, y, refs), expected)
+    torch.testing.assert_close(make("fedmlp").inter_task_loss(z, y, refs), expected)
 
 
 def test_inter_task_loss_is_zero_for_equal_distributions_only():
-    refs = levels(memory=rows(c0=[1.0, 2.0]))
-    loss = partial(lost, "inter_task_loss")
+    refs = levels(memory=rows(c0=[1.0, 2.0]), o=[[1.0, 2.0]])
+    loss = make("fedmlp").inter_task_loss
     same = torch.tensor([[4.0, 5.0]])  # the same softmax as (1, 2)
     assert float(loss(same, torch.tensor([0]), refs)) == pytest.approx(0, abs=1e-7)
     assert float(loss(same + torch.tensor([0.0, 1.0]), torch.tensor([0]), refs)) > 0.01
-    # Class 1 is new, and nothing is remembered that it could begin at.
-    assert float(loss(same, torch.tensor([1]), refs)) == 0
+    # In a client's first task nothing is remembered.
+    assert float(loss(same, torch.tensor([1]), levels())) == 0
 
 
 def test_semantic_loss_touches_minority_examples_only():
     refs = levels(g=rows(c0=[0.0, 0.0], c1=[1.0, 1.0]), p=rows(c0=[5.0, 5.0], c1=[5.0, 5.0]),
                   minority=[1])  # fmt: skip
-    batch, refs = batch_and(refs, torch.zeros(3, 2), torch.tensor([0, 1, 0]))
-    gradients = []
+    y, gradients = torch.tensor([0, 1, 0]), []
     for alpha in (0.0, 1.0):
         z = drawn(3, 2).requires_grad_(True)
         out = SimpleNamespace(features=z, logits=z @ drawn(2, 4, seed=1))
+        batch = SimpleNamespace(y=y)
         make("fedmlp", alpha=alpha).loss(PLAIN, batch, out, refs).backward()
         gradients.append(z.grad)
     assert torch.equal(gradients[0][[0, 2]], gradients[1][[0, 2]])
@@ -207,8 +193,8 @@ def test_semantic_loss_is_a_mean_over_minority_examples():
     refs = levels(p=p, minority=[1, 2])
     z = torch.tensor([[9.0, 9.0], [2.0, 2.0], [1.0, 1.0], [3.0, 3.0]])
     y = torch.tensor([0, 1, 1, 2])
-    assert float(lost("semantic_loss", z, y, refs)) == pytest.approx(4.5 / 3)
-    assert float(lost("semantic_loss", z[:1], y[:1], refs)) == 0
+    assert float(make("fedmlp").semantic_loss(z, y, refs)) == pytest.approx(4.5 / 3)
+    assert float(make("fedmlp").semantic_loss(z[:1], y[:1], refs)) == 0
 
 
 @pytest.mark.parametrize("on", list(itertools.product((True, False), repeat=3)))
@@ -219,11 +205,11 @@ def test_loss_is_the_sum_of_what_is_on(on):
     refs = levels(g=rows(c0=[0.0, 0.0], c1=[1.0, 1.0]), p=rows(c0=[5.0, 5.0], c1=[5.0, 5.0]),
                   minority=[1], memory=rows(c0=[1.0, 0.0]), o=[[0.0, 2.0]])  # fmt: skip
     z, y, logits = drawn(3, 2), torch.tensor([0, 1, 0]), drawn(3, 4, seed=1)
-    out, (batch, refs) = SimpleNamespace(features=z, logits=logits), batch_and(refs, z, y)
+    out, batch = SimpleNamespace(features=z, logits=logits), SimpleNamespace(y=y)
     terms = (
-        method.prototype_loss(batch, z, refs),
-        method.inter_task_loss(batch, z, refs),
-        0.5 * method.semantic_loss(batch, z, refs),
+        method.prototype_loss(z, y, refs),
+        method.inter_task_loss(z, y, refs),
+        0.5 * method.semantic_loss(z, y, refs),
     )
     assert all(float(t) > 0 for t in terms)
     expected = torch.nn.functional.cross_entropy(logits, y) + sum(
