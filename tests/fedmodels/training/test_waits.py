@@ -2,11 +2,15 @@
 
 The card of these tests is a fake (``tests/fake_card.py``). A run of few steps waits as often as one
 of many steps: what waits once a training or once a test set is allowed, what waits at each step is
-not. Bits are those of the processor, as its kernels calculate for the fake.
+not. Bits are those of the processor, as its kernels calculate for the fake. All of it happens in a
+process of its own: torch counts devices once, before the first backward pass of a process.
 """
 
 from __future__ import annotations
 
+import multiprocessing
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -84,23 +88,15 @@ def waits_of(case, root, size):
     return found.waits
 
 
-@pytest.mark.parametrize(
-    "case", EACH, ids=["-".join([name, *map(str, switches.values())]) for name, switches in EACH]
-)
-def test_no_step_waits(case, digits):
-    few, many = (waits_of(case, digits, size) for size in (FEW, MANY))
-    assert many - few == {}
+def waits_of_a_reader(root):
+    """Return who waits where FedAvg reads something after each step."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FedAvg, "after_step", lambda self, ctx, batch, refs: batch.y.cpu())
+        few, many = (waits_of(("fedavg", {}), root, size) for size in (FEW, MANY))
+    return many - few
 
 
-def test_the_card_sees_who_waits(digits, monkeypatch):
-    """A method that reads something in each of two further steps on each of two tasks is found."""
-    monkeypatch.setattr(FedAvg, "after_step", lambda self, ctx, batch, refs: batch.y.cpu())
-    few, many = (waits_of(("fedavg", {}), digits, size) for size in (FEW, MANY))
-    assert [*(many - few).values()] == [4]
-
-
-def test_copies_of_the_loop_are_queued():
-    """Pageable memory, or a copy that is not told to be quiet, would wait."""
+def copy_to_the_card():
     with card() as found:
         x = to_device(torch.arange(3.0), "card")
         assert not found.waits
@@ -110,10 +106,43 @@ def test_copies_of_the_loop_are_queued():
         torch.arange(3.0).pin_memory().to("card")
     assert sum(found.waits.values()) == 3  # the list as well
     assert to_device(x, "card") is x
+
+
+def mix_devices():
+    with card():
+        torch.ones(2, device="card") * torch.ones(2)
+
+
+@pytest.fixture(scope="module")
+def apart() -> Iterator[ProcessPoolExecutor]:
+    """A process in which nothing has trained yet."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        yield pool
+
+
+@pytest.mark.parametrize(
+    "case", EACH, ids=["-".join([name, *map(str, switches.values())]) for name, switches in EACH]
+)
+def test_no_step_waits(case, digits, apart):
+    few, many = (apart.submit(waits_of, case, digits, size).result() for size in (FEW, MANY))
+    assert many - few == {}
+
+
+def test_the_card_sees_who_waits(digits, apart):
+    """A method that reads something in each of two further steps on each of two tasks is found."""
+    assert [*apart.submit(waits_of_a_reader, digits).result().values()] == [4]
+
+
+def test_copies_of_the_loop_are_queued(apart):
+    """Pageable memory, or a copy that is not told to be quiet, would wait."""
+    apart.submit(copy_to_the_card).result()
+
+
+def test_a_processor_copies_nothing():
     cpu = torch.arange(3)
     assert to_device(cpu, "cpu") is cpu
 
 
-def test_tensors_of_two_devices_do_not_mix():
-    with card(), pytest.raises(RuntimeError, match=r"mul: a tensor of the processor \(2,\)"):
-        torch.ones(2, device="card") * torch.ones(2)
+def test_tensors_of_two_devices_do_not_mix(apart):
+    with pytest.raises(RuntimeError, match=r"mul: a tensor of the processor \(2,\)"):
+        apart.submit(mix_devices).result()
