@@ -3,7 +3,8 @@
     python -m benchmarks.gpu [--keep]                    # on cuda:0, below ten minutes
     python -m benchmarks.gpu --device cpu --quick        # the same code, tiny, without a card
 
-- **loops**: a client's epoch by the training loop, of a hand-written loop's time, for each net.
+- **loops**: a client's epoch by the training loop, of a hand-written loop's time, for each net. By
+  hand means torch's own settings; "repeatable" is that loop with deterministic algorithms.
 - **stacks**: clients that train as one step, of their time in turn.
 - **layouts**: clients of digits that are trained a second, by processes on the card.
 - **generators**: pFedGRP's GANs of ten classes as one, of their time in turn.
@@ -39,6 +40,7 @@ from benchmarks.training import (
     wait_for,
     walls_of,
 )
+from fedmodels.devices import device_of
 from fedmodels.nets import make_net
 from fedmodels.nets.split import load_weights, weights_of
 from fedmodels.techniques.generator_training import Lesson
@@ -62,6 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.device.startswith("cuda") and not torch.cuda.is_available():
         parser.error("this machine has no CUDA device; --device cpu --quick runs the same code")
     torch.set_num_threads(1)
+    device_of(options.device)  # as processes of clients: the same bits each time, no TF32
     tables = {}
     for part in options.parts:
         title, rows_of = PARTS[part]

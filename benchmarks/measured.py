@@ -74,6 +74,8 @@ LABELS = {
     "together": "as one step",
     "per_s": "clients a second",
     "step_ms": "a step by hand, ms",
+    "repeatable_ratio": "repeatable, of that",
+    "here_ratio": "here, of that",
     "in_turn_ms": "in turn, ms",
     "stacked": "together, of that",
     "mb": "MB",

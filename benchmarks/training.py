@@ -24,7 +24,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from benchmarks.measure import config_in, in_turn, launching, parser_of, records_of, tell
+from fedmodels.devices import repeat_bits
 from fedmodels.methods import make
 from fedmodels.nets import make_net
 from fedmodels.nets.split import SplitNet, load_weights, weights_of
@@ -341,18 +343,35 @@ def loop_row(name: str, device: str, batches: int, times: int = 7) -> dict[str, 
     half = half_of(run, 0, run.make_net().to(there).pack(), stream)
     plain = run.make_net().to(there)
     before = {key: tensor.to(there) for key, tensor in run.initial_weights.items()}
-    ways: dict[str, Callable[[], object]] = {
-        "by_hand": lambda: plain_epoch(plain, before, [stream.train(0)], run.experiment.training),
-        "here": lambda: train_locally(half.method, half.ctx, half.payload, half.state),
-    }
+
+    def by_hand() -> None:
+        plain_epoch(plain, before, [stream.train(0)], run.experiment.training)
+
+    def by_hand_freely() -> None:
+        with as_torch_is(there):
+            by_hand()
+            wait_for(there)
+
+    def here() -> None:
+        train_locally(half.method, half.ctx, half.payload, half.state)
+
+    ways = {"by_hand": by_hand_freely, "repeatable": by_hand, "here": here}
     took = in_turn(ways, times, 2, lambda: wait_for(there))
-    by_hand_ms = 1e3 * took["by_hand"] / batches
-    return {
-        "net": name,
-        "batch": batch,
-        "step_ms": by_hand_ms,
-        "ratio": took["here"] / took["by_hand"],
-    }
+    row = {"net": name, "batch": batch, "step_ms": 1e3 * took["by_hand"] / batches}
+    return row | {f"{way}_ratio": took[way] / took["by_hand"] for way in ("repeatable", "here")}
+
+
+@contextmanager
+def as_torch_is(device: torch.device) -> Iterator[None]:
+    """Let a card compute as torch does unless told: with TF32 in convolutions, bits that vary."""
+    if device.type == "cuda":
+        torch.use_deterministic_algorithms(False)
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.allow_tf32 = False, True
+    try:
+        yield
+    finally:
+        if device.type == "cuda":
+            repeat_bits()
 
 
 def half_of(run: RunFacts, client: int, net: SplitNet, stream: Examples) -> ClientHalf:

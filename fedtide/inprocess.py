@@ -18,6 +18,7 @@ from fedcli.runtime.worker import Result, Task, executed
 from fedcli.runtime.workers import Workers
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.origin import data_and_scenario
+from fedmodels.devices import device_of
 from fedmodels.errors import ClientFailed
 from fedmodels.files import write_atomically
 from fedmodels.own_code import refuse_exits
@@ -77,7 +78,7 @@ class InProcessCohort:
         ids: list[ClientId] = [*range(experiment.schedule.clients)]
         if evaluator:
             ids.append(EVALUATOR)
-        self.workers = Workers(ids, data, states, torch.device(device))
+        self.workers = Workers(ids, data, states, device_of(device))
         self._experiment, self._together = experiment, experiment.training.together
         if not experiment.schedule.open:
             self.workers.begin(experiment)

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from fedmodels.devices import device_of
 from fedmodels.methods import make
 from fedmodels.nets import net_names
 from fedmodels.resolution import experiment_of
@@ -111,7 +112,7 @@ def test_every_net_twice_takes_the_same_steps(name, used):
     x, y = torch.randn(8, *shape, generator=draw), torch.arange(8) % 4
 
     def taken() -> dict[str, torch.Tensor]:
-        device = torch.device(DEVICE)
+        device = device_of(DEVICE)
         run = RunFacts(experiment, Problem(shape, 4))
         stream = OneTask(x.numpy(), y.numpy())
         stream.x, stream.y = x.to(device), y.to(device)

@@ -11,16 +11,24 @@ import pytest
 import torch
 
 from benchmarks import gpu, measured
+from benchmarks.training import as_torch_is
+from fedmodels.devices import repeat_bits
 
 QUICK = ["--device", "cpu", "--quick"]
 
 
 @pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    """Put back the number of threads, which the benchmark sets."""
-    before = torch.get_num_threads()
+def _settings(monkeypatch) -> Iterator[None]:
+    """Put back what the benchmark sets."""
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
+    threads, cudnn = torch.get_num_threads(), torch.backends.cudnn
+    before = cudnn.deterministic, cudnn.allow_tf32, cudnn.benchmark
+    filled = torch.utils.deterministic.fill_uninitialized_memory
     yield
-    torch.set_num_threads(before)
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(False)
+    torch.utils.deterministic.fill_uninitialized_memory = filled
+    cudnn.deterministic, cudnn.allow_tf32, cudnn.benchmark = before
 
 
 def test_every_part_but_the_launches_on_the_processor(capsys, tmp_path, monkeypatch):
@@ -66,3 +74,18 @@ def test_a_machine_without_a_card_is_told(capsys, monkeypatch):
     with pytest.raises(SystemExit):
         gpu.main([])
     assert "no CUDA device; --device cpu --quick runs the same code" in capsys.readouterr().err
+
+
+def test_a_loop_by_hand_has_the_settings_of_torch():
+    def told() -> tuple[bool, ...]:
+        cudnn = torch.backends.cudnn
+        return torch.are_deterministic_algorithms_enabled(), cudnn.deterministic, cudnn.allow_tf32
+
+    before = told()
+    with as_torch_is(torch.device("cpu")):
+        assert told() == before
+    assert told() == before, "a processor has nothing to be set"
+    repeat_bits()
+    with as_torch_is(torch.device("cuda")):
+        assert told() == before == (False, False, True)
+    assert told() == (True, True, False)
