@@ -92,12 +92,13 @@ class ReportValidator:
         orders = [s.task_of(client) for s in steps if client in s.cohort]
         ordered = [task for task in orders if task < len(train)]
         now_at = step.task_of(client)
-        given = {task: profile.given(task, accumulates) for task in {*ordered, now_at}}
-        nothing = np.zeros(train.shape[1], dtype=np.int64)
-        again = sum((given[task] for task in ordered), nothing)
-        counts = given[now_at], train[: now_at + 1].sum(0), again
-        now, met, more = map(torch.from_numpy, counts)
-        found = DeclaredCounts(client, now, met, trained + more)
+        given = {
+            task: torch.from_numpy(profile.given(task, accumulates)) for task in {*ordered, now_at}
+        }
+        for task in ordered:
+            trained = trained + given[task]
+        met = torch.from_numpy(train[: now_at + 1].sum(0))
+        found = DeclaredCounts(client, given[now_at], met, trained)
         if len(self._announced) >= MAX_REMEMBERED:
             self._announced.clear()
         self._announced[client] = step.interaction, found

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedmodels.tensors.bundle import EVALUATOR
-from fedsrv.event_lines import EventFormatter, level_of
+from fedsrv.event_lines import FREQUENT, EventFormatter, level_of
 from fedsrv.events import DONE, Event
 from fedsrv.report.run_record import RunRecord
 from fedsrv.report.tables import final_table
@@ -50,7 +50,13 @@ class PlainLines:
         return self.formatter.status
 
     def take(self, event: Event) -> str:
-        """Take in one event of the coordinator, say it where it matters enough; return the line."""
+        """Take in one event of the coordinator, say it where it matters enough; return the line.
+
+        The line of a frequent event that is not said is empty.
+        """
+        if event.kind in FREQUENT and self.level > logging.DEBUG:  # no line of it is shown
+            self.status.take(event)
+            return ""
         known = self.status.joined
         line = self.formatter.line(event)
         if event.kind == "left" and event.detail.get("reason") == DONE:

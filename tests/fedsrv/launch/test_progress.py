@@ -58,6 +58,12 @@ def test_lines_without_a_terminal():
     assert "client 0 order" in shown(PlainLines, level=logging.DEBUG)
 
 
+def test_events_of_each_client_and_round_count_without_a_line():
+    lines = PlainLines(Console(file=io.StringIO()))
+    assert lines.take(Event("order", "0", 0, 0, {"order": 1})) == ""
+    assert lines.status.clients["0"].phase == "trains"
+
+
 def test_clients_that_leave_at_the_end_are_counted_and_others_named():
     """A line for each of 50 clients would bury the table."""
     said = io.StringIO()
