@@ -1,4 +1,4 @@
-"""A device named ``card``, which stands for a GPU where there is none.
+"""A device that stands for a GPU where there is none.
 
 Its tensors lie in memory, and the processor's own kernels calculate their values. They behave as
 those of a GPU in what tests look at: whoever reads a value waits for the card, tensors of two
@@ -14,21 +14,20 @@ import weakref
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
+from torch.optim import optimizer
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.backend_registration import (
-    _DummyBackendModule,
-    _setup_privateuseone_for_python_backend,
-)
 
 aten = torch.ops.aten
+CARD = torch.device("meta")
+"""The device: torch's own one without memory, for which it starts no threads and no driver."""
 COPIES = {aten.copy_, aten._foreach_copy_}
 INDEXED = {
     aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_, aten._unsafe_index,
@@ -53,7 +52,7 @@ class CardTensor(Tensor):
     def __new__(cls, elem: Tensor) -> CardTensor:
         made = Tensor._make_wrapper_subclass(
             cls, elem.size(), strides=elem.stride(), storage_offset=elem.storage_offset(),
-            dtype=elem.dtype, device=torch.device("card", 0), requires_grad=elem.requires_grad,
+            dtype=elem.dtype, device=CARD, requires_grad=elem.requires_grad,
         )  # fmt: skip
         made.elem = elem.detach()
         return made
@@ -166,32 +165,32 @@ class _FromNumbers(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in (torch.tensor, torch.as_tensor) and _is_card(kwargs.get("device")):
-            return func(*args, **{**kwargs, "device": "cpu"}).to("card")
+            return func(*args, **{**kwargs, "device": "cpu"}).to(CARD)
         return func(*args, **kwargs)
 
 
-class _Backend(_DummyBackendModule):
-    """What torch asks of a device."""
-
-    def get_amp_supported_dtype(self) -> list[torch.dtype]:
-        return [torch.bfloat16]
+def _autocast(device_type: str, *args: Any, **kwargs: Any) -> Any:
+    """Return the processor's autocast for the card, which has none."""
+    return _AUTOCAST("cpu" if device_type == CARD.type else device_type, *args, **kwargs)
 
 
-@cache
-def _register() -> None:
-    _setup_privateuseone_for_python_backend("card", backend_module=_Backend())
+_AUTOCAST = torch.autocast
 
 
 @contextmanager
 def card() -> Iterator[Card]:
-    """A block in which there is a device ``card``."""
-    _register()
-    with _FromNumbers(), Card() as found:
+    """A block in which :data:`CARD` is a device with memory."""
+    with (
+        patch.object(torch, "autocast", _autocast),
+        patch.object(optimizer, "_get_fused_kernels_supported_devices", lambda: [CARD.type, "cpu"]),
+        _FromNumbers(),
+        Card() as found,
+    ):
         yield found
 
 
 def _is_card(device: Any) -> bool:
-    return device is not None and torch.device(device).type == "card"
+    return device is not None and torch.device(device).type == CARD.type
 
 
 def _is_on_card(value: Any) -> bool:

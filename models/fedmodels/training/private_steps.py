@@ -154,7 +154,7 @@ class PrivateSteps:
         """
         trained = {k: p for k, p in self.net.parameters_by_key().items() if p.requires_grad}
         sizes = [p.numel() for p in trained.values()]
-        total, losses = torch.zeros(sum(sizes)), list[Tensor]()
+        total, losses = torch.zeros(sum(sizes), device=batch.x.device), list[Tensor]()
         for part in torch.split(torch.arange(len(batch.y)), max(1, AT_ONCE // sum(sizes))):
             if not len(part):
                 continue
@@ -175,7 +175,7 @@ class PrivateSteps:
         mean = noisy / self.hidden.batch_size
         for parameter, piece in zip(trained.values(), torch.split(mean, sizes), strict=True):
             parameter.grad = piece.reshape(parameter.shape).clone()
-        return torch.cat(losses).mean() if losses else torch.zeros(())
+        return torch.cat(losses).mean() if losses else torch.zeros((), device=batch.x.device)
 
 
 def per_example(

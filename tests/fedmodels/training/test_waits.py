@@ -2,15 +2,11 @@
 
 The card of these tests is a fake (``tests/fake_card.py``). A run of few steps waits as often as one
 of many steps: what waits once a training or once a test set is allowed, what waits at each step is
-not. Bits are those of the processor, as its kernels calculate for the fake. All of it happens in a
-process of its own: torch counts devices once, before the first backward pass of a process.
+not. Bits are those of the processor, as its kernels calculate for the fake.
 """
 
 from __future__ import annotations
 
-import multiprocessing
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -29,7 +25,7 @@ from fedmodels.training.run import RunFacts
 from fedpb.codec import merged
 from fedtide.testing.case import bytes_of, states_of
 from tests.conftest import method_of, server_context
-from tests.fake_card import card
+from tests.fake_card import CARD, card
 from tests.fedmodels.methods.test_conformance import CASES, experiment_for
 
 FEW, MANY = 64, 12
@@ -51,7 +47,7 @@ def context_on(device, experiment, root, task):
     stream = TaskStream(data, device, keep_history=keeps)
     stream.open(task)
     net = run.make_net().to(device).pack()
-    return ClientContext(run, 0, Position(task, 0, task), net, stream, torch.device(device))
+    return ClientContext(run, 0, Position(task, 0, task), net, stream, device)
 
 
 def two_tasks(device, experiment, root):
@@ -82,67 +78,42 @@ def waits_of(case, root, size):
         evaluate={"batch_size": size, "class_masks": True},
     )
     with card() as found:
-        there = two_tasks("card", experiment, root)
+        there = two_tasks(CARD, experiment, root)
     if size == MANY:
-        assert there == two_tasks("cpu", experiment, root)
+        assert there == two_tasks(torch.device("cpu"), experiment, root)
     return found.waits
-
-
-def waits_of_a_reader(root):
-    """Return who waits where FedAvg reads something after each step."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(FedAvg, "after_step", lambda self, ctx, batch, refs: batch.y.cpu())
-        few, many = (waits_of(("fedavg", {}), root, size) for size in (FEW, MANY))
-    return many - few
-
-
-def copy_to_the_card():
-    with card() as found:
-        x = to_device(torch.arange(3.0), "card")
-        assert not found.waits
-        assert x.device.type == "card"
-        assert x.tolist() == [0, 1, 2]
-        torch.arange(3.0).to("card", non_blocking=True)
-        torch.arange(3.0).pin_memory().to("card")
-    assert sum(found.waits.values()) == 3  # the list as well
-    assert to_device(x, "card") is x
-
-
-def mix_devices():
-    with card():
-        torch.ones(2, device="card") * torch.ones(2)
-
-
-@pytest.fixture(scope="module")
-def apart() -> Iterator[ProcessPoolExecutor]:
-    """A process in which nothing has trained yet."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        yield pool
 
 
 @pytest.mark.parametrize(
     "case", EACH, ids=["-".join([name, *map(str, switches.values())]) for name, switches in EACH]
 )
-def test_no_step_waits(case, digits, apart):
-    few, many = (apart.submit(waits_of, case, digits, size).result() for size in (FEW, MANY))
+def test_no_step_waits(case, digits):
+    few, many = (waits_of(case, digits, size) for size in (FEW, MANY))
     assert many - few == {}
 
 
-def test_the_card_sees_who_waits(digits, apart):
+def test_the_card_sees_who_waits(digits, monkeypatch):
     """A method that reads something in each of two further steps on each of two tasks is found."""
-    assert [*apart.submit(waits_of_a_reader, digits).result().values()] == [4]
+    monkeypatch.setattr(FedAvg, "after_step", lambda self, ctx, batch, refs: batch.y.cpu())
+    few, many = (waits_of(("fedavg", {}), digits, size) for size in (FEW, MANY))
+    assert [*(many - few).values()] == [4]
 
 
-def test_copies_of_the_loop_are_queued(apart):
+def test_copies_of_the_loop_are_queued():
     """Pageable memory, or a copy that is not told to be quiet, would wait."""
-    apart.submit(copy_to_the_card).result()
-
-
-def test_a_processor_copies_nothing():
+    with card() as found:
+        x = to_device(torch.arange(3.0), CARD)
+        assert not found.waits
+        assert x.device == CARD
+        assert x.tolist() == [0, 1, 2]
+        torch.arange(3.0).to(CARD, non_blocking=True)
+        torch.arange(3.0).pin_memory().to(CARD)
+    assert sum(found.waits.values()) == 3  # the list as well
+    assert to_device(x, CARD) is x
     cpu = torch.arange(3)
     assert to_device(cpu, "cpu") is cpu
 
 
-def test_tensors_of_two_devices_do_not_mix(apart):
-    with pytest.raises(RuntimeError, match=r"mul: a tensor of the processor \(2,\)"):
-        apart.submit(mix_devices).result()
+def test_tensors_of_two_devices_do_not_mix():
+    with card(), pytest.raises(RuntimeError, match=r"mul: a tensor of the processor \(2,\)"):
+        torch.ones(2, device=CARD) * torch.ones(2)
