@@ -1,16 +1,16 @@
-"""What training costs on a graphics card, beside what one would write by hand.
+"""What training costs on a GPU, beside what one would write by hand.
 
     python -m benchmarks.gpu [--keep]                    # on cuda:0, below ten minutes
-    python -m benchmarks.gpu --device cpu --quick        # the same code, tiny, without a card
+    python -m benchmarks.gpu --device cpu --quick        # the same code, tiny, without a GPU
 
 - **loops**: a client's epoch by the training loop, of a hand-written loop's time, for each net. By
   hand means torch's own settings; "repeatable" is that loop with deterministic algorithms.
 - **stacks**: clients that train as one step, of their time in turn.
-- **layouts**: clients of digits that are trained a second, by processes on the card.
+- **layouts**: clients of digits that are trained a second, by processes on the GPU.
 - **generators**: pFedGRP's GANs of ten classes as one, of their time in turn.
-- **transfers**: a net's weights to the card and back, beside plain copies of as many bytes.
+- **transfers**: a net's weights to the GPU and back, beside plain copies of as many bytes.
 - **sums**: the mean of ten uploads on the processor, as the coordinator takes it, beside a sum on
-  the card that has to copy them there.
+  the GPU that has to copy them there.
 
 ``--parts`` chooses among them. The tables go to docs/results/speed.md as they are printed last.
 """
@@ -78,8 +78,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def name_of(device: str) -> str:
-    """Return the model of a card, or that there is none."""
-    return torch.cuda.get_device_name(device) if device.startswith("cuda") else "no graphics card"
+    """Return the model of a GPU, or that there is none."""
+    return torch.cuda.get_device_name(device) if device.startswith("cuda") else "no GPU"
 
 
 def _loops(device: str, quick: bool) -> Rows:
@@ -196,8 +196,8 @@ PARTS: Mapping[str, tuple[str, Callable[[str, bool], Rows]]] = {
     "stacks": ("Clients that train as one step, of their time in turn", _stacks),
     "layouts": ("Clients of digits that are trained a second", _layouts),
     "generators": ("GANs of several classes as one, of their time in turn", _generators),
-    "transfers": ("A net's weights to the card and back", _transfers),
-    "sums": ("The mean of ten uploads on the processor, of a sum's time on the card", _sums),
+    "transfers": ("A net's weights to the GPU and back", _transfers),
+    "sums": ("The mean of ten uploads on the processor, of a sum's time on the GPU", _sums),
 }
 
 

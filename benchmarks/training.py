@@ -363,7 +363,7 @@ def loop_row(name: str, device: str, batches: int, times: int = 7) -> dict[str, 
 
 @contextmanager
 def as_torch_is(device: torch.device) -> Iterator[None]:
-    """Let a card compute as torch does unless told: with TF32 in convolutions, bits that vary."""
+    """Let a GPU compute as torch does unless told: with TF32 in convolutions, bits that vary."""
     if device.type == "cuda":
         torch.use_deterministic_algorithms(False)
         torch.backends.cudnn.deterministic, torch.backends.cudnn.allow_tf32 = False, True

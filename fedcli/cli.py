@@ -278,10 +278,10 @@ def clients_of(text: str) -> list[ClientId]:
 def _device(text: str) -> torch.device:
     import torch
 
-    from fedmodels.config.places import check_card
+    from fedmodels.config.places import check_gpu
     from fedmodels.devices import device_of
 
-    check_card(text, 0 if text == "cpu" else torch.cuda.device_count())
+    check_gpu(text, 0 if text == "cpu" else torch.cuda.device_count())
     return device_of(text)
 
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from fedmodels.config.places import card_of
+from fedmodels.config.places import gpu_of
 from fedmodels.machine import cores, free_bytes
 from fedmodels.processes import Box, Child, started
-from fedsrv.launch.cards import Look
 from fedsrv.launch.forked import fork_hosts
+from fedsrv.launch.gpus import Look
 from fedsrv.launch.layout import Machine, layout
 
 
@@ -68,8 +68,8 @@ class Hosts(Protocol):
         ...
 
     @property
-    def cards(self) -> int:
-        """How many graphics cards of this machine hosts are spread over; known after ``divide``."""
+    def gpus(self) -> int:
+        """How many GPUs of this machine hosts are spread over; known after ``divide``."""
         ...
 
     def begin(self, box: Box) -> None:
@@ -115,14 +115,14 @@ class LocalHosts:
         self._devices: dict[str, str] = {}
 
     def begin(self, box: Box) -> None:
-        """Fork the fork server, and what looks at the graphics cards.
+        """Fork the fork server, and what looks at the GPUs.
 
         Raises:
-            ConfigError: the one card that is asked for cannot be used.
+            ConfigError: the one GPU that is asked for cannot be used.
         """
-        self._box, self._look = box, Look(self._joining.device, self._log("cards"))
-        if card_of(self._joining.device) is not None:
-            self._look.cards()  # what is wrong is told before data are dealt out
+        self._box, self._look = box, Look(self._joining.device, self._log("gpus"))
+        if gpu_of(self._joining.device) is not None:
+            self._look.gpus()  # what is wrong is told before data are dealt out
         self._server = Child("hosts", fork_hosts(self._log("hosts")), box)
 
     def begin_again(self) -> None:
@@ -133,15 +133,15 @@ class LocalHosts:
     def divide(self, clients: int, cohort: int, hosts: int | None, evaluator: bool) -> list[str]:
         """Give every host every n-th client; by default as many hosts as pay here."""
         assert self._look is not None
-        machine = Machine(cores(), free_bytes(), self._look.cards())
+        machine = Machine(cores(), free_bytes(), self._look.gpus())
         self._devices = layout(
             clients, cohort, machine, hosts=hosts, evaluator=evaluator, stacked=self._stacked
         )
         return [*self._devices]
 
     @property
-    def cards(self) -> int:
-        """Count the cards that a host has."""
+    def gpus(self) -> int:
+        """Count the GPUs that a host has."""
         return len({*self._devices.values()} - {"cpu"})
 
     def start(self, clients: str, server: str) -> None:

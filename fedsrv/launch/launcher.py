@@ -16,7 +16,7 @@ from pathlib import Path
 import tomli_w
 
 from fedmodels.config.experiment import Experiment, forbidden_changes
-from fedmodels.config.places import card_of
+from fedmodels.config.places import gpu_of
 from fedmodels.errors import ConfigError, DataError, Interrupted, RunFailed, RunStopped
 from fedmodels.log_lines import LogLevel
 from fedmodels.own_code import is_own
@@ -289,11 +289,11 @@ class Launch:
         clients = clients_here(self.experiment, self.data)
         cohort = min(self.experiment.cohort_size, clients)
         self.clients = self.hosts.divide(clients, cohort, hosts, evaluator)
-        number = could_train_together(self.experiment, self.data, cohort, self.hosts.cards)
+        number = could_train_together(self.experiment, self.data, cohort, self.hosts.gpus)
         if number > 1:
             self.display.say(
                 f"note: clients train in turn; --set training.together={number} makes one step of "
-                f"{number} on a card, and the layout of hosts may then change the last bits"
+                f"{number} on a GPU, and the layout of hosts may then change the last bits"
             )
         self.coordinator.tell(self._arguments())
 
@@ -435,7 +435,7 @@ def check_start(experiment: Experiment, data: Path | None, held: Path, device: s
     Raises:
         FedtideError: the first thing that is wrong.
     """
-    card_of(device)  # whether it is there, a fork will say
+    gpu_of(device)  # whether it is there, a fork will say
     check_extras(experiment)
     check_schedule(experiment)
     check_given_data(experiment, data)

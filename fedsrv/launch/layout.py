@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from itertools import cycle
 
 from fedmodels.tensors.bundle import EVALUATOR
-from fedsrv.launch.cards import Card
+from fedsrv.launch.gpus import Gpu
 
 HOST_BYTES = 200 << 20
 """Memory that a process on the CPU is assumed to need."""
 FEW = 4
 """So many clients have a process each on any machine; where there are more, each core has one."""
-ON_CARD_BYTES, BESIDE_CARD_BYTES = 4 << 30, 1 << 30
-"""Memory that a process with a card is assumed to need, of the card and of the machine. Half a
+ON_GPU_BYTES, BESIDE_GPU_BYTES = 4 << 30, 1 << 30
+"""Memory that a process with a GPU is assumed to need, of the GPU and of the machine. Half a
 gigabyte of each holds CUDA itself."""
-MOST_ON_A_CARD = 4
-"""Processes that share a card at most. While one prepares a step, the card does another's."""
+MOST_ON_A_GPU = 4
+"""Processes that share a GPU at most. While one prepares a step, the GPU does another's."""
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,12 @@ class Machine:
     cores: int
     free: int
     """Bytes of memory."""
-    cards: Sequence[Card] = ()
+    gpus: Sequence[Gpu] = ()
 
     @property
     def fit(self) -> int:
         """How many processes its memory has room for."""
-        return max(1, self.free * 7 // 10 // (BESIDE_CARD_BYTES if self.cards else HOST_BYTES))
+        return max(1, self.free * 7 // 10 // (BESIDE_GPU_BYTES if self.gpus else HOST_BYTES))
 
 
 def layout(
@@ -56,31 +56,31 @@ def layout(
         machine: where the hosts run.
         hosts: how many; by default as many as pay.
         evaluator: whether there is one; it has a host of its own.
-        stacked: whether a host's clients train as one step, which fills a card by itself.
+        stacked: whether a host's clients train as one step, which fills a GPU by itself.
     """
-    places = places_on(machine.cards, 1 if stacked else MOST_ON_A_CARD)
+    places = places_on(machine.gpus, 1 if stacked else MOST_ON_A_GPU)
     count = hosts or (
         min(clients, cohort, len(places), machine.fit, max(machine.cores, len(set(places))))
         if places
-        else hosts_without_cards(clients, cohort, machine)
+        else hosts_without_gpus(clients, cohort, machine)
     )
     ids = [*host_ranges(clients, count), *([EVALUATOR] if evaluator else [])]
     return dict(zip(ids, cycle(places or ["cpu"]), strict=False))
 
 
-def places_on(cards: Sequence[Card], most: int) -> list[str]:
-    """Return the device of each host that cards have room for: one on each card, then a second one.
+def places_on(gpus: Sequence[Gpu], most: int) -> list[str]:
+    """Return the device of each host that GPUs have room for: one on each GPU, then a second one.
 
-    The cards with most room come first. Where none has room, that with the most memory gets a host.
+    The GPUs with most room come first. Where none has room, that with the most memory gets a host.
     """
-    room = {card.device: min(most, card.free // ON_CARD_BYTES) for card in cards}
-    if cards and not any(room.values()):
-        return [max(cards, key=lambda card: card.free).device]
+    room = {gpu.device: min(most, gpu.free // ON_GPU_BYTES) for gpu in gpus}
+    if gpus and not any(room.values()):
+        return [max(gpus, key=lambda gpu: gpu.free).device]
     emptiest = sorted(room, key=lambda device: -room[device])
     return [device for turn in range(most) for device in emptiest if turn < room[device]]
 
 
-def hosts_without_cards(clients: int, cohort: int, machine: Machine) -> int:
+def hosts_without_gpus(clients: int, cohort: int, machine: Machine) -> int:
     """Return how many client processes pay on cores, one for each client if they are few.
 
     Where clients share processes, there are no more of them than clients that train in a round.

@@ -26,7 +26,7 @@ class RayHosts:
     """Hosts as actors of a Ray cluster."""
 
     name = "the process that talks to Ray"
-    cards = 0  # those of its nodes are Ray's to count
+    gpus = 0  # those of its nodes are Ray's to count
 
     def __init__(
         self, ray: RayPlace, joining: Joining, out: Path, config: str, deals: bool

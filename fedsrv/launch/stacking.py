@@ -1,7 +1,7 @@
-"""Which clients of a graphics card could train as one step: what a launch then proposes.
+"""Which clients of a GPU could train as one step: what a launch then proposes.
 
 It is not done unasked: stacked steps round otherwise, and the layout of hosts and crashes would
-change the bits of a run (docs/decisions/099-hosts-by-cards.md).
+change the bits of a run (docs/decisions/099-hosts-by-gpus.md).
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ SMALL = 1_000_000
 """Elements of a net whose steps are calls more than arithmetic; ``resnet20`` has 272 thousand."""
 
 
-def could_train_together(experiment: Experiment, data: Path, cohort: int, cards: int) -> int:
-    """Return how many clients could make one step on each card; 1 where that is of no use.
+def could_train_together(experiment: Experiment, data: Path, cohort: int, gpus: int) -> int:
+    """Return how many clients could make one step on each GPU; 1 where that is of no use.
 
-    The rule: five or more clients a card train in a round, the net has at most a million elements,
+    The rule: five or more clients a GPU train in a round, the net has at most a million elements,
     and the trial before a run takes net and method for ones that can.
 
     Args:
         experiment: the run's.
         data: the partition.
         cohort: how many clients train in a round.
-        cards: over how many graphics cards they are spread.
+        gpus: over how many GPUs they are spread.
     """
-    number = min(AT_MOST, math.ceil(cohort / max(1, cards)))
-    if not cards or number < AT_LEAST or experiment.training.together > 1:
+    number = min(AT_MOST, math.ceil(cohort / max(1, gpus)))
+    if not gpus or number < AT_LEAST or experiment.training.together > 1:
         return 1
     tables = experiment.to_dict()
     tables["training"] = {**tables.get("training", {}), "together": number}

@@ -20,9 +20,9 @@ import torch
 
 from fedmodels.errors import ConfigError, DataError
 from fedmodels.processes import Box, Child, ProcessLine
-from fedsrv.launch import cards
-from fedsrv.launch.cards import Card, Look
+from fedsrv.launch import gpus
 from fedsrv.launch.forked import Forked, fork_coordinator, fork_fedcli
+from fedsrv.launch.gpus import Gpu, Look
 from fedsrv.launch.hosts import Joining, LocalHosts, error_in
 from fedsrv.launch.launcher import Launch
 from fedsrv.launch.progress import PlainLines
@@ -119,11 +119,11 @@ def a_coordinator_says_its_error_to_the_launcher(tmp_path: Path) -> None:
     it.end()
 
 
-def seen(device: str, log: Path, free: Sequence[int | str], models: str) -> list[Card]:
-    """Look at made-up cards: for each the bytes that are free, or what CUDA says of its error."""
+def seen(device: str, log: Path, free: Sequence[int | str], models: str) -> list[Gpu]:
+    """Look at made-up GPUs: for each the bytes that are free, or what CUDA says of its error."""
 
-    def free_of(card: int) -> tuple[int, int]:
-        found = free[card]
+    def free_of(gpu: int) -> tuple[int, int]:
+        found = free[gpu]
         if isinstance(found, str):
             raise RuntimeError(found)
         return found, 1 << 40
@@ -132,20 +132,20 @@ def seen(device: str, log: Path, free: Sequence[int | str], models: str) -> list
     torch.cuda.get_device_name = models.__getitem__
     torch.cuda.mem_get_info = free_of
     look = Look(device, log)
-    found = look.cards()
-    assert look.cards() is found, "it looks once"
+    found = look.gpus()
+    assert look.gpus() is found, "it looks once"
     look.end()
     return found
 
 
 @checked
-def cards_are_looked_at_in_a_fork(tmp_path: Path) -> None:
+def gpus_are_looked_at_in_a_fork(tmp_path: Path) -> None:
     log, busy = tmp_path / "log", "CUDA error: devices are busy\nand much more"
     assert seen("auto", log, [], "") == []
     assert not torch.cuda.is_initialized()
     found = seen("auto", log, [5, busy, 0, 6, 7], "AAABA")
-    assert found == [Card(0, "A", 5), Card(4, "A", 7)], "usable, and of one model"
-    assert [*map(vars, seen("cuda:3", log, [5, busy, 0, 6], "AAAB"))] == [vars(Card(3, "B", 6))]
+    assert found == [Gpu(0, "A", 5), Gpu(4, "A", 7)], "usable, and of one model"
+    assert [*map(vars, seen("cuda:3", log, [5, busy, 0, 6], "AAAB"))] == [vars(Gpu(3, "B", 6))]
     for device, why in (
         ("cuda:1", r"^--device cuda:1: cuda:1 cannot be used \(CUDA error: devices are busy\);"),
         ("cuda:2", r"cuda:2 cannot be used \(no memory is free\)"),
@@ -153,34 +153,34 @@ def cards_are_looked_at_in_a_fork(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=why):
             seen(device, log, [5, busy, 0, 6], "AAAB")
-    with pytest.raises(ConfigError, match=r"auto: cuda:0 cannot be used .* cpu uses no card$"):
+    with pytest.raises(ConfigError, match=r"auto: cuda:0 cannot be used .* cpu uses no GPU$"):
         seen("auto", log, [busy, busy], "AA")
 
 
 @checked
-def a_look_at_cards_that_comes_to_nothing(tmp_path: Path) -> None:
+def a_look_at_gpus_that_comes_to_nothing(tmp_path: Path) -> None:
     look = Look("auto", tmp_path / "log")
     look.end()  # nobody asks what it saw
     torch.cuda.device_count = lambda: os.kill(os.getpid(), signal.SIGKILL)
-    with pytest.raises(ConfigError, match=r"which cards there are \(it ended with -9\)"):
-        Look("auto", tmp_path / "log").cards()
+    with pytest.raises(ConfigError, match=r"which GPUs there are \(it ended with -9\)"):
+        Look("auto", tmp_path / "log").gpus()
     torch.cuda.device_count = sys.stdin.read  # it ends with the pipe
-    cards.LOOKING_S = 0.05
-    with pytest.raises(ConfigError, match=r"which cards there are \(no answer within 0 s\)"):
-        Look("auto", tmp_path / "log").cards()
+    gpus.LOOKING_S = 0.05
+    with pytest.raises(ConfigError, match=r"which GPUs there are \(no answer within 0 s\)"):
+        Look("auto", tmp_path / "log").gpus()
 
 
 @checked
-def hosts_are_told_their_cards(tmp_path: Path) -> None:
+def hosts_are_told_their_gpus(tmp_path: Path) -> None:
     box: Box = queue.SimpleQueue()
     torch.cuda.device_count = lambda: 2
     torch.cuda.get_device_name = "AA".__getitem__
-    torch.cuda.mem_get_info = lambda card: (8 << 30, 1 << 40)
+    torch.cuda.mem_get_info = lambda gpu: (8 << 30, 1 << 40)
     joining = Joining(tmp_path, tmp_path / "clients", "auto")
     hosts = LocalHosts(joining, tmp_path, stacked=True)
     hosts.begin(box)
     assert hosts.divide(5, 5, None, True) == ["0-4:2", "1-3:2", "evaluator"]
-    assert hosts.cards == 2
+    assert hosts.gpus == 2
     told: list[dict[str, Any]] = []
     hosts._server.tell = told.append
     for host in ("0-4:2", "1-3:2", "evaluator"):

@@ -1,4 +1,4 @@
-"""Runs on a graphics card: every method and net, every layout, a crash, and memory.
+"""Runs on a GPU: every method and net, every layout, a crash, and memory.
 
 ``make test-gpu`` runs them on ``cuda:0``. ``FEDTIDE_GPU_TESTS_ON=cpu`` runs the same code on the
 processor, where it shows that the tests themselves are in order.
@@ -35,11 +35,11 @@ from tests.integration.harness import environment, reached, summary_of, write_co
 from tests.runs import assert_same
 
 DEVICE = os.environ.get("FEDTIDE_GPU_TESTS_ON", "cuda:0")
-ON_CARD = DEVICE.startswith("cuda")
+ON_GPU = DEVICE.startswith("cuda")
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(
-        ON_CARD and not torch.cuda.is_available(),
+        ON_GPU and not torch.cuda.is_available(),
         reason="needs CUDA; FEDTIDE_GPU_TESTS_ON=cpu runs them on the processor",
     ),
 ]
@@ -51,7 +51,7 @@ SERVER_PARTS: list[tuple[str, dict[str, Any]]] = [
     ("target", {"server_device": "auto"}),
     ("fedali", {"kmeans_solver": "torch"}),
 ]
-"""Methods whose server half uses a card as well, where that is asked for."""
+"""Methods whose server half uses a GPU as well, where that is asked for."""
 ALL = [*CASES, *SERVER_PARTS]
 IDS = ["-".join([name, *map(str, switches.values())]) for name, switches in ALL]
 IMAGES, WIDE = (1, 28, 28), (3, 32, 32)
@@ -74,14 +74,14 @@ NETS: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
 
 @pytest.fixture
 def used() -> Iterator[None]:
-    """Check that a test allocates memory of the card, where it runs on one."""
-    if not ON_CARD:
+    """Check that a test allocates memory of the GPU, where it runs on one."""
+    if not ON_GPU:
         yield
         return
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     yield
-    assert torch.cuda.max_memory_allocated() > before, "nothing was done on the card"
+    assert torch.cuda.max_memory_allocated() > before, "nothing was done on the GPU"
 
 
 @pytest.mark.parametrize("case", ALL, ids=IDS)
@@ -159,10 +159,10 @@ def test_clients_trained_together_are_the_same_run_wherever_the_stacks_are_the_s
 
 @pytest.mark.loopback
 def test_a_launch_is_the_same_run(tmp_path):
-    """The launcher finds the cards by itself, and its forks can use them."""
+    """The launcher finds the GPUs by itself, and its forks can use them."""
     experiment, out = experiment_of(tables("fedavg")), tmp_path / "run"
     config = write_config(tmp_path / "config.toml", experiment)
-    device = "auto" if ON_CARD else DEVICE
+    device = "auto" if ON_GPU else DEVICE
     command = ["-m", "fedsrv", "launch", str(config), "--out", str(out), "--device", device]
     ended = subprocess.run(
         [sys.executable, *command], env=environment(), capture_output=True, text=True, check=False
@@ -200,13 +200,13 @@ def test_memory_stays_flat(method, digits, tmp_path):
     held: dict[int, int] = {}
 
     def before(order: Any) -> None:
-        if order.kind == rpc.ORDER_KIND_TRAIN and order.client_id == "0" and ON_CARD:
+        if order.kind == rpc.ORDER_KIND_TRAIN and order.client_id == "0" and ON_GPU:
             torch.cuda.synchronize()
             held[order.interaction] = torch.cuda.memory_allocated()
 
     experiment = experiment_for((method, {}), schedule={"rounds": 6})
     run_in_process(experiment, digits, tmp_path / "run", device=DEVICE, before=before)
-    if not ON_CARD:
+    if not ON_GPU:
         pytest.skip("the run went well; tensors of the processor are not counted")
     assert held[5] <= 1.02 * held[2], held
     assert held[11] <= 1.02 * held[8], held

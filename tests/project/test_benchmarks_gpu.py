@@ -1,4 +1,4 @@
-"""The benchmark of graphics cards runs without one, on tiny sizes."""
+"""The benchmark of GPUs runs without one, on tiny sizes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_every_part_but_the_launches_on_the_processor(capsys, tmp_path, monkeypa
     gpu.main([*QUICK, "--keep", "--parts", *parts])
     said = capsys.readouterr().out
     record = json.loads((tmp_path / "records" / "gpu.json").read_text())
-    assert record["versions"] == {"device": "no graphics card"}
+    assert record["versions"] == {"device": "no GPU"}
     for part in parts:
         title = gpu.PARTS[part][0]
         rows = record["tables"][title]["rows"]
@@ -69,7 +69,7 @@ def test_launches_are_told_the_device_and_how_many_hosts(capsys, monkeypatch):
     assert "| 1 | 4 | 0.500 | 2 | 8.00 |" in capsys.readouterr().out
 
 
-def test_a_machine_without_a_card_is_told(capsys, monkeypatch):
+def test_a_machine_without_a_gpu_is_told(capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit):
         gpu.main([])

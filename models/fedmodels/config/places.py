@@ -38,8 +38,8 @@ def http_place(text: str, option: str) -> tuple[str, int]:
     return host.strip("[]") or "127.0.0.1", int(port)
 
 
-def card_of(device: str) -> int | None:
-    """Return the number of the graphics card that a device names; None for ``auto`` and ``cpu``.
+def gpu_of(device: str) -> int | None:
+    """Return the number of the GPU that a device names; None for ``auto`` and ``cpu``.
 
     Raises:
         ConfigError: it names nothing.
@@ -50,14 +50,14 @@ def card_of(device: str) -> int | None:
     return int(found[1] or 0) if device.startswith("cuda") else None
 
 
-def check_card(device: str, count: int) -> None:
-    """Check that a machine with so many graphics cards has a device.
+def check_gpu(device: str, count: int) -> None:
+    """Check that a machine with so many GPUs has a device.
 
     Raises:
         ConfigError: says what it has.
     """
-    card = card_of(device)
-    if card is None or card < count:
+    gpu = gpu_of(device)
+    if gpu is None or gpu < count:
         return
     if not count:
         raise ConfigError(f"--device {device}: this machine has no CUDA device; use --device cpu")

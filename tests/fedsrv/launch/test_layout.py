@@ -1,4 +1,4 @@
-"""Who shares a process and where it trains, by clients, cores, memory and graphics cards."""
+"""Who shares a process and where it trains, by clients, cores, memory and GPUs."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcli.cli import clients_of
-from fedsrv.launch.cards import Card
-from fedsrv.launch.layout import FEW, MOST_ON_A_CARD, Machine, host_ranges, layout, places_on
+from fedsrv.launch.gpus import Gpu
+from fedsrv.launch.layout import FEW, MOST_ON_A_GPU, Machine, host_ranges, layout, places_on
 from fedsrv.launch.stacking import could_train_together
 from tests.conftest import tiny_experiment
 
@@ -41,7 +41,7 @@ def test_every_client_has_one_host(clients, hosts):
     assert max(sizes) - min(sizes) <= 1
 
 
-# --- without cards --------------------------------------------------------------------------------
+# --- without GPUs --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -68,17 +68,17 @@ def test_as_many_hosts_as_are_asked_for():
     ]  # fmt: skip
 
 
-# --- with cards -----------------------------------------------------------------------------------
+# --- with GPUs -----------------------------------------------------------------------------------
 
 
-def cards(*gib: int) -> list[Card]:
-    return [Card(number, "a card", free * GIB) for number, free in enumerate(gib)]
+def gpus(*gib: int) -> list[Gpu]:
+    return [Gpu(number, "a GPU", free * GIB) for number, free in enumerate(gib)]
 
 
 @pytest.mark.parametrize(
     ("free", "clients", "cohort", "cores", "ram", "hosts"),
     [
-        ((80,), 50, 50, 16, PLENTY, "0 0 0 0"),  # a few a card
+        ((80,), 50, 50, 16, PLENTY, "0 0 0 0"),  # a few a GPU
         ((10,), 50, 50, 16, PLENTY, "0 0"),  # as many as its memory has room for
         ((3,), 50, 50, 16, PLENTY, "0"),  # one in any case
         ((80,), 50, 50, 2, PLENTY, "0 0"),  # none that no core can feed
@@ -86,37 +86,37 @@ def cards(*gib: int) -> list[Card]:
         ((80,), 50, 3, 16, PLENTY, "0 0 0"),  # none that would rest
         ((80,), 50, 50, 16, 4 * GIB, "0 0"),  # CUDA takes memory of the machine, too
         ((80, 80), 50, 50, 16, PLENTY, "0 1 0 1 0 1 0 1"),  # in turn
-        ((80, 80, 80), 50, 50, 2, PLENTY, "0 1 2"),  # each card has one, whatever the cores
+        ((80, 80, 80), 50, 50, 2, PLENTY, "0 1 2"),  # each GPU has one, whatever the cores
         ((9, 80), 50, 50, 16, PLENTY, "1 0 1 0 1 1"),  # the emptiest comes first
-        ((2, 80), 50, 50, 16, PLENTY, "1 1 1 1"),  # a full card is left alone
+        ((2, 80), 50, 50, 16, PLENTY, "1 1 1 1"),  # a full GPU is left alone
         ((2, 3), 50, 50, 16, PLENTY, "1"),  # unless all are full
         ((80, 80), 1, 1, 16, PLENTY, "0"),
     ],
 )  # fmt: skip
-def test_hosts_on_cards(free, clients, cohort, cores, ram, hosts):
-    found = layout(clients, cohort, Machine(cores, ram, cards(*free)))
-    assert [*found.values()] == [f"cuda:{card}" for card in hosts.split()]
-    assert [*found] == host_ranges(clients, len(found)), "the same clients as without cards"
+def test_hosts_on_gpus(free, clients, cohort, cores, ram, hosts):
+    found = layout(clients, cohort, Machine(cores, ram, gpus(*free)))
+    assert [*found.values()] == [f"cuda:{gpu}" for gpu in hosts.split()]
+    assert [*found] == host_ranges(clients, len(found)), "the same clients as without GPUs"
 
 
-def test_hosts_that_train_clients_as_one_step_have_a_card_each():
-    machine = Machine(16, PLENTY, cards(80, 80))
+def test_hosts_that_train_clients_as_one_step_have_a_gpu_each():
+    machine = Machine(16, PLENTY, gpus(80, 80))
     assert layout(50, 50, machine, stacked=True) == {"0-48:2": "cuda:0", "1-49:2": "cuda:1"}
 
 
-def test_more_hosts_than_cards_have_room_for_take_turns():
-    found = layout(9, 9, Machine(16, PLENTY, cards(80, 5, 1)), hosts=9, evaluator=True)
+def test_more_hosts_than_gpus_have_room_for_take_turns():
+    found = layout(9, 9, Machine(16, PLENTY, gpus(80, 5, 1)), hosts=9, evaluator=True)
     assert [*found.values()] == [f"cuda:{n}" for n in (0, 1, 0, 0, 0, 0, 1, 0, 0, 0)]
 
 
-@given(st.lists(st.integers(0, 100), max_size=9), st.integers(1, MOST_ON_A_CARD))
-def test_no_card_has_more_hosts_than_room(free, most):
-    places = places_on(cards(*free), most)
+@given(st.lists(st.integers(0, 100), max_size=9), st.integers(1, MOST_ON_A_GPU))
+def test_no_gpu_has_more_hosts_than_room(free, most):
+    places = places_on(gpus(*free), most)
     assert bool(places) == bool(free)
-    for card in cards(*free):
-        count = places.count(card.device)
-        assert count <= min(most, max(1, card.free // (4 * GIB)))
-        assert count or card.free < 4 * GIB or most == 0
+    for gpu in gpus(*free):
+        count = places.count(gpu.device)
+        assert count <= min(most, max(1, gpu.free // (4 * GIB)))
+        assert count or gpu.free < 4 * GIB or most == 0
 
 
 @pytest.mark.parametrize(
@@ -125,15 +125,15 @@ def test_no_card_has_more_hosts_than_room(free, most):
         ({}, 50, 2, 25),  # small nets, many clients
         ({}, 50, 1, 32),
         ({}, 9, 2, 5),
-        ({}, 50, 0, 1),  # no card
-        ({}, 8, 2, 1),  # few clients a card
+        ({}, 50, 0, 1),  # no GPU
+        ({}, 8, 2, 1),  # few clients a GPU
         ({"training": {"together": 4}}, 50, 2, 1),  # somebody has chosen
         ({"training": {"clip_norm": 1.0}}, 50, 2, 1),  # each client's own
         ({"net": {"name": "mlp", "hidden": [2000, 600]}}, 50, 2, 1),  # a large net
         ({"method": "pfedgrp"}, 50, 2, 1),  # a method whose training is its own
     ],
 )
-def test_how_many_clients_of_a_card_could_make_one_step(changed, cohort, count, together, digits):
+def test_how_many_clients_of_a_gpu_could_make_one_step(changed, cohort, count, together, digits):
     experiment = tiny_experiment(**changed)
     assert could_train_together(experiment, digits, cohort, count) == together
 

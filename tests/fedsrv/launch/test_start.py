@@ -13,7 +13,7 @@ import tomli_w
 from rich.console import Console
 
 from fedcli.cli import main as fedcli
-from fedmodels.config.places import card_of, check_address, check_card, http_place
+from fedmodels.config.places import check_address, check_gpu, gpu_of, http_place
 from fedmodels.errors import ConfigError, RunFailed
 from fedmodels.resolution import experiment_of, parse_experiment
 from fedsrv.cli import _watchers
@@ -74,19 +74,19 @@ def test_where_a_page_is():
 
 
 def test_devices_that_are_not_there():
-    for fine, card in (("auto", None), ("cpu", None), ("cuda", 0), ("cuda:1", 1)):
-        check_card(fine, 2)
-        assert card_of(fine) == card
+    for fine, gpu in (("auto", None), ("cpu", None), ("cuda", 0), ("cuda:1", 1)):
+        check_gpu(fine, 2)
+        assert gpu_of(fine) == gpu
     with pytest.raises(ConfigError, match="this machine has cuda:0 to cuda:1"):
-        check_card("cuda:2", 2)
+        check_gpu("cuda:2", 2)
     with pytest.raises(ConfigError, match="this machine has no CUDA device; use --device cpu"):
-        check_card("cuda", 0)
+        check_gpu("cuda", 0)
     with pytest.raises(ConfigError, match="is not auto, cpu or cuda:K"):
-        card_of("gpu")
+        gpu_of("gpu")
 
 
 def test_the_launcher_asks_cuda_for_nothing(monkeypatch, tmp_path):
-    """CUDA is of no use to forks of a process that has asked it how many cards there are."""
+    """CUDA is of no use to forks of a process that has asked it how many GPUs there are."""
 
     def asked(*_: object) -> int:
         raise AssertionError("CUDA was asked")

@@ -1,8 +1,8 @@
-"""The graphics cards of this machine, as a process that ends again sees them.
+"""The GPUs of this machine, as a process that ends again sees them.
 
-The launcher opens no card and asks CUDA for nothing: its forks could not use a card then. So a fork
-looks, before there are threads. It numbers cards as hosts will (``CUDA_VISIBLE_DEVICES``, parts of
-a card, cards of AMD), which ``nvidia-smi`` does not, and what it takes of a card is free again when
+The launcher opens no GPU and asks CUDA for nothing: its forks could not use a GPU then. So a fork
+looks, before there are threads. It numbers GPUs as hosts will (``CUDA_VISIBLE_DEVICES``, parts of
+a GPU, GPUs of AMD), which ``nvidia-smi`` does not, and what it takes of a GPU is free again when
 it has ended.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from fedmodels.config.places import card_of, check_card
+from fedmodels.config.places import check_gpu, gpu_of
 from fedmodels.errors import ConfigError
 from fedsrv.launch.forked import Forked
 
@@ -26,58 +26,58 @@ LOOKING_S = 60.0
 
 
 @dataclass(frozen=True)
-class Card:
-    """A card as it is before the hosts start."""
+class Gpu:
+    """A GPU as it is before the hosts start."""
 
     number: int
     """K of ``cuda:K``."""
     model: str
     free: int
-    """Bytes that nobody has; 0 where the card cannot be used."""
+    """Bytes that nobody has; 0 where the GPU cannot be used."""
     why: str = ""
-    """Why the card cannot be used."""
+    """Why the GPU cannot be used."""
 
     @property
     def device(self) -> str:
-        """The card as ``--device`` names it."""
+        """The GPU as ``--device`` names it."""
         return f"cuda:{self.number}"
 
 
 class Look:
-    """A look at the cards, under way in a fork."""
+    """A look at the GPUs, under way in a fork."""
 
     def __init__(self, device: str, log: Path) -> None:
-        """Begin: at one card where the device names it, at all for ``auto``, at none for a CPU."""
+        """Begin: at one GPU where the device names it, at all for ``auto``, at none for a CPU."""
         self._device = device
-        self._fork = None if device == "cpu" else Forked("fedsrv-cards", self._tell, log)
-        self._found: list[Card] = []
+        self._fork = None if device == "cpu" else Forked("fedsrv-gpus", self._tell, log)
+        self._found: list[Gpu] = []
 
     def _tell(self) -> None:
         try:
-            count, only = torch.cuda.device_count(), card_of(self._device)
+            count, only = torch.cuda.device_count(), gpu_of(self._device)
             numbers = range(count) if only is None else [only] if only < count else []
-            told = {"count": count, "cards": [vars(card_at(number)) for number in numbers]}
+            told = {"count": count, "gpus": [vars(gpu_at(number)) for number in numbers]}
         except RuntimeError as error:
             told = {"why": _first_line(error)}
         print(json.dumps(told))
 
-    def cards(self) -> list[Card]:
-        """Return what was seen: the cards that hosts are spread over, all of one model.
+    def gpus(self) -> list[Gpu]:
+        """Return what was seen: the GPUs that hosts are spread over, all of one model.
 
         Another model rounds otherwise, and who trains where must change no bit.
 
         Raises:
-            ConfigError: the card is not there, or none of the cards can be used; says why.
+            ConfigError: the GPU is not there, or none of the GPUs can be used; says why.
         """
         if self._fork is not None:
             told = self._told()
             if why := told.get("why"):
                 raise ConfigError(
-                    f"--device {self._device}: CUDA does not say which cards there are ({why}); "
+                    f"--device {self._device}: CUDA does not say which GPUs there are ({why}); "
                     "--device cpu uses none"
                 )
-            check_card(self._device, told["count"])
-            self._found = of_one_model(self._device, [Card(**facts) for facts in told["cards"]])
+            check_gpu(self._device, told["count"])
+            self._found = of_one_model(self._device, [Gpu(**facts) for facts in told["gpus"]])
         return self._found
 
     def _told(self) -> dict[str, Any]:
@@ -101,29 +101,29 @@ class Look:
             self._fork.close()
 
 
-def card_at(number: int) -> Card:
-    """Look at a card; this process has a part of its memory from then on."""
+def gpu_at(number: int) -> Gpu:
+    """Look at a GPU; this process has a part of its memory from then on."""
     model = torch.cuda.get_device_name(number)
     try:
         free, _ = torch.cuda.mem_get_info(number)
     except RuntimeError as error:  # another process has it for itself, or all of its memory
-        return Card(number, model, 0, _first_line(error))
-    return Card(number, model, free, "" if free else "no memory is free")
+        return Gpu(number, model, 0, _first_line(error))
+    return Gpu(number, model, free, "" if free else "no memory is free")
 
 
-def of_one_model(device: str, cards: Sequence[Card]) -> list[Card]:
-    """Return those cards that are of the first one's model, and that can be used.
+def of_one_model(device: str, gpus: Sequence[Gpu]) -> list[Gpu]:
+    """Return those GPUs that are of the first one's model, and that can be used.
 
     Raises:
-        ConfigError: there are cards, and none of them can be used.
+        ConfigError: there are GPUs, and none of them can be used.
     """
-    usable = [card for card in cards if card.free]
-    if cards and not usable:
+    usable = [gpu for gpu in gpus if gpu.free]
+    if gpus and not usable:
         raise ConfigError(
-            f"--device {device}: {cards[0].device} cannot be used ({cards[0].why}); "
-            "--device cpu uses no card"
+            f"--device {device}: {gpus[0].device} cannot be used ({gpus[0].why}); "
+            "--device cpu uses no GPU"
         )
-    return [card for card in usable if card.model == usable[0].model]
+    return [gpu for gpu in usable if gpu.model == usable[0].model]
 
 
 def _first_line(error: Exception) -> str:
