@@ -9,6 +9,7 @@ SMALL = (
     ["benchmarks.overhead", "--clients", "2", "10", "50", "100", "--rounds", "10"],
     ["benchmarks.overhead", "--clients", "2", "10", "--nets", "resnet18", "--rounds", "6"],
     ["benchmarks.overhead", "--clients", "50", "--hosts", "2", "--rounds", "10"],
+    ["benchmarks.memory", "--hidden", "2048", "4096", "1024"],
     ["benchmarks.sides", "--clients", "50", "--turns", "1"],
     ["benchmarks.transport", "--clients", "1", "10", "--tls", "--repeats", "5"],
     ["benchmarks.training", "--steps"],

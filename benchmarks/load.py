@@ -52,9 +52,9 @@ def measured(
     dealing = [sys.executable, "-m", "fedcli", "partition", str(config), "--out", str(data)]
     subprocess.run([*dealing, "--no-picture"], check=True, stdout=subprocess.DEVNULL, env=ENV)
     with ExitStack() as stack:
-        server = stack.enter_context(_coordinator(config, out))
+        server = stack.enter_context(coordinator(config, out))
         begun, real = time.monotonic(), clients - light
-        stack.enter_context(_real_clients(real, hosts, server.address, data, out))
+        stack.enter_context(real_clients(real, hosts, server.address, data, out))
         stopped = clients - 1
         groups = {f"{real}-{clients - 4}": "honest", str(clients - 3): "slow"}
         groups |= {str(clients - 2): "liar", str(stopped): "honest"}
@@ -143,7 +143,8 @@ class Coordinator:
 
 
 @contextmanager
-def _coordinator(config: Path, out: Path) -> Iterator[Coordinator]:
+def coordinator(config: Path, out: Path) -> Iterator[Coordinator]:
+    """Start a coordinator and wait until it listens."""
     log, done = out.parent / "server.log", threading.Event()
     command = [sys.executable, "-m", "fedsrv", "serve", str(config), "--out", str(out), "--events"]
     with log.open("w") as errors:
@@ -173,7 +174,7 @@ def _coordinator(config: Path, out: Path) -> Iterator[Coordinator]:
 
 
 @contextmanager
-def _real_clients(clients: int, hosts: int, address: str, data: Path, out: Path) -> Iterator[None]:
+def real_clients(clients: int, hosts: int, address: str, data: Path, out: Path) -> Iterator[None]:
     """Start hosts of real clients from a fork server, as the launcher does."""
     with (out.parent / "hosts.log").open("w") as log:
         forks = subprocess.Popen(

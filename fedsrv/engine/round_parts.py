@@ -30,6 +30,8 @@ from fedsrv.engine.scores import Scores, accuracy_over
 from fedsrv.engine.summary import summarise
 from fedsrv.state.record import Record
 
+LARGE_STATE = 64 << 20
+"""Size from which a committed state leaves memory for the pages of its file."""
 MAX_CONFUSED = 100
 """Most classes of a problem for which the last scores include confusion matrices."""
 
@@ -48,7 +50,7 @@ class RoundParts:
         self.hidden = ExamplePrivacy(plan, self.store) if hides else None
         """Ends a run whose clients hide their examples, before they spend too much."""
         self._given: Weights = {}
-        """The weights that the present cohort was given."""
+        """The weights that the present cohort was given, where noise is added to their mean."""
         self.rule = rule_of(self.experiment.server)
         """How uploads become one result."""
 
@@ -96,13 +98,24 @@ class RoundParts:
             return init_server(self.method, self.plan.run)
         return self.store.state(interaction)
 
+    def mapped(self, state: ServerState) -> ServerState:
+        """Return the last committed state, or the initial one; a large one on its file's pages.
+
+        The memory is for the state that follows.
+        """
+        if sum(b.num_bytes() for b in (state.common, state.own, state.optimizer)) < LARGE_STATE:
+            return state
+        self.commits.settle()
+        return self.store.mapped(state)
+
     # --- orders -----------------------------------------------------------------------------------
 
     def training(self, ctx: ServerContext, state: ServerState, is_scored: bool) -> Trip:
         """Return the orders of a cohort to train from a state."""
         plan, wanted = self.plan, self._wanted(ctx)
         common, personal = broadcast(self.method, ctx, state)
-        self._given = common.weights
+        if self.privacy is not None:
+            self._given = common.weights
         views = ["after_local"] if is_scored and plan.scores_trained else []
         orders = self.orders(ctx, rpc.ORDER_KIND_TRAIN, ctx.cohort, views)
         is_sum = self.method.reduction == "mean" and not self.rule.reads_each

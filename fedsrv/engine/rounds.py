@@ -11,6 +11,7 @@ from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ClientFailed, TooFewClients
 from fedmodels.methods import make
 from fedmodels.tensors.allocator import give_back_free_pages
+from fedmodels.tensors.memory_blocks import forget_free_blocks
 from fedmodels.training.class_growth import StateGrowth
 from fedmodels.training.contexts import ServerContext, ServerData
 from fedsrv.engine.buffered_rounds import BufferedRounds
@@ -112,6 +113,7 @@ class Engine:
         if self.stages is not None:
             parts.plan = self.stages.plan_at(interaction)
         kind = BufferedRounds if self.experiment.schedule.is_asynchronous else Rounds
+        give_back_free_pages()  # of the net that the plan looked at: initial weights come next
         rounds = kind(parts, interaction)
         parts.plan.run.forget_initial_weights()  # few methods need them again
         give_back_free_pages()
@@ -140,6 +142,9 @@ class Engine:
             rounds.secure.forget()
 
         # --- the end
+        rounds.state = parts.mapped(rounds.state)
+        forget_free_blocks()  # a net is built whose multiply-adds are counted
+        give_back_free_pages()
         return parts.finish(rounds.state)
 
     def _steps_after(self, rounds: Rounds | BufferedRounds, interaction: int) -> Iterator[Step]:
@@ -223,6 +228,7 @@ class Rounds:
         done = time.monotonic()
 
         # --- aggregate and finish
+        self.state = parts.mapped(self.state)
         found = parts.reduce(ctx, self.state, results)
         self.state = found.state  # the one before leaves memory
 

@@ -124,6 +124,11 @@ def _parts(state: ServerState) -> dict[str, Content]:
     return parts
 
 
+def _of_all(state: ServerState) -> dict[str, Bundle]:
+    """Return what a state holds that is not of single clients."""
+    return {name: bundle for name, bundle in state.named() if "/" not in name}
+
+
 class StateFiles:
     """The states of one run."""
 
@@ -165,6 +170,29 @@ class StateFiles:
         common, own, moments = (named.get(k, Bundle()) for k in ("common", "own", "optimizer"))
         return ServerState(common, own, clients, moments)
 
+    def mapped(self, interaction: int, state: ServerState) -> ServerState:
+        """Return a state with what is not of single clients on the pages of its file.
+
+        Args:
+            interaction: the committed one that the state follows; -1 for the initial state, which
+                has a file without a name.
+            state: that state.
+
+        Raises:
+            ArchiveError: the file is gone or damaged, or cannot be written.
+        """
+        path = self.path(interaction)
+        if interaction < 0:
+            path = self.directory / ".initial.safetensors.tmp"
+            save_named(path, _of_all(state), {})
+        try:
+            named, _ = load_named(path, verify=False)
+        finally:
+            if interaction < 0:
+                path.unlink(missing_ok=True)
+        common, own, moments = (named.get(k, Bundle()) for k in ("common", "own", "optimizer"))
+        return replace(state, common=common, own=own, optimizer=moments)
+
     def why_unusable(self, interaction: int) -> str:
         """Return why a state is of no use; an empty text if it can be read.
 
@@ -203,8 +231,7 @@ class StateFiles:
         header = {"run": self.run_id}
         parts = self._parts.save(interaction, state, header, fsync=self.strict)
         facts = {**header, "parts": parts}
-        bundles = {name: bundle for name, bundle in state.named() if "/" not in name}
-        save_named(self.path(interaction), bundles, facts, fsync=self.strict)
+        save_named(self.path(interaction), _of_all(state), facts, fsync=self.strict)
         self.kept.add(interaction)
         self._manifests[interaction] = parts
 

@@ -82,6 +82,8 @@ class Store:
         self._db = self.ledger.db
         self.run_id = self.ledger.run_id
         self._files = StateFiles(self.states, self.run_id, strict=self.strict)
+        self._written: ServerState | None = None
+        """The state that the last commit wrote, while it is in memory."""
         self.differences = [*differences(path), *self.audit.differences]
         """What did not fit in ``run.db``, ``rounds.jsonl`` and ``audit.jsonl``, a line each."""
         try:
@@ -138,6 +140,20 @@ class Store:
         """
         return self._files.read(interaction)
 
+    def mapped(self, state: ServerState) -> ServerState:
+        """Return the last committed state, or the initial one, on the pages of its file.
+
+        Another state stays as it is: one that has grown since, or that was read from its file.
+        """
+        if self.committed >= 0 and state is not self._written:
+            return state
+        self._written = None
+        try:
+            return self._files.mapped(self.committed, state)
+        except ArchiveError as error:  # the next commit says what is wrong with the disk
+            log.debug("the state stays in memory: %s", error)
+            return state
+
     def has_state(self, interaction: int) -> bool:
         """Tell whether the state after an interaction can be taken up; -1 always can."""
         needed = [n for n in (interaction, *self._begun_from(interaction)) if n >= 0]
@@ -165,6 +181,7 @@ class Store:
             require_place(self.path, self._lock_file)
             self._compare_replay(record, state)
             self._files.write(record["interaction"], state)
+            self._written = state
             for client, reason in record.get("failed", {}).items():
                 self.audit.tell("failed", client=client, reason=reason)
             self.audit.tell("committed", interaction=record["interaction"])

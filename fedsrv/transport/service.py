@@ -338,6 +338,7 @@ class Service:
             with self.gate.alone([("Pull", client) for client in waiting], context):
                 while found := self.cohort.next_orders(caller, context.is_active):
                     yield from self._sent(*found, held, grouped)
+                    del found  # its payload leaves memory once nobody needs it
         except tuple(_CODES) as error:
             self.refuse(context, error)
 

@@ -47,7 +47,7 @@ class Spool:
             unused = [block for blocks in self._free.values() for block in blocks]
             self._in_memory -= sum(block.size for block in unused if block.flags.owndata)
             self._free.clear()
-        if self._in_memory + size > self.budget:
+        if self._in_memory + size > self.budget or size > self.budget // 2:
             return self._mapped(size)
         self._in_memory += size
         return np.empty(size, dtype=np.uint8)

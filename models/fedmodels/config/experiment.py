@@ -281,7 +281,8 @@ class Server(Reduction):
     """Torch threads of the coordinator; the count changes floats."""
     upload_memory_mb: Count = 256
     """Uploads of a round beyond this many MiB are added up as they come, where the method allows
-    it, and those that have to wait go to a memory-mapped spool."""
+    it, and those that have to wait go to a memory-mapped spool. An upload beyond half of it goes
+    there at once."""
 
     @model_validator(mode="after")
     def _deadline_has_a_meaning(self) -> Server:

@@ -36,6 +36,12 @@ def lease(size: int) -> memoryview:
     return lend(block, kept.append)
 
 
+def forget_free_blocks() -> None:
+    """Free the blocks that nobody uses now."""
+    with _lock:
+        _free.clear()
+
+
 def lend(block: Block, give_back: Callable[[Block], object]) -> memoryview:
     """Return the memory of a block; call back when the last array or tensor in it is gone."""
     lease = block[:]

@@ -21,6 +21,28 @@ from fedmodels.training.initial_weights import from_file, with_rows
 
 
 @dataclass(frozen=True)
+class NetShape:
+    """What is known of a net without the values of its weights."""
+
+    forms: Weights
+    parameters: tuple[str, ...]
+    batch_norm_weights: frozenset[str]
+    width: int
+
+    @classmethod
+    def of(cls, net: SplitNet) -> NetShape:
+        """Return what a net says."""
+        tensors = net.tensors()
+        norms = {name for name, part in net.named_modules() if isinstance(part, _BatchNorm)}
+        return cls(
+            {key: t.detach().to("meta") for key, t in tensors.items()},
+            tuple(key for key, t in tensors.items() if isinstance(t, nn.Parameter)),
+            frozenset(k for k in tensors if k.replace("/", ".", 1).rpartition(".")[0] in norms),
+            net.width,
+        )
+
+
+@dataclass(frozen=True)
 class RunFacts:
     """The facts of a run that both halves of a method know."""
 
@@ -79,7 +101,13 @@ class RunFacts:
             )
         net.check_batches(batch_size=self.experiment.training.batch_size)
         net.mixed_precision = self.experiment.training.mixed_precision
+        if "_shape" not in self.__dict__:
+            self.__dict__["_shape"] = NetShape.of(net)  # no other net is built for it
         return net
+
+    @cached_property
+    def _shape(self) -> NetShape:
+        return NetShape.of(self._built())
 
     @cached_property
     def initial_weights(self) -> Weights:
@@ -112,28 +140,23 @@ class RunFacts:
 
         They are on torch's meta device, and take no memory for values.
         """
-        return {key: t.detach().to("meta") for key, t in self._built().tensors().items()}
+        return self._shape.forms
 
     def beginning_with(self, weights: Weights) -> RunFacts:
         """Return the same facts with other initial weights; a file of weights is not read."""
         facts = replace(self)
-        facts.__dict__.update(initial_weights=weights, forms=self.forms, width=self.width)
+        facts.__dict__.update(initial_weights=weights, _shape=self._shape)
         return facts
 
     @cached_property
     def parameters(self) -> tuple[str, ...]:
         """Return the names of the weights that are parameters; the others are buffers."""
-        tensors = self._built().tensors().items()
-        return tuple(key for key, tensor in tensors if isinstance(tensor, nn.Parameter))
+        return self._shape.parameters
 
     @cached_property
     def batch_norm_weights(self) -> frozenset[str]:
         """Return the names of the weights of batch normalisation, statistics included."""
-        net = self._built()
-        norms = {name for name, part in net.named_modules() if isinstance(part, _BatchNorm)}
-        return frozenset(
-            k for k in net.tensors() if k.replace("/", ".", 1).rpartition(".")[0] in norms
-        )
+        return self._shape.batch_norm_weights
 
     @cached_property
     def nets_group(self) -> bool:
@@ -144,4 +167,4 @@ class RunFacts:
     @cached_property
     def width(self) -> int:
         """Return d, the number of coordinates of an embedding."""
-        return self._built().width
+        return self._shape.width

@@ -19,6 +19,7 @@ from fedmodels.resolution import experiment_of
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, Problem
 from fedmodels.training.run import RunFacts
 from fedpb.v1 import coordinator_pb2 as rpc
+from fedsrv.engine import round_parts
 from fedsrv.engine.cohort import Answer, Answers
 from fedsrv.engine.commits import record_of
 from fedsrv.engine.reduction import Reduced
@@ -275,3 +276,29 @@ def test_the_loss_of_a_record_is_that_of_an_example():
     none = record_of(step, Answers({2: answer(nan, 3)}, {}), Reduced(None, {}, {}), FedAvg().count)
     assert none["metrics"] == {}
     assert "failed" not in none
+
+
+@pytest.mark.parametrize(
+    "tables",
+    [{"method": "scaffold"}, {"server_optimizer": {"name": "fedadam", "lr": 0.01}}],
+    ids=["scaffold", "fedadam"],
+)
+def test_a_large_state_on_the_pages_of_its_file_changes_no_bit(
+    tables, digits, tmp_path, monkeypatch
+):
+    experiment = tiny_experiment(**tables)
+    digests, moved, mapped = [], [], Store.mapped
+
+    def seen(store, state):
+        found = mapped(store, state)
+        moved.append(found is not state)
+        return found
+
+    for size in (round_parts.LARGE_STATE, 0):
+        monkeypatch.setattr(round_parts, "LARGE_STATE", size)
+        monkeypatch.setattr(Store, "mapped", seen if not size else mapped)
+        summary = run_in_process(experiment, digits, tmp_path / f"run-{size}")
+        digests.append(summary["state_sha256"])
+    assert digests[0] == digests[1]
+    assert all(moved)
+    assert len(moved) > 2

@@ -2,6 +2,7 @@ import json
 import os
 import threading
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 import torch
@@ -62,6 +63,28 @@ def files(store):
 
 def digest(found):
     return state_digest(found.named())
+
+
+def test_the_last_committed_state_goes_to_the_pages_of_its_file(opened):
+    store, first, other = opened(resume=False), state(0), state(7)
+    initial = store.mapped(first)
+    assert digest(initial) == digest(first)
+    assert "initial.safetensors" in Path("/proc/self/maps").read_text()
+    assert os.listdir(store.states) == [], "the file has no name"
+    store.commit(record(0), first, None)
+    assert store.mapped(other) is other, "its file holds another state"
+    after = store.mapped(first)
+    assert digest(after) == digest(first)
+    assert str(store.states / "state-00000000") in Path("/proc/self/maps").read_text()
+    assert after.clients is first.clients
+    assert store.mapped(after) is after
+
+
+def test_a_state_whose_file_is_gone_stays_in_memory(opened):
+    store, first = opened(resume=False), state(0)
+    store.commit(record(0), first, None)
+    (store.states / files(store)[0]).unlink()
+    assert store.mapped(first) is first
 
 
 # --- commits --------------------------------------------------------------------------------------

@@ -1,6 +1,8 @@
 """What a Push comes to: a result, a refusal, or nothing at all, after which it is made again."""
 
+import gc
 import json
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
@@ -188,3 +190,23 @@ def test_the_end_waits_for_no_longer_than_a_lease(tmp_path, monkeypatch, joined)
     if joined:
         cohort.join(0, PROFILE, b"", ())
     cohort.end(returning=True)
+
+
+def test_a_pull_that_waits_again_keeps_no_payload(world):
+    """It is as large as the model, and the next one comes beside it."""
+    world.open()
+    kept = weakref.ref(world.cohort._trips.current)
+    waiting = [rpc.Waiting(client_id="0", token=world.token, durable=-1)]
+    pull = world.service.pull(rpc.PullRequest(waiting=waiting), Context())
+    assert next(pull)
+    with ThreadPoolExecutor(1) as pool:
+        next_order = pool.submit(next, pull, None)
+        world.push(world.chunks())
+        world.done.result(30)
+        del world.trip, world.done
+        while not world.cohort.sessions[0].is_waiting:
+            pass
+        gc.collect()
+        assert kept() is None
+        world.cohort.leave(0, "finished")
+        assert next_order.result(30) is None

@@ -18,9 +18,15 @@ def address_of(buffer):
 
 def test_memory_up_to_the_budget_then_files(tmp_path):
     spool = Spool(tmp_path / "spool", 100)
-    first, second, third = (spool.allocate(n) for n in (60, 40, 1))
+    first, second, third = (spool.allocate(n) for n in (50, 50, 1))
     assert [in_memory(b) for b in (first, second, third)] == [True, True, False]
-    assert [len(b) for b in (first, second, third)] == [60, 40, 1]
+    assert [len(b) for b in (first, second, third)] == [50, 50, 1]
+
+
+def test_an_upload_beyond_half_of_the_budget_goes_to_a_file(tmp_path):
+    """With two of them one would take all memory, and the other one wait in a file all the same."""
+    spool = Spool(tmp_path / "spool", 100)
+    assert [in_memory(spool.allocate(n)) for n in (51, 50)] == [False, True]
 
 
 def test_buffers_hold_what_is_written(tmp_path):
@@ -40,7 +46,8 @@ def test_files_have_no_name(tmp_path):
 
 
 def test_nothing_is_touched_within_the_budget(tmp_path):
-    Spool(tmp_path / "spool", 100).allocate(100)
+    spool = Spool(tmp_path / "spool", 100)
+    assert all(in_memory(spool.allocate(50)) for _ in range(2))
     assert not (tmp_path / "spool").exists()
 
 
@@ -61,7 +68,7 @@ def test_memory_nobody_refers_to_is_used_again(tmp_path):
 
 def test_a_tensor_keeps_the_memory_it_lies_in(tmp_path):
     """A method may keep an upload's tensor: nothing is written over it."""
-    spool = Spool(tmp_path, 100)
+    spool = Spool(tmp_path, 200)
     buffer = spool.allocate(100)
     buffer[:] = b"\x05" * 100
     kept = torch.frombuffer(buffer, dtype=torch.uint8, count=10, offset=20)
@@ -76,11 +83,10 @@ def test_a_tensor_keeps_the_memory_it_lies_in(tmp_path):
 def test_sizes_may_change(tmp_path):
     """Blocks nobody uses make room for those of another size."""
     spool = Spool(tmp_path, 100)
-    held = [spool.allocate(50) for _ in range(2)]
+    held = [spool.allocate(45) for _ in range(2)]
     del held
-    kept = spool.allocate(80)
-    assert in_memory(kept)
-    assert not in_memory(spool.allocate(50))
+    kept = [spool.allocate(50) for _ in range(3)]
+    assert [in_memory(b) for b in kept] == [True, True, False]
 
 
 def test_files_of_a_size_nobody_asks_for_go(tmp_path):
