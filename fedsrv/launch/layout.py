@@ -59,12 +59,11 @@ def layout(
         stacked: whether a host's clients train as one step, which fills a GPU by itself.
     """
     places = places_on(machine.gpus, 1 if stacked else MOST_ON_A_GPU)
-    count = hosts or (
-        min(clients, cohort, len(places), machine.fit, max(machine.cores, len(set(places))))
-        if places
-        else hosts_without_gpus(clients, cohort, machine)
-    )
-    ids = [*host_ranges(clients, count), *([EVALUATOR] if evaluator else [])]
+    if hosts is None and places:
+        hosts = min(clients, cohort, hosts_on_gpus(places, machine, evaluator))
+    elif hosts is None:
+        hosts = hosts_without_gpus(clients, cohort, machine)
+    ids = [*host_ranges(clients, hosts), *([EVALUATOR] if evaluator else [])]
     return dict(zip(ids, cycle(places or ["cpu"]), strict=False))
 
 
@@ -78,6 +77,13 @@ def places_on(gpus: Sequence[Gpu], most: int) -> list[str]:
         return [max(gpus, key=lambda gpu: gpu.free).device]
     emptiest = sorted(room, key=lambda device: -room[device])
     return [device for turn in range(most) for device in emptiest if turn < room[device]]
+
+
+def hosts_on_gpus(places: Sequence[str], machine: Machine, evaluator: bool) -> int:
+    """Return how many hosts pay on GPUs: as many as cores, but one a GPU in any case."""
+    room = sum(gpu.free // ON_GPU_BYTES for gpu in machine.gpus) - evaluator
+    paying = max(machine.cores, len(set(places)))
+    return max(1, min(len(places), room, machine.fit, paying))
 
 
 def hosts_without_gpus(clients: int, cohort: int, machine: Machine) -> int:

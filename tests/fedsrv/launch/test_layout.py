@@ -104,6 +104,14 @@ def test_hosts_that_train_clients_as_one_step_have_a_gpu_each():
     assert layout(50, 50, machine, stacked=True) == {"0-48:2": "cuda:0", "1-49:2": "cuda:1"}
 
 
+@pytest.mark.parametrize(
+    ("free", "places"), [((9,), "0 0"), ((4, 4), "0 1"), ((80,), "0 0 0 0 0"), ((3,), "0 0")]
+)
+def test_the_evaluator_needs_room_as_well(free, places):
+    found = layout(50, 50, Machine(16, PLENTY, gpus(*free)), evaluator=True)
+    assert [*found.values()] == [f"cuda:{gpu}" for gpu in places.split()]
+
+
 def test_more_hosts_than_gpus_have_room_for_take_turns():
     found = layout(9, 9, Machine(16, PLENTY, gpus(80, 5, 1)), hosts=9, evaluator=True)
     assert [*found.values()] == [f"cuda:{n}" for n in (0, 1, 0, 0, 0, 0, 1, 0, 0, 0)]
