@@ -3,7 +3,8 @@
 Its tensors lie in memory, and the processor's own kernels calculate their values. They behave as
 those of a GPU in what tests look at: whoever reads a value waits for the card, tensors of two
 devices do not mix, no generator of the processor draws on the card, and a copy between the two
-waits unless it goes from pinned memory to the card and is asked not to.
+waits unless it goes from pinned memory to the card and is asked not to. Operators that a GPU has in
+no deterministic form fail, as they do on a GPU that is asked for equal bits.
 """
 
 from __future__ import annotations
@@ -39,6 +40,37 @@ READS = {
     aten.histc, aten.multinomial,
 }  # fmt: skip
 """Operators of which the processor has to know the result, or its size."""
+LOOSE = {
+    "torch.nn.AvgPool3d": ("avg_pool3d_backward",),
+    "torch.nn.AdaptiveAvgPool2d": ("_adaptive_avg_pool2d_backward",),
+    "torch.nn.AdaptiveAvgPool3d": ("_adaptive_avg_pool3d_backward",),
+    "torch.nn.AdaptiveMaxPool2d": ("adaptive_max_pool2d_backward",),
+    "torch.nn.FractionalMaxPool2d": ("fractional_max_pool2d_backward",),
+    "torch.nn.FractionalMaxPool3d": ("fractional_max_pool3d_backward",),
+    "torch.nn.MaxUnpool1d": ("max_unpool2d",),
+    "torch.nn.MaxUnpool2d": ("max_unpool2d",),
+    "torch.nn.MaxUnpool3d": ("max_unpool3d",),
+    "torch.nn.functional.interpolate": (
+        "upsample_linear1d_backward", "upsample_bilinear2d_backward",
+        "upsample_bicubic2d_backward", "upsample_trilinear3d_backward",
+        "_upsample_bilinear2d_aa_backward", "_upsample_bicubic2d_aa_backward",
+    ),
+    "torch.nn.ReflectionPad1d": ("reflection_pad1d_backward",),
+    "torch.nn.ReflectionPad2d": ("reflection_pad2d_backward",),
+    "torch.nn.ReflectionPad3d": ("reflection_pad3d_backward",),
+    "torch.nn.NLLLoss": ("nll_loss2d_forward", "nll_loss2d_backward"),  # of images, not of rows
+    "torch.nn.CTCLoss": ("_ctc_loss_backward",),
+    "torch.nn.EmbeddingBag": ("_embedding_bag_dense_backward",),
+    "torch.Tensor.put_": ("put", "put_"),
+    "torch.histc": ("histc",),
+    "torch.bincount": ("bincount of weights",),
+    "torch.median": ("median.dim", "nanmedian.dim"),
+    "torch.nn.functional.grid_sample": ("grid_sampler_2d_backward", "grid_sampler_3d_backward"),
+    "torch.Tensor.scatter_reduce": ("scatter_reduce", "scatter_reduce_"),
+    "torch.Tensor.resize_": (),  # of quantised tensors, and there are none
+}  # fmt: skip
+"""Operators that have no deterministic form on a GPU, by what torch's documentation calls them."""
+REFUSED = frozenset(name for names in LOOSE.values() for name in names)
 ROOT = Path(__file__).parents[1]
 SOURCES = tuple(str(ROOT / package) for package in ("models", "fedcli", "proto"))
 
@@ -89,8 +121,6 @@ class Card(TorchDispatchMode):
         super().__init__()
         self.waits = Counter[str]()
         """How often the processor waited, by the line of the project that made it wait."""
-        self.used = set[str]()
-        """Operators that ran on the card."""
         self._pinned = set[int]()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -101,7 +131,7 @@ class Card(TorchDispatchMode):
         to_card = _is_card(kwargs.get("device"))
         if not to_card and not any(map(_is_on_card, tensors)):
             return func(*args, **kwargs)
-        self.used.add(_name(packet))
+        _refuse_loose(func, args)
         self._look(packet, args, kwargs, tensors)
         plain_args, plain = tree_map(_values, (args, kwargs))
         stays = kwargs.get("device") is None or to_card
@@ -203,6 +233,14 @@ def _values(value: Any) -> Any:
 
 def _name(packet: Any) -> str:
     return str(packet).removeprefix("aten.")
+
+
+def _refuse_loose(func: Any, args: Any) -> None:
+    name = _name(func.overloadpacket)
+    weighed = name == "bincount" and len(args) > 1 and args[1] is not None
+    names = {name, f"{name}.{func._overloadname}", f"{name} of weights" if weighed else name}
+    if found := names & REFUSED:
+        raise RuntimeError(f"{found.pop()} does not have a deterministic implementation")
 
 
 def _refuse_mixed(packet: Any, tensors: list[Any]) -> None:

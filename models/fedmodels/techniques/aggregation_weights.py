@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fedmodels.config.bounds import Count, NonNegative, PositiveCount, Share
-from fedmodels.devices import device_of
+from fedmodels.devices import device_of, to_device
 from fedmodels.machine import cores
 from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.optimizers import Adam
@@ -83,21 +83,21 @@ class Mixer:
             for buffer, value in self._live:
                 buffer.copy_(value)
 
-    def gradient(self, w: Tensor, x: Tensor, y: Tensor) -> tuple[float, Tensor]:
-        """Return L(w) on a batch and dL/dw (n,)."""
+    def gradient(self, w: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Return L(w) on a batch, (), and dL/dw (n,)."""
         self.mix(w)
         self._gradient.zero_()
         loss = cross_entropy(self.net(x), y)
         loss.backward()  # type: ignore[no-untyped-call]
-        return float(loss.detach()), self.models @ self._gradient
+        return loss.detach(), self.models @ self._gradient
 
     @torch.no_grad()
     def loss(self, w: Tensor, examples: Examples, batch_size: int = 256) -> float:
         """Return L(w) on all examples."""
         self.mix(w)
         parts = zip(*(self.net.split(each, batch_size) for each in examples), strict=True)
-        total = sum(float(cross_entropy(self.net(x), y, reduction="sum")) for x, y in parts)
-        return total / len(examples[1])
+        sums = [cross_entropy(self.net(x), y, reduction="sum") for x, y in parts]
+        return float(sum(torch.stack(sums).tolist())) / len(examples[1])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,19 +185,19 @@ def find_weights(
 
     best = judged(uniform)
     of_uniform = best[0]
-    a = _start(uniform, own, search).requires_grad_()
+    a = _start(uniform, own, search).to(device).requires_grad_()
     if search.w_init != "uniform":
         best = min(best, judged(a.softmax(0)), key=lambda found: found[0])
     optimizer = Adam([a], lr=search.w_lr, betas=(0.5, 0.999))  # FedLAW's betas
     order = generator(seed)
     for epoch in range(search.w_epochs):
         x, y = draw(epoch) if draw is not None else fixed
-        for index in torch.split(torch.randperm(len(y), generator=order), search.w_batch):
-            index = index.to(x.device)
+        shuffled = to_device(torch.randperm(len(y), generator=order), x.device)
+        for index in torch.split(shuffled, search.w_batch):
             w = a.softmax(0)
-            _, slope = mixer.gradient(w.detach().float().to(device), x[index], y[index])
+            _, slope = mixer.gradient(w.detach().float(), x[index], y[index])
             optimizer.zero_grad(set_to_none=True)
-            w.backward(slope.double().cpu())  # type: ignore[no-untyped-call]
+            w.backward(slope.double())  # type: ignore[no-untyped-call]
             optimizer.step()
         best = min(best, judged(a.softmax(0)), key=lambda found: found[0])
     return BestWeights(best[1], best[0], of_uniform)

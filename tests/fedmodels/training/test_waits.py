@@ -16,6 +16,9 @@ from fedcli.data.store.client_data import ClientData
 from fedcli.data.store.stream import TaskStream
 from fedmodels.devices import to_device
 from fedmodels.methods.fedavg import FedAvg
+from fedmodels.nets import make_net
+from fedmodels.nets.split import weights_of
+from fedmodels.techniques import aggregation_weights
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.training.contexts import ClientContext
 from fedmodels.training.hooks import as_uploads, broadcast, init_client, init_server, reduce
@@ -37,35 +40,40 @@ FAST = {"generator_epochs": 1, "n_check": 8, "generator_width": 2}
 SHORT = {"gldp": {"t": 1, "s": 1}, "pfedgrp": FAST, "fedavg-replay": FAST, "pfedgraph-replay": FAST}
 """Hyper-parameters that make a training short beside those of the conformance suite."""
 SEEN = torch.arange(10) < 7
+CPU = torch.device("cpu")
 
 
-def context_on(device, experiment, root, task):
-    """Return the context in which client 0 trains on a task."""
-    data = ClientData(root / "0")
+def context_on(device, experiment, root, client, task):
+    """Return the context in which a client trains on a task."""
+    data = ClientData(root / str(client))
     run = RunFacts(experiment, data.problem)
     keeps = method_of(experiment).trains_on == "history"
     stream = TaskStream(data, device, keep_history=keeps)
     stream.open(task)
     net = run.make_net().to(device).pack()
-    return ClientContext(run, 0, Position(task, 0, task), net, stream, device)
+    return ClientContext(run, client, Position(task, 0, task), net, stream, device)
 
 
-def two_tasks(device, experiment, root):
-    """Train and score client 0 on two tasks; return the bytes of all states and all counts."""
-    method, state, own, found = method_of(experiment), None, None, []
+def two_tasks(device, experiment, root, clients=(0,)):
+    """Train and score clients on two tasks; return the bytes of all states and all counts."""
+    method, state, own, found = method_of(experiment), None, {}, []
     for task in (0, 1):
-        ctx = context_on(device, experiment, root, task)
-        state = state or init_server(method, ctx.run)
-        own = own or init_client(method, ctx.run, 0)
-        server = replace(server_context(ctx.run, task, (0,)), at=ctx.at, before=state)
-        common, personal = broadcast(method, server, state)
-        payload = merged({"common": common, "personal": personal.get(0, Bundle())})
-        done = train_locally(method, ctx, payload, own)
-        ctx.view, own = "after_local", done.state
-        counts = score(method, ctx, payload, own, {"test": ctx.stream.test(task)}, SEEN)
-        state, _ = reduce(method, server, state, as_uploads(method, {0: done.upload}))
-        told = {rule: (vars(c)["loss_sum"], c.correct.tolist()) for rule, c in counts.items()}
-        found.append((bytes_of(done.upload, own), states_of(state), told, ctx.metrics))
+        uploads = {}
+        for client in clients:
+            ctx = context_on(device, experiment, root, client, task)
+            state = state or init_server(method, ctx.run)
+            server = replace(server_context(ctx.run, task, clients), at=ctx.at, before=state)
+            common, personal = broadcast(method, server, state)
+            payload = merged({"common": common, "personal": personal.get(client, Bundle())})
+            before = own.get(client) or init_client(method, ctx.run, client)
+            done = train_locally(method, ctx, payload, before)
+            ctx.view, own[client], uploads[client] = "after_local", done.state, done.upload
+            test = {"test": ctx.stream.test(task)}
+            counts = score(method, ctx, payload, done.state, test, SEEN)
+            told = {rule: (vars(c)["loss_sum"], c.correct.tolist()) for rule, c in counts.items()}
+            found.append((bytes_of(done.upload, done.state), told, ctx.metrics))
+        state, _ = reduce(method, server, state, as_uploads(method, uploads))
+        found.append(states_of(state))
     return found
 
 
@@ -80,7 +88,7 @@ def waits_of(case, root, size):
     with card() as found:
         there = two_tasks(CARD, experiment, root)
     if size == MANY:
-        assert there == two_tasks(torch.device("cpu"), experiment, root)
+        assert there == two_tasks(CPU, experiment, root)
     return found.waits
 
 
@@ -117,3 +125,66 @@ def test_copies_of_the_loop_are_queued():
 def test_tensors_of_two_devices_do_not_mix():
     with card(), pytest.raises(RuntimeError, match=r"mul: a tensor of the processor \(2,\)"):
         torch.ones(2, device=CARD) * torch.ones(2)
+
+
+class InThisThread:
+    """A pool of the thread that has the card."""
+
+    def __init__(self, threads):
+        assert threads == 1
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *why):
+        pass
+
+    map = staticmethod(map)
+
+
+SERVERS = [
+    ("fedmodels.techniques.aggregation_weights", ("pfedgrp", {"w_device": "auto"})),
+    ("fedmodels.methods.fedcil", ("fedcil", {"device": "auto"})),
+    ("fedmodels.techniques.server_memory", ("mfcl", {"server_device": "auto"})),
+    ("fedmodels.techniques.server_memory", ("target", {"server_device": "auto"})),
+    ("fedmodels.numerics.neighbour_clustering", ("fedali", {"kmeans_solver": "torch"})),
+]
+
+
+@pytest.mark.parametrize(("module", "case"), SERVERS, ids=[case[0] for _, case in SERVERS])
+def test_a_coordinator_calculates_on_a_card(module, case, digits, monkeypatch):
+    """Two clients stay on the processor; the states are those of a coordinator without a card."""
+    experiment = experiment_for((case[0], {**SHORT.get(case[0], {}), **case[1]}))
+    asked = []
+    monkeypatch.setattr(f"{module}.device_of", lambda text: asked.append(text) or CARD)
+    monkeypatch.setattr(aggregation_weights, "ThreadPoolExecutor", InThisThread)
+    with card():
+        there = two_tasks(CPU, experiment, digits, clients=(0, 1))
+    assert "auto" in asked
+    monkeypatch.undo()
+    assert there == two_tasks(CPU, experiment, digits, clients=(0, 1))
+
+
+def search_on(device, size):
+    """Return the weights that a search finds for two models, with batches of this size."""
+    nets = [make_net("mlp", num_classes=3, input_shape=(4,)) for _ in range(3)]
+    draw = torch.Generator().manual_seed(0)
+    for net in nets:
+        for tensor in net.tensors().values():
+            tensor.data.normal_(generator=draw)
+    x, y = torch.randn(24, 4, generator=draw), torch.arange(24) % 3
+    search = aggregation_weights.LearnedWeights(w_epochs=2, w_batch=size)
+    mixer = aggregation_weights.Mixer(nets[2].to(device), [weights_of(net) for net in nets[:2]])
+    return aggregation_weights.find_weights(mixer, (x.to(device), y.to(device)), 0, search, 7)
+
+
+def test_no_step_of_a_search_for_weights_waits():
+    waits = []
+    for size in (24, 4):
+        with card() as found:
+            there = search_on(CARD, size)
+        waits.append(found.waits)
+    here = search_on(CPU, 4)
+    assert waits[1] - waits[0] == {}
+    assert there.w.tolist() == here.w.tolist() != [0.5, 0.5]
+    assert there.loss == here.loss
