@@ -289,13 +289,19 @@ class Launch:
         clients = clients_here(self.experiment, self.data)
         cohort = min(self.experiment.cohort_size, clients)
         self.clients = self.hosts.divide(clients, cohort, hosts, evaluator)
+        is_resumed = (self.out / "config.toml").exists()
+        self.coordinator.tell(self._arguments())
+        if not is_resumed:  # else it keeps its config
+            self._propose_together(cohort)
+
+    def _propose_together(self, cohort: int) -> None:
+        """Say how many clients of a GPU could make one step, where they could."""
         number = could_train_together(self.experiment, self.data, cohort, self.hosts.gpus)
         if number > 1:
             self.display.say(
                 f"note: clients train in turn; --set training.together={number} makes one step of "
                 f"{number} on a GPU, and the layout of hosts may then change the last bits"
             )
-        self.coordinator.tell(self._arguments())
 
     def _arguments(self) -> list[str]:
         """Return the arguments of ``fedsrv``; resuming an empty directory starts afresh."""

@@ -91,7 +91,10 @@ class Started:
     """Hosts that only remember who was started."""
 
     clients: list[str] = field(default_factory=list)
-    name, listen, serve_options = "hosts", "127.0.0.1:0", ()
+    name, listen, serve_options, gpus = "hosts", "127.0.0.1:0", (), 1
+
+    def divide(self, clients, cohort, hosts, evaluator):
+        return ["0-4"]
 
     def why(self, status):
         return f"killed by signal {-status}"
@@ -121,6 +124,21 @@ def test_data_that_are_not_dealt_out_are_one_line(tmp_path, status, log, line):
     run.dealing = SimpleNamespace(wait=lambda: status)
     with pytest.raises(DataError, match=line):
         run.partition()
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_small_clients_of_a_gpu_could_train_together(resumed, tmp_path, digits):
+    """A run that is resumed has its config; on a CPU nothing is proposed."""
+    said, told = io.StringIO(), []
+    lines = PlainLines(Console(file=said, width=200))
+    five = tiny_experiment(schedule={"clients": 5})
+    run = Launch(five, tmp_path, digits, Started(), lines, tmp_path / "none")
+    run.config, run.coordinator = tmp_path / "launch.toml", SimpleNamespace(tell=told.append)
+    if resumed:
+        (tmp_path / "config.toml").touch()
+    run.start(None)
+    assert ("--set training.together=5 makes one step" in said.getvalue()) is not resumed
+    assert told[0][0] == "serve"
 
 
 def test_clients_are_told_of_code_that_ends_the_coordinator(tmp_path):
