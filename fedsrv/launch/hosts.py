@@ -120,7 +120,7 @@ class LocalHosts:
         Raises:
             ConfigError: the one GPU that is asked for cannot be used.
         """
-        self._box, self._look = box, Look(self._joining.device, self._log("gpus"))
+        self._box, self._look = box, Look(self._joining.device, self._log("hosts"))
         if gpu_of(self._joining.device) is not None:
             self._look.gpus()  # what is wrong is told before data are dealt out
         self._server = Child("hosts", fork_hosts(self._log("hosts")), box)
