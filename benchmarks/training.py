@@ -4,7 +4,7 @@
     python -m benchmarks.training --steps       # formats, fused steps, bfloat16, stacks
     python -m benchmarks.training --alignment   # FedAli's local training beside FedAvg's
     python -m benchmarks.training --inprocess   # rounds without processes, in turn and together
-    python -m benchmarks.training --replay      # a round of pFedGRP beside FedAvg's, in CPU seconds
+    python -m benchmarks.training --replay      # rounds of methods with generators beside FedAvg's
 
 The jobs on digits also run with the clients of a host trained together
 (``fedmodels.training.stack``), that on Fashion-MNIST in bfloat16.
@@ -80,6 +80,13 @@ STACKS = [
 ]
 """Net, clients, examples of each, pixels of a side: the digits jobs on two hosts, and others."""
 
+REPLAYS: Mapping[str, Sequence[str]] = {
+    "pfedgrp": ["global"],
+    "fedavg-replay": ["global"],
+    "pfedgraph-replay": ["after_local"],
+    "fedcil": ["global"],
+}
+"""Methods that train a generator for each class, or one of all (FedCIL), and what is scored."""
 ALIGNED = (
     ("hart", (128, 6), [2048, 1024, 512, 256, 128, 64], 320),
     ("vit-tiny", (3, 32, 32), [128, 64], 160),
@@ -96,7 +103,8 @@ def main() -> None:
     parser.add_argument("--steps", action="store_true", help="single steps in place of rounds")
     parser.add_argument("--alignment", action="store_true", help="FedAli beside FedAvg")
     parser.add_argument("--inprocess", action="store_true", help="rounds in one process")
-    parser.add_argument("--replay", action="store_true", help="pFedGRP beside FedAvg")
+    parser.add_argument("--replay", action="store_true", help="rounds of methods with generators")
+    parser.add_argument("--methods", nargs="+", default=list(REPLAYS), choices=list(REPLAYS))
     parser.add_argument("--nets", nargs="+", default=list(NETS)[:3], choices=list(NETS))
     parser.add_argument("--loop", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -111,7 +119,7 @@ def main() -> None:
     elif options.inprocess:
         tell("inprocess", [_inprocess_row(50, options.rounds)])
     elif options.replay:
-        tell("replay", [_replay_row()])
+        tell("replay", _replay_rows(options.methods))
     elif options.alignment:
         tell("alignment", [_aligned_row(*case) for case in ALIGNED])
     else:
@@ -168,24 +176,30 @@ def _inprocess_row(clients: int, rounds: int) -> dict[str, Any]:
     return {"clients": clients, "in_turn_s": in_turn, "together": beside / in_turn}
 
 
-def _replay_row() -> dict[str, Any]:
-    """Compare first rounds of two of ten clients on digits, each with generators of ten classes."""
+def _replay_rows(methods: Sequence[str]) -> list[dict[str, Any]]:
+    """Compare first rounds of two of ten clients on digits, each of which has ten classes."""
     from fedtide.inprocess import launch_in_process  # a run needs more than a step does
 
-    runs = ("fedavg", 11), ("fedavg", 1), ("pfedgrp", 1)
+    runs = ("fedavg", 11), ("fedavg", 1), *((method, 1) for method in methods)
     spent: dict[tuple[str, int], list[float]] = {run: [] for run in runs}
     with tempfile.TemporaryDirectory() as place:
         for number in range(4):
             for (method, rounds), seconds in spent.items():
                 tables = experiment_tables({**DIGITS, "clients": 10}, rounds)
                 tables["method"]["name"], tables["schedule"]["per_round"] = method, 2
+                if method != "fedavg":
+                    tables["evaluate"]["views"] = REPLAYS[method]
                 begun = time.process_time()
                 launch_in_process(experiment_of(tables), Path(place) / f"{method}{rounds}-{number}")
                 seconds.append(time.process_time() - begun)
-    many, one, replay = (statistics.median(seconds[1:]) for seconds in spent.values())
+    many, one, *others = (statistics.median(seconds[1:]) for seconds in spent.values())
     fedavg = (many - one) / 10
-    pfedgrp = replay - one + fedavg
-    return {"fedavg_cpu_s": fedavg, "pfedgrp_cpu_s": pfedgrp, "ratio": pfedgrp / fedavg}
+    rows = []
+    for method, seconds in zip(methods, others, strict=True):
+        took = seconds - one + fedavg
+        row = {"method": method, "fedavg_cpu_s": fedavg, "cpu_s": took, "ratio": took / fedavg}
+        rows.append(row)
+    return rows
 
 
 def experiment_tables(facts: Mapping[str, Any], rounds: int) -> dict[str, Any]:

@@ -267,7 +267,9 @@ def train_unet(
 def batches(n: int, epochs: int, batch_size: int, order: torch.Generator) -> Iterator[Tensor]:
     """Yield the index tensors of all epochs; the last batch of each is kept."""
     for _ in range(epochs):
-        yield from torch.split(torch.randperm(n, generator=order), batch_size)
+        permuted = torch.randperm(n, generator=order)
+        for first in range(0, n, batch_size):
+            yield permuted[first : first + batch_size]
 
 
 def _step(adam: torch.optim.Optimizer, loss: Tensor, clip: float | None = None) -> None:

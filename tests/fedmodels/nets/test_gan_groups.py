@@ -146,7 +146,7 @@ def test_a_generators_gradient_is_that_of_autograd(side: int, arch: str, channel
             layer.share = torch.full((3, 1, 6), 1 / 6)
     with torch.no_grad():
         inputs, painted = run(layers, z)
-        improve(layers, inputs, slope)
+        improve(layers, inputs, slope.clone())
     for row, maker in enumerate(makers):
         alone = maker.paint(z[row])
         torch.testing.assert_close(painted[row].permute(0, 3, 1, 2), alone, rtol=1e-4, atol=1e-5)

@@ -7,7 +7,6 @@ Shapes: N nets, B examples of each, weights (N, o, 4, 4, c).
 
 from __future__ import annotations
 
-import itertools
 from functools import cache
 from typing import Protocol
 
@@ -17,6 +16,8 @@ from torch import Tensor
 
 TAPS = 16
 """Weights of a kernel for each channel: 4x4."""
+SIGHTS = 4
+"""Small cells that see a large one, at the most."""
 DENSE = 65_536
 """Numbers of the largest matrix that stands for a convolution; torch's are faster beyond: each cell
 would give to many others, most of them out of its reach."""
@@ -53,7 +54,7 @@ class _Patches:
 
     def __init__(self, weight: Tensor, height: int, width: int) -> None:
         self.weight, self.small = weight.flatten(2), (height, width)
-        self.cells, self.spread = _seen_cells(height, width, weight.device)
+        self.cells, self.places = _seen_cells(height, width, weight.device)
 
     def begin(self) -> None:
         pass
@@ -68,8 +69,10 @@ class _Patches:
 
     def up(self, y: Tensor) -> Tensor:
         height, width = self.small
-        seen = torch.bmm(y.flatten(1, 3), self.weight).view(-1, TAPS * height * width)
-        return (seen @ self.spread).view(*y.shape[:2], 2 * height, 2 * width, 1)
+        parts = torch.bmm(y.flatten(1, 3), self.weight).view(-1, TAPS * height * width)
+        parts = F.pad(parts, (1, 0)).index_select(1, self.places)
+        x = parts.view(len(parts), SIGHTS, -1).sum(1)
+        return x.view(*y.shape[:2], 2 * height, 2 * width, 1)
 
     def slope(self, seen: Tensor, y: Tensor) -> Tensor:
         found = torch.bmm(y.flatten(1, 3).mT, seen.flatten(1, 3))
@@ -77,34 +80,43 @@ class _Patches:
 
 
 class _Dense:
-    """A product with the matrix of what each cell gives to each: for small images."""
+    """A product with the matrix of what each cell gives to each: for small images.
+
+    Down and for weights it is one for each row of small cells, which see few of the large rows.
+    """
 
     def __init__(self, weight: Tensor, height: int, width: int) -> None:
         nets, out, *_, into = weight.shape
-        self.places, self.weight = _places(height, width), weight
-        self.shape = nets, height, width, out, 2 * height, 2 * width, into
-        self.numbers = weight.new_zeros(self.shape)
-        self.matrix = self.numbers.flatten(4).flatten(1, 3)
+        self.weight, self.large = weight, (2 * height, 2 * width, into)
+        self.rows, self.columns = _sights(height), _sights(width)
+        numbers = weight.new_zeros(nets, height, width, out, *self.large)
+        self.matrix = numbers.flatten(4).flatten(1, 3)
+        self.parts = [numbers[:, row, :, :, seen] for row, (seen, _) in enumerate(self.rows)]
 
     def begin(self) -> None:
-        for (row, column), cells, kernel in self.places:
-            self.numbers[:, row, column, :, *cells] = self.weight[:, :, *kernel]
+        for part, (_, taps) in zip(self.parts, self.rows, strict=True):
+            for column, (cells, kernel) in enumerate(self.columns):
+                part[:, column, :, :, cells] = self.weight[:, :, taps, kernel]
 
     def seen(self, x: Tensor) -> Tensor:
         return x
 
     def down(self, seen: Tensor) -> Tensor:
-        y = torch.bmm(seen.flatten(2), self.matrix.mT)
-        return y.view(*seen.shape[:2], *self.shape[1:4])
+        y = [
+            torch.bmm(seen[:, :, rows].flatten(2), part.flatten(3).flatten(1, 2).mT)
+            for part, (rows, _) in zip(self.parts, self.rows, strict=True)
+        ]
+        return torch.stack(y, 2).view(*seen.shape[:2], len(y), len(self.columns), -1)
 
     def up(self, y: Tensor) -> Tensor:
-        return torch.bmm(y.flatten(2), self.matrix).view(*y.shape[:2], *self.shape[4:])
+        return torch.bmm(y.flatten(2), self.matrix).view(*y.shape[:2], *self.large)
 
     def slope(self, seen: Tensor, y: Tensor) -> Tensor:
         found = torch.zeros_like(self.weight)
-        matrix = torch.bmm(y.flatten(2).mT, seen.flatten(2)).view(self.shape)
-        for (row, column), cells, kernel in self.places:
-            found[:, :, *kernel] += matrix[:, row, column, :, *cells]
+        for row, (part, (rows, taps)) in enumerate(zip(self.parts, self.rows, strict=True)):
+            matrix = torch.bmm(y[:, :, row].flatten(2).mT, seen[:, :, rows].flatten(2))
+            for column, (cells, kernel) in enumerate(self.columns):
+                found[:, :, taps, kernel] += matrix.view(part.shape)[:, column, :, :, cells]
         return found
 
 
@@ -153,30 +165,27 @@ def _apart(x: Tensor, nets: int) -> Tensor:
 
 @cache
 def _seen_cells(height: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return what cells of a small image see of the large one.
+    """Return what cells of a small image see of the large one, and by whom those are seen.
 
     Returns:
-        Numbers (16hw,) from 1, 0 for what lies beyond the edge; and the same as a matrix
-        (16hw, 4hw) of ones and zeros.
+        The large cell that each small one sees by each weight (16hw,), from 1, 0 for what lies
+        beyond the edge; and the places in that list of each large cell (4 * 4hw,), from 1, 0 for
+        one place less.
     """
     numbers = torch.arange(1.0, 4 * height * width + 1).view(1, 1, 2 * height, 2 * width)
     seen = F.unfold(numbers, 4, padding=1, stride=2)[0].T.flatten().long()
-    spread = F.one_hot(seen, 4 * height * width + 1)[:, 1:].float()
-    return seen.to(device), spread.to(device)
+    places = torch.zeros(SIGHTS, 4 * height * width, dtype=torch.int64)
+    for place, cell in enumerate(seen.tolist(), 1):
+        if cell:
+            free = int((places[:, cell - 1] > 0).sum())
+            places[free, cell - 1] = place
+    return seen.to(device), places.flatten().to(device)
 
 
-@cache
-def _places(
-    height: int, width: int
-) -> list[tuple[tuple[int, int], tuple[slice, slice], tuple[slice, slice]]]:
-    """Return each cell of a small image, what it sees of the large one, and by which weights."""
+def _sights(size: int) -> list[tuple[slice, slice]]:
+    """Return what each cell of a small image sees along an axis, and by which weights."""
     found = []
-    for cell in itertools.product(range(height), range(width)):
-        first = [2 * at - 1 for at in cell]
-        low = [max(0, at) for at in first]
-        high = [min(2 * size, at + 4) for at, size in zip(first, (height, width), strict=True)]
-        rows, columns = map(slice, low, high)
-        edges = zip(low, high, first, strict=True)
-        kernel_rows, kernel_columns = (slice(a - at, b - at) for a, b, at in edges)
-        found.append((cell, (rows, columns), (kernel_rows, kernel_columns)))
+    for first in range(-1, 2 * size - 1, 2):
+        low, high = max(0, first), min(2 * size, first + 4)
+        found.append((slice(low, high), slice(low - first, high - first)))
     return found

@@ -102,7 +102,10 @@ def _instead(layer: nn.Module, nets: int) -> nn.Module | None:
 
 
 class Layer(nn.Module):
-    """A layer with its gradient. Images and vectors are (N, B, …)."""
+    """A layer with its gradient. Images and vectors are (N, B, …).
+
+    Activations write over what they are given: inputs, moves and gradients.
+    """
 
     def seen(self, x: Tensor) -> Tensor:
         """Return an input in the form that the other functions take."""
@@ -237,13 +240,15 @@ class _FirstConvTranspose(_Affine):
 
 
 class _LeakyReLU(Layer):
-    """As torch's, in place: its input becomes its output, which has the same signs."""
+    """As torch's. Its output has the signs of its input."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.leaky_relu_(x, SLOPE)
 
     def along(self, move: Tensor, x: Tensor) -> Tensor:
-        moved: Tensor = torch.ops.aten.leaky_relu_backward(move, x, SLOPE, True)
+        moved: Tensor = torch.ops.aten.leaky_relu_backward.grad_input(
+            move, x, SLOPE, True, grad_input=move
+        )
         return moved
 
     def back(self, slope: Tensor, x: Tensor) -> Tensor:
@@ -251,24 +256,24 @@ class _LeakyReLU(Layer):
 
 
 class _ReLU(Layer):
-    """As torch's, in place."""
+    """As torch's."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.relu_(x)
 
     def back(self, slope: Tensor, x: Tensor) -> Tensor:
-        found: Tensor = torch.ops.aten.threshold_backward(slope, x, 0)
+        found: Tensor = torch.ops.aten.threshold_backward.grad_input(slope, x, 0, grad_input=slope)
         return found
 
 
 class _Tanh(Layer):
-    """As torch's, in place."""
+    """As torch's."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.tanh_()
 
     def back(self, slope: Tensor, x: Tensor) -> Tensor:
-        found: Tensor = torch.ops.aten.tanh_backward(slope, x)
+        found: Tensor = torch.ops.aten.tanh_backward.grad_input(slope, x, grad_input=slope)
         return found
 
 
@@ -329,7 +334,7 @@ class BatchNorm(nn.BatchNorm2d, Layer):
         now = x.reshape(nets * steps, examples * cells, -1)
         share = (self.share / cells)[..., None].expand(-1, -1, -1, cells).reshape(len(now), 1, -1)
         mean = torch.bmm(share, now)
-        self.apart = apart = now - mean
+        self.apart = apart = now.sub_(mean)
         var = torch.bmm(share, apart.square())
         counts = (self.share > 0).sum(-1, keepdim=True) * cells
         seen = mean.view(nets, steps, -1), var.view(nets, steps, -1) * (counts / (counts - 1))
@@ -367,6 +372,7 @@ class BatchNorm(nn.BatchNorm2d, Layer):
 # --- whole nets -----------------------------------------------------------------------------------
 
 
+@torch.no_grad()
 def run(layers: Sequence[Layer], x: Tensor) -> tuple[list[Tensor], Tensor]:
     """Return what each layer takes of what the first one has seen, and what the last one gives."""
     inputs: list[Tensor] = []
@@ -388,6 +394,7 @@ def score(critic: Sequence[Layer], images: Tensor) -> tuple[list[Tensor], Tensor
     return inputs, scores.squeeze(-1)
 
 
+@torch.no_grad()
 def image_slopes(critic: Sequence[Layer], inputs: Sequence[Tensor], slope: Tensor) -> Tensor:
     """Return the gradient for images, given that for their scores (N, B)."""
     back = slope[..., None]
@@ -396,8 +403,12 @@ def image_slopes(critic: Sequence[Layer], inputs: Sequence[Tensor], slope: Tenso
     return back
 
 
+@torch.no_grad()
 def improve(maker: Sequence[Layer], inputs: Sequence[Tensor], slope: Tensor) -> None:
-    """Put the gradient of generators into their parameters, given that for their images."""
+    """Put the gradient of generators into their parameters, given that for their images.
+
+    It is written over.
+    """
     first = next(layer for layer in maker if isinstance(layer, _Affine))
     for layer, x in zip(reversed(maker), reversed(inputs), strict=True):
         layer.put(slope, x)
@@ -444,9 +455,8 @@ def learn(
     move = slope * factor[..., None, None, None]
     for layer, x, slope in zip(critic, inputs, reversed(slopes), strict=True):
         if isinstance(layer, _Affine):
-            move = layer.seen(move)
-            came = torch.cat([x[:, : 2 * size], move], 1)
-            layer.weight.grad = layer.weight_slope(slope, came)
+            x[:, 2 * size :] = move = layer.seen(move)  # nobody needs what it was any more
+            layer.weight.grad = layer.weight_slope(slope, x)
             if layer.bias is not None:
                 halves = slope[:, : 2 * size].reshape(len(slope), 2, size, *slope.shape[2:])
                 within = tuple(range(2, halves.dim() - 1))
