@@ -97,6 +97,8 @@ class CardTensor(Tensor):
         own = args[0] if args else None
         if func == Tensor.data.__set__ and isinstance(args[1], CardTensor):
             own.elem = args[1].elem
+        if func == Tensor.is_meta.__get__:  # it has values
+            return False
         if func is Tensor.data_ptr:
             return own.elem.data_ptr()
         if func is Tensor.tolist:

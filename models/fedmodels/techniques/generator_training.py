@@ -18,6 +18,7 @@ from typing import Literal, cast
 import torch
 from torch import Tensor, nn
 
+from fedmodels.devices import to_device
 from fedmodels.nets.generative import ddpm, gan, gan_groups
 from fedmodels.nets.generative.gan_groups import Layer, grouped, rows_of
 from fedmodels.numerics.optimizers import Adam
@@ -172,7 +173,8 @@ class _Stack:
             The mean of the critics' losses, after each step.
         """
         count = last + 1 - first
-        z, mix, index, share = (each.to(self.device) for each in self._drawn(first, last))
+        drawn = self._drawn(first, last)
+        z, mix, index, share = (to_device(each, self.device) for each in drawn)
         _, painted = self._paint(z.flatten(1, 2), share)
         fakes = self._seen(painted).view(*mix.shape, *self.images.shape[1:])
         for number in range(count):
@@ -209,7 +211,7 @@ class _Stack:
         sizes = [self.batch_size, gan.LATENT]
         z = torch.stack([torch.randn(sizes, generator=each.noise) for each in self.learners])
         share = torch.full(z.shape[:2], 1 / self.batch_size, device=self.device)
-        taken, painted = self._paint(z.to(self.device), share[:, None])
+        taken, painted = self._paint(to_device(z, self.device), share[:, None])
         inputs, _ = gan_groups.score(self.judges, self._seen(painted))
         slope = gan_groups.image_slopes(self.judges, inputs, -share)
         gan_groups.improve(self.makers, taken, slope)
@@ -253,9 +255,10 @@ def train_unet(
     load_moments(adams, tensors)
     per_epoch = math.ceil(len(images) / course.batch_size)
     for step, index in enumerate(batches(len(images), course.epochs, course.batch_size, noise), 1):
-        batch = images[index.to(images.device)]
-        times = torch.randint(ddpm.STEPS, (len(batch),), generator=noise).to(batch.device)
-        target = torch.randn(batch.shape, generator=noise).to(batch.device)
+        batch = images[to_device(index, images.device)]
+        when = torch.randint(ddpm.STEPS, (len(batch),), generator=noise)
+        drawn = when, torch.randn(batch.shape, generator=noise)
+        times, target = (to_device(each, batch.device) for each in drawn)
         loss = ddpm.ddpm_loss(online, batch, times, target)
         _step(adams["online"], loss, clip=1.0)
         ddpm.follow(average, online)

@@ -24,6 +24,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from fedmodels.devices import to_device
 from fedmodels.errors import ConfigError
 from fedmodels.nets.generative import ddpm, dpm_solver, gan
 from fedmodels.nets.generative.gan_groups import grouped, rows_of
@@ -204,7 +205,7 @@ class Painter:
             shape = count, *self.family.input_shape
             return torch.cat([dpm_solver.sample(self.net, shape, draw) for draw in draws])
         z = torch.cat([torch.randn(count, gan.LATENT, generator=draw) for draw in draws])
-        parts = torch.split(z.to(self.device)[None], AT_ONCE, dim=1)
+        parts = torch.split(to_device(z, self.device)[None], AT_ONCE, dim=1)
         canvases = torch.cat([self.net.paint(part)[0] for part in parts]).permute(0, 3, 1, 2)
         return gan.crop(canvases, self.family.input_shape)
 

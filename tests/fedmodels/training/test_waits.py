@@ -19,6 +19,8 @@ from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets import make_net
 from fedmodels.nets.split import weights_of
 from fedmodels.techniques import aggregation_weights
+from fedmodels.techniques.generator_training import Lesson
+from fedmodels.techniques.generators import Family
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.training.contexts import ClientContext
 from fedmodels.training.hooks import as_uploads, broadcast, init_client, init_server, reduce
@@ -188,3 +190,27 @@ def test_no_step_of_a_search_for_weights_waits():
     assert waits[1] - waits[0] == {}
     assert there.w.tolist() == here.w.tolist() != [0.5, 0.5]
     assert there.loss == here.loss
+
+
+def generators_on(device, arch, epochs):
+    """Return the generators of two clients' classes after a training of so many epochs."""
+    width = 16 if arch == "ddpm" else 2
+    family = Family(input_shape=(1, 8, 8), arch=arch, width=width, epochs=epochs, batch_size=8)
+    limits, lessons = (torch.zeros(1), torch.ones(1)), []
+    for seed in (0, 1):
+        draw = torch.Generator().manual_seed(seed)
+        images = 2 * torch.rand(12, 1, 8, 8, generator=draw) - 1
+        lessons.append(Lesson(family.fresh(seed, limits), images.to(device), 7 + seed))
+    return family.trained(lessons)
+
+
+@pytest.mark.parametrize("arch", ["wgan", "dcgan", "ddpm"])
+def test_no_step_of_a_generator_waits(arch):
+    waits = []
+    for epochs in (1, 2):
+        with card() as found:
+            there = generators_on(CARD, arch, epochs)
+        waits.append(found.waits)
+    assert waits[1] - waits[0] == {}
+    for one, other in zip(there, generators_on(CPU, arch, 2), strict=True):
+        assert all(torch.equal(one[key], tensor) for key, tensor in other.items())

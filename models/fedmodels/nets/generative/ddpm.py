@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedmodels.devices import to_device
 from fedmodels.errors import ConfigError
 from fedmodels.nets.precision import in_bfloat16
 
@@ -172,7 +173,7 @@ def ddpm_loss(net: nn.Module, images: Tensor, t: Tensor, noise: Tensor) -> Tenso
         t: (B,) int64 in 0…T-1, uniform.
         noise: (B, C, S, S), N(0, 1).
     """
-    bar = alpha_bars()[t.cpu()].to(images.device, images.dtype).view(-1, 1, 1, 1)
+    bar = to_device(alpha_bars(), images.device)[t].to(images.dtype).view(-1, 1, 1, 1)
     noisy = bar.sqrt() * images + (1 - bar).sqrt() * noise
     return F.mse_loss(net(noisy, t), noise)
 

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedmodels.devices import to_device
 from fedmodels.errors import ConfigError
 from fedmodels.nets.generative.ddpm import STEPS, alpha_bars
 
@@ -144,7 +145,7 @@ def sample(
 
     net.eval()
     try:
-        start = torch.randn(shape, generator=generator).to(device)
+        start = to_device(torch.randn(shape, generator=generator), device)
         return dpm_solve(noise, start, solver_orders(evaluations))
     finally:
         net.train(mode)
