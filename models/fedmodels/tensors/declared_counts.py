@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Literal
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -29,6 +31,7 @@ STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 NOT_NEGATIVE = ("running_var", "num_batches_tracked")
 TrainsOn = Literal["task", "history", "memory", "replay"]
 _USUAL = frozenset({torch.float32, torch.int64})
+Places = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -170,6 +173,8 @@ def _not_plainly_small(weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """
     if not isinstance(weights, PackedWeights) or not weights.layout.dtypes <= _USUAL:
         return weights
+    if not weights.block.is_cpu:
+        return weights
     block = weights.block.view(torch.float32)
     if not torch.dot(block, block) <= MAX_WEIGHT * MAX_WEIGHT:
         return weights
@@ -180,39 +185,48 @@ def _not_plainly_small(weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
 
 @dataclass(frozen=True)
 class _Special:
-    """The tensors of a block that need more than a look at the sum of its squares."""
+    """The tensors of a block that need more than a look at the sum of its squares.
+
+    They are looked at with NumPy: operations of torch let other threads have the interpreter, and
+    these are small ones in a thread among many.
+    """
 
     names: tuple[str, ...]
-    not_negative: Tensor  # (n,) int64, places of float32 elements that must not be below zero
-    integers: Tensor  # (m,) int64, places of int64 elements
-    least: Tensor  # (m,) int64, the smallest value that each may have
+    not_negative: Places
+    """Where float32 elements lie that must not be below zero."""
+    integers: Places
+    """Where int64 elements lie."""
+    least: Places
+    """The smallest value that each of the integers may have."""
 
     def are_sound(self, block: Tensor) -> bool:
         """Tell whether no element is too large or, where that is wrong, below zero."""
-        floats = block.view(torch.float32)[self.not_negative]
-        integers = block.view(torch.int64)[self.integers]
+        held = block.numpy()
+        floats, integers = (
+            held.view(np.float32)[self.not_negative], held.view(np.int64)[self.integers]
+        )  # fmt: skip
         are_small = (integers >= self.least) & (integers <= MAX_INTEGER)
-        return bool((floats >= 0).all()) and bool(are_small.all())
+        return bool((floats >= 0).all() and are_small.all())
 
 
 @lru_cache(maxsize=64)
 def _special_of(names: tuple[str, ...], layout: BlockLayout) -> _Special:
     """Return the tensors of these names that need another look."""
-    floats, integers, least = ([torch.zeros(0, dtype=torch.int64)] for _ in range(3))
+    floats, integers, least = ([np.zeros(0, np.int64)] for _ in range(3))
     found = []
     facts = zip(names, layout.facts, layout.offsets, layout.ends, strict=True)
     for name, (dtype, _), begin, end in facts:
         never_below_zero = name.endswith(NOT_NEGATIVE)
         if dtype == torch.int64:
-            integers.append(torch.arange(begin // 8, end // 8))
+            integers.append(np.arange(begin // 8, end // 8))
             low = 0 if never_below_zero else -MAX_INTEGER
-            least.append(torch.full_like(integers[-1], low))
+            least.append(np.full_like(integers[-1], low))
         elif never_below_zero:
-            floats.append(torch.arange(begin // 4, end // 4))
+            floats.append(np.arange(begin // 4, end // 4))
         else:
             continue
         found.append(name)
-    return _Special(tuple(found), torch.cat(floats), torch.cat(integers), torch.cat(least))
+    return _Special(tuple(found), *map(np.concatenate, (floats, integers, least)))
 
 
 def _check_sizes(prefix: str, tensors: Mapping[str, Tensor]) -> None:
