@@ -218,3 +218,13 @@ def test_a_clients_objects_hold_its_figures(caplog):
     event = caplog.records[0].event  # type: ignore[attr-defined]
     assert (event["kind"], event["client"], event["interaction"]) == ("scored", "3", 4)
     assert event["detail"]["accuracies"] == {"global": 0.625}
+
+
+def test_a_command_that_ends_looks_for_no_cycles_once_more(monkeypatch):
+    """In all that torch holds that took 0.7 s; a caller in Python goes on, and may need it."""
+    frozen = []
+    monkeypatch.setattr("gc.freeze", lambda: frozen.append(True))
+    run_command(lambda arguments: None, ["init"])
+    assert not frozen
+    run_command(lambda arguments: None)
+    assert frozen == [True]
