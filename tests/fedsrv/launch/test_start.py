@@ -97,6 +97,22 @@ def test_the_launcher_asks_cuda_for_nothing(monkeypatch, tmp_path):
     check_start(tiny_experiment(), None, tmp_path / "server", "cuda:0")
 
 
+def test_code_that_looks_for_a_gpu_spoils_no_fork(config, tmp_path, capsys, monkeypatch):
+    """Files of methods ask ``torch.cuda.is_available()`` when they are imported: by NVML here."""
+    name = "PYTORCH_NVML_BASED_CUDA_CHECK"
+    monkeypatch.setenv(name, "0")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    told, method = tmp_path / "told", tmp_path / "mine.py"
+    method.write_text(
+        "import os\nfrom pathlib import Path\nfrom fedtide import FedAvg\n"
+        f"class Mine(FedAvg): pass\nPath({str(told)!r}).write_text(os.environ[{name!r}])\n"
+    )
+    chosen = ["--set", f"method.name={method}:Mine", "--device", "gpu"]
+    out = ["--out", str(tmp_path / "run")]
+    status, _ = status_of(fedsrv, capsys, monkeypatch, "launch", str(config), *out, *chosen)
+    assert (status, told.read_text()) == (2, "1")
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
