@@ -241,9 +241,7 @@ def launch(
     forget_options()
     aside = options.check_without(without, resume)
     os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that are forked: before torch comes in
-    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = (
-        "1"  # a look for GPUs spoils no fork, whoever looks
-    )
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # asking for GPUs spoils no fork
     from fedmodels.resolution import read_experiment
 
     experiment = read_experiment(config, sets or ())
