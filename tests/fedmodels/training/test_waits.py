@@ -18,6 +18,7 @@ from fedmodels.devices import to_device
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets import make_net
 from fedmodels.nets.split import weights_of
+from fedmodels.numerics.secrecy import Secret
 from fedmodels.techniques import aggregation_weights
 from fedmodels.techniques.generator_training import Lesson
 from fedmodels.techniques.generators import Family
@@ -53,7 +54,8 @@ def context_on(device, experiment, root, client, task):
     stream = TaskStream(data, device, keep_history=keeps)
     stream.open(task)
     net = run.make_net().to(device).pack()
-    return ClientContext(run, client, Position(task, 0, task), net, stream, device)
+    at = Position(task, 0, task)
+    return ClientContext(run, client, at, net, stream, device, secret=lambda: Secret(bytes(32)))
 
 
 def two_tasks(device, experiment, root, clients=(0,)):
@@ -214,3 +216,23 @@ def test_no_step_of_a_generator_waits(arch):
     assert waits[1] - waits[0] == {}
     for one, other in zip(there, generators_on(CPU, arch, 2), strict=True):
         assert all(torch.equal(one[key], tensor) for key, tensor in other.items())
+
+
+HIDES = {
+    "level": "example", "noise_multiplier": 1.0, "delta": 1e-3, "clip": 0.5,
+    "allow": ["announced", "examples", "loss"],
+}  # fmt: skip
+STOCK = {
+    "hidden examples": {"privacy": HIDES},
+    "focal": {"training": {"loss": "focal", "class_weights": "balanced", "clip_norm": 1.0}},
+    "adam": {"training": {"optimizer": "adam", "augment": "crop-flip"}},
+}
+"""Tables that change the stock loop."""
+
+
+@pytest.mark.parametrize("tables", STOCK.values(), ids=STOCK)
+def test_the_stock_loop_has_the_bits_of_the_processor(tables, digits):
+    experiment = experiment_for(("fedavg", {}), **tables)
+    with card():
+        there = two_tasks(CARD, experiment, digits)
+    assert there == two_tasks(CPU, experiment, digits)
