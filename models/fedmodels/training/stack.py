@@ -23,6 +23,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from fedmodels.devices import to_device
 from fedmodels.errors import ConfigError
 from fedmodels.nets.grouped import Grouped
 from fedmodels.nets.split import SplitNet
@@ -180,7 +181,7 @@ class _ParameterStack:
         if len(loops) == len(self._rows):
             return
         staying = set(loops)
-        kept = torch.tensor([n for n, loop in enumerate(self._rows) if loop in staying])
+        kept = self._index([n for n, loop in enumerate(self._rows) if loop in staying])
         for loop in self._rows:
             if loop not in staying:
                 self._nets[loop].take_back()
@@ -190,6 +191,9 @@ class _ParameterStack:
                 for key, rows in tensors.items():
                     tensors[key] = rows.detach()[kept].requires_grad_(rows.requires_grad)
             self._lie_in_rows()
+
+    def _index(self, places: list[int]) -> Tensor:
+        return to_device(torch.tensor(places, dtype=torch.int64), self.ctx.device)
 
     def step(self, due: Sequence[_Due]) -> dict[EpochLoop, Tensor]:
         """Step down the losses of the clients of all rows; return each one's loss."""
@@ -221,7 +225,7 @@ class _ParameterStack:
         """Return the losses (C,) of batches of one size; statistics of the nets move."""
         loops = [loop for loop, *_ in group]
         places = [self._rows.index(loop) for loop in loops]
-        rows = None if places == [*range(len(self._rows))] else torch.tensor(places)
+        rows = None if places == [*range(len(self._rows))] else self._index(places)
         parameters, buffers = _some(self._parameters, rows), _some(self._buffers, rows)
         batches, fixed = [batch for _, batch, _ in group], [f for *_, f in group if f is not None]
         x, y, index = (
