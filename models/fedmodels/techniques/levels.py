@@ -64,6 +64,8 @@ def semantic_by_class(ctx: ClientContext, payload: Bundle) -> ByClass:
     """Return P[a(k)], the semantic prototype of each class k of J, laid out by class."""
     g, p = payload.prototypes["class"], payload.prototypes["semantic"].vectors
     a, classes = payload.weights[CLUSTER].long(), ctx.run.problem.num_classes
+    if not len(p):  # nothing was clustered so far
+        return ByClass.of(None, classes, ctx.net.width, ctx.device)
     rare = minority_of(payload.weights, classes).to(ctx.device)
     found = ByClass.of(replace(g, vectors=p[a]), classes, ctx.net.width, ctx.device)
     return ByClass(found.vectors, found.known & rare)

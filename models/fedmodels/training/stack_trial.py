@@ -173,7 +173,10 @@ class _Trip:
 
 @dataclass(frozen=True)
 class _Noise:
-    """The data of a made-up client: about half of the classes, others in the next task."""
+    """The data of a made-up client: half of the classes or one alone, others in the next task.
+
+    What has a row for each of a client's classes then differs in shape.
+    """
 
     run: RunFacts
     client: int
@@ -182,7 +185,7 @@ class _Noise:
         """Return the classes of a task."""
         known = self.run.problem.num_classes
         first = (self.client + 2 * task) * known // 4
-        return (first + torch.arange(max(known // 2 + 1 - self.client, 1))) % known
+        return (first + torch.arange(1 if self.client else known // 2 + 1)) % known
 
     def train(self, task: int) -> tuple[Tensor, Tensor]:
         """Return inputs and labels of a task."""

@@ -140,7 +140,7 @@ def test_in_bfloat16_too(name, digits):
     [
         ("moon", {}, "cannot refer to SplitNet"),
         ("ditto", {}, "cannot refer to SplitNet"),
-        ("fedmlp", {}, "boolean mask"),
+        ("fedmlp", {}, "references differ"),
         ("fedpac", {}, "references differ"),
         ("creff", {}, "references differ"),
         ("fedem", {}, "its fit is its own"),
