@@ -197,11 +197,11 @@ class _Stack:
         mix = torch.zeros(*sizes.shape, most)
         z, index = torch.zeros(*mix.shape, gan.LATENT), torch.zeros(mix.shape, dtype=torch.int64)
         for net, learner in enumerate(self.learners):
-            for number, size in enumerate(sizes[net].tolist()):
-                at = net, number, slice(size)
-                index[at] = next(learner.batches)
-                z[at].normal_(generator=learner.noise)
-                mix[at].uniform_(generator=learner.noise)
+            for chosen, noise, between in zip(index[net], z[net], mix[net], strict=True):
+                batch = next(learner.batches)
+                chosen[: len(batch)] = batch
+                noise[: len(batch)].normal_(generator=learner.noise)
+                between[: len(batch)].uniform_(generator=learner.noise)
         index += self.first[:, None, None]
         share = (torch.arange(most) < sizes[..., None]) / sizes[..., None]
         return z, mix, index, share

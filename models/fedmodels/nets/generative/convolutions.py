@@ -92,19 +92,24 @@ class _Dense:
         numbers = weight.new_zeros(nets, height, width, out, *self.large)
         self.matrix = numbers.flatten(4).flatten(1, 3)
         self.parts = [numbers[:, row, :, :, seen] for row, (seen, _) in enumerate(self.rows)]
+        self.copies = [
+            (part[:, column, :, :, cells], weight[:, :, taps, kernel])
+            for part, (_, taps) in zip(self.parts, self.rows, strict=True)
+            for column, (cells, kernel) in enumerate(self.columns)
+        ]
+        self.matrices = [part.flatten(3).flatten(1, 2).mT for part in self.parts]
 
     def begin(self) -> None:
-        for part, (_, taps) in zip(self.parts, self.rows, strict=True):
-            for column, (cells, kernel) in enumerate(self.columns):
-                part[:, column, :, :, cells] = self.weight[:, :, taps, kernel]
+        for numbers, weights in self.copies:
+            numbers.copy_(weights)
 
     def seen(self, x: Tensor) -> Tensor:
         return x
 
     def down(self, seen: Tensor) -> Tensor:
         y = [
-            torch.bmm(seen[:, :, rows].flatten(2), part.flatten(3).flatten(1, 2).mT)
-            for part, (rows, _) in zip(self.parts, self.rows, strict=True)
+            torch.bmm(seen[:, :, rows].flatten(2), matrix)
+            for matrix, (rows, _) in zip(self.matrices, self.rows, strict=True)
         ]
         return torch.stack(y, 2).view(*seen.shape[:2], len(y), len(self.columns), -1)
 
