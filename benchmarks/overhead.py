@@ -115,10 +115,12 @@ def launched(
         time.sleep(0.25)
     if process.returncode:
         raise SystemExit(f"the run failed: see {out / 'logs'}")
+    ended = time.time()
     records = records_of(out)[2:]
     written = [(out / name).stat().st_mtime for name in (lines.name, "summary.json")]
     return {
         "end_s": written[1] - written[0],
+        "left_s": ended - written[1],
         "round_s": statistics.median(r["seconds"]["wall"] for r in records),
         "server_s": statistics.median(r["seconds"]["server"] for r in records),
         **{key: _per_round(looks, key) for key in ("cpu_s", "server_cpu_s", "hosts_cpu_s")},

@@ -5,7 +5,9 @@
     python -m benchmarks.sides --clients 160 --sides 2@../before 2
 
 A side is what ``--hosts`` takes, and after an @ a checkout unless it is this one. Clients learn
-digits, or do nothing with ``noop``. The last row has the ratio of the second side to the first.
+digits, or do nothing with ``noop``. ``end_s`` goes from the last commit to the summary, and
+``left_s`` from there until the command ends. The last row has the ratio of the second side to the
+first.
 """
 
 from __future__ import annotations
@@ -19,7 +21,16 @@ from typing import Any
 from benchmarks.measure import parser_of, tell
 from benchmarks.overhead import experiment, launched
 
-SHOWN = ("round_s", "cpu_s", "first_round_s", "end_s", "server_anon_mb", "host_anon_mb", "pss_mb")
+SHOWN = (
+    "round_s",
+    "cpu_s",
+    "first_round_s",
+    "end_s",
+    "left_s",
+    "server_anon_mb",
+    "host_anon_mb",
+    "pss_mb",
+)
 
 
 def main() -> None:
