@@ -22,15 +22,9 @@ from benchmarks.measure import parser_of, tell
 from benchmarks.overhead import experiment, launched
 
 SHOWN = (
-    "round_s",
-    "cpu_s",
-    "first_round_s",
-    "end_s",
-    "left_s",
-    "server_anon_mb",
-    "host_anon_mb",
-    "pss_mb",
-)
+    "round_s", "cpu_s", "server_cpu_s", "hosts_cpu_s", "first_round_s", "end_s", "left_s",
+    "server_anon_mb", "host_anon_mb", "pss_mb",
+)  # fmt: skip
 
 
 def main() -> None:
