@@ -35,6 +35,7 @@ from fedcli.runtime.order_queue import WAKE_S, OrderQueue
 from fedcli.runtime.state import lock_states
 from fedcli.runtime.worker import Progress, Result, Task, executed
 from fedcli.runtime.workers import Workers
+from fedmodels.commands import end_if_signalled
 from fedmodels.config.experiment import Deploy
 from fedmodels.config.places import check_address
 from fedmodels.config.privacy import DETAILS, CountDetail
@@ -230,6 +231,7 @@ class Host:
 
     def _next_tasks(self) -> list[Task]:
         """Wait for an order, and for those that are to be trained together with it."""
+        end_if_signalled()
         found = self._orders.take()
         assert found is not None, "without a limit it waits until one comes"
         taken = [found]

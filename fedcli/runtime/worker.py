@@ -21,6 +21,7 @@ from fedcli.runtime.kept_models import Deployment, FinalModel, LastStored
 from fedcli.runtime.secure_client import SecureClient
 from fedcli.runtime.setups import SetUp, SetUps
 from fedcli.runtime.state import StateDirectory
+from fedmodels.commands import end_if_signalled
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ConfigError, FedtideError, PayloadError
 from fedmodels.machine import peak_rss_bytes
@@ -172,6 +173,7 @@ class Worker:
 
     def failed(self, order: rpc.Order, error: Exception) -> Result | None:
         """Return the result of an order that raised an error; call it in the ``except`` block."""
+        end_if_signalled()
         self.progress = Progress()  # it is no longer at work
         if isinstance(error, Abandoned):
             return None

@@ -16,6 +16,7 @@ from fedcli.data.own.new_inputs import ARRAYS
 from fedcli.data.own.table_files import SUFFIXES
 from fedcli.prediction import predictions, write_csv
 from fedcli.serving.live_model import LiveModel, Loaded, NoModelYet
+from fedmodels.commands import end_if_signalled
 from fedmodels.errors import DataError, FedtideError, reason_of
 from fedmodels.files import write_atomically
 from fedmodels.printable import printable
@@ -69,6 +70,7 @@ class WatchedFolder:
     def watch(self) -> Iterator[str]:
         """Look again and again."""
         while True:
+            end_if_signalled()
             yield from self.answers()
             time.sleep(LOOK_S)
 

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -18,14 +19,19 @@ import torch
 from fedcli.runtime import order_queue
 from fedcli.runtime.host import Host
 from fedcli.runtime.link import Link
+from fedcli.runtime.worker import Worker
+from fedcli.serving.live_model import LiveModel
+from fedcli.serving.watching import WatchedFolder
+from fedmodels import commands
 from fedmodels.commands import end_on_sigterm
 from fedmodels.tensors.bundle import Bundle
 from fedpb.v1 import coordinator_pb2 as rpc
 
 
 @pytest.fixture
-def ends_at_sigterm() -> Iterator[None]:
+def ends_at_sigterm(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(commands, "_signals", [])
     end_on_sigterm()
     yield
     signal.signal(signal.SIGTERM, before)
@@ -36,6 +42,33 @@ def test_a_second_sigterm_does_not_disturb_the_end(ends_at_sigterm):
     with pytest.raises(SystemExit, match="143"):
         signal.raise_signal(signal.SIGTERM)
     signal.raise_signal(signal.SIGTERM)
+
+
+def drops_errors() -> None:
+    """Do what torch does with what a signal raises while it reads a file."""
+    with suppress(SystemExit):
+        signal.raise_signal(signal.SIGTERM)
+
+
+def test_a_signal_that_a_library_dropped_ends_a_host_before_its_next_order(idle, ends_at_sigterm):
+    idle._orders.put([(rpc.Order(client_id="0"), Bundle())])
+    drops_errors()
+    with pytest.raises(SystemExit, match="143"):
+        idle._next_tasks()
+
+
+def test_an_error_that_a_signal_became_is_no_failure_of_a_client(ends_at_sigterm):
+    drops_errors()
+    order = rpc.Order(client_id="0")
+    with pytest.raises(SystemExit, match="143"):
+        Worker.failed(cast(Worker, SimpleNamespace()), order, ValueError("no shape"))
+
+
+def test_a_signal_that_a_library_dropped_ends_a_watch(tmp_path, ends_at_sigterm):
+    folder = WatchedFolder(tmp_path, cast(LiveModel, None))
+    drops_errors()
+    with pytest.raises(SystemExit, match="143"):
+        next(folder.watch())
 
 
 @pytest.fixture
