@@ -7,6 +7,7 @@ not. Bits are those of the processor, as its kernels calculate for the fake.
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -82,14 +83,19 @@ def two_tasks(device, experiment, root, clients=(0,)):
     return found
 
 
-def waits_of(case, root, size):
-    """Train and score with batches of this size on the card; return who waited, and all bytes."""
+def short(case, size):
+    """Return a short training of a method with batches of this size."""
     name, switches = case
-    experiment = experiment_for(
+    return experiment_for(
         (name, {**SHORT.get(name, {}), **switches}),
         training={"batch_size": size, "augment": "turn-flip"},
         evaluate={"batch_size": size, "class_masks": True},
     )
+
+
+def waits_of(case, root, size):
+    """Train and score with batches of this size on the card; return who waited."""
+    experiment = short(case, size)
     with card() as found:
         there = two_tasks(CARD, experiment, root)
     if size == MANY:
@@ -97,12 +103,36 @@ def waits_of(case, root, size):
     return found.waits
 
 
-@pytest.mark.parametrize(
+EACH_METHOD = pytest.mark.parametrize(
     "case", EACH, ids=["-".join([name, *map(str, switches.values())]) for name, switches in EACH]
 )
+
+
+@EACH_METHOD
 def test_no_step_waits(case, digits):
     few, many = (waits_of(case, digits, size) for size in (FEW, MANY))
     assert many - few == {}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@EACH_METHOD
+def test_no_step_waits_for_a_gpu(case, digits):
+    """As CUDA itself counts, beside the stand-in's own rules."""
+    few, many = (synchronisations(case, digits, size) for size in (FEW, MANY))
+    assert many == few
+
+
+def synchronisations(case, root, size):
+    """Return how often CUDA says that the processor waited for it."""
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            two_tasks(torch.device("cuda:0"), short(case, size), root)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return sum("synchronizing CUDA operation" in str(one.message) for one in found)
 
 
 def test_the_card_sees_who_waits(digits, monkeypatch):
