@@ -14,10 +14,11 @@ from fedpb.tables import values_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedpb.v1 import description_pb2 as pb
 from fedsrv.events import EventLog
-from fedsrv.identity.guard import Guard
+from fedsrv.identity.guard import Guard, NotYours
 from fedsrv.relay.trips import PassedOn, RelayedRun, RelayedTrips
 from fedsrv.relay.uplink import Uplink
 from fedsrv.transport.service import Service, WrongRun, coded
+from fedsrv.transport.sessions import UnknownSession
 
 
 class RelayService:
@@ -125,10 +126,25 @@ class RelayService:
 
     @coded
     def leave(self, request: rpc.LeaveRequest, context: grpc.ServicerContext) -> rpc.LeaveResponse:
-        """Pass on that clients leave."""
-        for one in (request, *request.others):
-            self.below.session(one.client_id, one.token, context)
+        """Pass on that clients leave; one that is refused keeps no other one here."""
+        leaving = [one for one in (request, *request.others) if self._is_here(one, context)]
         try:
-            return self.uplink.leave(request)
+            if leaving:
+                first, *others = leaving
+                passed = rpc.LeaveRequest()
+                passed.CopyFrom(request)
+                passed.client_id, passed.token = first.client_id, first.token
+                del passed.others[:]
+                passed.others.extend(others)
+                return self.uplink.leave(passed)
         finally:
-            self.below.leave(request, context)
+            found = self.below.leave(request, context)  # refuses those that are unknown
+        return found
+
+    def _is_here(self, one: rpc.LeaveRequest | rpc.Leaving, context: grpc.ServicerContext) -> bool:
+        """Tell whether a client has a session here."""
+        try:
+            self.below.session(one.client_id, one.token, context)
+        except (PayloadError, NotYours, UnknownSession):
+            return False
+        return True
