@@ -20,7 +20,7 @@ FEW = 4
 ON_GPU_BYTES, BESIDE_GPU_BYTES = 4 << 30, 1 << 30
 """Memory that a process with a GPU is assumed to need, of the GPU and of the machine. Half a
 gigabyte of each holds CUDA itself."""
-MOST_ON_A_GPU = 4
+MAX_ON_A_GPU = 4
 """Processes that share a GPU at most. While one prepares a step, the GPU does another's."""
 
 
@@ -58,7 +58,7 @@ def layout(
         evaluator: whether there is one; it has a host of its own.
         stacked: whether a host's clients train as one step, which fills a GPU by itself.
     """
-    places = places_on(machine.gpus, 1 if stacked else MOST_ON_A_GPU)
+    places = places_on(machine.gpus, 1 if stacked else MAX_ON_A_GPU)
     if hosts is None and places:
         hosts = min(clients, cohort, hosts_on_gpus(places, machine, evaluator))
     elif hosts is None:

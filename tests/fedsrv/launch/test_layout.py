@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fedcli.cli import clients_of
 from fedsrv.launch.gpus import Gpu
-from fedsrv.launch.layout import FEW, MOST_ON_A_GPU, Machine, host_ranges, layout, places_on
+from fedsrv.launch.layout import FEW, MAX_ON_A_GPU, Machine, host_ranges, layout, places_on
 from fedsrv.launch.stacking import could_train_together
 from tests.conftest import tiny_experiment
 
@@ -117,7 +117,7 @@ def test_more_hosts_than_gpus_have_room_for_take_turns():
     assert [*found.values()] == [f"cuda:{n}" for n in (0, 1, 0, 0, 0, 0, 1, 0, 0, 0)]
 
 
-@given(st.lists(st.integers(0, 100), max_size=9), st.integers(1, MOST_ON_A_GPU))
+@given(st.lists(st.integers(0, 100), max_size=9), st.integers(1, MAX_ON_A_GPU))
 def test_no_gpu_has_more_hosts_than_room(free, most):
     places = places_on(gpus(*free), most)
     assert bool(places) == bool(free)
