@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -19,6 +20,7 @@ from fedsrv.sweep.search import run_search, scores_of
 from fedsrv.sweep.sweeping import check_chooses, choices
 from tests.conftest import TABLES
 
+ROOT = Path(__file__).parents[3]
 ROUNDS, TRIALS = 4, 12
 SEARCH = {
     "trials": TRIALS,
@@ -171,8 +173,8 @@ def test_the_best_setting_of_a_sweep_is_chosen_by_validation_scores(sweep, tmp_p
         check_chooses(plan(sweep(TABLES), tmp_path / "out", ["FedAvg"], [0]))
 
 
-def test_a_run_ends_as_soon_as_it_has_run_long_enough(tmp_path):
-    begun, looks = tmp_path / "begun", list[bool]()
+def end_in_time(place: Path) -> None:
+    begun, looks = place / "begun", list[bool]()
     code = f"import time; open({str(begun)!r}, 'w'); time.sleep(60)"
 
     def until() -> bool:
@@ -180,7 +182,14 @@ def test_a_run_ends_as_soon_as_it_has_run_long_enough(tmp_path):
         return looks[-1]
 
     command = [sys.executable, "-c", code]
-    assert execution._run(command, tmp_path / "log", str(tmp_path), until) < 0  # by a signal
+    assert execution._run(command, place / "log", str(place), until) < 0  # by a signal
     assert looks[-1]
     ended = [sys.executable, "-c", "raise SystemExit(7)"]
-    assert execution._run(ended, tmp_path / "log", str(tmp_path), lambda: False) == 7
+    assert execution._run(ended, place / "log", str(place), lambda: False) == 7
+
+
+def test_a_run_ends_as_soon_as_it_has_run_long_enough(tmp_path):
+    """In a process of its own: that of pytest may have used gRPC, and must not fork then."""
+    code = f"from pathlib import Path; from {__name__} import end_in_time as end; "
+    code += f"end(Path({str(tmp_path)!r}))"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
