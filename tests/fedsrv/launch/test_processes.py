@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from fedmodels import machine
 from fedmodels.errors import DataError, RunFailed
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.own_code import own
@@ -23,16 +22,6 @@ from fedsrv.launch.hosts import error_in
 from fedsrv.launch.launcher import Launch
 from fedsrv.launch.progress import PlainLines
 from tests.conftest import tiny_experiment
-
-
-def test_a_limit_of_the_container_counts(tmp_path, monkeypatch):
-    monkeypatch.setattr(machine, "CGROUP", tmp_path)
-    free = machine.free_bytes()
-    (tmp_path / "memory.max").write_text("max\n")
-    (tmp_path / "memory.current").write_text("7\n")
-    assert machine.free_bytes() > free / 2  # whatever else runs here
-    (tmp_path / "memory.max").write_text("9\n")
-    assert machine.free_bytes() == 2
 
 
 # --- one process ----------------------------------------------------------------------------------
