@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcli.data.arrays import check_memory
-from fedcli.data.own.cells import check_columns, named_by_place, numbers_of, texts_of, times_of
+from fedcli.data.own.cells import check_columns, named_by_place, numbers_of, texts_of
 from fedcli.data.own.table_files import TableRows
+from fedcli.data.own.times import LATE_S, NAMED_APART, times_of
 from fedcli.data.sets.windows import window_starts
 from fedmodels.config.data import Columns
 from fedmodels.errors import DataError
@@ -79,8 +80,7 @@ def rows_of(table: TableRows, columns: Columns) -> tuple[RecordingRows, Mended]:
     Raises:
         DataError: a column is missing or holds something else; names the row.
     """
-    rows = _read(table, columns)
-    mended = Mended()
+    rows, mended = _read(table, columns)
     kept = _whole(rows, columns)
     order = _order_of(rows, columns)
     rows, kept = rows.at(order), kept[order]
@@ -101,8 +101,8 @@ def rows_of(table: TableRows, columns: Columns) -> tuple[RecordingRows, Mended]:
     return rows, mended
 
 
-def _read(table: TableRows, columns: Columns) -> RecordingRows:
-    """Return the rows as they stand in the file."""
+def _read(table: TableRows, columns: Columns) -> tuple[RecordingRows, Mended]:
+    """Return the rows as they stand in the file, and what was done to their times."""
     check_columns([str(column) for column in table.frame.columns], columns, table.where)
     assert columns.features is not None
     drops = columns.missing == "drop"
@@ -120,11 +120,14 @@ def _read(table: TableRows, columns: Columns) -> RecordingRows:
             f"{table.where}: column {columns.split!r} holds {str(part[wrong[0]])!r} in "
             f"{table.at(int(wrong[0]))}; it must say train or test"
         )
-    time = np.zeros(len(x)) if columns.time is None else times_of(table, columns)
+    time, mended = np.zeros(len(x)), Mended()
+    if columns.time is not None:
+        time, mended = times_of(table, columns, (client, session))
     zeros, places = np.zeros(len(x), dtype=np.int64), np.arange(len(x))
-    return RecordingRows(
+    rows = RecordingRows(
         x, label, client, part, group, session, time, zeros, places, places, zeros, zeros
     )
+    return rows, mended
 
 
 def _whole(rows: RecordingRows, columns: Columns) -> NDArray[np.bool_]:
@@ -168,8 +171,7 @@ def _check_times(rows: RecordingRows, table: TableRows, columns: Columns) -> Non
         row = int(rows.first[same.argmax()])
         raise DataError(
             f"{table.where}: column {columns.time!r} has the time of another row in "
-            f"{table.at(row)} and in {same.sum() - 1} more: if it holds several recordings, name "
-            "the column that tells them apart in [data.columns] session"
+            f"{table.at(row)} and in {same.sum() - 1} more: {NAMED_APART}"
         )
 
 
@@ -321,4 +323,18 @@ def told(mended: Mapping[str, int], columns: Columns) -> list[str]:
         lines.append(f"{mended['filled']} empty cells are filled {how}")
     if mended.get("gaps"):
         lines.append(f"recordings have {mended['gaps']} gaps, over which no window goes")
+    if mended.get("midnights"):
+        lines.append(
+            f"times of day go over midnight {mended['midnights']} times: the next day is counted on"
+        )
+    if mended.get("shuffled"):
+        lines.append(
+            f"the rows of {mended['shuffled']} recordings are not in the order of their times of "
+            "day, which are taken as those of one day: if there are more, write dates before them"
+        )
+    if mended.get("back"):
+        lines.append(
+            f"times go back {mended['back']} times by more than {LATE_S:.0f} seconds, and rows are "
+            f"put in order by them: {NAMED_APART}"
+        )
     return lines

@@ -23,7 +23,6 @@ from fedsrv.launch.launcher import Launch
 from fedsrv.launch.progress import PlainLines
 from tests.conftest import tiny_experiment
 
-
 # --- one process ----------------------------------------------------------------------------------
 
 

@@ -1,0 +1,241 @@
+"""The times of a table's rows: numbers, dates, and times of day, which may go over midnight."""
+
+from __future__ import annotations
+
+import importlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcli.data.own.cells import parsed, said
+from fedcli.data.own.table_files import TableRows
+from fedmodels.config.data import Columns
+from fedmodels.errors import DataError
+
+SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+"""Seconds in each unit of time."""
+DAY_S = 86400.0
+LATE_S = 3600.0
+"""A row may come so much later than its time says; a recording that goes back further is another
+one, or one of another day."""
+SHUFFLED = 0.1
+"""Share of steps back beyond which rows are in no order."""
+_DATED = r"^\s*(\d{1,2})([./-])(\d{1,2})[./-](\d{4}|\d{2})[\sT,]*(.*)$"
+"""A date that begins with the day or the month, and what stands behind it."""
+_CLOCK = r"^\d{1,2}:\d{2}"
+_ZONED = r":\d{2}(?:[.,]\d+)?\s*(?:[Zz]|UTC|[+-]\d{2}(?::?\d{2})?)$"
+"""A time with its difference to UTC."""
+ALIKE = "write all times of a column alike"
+NAMED_APART = (
+    "if it holds several recordings, name the column that tells them apart in [data.columns] "
+    "session"
+)
+
+
+def times_of(
+    table: TableRows, columns: Columns, apart: Sequence[NDArray[np.str_]]
+) -> tuple[NDArray[np.float64], Counter[str]]:
+    """Return the times of rows (n,) in seconds from the first one on, and what was done to them.
+
+    ``apart`` has values (n,) that rows of one recording share. Times of day go on beyond midnight,
+    where rows stand in the order of their recordings.
+
+    Raises:
+        DataError: a cell holds no time; names the row. Or days and months cannot be told apart; or
+            it is open whether a recording goes back to an earlier time, or on to the next day.
+    """
+    assert columns.time is not None
+    column = table.frame[columns.time]
+    done = Counter[str]()
+    numbers = None if column.dtype.kind in "mM" else parsed(table, columns.time)[0]
+    if numbers is not None and not np.isnan(numbers[column.notna()]).any():
+        found = numbers * SECONDS[columns.time_unit or "s"]
+        kind = "numbers"
+    elif columns.time_unit is not None:
+        raise DataError(
+            f"{table.where}: column {columns.time!r} holds no numbers: leave out time_unit"
+        )
+    else:
+        found, kind = _of_texts(column, table, columns)
+    wrong = np.flatnonzero(~np.isfinite(found))
+    if len(wrong):
+        raise DataError(
+            f"{_held(table, columns, int(wrong[0]))}, which is no time: write numbers, or texts "
+            "such as 2026-05-31T12:00:00.5, 31.05.2026 12:00:00.5 or 12:00:00.5"
+        )
+    for rows in _recordings(apart):
+        if kind == "clock":
+            _count_days(found, rows, table, columns, done)
+        elif kind == "numbers":
+            steps = np.diff(found[rows])
+            back = steps < -LATE_S
+            done["back"] += int(back.sum()) if (steps < 0).mean() <= SHUFFLED else 0
+    return np.asarray(found - found.min(initial=np.inf), dtype=np.float64), done
+
+
+# --- times of day ---------------------------------------------------------------------------------
+
+
+def _recordings(apart: Sequence[NDArray[np.str_]]) -> Iterator[NDArray[np.int64]]:
+    """Yield the rows of each recording of two or more, as they stand in the file."""
+    codes = np.zeros(len(apart[0]), dtype=np.int64)
+    for names in apart:
+        _, own = np.unique(names, return_inverse=True)
+        _, codes = np.unique(codes * (int(own.max(initial=0)) + 1) + own, return_inverse=True)
+    order = np.argsort(codes, kind="stable")
+    for rows in np.split(order, np.flatnonzero(np.diff(codes[order])) + 1):
+        if len(rows) > 1:
+            yield rows
+
+
+def _count_days(
+    times: NDArray[np.float64],
+    rows: NDArray[np.int64],
+    table: TableRows,
+    columns: Columns,
+    done: Counter[str],
+) -> None:
+    """Add a day to the times of day (n,) of a recording from each midnight on.
+
+    Midnight has passed where a time is more than half a day before the one in the row above. Where
+    most times fall from row to row, the file has its newest row first.
+
+    Raises:
+        DataError: a time is before the one above by more than ``LATE_S``, and by less than that.
+    """
+    steps = np.diff(times[rows])
+    if (steps < 0).sum() > (steps > 0).sum():
+        rows, steps = rows[::-1], -steps[::-1]
+    passed = steps < -DAY_S / 2
+    back = (steps < 0) & ~passed
+    if back.mean() > SHUFFLED:
+        done["shuffled"] += 1
+        return
+    far = np.flatnonzero(back & (steps < -LATE_S))
+    if len(far):
+        above, row = (int(rows[far[0] + k]) for k in (0, 1))
+        raise DataError(
+            f"{_held(table, columns, row)} below {said(_cell(table, columns, above))} in "
+            f"{table.at(above)}: write dates before the times, or, {NAMED_APART}"
+        )
+    again = steps > DAY_S - LATE_S  # a row of the day before comes late
+    days: NDArray[np.int64] = np.cumsum(passed) - np.cumsum(again)
+    times[rows[1:]] += DAY_S * days
+    done["midnights"] += int(days[-1])
+
+
+# --- texts ----------------------------------------------------------------------------------------
+
+
+def _of_texts(column: Any, table: TableRows, columns: Columns) -> tuple[NDArray[np.float64], str]:
+    """Return the seconds (n,) of times that are texts, NaN where a text is no time, and their kind.
+
+    Raises:
+        DataError: some have a date or a difference to UTC that others lack; or days and months
+            cannot be told apart.
+    """
+    pandas = importlib.import_module("pandas")
+    if column.dtype.kind == "M":
+        return _seconds(column - column.min()), "dates"
+    if column.dtype.kind == "m":
+        return _seconds(column), "spans"
+    texts = column.astype(str).str.strip()
+    dated = texts.str.extract(_DATED)
+    begins_with_year = texts.where(dated[0].isna(), "")
+    stamps = _stamps(begins_with_year.str.replace(r",(\d+)", r".\1", regex=True))
+    if dated[0].notna().any():
+        stamps = _of_dates(stamps, dated, table, columns)
+    is_clock = texts.str.contains(_CLOCK)
+    if not stamps.notna().any():
+        spans = _seconds(pandas.to_timedelta(texts.str.replace(",", "."), errors="coerce"))
+        within_a_day = is_clock.all() and not (spans >= DAY_S).any()
+        return spans, "clock" if within_a_day else "spans"
+    if is_clock.any():
+        other = "is a time without a date, and there are dates"
+        raise DataError(_unlike(is_clock, stamps.notna(), other, table, columns))
+    zoned = texts.str.contains(_ZONED) & stamps.notna()
+    if zoned.any() and not zoned[stamps.notna()].all():
+        other = "says how far it is from UTC, and others do not"
+        raise DataError(_unlike(zoned, ~zoned & stamps.notna(), other, table, columns))
+    return _seconds(stamps - stamps[stamps.notna()].iloc[0]), "dates"
+
+
+def _of_dates(stamps: Any, dated: Any, table: TableRows, columns: Columns) -> Any:
+    """Return points in time (n,), also of dates that begin with the day or the month.
+
+    ``stamps`` (n,) has those of the other rows, ``dated`` the first number of a date, the mark, the
+    second number, the year and the rest (n, 5).
+
+    Raises:
+        DataError: either may be the day, and it matters; or dates contradict each other.
+    """
+    first, second = (dated[k].fillna("0").astype(int) for k in (0, 2))
+    day_first, points = columns.day_first, dated[1] == "."
+    by_day, by_month = first.gt(12) | points, second.gt(12)
+    if day_first is None and by_day.any() and by_month.any():
+        other = "begins with the day, and others with the month"
+        raise DataError(_unlike(by_day, by_month, other, table, columns))
+    if day_first is None and (by_day.any() or by_month.any()):
+        day_first = bool(by_day.any())
+    of_day, of_month = (stamps.fillna(_dates(dated, *order)) for order in ((0, 2), (2, 0)))
+    if day_first is None:
+        one, other = (_seconds(found - found.min()) for found in (of_day, of_month))
+        if not np.array_equal(one, other, equal_nan=True):
+            row = int((first != second).to_numpy().argmax())
+            raise DataError(
+                f"{_held(table, columns, row)}, of which either number may be the day: set "
+                "[data.columns] day_first = true or false"
+            )
+    return of_month if day_first is False else of_day
+
+
+def _dates(dated: Any, day: int, month: int) -> Any:
+    """Return points in time (n,); none where there is no such date."""
+    year = dated[3].where(dated[3].str.len() != 2, "20" + dated[3])
+    clock = dated[4].str.replace(",", ".").where(dated[4] != "", "00:00")
+    iso = year + "-" + dated[month].str.zfill(2) + "-" + dated[day].str.zfill(2) + " " + clock
+    return _stamps(iso.fillna(""))
+
+
+def _stamps(texts: Any) -> Any:
+    """Return points in time; texts begin with the year, and may have a clock of twelve hours."""
+    found = _points(texts, "ISO8601")
+    left = found.isna() & texts.str.contains(r"\d\s*[AaPp]\.?[Mm]\.?$", regex=True, na=False)
+    if left.any():
+        clocks = texts[left].str.replace(".m.", "m").str.upper()
+        for form in ("%Y-%m-%d %I:%M:%S.%f %p", "%Y-%m-%d %I:%M:%S %p", "%Y-%m-%d %I:%M %p"):
+            found = found.fillna(_points(clocks, form))
+    return found
+
+
+def _points(texts: Any, form: str) -> Any:
+    pandas = importlib.import_module("pandas")
+    return pandas.to_datetime(texts, errors="coerce", format=form, utc=True).dt.as_unit("us")
+
+
+def _seconds(spans: Any) -> NDArray[np.float64]:
+    return np.asarray(spans.dt.total_seconds().to_numpy(dtype=np.float64, na_value=np.nan)).copy()
+
+
+# --- lines ----------------------------------------------------------------------------------------
+
+
+def _cell(table: TableRows, columns: Columns, row: int) -> Any:
+    return table.frame[columns.time].iloc[row]
+
+
+def _held(table: TableRows, columns: Columns, row: int) -> str:
+    return (
+        f"{table.where}: column {columns.time!r} holds {said(_cell(table, columns, row))} in "
+        f"{table.at(row)}"
+    )
+
+
+def _unlike(these: Any, those: Any, what: str, table: TableRows, columns: Columns) -> str:
+    """Return a line on the first of some rows that are unlike the first of others, each (n,)."""
+    row, other = (int(found.to_numpy().argmax()) for found in (these, those))
+    shown = said(_cell(table, columns, other))
+    return f"{_held(table, columns, row)}, which {what}, as {shown} in {table.at(other)}: {ALIKE}"
