@@ -42,9 +42,14 @@ PLACE = "secure-sum"
 class SecureClient:
     """One client's part in secure sums."""
 
-    def __init__(self, client: int, path: Path, secret: bytes, rules: SecureSum) -> None:
-        """Take part with a client's secret; what was answered before is on the disk, and holds."""
-        self.client, self.rules = client, rules
+    def __init__(
+        self, client: int, path: Path, secret: bytes, rules: SecureSum, fewest: int = 0
+    ) -> None:
+        """Take part with a client's secret; what was answered before is on the disk, and holds.
+
+        ``fewest`` clients have the noise that epsilon counts on, where clients add it.
+        """
+        self.client, self.rules, self._fewest = client, rules, fewest
         self.channel = Channel.of(secret)
         self._path = path / PLACE
 
@@ -139,6 +144,11 @@ class SecureClient:
             raise PayloadError(
                 f"the sum of {len(counted)} clients is to be opened; the threshold is "
                 f"{asked.threshold}"
+            )
+        if len(counted) < self._fewest:
+            raise PayloadError(
+                f"the sum of {len(counted)} clients is to be opened; epsilon counts on the noise "
+                f"of {self._fewest}"
             )
         if held.get("opened") not in (None, sorted(counted)):
             raise PayloadError(

@@ -29,6 +29,7 @@ from fedmodels.methods import make
 from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.metrics import VALIDATION, Probabilities
 from fedmodels.printable import without_places
+from fedmodels.privacy.accounting import fewest_summed
 from fedmodels.privacy.releases import ReleaseLog
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId, state_digest
 from fedmodels.training.contexts import ClientContext
@@ -361,7 +362,11 @@ class Worker:
         rules = self.experiment.secure_sum
         if rules is None or not isinstance(self.client, int):
             raise PayloadError("an order of a secure sum, and this client takes part in none")
-        return SecureClient(self.client, self.states.path, self.states.secret().key, rules)
+        privacy = self.experiment.privacy
+        noisy = privacy is not None and privacy.noise_at_clients
+        fewest = fewest_summed(self.experiment) if noisy else 0
+        key = self.states.secret().key
+        return SecureClient(self.client, self.states.path, key, rules, fewest)
 
     def _spent(self, order: rpc.Order, half: ClientHalf) -> dict[str, float]:
         """Note a training that hides its examples; return epsilon with it, and with one more.

@@ -122,8 +122,9 @@ class Exclusions:
 
 def fewest(experiment: Experiment) -> int:
     """Return how many clients a run needs to go on."""
-    server = experiment.server
-    return max(1, server.min_clients or 1, server.fewest_uploads)
+    server, privacy = experiment.server, experiment.privacy
+    adds_up = experiment.min_clients if privacy is not None and privacy.noise_at_clients else 1
+    return max(1, server.min_clients or 1, server.fewest_uploads, adds_up)
 
 
 def warned_in_a_row(records: Iterable[Record], times: int) -> set[int]:

@@ -16,12 +16,13 @@ from typing import Any
 import torch
 
 from fedmodels.config.experiment import Experiment
-from fedmodels.errors import ConfigError
+from fedmodels.errors import ConfigError, TooFewClients
 from fedmodels.privacy.accounting import epsilon_of, releases_of_clients
 from fedmodels.privacy.contributions import Contributions
 from fedmodels.privacy.coverage import check_allowed, told_beside
 from fedmodels.privacy.mechanism import clipped, noise_stds, noised
-from fedmodels.tensors.bundle import Bundle, Weights
+from fedmodels.privacy.releases import Over
+from fedmodels.tensors.bundle import Bundle, Weights, state_digest
 from fedmodels.tensors.uploads import Uploads
 from fedmodels.tensors.weighted_mean import weighted_mean
 from fedmodels.training.contexts import ServerContext
@@ -92,6 +93,20 @@ class PrivateRounds:
         rate = self.store.experiment.cohort_size / schedule.clients
         taking = (c for c, tasks in plan.tasks.items() if tasks > step.task)
         return rate * sum(takes_part(c, step.interaction, plan.aside) for c in taking)
+
+    def check_cohort(self, ctx: ServerContext) -> None:
+        """Check that a cohort is as large as the noise of clients relies on.
+
+        Raises:
+            TooFewClients: it is smaller, as where clients left an open run.
+        """
+        least = self.store.experiment.min_clients
+        adds_up = self.privacy.noise_at_clients and self.method.reduction == "mean"
+        if adds_up and len(ctx.cohort) < least:
+            raise TooFewClients(
+                f"interaction {ctx.interaction + 1} has {len(ctx.cohort)} clients, and their noise "
+                f"adds up from {least} on: [privacy] level ends the run before it"
+            )
 
     # --- the release ------------------------------------------------------------------------------
 
@@ -168,9 +183,9 @@ class PrivateRounds:
         means = [folded or weighted_mean([*sent.values()], [1.0] * len(sent), len(sent))]
         arrived = means if is_mean else [upload.weights for upload in sent.values()]
         vectors = [of.received(Bundle(weights), given) for weights in arrived]
-        self.releases.note(
-            ctx.interaction, torch.cat([v for found in vectors for v in found.values()])
-        )
+        content = torch.cat([v for found in vectors for v in found.values()])
+        over = self._over(ctx.interaction, given, sent) if is_mean else None
+        self.releases.note(ctx.interaction, content, over)
         if is_mean:
             share = noise_share(self.method, ctx.run) / math.sqrt(len(sent))
             deviations = {part: share * std for part, std in stds.items()}
@@ -180,6 +195,22 @@ class PrivateRounds:
             for (client, upload), found in zip(sent.items(), vectors, strict=True)
         }
         return Uploads(each, alike, "each")
+
+    def _over(self, interaction: int, given: Weights, sent: Mapping[int, Bundle]) -> Over:
+        """Return what a sum is over; clients' noise is the same whenever they train from the same.
+
+        Raises:
+            TooFewClients: a sum over others was released of the same training.
+        """
+        over = Over(state_digest([("given", Bundle(given))]), tuple(sorted(sent)))
+        if others := self.releases.others(interaction, over):
+            raise TooFewClients(
+                f"interaction {interaction + 1} was released as a sum over {clients_text(others)}, "
+                f"and now uploads of {clients_text(over.clients)} came with the same noise: both "
+                "sums would tell the upload of whoever is in one of them alone; --resume goes on "
+                "with the first ones"
+            )
+        return over
 
     def _as_uploads(
         self, of: Contributions, covered: Bundle, sent: Mapping[int, Bundle]

@@ -115,6 +115,7 @@ class RoundParts:
         plan, wanted = self.plan, self._wanted(ctx)
         common, personal = broadcast(self.method, ctx, state)
         if self.privacy is not None:
+            self.privacy.check_cohort(ctx)
             self._given = common.weights
         views = ["after_local"] if is_scored and plan.scores_trained else []
         orders = self.orders(ctx, rpc.ORDER_KIND_TRAIN, ctx.cohort, views)

@@ -28,6 +28,7 @@ import torch
 from fedmodels.config.privacy import MIN_GROUP
 from fedmodels.errors import ArchiveError, PayloadError, TooFewClients
 from fedmodels.numerics.randomness import derive_seed
+from fedmodels.privacy.accounting import fewest_summed
 from fedmodels.secure_sum.fixed_point import FixedPoint, added
 from fedmodels.secure_sum.keys import ATTEMPT_BYTES, Attempt, check_installed
 from fedmodels.secure_sum.masks import Vector
@@ -59,9 +60,9 @@ class SecureRound:
         self.failed |= {int(client): why for client, why in found.failed.items()}
         self.wire = [self.wire[0] + found.wire_down, self.wire[1] + found.wire_up]
 
-    def leave_out(self, group: SecureGroup, left: int) -> None:
+    def leave_out(self, group: SecureGroup, left: int, needed: int) -> None:
         """Drop a group that has too few clients left."""
-        why = f"its group has {left} clients left for a secure sum; it takes {group.threshold}"
+        why = f"its group has {left} clients left for a secure sum; it takes {needed}"
         self.failed |= {client: why for client in group.keys if client not in self.failed}
         self.groups = [one for one in self.groups if one is not group]
 
@@ -76,6 +77,10 @@ class SecureRounds:
         rules = parts.experiment.secure_sum
         assert rules is not None, "the config asks for it"
         self.rules = rules
+        table = parts.experiment.privacy
+        noisy = table is not None and table.noise_at_clients
+        self._fewest = fewest_summed(parts.experiment) if noisy else 0
+        """The fewest uploads whose noise epsilon counts on; no sum of fewer is opened."""
         self._keys: dict[int, bytes] = {}
         """The channel key of each client, as it said in this process."""
         records = (record for record, _ in self.store.ledger.records())
@@ -139,7 +144,7 @@ class SecureRounds:
             group = SecureGroup(attempt, self.rules.needed(len(keys)), keys)
             found.groups.append(group)
             if len(keys) < MIN_GROUP:
-                found.leave_out(group, len(keys))
+                found.leave_out(group, len(keys), group.threshold)
         self._check_left(ctx, found)
         by_client = {client: group for group in found.groups for client in group.keys}
         answers = self._ask(
@@ -158,7 +163,7 @@ class SecureRounds:
                 del said[client]
             group.shared = said
             if len(said) < group.threshold:
-                found.leave_out(group, len(said))
+                found.leave_out(group, len(said), group.threshold)
         self._check_left(ctx, found)
         return found
 
@@ -186,8 +191,8 @@ class SecureRounds:
         found.add(answers)
         for group in [*found.groups]:
             came = [client for client in group.shared if client in answers.by_client]
-            if len(came) < group.threshold:
-                found.leave_out(group, len(came))
+            if len(came) < max(group.threshold, self._fewest):
+                found.leave_out(group, len(came), max(group.threshold, self._fewest))
                 continue
             uploads = [secure.integers(answers.by_client[client].upload) for client in came]
             group.counted, group.total = tuple(came), added(uploads)

@@ -477,6 +477,18 @@ class Experiment(StrictTable):
                 f"[privacy] secure_sum needs cohorts of at least {MIN_GROUP} clients: a sum of "
                 "fewer tells one client of another"
             )
+        assert self.privacy is not None, "secure_sum is a key of it"
+        if self.privacy.noise_at_clients and self.secure_sum.clip is not None:
+            raise ConfigError(
+                "[privacy.secure_sum] clip would scale an upload down with the noise that its "
+                'client added: with where = "clients", leave it out; [privacy] clip is the bound'
+            )
+        if self.privacy.noise_at_clients and self.min_clients < groups:
+            raise ConfigError(
+                f"[server] min_clients = {self.min_clients} of {groups} groups of a secure sum: "
+                "epsilon counts on the noise of min_clients / groups; take fewer groups, or more "
+                "min_clients"
+            )
         return self
 
     @property

@@ -108,11 +108,32 @@ def releases_of_clients(
     Sampling counts where clients are drawn by independent chances from the run's secret. Cohorts of
     a fixed size, and those chosen by data or by a trace, count as if everybody took part.
     """
-    schedule = experiment.schedule
+    schedule, noise = experiment.schedule, noise_seen(experiment, noise)
     if schedule.sampling != "poisson" or schedule.per_round is None:
         return (GaussianReleases(noise, times),)
     rate = schedule.per_round / schedule.clients
     return (GaussianReleases(noise, times, rate, (1 - rate) ** (schedule.clients - 1)),)
+
+
+def fewest_summed(experiment: Experiment) -> int:
+    """Return the fewest uploads of a sum that anybody sees, where clients add the noise.
+
+    The server opens the sum of each group of a secure sum. So it is a group's part of the fewest
+    uploads that an interaction may end with. No sum of fewer uploads is opened.
+    """
+    groups = experiment.secure_sum.groups if experiment.secure_sum is not None else 1
+    return experiment.min_clients // groups
+
+
+def noise_seen(experiment: Experiment, noise: float) -> float:
+    """Return the noise multiplier of the smallest sum that anybody sees.
+
+    The noise of clients adds up: the sum of a group has the noise of that group alone.
+    """
+    assert experiment.privacy is not None, "there is something to hide"
+    if not experiment.privacy.noise_at_clients:
+        return noise
+    return noise * math.sqrt(fewest_summed(experiment) / experiment.min_clients)
 
 
 def with_noise(experiment: Experiment) -> Experiment:

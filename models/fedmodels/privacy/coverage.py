@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ConfigError, suggestion
+from fedmodels.privacy.accounting import fewest_summed
 
 BESIDE = {
     "announced": "how many examples of each class a client has, told when it joins",
@@ -64,6 +65,8 @@ def assumptions(experiment: Experiment) -> str:
             "from whoever sees sums of uploads alone; a single upload has its client's share of "
             "the noise, unless the method reads single uploads: then each has all of it"
         )
+    if privacy.noise_at_clients and experiment.secure_sum is not None:
+        parts.append(f"a sum that is opened has the noise of {fewest_summed(experiment)} clients")
     if sampled:
         parts.append("who takes part in a round is drawn from the run's secret, and stays secret")
     else:

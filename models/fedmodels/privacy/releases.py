@@ -13,7 +13,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -23,6 +26,16 @@ from fedmodels.numerics.secrecy import SECRET_BYTES, Secret
 from fedmodels.tensors.bundle import tensor_bytes
 
 NAME = "privacy.jsonl"
+
+
+@dataclass(frozen=True)
+class Over:
+    """What a sum is over whose clients added the noise."""
+
+    given: str
+    """Digest of what they trained from."""
+    clients: tuple[int, ...]
+    """Whose uploads are in it, ascending."""
 
 
 class ReleaseLog:
@@ -48,6 +61,7 @@ class ReleaseLog:
             first, *lines = map(json.loads, whole.splitlines())
             self.secret = Secret(bytes.fromhex(first["secret"]))
             self._made = [(int(one["interaction"]), str(one["digest"])) for one in lines]
+            self._over = [_over_of(one) for one in lines]
         except FileNotFoundError:
             raise self._lost("is gone") from None
         except (ValueError, KeyError, TypeError) as error:
@@ -86,13 +100,30 @@ class ReleaseLog:
         keyed = hashlib.blake2b(tensor_bytes(content), key=self.secret.key, digest_size=16)
         return interaction, keyed.hexdigest()
 
-    def note(self, interaction: int, content: Tensor) -> None:
-        """Write down a release of this content; call it before anything of it leaves."""
+    def others(self, interaction: int, over: Over) -> tuple[int, ...]:
+        """Return the clients of another sum of the same interaction and training; else nothing."""
+        for (number, _), made in zip(self._made, self._over, strict=True):
+            if number == interaction and made is not None and made.given == over.given:
+                return made.clients if made.clients != over.clients else ()
+        return ()
+
+    def note(self, interaction: int, content: Tensor, over: Over | None = None) -> None:
+        """Write down a release of this content; call it before anything of it leaves.
+
+        ``over`` says of whom the sum is, where clients added the noise.
+        """
         one = self._one(interaction, content)
         if one in self._made:
             return
+        facts = {"interaction": one[0], "digest": one[1]}
         with self.path.open("a", encoding="ascii") as file:
-            file.write(json.dumps({"interaction": one[0], "digest": one[1]}) + "\n")
+            file.write(json.dumps(facts if over is None else facts | {"over": asdict(over)}) + "\n")
             file.flush()
             os.fsync(file.fileno())
         self._made.append(one)
+        self._over.append(over)
+
+
+def _over_of(line: Mapping[str, Any]) -> Over | None:
+    found = line.get("over")
+    return None if found is None else Over(str(found["given"]), tuple(map(int, found["clients"])))

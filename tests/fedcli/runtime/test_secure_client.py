@@ -252,6 +252,15 @@ def counting(*clients: int) -> Any:
     return change
 
 
+def test_no_sum_with_less_noise_than_epsilon_counts_on_is_opened(world):
+    world.share()
+    world.take(dict.fromkeys((2, 3, 5), upload()))
+    client = SecureClient(2, world.path / "2", bytes([2]) * 32, world.rules, fewest=4)
+    order = world.order(rpc.ORDER_KIND_UNMASK, world.group.to_unmask(2, world.numbers))
+    with pytest.raises(PayloadError, match=r"sum of 3 clients .* epsilon counts on the noise of 4"):
+        client.answer(order)
+
+
 @pytest.mark.parametrize(
     ("clients", "line"),
     [

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedmodels.errors import ArchiveError
-from fedmodels.privacy.releases import NAME, ReleaseLog
+from fedmodels.privacy.releases import NAME, Over, ReleaseLog
 
 SUM = torch.tensor([1.0, 2.0], dtype=torch.float64)
 
@@ -20,6 +20,15 @@ def test_the_same_release_is_spent_once_and_another_one_twice(tmp_path):
     assert again.after(0) == 2, "interaction 0 has its release"
     assert again.after(2) == 4, "interactions 1 and 2 have none yet"
     assert (tmp_path / NAME).stat().st_mode & 0o077 == 0, "it is nobody else's"
+
+
+def test_a_sum_over_others_of_the_same_training_is_found_after_a_restart(tmp_path):
+    made, first = ReleaseLog(tmp_path / NAME), Over("w", (0, 1, 2))
+    made.note(0, SUM, first)
+    for log in (made, ReleaseLog(tmp_path / NAME, committed=0)):
+        assert log.others(0, Over("w", (0, 1))) == (0, 1, 2)
+        assert log.others(0, first) == ()
+        assert log.others(0, Over("v", (0, 1))) == log.others(1, Over("w", (0, 1))) == ()
 
 
 def test_a_torn_line_left_before_anything_else_did(tmp_path):

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from fedcli.data.store.client_data import ClientData
-from fedmodels.errors import ConfigError
+from fedmodels.errors import ConfigError, PayloadError, TooFewClients
 from fedmodels.numerics.secrecy import Secret
-from fedmodels.privacy.accounting import GaussianReleases, epsilon_of
+from fedmodels.privacy.accounting import GaussianReleases, epsilon_of, releases_of_clients
+from fedsrv.engine.exclusions import Exclusions
 from fedsrv.engine.schedule import independent_cohort
 from fedsrv.report.run_record import group_runs, read_run
 from fedsrv.report.story import story
@@ -219,6 +220,75 @@ def test_a_secure_sum_of_uploads_with_noise_is_one_release_of_prototypes_too(
     assert held <= rows.keys() & expected.keys()
     for label in held:
         torch.testing.assert_close(rows[label], expected[label], atol=1e-2, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("tables", "part"),
+    [
+        ({}, 4 / 8),  # two groups of four
+        ({"server": {"min_clients": 7}}, 3 / 7),  # four and three, or three and four
+        ({"groups": 1}, 1.0),
+    ],
+)
+def test_a_group_of_a_secure_sum_has_its_part_of_the_noise(tables, part):
+    """The server opens each group's sum: epsilon is that of z times the root of this part."""
+    groups = {"secure_sum": {"groups": tables.get("groups", 2)}}
+    experiment = private(
+        where="clients", schedule={"clients": 8}, server=tables.get("server"), **groups
+    )
+    assert releases_of_clients(experiment, 5.0, 3) == (GaussianReleases(5.0 * part**0.5, 3),)
+
+
+@pytest.mark.parametrize(
+    ("table", "line"),
+    [
+        ({"secure_sum": {"groups": 2}, "server": {"min_clients": 1}}, "1 of 2 groups"),
+        ({"secure_sum": {"clip": 1.0}}, "would scale an upload down with the noise"),
+    ],
+)
+def test_a_secure_sum_whose_noise_would_not_add_up_is_refused(table, line):
+    with pytest.raises(ConfigError, match=line):
+        private(where="clients", schedule={"clients": 8}, **table)
+
+
+def test_one_training_is_no_sum_over_two_sets_of_clients(digits, tmp_path, monkeypatch):
+    """The clients train from the same, with the same noise: the two sums would differ by the
+    upload of client 2 and its share of the noise alone."""
+    experiment = private(where="clients", server={"min_clients": 2})
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "commit", raising(Killed))
+        killed(experiment, digits, tmp_path / "run")
+    line = r"a sum over clients 0, 1, 2, and .* clients 0, 1 came"
+    with pytest.raises(TooFewClients, match=line):
+        run_in_process(experiment, digits, tmp_path / "run", resume=True, without=[2])
+
+
+def raising(error):
+    def fails(*_):
+        raise error
+
+    return fails
+
+
+def test_clients_whose_noise_is_needed_stay(digits, tmp_path, monkeypatch):
+    """The noise of three adds up, and no operator takes one of them away; where one is gone
+    nevertheless, the run ends before a sum of two."""
+    made = []
+    init = Exclusions.__init__
+    monkeypatch.setattr(
+        Exclusions, "__init__", lambda self, *args: (made.append(self), init(self, *args))[1]
+    )
+
+    def before(order):
+        if order.interaction == 1:
+            made[-1].ask([2])
+
+    experiment = private(where="clients")
+    with pytest.raises(PayloadError, match="2 of 3 clients would be left, and the run needs 3"):
+        run_in_process(experiment, digits, tmp_path / "asked", before=before)
+    monkeypatch.setattr(Exclusions, "_check_left", lambda *_: None)
+    with pytest.raises(TooFewClients, match="has 2 clients, and their noise adds up from 3 on"):
+        run_in_process(experiment, digits, tmp_path / "gone", before=before)
 
 
 def test_who_takes_part_comes_from_the_secret(digits, tmp_path, monkeypatch):

@@ -114,6 +114,39 @@ def test_groups_have_thresholds_of_their_own_and_one_sum(tmp_path_factory, tmp_p
     assert record["failed"][str(said["groups"][1][2])].startswith("its group has 1 clients left")
 
 
+def test_no_sum_of_fewer_clients_is_opened_than_epsilon_counts_on(tmp_path):
+    """Ten clients in two groups of five, and eight suffice: epsilon counts on the noise of four.
+
+    Two of one group are gone. Three would be enough to open its sum, and it stays closed.
+    """
+    pytest.importorskip("dp_accounting", reason="needs the extra privacy")
+    privacy = {
+        "level": "client", "where": "clients", "noise_multiplier": 2.0, "delta": 1e-2,
+        "allow": ["announced", "examples", "loss"],
+        "secure_sum": {"groups": 2, "threshold": 0.51},
+    }  # fmt: skip
+    made = secure(
+        schedule={"rounds": 1, "clients": 10}, privacy=privacy, server={"min_clients": 8},
+        evaluate={"every": 0, "views": []},
+    )  # fmt: skip
+    run_partition(made.data, made.scenario, 10, made.seed, tmp_path / "data", Console(quiet=True))
+
+    def two_of_a_group(client, order, answer):
+        group = [peer.client for peer in order.secure_sum.peers]
+        gone = 0 in group and client in group[:2]
+        return silent(client, order, answer) if gone else answer
+
+    lie = on(TRAIN, two_of_a_group)
+    stage = Stage(made, tmp_path / "data", tmp_path / "x", lie, liars=range(10))
+    stage.run()
+    record = records_of(stage.out)[0]
+    assert record["secure_sum"]["thresholds"] == [3]
+    assert len(record["cohort"]) == 5
+    assert 0 not in record["cohort"]
+    left = [why for why in record["failed"].values() if why.startswith("its group")]
+    assert left == ["its group has 3 clients left for a secure sum; it takes 4"] * 3
+
+
 @pytest.mark.parametrize("kind", [ADVERTISE, SHARE, TRAIN, UNMASK])
 def test_a_client_drops_out(kind, five, tmp_path, monkeypatch):
     """The sum is that of the others; after its upload came, the drop-out counts all the same."""
