@@ -182,8 +182,8 @@ def _of_dates(stamps: Any, dated: Any, table: TableRows, columns: Columns) -> An
         day_first = bool(by_day.any())
     of_day, of_month = (stamps.fillna(_dates(dated, *order)) for order in ((0, 2), (2, 0)))
     if day_first is None:
-        one, other = (_seconds(found - found.min()) for found in (of_day, of_month))
-        if not np.array_equal(one, other, equal_nan=True):
+        spans = (_seconds(found - found.min()) for found in (of_day, of_month))
+        if not np.array_equal(next(spans), next(spans), equal_nan=True):
             row = int((first != second).to_numpy().argmax())
             raise DataError(
                 f"{_held(table, columns, row)}, of which either number may be the day: set "
