@@ -11,11 +11,11 @@ import psutil
 
 from fedsrv.state.run_directory import may_hold_a_run
 from tests.faults.plans import COORDINATOR, LAUNCHER, RELAY
+from tests.integration import harness
 from tests.integration.harness import Client, ForkServer
 
 INSIDE = Path(__file__).parent / "inside"
-ROOT = Path(__file__).parents[2]
-PATH = ":".join(str(place) for place in (INSIDE, ROOT / "tests" / "plugins", ROOT))
+PATH = f"{INSIDE}:{harness.PATH}"
 
 
 class Nursery(ForkServer):

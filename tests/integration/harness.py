@@ -22,13 +22,15 @@ from fedmodels.config.experiment import Experiment
 
 PLUGINS = Path(__file__).parent.parent / "plugins"
 ROOT = PLUGINS.parent.parent
+PATH = ":".join(str(place) for place in (PLUGINS, ROOT / "models", ROOT / "proto", ROOT))
+"""The code beside these tests goes before what is installed, as it does in pytest's process."""
 TIMEOUT_S = 200.0
 """Above what a process that imports torch takes on a busy machine, below a test's own limit."""
 
 
 def environment(**more: str) -> dict[str, str]:
     """Return the environment of every process a test starts."""
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(PLUGINS), **more}
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": PATH, **more}
 
 
 def _send(pid: int, number: int) -> None:

@@ -22,8 +22,7 @@ from fedsrv.sweep.slurm import slurm_jobs
 from fedtide.inprocess import run_in_process
 from tests.integration.conftest import tables
 from tests.integration.harness import (
-    PLUGINS,
-    ROOT,
+    PATH,
     environment,
     reached,
     summary_of,
@@ -56,7 +55,7 @@ def node() -> Iterator[SlurmNode]:
 def _commands(node: SlurmNode, monkeypatch: pytest.MonkeyPatch) -> None:
     """Put the commands of this Slurm before others; what the jobs import is found as well."""
     monkeypatch.setenv("PATH", f"{node.bin}:{os.environ['PATH']}")
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTHONPATH", PATH)
     monkeypatch.setattr(slurm, "ASK_S", (0.2, 0.5))
     monkeypatch.setattr(slurm, "LOOK_S", 0.1)
 
@@ -142,7 +141,7 @@ def test_a_sweep_follows_a_requeued_run_to_the_same_digest(node, tmp_path, steer
     sweep = subprocess.Popen(
         [sys.executable, "-m", "fedsrv", "sweep", "sweep.toml", "--out", "out", "--on", "slurm"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
-        env=environment(HELD_DIR=str(steer), PYTHONPATH=f"{PLUGINS}:{ROOT}"),
+        env=environment(HELD_DIR=str(steer)),
     )  # fmt: skip
     reached(steer / "train-0-3.reached")
     (job,) = node.tell("squeue", "-h", "-o", "%i").split()
