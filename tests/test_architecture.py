@@ -67,7 +67,7 @@ ROOMS = {
     ),
     "fedmodels": (
         "errors", "machine", "devices", "printable", "units", "charts", "log_lines", "files",
-        "processes", "own_code", "page_server", "commands", "options", "tensors",
+        "line_file", "processes", "own_code", "page_server", "commands", "options", "tensors",
         "data_description", "numerics", "secure_sum", "config", "reductions", "nets", "privacy",
         "training", "techniques", "methods",
         "resolution",

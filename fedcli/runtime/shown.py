@@ -6,7 +6,6 @@ cannot be written down is not sent.
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -20,6 +19,7 @@ from google.protobuf.message import Message
 from torch import Tensor
 
 from fedmodels.errors import ArchiveError, ConfigError, LinkError, reason_of
+from fedmodels.line_file import append_lines
 from fedmodels.tensors.archive import save
 from fedmodels.tensors.bundle import DTYPE_NAMES, Bundle, ClientId, state_digest
 from fedpb.tables import values_of
@@ -171,10 +171,7 @@ class Shown:
         path = self.place / f"{self.name}.txt"
         if path.exists() and path.stat().st_size > MAX_FILE_BYTES:
             path.replace(path.with_suffix(".before.txt"))
-        with path.open("a", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+        append_lines(path, text.encode(), sync=True)
 
     def _keep(self, header: Any, upload: Bundle) -> None:
         """Write the tensors of an upload; the oldest ones go."""

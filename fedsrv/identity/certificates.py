@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import json
-import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedmodels.errors import ConfigError, reason_of
 from fedmodels.files import write_atomically, write_new
+from fedmodels.line_file import append_lines
 from fedpb.pem import check_dates, identities_of
 from fedpb.revocation import REVOKED, read_lists
 from fedsrv.identity.roles import RELAY, SCHEME, SERVER, SERVER_URI, identity_uri, role_of
@@ -134,11 +134,7 @@ class Authority:
         """
         facts = _facts_of(certificate, uri)
         try:
-            place = os.open(self.directory / ISSUED, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-            with os.fdopen(place, "a", encoding="utf-8") as file:
-                file.write(json.dumps(facts) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
+            append_lines(self.directory / ISSUED, (json.dumps(facts) + "\n").encode(), sync=True)
         except OSError as error:
             raise ConfigError(
                 f"{self.directory / ISSUED} cannot be written: {error.strerror}"

@@ -12,7 +12,6 @@ import contextlib
 import hashlib
 import json
 import logging
-import os
 import re
 import threading
 import time
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedmodels.errors import ArchiveError
+from fedmodels.line_file import LineFile
 from fedmodels.printable import printable
 
 AUDIT = "audit.jsonl"
@@ -107,23 +107,22 @@ class Audit:
         self._until = 0.0
         self.differences: list[str] = []
         """What was found wrong with the log when it was opened."""
-        at, size, wrong = self._looked_through(committed)
+        at, wrong = self._looked_through(committed)
         self._at = self.written = at
         self.safe = committed or START
         """The last line that is known to be safe on the disk."""
         try:
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-            os.ftruncate(self._file, size)
+            self._file = LineFile(path)
         except OSError as error:
             raise ArchiveError(f"{path} cannot be used: {error.strerror}") from None
         if wrong:
             self.differences.append(f"{path}: {wrong}; fedsrv audit {path.parent} says more")
             self.tell("broken", line=wrong)
 
-    def _looked_through(self, committed: Mark | None) -> tuple[Mark, int, str]:
-        """Return the last line, the size of all whole lines, and what is wrong with them."""
+    def _looked_through(self, committed: Mark | None) -> tuple[Mark, str]:
+        """Return the last whole line, and what is wrong with the lines up to it."""
         data = self.path.read_bytes() if self.path.is_file() else b""
-        size = data.rfind(b"\n") + 1
+        data = data[: data.rfind(b"\n") + 1]
         at, wrong, links = START, "", {0: ""}
         try:
             for entry in read(self.path):
@@ -131,12 +130,11 @@ class Audit:
                 links[at.lines] = at.link
         except Broken as error:
             wrong = str(error)
-            last = data[:size].splitlines()[-1]
-            found = _LINE.fullmatch(last)
+            found = _LINE.fullmatch(data.splitlines()[-1])
             at = Mark(data.count(b"\n"), found[2].decode() if found else "")
         if not wrong and committed and links.get(committed.lines) != committed.link:
             wrong = missing_end(committed, at)
-        return at, size, wrong
+        return at, wrong
 
     def tell(self, what: str, **facts: Any) -> None:
         """Add a line; it is written with the next commit, or by :meth:`write`."""
@@ -172,9 +170,7 @@ class Audit:
         """
         with self._lock:
             if self._lines:
-                data = b"".join(self._lines)
-                while data:
-                    data = data[os.write(self._file, data) :]
+                self._file.append(b"".join(self._lines))
                 self._lines.clear()
                 self.written = self._at
             return self.written
@@ -182,7 +178,7 @@ class Audit:
     def sync(self) -> None:
         """Make what is written safe on the disk."""
         written = self.written
-        os.fsync(self._file)
+        self._file.sync()
         self.safe = written
 
     def close(self) -> None:
@@ -191,7 +187,7 @@ class Audit:
             self.write()
         except OSError as error:
             log.error("%s lacks its last lines: %s", self.path, error.strerror)
-        os.close(self._file)
+        self._file.close()
 
 
 def warned(path: Path) -> list[str]:

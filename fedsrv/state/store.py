@@ -24,6 +24,7 @@ from typing import Any
 from fedmodels.config.experiment import Experiment, forbidden_changes
 from fedmodels.errors import ArchiveError, ArchiveNotRead, RunFailed
 from fedmodels.files import LEFTOVER, sync_path, write_atomically
+from fedmodels.line_file import append_lines
 from fedmodels.privacy.releases import NAME, ReleaseLog
 from fedmodels.tensors.bundle import state_digest
 from fedmodels.training.contexts import ServerState
@@ -434,8 +435,7 @@ class Store:
         write_atomically(self.path / "rounds.jsonl", "".join(lines))
 
     def _append(self, record: Record) -> None:
-        with (self.path / "rounds.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+        append_lines(self.path / "rounds.jsonl", (json.dumps(record) + "\n").encode())
 
     def sync(self, interaction: int) -> None:
         """Sync an interaction's state and record; from then on callers are told of this head."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,8 +19,9 @@ from typing import Any
 
 from torch import Tensor
 
-from fedmodels.errors import ArchiveError
+from fedmodels.errors import ArchiveError, ArchiveNotWritten, reason_of
 from fedmodels.files import replacing
+from fedmodels.line_file import append_lines
 from fedmodels.numerics.secrecy import SECRET_BYTES, Secret
 from fedmodels.tensors.bundle import tensor_bytes
 
@@ -57,7 +57,7 @@ class ReleaseLog:
                 made.write_text(json.dumps({"secret": Secret.fresh().key.hex()}) + "\n", "ascii")
         try:
             text = self.path.read_text("ascii")
-            whole = text[: text.rfind("\n") + 1]  # a torn line: nothing has left yet
+            whole = text[: text.rfind("\n") + 1]  # behind it is a torn line: nothing has left yet
             first, *lines = map(json.loads, whole.splitlines())
             self.secret = Secret(bytes.fromhex(first["secret"]))
             self._made = [(int(one["interaction"]), str(one["digest"])) for one in lines]
@@ -70,8 +70,6 @@ class ReleaseLog:
             raise self._lost("holds no secret")
         if missing := {*range(committed + 1)} - {interaction for interaction, _ in self._made}:
             raise self._lost(f"lacks the release of interaction {min(missing) + 1}")
-        if whole != text:
-            os.truncate(self.path, len(whole))
 
     def _lost(self, why: str) -> ArchiveError:
         return ArchiveError(
@@ -111,15 +109,19 @@ class ReleaseLog:
         """Write down a release of this content; call it before anything of it leaves.
 
         ``over`` says of whom the sum is, where clients added the noise.
+
+        Raises:
+            ArchiveNotWritten: the disk is full, or fails; nothing may leave.
         """
         one = self._one(interaction, content)
         if one in self._made:
             return
-        facts = {"interaction": one[0], "digest": one[1]}
-        with self.path.open("a", encoding="ascii") as file:
-            file.write(json.dumps(facts if over is None else facts | {"over": asdict(over)}) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        facts: dict[str, Any] = {"interaction": one[0], "digest": one[1]}
+        line = json.dumps(facts if over is None else facts | {"over": asdict(over)})
+        try:
+            append_lines(self.path, f"{line}\n".encode(), sync=True)
+        except OSError as error:
+            raise ArchiveNotWritten(f"{self.path} cannot be written: {reason_of(error)}") from None
         self._made.append(one)
         self._over.append(over)
 
