@@ -96,6 +96,7 @@ class _World:
         keys = {one.client: one.channel.public for one in self.clients}
         attempt = Attempt(os.urandom(ATTEMPT_BYTES), 0)
         self.group = SecureGroup(attempt, rules.needed(clients), keys)
+        self.declared: list[Bundle] = []
         self.client_s = self.server_s = 0.0
         self.messages = 0
 
@@ -116,7 +117,7 @@ class _World:
             self.client_s += seconds + more
             self.messages += order.ByteSize()
             sent.append(masked)
-        self.group.counted = tuple(stay)
+        self.group.counted, self.declared = tuple(stay), [self.form.declared(one) for one in sent]
         vectors = [self.form.integers(each) for each in sent]
         self.group.total, self.server_s = _timed(lambda: added(vectors))
         return size
@@ -130,7 +131,7 @@ class _World:
             said[client] = self._answer(self.clients[client], order)
         (total, _), opening = _timed(lambda: self.group.open(said))
         assert total is not None, "everybody is honest"
-        found, reading = _timed(lambda: self.form.summed_up(total, self.numbers, {}))
+        found, reading = _timed(lambda: self.form.summed_up(total, self.numbers, {}, self.declared))
         assert found is not None, "everybody counts"
         self.server_s += opening + reading
         uploads = (_upload(self.parameters, client) for client in stay)

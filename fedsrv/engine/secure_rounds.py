@@ -33,11 +33,11 @@ from fedmodels.secure_sum.fixed_point import FixedPoint, added
 from fedmodels.secure_sum.keys import ATTEMPT_BYTES, Attempt, check_installed
 from fedmodels.secure_sum.masks import Vector
 from fedmodels.tensors.archive import load, save
-from fedmodels.tensors.bundle import Bundle, ClientId, state_digest
-from fedmodels.tensors.declared_counts import check_upload
+from fedmodels.tensors.bundle import Bundle, ClientId, Prototypes, state_digest
 from fedmodels.training.contexts import ServerContext, ServerState
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.cohort import Answer, Answers, Trip
+from fedsrv.engine.opened_sums import OpenedSums
 from fedsrv.engine.round_parts import RoundParts
 from fedsrv.engine.secure_group import SecureGroup, check_advertised
 
@@ -76,7 +76,7 @@ class SecureRounds:
         self.parts, self.store = parts, parts.store
         rules = parts.experiment.secure_sum
         assert rules is not None, "the config asks for it"
-        self.rules = rules
+        self.rules, self.opened = rules, OpenedSums(parts)
         table = parts.experiment.privacy
         noisy = table is not None and table.noise_at_clients
         self._fewest = fewest_summed(parts.experiment) if noisy else 0
@@ -199,7 +199,7 @@ class SecureRounds:
         self._check_left(ctx, found)
         for client in sorted(client for group in found.groups for client in group.counted):
             answer = answers.by_client[client]
-            found.answers[client] = replace(answer, upload=Bundle(scalars=answer.upload.scalars))
+            found.answers[client] = replace(answer, upload=secure.declared(answer.upload))
 
     def _opened(
         self, ctx: ServerContext, trip: Trip, numbers: FixedPoint, found: SecureRound
@@ -214,9 +214,7 @@ class SecureRounds:
             lambda client, said: by_client[client].check_opened(said),
         )  # fmt: skip
         said = {int(c): answer.report.secure_sum for c, answer in answers.by_client.items()}
-        totals, unopened = list[Vector](), list[int]()
-        parts, secure = self.parts, self.parts.plan.secure
-        assert secure is not None, "the config asks for it"
+        opened, unopened = list[tuple[SecureGroup, Vector]](), list[int]()
         answered = dict[ClientId, Answer](found.answers.items())
         failed = dict[ClientId, str](found.failed.items())
         wire = found.wire[0] + answers.wire_down, found.wire[1] + answers.wire_up
@@ -224,22 +222,19 @@ class SecureRounds:
         for group in found.groups:
             total, closed = group.open(said)
             unopened += closed
-            if total is None:
-                names = ", ".join(map(str, closed))
-                why = f"the secure sum does not open: the secrets of clients {names} do not fit"
-                for client in group.counted:
-                    results.set_aside(client, why)
-            else:
-                totals.append(total)
-        if not parts.rule.reads_each:  # the groups' sums are one
-            totals = [added(totals)] if totals else []
-        sums = [secure.summed_up(total, numbers, trip.common.weights) for total in totals]
-        results.sums = [one for one in sums if one is not None]
+            if total is not None:
+                opened.append((group, total))
+                continue
+            names = ", ".join(map(str, closed))
+            why = f"the secure sum does not open: the secrets of clients {names} do not fit"
+            self.opened.set_aside(ctx, results, group, why)
+        moved = self.opened.of(ctx, trip, numbers, opened, results)
         self._unopened.update(unopened)
         results.secure_sum = {
             "groups": [[*group.keys] for group in found.groups],
             "thresholds": [group.threshold for group in found.groups],
             "unopened": unopened,
+            "moved": moved,
         }
         return results
 
@@ -274,11 +269,11 @@ class SecureRounds:
         )
 
     def _check_upload(self, ctx: ServerContext, client: ClientId, upload: Bundle) -> None:
-        """Check the scalars of an upload: the masks hide the rest."""
-        plan = self.parts.plan
+        """Check what an upload says that it counts: the masks hide the rest."""
+        plan, secure = self.parts.plan, self.parts.plan.secure
+        assert secure is not None, "the config asks for it"
         announced = plan.terms.announced(int(client), plan.steps[ctx.interaction])
-        most = announced.most_examples(plan.method.trains_on)
-        check_upload(Bundle(scalars=upload.scalars), announced, most)
+        secure.check(upload, announced, announced.most_examples(plan.method.trains_on))
 
     def _check_left(self, ctx: ServerContext, found: SecureRound) -> None:
         """Check that a group is left.
@@ -327,8 +322,8 @@ class SecureRounds:
             "work": found.work, "failed": [*found.failed.items()], "wire": found.wire,
             "groups": [group.to_json() for group in found.groups],
             "answers": [
-                [c, a.report.SerializeToString().hex(), a.upload.scalars, a.logical_up,
-                 a.logical_down, a.wire_up] for c, a in found.answers.items()
+                [c, a.report.SerializeToString().hex(), a.upload.scalars, _counts_in(a.upload),
+                 a.logical_up, a.logical_down, a.wire_up] for c, a in found.answers.items()
             ],
         }  # fmt: skip
         totals = {
@@ -358,10 +353,31 @@ class SecureRounds:
             for place, one in enumerate(facts["groups"])
         ]
         answers = {
-            c: Answer(Bundle(scalars=scalars), rpc.Report.FromString(bytes.fromhex(report)), *sizes)
-            for c, report, scalars, *sizes in facts["answers"]
+            c: Answer(
+                Bundle(prototypes=_with_counts(counts), scalars=scalars),
+                rpc.Report.FromString(bytes.fromhex(report)),
+                *sizes,
+            )
+            for c, report, scalars, counts, *sizes in facts["answers"]
         }
         return SecureRound(work, groups, answers, dict(facts["failed"]), facts["wire"])
+
+
+def _counts_in(declared: Bundle) -> dict[str, list[tuple[int, int]]]:
+    """Return label and count of each prototype by level, as values of JSON."""
+    return {
+        level: [*zip(rows.labels.tolist(), rows.counts.tolist(), strict=True)]
+        for level, rows in declared.prototypes.items()
+    }
+
+
+def _with_counts(found: Mapping[str, Sequence[tuple[int, int]]]) -> dict[str, Prototypes]:
+    """Return the prototypes that :func:`_counts_in` described, without coordinates."""
+    nothing = torch.zeros(0)
+    return {
+        level: Prototypes.of({label: (nothing, count) for label, count in rows}, 0)
+        for level, rows in found.items()
+    }
 
 
 def _twice(keys: Mapping[int, bytes]) -> list[int]:

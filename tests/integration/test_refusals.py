@@ -197,7 +197,7 @@ def test_joining_is_refused_with_a_line(loopback, plain):
         ({"client_id": "3"}, "INVALID_ARGUMENT", "'3' is none of this run's: 0 to 2"),
         ({"client_id": "../0"}, "INVALID_ARGUMENT", "is none of this run's"),
         ({"run_id": "feed"}, "FAILED_PRECONDITION", "belongs to run feed"),
-        ({"protocol": 9}, "FAILED_PRECONDITION", "speaks protocol 5, the client 9"),
+        ({"protocol": 9}, "FAILED_PRECONDITION", "speaks protocol 6, the client 9"),
         ({"description": None}, "INVALID_ARGUMENT", "malformed: format: Input should be 1"),
         ({"description": NO_SCALE}, "INVALID_ARGUMENT", "malformed: scale: Input should be"),
         ({"description": TWICE}, "INVALID_ARGUMENT", "key 'seed' comes twice in a table"),
@@ -211,7 +211,7 @@ def test_joining_is_refused_with_a_line(loopback, plain):
     with pytest.raises(grpc.RpcError) as refused:
         client.channel.unary_unary("/fedpb.Coordinator/Join")(former, timeout=10)
     assert refused.value.code().name == "FAILED_PRECONDITION"
-    assert refused.value.details() == "this server speaks protocol 5, the client 3"
+    assert refused.value.details() == "this server speaks protocol 6, the client 3"
 
 
 def test_another_problem_and_a_wrong_token(loopback, plain):

@@ -33,7 +33,8 @@ def test_everybody_is_killed_while_some_masked_uploads_have_come(
     run.relay("0-1", port=relay.port)
     run.finish_as_alone(server, *(run.join(c, port=port) for c, port in ports.items()))
     record = records_of(run.out)[1]
-    assert record["secure_sum"] == {"groups": [[0, 1, 2]], "thresholds": [2], "unopened": []}
+    said = {"groups": [[0, 1, 2]], "thresholds": [2], "unopened": []}
+    assert record["secure_sum"].items() >= said.items()
     assert (
         record["bytes"]["up"] == records_of(whole_run(experiment, partition).out)[1]["bytes"]["up"]
     )

@@ -5,9 +5,13 @@
     n   the clients that may take part in the sum
     s   the scale: n (largest * 2^s + 1) <= 2^(bits - 1), so that no sum overflows
 
-A client sends round(x * c / most * 2^s) for each number, and the same of x = 1. The mean is the
-quotient of the two sums. It does not depend on the order in which uploads are added. A sum of 64
-bits is rounded when it is read, as a float64 has 53 bits for a number.
+A client sends round(x * c / most * 2^s) for each number, and c in the clear. The mean is the sum
+over all clients, divided by the sum of c / most * 2^s. It does not depend on the order in which
+uploads are added. A sum of 64 bits is rounded when it is read, as a float64 has 53 bits for a
+number.
+
+Nobody sees a single upload, so a client may send any integer. Of honest clients the mean is within
+``largest``, and a sum that is not tells that one of them lied.
 """
 
 from __future__ import annotations
@@ -89,9 +93,28 @@ class FixedPoint:
                 end += len(some)
         return found
 
-    def counted(self, total: float) -> float:
-        """Return the sum of the c of all uploads, from the sum of the integers of their x = 1."""
-        return math.ldexp(total, -self.scale) * self.most
+    def mean(
+        self, sums: NDArray[np.float64], counts: Sequence[float], name: str
+    ) -> NDArray[np.float64]:
+        """Return the mean behind the sum of the integers of numbers.
+
+        Args:
+            sums: of each number, (n,).
+            counts: the c of each upload in the sum; one of them is above 0.
+            name: what is summed.
+
+        Raises:
+            PayloadError: the sum is beyond what uploads within the range come to.
+        """
+        unit = math.ldexp(sum(counts) / self.most, self.scale)
+        rounded = sum(count > 0 for count in counts) / 2
+        worst = float(np.abs(sums).max(initial=0.0))
+        if worst > self.largest * unit * (1 + 1e-9) + rounded:
+            raise PayloadError(
+                f"the mean of tensor {name!r} is {worst / unit:.4g}, beyond [privacy.secure_sum] "
+                f"largest = {self.largest:g}, so one of its clients sent a number beyond it"
+            )
+        return sums / unit
 
 
 @dataclass(frozen=True)

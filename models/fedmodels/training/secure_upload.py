@@ -1,14 +1,17 @@
 """What of an upload is summed under masks, and what the sum says.
 
 Floating-point weights are summed, and prototypes by class. A number is multiplied by what it
-counts, and that count is summed beside it: the mean is the quotient of the two sums. Integers and
-booleans of a net, such as the counters of batch normalisation, stay what clients were given.
-Scalars travel without a mask, as the client's report holds the same numbers.
+counts. What it counts travels without a mask: scalars, which the client's report holds as well, and
+the count of each class's prototype, which the client has announced an upper bound of. So a client
+counts for no more than it may, and the mean is the sum divided by the sum of what was declared.
+Integers and booleans of a net, such as the counters of batch normalisation, stay what clients were
+given.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,19 +19,21 @@ import torch
 from torch import Tensor
 
 from fedmodels.config.privacy import MIN_GROUP, SecureSum
-from fedmodels.errors import ConfigError
+from fedmodels.errors import ConfigError, PayloadError
 from fedmodels.secure_sum.fixed_point import CountedNumbers, FixedPoint, signed
 from fedmodels.secure_sum.masks import Vector
 from fedmodels.tensors.bundle import Bundle, Prototypes, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec, TensorSpec
+from fedmodels.tensors.declared_counts import DeclaredCounts, check_numbers, check_upload
 from fedmodels.tensors.uploads import Summed
 from fedmodels.training.compression import Compression
 from fedmodels.training.method import Method
 from fedmodels.training.private_uploads import count_of, spec_as_sent
 from fedmodels.training.run import RunFacts
 
-MASKED = "masked"
-"""Name of the masked integers among the weights of an upload as it travels."""
+MASKED, COUNTS = "masked", "counts"
+"""Names among the weights of an upload as it travels: of the masked integers, and of what the
+prototypes of each level and class count."""
 _PREFIX = "weights/"
 
 
@@ -86,16 +91,19 @@ class SecureUpload:
 
     @property
     def length(self) -> int:
-        """Return how many integers an upload has: one for each number, and one for each count."""
-        rows = sum(classes * (width + 1) for classes, width in self.levels.values())
-        return sum(form.numel() for form in self.summed.values()) + rows + 1
+        """Return how many integers an upload has, one for each number."""
+        rows = sum(classes * width for classes, width in self.levels.values())
+        return sum(form.numel() for form in self.summed.values()) + rows
 
     @property
     def spec(self) -> BundleSpec:
         """Return the specification of an upload as it travels."""
         dtype = torch.int32 if self.rules.bits == 32 else torch.int64
-        masked = TensorSpec(dtype, (self.length,))
-        return BundleSpec({_PREFIX + MASKED: masked}) | self.scalars
+        found = {_PREFIX + MASKED: TensorSpec(dtype, (self.length,))}
+        if self.levels:
+            classes = sum(classes for classes, _ in self.levels.values())
+            found[_PREFIX + COUNTS] = TensorSpec(torch.int32, (classes,))
+        return BundleSpec(found) | self.scalars
 
     def numbers(self, clients: int, examples: int) -> FixedPoint:
         """Return how numbers become integers."""
@@ -114,49 +122,138 @@ class SecureUpload:
         weights: Weights = {name: upload.weights[name] for name in self.summed}
         if self.rules.clip is not None:
             weights = clipped(weights, received, self.rules.clip)
-        count, one = self.count(upload), torch.ones(1)
+        declared = self.declared(self.sent(upload, np.zeros(0, numbers.dtype)))
+        count = self.count(declared)
         parts = [CountedNumbers(name, tensor, count) for name, tensor in weights.items()]
         for level, (classes, width) in self.levels.items():
-            rows, nothing = upload.prototypes[level].rows(), (torch.zeros(width), 0)
-            for label in range(classes):
-                vector, examples = rows.get(label, nothing)
-                counts = float(examples if self.by_examples else label in rows)
-                name = f"prototypes/{level}"
-                parts += [CountedNumbers(name, vector, counts), CountedNumbers(name, one, counts)]
-        return numbers.encode([*parts, CountedNumbers("", one, count)])
+            rows, counts = upload.prototypes[level].rows(), declared.prototypes[level].rows()
+            nothing = torch.zeros(width), 0
+            parts += [
+                CountedNumbers(f"prototypes/{level}", rows.get(label, nothing)[0],
+                               float(counts.get(label, nothing)[1]))
+                for label in range(classes)
+            ]  # fmt: skip
+        return numbers.encode(parts)
 
     def sent(self, upload: Bundle, masked: Vector) -> Bundle:
-        """Return an upload as it travels: masked integers, and its scalars."""
+        """Return an upload as it travels: masked integers, and what it counts."""
         integers = masked.view(masked.dtype.str.replace("u", "i")).astype(f"i{masked.itemsize}")
-        return Bundle(weights={MASKED: torch.from_numpy(integers)}, scalars=upload.scalars)
+        weights = {MASKED: torch.from_numpy(integers)}
+        if self.levels:
+            weights[COUNTS] = torch.cat([
+                self._counts(upload.prototypes[level], classes)
+                for level, (classes, _) in self.levels.items()
+            ])  # fmt: skip
+        return Bundle(weights, scalars=upload.scalars)
+
+    def _counts(self, sent: Prototypes, classes: int) -> Tensor:
+        """Return what the prototype of each class counts, (K,) int32."""
+        found = torch.zeros(classes, dtype=torch.int32)
+        found[sent.labels.long()] = (
+            sent.counts if self.by_examples else torch.ones_like(sent.counts)
+        )
+        return found
+
+    def declared(self, sent: Bundle) -> Bundle:
+        """Return what an upload that travelled says that it counts.
+
+        These are its scalars, and the counts of its prototypes, whose vectors have no coordinates.
+        """
+        prototypes, begin = dict[str, Prototypes](), 0
+        for level, (classes, _) in self.levels.items():
+            counts = sent.weights[COUNTS][begin : begin + classes].tolist()
+            nothing = torch.zeros(0)
+            rows = {label: (nothing, count) for label, count in enumerate(counts) if count}
+            prototypes[level] = Prototypes.of(rows, 0)
+            begin += classes
+        return Bundle(prototypes=prototypes, scalars=sent.scalars)
+
+    def check(self, sent: Bundle, announced: DeclaredCounts, most: int) -> None:
+        """Check what an upload that travelled says that it counts; masks hide the rest.
+
+        Args:
+            sent: the upload.
+            announced: the examples of its client.
+            most: how many examples that client can have trained on.
+
+        Raises:
+            PayloadError: names the first impossible count.
+        """
+        if self.levels and bool((sent.weights[COUNTS] < 0).any()):
+            raise PayloadError(f"tensor 'weights/{COUNTS}' counts below zero")
+        check_upload(self.declared(sent), announced, most)
 
     def integers(self, sent: Bundle) -> Vector:
         """Return the integers of an upload that travelled."""
         vector: Vector = sent.weights[MASKED].numpy().view(f"<u{self.rules.bits // 8}")
         return vector
 
-    def summed_up(self, total: Vector, numbers: FixedPoint, given: Weights) -> Summed | None:
-        """Return what uploads come to; None if nothing counts."""
-        sums = signed(total)
-        if sums[-1] <= 0:
+    def summed_up(
+        self, total: Vector, numbers: FixedPoint, given: Weights, declared: Sequence[Bundle]
+    ) -> Summed | None:
+        """Return what uploads come to; None if nothing counts.
+
+        Args:
+            total: the sum of their integers.
+            numbers: how numbers became integers.
+            given: the weights that clients were given.
+            declared: what each upload in the sum says that it counts.
+
+        Raises:
+            PayloadError: uploads of honest clients cannot come to this sum.
+        """
+        counts = [self.count(one) for one in declared]
+        if not sum(counts):
             return None
-        weights, begin = {name: given[name] for name in self.given}, 0
+        sums, weights, begin = signed(total), {name: given[name] for name in self.given}, 0
         for name, form in self.summed.items():
-            part = sums[begin : begin + form.numel()] / sums[-1]
+            part = numbers.mean(sums[begin : begin + form.numel()], counts, name)
             weights[name] = torch.from_numpy(part).to(form.dtype).reshape(form.shape)
             begin += form.numel()
+        self._check_change(weights, given, numbers, counts)
         prototypes = dict[str, Prototypes]()
         for level, (classes, width) in self.levels.items():
-            end = begin + classes * (width + 1)
-            table = sums[begin:end].reshape(classes, width + 1)
-            counts = [round(numbers.counted(row[-1])) for row in table]
-            prototypes[level] = Prototypes.of(
-                {label: (torch.from_numpy(row[:-1] / row[-1]), counts[label])
-                 for label, row in enumerate(table) if row[-1] > 0}, width,
-            )  # fmt: skip
-            begin = end
-        count = numbers.counted(sums[-1])
-        return Summed(Bundle(weights, prototypes), count, self.by_examples)
+            rows = dict[int, tuple[Tensor, int]]()
+            for label in range(classes):
+                each = [one.prototypes[level].rows().get(label, (None, 0))[1] for one in declared]
+                if any(each):
+                    part = numbers.mean(sums[begin : begin + width], each, f"prototypes/{level}")
+                    rows[label] = torch.from_numpy(part), sum(each)
+                begin += width
+            prototypes[level] = Prototypes.of(rows, width)
+        mean = Bundle(weights, prototypes)
+        check_numbers(mean)
+        return Summed(mean, sum(counts), self.by_examples)
+
+    def _check_change(
+        self, mean: Weights, given: Weights, numbers: FixedPoint, counts: Sequence[float]
+    ) -> None:
+        """Check that the mean is no farther from what clients were given than they may go.
+
+        Raises:
+            PayloadError: it is, beyond what rounding explains.
+        """
+        if self.rules.clip is None:
+            return
+        names = [name for name in self.summed if name in given]
+        before = [given[name].double() for name in names]
+        changes = [mean[name].double() - one for name, one in zip(names, before, strict=True)]
+        # how far a sum of rounded numbers, and numbers of these dtypes, may be off
+        size, unit = sum(one.numel() for one in before), math.ldexp(numbers.most, -numbers.scale)
+        rounded = math.sqrt(size) * len(counts) / 2 * unit / sum(counts)
+        digits = max((torch.finfo(self.summed[name].dtype).eps for name in names), default=0.0)
+        rounded += digits * (_norm(before) + self.rules.clip)
+        if (norm := _norm(changes)) > self.rules.clip + rounded:
+            raise PayloadError(
+                f"the mean of the weights changed by a norm of {norm:.4g}, beyond "
+                f"[privacy.secure_sum] clip = {self.rules.clip:g}, so one of its clients did not "
+                "clip"
+            )
+
+
+def _norm(tensors: Sequence[Tensor]) -> float:
+    """Return the Euclidean norm of all numbers of some tensors."""
+    return math.sqrt(sum(float(tensor.square().sum()) for tensor in tensors))
 
 
 def clipped(weights: Weights, received: Weights, most: float) -> Weights:
@@ -166,7 +263,7 @@ def clipped(weights: Weights, received: Weights, most: float) -> Weights:
     """
     changes = {name: weights[name].double() - received[name].double()
                for name in weights if name in received}  # fmt: skip
-    norm = float(np.sqrt(sum(float(change.square().sum()) for change in changes.values())))
+    norm = _norm([*changes.values()])
     if norm <= most:
         return weights
     near = {name: (received[name].double() + change * (most / norm)).to(weights[name].dtype)

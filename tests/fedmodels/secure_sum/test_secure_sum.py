@@ -39,8 +39,7 @@ def numbers(**facts: Any) -> FixedPoint:
 
 
 def encoded(how: FixedPoint, values: Any, count: float) -> Vector:
-    ones = CountedNumbers("", torch.ones(1), count)
-    return how.encode([CountedNumbers("w", torch.as_tensor(values), count), ones])
+    return how.encode([CountedNumbers("w", torch.as_tensor(values), count)])
 
 
 def test_numbers_by_hand():
@@ -51,13 +50,12 @@ def test_numbers_by_hand():
     how = numbers()
     assert how.scale == 29
     one, other = encoded(how, [0.5], 1.0), encoded(how, [-0.25], 3.0)
-    assert one.tolist() == [2**26, 2**27]
-    assert other.tolist() == [2**32 - 3 * 2**25, 3 * 2**27]
+    assert one.tolist() == [2**26]
+    assert other.tolist() == [2**32 - 3 * 2**25]
     total = signed(added([one, other]))
-    assert total.tolist() == [-(2.0**25), 2.0**29]
-    assert total[0] / total[1] == -0.0625
-    assert how.counted(total[1]) == 4.0
-    assert encoded(how, [0.5], 0.0).tolist() == [0, 0]
+    assert total.tolist() == [-(2.0**25)]
+    assert how.mean(total, [1.0, 3.0], "w").tolist() == [-0.0625]
+    assert encoded(how, [0.5], 0.0).tolist() == [0]
 
 
 @given(st.sampled_from([32, 64]), st.integers(3, 200), st.floats(1, 1000), st.integers(0, 2**32))
@@ -71,7 +69,22 @@ def test_no_sum_overflows(bits, clients, largest, seed):
     assert scale == 52 or clients * (largest * 2 ** (scale + 1) + 1) > 2 ** (bits - 1)
     signs = np.random.default_rng(seed).choice([-1.0, 1.0], 5)
     total = signed(added([encoded(how, signs * largest, how.most)] * clients))
-    assert np.allclose(total[:5] / total[5], signs * largest, rtol=1e-6, atol=2.0**-scale)
+    mean = how.mean(total, [how.most] * clients, "w")
+    assert np.allclose(mean, signs * largest, rtol=1e-6, atol=2.0**-scale)
+
+
+@given(st.integers(3, 40), st.integers(0, 2**32))
+def test_no_honest_sum_is_refused_and_the_next_integer_is(clients, seed):
+    """Each number is the largest, and each count is any: rounding adds half a step for each."""
+    rng = np.random.default_rng(seed)
+    how = numbers(clients=clients, most=1000.0, largest=64.0)
+    counts = rng.integers(0, 1001, clients).astype(float)
+    counts[0] = 1.0
+    total = signed(added([encoded(how, [64.0], c) for c in counts]))
+    assert how.mean(total, counts, "w")[0] == pytest.approx(64.0, rel=1e-3)
+    most = 64.0 * counts.sum() / 1000.0 * 2.0**how.scale + (counts > 0).sum() / 2
+    with pytest.raises(PayloadError, match=r"'w' is 64.*, beyond .* largest = 64, so one of its"):
+        how.mean(np.array([most * (1 + 1e-8) + 1]), counts, "w")
 
 
 @pytest.mark.parametrize("bad", [1.001, -1.001, float("nan"), float("inf")])

@@ -3,13 +3,15 @@
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from fedmodels.errors import ConfigError
+from fedmodels.errors import ConfigError, PayloadError
 from fedmodels.methods import make, names
 from fedmodels.secure_sum.fixed_point import added
 from fedmodels.tensors.bundle import Bundle, Problem, Prototypes
+from fedmodels.tensors.declared_counts import DeclaredCounts
 from fedmodels.tensors.uploads import Summed, Uploads
 from fedmodels.training.run import RunFacts
 from fedmodels.training.secure_upload import SecureUpload, check_secure_sum, clipped
@@ -41,6 +43,14 @@ def facts(method="fedavg", secure=True, net=None, **tables):
     )
 
 
+def summed(form, numbers, uploads, given=None, lie=lambda vector: vector):
+    """Return what uploads come to; the last one is changed by a lie on its way."""
+    *honest, last = [form.encoded(upload, given or {}, numbers) for upload in uploads]
+    sent = [form.sent(u, v) for u, v in zip(uploads, [*honest, lie(last)], strict=True)]
+    total = added([form.integers(one) for one in sent])
+    return form.summed_up(total, numbers, given or {}, [form.declared(one) for one in sent])
+
+
 @pytest.mark.parametrize("name", [n for n in names() if n not in {"centralized", *NETS}])
 def test_a_method_can_do_with_sums_or_says_why_not(name):
     if name in WHY:
@@ -52,7 +62,8 @@ def test_a_method_can_do_with_sums_or_says_why_not(name):
     check_secure_sum(method, run)
     form = SecureUpload.of(method, run)
     assert form is not None
-    assert [*form.spec.required] == ["weights/masked", *form.scalars.required]
+    counts = ["weights/counts"] if form.levels else []
+    assert [*form.spec.required] == ["weights/masked", *counts, *form.scalars.required]
 
 
 def test_the_page_names_the_methods_that_can():
@@ -81,8 +92,7 @@ def test_prototypes_of_three_clients_by_hand(weighting):
     }  # fmt: skip
     numbers = form.numbers(3, 5)
     assert numbers.most == (5 if weighting == "examples" else 1)
-    total = added([form.encoded(upload, {}, numbers) for upload in sent.values()])
-    found = form.summed_up(total, numbers, {})
+    found = summed(form, numbers, sent.values())
     assert found is not None
     uniform = weighting == "uniform"
     uploads = Uploads(sent, method.count, "mean", sums=[found])
@@ -100,7 +110,7 @@ def test_prototypes_of_three_clients_by_hand(weighting):
 
 
 def test_weights_of_two_clients_by_hand_and_counters_stay():
-    """(1 * 2.0 + 3 * -2.0) / 4 = -1 of every weight."""
+    """(1 * 2.0 + 3 * 6.0) / 4 = 5 of every weight; a variance below zero is nobody's."""
     method, run = facts("fedavg", net={"name": "digits-cnn", "norm": "batch"})
     form = SecureUpload.of(method, run)
     assert form is not None
@@ -108,16 +118,88 @@ def test_weights_of_two_clients_by_hand_and_counters_stay():
     given = {name: torch.tensor(7) for name in form.given}
     sent = [
         Bundle({n: torch.full(t.shape, value).to(t.dtype) for n, t in run.forms.items()},
-               scalars={"num_examples": count}) for value, count in ((2.0, 1.0), (-2.0, 3.0))
+               scalars={"num_examples": count}) for value, count in ((2.0, 1.0), (6.0, 3.0))
     ]  # fmt: skip
     numbers = form.numbers(3, 3)
-    found = form.summed_up(added([form.encoded(u, {}, numbers) for u in sent]), numbers, given)
+    found = summed(form, numbers, sent, given)
     assert found is not None
-    assert found.count == pytest.approx(4.0)
+    assert found.count == 4.0
     for name, weights in found.mean.weights.items():
-        assert bool((weights == (7 if name in given else -1)).all())
-    nobody = form.encoded(Bundle(sent[0].weights, scalars={"num_examples": 0.0}), {}, numbers)
-    assert form.summed_up(nobody, numbers, given) is None
+        assert bool((weights == (7 if name in given else 5)).all())
+    with pytest.raises(PayloadError, match=r"running_var' holds .* cannot be below zero"):
+        summed(form, numbers, sent, given, lambda vector: -vector)
+    nobody = Bundle(sent[0].weights, scalars={"num_examples": 0.0})
+    assert summed(form, numbers, [nobody], given) is None
+
+
+def moved(number, places=1):
+    """Return a lie: the integers of an upload, of which the first ones are moved by a number."""
+
+    def lie(vector):
+        vector[:places] += np.asarray(number).astype(vector.dtype)
+        return vector
+
+    return lie
+
+
+def liars(secure=True, **tables):
+    """Return the form of an MLP's uploads, and three uploads of 0.5 with 1, 2 and 3 examples."""
+    method, run = facts("fedavg", secure, **tables)
+    form = SecureUpload.of(method, run)
+    assert form is not None
+    sent = [
+        Bundle({n: torch.full(t.shape, 0.5) for n, t in run.forms.items()},
+               scalars={"num_examples": count}) for count in (1.0, 2.0, 3.0)
+    ]  # fmt: skip
+    return form, form.numbers(3, 3), sent
+
+
+@pytest.mark.parametrize("bits", [32, 64])
+def test_a_sum_beyond_what_honest_clients_send_is_refused(bits):
+    """A mean of 64 is the largest that there is: a lie of its client moves it no farther."""
+    form, numbers, sent = liars({"bits": bits})
+    wild = 2.0 ** (bits - 2)
+    with pytest.raises(PayloadError, match=r"tensor '.*' is .* beyond .* largest = 64") as refused:
+        summed(form, numbers, sent, lie=moved(wild))
+    assert "\n" not in str(refused.value)
+    inside = (63.4 * 6 / 3) * 2.0**numbers.scale  # 0.5 + 63.4 are below 64
+    found = summed(form, numbers, sent, lie=moved(inside))
+    assert found is not None
+    first = next(iter(form.summed))
+    assert found.mean.weights[first].flatten()[0].item() == pytest.approx(63.9, abs=1e-4)
+    assert found.count == 6.0, "what counts is declared, and no lie changes it"
+
+
+def test_a_mean_that_moved_farther_than_every_client_may_is_refused():
+    """Everybody moves by 1 in each of the first four numbers: the norm of the change is 2."""
+    form, numbers, sent = liars({"clip": 2.0})
+    given = {n: w.clone() for n, w in sent[0].weights.items()}
+    first = next(iter(form.summed))
+    for upload in sent:
+        upload.weights[first].view(-1)[:4] += 1.0
+    found = summed(form, numbers, sent, given)
+    assert found is not None
+    lie = moved(2.0**numbers.scale / 100, 4)  # 1 / 200 more in each
+    with pytest.raises(PayloadError, match=r"a norm of 2\.0\d+, beyond .* clip = 2"):
+        summed(form, numbers, sent, given, lie)
+
+
+def test_declared_counts_are_those_that_were_announced():
+    method, run = facts({"name": "fedproto", "weighting": "examples"})
+    form = SecureUpload.of(method, run)
+    assert form is not None
+    counts = torch.tensor([1, 0, 5, 0])
+    now = DeclaredCounts(0, counts, counts, counts)
+
+    def sent(*counted):
+        return Bundle({"counts": torch.tensor(counted, dtype=torch.int32)})
+
+    form.check(sent(1, 0, 5, 0), now, 6)
+    for counted, line in (((1, 0, 6, 0), "says 6 examples of class 2; 5 were"),
+                          ((0, 1, 0, 0), "says 1 examples of class 1; 0 were"),
+                          ((-1, 0, 0, 0), "counts below zero")):  # fmt: skip
+        with pytest.raises(PayloadError, match=line):
+            form.check(sent(*counted), now, 6)
 
 
 def test_a_change_is_clipped_to_a_norm():
