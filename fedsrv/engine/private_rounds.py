@@ -221,7 +221,7 @@ class PrivateRounds:
         the noise covers is the same in all, and the other parts are the client's own.
         """
         if not of.uncovered:
-            return Uploads({min(sent): covered}, alike, self.method.reduction)
+            return Uploads({min(sent): covered}, alike, self.method.reduction, stands_for=sent)
         each = {client: of.joined(covered, of.rest(u)) for client, u in sent.items()}
         return Uploads(each, alike, self.method.reduction)
 

@@ -243,7 +243,10 @@ class Rounds:
             return self.secure.train(ctx, self.state, is_scored)
         trip = parts.training(ctx, self.state, is_scored)
         results = parts.cohort.send_and_receive(trip)
-        odd = {} if parts.privacy is not None else far_out(results.measured())
+        if parts.privacy is not None:  # who counts, and records, would tell of single uploads
+            results.forget_measured()
+            return results
+        odd = far_out(results.measured())
         left = tuple(client for client in results.by_client if client not in odd)
         check_left(odd, left, parts.experiment.server.min_clients, ctx.round)
         parts.leave_out(ctx, results, odd)

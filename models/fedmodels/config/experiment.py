@@ -491,6 +491,16 @@ class Experiment(StrictTable):
             )
         return self
 
+    @model_validator(mode="after")
+    def _nobody_is_judged_by_what_noise_hides(self) -> Experiment:
+        hides = self.privacy is not None and self.privacy.hides_clients
+        if hides and self.server.exclude_after is not None:
+            raise ConfigError(
+                "[server] exclude_after looks at single uploads, and [privacy] level hides them: "
+                "leave it out; fedsrv exclude sets a client aside by hand"
+            )
+        return self
+
     @property
     def secure_sum(self) -> SecureSum | None:
         """Return how uploads are summed under masks; None where they travel as they are."""

@@ -7,6 +7,7 @@ import torch
 
 from fedcli.data.store.client_data import ClientData
 from fedmodels.errors import ConfigError, PayloadError, TooFewClients
+from fedmodels.methods.fedavg import FedAvg
 from fedmodels.numerics.secrecy import Secret
 from fedmodels.privacy.accounting import GaussianReleases, epsilon_of, releases_of_clients
 from fedsrv.engine.exclusions import Exclusions
@@ -66,6 +67,26 @@ def test_a_kill_between_release_and_commit_repeats_the_bits_and_spends_once(
     resumed = ends_as(whole, experiment, digits, tmp_path / "run")
     assert resumed["privacy"] == whole["privacy"]
     assert resumed["privacy"]["releases"] == len(records_of(tmp_path / "run")) == 6
+
+
+@pytest.mark.parametrize("where", ["server", "clients"])
+def test_nothing_of_single_uploads_is_recorded(where, digits, tmp_path):
+    """All count alike, and neither size nor direction of an upload is told."""
+    run_in_process(private(where=where, schedule={"rounds": 1}), digits, tmp_path / "run")
+    for record in records_of(tmp_path / "run"):
+        assert "warned" not in record
+        for row in record["clients"].values():
+            assert row["aggregation_weight"] == pytest.approx(1 / 3)
+            assert row.keys() <= {
+                "loss", "seconds", "num_examples", "peak_rss_bytes", "views", "aggregation_weight",
+            }  # fmt: skip
+
+
+def test_no_client_is_blamed_for_what_all_uploads_come_to(digits, tmp_path, monkeypatch):
+    """One upload stands for all: its fault is not that of the first client."""
+    monkeypatch.setattr(FedAvg, "finish", raising(RuntimeError("broken")))
+    with pytest.raises(TooFewClients, match=r"no single client is behind it: .*broken"):
+        run_in_process(private(), digits, tmp_path / "run")
 
 
 def test_noise_comes_from_no_seed(digits, tmp_path):
@@ -172,6 +193,7 @@ def test_what_cannot_be_kept_is_refused_in_a_line(digits, tmp_path, experiment, 
         ({"noise_multiplier": None}, "give noise_multiplier, or the epsilon"),
         ({"level": None}, 'does nothing without level = "client"'),
         ({"where": "clients", "clip_quantile": 0.5}, "clip_quantile needs"),
+        ({"server": {"exclude_after": 2}}, "exclude_after looks at single uploads"),
         ({"level": "example", "where": "clients"}, "clients hide their own examples"),
         ({"noise_multiplier": None, "epsilon": 1e-9, "delta": 1e-12}, "out of reach"),
     ],
