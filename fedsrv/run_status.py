@@ -9,12 +9,17 @@ import math
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from fedmodels.errors import RunFailed
 from fedmodels.numerics.metric_names import metric
 from fedmodels.printable import printable
 from fedmodels.units import text_of
 from fedsrv.events import Event
+from fedsrv.report.quantities import interaction_of
+from fedsrv.report.run_record import number, read_run
+from fedsrv.state.run_directory import refuse_in_use
 
 SHOWN = ("a_glo", "a_loc", "a_sel", "a_glo_balanced")
 """The metrics that lines show, where a run has them."""
@@ -119,6 +124,8 @@ class RunStatus:
     privacy: dict[str, float] = field(default_factory=dict)
     """What was spent of the clients' privacy, where noise hides them."""
     finished: bool = False
+    knows_clients: bool = True
+    """Whether the run itself tells who is there: its directory does not."""
     head: str = ""
     """The newest head of the run's history that is safe: NUMBER:LINK."""
     notes: dict[str, None] = field(default_factory=dict)
@@ -131,6 +138,28 @@ class RunStatus:
         found = cls()
         for event in events:
             found.take(event)
+        return found
+
+    @classmethod
+    def of_directory(cls, run: Path) -> RunStatus:
+        """Return where a run stands by what is committed in its directory.
+
+        Raises:
+            ArchiveError: it is no run directory, or damaged.
+        """
+        record = read_run(run)
+        found = cls(finished=record.is_finished, knows_clients=False)
+        if record.rows:
+            at, row = len(record.rows) - 1, record.rows[-1]
+            found.interaction = interaction_of(row, at) - 1
+            found.round, found.task = (int(number(row.get(k)) or 0) for k in ("round", "task"))
+            found.interactions = len(record.rows) if found.finished else 0
+            found.privacy = dict(row.get("privacy") or {})
+        rows = [*(row.get("metrics") or {} for row in record.rows), record.summary.get("metrics")]
+        found.metrics = next((dict(one) for one in reversed(rows) if one), {})
+        found.loss = number(found.metrics.get("loss"))
+        if not found.finished:
+            found.waiting = _who_works(run)
         return found
 
     def take(self, event: Event) -> None:
@@ -227,8 +256,8 @@ class RunStatus:
             f"state: {state}",
             f"committed: {done}",
             f"scores: {scores_text(self.metrics)}",
-            f"clients seen lately: {len(self.present)}",
         ]
+        found += [f"clients seen lately: {len(self.present)}"] if self.knows_clients else []
         found += [f"privacy spent: {spent_text(self.privacy)}"] if self.privacy else []
         found += [f"waiting: {self.waiting}"] if self.waiting else []
         found += [f"server: {self.work}"] if self.work else []
@@ -237,6 +266,15 @@ class RunStatus:
         failed = {name: c.failures for name, c in self.clients.items() if c.failures}
         found += [f"failures of client {c}: {n}" for c, n in sorted(failed.items())]
         return [printable(line) for line in found]
+
+
+def _who_works(run: Path) -> str:
+    """Return what a run that has not finished waits for; nothing where a process works on it."""
+    try:
+        refuse_in_use(run)
+    except RunFailed:
+        return ""
+    return "no process of this machine works on it; the command that began it goes on with --resume"
 
 
 def by_number(client: str) -> tuple[int, str]:

@@ -26,6 +26,7 @@ from torch.utils.data import TensorDataset
 from fedcli.runtime.host import Host, host_of
 from fedcli.runtime.worker import Result, Task
 from fedmodels.errors import ConfigError, TrainingFailed
+from fedmodels.files import require_utf8
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import SplitNet, load_weights
 from fedmodels.numerics.randomness import seeded
@@ -149,6 +150,7 @@ def client(
 
 
 def _path(given: PathLike) -> Path:
+    require_utf8(given)
     return Path(os.fspath(given))
 
 

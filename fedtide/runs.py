@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fedmodels.config.presets import preset_directory, presets
 from fedmodels.errors import ConfigError, FedtideError, RunFailed
+from fedmodels.files import require_utf8
 
 if TYPE_CHECKING:
     import numpy as np
@@ -69,7 +70,9 @@ def experiment_and_place(
 
     name = "config" if isinstance(config, Mapping) else str(config)
     experiment = experiment_of(_tables(config, overrides or {}), name)
-    return experiment, Path(out or tempfile.mkdtemp(prefix="fedtide-"))
+    place = Path(out or tempfile.mkdtemp(prefix="fedtide-"))
+    require_utf8(place)
+    return experiment, place
 
 
 def open(path: str | os.PathLike[str]) -> Run:

@@ -24,6 +24,26 @@ def _checked(address: str) -> str:
     return address
 
 
+def _checked_place(place: str) -> str:
+    """Return an address, or a run directory."""
+    from fedmodels.errors import ConfigError
+
+    if Path(place).is_dir():
+        return place
+    try:
+        return _checked(place)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; nor is it a directory") from None
+
+
+Place = Annotated[
+    str,
+    typer.Argument(
+        metavar="HOST:PORT|RUN",
+        help="The coordinator, or a run directory.",
+        callback=_checked_place,
+    ),
+]
 Coordinator = Annotated[
     str, typer.Argument(metavar="HOST:PORT", help="The coordinator.", callback=_checked)
 ]
@@ -36,7 +56,7 @@ Key = Annotated[Path | None, typer.Option("--tls-key", help="Its key.")]
 
 @watching_app.command()
 def status(
-    server: Coordinator,
+    server: Place,
     as_json: AsJson = False,
     seconds: Annotated[float, typer.Option(min=0.1, help="How long to listen.")] = 2.0,
     ca: Authority = None,
@@ -47,7 +67,12 @@ def status(
     from fedmodels.log_lines import json_text
     from fedsrv.run_status import RunStatus
 
-    found = RunStatus.of(_events(server, ca, cert, key, seconds))
+    is_directory = Path(server).is_dir()
+    found = (
+        RunStatus.of_directory(Path(server))
+        if is_directory
+        else RunStatus.of(_events(server, ca, cert, key, seconds))
+    )
     for line in [json_text(found.to_dict())] if as_json else found.lines():
         typer.echo(line)
 

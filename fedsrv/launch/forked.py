@@ -158,7 +158,8 @@ def _become(name: str, run: Callable[[], None], stdin: int, stdout: int, stderr:
         logging.getLogger().handlers.clear()  # the program that follows has its own log
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # or a sibling's pipe never sees its end
         sys.stdin = os.fdopen(0, closefd=False)
-        sys.stdout, sys.stderr = (os.fdopen(n, "w", 1, closefd=False) for n in (1, 2))
+        sys.stdout = os.fdopen(1, "w", 1, closefd=False)
+        sys.stderr = os.fdopen(2, "w", 1, errors="backslashreplace", closefd=False)  # as Python's
         run()
         status = 0
     except SystemExit as done:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from fedmodels.errors import ConfigError, FedtideError, RunStopped
-from fedmodels.files import why_file_is_no_good
+from fedmodels.files import require_utf8, why_file_is_no_good
 from fedmodels.own_code import refuse_exits
 from fedmodels.printable import printable
 
@@ -46,6 +46,8 @@ def run_command(
         _end("error: the current directory is gone: change to one that is there", 2)
     _print_what_it_can()
     try:
+        for word in [*(sys.argv[1:] if arguments is None else arguments), *_values(prefix)]:
+            require_utf8(word)
         with refuse_exits():
             app(arguments, **given)
     except RunStopped as stopped:
@@ -65,6 +67,11 @@ def run_command(
     finally:
         if arguments is None:  # the process ends: to look for cycles in all of torch takes 0.7 s
             gc.freeze()
+
+
+def _values(prefix: str) -> list[str]:
+    """Return the values of the variables that stand for options of one program."""
+    return [v for name, v in os.environ.items() if prefix and name.startswith(f"{prefix}_")]
 
 
 def _from_variables(error: FedtideError) -> str:

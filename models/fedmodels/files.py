@@ -15,6 +15,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
+from fedmodels.errors import ConfigError
 from fedmodels.printable import printable
 
 try:
@@ -34,6 +35,21 @@ Stamp = tuple[int, int, int]
 """Inode, size and time of a file."""
 LEFTOVER = ".*.tmp"
 """Glob pattern of what a crash in the middle of :func:`replacing` leaves."""
+
+
+def require_utf8(text: str | os.PathLike[str]) -> None:
+    """Check that a word or a path is text: records, pages and messages hold texts alone.
+
+    Raises:
+        ConfigError: it has bytes that are no UTF-8.
+    """
+    try:
+        os.fspath(text).encode()
+    except UnicodeEncodeError:
+        shown = printable(os.fspath(text))
+        raise ConfigError(
+            f"{shown} is not written in UTF-8, as names of files have to be: rename it"
+        ) from None
 
 
 def open_regular(path: Path) -> BufferedReader:

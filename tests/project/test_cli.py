@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 import fedcli.cli
 import fedsrv.cli
+import fedtide
 from fedmodels.errors import ConfigError, LinkError, pip_line
 from fedmodels.resolution import read_experiment
 
@@ -292,6 +293,45 @@ def test_a_name_that_is_too_long_is_one_line(
     assert [line for line in error.splitlines() if line.startswith("error: ")]
     assert "File name too long" in error or "is not there" in error
     assert "Traceback" not in error
+
+
+NO_TEXT = "runs\udce9"
+"""A name of bytes that are no UTF-8, as Python has it."""
+
+
+@pytest.mark.parametrize(
+    ("module", "command"),
+    [
+        (fedsrv.cli, ["serve", "{config}", "--out", NO_TEXT]),
+        (fedsrv.cli, ["launch", "{config}", "--out", NO_TEXT]),
+        (fedsrv.cli, ["sweep", "{config}", "--out", NO_TEXT]),
+        (fedsrv.cli, ["report", NO_TEXT]),
+        (fedsrv.cli, ["status", NO_TEXT]),
+        (fedsrv.cli, ["export", "--run", NO_TEXT, "--to", "safetensors"]),
+        (fedcli.cli, ["predict", "--run", NO_TEXT, "--client", "0", "x.npy"]),
+        (fedcli.cli, ["partition", "{config}", "--out", NO_TEXT]),
+        (fedcli.cli, ["join", "--client-id", "0", "--state-dir", NO_TEXT]),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_a_name_that_is_no_text_is_one_line(monkeypatch, capsys, tmp_path, config, module, command):
+    """A run began in such a directory, trained to its end, and could not be read."""
+    monkeypatch.chdir(tmp_path)
+    arguments = [word.format(config=config) for word in command]
+    line = "error: runs\\udce9 is not written in UTF-8, as names of files have to be: rename it\n"
+    assert run(monkeypatch, capsys, module, *arguments) == (2, line)
+    assert not list(tmp_path.glob("runs*"))
+
+
+def test_a_name_that_is_no_text_comes_from_a_variable_or_from_python(monkeypatch, capsys, config):
+    monkeypatch.setenv("FEDSRV_LAUNCH_OUT", NO_TEXT)
+    status, error = run(monkeypatch, capsys, fedsrv.cli, "launch", str(config))
+    assert (status, error.count("\n")) == (2, 1)
+    assert "runs\\udce9 is not written in UTF-8" in error
+    with pytest.raises(ConfigError, match="is not written in UTF-8"):
+        fedtide.run(str(config), out=NO_TEXT)
+    with pytest.raises(ConfigError, match="is not written in UTF-8"):
+        fedtide.client("127.0.0.1:1", 0, NO_TEXT)
 
 
 @pytest.mark.parametrize(

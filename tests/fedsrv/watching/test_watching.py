@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import sys
 import threading
@@ -22,6 +23,7 @@ from fedsrv.events import EventLog
 from fedsrv.identity import certificates, tls
 from fedsrv.identity.guard import Guard
 from fedsrv.identity.tls import server_credentials
+from fedsrv.state.run_directory import lock
 from fedsrv.transport.server import start_server, stop_server
 from fedsrv.transport.service import Service
 from fedsrv.watching import check_health, watched
@@ -102,6 +104,28 @@ def test_status_says_where_a_run_stands(address, monkeypatch, capsys):
     found = json.loads(out[0])
     assert (found["interaction"], found["present"], found["finished"]) == (0, ["0"], False)
     assert found["metrics"] == {"a_loc": 0.75, "a_sel": 0.5}
+
+
+def test_status_of_a_directory_says_what_is_committed(tmp_path, monkeypatch, capsys):
+    """The command took a path for an address."""
+    rows = [{"interaction": i, "round": i, "task": 0, "metrics": {"loss": 2.0 - i, "a_glo": 0.5}}
+            for i in range(2)]  # fmt: skip
+    (tmp_path / "rounds.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    said = ["committed: interaction 2: round 2, task 0, loss 1", "scores: a_glo 50.0 %"]
+    status, out, _ = typed(monkeypatch, capsys, "status", tmp_path)
+    assert (status, out[:3]) == (0, ["state: waiting", *said])
+    assert out[3].startswith("waiting: no process of this machine works on it")
+    handle = lock(tmp_path)
+    assert typed(monkeypatch, capsys, "status", tmp_path)[1] == ["state: going on", *said]
+    os.close(handle)
+    (tmp_path / "summary.json").write_text('{"metrics": {"loss": 1.0, "a_glo": 0.75}}')
+    _, out, _ = typed(monkeypatch, capsys, "status", tmp_path, "--json")
+    found = json.loads(out[0])
+    assert (found["finished"], found["interactions"], found["metrics"]["a_glo"]) == (True, 2, 0.75)
+    (tmp_path / "none").mkdir()
+    status, _, err = typed(monkeypatch, capsys, "status", tmp_path / "none")
+    assert status == 1
+    assert "is not a run directory" in err[0]
 
 
 def test_health_tells_whether_a_coordinator_serves(events, monkeypatch, capsys):
