@@ -19,7 +19,7 @@ from fedcli.runtime.workers import Workers
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.origin import data_and_scenario
 from fedmodels.devices import device_of
-from fedmodels.errors import ClientFailed
+from fedmodels.errors import ClientFailed, PayloadError
 from fedmodels.files import write_atomically
 from fedmodels.own_code import refuse_exits
 from fedmodels.resolution import experiment_of
@@ -180,9 +180,12 @@ class InProcessCohort:
             raise ClientFailed(client, done.order.round, "order", done.failure)
         self.after(done)
         sent = transported(done.upload, trip.spec)
-        trip.check_report(client, done.order, done.report)  # honest clients are not refused
-        upload = trip.restored(sent)
-        trip.check_upload(client, upload)
+        try:
+            trip.check_report(client, done.order, done.report)
+            upload = trip.restored(sent)
+            trip.check_upload(client, upload)
+        except PayloadError as error:
+            raise ClientFailed(client, done.order.round, "upload", str(error)) from None
         measured = trip.measured(client, upload)
         return Answer(upload, done.report, sent.num_bytes(), down, measured=measured)
 

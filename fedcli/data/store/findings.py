@@ -8,9 +8,11 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal, InvalidOperation
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,9 +28,8 @@ from fedcli.data.store.partition_writer import TABLE
 from fedmodels.data_description import channel_axis
 from fedmodels.errors import DataError
 from fedmodels.printable import printable
+from fedmodels.training.divergence import HUGE
 
-HUGE = 100.0
-"""A normalised input beyond this, or below its negative, makes a usual learning rate diverge."""
 LEAKED = 0.01
 """Share of the test examples that may be among the training examples; data sets repeat some."""
 HANDFUL = 10
@@ -37,6 +38,8 @@ AT_ONCE = 4096
 """Examples looked at together."""
 SHOWN = 5
 """Names that a line lists."""
+SEPARATORS = re.compile(r"(?<=\w)[\s_./-]+(?=\w)|_")
+"""What stands between the words of a name."""
 MAX_LETTERS = 40
 """Letters of a name that a line lists, at most."""
 SHARING = ("drawn", "replay_circulating", "replay_gradual", "replay_heterogeneous")
@@ -479,7 +482,7 @@ def _of_classes(read: Sequence[Inspected], *, whole: bool) -> Iterator[Finding]:
     names = read[0].data.file.class_names
     alike = dict[str, list[str]]()
     for name in names:
-        alike.setdefault("".join(filter(str.isalnum, name.casefold())) or name, []).append(name)
+        alike.setdefault(_spelling(name), []).append(name)
     for same in alike.values():
         if len(same) > 1:
             shown = " and ".join(repr(printable(name, MAX_LETTERS)) for name in same[:SHOWN])
@@ -493,6 +496,18 @@ def _of_classes(read: Sequence[Inspected], *, whole: bool) -> Iterator[Finding]:
             "labels are numbered from 0 on, without a gap"
         )
         yield Finding(line)
+
+
+def _spelling(name: str) -> str:
+    """Return a class's name without capitals, separators of words and punctuation around it.
+
+    Numbers are told apart by their values, and signs that mean something stay: -1 is another class
+    than 1, and A+ than A-.
+    """
+    try:
+        return str(Decimal(name.strip()).normalize())
+    except InvalidOperation:
+        return SEPARATORS.sub("", name.casefold().strip(" .,;:_'\"()")) or name
 
 
 def _in_columns(read: Sequence[Inspected]) -> Iterator[Finding]:

@@ -336,10 +336,7 @@ class FedCIL(FedAvg):
             ctx.metrics["generator_loss"] = float(of_generator)
         mean = mean_loss(losses[-per_pass:])
         if losses and not math.isfinite(mean):
-            raise TrainingFailed(
-                f"the loss of client {ctx.client} in round {ctx.round + 1} is {mean}; what usually "
-                f"helps is a lower method.lr (it is {self.lr:g})"
-            )
+            raise TrainingFailed(f"training diverged: its loss is {mean}")
         return mean
 
     def _labels(

@@ -28,6 +28,7 @@ from fedmodels.training.augmentation import augment
 from fedmodels.training.class_masks import mask_scores
 from fedmodels.training.contexts import ClientContext
 from fedmodels.training.criterion import Criterion, criterion_of
+from fedmodels.training.divergence import check_weights, explained
 from fedmodels.training.method import Batch, LocalResult, Method, Output, Phase
 from fedmodels.training.optimizer import optimizer_of
 from fedmodels.training.private_steps import HiddenExamples, PrivateSteps, check_hidden
@@ -49,7 +50,8 @@ def train_locally(
     half = ClientHalf(method, ctx, payload, state)
     with seeded(ctx.seed("dropout")):  # dropout and other random layers draw from here
         half.begin()
-        return half.end(method.fit(ctx, half.x, half.y, half.refs))
+        with explained(half):
+            return half.end(method.fit(ctx, half.x, half.y, half.refs))
 
 
 def _noting(loss: Criterion, asked: set[str]) -> Criterion:
@@ -93,9 +95,11 @@ class ClientHalf:
         Raises:
             ConfigError: the method returns what nobody would keep or take, or has trained without
                 what the config says of losses or steps.
+            TrainingFailed: it diverged.
         """
         if len(self.y):
             check_asked(self.method, self.ctx)
+            check_weights(self.ctx)
         state = self.method.after_local(self.ctx, self.state, self.refs)
         if self.ctx.hidden is not None:
             check_hidden(self.method, self.ctx, state)
@@ -216,7 +220,7 @@ class EpochLoop:
         """
         loss = self.close()
         if self._losses and not math.isfinite(loss):
-            raise TrainingFailed(self._diverged(loss))
+            raise TrainingFailed(f"training diverged: its loss is {loss}")
         return loss
 
     def close(self) -> float:
@@ -226,18 +230,6 @@ class EpochLoop:
                 parameter.requires_grad_(True)
             parameter.grad = None
         return mean_loss(self._losses)
-
-    def _diverged(self, loss: float) -> str:
-        """Say who diverged, on what, and what usually helps."""
-        low, high = (float(x) for x in (self.x.min(), self.x.max())) if len(self.x) else (0, 0)
-        said = f"the loss of client {self.ctx.client} in round {self.ctx.round + 1} is {loss}: "
-        if not (math.isfinite(low) and math.isfinite(high)):
-            return f"{said}its inputs hold NaN or infinity: remove or replace those examples"
-        return (
-            f"{said}its inputs go from {low:.4g} to {high:.4g} once normalised; what usually helps "
-            f"is a lower [training] lr (it is {self.ctx.run.experiment.training.lr:g}), or inputs "
-            "near 0 by scale, mean and std in client.json"
-        )
 
 
 def begin_phase(

@@ -29,6 +29,7 @@ from fedmodels.nets.grouped import Grouped
 from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.randomness import seeded
 from fedmodels.training.contexts import ClientContext
+from fedmodels.training.divergence import explained
 from fedmodels.training.loop import ClientHalf, EpochLoop, begin_phase
 from fedmodels.training.method import Batch, LocalResult, Method, Output, Phase
 from fedmodels.training.returned import check_loss
@@ -46,7 +47,8 @@ def end_apart(half: ClientHalf, loss: float) -> LocalResult:
     """End a client's half with the random numbers that follow those of its beginning."""
     with seeded(half.ctx.seed("dropout")):
         torch.set_rng_state(half.drawn)
-        return half.end(loss)
+        with explained(half):
+            return half.end(loss)
 
 
 def fit_together(halves: Sequence[ClientHalf]) -> list[float]:

@@ -198,10 +198,10 @@ def test_a_loss_that_is_not_finite_says_whose_and_what_helps(tmp_path):
         "schedule": {"clients": 2, "rounds": 2},
         "training": {"lr": 1e30, "local_epochs": 3, "batch_size": 4},
     }
-    with pytest.raises(Exception, match=r"the loss of client 0 in round 1 is (nan|inf)") as ended:
+    with pytest.raises(Exception, match=r"client 0 .* its loss is (nan|inf)") as ended:
         run_in_process(experiment_of(tables), tmp_path, tmp_path / "run")
     assert "inputs go from 0 to 2.55e+08" in str(ended.value)
-    assert "lower [training] lr (it is 1e+30)" in str(ended.value)
+    assert "[training] lr is 1e+30" in str(ended.value)
     assert "\n" not in str(ended.value)
     assert issubclass(TrainingFailed, Exception)
 

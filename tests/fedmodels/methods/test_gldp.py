@@ -241,7 +241,7 @@ def test_a_client_that_diverged_says_so_before_anything_is_clustered(digits, nam
     with torch.no_grad():
         for parameter in ctx.net.base.parameters():
             parameter.fill_(3e38)
-    line = r"^client 0 diverged in round 1: its prototype of class \d is not finite, .* is 3e\+38; "
+    line = r"^training diverged: its prototype of class \d is not finite$"
     with pytest.raises(TrainingFailed, match=line):
         method.after_local(ctx, state, refs)
 

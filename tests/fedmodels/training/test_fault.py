@@ -14,7 +14,7 @@ from fedcli.data.store.partition_store import open_data
 from fedcli.runtime.state import StateDirectory
 from fedcli.runtime.worker import Task, Worker, execute_together
 from fedcli.runtime.workers import Workers
-from fedmodels.errors import ConfigError, PayloadError, RunFailed
+from fedmodels.errors import ClientFailed, ConfigError, RunFailed
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.tensors.bundle import Bundle, Problem
@@ -158,7 +158,8 @@ def test_the_server_half_is_named_wherever_it_fails(digits, tmp_path):
 
 def test_an_upload_that_cannot_be_checked_is_refused(digits, tmp_path):
     experiment = tiny_experiment(method={"name": "raises-for-tests", "where": "check_upload"})
-    with pytest.raises(PayloadError, match=r"check_upload failed \(test_fault.py:\d+\): Attrib"):
+    line = r"^client 0 failed .* check_upload failed \(test_fault.py:\d+\): Attrib"
+    with pytest.raises(ClientFailed, match=line):
         run_in_process(experiment, digits, tmp_path / "run")
 
 

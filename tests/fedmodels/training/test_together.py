@@ -79,6 +79,17 @@ def test_one_that_cannot_end_fails_alone(workers, monkeypatch):
     assert [r.failure for r in results] == ["", "the disk is full", ""]
 
 
+def test_one_that_diverges_fails_alone(workers):
+    tasks = tasks_of(workers)
+    workers[1].stream.open(0)
+    x, _ = workers[1].stream.train(0)
+    x.fill_(float("inf"))
+    failures = [result.failure for result in execute_together(tasks)]
+    assert failures[1].startswith("training diverged: ")
+    assert failures[1].endswith("its inputs hold NaN or infinity: remove or replace those examples")
+    assert failures[0] == failures[2] == ""
+
+
 def test_an_error_in_their_steps_fails_them_all(workers, monkeypatch):
     def broken(halves):
         raise RuntimeError("out of memory")

@@ -16,7 +16,6 @@ from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.training.augmentation import augment
 from fedmodels.training.contexts import ClientContext
 from fedmodels.training.loop import (
-    EpochLoop,
     batches,
     begin_phase,
     embed_once,
@@ -533,20 +532,3 @@ def test_words_of_a_declaration_that_nothing_knows_are_refused(declared, line, t
     )
     with pytest.raises(ConfigError, match=f"method 'mine': {line}"):
         tiny_experiment(method={"name": f"{file}:Mine"})
-
-
-@pytest.mark.parametrize(
-    ("inputs", "line"),
-    [
-        (
-            [[1e38, 1e38], [1e38, -1e38]],
-            r"its inputs go from -1e\+38 to 1e\+38 .* a lower \[training\]",
-        ),
-        ([[1.0, float("nan")], [1.0, 1.0]], "its inputs hold NaN or infinity: remove or replace"),
-        ([[1.0, float("-inf")], [1.0, 1.0]], "its inputs hold NaN or infinity: remove or replace"),
-    ],
-)
-def test_a_loss_that_is_not_finite_says_what_helps(experiment, inputs, line):
-    ctx = linear_context(experiment(training={"lr": 1e30, "local_epochs": 3}), inputs, [0, 1], 4)
-    with pytest.raises(TrainingFailed, match=rf"^the loss of client 4 in round 1 is nan: {line}"):
-        EpochLoop(FedAvg(), ctx, *ctx.stream.train(0), None).run()

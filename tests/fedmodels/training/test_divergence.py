@@ -1,0 +1,94 @@
+"""What a client says of a training that diverged: a cause that was measured, and what helps."""
+
+import math
+
+import pytest
+import torch
+
+from fedmodels.errors import TrainingFailed
+from fedmodels.methods.fedavg import FedAvg
+from fedmodels.tensors.bundle import Bundle
+from fedmodels.training.divergence import check_weights, explanation
+from fedmodels.training.loop import ClientHalf, train_locally
+from tests.conftest import linear_context, tiny_experiment
+
+POINTS = [[1.0, 2.0], [3.0, -1.0]]
+GIVEN = Bundle(weights={"head/weight": torch.zeros(2, 2)})
+
+
+def line_of(x=POINTS, privacy=None, **training):
+    experiment = tiny_experiment(training={"local_epochs": 3, **training}, privacy=privacy)
+    ctx = linear_context(experiment, x, [0, 1], client=4)
+    with pytest.raises(TrainingFailed) as failed:
+        train_locally(FedAvg(), ctx, GIVEN, Bundle())
+    return str(failed.value)
+
+
+def test_the_gradient_at_the_given_weights_is_told():
+    """The softmax is 1/2 everywhere, so the gradient of the mean loss over both points is
+
+        rows of the head: -1/4 x0 + 1/4 x1 = (0.5, -0.75) and its negative,
+
+    whose norm is sqrt(2 (0.25 + 0.5625)) = 1.2748.
+    """
+    line = line_of(lr=1e30)
+    assert line == (
+        "training diverged: a weight of 'head/weight' is 7.5e+29, beyond 1e+06; [training] lr is "
+        "1e+30, its inputs go from -1 to 3 once normalised, the gradient at the weights it was "
+        "given has norm 1.275; what usually helps is a lower rate, or a net that normalises, such "
+        'as [net] norm = "layer"'
+    )
+    assert math.sqrt(2 * (0.25 + 0.5625)) == pytest.approx(1.2748, abs=1e-4)
+
+
+def test_a_weight_decay_that_multiplies_weights_is_the_cause():
+    """A step multiplies the weights by 1 - lr x decay."""
+    line = line_of(lr=0.5, weight_decay=1e9)
+    assert "lr x weight_decay is 5e+08, so each step multiplies the weights by -5e+08" in line
+    assert line.endswith("a lower weight_decay helps")
+
+
+def test_weights_that_no_coordinator_takes_are_found_where_every_loss_was_finite():
+    line = line_of(lr=1e7, local_epochs=1)
+    assert line.startswith("training diverged: a weight of 'head/weight' is 7.5e+06, beyond 1e+06;")
+
+
+def test_a_loss_that_is_no_number_is_told():
+    line = line_of([[1e38, 1e38], [1e38, -1e38]], lr=1e30)
+    assert line.startswith("training diverged: its loss is nan; ")
+
+
+@pytest.mark.parametrize("value", [math.nan, -math.inf])
+def test_inputs_that_are_no_numbers_are_the_cause(value):
+    line = line_of([[1.0, value], [1.0, 1.0]])
+    assert line.endswith("; its inputs hold NaN or infinity: remove or replace those examples")
+
+
+def test_inputs_far_from_zero_come_first():
+    line = line_of([[1e38, 1e38], [1e38, -1e38]], lr=1e30)
+    assert "what usually helps is inputs near 0, by scale, mean and std in client.json" in line
+
+
+def test_nothing_of_the_data_is_told_where_a_config_hides_them():
+    privacy = {"level": "client", "noise_multiplier": 1.0, "clip": 1.0, "delta": 1e-3}
+    line = line_of(lr=1e30, privacy=privacy)
+    assert "inputs" not in line
+    assert "norm 1" not in line
+
+
+def test_rates_of_the_method_are_named(digits):
+    """Where a method has rates of its own, one of them may be the cause."""
+    experiment = tiny_experiment(method={"name": "af-fcl"})
+    ctx = linear_context(experiment, POINTS, [0, 1])
+    from fedmodels.methods import make
+
+    half = ClientHalf(make("af-fcl"), ctx, GIVEN, Bundle())
+    half.x, half.y = ctx.stream.train(0)
+    assert explanation(half).startswith("[method] flow_lr is 0.005, its inputs go from")
+
+
+def test_weights_at_the_bound_are_taken():
+    ctx = linear_context(tiny_experiment(), POINTS, [0, 1])
+    with torch.no_grad():
+        ctx.net.head.weight.fill_(-1e6)
+    check_weights(ctx)
