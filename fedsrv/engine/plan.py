@@ -26,6 +26,7 @@ from fedmodels.training.private_uploads import spec_as_sent
 from fedmodels.training.run import RunFacts
 from fedmodels.training.secure_upload import SecureUpload, check_secure_sum
 from fedmodels.training.server_optimizer import check_server_optimizer
+from fedmodels.training.settings import check_parts
 from fedmodels.training.stack_trial import check_together
 from fedsrv.engine import schedule
 from fedsrv.engine.choice import check_stopping
@@ -70,6 +71,7 @@ class Plan:
         check_own_loss(method, run)
         check_secure_sum(method, run)
         check_announcement(method, run)
+        check_parts(method, run)
         if experiment.training.together > 1:
             check_together(method, run)
         tasks, aside = fixed_tasks(store, profiles), store.aside()
@@ -112,6 +114,7 @@ class Plan:
         if experiment.method.pools_data:
             raise ConfigError("centralized has all data in one place, and an open run gets more")
         check_announcement(method, run)
+        check_parts(method, run)
         if experiment.training.together > 1:
             check_together(method, run)
         terms = ReportValidator(method, run, {}, ())

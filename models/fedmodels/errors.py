@@ -25,6 +25,14 @@ from importlib.metadata import requires
 
 MAX_LETTERS = 200
 """Of a word that may be meant for a known one."""
+SAME = {
+    **dict.fromkeys(("dir", "directory", "file", "folder", "path"), "root"),
+    **dict.fromkeys(("epochs", "num_epochs"), "local_epochs"),
+    **dict.fromkeys(("learning_rate", "eta"), "lr"),
+    **dict.fromkeys(("num_clients", "n_clients"), "clients"),
+    **dict.fromkeys(("num_rounds", "n_rounds"), "rounds"),
+}
+"""What others call a key, and its name here: no letters lead from one to the other."""
 
 
 class FedtideError(Exception):
@@ -108,7 +116,10 @@ def suggestion(word: str, known: Iterable[str]) -> str:
     """Return `` Did you mean 'x'?`` for the known word nearest to ``word``, or nothing."""
     if len(word) > MAX_LETTERS:
         return ""  # to compare it would take minutes
-    near = difflib.get_close_matches(word, list(known), n=1)
+    known = [*known]
+    if (meant := SAME.get(word)) in known:
+        return f" Did you mean {meant!r}?"
+    near = difflib.get_close_matches(word, known, n=1)
     return f" Did you mean {near[0]!r}?" if near else ""
 
 

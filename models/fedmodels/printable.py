@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable
 
 MAX_CHARACTERS = 1000
+MAX_SHOWN = 100
+"""Letters of a value that a line about a config shows."""
 _DIRECTORIES = re.compile(r"""(?<![\w.)\]}/\\-])(?:[A-Za-z]:)?[/\\](?:[^\s/\\:;,'"()]+[/\\])+""")
 """What comes before the last name of an absolute path."""
 
@@ -21,6 +23,11 @@ def printable(text: str, most: int = MAX_CHARACTERS) -> str:
     cut = text[: most + 1]  # escapes make a text longer, never shorter
     escaped = "".join(c if c.isprintable() else _escape(c) for c in cut)
     return escaped if len(escaped) <= most else escaped[: most - 1] + "…"
+
+
+def shown(value: object) -> str:
+    """Return a value of a config as a line about it shows it: the first letters of a long one."""
+    return printable(repr(value), MAX_SHOWN)
 
 
 def without_places(text: str, places: Iterable[object] = ()) -> str:

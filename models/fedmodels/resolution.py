@@ -27,6 +27,7 @@ from fedmodels.own_code import (
     renew,
     with_place,
 )
+from fedmodels.printable import shown
 from fedmodels.privacy.accounting import with_noise
 
 if TYPE_CHECKING:
@@ -336,7 +337,7 @@ def _one_line(error: ValidationError, tables: Mapping[str, Any]) -> str:
         given = f"unknown kind {tag!r}" if tag else "key 'kind' is missing"
         return f"{given} in [scenario]; known: {', '.join(known)}.{suggestion(tag, known)}"
     fault = fault_of(error, tables)
-    given = "" if isinstance(fault.given, dict) else f" (given: {fault.given!r})"
+    given = "" if isinstance(fault.given, dict) else f" (given: {shown(fault.given)})"
     return f"{'.'.join(fault.path) or 'config'}: {fault.message}{given}"
 
 

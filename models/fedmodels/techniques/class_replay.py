@@ -171,6 +171,10 @@ class Replay(SharedSettings):
     generator_moments: bool = False
     """Keep Adam's moments in the private state, which triples it."""
 
+    def check(self, run: RunFacts) -> None:
+        """Check that inputs are images that the generators can make."""
+        self.of(run)
+
     def of(self, run: RunFacts) -> ClassReplay:
         """Return the settings of the replay."""
         family = Family(

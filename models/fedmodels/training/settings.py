@@ -5,10 +5,14 @@ from __future__ import annotations
 import dataclasses
 import typing
 from collections.abc import Collection, Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedmodels.errors import ConfigError, suggestion
+from fedmodels.printable import shown
 from fedmodels.training.declaration import build, hints_of
+
+if TYPE_CHECKING:
+    from fedmodels.training.run import RunFacts
 
 T = TypeVar("T")
 
@@ -20,6 +24,13 @@ class SharedSettings:
     table of its own.
     """
 
+    def check(self, run: RunFacts) -> None:
+        """Check that a run has what the technique needs, such as images.
+
+        Raises:
+            ConfigError: says what is missing.
+        """
+
 
 def parts_of(cls: type[Any], name: str = "") -> dict[str, type[Any]]:
     """Return the parts of a method's class by the name of their field."""
@@ -28,6 +39,19 @@ def parts_of(cls: type[Any], name: str = "") -> dict[str, type[Any]]:
     return {
         k: kind for k, kind in kinds if isinstance(kind, type) and issubclass(kind, SharedSettings)
     }
+
+
+def check_parts(method: Any, run: RunFacts) -> None:
+    """Check that a run has what the techniques of a method need.
+
+    Raises:
+        ConfigError: names the method, and what is missing.
+    """
+    for name in parts_of(type(method)):
+        try:
+            getattr(method, name).check(run)
+        except ConfigError as error:
+            raise ConfigError(f"method {method.name!r}: {error}") from None
 
 
 def keys_of(cls: type[Any]) -> dict[str, tuple[type[Any], dataclasses.Field[Any]]]:
@@ -72,7 +96,7 @@ def from_table(
             inner = typing.cast("type[Any]", hints[key])
             values[key] = from_table(inner, value, f"{where}.{key}", name)
         else:
-            raise ConfigError(f"{where}.{key} must be a table (given: {value!r})")
+            raise ConfigError(f"{where}.{key} must be a table (given: {shown(value)})")
     for part, inner in parts.items():
         values[part] = from_table(inner, shared[part], where, name)
     return build(cls, values, where, name)
@@ -97,7 +121,7 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         return adapter.validate_python(value, strict=not _is_number(value))
     except ValidationError as error:
         what = fault_of(error, value).message
-        raise ConfigError(f"{where}: {what} (given: {value!r})") from None
+        raise ConfigError(f"{where}: {what} (given: {shown(value)})") from None
 
 
 def _is_number(value: object) -> bool:

@@ -6,12 +6,15 @@ import pytest
 import torch
 from torch import nn
 
+from fedmodels.errors import ConfigError
 from fedmodels.methods import make
 from fedmodels.techniques.class_replay import ALL, ClassReplay, Judge, Rehearsal, Replay, met
 from fedmodels.techniques.generator_training import Lesson
 from fedmodels.techniques.generators import Family, Painter, public, to_images, to_inputs
-from fedmodels.tensors.bundle import Bundle, GeneratorState, Histogram
+from fedmodels.tensors.bundle import Bundle, GeneratorState, Histogram, Problem
 from fedmodels.training.loop import train_locally
+from fedmodels.training.run import RunFacts
+from fedmodels.training.settings import check_parts
 from fedtide.inprocess import run_in_process
 from tests.conftest import context_of, method_of, payload_of, tiny_experiment
 
@@ -345,3 +348,13 @@ def context_free_run():
     from fedmodels.training.run import RunFacts
 
     return RunFacts(tiny_experiment(method={"name": "fedavg-replay"}), Problem(SHAPE, 10))
+
+
+@pytest.mark.parametrize("name", ["pfedgrp", "fedavg-replay", "pfedgraph-replay"])
+def test_methods_that_replay_images_say_so_before_a_run_begins(name):
+    experiment = tiny_experiment(method={"name": name})
+    run = RunFacts(experiment, Problem((2,), 3))
+    line = rf"^method '{name}': the GAN makes images of at most 32x32, not \[2\]"
+    with pytest.raises(ConfigError, match=line):
+        check_parts(make(name), run)
+    check_parts(make(name), RunFacts(experiment, Problem((1, 8, 8), 3)))

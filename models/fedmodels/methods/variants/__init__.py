@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import Any
 
 from fedmodels.errors import ConfigError, suggestion
+from fedmodels.printable import shown
 
 Choices = Mapping[Any, type[Any] | None]
 """The class behind each value of a key; the first value is the default, which has none."""
@@ -87,7 +88,7 @@ class Variants:
         """Return a method's table with the readings beside the other keys."""
         inside = table.get("reading", {})
         if not isinstance(inside, Mapping):
-            raise ConfigError(f"method.reading must be a table (given: {inside!r})")
+            raise ConfigError(f"method.reading must be a table (given: {shown(inside)})")
         values = {key: value for key, value in table.items() if key != "reading"}
         known = {*self.readings, *self.gone, *fields}
         for key, value in inside.items():
@@ -113,7 +114,7 @@ class Variants:
         if not any(value == each and type(value) is type(each) for each in choices):
             table = "method.reading" if key in self.readings else "method"
             told = " or ".join(repr(each) for each in choices)
-            raise ConfigError(f"{table}.{key}: Input should be {told} (given: {value!r})")
+            raise ConfigError(f"{table}.{key}: Input should be {told} (given: {shown(value)})")
         return choices[value]
 
 
