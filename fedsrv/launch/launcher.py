@@ -465,4 +465,4 @@ def check_resumed(experiment: Experiment, config: Path) -> None:
         return  # the coordinator has the config in its database, and looks again
     changed = [key for key in forbidden_changes(before, experiment) if "sha256" not in key]
     if changed:
-        raise another_config(config.parent, changed)
+        raise another_config(config.parent, changed, experiment)

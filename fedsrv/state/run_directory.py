@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ArchiveNotWritten, ConfigError, RunFailed, reason_of
 from fedmodels.files import locked
 
@@ -214,13 +215,19 @@ def require_run(path: Path) -> None:
         raise ConfigError(f"{path} holds no run to resume; leave --resume out, or name its --out")
 
 
-def another_config(run: Path, changed: Sequence[str]) -> ConfigError:
-    """Return the error of a run that is resumed with another config."""
-    longer = "; rounds may be added where every round visits every task, and never taken away"
+def another_config(run: Path, changed: Sequence[str], now: Experiment) -> ConfigError:
+    """Return the error of a run that is resumed with another config, ``now``."""
+    why, course = "", now.training.lr_schedule
+    if "schedule.rounds" in changed and course is not None and course.follows_rounds:
+        why = (
+            "; learning rates of earlier rounds would change with the number of rounds, as "
+            "[training.lr_schedule] has no length: rounds may be added where a run begins with one"
+        )
+    elif "schedule.rounds" in changed:
+        why = "; rounds may be added where every round visits every task, and never taken away"
     return ConfigError(
-        f"{run} was begun with another config; it differs in {', '.join(changed)}"
-        f"{longer if 'schedule.rounds' in changed else ''}. Resume with the config in "
-        f"{run / 'config.toml'}"
+        f"{run} was begun with another config; it differs in {', '.join(changed)}{why}. Resume "
+        f"with the config in {run / 'config.toml'}"
     )
 
 

@@ -116,7 +116,7 @@ class Store:
         if stored is not None:
             before = experiment_of(stored, str(self.path / "run.db"))
             if changed := forbidden_changes(before, self.experiment):
-                raise another_config(self.path, changed)
+                raise another_config(self.path, changed, self.experiment)
         text = json.dumps(self.experiment.to_dict(), sort_keys=True)
         with writing(self.path):
             self.ledger.set_facts(experiment=text)

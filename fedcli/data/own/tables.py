@@ -42,6 +42,8 @@ from fedmodels.config.transforms import TableTransform
 from fedmodels.errors import ConfigError, DataError
 from fedmodels.printable import printable
 
+MANY = 20
+"""Classes beyond which labels are looked at twice."""
 MAX_LETTERS = 40
 """Letters of a column's name in a note, at most."""
 Names = dict[str, tuple[str, tuple[TableRows, int]]]
@@ -115,6 +117,38 @@ def made(
     return dataset if wholes is None else replace(dataset, wholes_train=wholes[train])
 
 
+def _check_labels(labels: NDArray[np.str_], columns: Columns, where: object) -> None:
+    """Check that a column of labels (n,) names classes: it is no number that varies, and no id.
+
+    Raises:
+        DataError: says what the column holds, and what to do.
+    """
+    found = np.unique(labels)
+    if columns.classes is not None or len(found) <= MANY:
+        return
+    holds = f"{where}: column {columns.label!r} of labels holds {len(found)} different"
+    if _are_fractions(found):
+        raise DataError(
+            f"{holds} numbers with decimals in {len(labels)} rows, which is a continuous target; "
+            "classes are learnt here: put ranges of it in their place, such as low and high, or "
+            "name another column in [data.columns] label"
+        )
+    if 2 * len(found) > len(labels):
+        raise DataError(
+            f"{holds} values in {len(labels)} rows, so most classes have one example: name the "
+            "column of labels in [data.columns] label"
+        )
+
+
+def _are_fractions(names: NDArray[np.str_]) -> bool:
+    """Tell whether names (n,) are finite numbers, some of which are no whole ones."""
+    try:
+        numbers = names.astype(np.float64)
+    except ValueError:
+        return False
+    return bool(np.isfinite(numbers).all() and (numbers % 1 != 0).any())
+
+
 def _filled(
     x: NDArray[np.float64], train: NDArray[np.bool_], columns: Columns, where: str
 ) -> tuple[NDArray[np.float64], tuple[float, ...] | None]:
@@ -170,8 +204,8 @@ def read_rows(
     columns a net sees, the first file does.
 
     Raises:
-        DataError: no file has a row; files differ in their columns of numbers; or names of classes
-            or clients differ in spaces alone.
+        DataError: no file has a row; files differ in their columns of numbers; names of classes or
+            clients differ in spaces alone; or the labels are no classes.
     """
     found, asked, empty = list[RecordingRows](), columns, list[object]()
     seen, mended, read = (Names(), Names()), Mended(), list[TableRows]()
@@ -187,20 +221,22 @@ def read_rows(
             else:
                 asked = columns.model_copy(update={"features": features})
                 _tell_columns(features, others, table.where)
-        rows, done = rows_of(table, asked)
+        each, done = rows_of(table, asked)
         for names, column, known in zip(
-            (rows.label, rows.client), (columns.label, columns.client), seen, strict=True
+            (each.label, each.client), (columns.label, columns.client), seen, strict=True
         ):
-            _check_spaces(names, rows.first, column, table, known)
-        found.append(rows)
+            _check_spaces(names, each.first, column, table, known)
+        found.append(each)
         mended.update(done)
         read.append(replace(table, frame=None))  # the rows may take much memory
     if not found:
         raise DataError(f"{empty[0]} holds no row below the names of its columns")
+    rows = joined(found)
+    _check_labels(rows.label, columns, where)
     tell_styles(read, where)
     _tell_mended(where, mended, columns)
     marks = {table.marks.decimal for table in read if not table.marks.unsure}
-    return joined(found), asked, marks.pop() if len(marks) == 1 else None
+    return rows, asked, marks.pop() if len(marks) == 1 else None
 
 
 def _tell_mended(where: object, mended: Mapping[str, int], columns: Columns) -> None:

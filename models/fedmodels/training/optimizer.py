@@ -21,6 +21,8 @@ from fedmodels.numerics.optimizers import kind_of
 from fedmodels.training.contexts import ClientContext
 
 FUSED = ("sgd", "adam", "adamw")
+IMPLEMENTATIONS = ("capturable", "differentiable", "foreach", "fused")
+"""Arguments of torch's optimisers that choose how a step is computed, and not which step it is."""
 
 
 def optimizer_of(
@@ -108,12 +110,17 @@ def check_training(experiment: Experiment) -> None:
     """
     training = experiment.training
     parameters = inspect.signature(kind_of(training.optimizer)).parameters
-    own = {"lr", "params", "weight_decay", "fused", *(["momentum"] * (training.optimizer == "sgd"))}
+    own = {"lr", "params", "weight_decay", *(["momentum"] * (training.optimizer == "sgd"))}
     for key in training.optimizer_options or {}:
         if key in own:
             raise ConfigError(f"[training] optimizer_options cannot hold {key!r}, which has a key")
+        if key in IMPLEMENTATIONS:
+            raise ConfigError(
+                f"[training] optimizer_options: {key!r} says how torch computes a step, which "
+                "fedtide chooses; leave it out"
+            )
         if key not in parameters:
-            known = ", ".join(sorted(set(parameters) - own))
+            known = ", ".join(sorted(set(parameters) - own - {*IMPLEMENTATIONS}))
             raise ConfigError(
                 f"[training] optimizer_options: {training.optimizer!r} takes no {key!r}; it takes "
                 f"{known}"

@@ -63,6 +63,20 @@ CASES: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
 """Labels (and inputs) of a client, what its client.json says, and a line about it."""
 
 
+@pytest.mark.parametrize("names", [["-1", "0", "1"], ["A+", "A-", "B"], ["x<0", "x>0", "0"]])
+def test_signs_that_mean_something_tell_classes_apart(tmp_path, names):
+    client(tmp_path, 0, GOOD, [0, 1, 2], class_names=names)
+    assert not [line for finding in inspected(tmp_path)[1] if "alone" in (line := str(finding))]
+
+
+@pytest.mark.parametrize(
+    "names", [["1", "1.0", "2"], ["walk-up", "Walk up", "x"], ["a.", "a", "b"]]
+)
+def test_other_spellings_of_a_class_are_found(tmp_path, names):
+    client(tmp_path, 0, GOOD, [0, 1, 2], class_names=names)
+    assert any("alone: one class?" in str(finding) for finding in inspected(tmp_path)[1])
+
+
 @pytest.mark.parametrize(("given", "about", "line"), CASES.values(), ids=CASES)
 def test_what_may_not_be_meant_is_found(tmp_path, caplog, given, about, line):
     name = line.split(" ")[0]

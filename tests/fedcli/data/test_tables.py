@@ -106,6 +106,31 @@ def test_a_changed_file_is_another_data_set(csv):
 
 
 @pytest.mark.parametrize(
+    ("label", "line"),
+    [
+        (
+            lambda i: f"{i * 0.37:.2f}",
+            "60 different numbers with decimals in 60 rows, which is",
+        ),
+        (lambda i: f"{i % 25}.5", "25 different numbers with decimals in 60 rows"),
+        (lambda i: f"id{i}", "60 different values in 60 rows, so most classes have one example"),
+    ],
+)
+def test_labels_that_are_no_classes_are_refused(tmp_path, label, line):
+    rows = [f"{i},{label(i)}" for i in range(60)]
+    (tmp_path / "t.csv").write_text("\n".join(["ax,label", *rows]) + "\n")
+    with pytest.raises(DataError, match=re.escape(line)):
+        loaded(tmp_path / "t.csv", label="label", features=["ax"])
+
+
+def test_few_labels_with_decimals_are_classes(tmp_path):
+    rows = [f"{i},{i % 4 / 2}" for i in range(60)]
+    (tmp_path / "t.csv").write_text("\n".join(["ax,label", *rows]) + "\n")
+    found = loaded(tmp_path / "t.csv", label="label", features=["ax"])
+    assert sorted(found.class_names) == ["0.0", "0.5", "1.0", "1.5"]
+
+
+@pytest.mark.parametrize(
     ("columns", "line"),
     [
         ({"label": "activitie"}, "has no column 'activitie'. Did you mean 'activity'?"),

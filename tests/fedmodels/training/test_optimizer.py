@@ -92,6 +92,7 @@ def test_ten_steps_of_each_optimiser_are_torchs(name):
     [
         ({"optimizer_options": {"beta": 0.5}}, "'sgd' takes no 'beta'"),
         ({"optimizer_options": {"lr": 0.5}}, "cannot hold 'lr', which has a key"),
+        ({"optimizer_options": {"foreach": True}}, "'foreach' says how torch computes a step"),
         ({"optimizer": "rprop", "weight_decay": 0.1}, "'rprop' has none"),
         ({"optimizer": "adam", "optimizer_options": {"betas": [2.0, 0.9]}}, "Invalid beta"),
         ({"optimizer": "adam", "optimizer_options": {"betas": True}}, "optimizer = 'adam'"),

@@ -341,6 +341,13 @@ def test_another_config_is_refused_by_its_keys(opened, changes, named):
     opened()  # the refusal left the run as it was
 
 
+def test_a_schedule_without_a_length_is_why_no_rounds_are_added(opened):
+    course = {"training": {"lr_schedule": {"kind": "cosine"}}}
+    opened(tiny_experiment(**course), resume=False)
+    with pytest.raises(ConfigError, match=r"as \[training\.lr_schedule\] has no length: rounds"):
+        opened(tiny_experiment(schedule={"rounds": 9}, **course))
+
+
 def test_rounds_may_grow(opened):
     run_id = committed(opened(resume=False), 0).run_id
     store = opened(tiny_experiment(schedule={"rounds": 5}))
