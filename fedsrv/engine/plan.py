@@ -249,24 +249,31 @@ class Plan:
     def ends_task(self, step: Step) -> bool:
         """Tell whether the interaction after a step is on another task; false for the last one.
 
-        An open run waits for the next task after the last round of a stage.
+        An interaction in which nothing changes does not count. An open run waits for the next task
+        after the last round of a stage.
         """
         if step.tasks:
             return step.ends_stage
-        following = self.steps[step.interaction + 1 : step.interaction + 2]
-        return any(other.task != step.task for other in following)
+        later = (self.steps[n] for n in range(step.interaction + 1, len(self.steps)))
+        following = next((other for other in later if not self.is_idle(other)), step)
+        return following.task != step.task
+
+    def is_idle(self, step: Step) -> bool:
+        """Tell whether nothing changes at a step: nobody was drawn, and no noise hides that."""
+        privacy = self.run.experiment.privacy
+        return not step.cohort and not (privacy is not None and privacy.noise_at_server)
 
     # --- who --------------------------------------------------------------------------------------
 
     def cohort_of(self, step: Step) -> tuple[int, ...]:
-        """Return the known clients of a step that have its task.
+        """Return the known clients of a step that have its task; none if nobody was drawn.
 
         Raises:
             RunFailed: no known client of the step has it.
         """
         known = self.profiles
         found = tuple(c for c in step.cohort if c in known and known[c].num_tasks > step.task_of(c))
-        if not found:
+        if step.cohort and not found:
             where = f"interaction {step.interaction + 1}"
             raise RunFailed(f"{where}: no known client has task {step.task}")
         return found
@@ -322,7 +329,7 @@ def _steps(
     chance = None  # draws by the seed; by a secret where epsilon relies on it
     if store.releases is not None:
         secret = store.releases.secret
-        chance = lambda round, client: secret.chance(f"cohort/{round}/{client}")  # noqa: E731
+        chance = lambda n, client: secret.chance(f"cohort/{n}/{client}")  # noqa: E731
     return schedule.steps(experiment, trainers, tasks, weights, store.aside(), chance)
 
 

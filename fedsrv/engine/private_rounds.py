@@ -10,7 +10,7 @@ out of its cohort: the bound of its contribution limits what it can do.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -35,7 +35,8 @@ from fedsrv.state.record import Record
 from fedsrv.state.store import Store
 
 WEIGHTS, FRACTION = "weights", "fraction"
-"""``fraction`` is a part of one number: how many clients lie within a bound that adapts."""
+"""``fraction`` is a part of one number, by which a bound adapts: the sum over clients of 1/2 for
+one within the bound, of -1/2 for another one. So a client moves it by 1/2."""
 RATE = 0.2
 """Learning rate of the geometric steps of a bound that adapts (Andrew et al., 2021, Section 3)."""
 
@@ -85,11 +86,14 @@ class PrivateRounds:
 
     # --- who takes part ---------------------------------------------------------------------------
 
-    def expected(self, step: Step, plan: Plan, cohort: Sequence[int]) -> float:
-        """Return the expected number of clients of an interaction; answers do not change it."""
+    def expected(self, step: Step, plan: Plan) -> float:
+        """Return the expected number of clients of an interaction.
+
+        Neither who has joined nor who answers changes it: it is told without noise.
+        """
         schedule = self.store.experiment.schedule
         if schedule.sampling != "poisson":
-            return float(len(cohort))
+            return float(len(step.cohort))
         rate = self.store.experiment.cohort_size / schedule.clients
         taking = (c for c, tasks in plan.tasks.items() if tasks > step.task)
         return rate * sum(takes_part(c, step.interaction, plan.aside) for c in taking)
@@ -118,18 +122,21 @@ class PrivateRounds:
         sent: Mapping[int, Bundle],
         folded: Weights | None,
     ) -> Uploads | None:
-        """Return what the method's server half gets in place of the uploads; None if nothing came.
+        """Return what the method's server half gets in place of the uploads.
+
+        At the server it is noise alone where nobody came, so that this does not show. Of clients
+        that add the noise themselves it is None then; the interaction counts all the same.
 
         ``folded`` is the mean of the uploads' weights, where it was taken as they came.
         """
         of, found = contributions(self.method, ctx.run), None
         self.facts = {}
-        if not sent:  # an interaction counts all the same: that nobody came is told
-            self.releases.note(ctx.interaction, torch.zeros(0))
-        elif self.privacy.noise_at_clients:
+        if self.privacy.noise_at_server:
+            found = self._at_server(ctx, of, expected, given, sent)
+        elif sent:
             found = self._of_clients(ctx, of, given, sent, folded)
         else:
-            found = self._at_server(ctx, of, expected, given, sent)
+            self.releases.note(ctx.interaction, torch.zeros(0))
         self.facts |= {
             "epsilon": self.cost(len(self.releases)),
             "delta": self.delta,
@@ -150,22 +157,22 @@ class PrivateRounds:
             clips[WEIGHTS] = self._clip_at(ctx.interaction)
             # so that all parts cost what one sum does
             noise = 1 / math.sqrt(self.noise**-2 - self._fraction_noise(expected) ** -2)
-        stds = noise_stds(clips, noise)
+        stds, sums = noise_stds(clips, noise), of.zeros()
         if adapts:
             clips[FRACTION], stds[FRACTION] = 0.5, self._fraction_noise(expected) / 2
-        sums = of.zeros()
+            sums[FRACTION] = torch.zeros(1, dtype=torch.float64)
         for upload in sent.values():
             vectors = of.vectors(upload, given)
             if adapts:
                 within = float(vectors[WEIGHTS].norm() <= clips[WEIGHTS])
                 vectors[FRACTION] = torch.tensor([within - 0.5], dtype=torch.float64)
             for part, vector in clipped(vectors, clips).items():
-                sums[part] = sums[part] + vector if part in sums else vector
+                sums[part] = sums[part] + vector
         self.releases.note(ctx.interaction, torch.cat([*sums.values()]))
         drawn = noised(sums, stds, self.releases.secret, str(ctx.interaction))
         mean = {part: vector / expected for part, vector in drawn.items()}
         if adapts:
-            share = float(mean.pop(FRACTION)) + 0.5 * len(sent) / expected
+            share = float(mean.pop(FRACTION)) + 0.5  # who did not come counts as half within
             self._adapt(ctx.interaction, clips[WEIGHTS], min(max(share, 0.0), 1.0))
         deviations = {part: std / expected for part, std in stds.items()}
         return self._as_uploads(of, of.upload(mean, given, deviations), sent)
@@ -221,7 +228,8 @@ class PrivateRounds:
         the noise covers is the same in all, and the other parts are the client's own.
         """
         if not of.uncovered:
-            return Uploads({min(sent): covered}, alike, self.method.reduction, stands_for=sent)
+            one = {min(sent, default=0): covered}
+            return Uploads(one, alike, self.method.reduction, stands_for=sent)
         each = {client: of.joined(covered, of.rest(u)) for client, u in sent.items()}
         return Uploads(each, alike, self.method.reduction)
 
@@ -341,6 +349,11 @@ def check_private_rounds(plan: Plan, experiment: Experiment) -> None:
     if schedule.sampling == "poisson" and len({*plan.tasks.values()}) > 1:
         raise ConfigError(
             '[privacy] with sampling = "poisson" needs the same number of tasks at all clients'
+        )
+    if schedule.sampling == "poisson" and privacy.noise_at_server and of.uncovered:
+        raise ConfigError(
+            f'[privacy] with sampling = "poisson" hides who takes part, and {of.uncovered[0]} of '
+            f"method {method.name!r} has no noise and would tell: leave out sampling"
         )
     check_allowed(method.name, [*_told(plan, experiment), *of.uncovered], privacy.allow)
     if privacy.noise_at_clients:

@@ -18,6 +18,7 @@ from fedmodels.tensors.declared_counts import check_numbers
 from fedmodels.training.contexts import ServerContext, ServerData, ServerState
 from fedmodels.training.fault import name_faults
 from fedmodels.training.hooks import as_uploads, broadcast, evaluation, init_client, init_server
+from fedmodels.training.method import Payload
 from fedmodels.training.private_uploads import count_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.cohort import Answers, Trip, fewest_alive
@@ -63,7 +64,7 @@ class RoundParts:
         With ``over_select``, a replay asks the clients whose uploads counted the first time.
         """
         is_open, clients = self.experiment.schedule.open, self.experiment.schedule.clients
-        if not is_open and len(self.plan.profiles) < clients:
+        if step.cohort and not is_open and len(self.plan.profiles) < clients:
             needed = min(self.experiment.min_clients, len(step.cohort))
             self.plan = self.plan.with_clients(self.store, self.cohort.meet(step.cohort, needed))
         chosen = self.experiment.schedule.over_select > 0
@@ -113,10 +114,9 @@ class RoundParts:
     def training(self, ctx: ServerContext, state: ServerState, is_scored: bool) -> Trip:
         """Return the orders of a cohort to train from a state."""
         plan, wanted = self.plan, self._wanted(ctx)
-        common, personal = broadcast(self.method, ctx, state)
         if self.privacy is not None:
             self.privacy.check_cohort(ctx)
-            self._given = common.weights
+        common, personal = self.payload(ctx, state)
         views = ["after_local"] if is_scored and plan.scores_trained else []
         orders = self.orders(ctx, rpc.ORDER_KIND_TRAIN, ctx.cohort, views)
         is_sum = self.method.reduction == "mean" and not self.rule.reads_each
@@ -126,6 +126,13 @@ class RoundParts:
             orders, common, personal, plan.upload_spec, plan.needed(ctx.cohort, wanted), count,
             check_upload=partial(self._check_upload, plan, ctx, state), enough=wanted,
         )  # fmt: skip
+
+    def payload(self, ctx: ServerContext, state: ServerState) -> Payload:
+        """Return what a cohort gets to train from: the common part, and each client's own."""
+        common, personal = broadcast(self.method, ctx, state)
+        if self.privacy is not None:
+            self._given = common.weights
+        return common, personal
 
     def _wanted(self, ctx: ServerContext) -> int:
         """Return how many uploads end an interaction."""
@@ -213,19 +220,22 @@ class RoundParts:
                 raise TooFewClients(str(ClientFailed(client, ctx.round, "upload", why)))
 
     def reduce(self, ctx: ServerContext, state: ServerState, results: Answers) -> Reduced:
-        """Reduce the uploads to the next state; mark clients that spoil it as failed."""
+        """Reduce the uploads to the next state; mark clients that spoil it as failed.
+
+        Where there is no upload, and no noise stands in its place, the state stays as it is.
+        """
         sent = {c: r.upload for c, r in results.by_client.items() if isinstance(c, int)}
         seed = derive_seed(self.experiment.seed, "rule", ctx.interaction, "method")
         facts = Facts(seed, ctx.interaction, _given(state) if self.rule.reads_each else Bundle())
         uploads = as_uploads(self.method, sent, results.mean, self.rule, facts, results.sums)
         if self.privacy is not None:
-            expected = self.privacy.expected(
-                self.plan.steps[ctx.interaction], self.plan, ctx.cohort
-            )
+            expected = self.privacy.expected(self.plan.steps[ctx.interaction], self.plan)
             sums = results.sums
             folded = sums[0].mean.weights if sums else results.mean
             came = {} if sums == [] else sent
             uploads = self.privacy.uploads(ctx, expected, self._given, came, folded) or uploads
+        if not uploads:
+            return Reduced(state, {}, {})
         needed = self.plan.needed(ctx.cohort, self._wanted(ctx))
         found = reduced(self.method, ctx, state, uploads, needed)
         self.leave_out(ctx, results, found.left_out)

@@ -238,6 +238,9 @@ class Rounds:
     def train(self, ctx: ServerContext) -> Answers:
         """Let the cohort train; leave out uploads that lie far out of it."""
         parts = self.parts
+        if not ctx.cohort:  # sampling = "poisson" drew nobody
+            parts.payload(ctx, self.state)
+            return Answers({}, {})
         is_scored = parts.plan.is_scored(parts.plan.steps[ctx.interaction])
         if self.secure is not None:  # masks hide how far an upload lies from others
             return self.secure.train(ctx, self.state, is_scored)

@@ -28,7 +28,8 @@ class Step(Position):
     """One interaction of the schedule."""
 
     cohort: tuple[int, ...]
-    """Clients that train, ascending; with ``asynchronous``, all that may."""
+    """Clients that train, ascending; with ``asynchronous``, all that may. Empty where independent
+    chances drew nobody: then nothing changes, but for the noise that hides whole clients."""
     ends_round: bool
     """Whether it is the last interaction of its round."""
     ends_run: bool
@@ -71,25 +72,23 @@ def draw_cohort(
 
 
 Chance = Callable[[int, int], float]
-"""Gives the number in [0, 1) that decides whether a client takes part in a round."""
+"""Gives the number in [0, 1) that decides whether a client takes part in an interaction."""
 
 
 def independent_cohort(
-    chance: Chance, round: int, candidates: Sequence[int], rate: float
+    chance: Chance, interaction: int, candidates: Sequence[int], rate: float
 ) -> tuple[int, ...]:
     """Draw each candidate independently, with the same probability (Poisson sampling).
 
-    Where nobody is drawn, the candidate with the lowest id takes part, so that every round has a
-    cohort.
+    Nobody may be drawn. The draws of two interactions are independent, also of the same round.
 
     Args:
-        chance: gives the number in [0, 1) of a round and a client.
-        round: which round.
+        chance: gives the number in [0, 1) of an interaction and a client.
+        interaction: which one.
         candidates: clients to draw from.
         rate: the probability.
     """
-    drawn = tuple(sorted(c for c in candidates if chance(round, c) < rate))
-    return drawn or tuple(sorted(candidates)[:1])
+    return tuple(sorted(c for c in candidates if chance(interaction, c) < rate))
 
 
 def steps(
@@ -119,7 +118,11 @@ def steps(
         return []  # they come with the stages
     if trainers and {*trainers} <= aside.keys():
         raise ConfigError("every client that trains was set aside (--without): nobody is left")
-    found = list(_visits(experiment, trainers, tasks, weights, aside, chance))
+    if experiment.schedule.sampling == "poisson":
+        chance = chance or _seeded(experiment.seed)
+        found = list(_independent_visits(experiment, trainers, tasks, aside, chance))
+    else:
+        found = list(_visits(experiment, trainers, tasks, weights, aside))
     if not found and trainers and experiment.schedule.availability is not None:
         raise ConfigError("[schedule] availability: no client is there in any round")
     return [
@@ -141,18 +144,15 @@ def _visits(
     tasks: Mapping[int, int],
     weights: Mapping[int, int] | None,
     aside: Mapping[int, int],
-    chance: Chance | None,
 ) -> Iterator[tuple[int, int, tuple[int, ...]]]:
     """Yield (round, task, cohort) in order; a round without anybody is left out."""
     schedule, size = experiment.schedule, experiment.cohort_size + experiment.schedule.over_select
-    availability, rate = read_availability(experiment), size / schedule.clients
+    availability = read_availability(experiment)
 
     def drawn(round: int, candidates: Sequence[int], size: int) -> tuple[int, ...]:
         there = candidates
         if availability:
             there = [c for c in candidates if is_there(availability, c, round)]
-        if schedule.sampling == "poisson":
-            return independent_cohort(chance or _seeded(experiment.seed), round, there, rate)
         return draw_cohort(experiment.seed, round, there, size, weights)
 
     most, number = max((tasks[c] for c in trainers), default=0), 0
@@ -184,9 +184,35 @@ def _visits(
                     number += 1
 
 
+def _independent_visits(
+    experiment: Experiment,
+    trainers: Sequence[int],
+    tasks: Mapping[int, int],
+    aside: Mapping[int, int],
+    chance: Chance,
+) -> Iterator[tuple[int, int, tuple[int, ...]]]:
+    """Yield (round, task, cohort) in order, where independent chances draw each cohort.
+
+    A client's chance is the config's, however many others are left. An interaction is left out if
+    nobody could be drawn, and not if nobody was.
+    """
+    schedule = experiment.schedule
+    rate, rounds = min(1.0, experiment.cohort_size / len(trainers)), range(schedule.rounds)
+    every = range(max((tasks[c] for c in trainers), default=0))
+    places = ((round, task) for round in rounds for task in every)
+    if schedule.order == "tasks_outer":
+        places = ((task * schedule.rounds + visit, task) for task in every for visit in rounds)
+    number = 0
+    for round, task in places:
+        found = [c for c in trainers if tasks[c] > task and takes_part(c, number, aside)]
+        if found:
+            yield round, task, independent_cohort(chance, number, found, rate)
+            number += 1
+
+
 def _seeded(seed: int) -> Chance:
     """Return chances that everybody who knows the seed knows as well."""
-    return lambda round, client: derive_seed(seed, client, round, "cohort") / 2.0**63
+    return lambda interaction, client: derive_seed(seed, client, interaction, "cohort") / 2.0**63
 
 
 def stage_steps(

@@ -79,7 +79,8 @@ class Schedule(StrictTable):
     sampling: Literal["uniform", "weighted", "poisson"] = "uniform"
     """How a cohort is drawn: each client alike, or by its number of training examples. With
     ``poisson`` each client takes part with the chance ``per_round`` / ``clients``, whoever else
-    does, so that the size of a cohort varies; ``[privacy]`` spends less for it."""
+    does, drawn anew for each task of a round. So the size of a cohort varies, and a cohort may be
+    empty: then nothing changes. ``[privacy]`` spends less for it."""
     over_select: Count = 0
     """Clients beyond ``per_round`` that train as well. A round ends with the first ``per_round``
     uploads, so that stragglers hold up nobody. Which uploads these are depends on time, and is

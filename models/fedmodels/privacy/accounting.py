@@ -34,9 +34,6 @@ class GaussianReleases:
     rate: float = 1.0
     """The chance of each member to take part, independent of the others (Poisson sampling). It is 1
     where members are drawn in another way, or where somebody may know who was drawn."""
-    nobody: float = 0.0
-    """The chance that nobody is drawn. The first client then takes the round, which the accountant
-    does not cover, so each release takes this chance off delta."""
 
 
 @cache
@@ -44,17 +41,11 @@ def epsilon_of(releases: tuple[GaussianReleases, ...], delta: float) -> float:
     """Return the epsilon that releases cost together, at this delta.
 
     Raises:
-        ConfigError: too few members take part, or dp-accounting is not installed.
+        ConfigError: dp-accounting is not installed.
     """
     counted = [each for each in releases if each.times > 0]
     if not counted:
         return 0.0
-    left = delta - sum(each.times * each.nobody for each in counted)
-    if left <= delta / 2:
-        raise ConfigError(
-            f"[privacy] delta = {delta:g} is too small: so few clients take part that a round may "
-            "be without any; give more clients, a larger per_round or a larger delta"
-        )
     library, rdp = _library()
     sampled = any(each.rate < 1 for each in counted)
     accountant = rdp.RdpAccountant(
@@ -68,7 +59,7 @@ def epsilon_of(releases: tuple[GaussianReleases, ...], delta: float) -> float:
         if each.rate < 1:
             event = library.PoissonSampledDpEvent(each.rate, event)
         accountant.compose(event, each.times)
-    return float(accountant.get_epsilon(left))
+    return float(accountant.get_epsilon(delta))
 
 
 def least_noise(
@@ -105,14 +96,20 @@ def releases_of_clients(
 ) -> tuple[GaussianReleases, ...]:
     """Return the releases of a run whose noise hides clients.
 
-    Sampling counts where clients are drawn by independent chances from the run's secret. Cohorts of
-    a fixed size, and those chosen by data or by a trace, count as if everybody took part.
+    Sampling counts where the server draws clients by independent chances from the run's secret, and
+    adds the noise. Cohorts of a fixed size, and those chosen by data or by a trace, count as if
+    everybody took part. So do clients that add the noise: the server, from which they hide, knows
+    whom it drew.
     """
-    schedule, noise = experiment.schedule, noise_seen(experiment, noise)
-    if schedule.sampling != "poisson" or schedule.per_round is None:
+    schedule, noise, privacy = (
+        experiment.schedule,
+        noise_seen(experiment, noise),
+        experiment.privacy,
+    )
+    assert privacy is not None, "there is something to hide"
+    if schedule.sampling != "poisson" or not privacy.noise_at_server:
         return (GaussianReleases(noise, times),)
-    rate = schedule.per_round / schedule.clients
-    return (GaussianReleases(noise, times, rate, (1 - rate) ** (schedule.clients - 1)),)
+    return (GaussianReleases(noise, times, experiment.cohort_size / schedule.clients),)
 
 
 def fewest_summed(experiment: Experiment) -> int:

@@ -56,7 +56,7 @@ def assumptions(experiment: Experiment) -> str:
             "hides one training example of a client (add or remove one) from everybody but the "
             f"client; of each client's most costly task, as tasks have other examples; {left}"
         )
-    sampled = experiment.schedule.sampling == "poisson"
+    sampled = experiment.schedule.sampling == "poisson" and privacy.noise_at_server
     parts = ["hides whether a client takes part in the run (add or remove one client)"]
     if privacy.noise_at_server:
         parts.append("from whoever sees the models; the server is trusted, and sees every upload")
@@ -68,7 +68,9 @@ def assumptions(experiment: Experiment) -> str:
     if privacy.noise_at_clients and experiment.secure_sum is not None:
         parts.append(f"a sum that is opened has the noise of {fewest_summed(experiment)} clients")
     if sampled:
-        parts.append("who takes part in a round is drawn from the run's secret, and stays secret")
+        parts.append(
+            "who takes part is drawn from the run's secret, anew for each release, and stays secret"
+        )
     else:
         parts.append("no chance of being left out is counted")
     parts.append(left)

@@ -51,7 +51,7 @@ class Uploads(Mapping[int, Bundle]):
         rule: AggregationRule = MEAN,
         facts: Facts | None = None,
         sums: Sequence[Summed] | None = None,
-        stands_for: Collection[int] = (),
+        stands_for: Collection[int] | None = None,
     ) -> None:
         """Take the uploads as they came.
 
@@ -63,12 +63,13 @@ class Uploads(Mapping[int, Bundle]):
             rule: makes one result of several uploads.
             facts: what the rule may know of the interaction.
             sums: what groups of uploads come to; these hold no weights and no prototypes then.
-            stands_for: the clients that the only upload stands for, all alike, where it does.
+            stands_for: the clients that the only upload stands for, all alike, where it does; there
+                may be none.
         """
         self._sums = None if sums is None else dict(enumerate(sums))
         self._sent, self._count, self._reduction, self._folded = sent, count, reduction, folded
         self._rule, self._facts = rule, facts or Facts()
-        self._stands_for = tuple(stands_for)
+        self._stands_for = None if stands_for is None else tuple(stands_for)
         self._shares: dict[str, Shares] = {}
         self.was_asked = False
         """Whether a mean was taken."""
@@ -96,7 +97,8 @@ class Uploads(Mapping[int, Bundle]):
     @property
     def is_folded(self) -> bool:
         """Tell whether the mean was taken as the uploads came: nobody can be taken out of it."""
-        return self._folded is not None or self._sums is not None or bool(self._stands_for)
+        summed = self._folded is not None or self._sums is not None
+        return summed or self._stands_for is not None
 
     @property
     def shares(self) -> Mapping[str, Shares]:
@@ -108,8 +110,8 @@ class Uploads(Mapping[int, Bundle]):
 
         Of several levels of prototypes it is the mean over those that a client has.
         """
-        if self._stands_for:
-            return dict.fromkeys(self._stands_for, 1 / len(self._stands_for))
+        if self._stands_for is not None:
+            return dict.fromkeys(self._stands_for, 1 / max(1, len(self._stands_for)))
         if "weights" in self._shares:
             return self._shares["weights"]
         parts: dict[int, list[float]] = {}

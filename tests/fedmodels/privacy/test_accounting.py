@@ -5,7 +5,6 @@ from statistics import NormalDist
 
 import pytest
 
-from fedmodels.errors import ConfigError
 from fedmodels.privacy.accounting import GaussianReleases, epsilon_of, least_noise
 
 pytest.importorskip("dp_accounting", reason="needs the extra privacy")
@@ -60,12 +59,3 @@ def test_nothing_costs_nothing_and_sampling_costs_less():
     assert epsilon_of((), 1e-5) == epsilon_of((GaussianReleases(1.0, 0),), 1e-5) == 0.0
     every, some = (epsilon_of((GaussianReleases(2.0, 10, rate),), 1e-3) for rate in (1.0, 0.2))
     assert some < every / 2
-
-
-def test_a_round_that_may_have_nobody_costs_delta():
-    rare, often = ((GaussianReleases(2.0, 10, 0.2, nobody),) for nobody in (1e-9, 1e-4))
-    assert epsilon_of(rare, 1e-3) == pytest.approx(
-        epsilon_of((GaussianReleases(2.0, 10, 0.2),), 1e-3), 1e-3
-    )
-    with pytest.raises(ConfigError, match="so few clients take part"):
-        epsilon_of(often, 1e-3)

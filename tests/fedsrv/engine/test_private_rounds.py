@@ -1,6 +1,7 @@
 """Runs with noise that hides clients: what they spend, where they end, and what they refuse."""
 
 import json
+from itertools import pairwise
 
 import pytest
 import torch
@@ -11,7 +12,6 @@ from fedmodels.methods.fedavg import FedAvg
 from fedmodels.numerics.secrecy import Secret
 from fedmodels.privacy.accounting import GaussianReleases, epsilon_of, releases_of_clients
 from fedsrv.engine.exclusions import Exclusions
-from fedsrv.engine.schedule import independent_cohort
 from fedsrv.report.run_record import group_runs, read_run
 from fedsrv.report.story import story
 from fedsrv.run_status import RunStatus
@@ -29,6 +29,7 @@ NOISE = {
 
 
 SMALL_GLDP = {"name": "gldp", "t": 1, "s": 1}
+POISSON = {"sampling": "poisson", "per_round": 1}
 
 
 def private(method="fedavg", schedule=None, server=None, **changes):
@@ -45,12 +46,18 @@ def fixed_secrets(monkeypatch):
 
 @pytest.mark.usefixtures("fixed_secrets")
 @pytest.mark.parametrize(
-    ("method", "where"), [(SMALL_GLDP, "server"), ("fedavg", "clients"), ("fedproto", "clients")]
+    ("method", "where", "schedule"),
+    [
+        (SMALL_GLDP, "server", {}),
+        (SMALL_GLDP, "server", POISSON),  # interaction 3 is without anybody
+        ("fedavg", "clients", {}),
+        ("fedproto", "clients", {}),
+    ],
 )
 def test_a_kill_between_release_and_commit_repeats_the_bits_and_spends_once(
-    digits, tmp_path, monkeypatch, method, where
+    digits, tmp_path, monkeypatch, method, where, schedule
 ):
-    experiment, at = private(method, where=where), 2
+    experiment, at = private(method, where=where, schedule=schedule), 3
     whole = run_in_process(experiment, digits, tmp_path / "whole")
     commit = Store.commit
 
@@ -67,6 +74,16 @@ def test_a_kill_between_release_and_commit_repeats_the_bits_and_spends_once(
     resumed = ends_as(whole, experiment, digits, tmp_path / "run")
     assert resumed["privacy"] == whole["privacy"]
     assert resumed["privacy"]["releases"] == len(records_of(tmp_path / "run")) == 6
+    assert bool(records_of(tmp_path / "run")[at]["cohort"]) == (not schedule)
+
+
+def test_what_has_no_noise_would_tell_who_was_drawn(digits, tmp_path):
+    statistics = [f"weights/base/norm{n}.running_{what}" for n in "12" for what in ("mean", "var")]
+    table = {**NOISE, "allow": [*BESIDE, *statistics]}
+    net = {"name": "digits-cnn", "norm": "batch"}
+    experiment = tiny_experiment(method="fedavg", privacy=table, net=net, schedule=POISSON)
+    with pytest.raises(ConfigError, match=r"hides who takes part, and weights/.* leave out"):
+        run_in_process(experiment, digits, tmp_path / "run")
 
 
 @pytest.mark.parametrize("where", ["server", "clients"])
@@ -203,10 +220,36 @@ def test_a_table_that_contradicts_itself_is_refused(changes, line):
         private(**changes)
 
 
-def test_independent_chances_by_hand():
-    chances = {0: 0.1, 1: 0.5, 2: 0.3}
-    assert independent_cohort(lambda _, c: chances[c], 0, [2, 1, 0], 0.4) == (0, 2)
-    assert independent_cohort(lambda _, c: 1.0, 0, [2, 1], 0.4) == (1,)
+@pytest.mark.usefixtures("fixed_secrets")
+def test_a_round_without_anybody_is_noise_alone(digits, tmp_path, monkeypatch):
+    """With this secret nobody is drawn in interaction 3 of 6. Noise of 5 x 0.1 on a sum that one
+    client is expected for moves each of 650 weights by about 0.5: what says that nobody came is
+    neither the state nor what the run has spent."""
+    commit, states = Store.commit, []
+
+    def seen(store, record, state, counts):
+        states.append(torch.cat([w.flatten() for w in state.common.weights.values()]))
+        commit(store, record, state, counts)
+
+    monkeypatch.setattr(Store, "commit", seen)
+    run_in_process(private(schedule=POISSON), digits, tmp_path / "run")
+    records = records_of(tmp_path / "run")
+    assert [len(record["cohort"]) for record in records] == [2, 1, 1, 0, 1, 1]
+    assert "loss" not in records[3]["metrics"]
+    assert "a_glo" in records[3]["metrics"], "the state is scored as any other"
+    assert [record["privacy"]["releases"] for record in records] == [1, 2, 3, 4, 5, 6]
+    moved = [float((after - before).std()) for before, after in pairwise(states)]
+    assert moved == pytest.approx([0.5] * 5, rel=0.1)
+
+
+def test_chances_count_where_the_server_adds_the_noise():
+    """The server knows whom it drew. So a client that hides from it gains nothing by its chance."""
+    spent = []
+    for where, method in (("server", "fedavg"), ("clients", "pfedgraph")):
+        schedule = {"rounds": 1, **POISSON}
+        experiment = private(method, where=where, schedule=schedule, delta=1e-3)
+        spent.append(releases_of_clients(experiment, 5.0, 2))
+    assert spent == [(GaussianReleases(5.0, 2, 1 / 3),), (GaussianReleases(5.0, 2),)]
 
 
 def test_a_secure_sum_of_uploads_with_noise_is_one_release_of_prototypes_too(
@@ -320,6 +363,6 @@ def test_who_takes_part_comes_from_the_secret(digits, tmp_path, monkeypatch):
         key = bytes([number]) * 32
         monkeypatch.setattr(Secret, "fresh", classmethod(lambda cls, key=key: cls(key)))
         schedule = {"sampling": "poisson", "per_round": 2, "rounds": 1}
-        run_in_process(private(schedule=schedule, delta=0.5), digits, tmp_path / str(number))
+        run_in_process(private(schedule=schedule), digits, tmp_path / str(number))
         cohorts.append([record["cohort"] for record in records_of(tmp_path / str(number))])
     assert cohorts[0] != cohorts[1]

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsrv.engine.schedule import draw_cohort, steps
+from fedmodels.errors import ConfigError
+from fedsrv.engine.schedule import draw_cohort, independent_cohort, steps
 from tests.conftest import tiny_experiment
 
 EVERYBODY = (0, 1, 2)
@@ -102,3 +103,43 @@ def test_more_rounds_keep_the_earlier_steps(order, tasks):
 
 def test_nobody_to_visit():
     assert visits([0, 0, 0], rounds=2) == []
+
+
+def test_independent_chances_by_hand():
+    chances = {0: 0.1, 1: 0.5, 2: 0.3}
+    assert independent_cohort(lambda _, c: chances[c], 0, [2, 1, 0], 0.4) == (0, 2)
+    assert independent_cohort(lambda _, c: 1.0, 0, [2, 1], 0.4) == ()
+
+
+@pytest.mark.parametrize("order", ["rounds_outer", "tasks_outer"])
+def test_independent_chances_favour_nobody(order):
+    """Each of 6 clients with a chance of 1/6 in 3,000 interactions: 500 times each, with a standard
+    deviation of 20.4; nobody in (5/6)^6 of them, 1,005, with one of 25.9."""
+    found = visits([5] * 6, range(6), rounds=600, per_round=1, sampling="poisson", order=order)
+    assert len(found) == 3000
+    assert [s.interaction for s in found] == [*range(3000)]
+    times = Counter(c for s in found for c in s.cohort)
+    assert all(abs(times[c] - 500) < 5 * 20.4 for c in range(6))
+    assert abs(sum(not s.cohort for s in found) - 1004.7) < 5 * 25.9
+
+
+def test_independent_chances_are_drawn_anew_for_each_task_of_a_round():
+    """A client is in both of two tasks of a round by a chance of 1/9, and not of 1/3: in 222 of
+    2,000 rounds, with a standard deviation of 14.1."""
+    found = visits([2] * 3, rounds=2000, per_round=1, sampling="poisson")
+    both = Counter(c for one, two in zip(found[::2], found[1::2], strict=True)
+                   for c in {*one.cohort} & {*two.cohort})  # fmt: skip
+    assert all(abs(both[c] - 222.2) < 5 * 14.1 for c in range(3))
+
+
+def test_a_client_that_is_set_aside_changes_nobody_elses_chances():
+    experiment = tiny_experiment(
+        schedule={"clients": 4, "rounds": 200, "per_round": 1, "sampling": "poisson"}
+    )
+    every = steps(experiment, range(4), dict.fromkeys(range(4), 1))
+    left = steps(experiment, range(4), dict.fromkeys(range(4), 1), aside={0: 50})
+    for one, other in zip(every, left, strict=True):
+        gone = {0} if one.interaction >= 50 else set()
+        assert {*other.cohort} == {*one.cohort} - gone
+    with pytest.raises(ConfigError, match="nobody is left"):
+        steps(experiment, range(4), dict.fromkeys(range(4), 1), aside=dict.fromkeys(range(4), 0))
