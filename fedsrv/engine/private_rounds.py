@@ -89,14 +89,14 @@ class PrivateRounds:
     def expected(self, step: Step, plan: Plan) -> float:
         """Return the expected number of clients of an interaction.
 
-        Neither who has joined nor who answers changes it: it is told without noise.
+        Neither who has joined nor who answers changes it: it is told without noise. Where chances
+        draw clients, all have the same number of tasks.
         """
         schedule = self.store.experiment.schedule
         if schedule.sampling != "poisson":
             return float(len(step.cohort))
         rate = self.store.experiment.cohort_size / schedule.clients
-        taking = (c for c, tasks in plan.tasks.items() if tasks > step.task)
-        return rate * sum(takes_part(c, step.interaction, plan.aside) for c in taking)
+        return rate * sum(takes_part(c, step.interaction, plan.aside) for c in plan.tasks)
 
     def check_cohort(self, ctx: ServerContext) -> None:
         """Check that a cohort is as large as the noise of clients relies on.

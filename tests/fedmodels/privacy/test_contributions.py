@@ -108,6 +108,12 @@ def test_one_client_moves_the_sum_by_at_most_the_bound(others, one):
     assert joint <= math.sqrt(3) * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("label", [-1, 2])
+def test_a_prototype_of_no_class_has_no_place(label):
+    with pytest.raises(PayloadError, match="'class' name a class that does not exist"):
+        OF.vectors(upload([1.0, 2.0], {label: [0.0, 0.0]}), GIVEN)
+
+
 def test_nan_has_no_bound():
     with pytest.raises(PayloadError, match="NaN"):
         clipped(OF.vectors(upload([math.nan, 0.0], {}), GIVEN), OF.clips)

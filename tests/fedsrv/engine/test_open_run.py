@@ -219,6 +219,14 @@ def test_clients_that_retire_are_asked_no_more_and_may_be_forgotten(own, tmp_pat
         opened(own, tmp_path / "other", retired=[0, 1])
 
 
+def test_clients_retire_also_while_too_few_have_new_data(own, tmp_path):
+    """Client 0 alone has a new task, and two are needed for a new stage."""
+    add_task(own, 0, arrays_in(tmp_path / "in", [1, 2], 0))
+    opened(own, out := tmp_path / "run", "close", rounds=2, trigger={"new_data": 2}, retired=[1])
+    assert growths_of(out) == [(0, [[0, 1], [1, 1]]), (0, [])]
+    assert [record["cohort"] for record in records_of(out)] == [[0], [0]]
+
+
 def test_an_excluded_client_takes_no_part_in_what_is_left_of_a_stage(own, tmp_path, monkeypatch):
     made: list[Exclusions] = []
     ask = Exclusions.check
