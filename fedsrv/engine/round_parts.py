@@ -253,7 +253,7 @@ class RoundParts:
         Clients were asked at ``began`` and had answered at ``done``, on the monotonic clock.
         ``also`` are answers of clients that trained for the score alone.
         """
-        record = record_of(step, results, found, self.count)
+        record = record_of(step, results, found, _alike if self.rule.reads_each else self.count)
         if self.privacy is not None:
             record["privacy"] = {**self.privacy.facts}
             record["metrics"]["epsilon"] = self.privacy.facts["epsilon"]
@@ -384,6 +384,11 @@ class RoundParts:
     def _untouched(self, client: int) -> str:
         """Return the digest of the private state of a client that never trained."""
         return state_digest([("client", init_client(self.method, self.plan.run, client))])
+
+
+def _alike(upload: Bundle) -> float:
+    """Return what an upload counts where a rule gives no weight to numbers that clients claim."""
+    return 1.0
 
 
 def _given(state: ServerState) -> Bundle:

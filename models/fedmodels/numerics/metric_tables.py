@@ -275,8 +275,8 @@ UPLOADS = (
     _number(
         "difference_cosine", "direction of an upload",
         "cosine between a client's difference and the mean of those that count, weighted as in the "
-        "mean; beyond 4096 numbers within about 0.02. With relays: of those that share one, or "
-        "have none",
+        "mean, or alike with `[server] reduce`; beyond 4096 numbers within about 0.02. With "
+        "relays: of those that share one, or have none",
         range="−1 … 1",
     ),
     _share(

@@ -34,16 +34,15 @@ def distances(gram: Numbers) -> Numbers:
     return found
 
 
-def norm_clipped(gram: Numbers, shares: Numbers, norm: float | None, factor: float) -> Numbers:
-    """Return the coefficients of the weighted mean of clipped differences.
+def norm_clipped(gram: Numbers, norm: float | None, factor: float) -> Numbers:
+    """Return the coefficients of the mean of clipped differences.
 
     Args:
         gram: G.
-        shares: what each counts, in all 1.
         norm: longer differences are scaled to this norm; None: to ``factor`` times the median norm.
         factor: the multiple.
     """
-    return shares * _clip(np.sqrt(np.diag(gram)), norm, factor)
+    return _clip(np.sqrt(np.diag(gram)), norm, factor) / len(gram)
 
 
 def centered_clipping(gram: Numbers, norm: float | None, factor: float, iterations: int) -> Numbers:
@@ -56,16 +55,14 @@ def centered_clipping(gram: Numbers, norm: float | None, factor: float, iteratio
     return v
 
 
-def geometric_median(
-    gram: Numbers, shares: Numbers, iterations: int, smoothing: float = SMOOTHING
-) -> Numbers:
+def geometric_median(gram: Numbers, iterations: int, smoothing: float = SMOOTHING) -> Numbers:
     """Return the coefficients of z after ``iterations`` of smoothed Weiszfeld from z = 0.
 
-    ``z <- sum_i b_i x_i / sum_i b_i`` with ``b_i = share_i / max(nu, |x_i - z|)``.
+    ``z <- sum_i b_i x_i / sum_i b_i`` with ``b_i = 1 / max(nu, |x_i - z|)``.
     """
     z = np.zeros(len(gram))
     for _ in range(iterations):
-        b = shares / np.maximum(_lengths_from(gram, z), smoothing)
+        b = 1 / np.maximum(_lengths_from(gram, z), smoothing)
         z = b / b.sum()
     return z
 

@@ -31,10 +31,10 @@ def rule_of(settings: Reduction) -> AggregationRule:
 class RobustRule(AggregationRule):
     """A rule whose result stays useful where some uploads lie.
 
-    A client's number of examples is what the client says. So it counts in ``norm_clipped`` and
-    ``geometric_median`` alone, whose papers weigh by it, and without a mixing before them; in the
-    other rules it says only whether an upload counts at all. Every floating-point number of an
-    upload is a coordinate, statistics of batch normalisation too.
+    A client's number of examples is what the client says, and one that lies would choose its own
+    weight. So it says only whether an upload counts at all: those that do count alike, in
+    ``norm_clipped`` and ``geometric_median`` too, whose papers weigh by it. Every floating-point
+    number of an upload is a coordinate, statistics of batch normalisation too.
     """
 
     settings: Reduction
@@ -57,7 +57,7 @@ class RobustRule(AggregationRule):
                 f"and interaction {facts.interaction + 1} has {len(counting)}: the state before it "
                 "is kept, and --resume goes on from there once enough clients are back"
             )
-        found, shares = self._reduced(counting, counts, facts.given.weights, facts.seed)
+        found, shares = self._reduced(counting, facts.given.weights, facts.seed)
         return found, {client: shares.get(client, 0.0) for client in sent}
 
     def sets(
@@ -80,28 +80,28 @@ class RobustRule(AggregationRule):
         Differences are from the prototype that clients were given; without one, from the median.
         """
         alike = uniform or not sum(counts.values())
-        parts = {c: 1.0 if alike else float(n) for c, n in counts.items() if alike or n > 0}
-        rows: dict[int, Weights] = {client: {"row": sent[client]} for client in parts}
+        holders = [client for client, n in counts.items() if alike or n > 0]
+        rows: dict[int, Weights] = {client: {"row": sent[client]} for client in holders}
         few = RobustRule(OF_FEW, threads=1)
         if centre is None:
-            centre = few._reduced(rows, parts, {}, 0)[0]["row"]
-        rule = self if len(parts) >= self.settings.fewest_uploads else few
-        found, shares = rule._reduced(rows, parts, {"row": centre}, facts.seed)
+            centre = few._reduced(rows, {}, 0)[0]["row"]
+        rule = self if len(holders) >= self.settings.fewest_uploads else few
+        found, shares = rule._reduced(rows, {"row": centre}, facts.seed)
         return found["row"], {client: shares.get(client, 0.0) for client in sent}
 
     def _reduced(
-        self, sent: Mapping[int, Weights], counts: Mapping[int, float], centre: Weights, seed: int
+        self, sent: Mapping[int, Weights], centre: Weights, seed: int
     ) -> tuple[Weights, dict[int, float]]:
-        """Return the result of enough uploads that count, and each client's share of it."""
-        rows, shares = Rows([*sent.values()], self.threads), np.array([counts[c] for c in sent])
+        """Return the result of enough uploads, which count alike, and each client's share of it."""
+        rows = Rows([*sent.values()], self.threads)
         gram = rows.gram(centre) if self._compares else np.zeros((len(rows), len(rows)))
         mixing = self._mixing(gram, seed)
         if mixing is not None:
-            gram, shares = mixing @ gram @ mixing.T, np.ones(len(mixing))
+            gram = mixing @ gram @ mixing.T
         if self.settings.reduce in BY_COORDINATE:
             found, parts = self._by_coordinate(rows, gram, mixing)
         else:
-            parts = self._parts(gram, shares / shares.sum())
+            parts = self._parts(gram)
             parts = parts if mixing is None else parts @ mixing
             found = rows.sum(parts, centre)
         return found, dict(zip(sent, parts.tolist(), strict=True))
@@ -140,17 +140,17 @@ class RobustRule(AggregationRule):
         parts[chosen] = kept / kept.sum()
         return found, parts if mixing is None else parts @ mixing
 
-    def _parts(self, gram: Numbers, shares: Numbers) -> Numbers:
+    def _parts(self, gram: Numbers) -> Numbers:
         """Return what each row counts in a result that is a sum of rows."""
         rule, count = self.settings, len(gram)
         f, factor, iterations = rule.attackers or 0, rule.clip_factor or 1.0, rule.iterations or 3
         match rule.reduce:
             case "norm_clipped":
-                return coefficients.norm_clipped(gram, shares, rule.clip_norm, factor)
+                return coefficients.norm_clipped(gram, rule.clip_norm, factor)
             case "centered_clipping":
                 return coefficients.centered_clipping(gram, rule.clip_norm, factor, iterations)
             case "geometric_median":
-                return coefficients.geometric_median(gram, shares, iterations)
+                return coefficients.geometric_median(gram, iterations)
         most = 1 if rule.reduce == "krum" else count - f
         chosen = coefficients.krum(coefficients.distances(gram), f, most)
         parts = np.zeros(count)

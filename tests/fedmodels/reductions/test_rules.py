@@ -135,10 +135,32 @@ def test_numbers_by_hand(settings, values, expected, shares):
     assert parts == shares
 
 
-def test_clipping_is_of_differences_and_weighs_by_examples():
-    """From 1: (2 * 0 + 1 * 1 + 1 * min(9, 2)) / 4 = 0.75."""
+def test_clipping_is_of_differences():
+    """From 1: (0 + 1 + min(9, 2)) / 3 = 1."""
     clipped = Reduction(reduce="norm_clipped", clip_norm=2.0)
-    assert of_numbers(clipped, 1.0, 2.0, 10.0, given=1.0, counts=[2, 1, 1])[0] == 1.75
+    assert of_numbers(clipped, 1.0, 2.0, 10.0, given=1.0)[0] == 2.0
+
+
+@pytest.mark.parametrize("settings", [*EACH, *MIXED], ids=named)
+def test_no_client_chooses_its_weight_by_the_examples_that_it_claims(settings):
+    """Client 11 says 2^31 - 1 examples, of all and of the class; the result stays to the bit."""
+    sent = drawn(12)
+    honest, claims = dict.fromkeys(sent, 5.0), {**dict.fromkeys(sent, 5.0), 11: 2.0**31 - 1}
+    facts = Facts(given=Bundle(drawn(1, seed=1)[0]))
+    (one, parts), (other, claimed) = (
+        RobustRule(settings).weights(sent, counts, facts) for counts in (honest, claims)
+    )
+    assert torch.equal(flat(one), flat(other))
+    assert parts == claimed
+    rows_ = {client: upload["base/w"][0] for client, upload in sent.items()}
+    (row, parts), (same, claimed) = (
+        RobustRule(settings).rows(
+            rows_, {c: int(n) for c, n in counts.items()}, False, rows_[0] + 1, facts
+        )
+        for counts in (honest, claims)
+    )
+    assert torch.equal(row, same)
+    assert parts == claimed
 
 
 def test_an_upload_that_counts_nothing_has_no_part():
