@@ -126,6 +126,16 @@ class Answer:
     """How far the upload lies from what its client was given."""
 
 
+@dataclass(frozen=True)
+class RelayedSum:
+    """The sum that a relay brought of the weights of some clients."""
+
+    relay: str
+    clients: tuple[int, ...]
+    moved: Measured | None
+    """How far the mean behind it lies from what they were given; None where nothing counts."""
+
+
 @dataclass
 class Answers:
     """The answers to a trip in client-id order, and the bytes that crossed the wire."""
@@ -146,6 +156,8 @@ class Answers:
     """What the record says of a secure sum, where there was one."""
     aside: dict[int, Measured] = field(default_factory=dict)
     """What is kept of uploads that came and do not count."""
+    relayed: Sequence[RelayedSum] = ()
+    """What relays added up."""
 
     def measured(self) -> dict[int, Measured]:
         """Return what is kept of the uploads that count, by client."""
@@ -156,6 +168,7 @@ class Answers:
         """Keep nothing of single uploads, where noise hides them."""
         for answer in self.by_client.values():
             answer.measured = None
+        self.relayed = ()
 
     def after(self, first: Answers) -> Answers:
         """Return these answers as those to a second try, without clients that failed before it."""

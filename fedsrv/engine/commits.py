@@ -26,6 +26,7 @@ from fedsrv.engine.cohort import Answer, Answers, Cohort, StateLost
 from fedsrv.engine.odd_uploads import Oddity, first_odd
 from fedsrv.engine.plan import Plan
 from fedsrv.engine.reduction import Reduced
+from fedsrv.engine.relayed_sums import sums_standing_out
 from fedsrv.engine.schedule import Step, takes_part
 from fedsrv.engine.scores import Scores, accuracy_over, client_rows, own_test, round_metrics
 from fedsrv.events import EventLog
@@ -63,6 +64,8 @@ def record_of(
             known[odd_uploads.SHARE] = share
     if warned := odd_uploads.standing_out(measured):
         record["warned"] = {str(client): why for client, why in warned.items()}
+    if relays := sums_standing_out(results):
+        record["warned_relays"] = relays
     if results.failed:
         record["failed"] = {str(c): why for c, why in results.failed.items()}
     if results.secure_sum is not None:
@@ -277,7 +280,7 @@ class Commits:
         self._told = set[str]()
         """Kinds of notes on skipped examples that were told."""
         self._in_a_row: dict[str, int] = {}
-        """How often in a row each client's upload stood out."""
+        """How often in a row each client's upload stood out, and each relay's sum."""
         self._warned: dict[tuple[str, str], int] = {}
         """The last task of which drift was told, by part and client."""
 
@@ -372,16 +375,23 @@ class Commits:
         self._warn_of_uploads(record)
 
     def _warn_of_uploads(self, record: Record) -> None:
-        """Note that a client's upload stands out: the 1st, 2nd, 4th, 8th ... time in a row."""
-        warned = record.get("warned", {})
-        for client in map(str, record["cohort"]):
-            self._in_a_row[client] = self._in_a_row.get(client, 0) + 1 if client in warned else 0
-            times = self._in_a_row[client]
-            if times and times & (times - 1) == 0:
-                row = f" (as its last {times} did)" if times > 1 else ""
-                place = f"client {client} in interaction {record['interaction'] + 1}"
-                line = f"the upload of {place} stands out and counts{row}: {warned[client]}"
-                self.events.tell("note", line=line)
+        """Note that an upload or a relay's sum stands out: the 1st, 2nd, 4th ... time in a row."""
+        cohort = [str(client) for client in record["cohort"]]
+        relays = record.get("warned_relays", {})
+        before = {name for name in self._in_a_row if "-" in name}  # clients are plain numbers
+        for what, who, warned in (
+            ("the upload of client", cohort, record.get("warned", {})),
+            ("the sum of relay", sorted({*relays, *before}), relays),
+        ):
+            for name in who:
+                times = self._in_a_row[name] = (
+                    self._in_a_row.get(name, 0) + 1 if name in warned else 0
+                )
+                if times and times & (times - 1) == 0:
+                    row = f" (as its last {times} did)" if times > 1 else ""
+                    place = f"{what} {name} in interaction {record['interaction'] + 1}"
+                    line = f"{place} stands out and counts{row}: {warned[name]}"
+                    self.events.tell("note", line=line)
 
     def _warn_of_drift(self, record: Record) -> None:
         """Say once of each client and task that examples moved from those of the task before."""

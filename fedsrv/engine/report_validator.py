@@ -122,6 +122,9 @@ class ReportValidator:
         measured = DRIFT if trains and self.run.experiment.evaluate.drift else ()
         privacy = self.run.experiment.privacy
         spent = SPENT if trains and privacy is not None and privacy.hides_examples else ()
+        missing = [name for name in spent if name not in report.extra]
+        if missing and (report.num_examples or len(missing) < len(spent)):
+            raise PayloadError(f"the report does not say what was spent: {missing[0]!r} is missing")
         for name, value in report.extra.items():
             if name in spent and not 0 <= value < math.inf:
                 raise PayloadError(f"the report's {name!r} is {value:g}, not a number from 0 on")

@@ -20,8 +20,9 @@ from fedsrv.engine.client_profile import untrained
 from fedsrv.engine.cohort import Answers, Cohort, StateLost
 from fedsrv.engine.commits import Commits, back_before_the_odd
 from fedsrv.engine.exclusions import ClientsExcluded, Exclusions
-from fedsrv.engine.odd_uploads import check_left, far_out
+from fedsrv.engine.odd_uploads import check_left
 from fedsrv.engine.plan import Plan, describe
+from fedsrv.engine.relayed_sums import far_out_beside_relays
 from fedsrv.engine.round_parts import RoundParts
 from fedsrv.engine.schedule import Step
 from fedsrv.engine.scores import Scores
@@ -249,7 +250,7 @@ class Rounds:
         if parts.privacy is not None:  # who counts, and records, would tell of single uploads
             results.forget_measured()
             return results
-        odd = far_out(results.measured())
+        odd = far_out_beside_relays(results)
         left = tuple(client for client in results.by_client if client not in odd)
         check_left(odd, left, parts.experiment.server.min_clients, ctx.round)
         parts.leave_out(ctx, results, odd)

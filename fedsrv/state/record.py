@@ -57,6 +57,8 @@ class Record(TypedDict):
     clients: dict[str, ClientRow]
     warned: NotRequired[dict[str, str]]
     """The clients whose uploads count and stand out of their cohort, and in what."""
+    warned_relays: NotRequired[dict[str, str]]
+    """The relays whose sums count and stand out of the uploads beside them, and in what."""
     failed: NotRequired[dict[str, str]]
     """The clients that were left out, and why."""
     secure_sum: NotRequired[dict[str, Any]]

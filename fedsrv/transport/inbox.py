@@ -31,6 +31,10 @@ PUSH_S, PUSH_BYTES_PER_S = 60.0, 16 << 10
 """Time limit of an upload: a fixed part, and its size at the rate of the slowest usable link."""
 
 
+class RelayAtFault(PayloadError):
+    """What a relay says beside a client's upload cannot be; the client is not to blame."""
+
+
 def push_limit_s(num_bytes: int) -> float:
     """Return the time limit of an upload of this size."""
     return PUSH_S + num_bytes / PUSH_BYTES_PER_S
@@ -144,6 +148,11 @@ class Inbox:
         if not push.header.failure:
             try:
                 outcome = self._receive(client, trip, push)
+            except RelayAtFault as error:
+                self._ends(
+                    client, trip, push, printable(f"its relay {trip.relays[client]} {error}")
+                )
+                raise
             except PayloadError as error:
                 self._ends(client, trip, push, printable(f"its upload was refused: {error}"))
                 raise
@@ -202,8 +211,9 @@ class Inbox:
             total = trip.total_of(group)
             sent = push.received(sum_spec(trip.trip.spec, total), self.cohort.spool.allocate)
             mean = check_sum(trip.trip.spec, sent.weights, total)
+            moved = trip.trip.given.measured(Bundle(mean)) if mean else None
             promised = [trip.promised[client].measured for client in group]
-            check_moved(trip.trip.given, mean, [one for one in promised if one is not None])
+            check_moved(trip.trip.given, moved, [one for one in promised if one is not None])
         except PayloadError as error:
             relay = trip.relays.get(clients[0], "")
             line = printable(f"the sum of its relay {relay} was refused: {error}")
@@ -211,7 +221,7 @@ class Inbox:
                 self.cohort.end_result(client, trip, line)
             raise
         told = cosines_of(push.header)
-        found = GroupSum(group, sent.weights, sent.num_bytes(), push.wire, told)
+        found = GroupSum(group, sent.weights, sent.num_bytes(), push.wire, told, moved)
         if not self.cohort.end_sum(trip, found):
             raise Superseded(f"interaction {push.header.interaction + 1} closed without this sum")
 
@@ -247,36 +257,39 @@ def check_sum(spec: BundleSpec, sums: Weights, total: float) -> Weights:
     return mean
 
 
-def check_moved(given: TrainingBase, mean: Weights, members: Collection[Measured]) -> None:
+def check_moved(given: TrainingBase, moved: Measured | None, members: Collection[Measured]) -> None:
     """Check that a mean lies no farther from what was given than all uploads in it.
+
+    Args:
+        given: what the clients were given.
+        moved: how far the mean lies from it; None of a mean without tensors.
+        members: how far each upload in it does, as the relay says.
 
     Raises:
         PayloadError: it does, so it is not the mean of these uploads.
     """
-    norms = [one.norms.get(PARAMETERS) for one in members]
-    known = [norm for norm in norms if norm is not None]
-    if not mean or len(known) < len(norms):  # a relay of an earlier version measures nothing
-        return
-    moved = given.measured(Bundle(mean)).norms.get(PARAMETERS, 0.0)
-    if not moved <= ROUNDING * (max(known) + given.sizes.get(PARAMETERS, 0.0)) + max(known):
-        raise PayloadError(
-            f"it moves the weights by {moved:.3g}, and each upload in it by {max(known):.3g} at "
-            "most, as the relay says itself"
-        )
+    for part, what in ((PARAMETERS, "weights"), (STATISTICS, "statistics")):
+        norm = 0.0 if moved is None else moved.norms.get(part, 0.0)
+        most = max((one.norms.get(part, 0.0) for one in members), default=0.0)
+        if part in given.sizes and not norm <= ROUNDING * (most + given.sizes[part]) + most:
+            raise PayloadError(
+                f"it moves the {what} by {norm:.3g}, and each upload in it by {most:.3g} at most, "
+                "as the relay says itself"
+            )
 
 
 def measured_by_relay(one: Measured, header: rpc.PushHeader, given: TrainingBase) -> Measured:
     """Return what is kept of an upload whose weights stay with its relay, which has measured them.
 
     Raises:
-        PayloadError: what the relay says is no norm.
+        RelayAtFault: the relay does not say how far they moved, or what it says is no norm.
     """
     told = header.distance
     if not header.HasField("distance"):
-        return replace(one, norm=None, sketch=None)
+        raise RelayAtFault("did not say how far its weights moved")
     norms = {PARAMETERS: told.weights, STATISTICS: told.statistics}
     if not all(0.0 <= norm < math.inf for norm in norms.values()):
-        raise PayloadError("its relay has measured its weights, and says what is no norm")
+        raise RelayAtFault("has measured its weights, and says what is no norm")
     held = {part: norm for part, norm in norms.items() if part in given.sizes}
     return Measured({**one.norms, **held}, given.sizes, told.weights)
 

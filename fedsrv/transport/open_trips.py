@@ -19,12 +19,14 @@ import torch
 from fedmodels.errors import PayloadError, TooFewClients
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec
+from fedmodels.tensors.differences import Measured
 from fedpb.codec import Encoded, encode
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.cohort import (
     Answer,
     Answers,
     BufferedUploads,
+    RelayedSum,
     TooFewOrders,
     Trip,
     first_failure,
@@ -115,6 +117,8 @@ class OpenTrip:
     """Results that lack their weights until their group's sum comes."""
     sums: dict[tuple[int, ...], Weights] = field(default_factory=dict)
     """The sums so far, by the clients in each; without tensors where nothing counts."""
+    moved_by: dict[tuple[int, ...], Measured] = field(default_factory=dict)
+    """How far the mean behind each sum lies from what its clients were given."""
     overdue: OverdueSums = field(init=False)
     """The sums that relays owe."""
 
@@ -259,6 +263,10 @@ class OpenTrip:
         if self.sums:
             dtypes = dtypes_of_weights(self.trip.spec)
             found.mean = mean_with_sums(found.by_client, self.sums, self._count, dtypes)
+            found.relayed = [
+                RelayedSum(self.relays[group[0]], group, self.moved_by.get(group))
+                for group in self.sums
+            ]
         else:
             found.mean = self.folding.finish(self.results)
         found.wire_up = sum(result.wire_up for result in found.by_client.values())
@@ -361,6 +369,9 @@ class GroupSum:
     wire_up: int
     cosines: Mapping[str, float] = field(default_factory=dict)
     """Between each client's difference and their mean, by client id, as the relay says."""
+    moved: Measured | None = None
+    """How far the mean behind it lies from what the clients were given; None where nothing counts.
+    The coordinator measures it."""
 
 
 class OpenTrips:
@@ -476,6 +487,8 @@ class OpenTrips:
             first.wire_up + found.wire_up,
         )
         trip.sums[found.clients] = found.weights
+        if found.moved is not None:
+            trip.moved_by[found.clients] = found.moved
         return whole
 
     # --- lasting trips ----------------------------------------------------------------------------

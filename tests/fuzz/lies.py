@@ -86,6 +86,8 @@ def _changes(descriptor: Descriptor, reach: Reach, within: Within = ()) -> Itera
             yield field, "empty", _emptying(field, reach)
             yield from _changes(field.message_type, _into(field, reach), within)
         else:
+            if field.has_presence:  # else what is absent reads as a zero, which is among the values
+                yield field, "absent", _clearing(field, reach)
             for value in _values(field):
                 yield field, _shown(value), _setting(field, reach, value)
 
@@ -100,6 +102,7 @@ def _in_list(field: FieldDescriptor, reach: Reach, within: Within) -> Iterator[F
             bomb = [value] * min(many, 300_000)
             yield field, f"[{_shown(value)}] * {len(bomb)}", _listing(field, reach, bomb)
         return
+    yield field, "all but the first", _without_first(field, reach)
     yield field, "one twice", _repeating(field, reach, 2)
     yield field, "a bomb", _repeating(field, reach, 100_000)
     yield field, "empty ones", _adding(field, reach, 100_000)
@@ -109,6 +112,7 @@ def _in_list(field: FieldDescriptor, reach: Reach, within: Within) -> Iterator[F
 def _in_map(field: FieldDescriptor, reach: Reach) -> Iterator[Found]:
     key, value = (field.message_type.fields_by_name[name] for name in ("key", "value"))
     yield field, "none", _clearing(field, reach)
+    yield field, "all but the first", _without_first(field, reach)
     for text in _values(key):
         yield field, f"{{{_shown(text)}: 1}}", _mapping(field, reach, {text: 1.0})
     for number in _values(value):
@@ -149,6 +153,17 @@ def _into_first(field: FieldDescriptor, reach: Reach) -> Reach:
 
 def _clearing(field: FieldDescriptor, reach: Reach) -> Change:
     return lambda message: reach(message).ClearField(field.name)
+
+
+def _without_first(field: FieldDescriptor, reach: Reach) -> Change:
+    """Leave out what is first in a list, or an entry of a map."""
+
+    def change(message: Any) -> None:
+        held = getattr(reach(message), field.name)
+        if held:
+            del held[0 if isinstance(held, Sequence) else next(iter(held))]
+
+    return change
 
 
 def _emptying(field: FieldDescriptor, reach: Reach) -> Change:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedmodels.tensors.bundle import Weights
+from fedmodels.tensors.bundle import Bundle, Weights
+from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.coordinator import Listen
 from fedsrv.event_lines import EventPrinter
 from fedsrv.events import EventLog
@@ -52,6 +54,35 @@ def tells_the_truth(group: ClientGroup) -> None:
     """Bring the sum as it is."""
 
 
+def omits(*path: str) -> Lie:
+    """Leave a field out of what is told of each client's upload, and of each sum."""
+    return Omission(path)
+
+
+@dataclass(frozen=True)
+class Omission:
+    """A lie about headers; groups stay as they are."""
+
+    path: tuple[str, ...]
+
+    def __call__(self, group: ClientGroup) -> None:
+        """Change nothing in a group."""
+
+    def told(self, header: rpc.PushHeader) -> None:
+        """Clear the field, in each message of a list."""
+        *within, name = self.path
+        held: list[Any] = [header]
+        for each in within:
+            found = [getattr(message, each) for message in held if _has(message, each)]
+            held = [m for one in found for m in (one if isinstance(one, Iterable) else [one])]
+        for message in held:
+            message.ClearField(name)
+
+
+def _has(message: Any, name: str) -> bool:
+    return any(field.name == name for field, _ in message.ListFields())
+
+
 class LyingRelay:
     """A relay in a thread of this process; ``address`` is a socket in a directory."""
 
@@ -74,11 +105,18 @@ class LyingRelay:
                     lie(group)
                 return group
 
-        honest, relaying.RelayedTrips = relaying.RelayedTrips, Lying  # type: ignore[misc]
+        class Omitting(relaying.Uplink):
+            def push(self, header: rpc.PushHeader, upload: Bundle) -> rpc.PushResponse:
+                if isinstance(lie, Omission):
+                    lie.told(header)
+                return super().push(header, upload)
+
+        honest = relaying.RelayedTrips, relaying.Uplink
+        relaying.RelayedTrips, relaying.Uplink = Lying, Omitting  # type: ignore[misc]
         try:
             relaying.serve_relay(*arguments)
         finally:
-            relaying.RelayedTrips = honest  # type: ignore[misc]
+            relaying.RelayedTrips, relaying.Uplink = honest  # type: ignore[misc]
 
     def close(self) -> None:
         self._thread.join(30)

@@ -15,6 +15,7 @@ from google.protobuf.descriptor import Descriptor
 from fedpb.v1 import coordinator_pb2 as rpc
 from tests.conftest import tiny_experiment, undealt
 from tests.fuzz.liar import REQUESTS, every_lie
+from tests.fuzz.lies import lies_about
 from tests.fuzz.live import Live, complaints_with_traceback
 
 Living = Callable[..., Live]
@@ -68,6 +69,19 @@ def test_every_field_of_every_request_is_lied_about():
         "fedpb.v1.Frame.crc32",
     } <= fields
     assert len({repr(lie) for _, lie in lies}) > 400
+
+
+def test_every_field_that_may_be_absent_is_left_out():
+    """A check may rest on it; a plain number that is absent reads as 0, which is told as well."""
+    told = {repr(lie) for _, lie in every_lie()}
+    report = rpc.Report.DESCRIPTOR
+    assert "fedpb.v1.Member.cosine = absent" in told
+    assert "fedpb.v1.PushHeader.distance = absent" in told
+    assert "fedpb.v1.Distance.weights = 0.0" in told
+    honest = rpc.Report(counts=[rpc.Counts(view="a"), rpc.Counts(view="b")], extra={"x": 1.0})
+    found = {repr(lie): lie.told(honest) for lie in lies_about(report)}
+    assert [c.view for c in found["fedpb.v1.Report.counts = all but the first"].counts] == ["b"]
+    assert not found["fedpb.v1.Report.extra = all but the first"].extra
 
 
 # --- somebody without a place in the run ----------------------------------------------------------

@@ -15,7 +15,15 @@ from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.transport import open_trips
 from tests.conftest import records_of
 from tests.fuzz.live import Live, complaints_with_traceback
-from tests.fuzz.lying_relay import Lie, LyingRelay, brings_nothing, drops, scales, tells_the_truth
+from tests.fuzz.lying_relay import (
+    Lie,
+    LyingRelay,
+    brings_nothing,
+    drops,
+    omits,
+    scales,
+    tells_the_truth,
+)
 from tests.fuzz.test_liar import Living, living
 
 __all__ = ["living"]
@@ -45,6 +53,8 @@ LIES = {
     "left-out": (drops(1), "1", "its relay 0-1 left it out of its sum"),
     "no-sum": (brings_nothing, "01", "its relay 0-1 brought no sum"),
     "scaled": (scales(1e3), "01", "the sum of its relay 0-1 was refused: it moves the weights by"),
+    "unmeasured": (omits("distance"), "01", "its relay 0-1 did not say how far its weights moved"),
+    "no-cosines": (omits("members", "cosine"), "", ""),  # nothing rests on them
 }
 
 
@@ -56,8 +66,9 @@ def test_the_relay_is_named_and_the_run_ends(lie, behind, caplog):
     records = records_of(live.root / "run")
     assert len(records) == 2
     for record in records:
-        assert "".join(record["failed"]) == failed
-        assert all(line.startswith(why) for line in record["failed"].values())
+        lines = record.get("failed", {})
+        assert "".join(lines) == failed
+        assert all(line.startswith(why) for line in lines.values())
         assert record["cohort"] == [c for c in range(3) if str(c) not in failed]
     assert complaints_with_traceback(caplog.records) == []
 
@@ -89,7 +100,8 @@ def test_a_liar_behind_an_honest_relay_is_left_out_of_its_sum(behind, living, mo
     both = records_of(live.root / "run"), records_of(flat.root / "run")
     for record, other in zip(*both, strict=True):
         assert record["cohort"] == other["cohort"] == [0, 2]
-        assert record["failed"] == other["failed"]
+        word = " (as its relay 0-1 says)"
+        assert record["failed"] == {c: line + word for c, line in other["failed"].items()}
         assert record["failed"]["1"].startswith("its upload is far out of its cohort: its weights")
         for client in "012":
             row, plain = record["clients"][client], other["clients"][client]

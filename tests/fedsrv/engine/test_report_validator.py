@@ -226,11 +226,27 @@ def test_what_was_spent_is_told_where_examples_are_hidden(hides, told, line):
     table = Privacy(level="example", noise_multiplier=1.0, delta=0.1) if hides else None
     experiment = terms.run.experiment.model_copy(update={"privacy": table})
     terms = replace(terms, run=replace(terms.run, experiment=experiment))
-    said = report(counts(), empty(), extra={"epsilon": told})
+    said = report(
+        counts(), empty(), extra={"epsilon": told, **({"epsilon_next": 2.0} if hides else {})}
+    )
     if not line:
         return terms.check_report(0, order(), said)
     with pytest.raises(PayloadError, match=line):
         terms.check_report(0, order(), said)
+
+
+@pytest.mark.parametrize("name", ["epsilon", "epsilon_next"])
+def test_what_was_spent_may_not_be_left_out(name):
+    """The coordinator stops a run by it, and would take a missing one for nothing."""
+    table = Privacy(level="example", noise_multiplier=1.0, delta=0.1)
+    terms = terms_of()
+    experiment = terms.run.experiment.model_copy(update={"privacy": table})
+    terms = replace(terms, run=replace(terms.run, experiment=experiment))
+    spent = {key: 1.0 for key in ("epsilon", "epsilon_next") if key != name}
+    with pytest.raises(PayloadError, match=f"does not say what was spent: '{name}' is missing"):
+        terms.check_report(0, order(), report(counts(), empty(), extra=spent))
+    with pytest.raises(PayloadError, match="'epsilon' is missing"):
+        terms.check_report(0, order(), report(counts(), empty(), num_examples=8))
 
 
 @pytest.mark.parametrize("name", LIES)

@@ -12,6 +12,7 @@ import torch
 from fedmodels.errors import PayloadError, RunFailed
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.tensors.bundle_spec import BundleSpec, scalar_spec
+from fedmodels.tensors.differences import Measured, TrainingBase
 from fedpb import PROTOCOL
 from fedpb.codec import encode, read_chunk
 from fedpb.descriptions import description_of
@@ -22,6 +23,7 @@ from fedsrv.engine.reduction import mean_with_sums
 from fedsrv.events import EventLog
 from fedsrv.identity import guard
 from fedsrv.identity.guard import Guard, Peer
+from fedsrv.transport.inbox import check_moved
 from fedsrv.transport.open_trips import LEFT_OUT_S, SUM_S, GroupSum, groups_of
 from fedsrv.transport.remote_cohort import RemoteCohort
 from fedsrv.transport.service import Service
@@ -31,6 +33,8 @@ from tests.fedsrv.transport.test_results_of_pushes import PROFILE, Context, Refu
 SPEC = BundleSpec.of(Bundle({"w": torch.ones(3)})) | scalar_spec("num_examples")
 COUNTS = {0: 2.0, 1: 6.0, 2: 4.0}
 WEIGHTS = {0: [1.0, -2.0, 0.0], 1: [0.5, 8.0, 0.0], 2: [1.0, 1.0, 4.0]}
+DISTANCES = {c: math.dist(WEIGHTS[c], [0.0] * 3) for c in WEIGHTS}
+"""From what everybody was given: zeros."""
 
 
 def count(upload):
@@ -85,11 +89,11 @@ class World:
         head = rpc.PushRequest(header=header).SerializeToString()
         return self.service.push(iter([head, *encoded.chunks()]), Context())
 
-    def promise(self, client, examples=None, distance=None):
+    def promise(self, client, examples=None, distance="measured"):
         scalars = {"num_examples": COUNTS[client] if examples is None else examples}
         header = self.header(client, summed=True)
         if distance is not None:
-            header.distance.weights = distance
+            header.distance.weights = DISTANCES[client] if distance == "measured" else distance
         return self.push(header, Bundle(scalars=scalars))
 
     def whole(self, client):
@@ -505,14 +509,11 @@ def test_a_relay_has_two_sums_under_way_at_most(world):
 
 # --- what a relay measures ------------------------------------------------------------------------
 
-DISTANCES = {c: math.dist(WEIGHTS[c], [0.0] * 3) for c in WEIGHTS}
-"""From what everybody was given: zeros."""
-
 
 def test_distances_and_cosines_come_with_the_sum(world):
     world.open()
     for client in (0, 1):
-        world.promise(client, distance=DISTANCES[client])
+        world.promise(client)
     header = world.sum_header(0, 1)
     header.members[0].cosine, header.members[1].cosine = 0.25, 7.0
     total = sum(COUNTS[c] * torch.tensor(WEIGHTS[c]).double() for c in (0, 1))
@@ -531,11 +532,52 @@ def test_what_is_no_norm_fails_its_client(world, distance):
     assert list(world.failures()) == ["0"]
 
 
+@pytest.mark.parametrize("needed", [2, None])
+def test_a_relay_that_does_not_say_how_far_weights_moved_is_refused_and_named(world, needed):
+    """Without it nothing would bound the sum; the client behind the relay is not to blame."""
+    world.open(needed=needed)
+    with pytest.raises(Refused, match="did not say how far its weights moved") as refused:
+        world.promise(0, distance=None)
+    assert refused.value.code == grpc.StatusCode.INVALID_ARGUMENT
+    line = "its relay 0-1 did not say how far its weights moved"
+    assert world.failures() == {"0": line}
+    if needed is None:
+        with pytest.raises(RunFailed, match=line):
+            world.done.result(10)
+        return
+    world.promise(1)
+    world.sums(1)
+    world.whole(2)
+    assert list(world.done.result(10).by_client) == [1, 2]
+
+
+def test_a_distance_that_is_left_out_of_what_a_relay_measured_is_zero(world):
+    """So says a relay that leaves the number out; its sum must not move anything then."""
+    world.open(needed=1)
+    for client in (0, 1):
+        world.promise(client, distance=0.0)
+    with pytest.raises(Refused, match=r"and each upload in it by 0 at most"):
+        world.sums(0, 1)
+    world.whole(2)
+    assert list(world.done.result(10).by_client) == [2]
+
+
+def test_a_sum_that_moves_statistics_farther_than_each_of_its_uploads_is_refused():
+    """What a relay leaves out is 0: then the statistics must not have moved at all."""
+    names = {"bn/weight": torch.ones(2), "bn/running_mean": torch.zeros(2)}
+    given = TrainingBase(Bundle(names))
+    moved = given.measured(Bundle({**names, "bn/running_mean": torch.tensor([3.0, 4.0])}))
+    members = [Measured({"weights": 0.0, "statistics": norm}) for norm in (1.0, 5.0)]
+    check_moved(given, moved, members)
+    with pytest.raises(PayloadError, match="it moves the statistics by 5, and each upload in it"):
+        check_moved(given, moved, [Measured({"weights": 0.0}), members[0]])
+
+
 def test_a_sum_that_moves_farther_than_each_of_its_uploads_fails_its_clients(world):
     """The relay could scale the sum, where the server sees no single upload."""
     world.open(needed=1)
     for client in (0, 1):
-        world.promise(client, distance=DISTANCES[client])
+        world.promise(client)
     total = sum(COUNTS[c] * torch.tensor(WEIGHTS[c]).double() for c in (0, 1))
     with pytest.raises(Refused, match=r"moves the weights by 55.4, and each upload in it by 8.02"):
         world.sums(0, 1, weights={"w": 10 * total})

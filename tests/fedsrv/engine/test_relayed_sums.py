@@ -1,0 +1,61 @@
+"""Sums of relays beside the uploads that came whole: the same bounds, and the relay is named."""
+
+import pytest
+import torch
+
+from fedmodels.tensors.bundle import Bundle
+from fedmodels.tensors.differences import SKETCH, Measured
+from fedpb.v1 import coordinator_pb2 as rpc
+from fedsrv.engine.cohort import Answer, Answers, RelayedSum
+from fedsrv.engine.relayed_sums import far_out_beside_relays, sums_standing_out
+
+
+def measured(norm, row=(1.0, 0.0)):
+    sketch = torch.zeros(SKETCH)
+    sketch[: len(row)] = norm * torch.tensor(row)
+    return Measured({"weights": norm}, {"weights": 0.1}, norm, sketch)
+
+
+def answers(whole, told, moved):
+    """Return answers of clients with these norms, of which a relay told some, and moved the sum."""
+    held = {**whole, **{c: Measured({"weights": n}, {"weights": 0.1}, n) for c, n in told.items()}}
+    found = {c: Answer(Bundle(), rpc.Report(), measured=one) for c, one in held.items()}
+    return Answers(found, {}, relayed=[RelayedSum("0-1", tuple(told), moved)])
+
+
+WHOLE = {c: measured(1.0) for c in range(2, 7)}
+
+
+@pytest.mark.parametrize(("norm", "out"), [(10.0, []), (10.1, [0, 1])])
+def test_a_sum_beyond_the_bound_of_an_upload_is_left_out_and_the_relay_is_named(norm, out):
+    """Its relay says of its uploads what fits, and the others have moved by 1."""
+    found = far_out_beside_relays(answers(WHOLE, {0: 9.0, 1: 9.0}, measured(norm)))
+    assert [*found] == out
+    for line in found.values():
+        assert line == (
+            "the sum of its relay 0-1 is far out of its cohort: its weights moved 10.1 times as "
+            "far as the median of 6 uploads"
+        )
+
+
+def test_what_a_relay_says_of_an_upload_is_told_as_its_word():
+    (line,) = far_out_beside_relays(answers(WHOLE, {0: 20.0, 1: 1.0}, measured(1.0))).values()
+    assert line.endswith("as the median of 7 uploads (as its relay 0-1 says)")
+
+
+@pytest.mark.parametrize(
+    ("moved", "why"),
+    [
+        (measured(1.0), ""),
+        (measured(1.0, (-1.0, 0.0)), "it points against the others (cosine -1.00)"),
+        (measured(6.0), "its weights moved 6 times as far as the median of 6 uploads"),
+    ],
+)
+def test_a_sum_that_is_turned_or_large_is_a_warning_of_its_relay(moved, why):
+    found = sums_standing_out(answers(WHOLE, {0: 6.0, 1: 6.0}, moved))
+    assert found == ({"0-1": why} if why else {})
+
+
+def test_a_relay_that_brings_everything_stands_alone():
+    assert far_out_beside_relays(answers({}, {0: 1.0, 1: 1.0}, measured(50.0))) == {}
+    assert sums_standing_out(answers({}, {0: 1.0, 1: 1.0}, measured(50.0))) == {}
