@@ -19,7 +19,7 @@ from fedcli.runtime.workers import Workers
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.origin import data_and_scenario
 from fedmodels.devices import device_of
-from fedmodels.errors import ClientFailed, PayloadError
+from fedmodels.errors import ClientFailed, OrderDeclined, PayloadError
 from fedmodels.files import write_atomically
 from fedmodels.own_code import refuse_exits
 from fedmodels.resolution import experiment_of
@@ -125,7 +125,7 @@ class InProcessCohort:
 
     def send_and_receive(self, trip: Trip) -> Answers:
         first = self._arrivals(trip.orders)[: trip.enough]
-        return self._answers(self._ordered(trip, first))
+        return self._answers(*self._ordered(trip, first, trip.needed))
 
     def send(self, *trips: Trip) -> None:
         for trip in trips:
@@ -136,10 +136,15 @@ class InProcessCohort:
         wanted = tuple(flush.wanted or self._lasting)[: flush.size]
         trips = {client: self._lasting.pop(client) for client in wanted}
         found: dict[ClientId, Answer] = {}
+        declined: dict[ClientId, str] = {}
         for _, clients in groupby(wanted, lambda client: id(trips[client])):
             some = [*clients]
-            found |= self._ordered(trips[some[0]], some)
-        answers = self._answers(found)
+            done, left = self._ordered(trips[some[0]], some, 0)
+            found, declined = found | done, declined | left
+        if declined and len(found) < flush.needed:
+            client, why = next(iter(declined.items()))
+            raise ClientFailed(client, flush.round, "order", why)
+        answers = self._answers(found, declined)
         answers.arrivals = {int(c): trip.sample.interaction for c, trip in trips.items()}
         answers.under_way = {int(c): trip.sample.interaction for c, trip in self._lasting.items()}
         return answers
@@ -147,20 +152,36 @@ class InProcessCohort:
     def recall(self) -> None:
         self._lasting.clear()
 
-    def _answers(self, found: Mapping[ClientId, Answer]) -> Answers:
-        return Answers(dict(sorted(found.items(), key=lambda item: str(item[0]).zfill(9))), {})
+    def _answers(
+        self, found: Mapping[ClientId, Answer], declined: Mapping[ClientId, str]
+    ) -> Answers:
+        by_client = dict(sorted(found.items(), key=lambda item: str(item[0]).zfill(9)))
+        return Answers(by_client, dict(declined))
 
-    def _ordered(self, trip: Trip, clients: Sequence[ClientId]) -> dict[ClientId, Answer]:
-        """Let clients do an order, as many at a time as train together, or raise ClientFailed."""
+    def _ordered(
+        self, trip: Trip, clients: Sequence[ClientId], needed: int | None
+    ) -> tuple[dict[ClientId, Answer], dict[ClientId, str]]:
+        """Let clients do an order, as many at a time as train together; return who declined it.
+
+        Raises:
+            ClientFailed: a client failed, or too few are left of those that did not decline.
+        """
         found: dict[ClientId, Answer] = {}
+        declined: dict[ClientId, str] = {}
         for start in range(0, len(clients), self._together):
             tasks = {c: self._task(trip, c) for c in clients[start : start + self._together]}
             done = executed([*tasks.values()], together=self._together > 1)
             results = {result.order.client_id: result for result in done}
             for client, task in tasks.items():
-                down = task.payload.num_bytes()
-                found[client] = self._answer(trip, client, results[task.order.client_id], down)
-        return found
+                down, result = task.payload.num_bytes(), results[task.order.client_id]
+                if result.failure.startswith(OrderDeclined.SAID):
+                    declined[client] = result.failure
+                else:
+                    found[client] = self._answer(trip, client, result, down)
+        if declined and (needed is None or len(found) < needed):
+            client, why = next(iter(declined.items()))
+            raise ClientFailed(client, trip.sample.round, "order", why)
+        return found, declined
 
     def _task(self, trip: Trip, client: ClientId) -> Task:
         """Return what a client has to do, and what it needs for that."""

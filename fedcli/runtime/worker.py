@@ -20,17 +20,17 @@ from fedcli.runtime.drift import DriftMeter, without_summaries
 from fedcli.runtime.kept_models import Deployment, FinalModel, LastStored
 from fedcli.runtime.secure_client import SecureClient
 from fedcli.runtime.setups import SetUp, SetUps
+from fedcli.runtime.spending import Spending, cut_of
 from fedcli.runtime.state import StateDirectory
 from fedmodels.commands import end_if_signalled
 from fedmodels.config.experiment import Experiment
-from fedmodels.errors import ConfigError, FedtideError, PayloadError
+from fedmodels.errors import FedtideError, OrderDeclined, PayloadError
 from fedmodels.machine import peak_rss_bytes
 from fedmodels.methods import make
 from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.metrics import VALIDATION, Probabilities
 from fedmodels.printable import without_places
 from fedmodels.privacy.accounting import fewest_summed
-from fedmodels.privacy.releases import ReleaseLog
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId, state_digest
 from fedmodels.training.contexts import ClientContext
 from fedmodels.training.fault import fault_in, line_of
@@ -124,10 +124,16 @@ class Worker:
             sibling.final_model.last if sibling else LastStored(),
         )  # fmt: skip
         self.deployment = Deployment.of(self.final_model, self.stream)
+        self.spending = Spending(self.client, self.states.path)
         self._held: Result | None = None
         self._committed = -1
         self._looked_at, self._peak = -math.inf, 0
         self._spare = Spare()
+
+    @property
+    def _cut(self) -> str:
+        """How the client's examples were cut of files."""
+        return cut_of(self.data.file.transform, self.data.file.input_shape)
 
     @property
     def run(self) -> RunFacts:
@@ -178,6 +184,9 @@ class Worker:
         self.progress = Progress()  # it is no longer at work
         if isinstance(error, Abandoned):
             return None
+        if isinstance(error, OrderDeclined):
+            log.warning("client %s trains no more: %s", self.client, error)
+            return Result(order, Bundle(), rpc.Report(), self._told(f"{error.SAID}{error}"))
         if isinstance(error, FedtideError):
             log.error("client %s, interaction %d: %s", self.client, order.interaction + 1, error)
             return Result(order, Bundle(), rpc.Report(), self._told(str(error)))
@@ -195,6 +204,7 @@ class Worker:
         """Free data, state and upload; for the next order the client is as after a restart."""
         self.stream.close()
         self.states.drop_cached()
+        self.spending.close()
         self._held = None
 
     def held_bytes(self) -> int:
@@ -295,6 +305,7 @@ class Worker:
         payload, state = self.set_up.compression.received(payload), self._state(order)
         self.stream.open(order.task)
         ctx = self._context(order, nets[place])
+        ctx.may_train = lambda hidden: self.spending.check(order, hidden, self._cut)
         self._deploy_received(order, ctx, payload, state)
         if self.drift is not None:
             self.method.load(ctx, payload, state)
@@ -324,7 +335,7 @@ class Worker:
             peak_rss_bytes=self._peak_rss_bytes(),
         )
         if half.ctx.hidden is not None:
-            report.extra.update(self._spent(order, half))
+            report.extra.update(self.spending.note(order, half.ctx.hidden, self._cut))
         if "after_local" in order.views:
             self._add_counts(report, order, half.ctx, "after_local", half.payload, done.state)
             self.final_model.keep_scored(order, half.ctx.net)
@@ -367,26 +378,6 @@ class Worker:
         fewest = fewest_summed(self.experiment) if noisy else 0
         key = self.states.secret().key
         return SecureClient(self.client, self.states.path, key, rules, fewest)
-
-    def _spent(self, order: rpc.Order, half: ClientHalf) -> dict[str, float]:
-        """Note a training that hides its examples; return epsilon with it, and with one more.
-
-        Raises:
-            ConfigError: it would spend more than the config allows; nothing of it leaves.
-        """
-        releases = ReleaseLog(self.states.path / f"privacy-{order.task}.jsonl")
-        trained = state_digest([("payload", half.payload), ("state", half.state)])
-        content = torch.frombuffer(bytearray.fromhex(trained), dtype=torch.uint8)
-        hidden = half.ctx.hidden
-        times = len(releases) + (not releases.has(order.interaction, content))
-        epsilon, limit = hidden.epsilon(times), hidden.privacy.epsilon
-        if limit is not None and epsilon > limit * (1 + 1e-9):
-            raise ConfigError(
-                f"client {self.client}: training on task {order.task} once more would make epsilon "
-                f"{epsilon:.4g}, beyond [privacy] epsilon = {limit:g}"
-            )
-        releases.note(order.interaction, content)
-        return {"epsilon": epsilon, "epsilon_next": hidden.epsilon(times + 1)}
 
     def _peak_rss_bytes(self) -> int:
         """Return the peak memory of this process, rounded up; measured once a second at most."""

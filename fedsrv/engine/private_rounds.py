@@ -26,12 +26,10 @@ from fedmodels.tensors.bundle import Bundle, Weights, state_digest
 from fedmodels.tensors.uploads import Uploads
 from fedmodels.tensors.weighted_mean import weighted_mean
 from fedmodels.training.contexts import ServerContext
-from fedmodels.training.private_steps import check_hides_examples
 from fedmodels.training.private_uploads import alike, contributions, noise_share
 from fedsrv.engine.client_profile import clients_text
 from fedsrv.engine.plan import Plan
 from fedsrv.engine.schedule import Step, takes_part
-from fedsrv.state.record import Record
 from fedsrv.state.store import Store
 
 WEIGHTS, FRACTION = "weights", "fraction"
@@ -258,58 +256,6 @@ class PrivateRounds:
         return max(expected / 10, 3 * self.noise)
 
 
-class ExamplePrivacy:
-    """What ``[privacy] level = "example"`` adds to the rounds of a run: when it ends.
-
-    Clients add the noise and count what they spend. No example belongs to two tasks, so a client
-    has spent as much as its most costly task did.
-    """
-
-    def __init__(self, plan: Plan, store: Store) -> None:
-        """Begin, or go on after the last commit.
-
-        Raises:
-            ConfigError: the method, or the config, does not fit.
-        """
-        self.plan, self.most = plan, 0.0
-        self._next: dict[tuple[int, int], float] = {}
-        """What each client would have spent after one more training on a task."""
-        privacy, experiment = store.experiment.privacy, store.experiment
-        assert privacy is not None, "there is something to hide"
-        self.limit, self.delta = privacy.epsilon, privacy.chance
-        check_hides_examples(plan.method, plan.run)
-        of = contributions(plan.method, plan.run)
-        of.clips  # noqa: B018 (it raises where a bound is missing)
-        told = [*_told(plan, experiment), *(name for name in of.uncovered if name == "generators")]
-        check_allowed(plan.method.name, told, privacy.allow)
-        for record, _ in store.ledger.records():
-            self.see(record)
-
-    def see(self, record: Record) -> None:
-        """Take what clients of an interaction have spent, and put the most into its metrics."""
-        for client, row in record["clients"].items():
-            if "epsilon" in row:
-                task = int(row.get("task", record["task"]))
-                self._next[int(client), task] = float(row["epsilon_next"])
-                self.most = max(self.most, float(row["epsilon"]))
-        record["metrics"]["epsilon"] = self.most
-        record["privacy"] = {"epsilon": self.most, "delta": self.delta}
-
-    def spent_up(self, step: Step) -> str:
-        """Return why the run ends before a step; empty if enough clients may train."""
-        if self.limit is None:
-            return ""
-        after = {c: self._next.get((c, step.task_of(c)), 0.0) for c in step.cohort}
-        over = [c for c, epsilon in after.items() if epsilon > self.limit * (1 + 1e-9)]
-        if not over or len(step.cohort) - len(over) >= self.plan.needed(step.cohort):
-            return ""
-        return (
-            f"the privacy of {clients_text([*map(str, over)])} is spent: one more training would "
-            f"make epsilon {max(after.values()):.4g} at delta {self.delta:g}, beyond [privacy] "
-            f"epsilon = {self.limit:g}"
-        )
-
-
 def check_private_rounds(plan: Plan, experiment: Experiment) -> None:
     """Check that a run can keep what ``[privacy] level = "client"`` promises.
 
@@ -355,12 +301,12 @@ def check_private_rounds(plan: Plan, experiment: Experiment) -> None:
             f'[privacy] with sampling = "poisson" hides who takes part, and {of.uncovered[0]} of '
             f"method {method.name!r} has no noise and would tell: leave out sampling"
         )
-    check_allowed(method.name, [*_told(plan, experiment), *of.uncovered], privacy.allow)
+    check_allowed(method.name, [*told(plan, experiment), *of.uncovered], privacy.allow)
     if privacy.noise_at_clients:
         _check_noise_of_clients(plan, experiment)
 
 
-def _told(plan: Plan, experiment: Experiment) -> list[str]:
+def told(plan: Plan, experiment: Experiment) -> list[str]:
     """Return the names of what clients tell beside uploads."""
     views = {*experiment.evaluate.views} & {*plan.method.views}
     metrics = bool(plan.method.reported(plan.run)) or experiment.evaluate.drift

@@ -23,8 +23,9 @@ from fedmodels.training.private_uploads import count_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.cohort import Answers, Trip, fewest_alive
 from fedsrv.engine.commits import Commits, add_wire, odd_commit, put_scores, record_of
+from fedsrv.engine.example_privacy import ExamplePrivacy
 from fedsrv.engine.plan import Plan
-from fedsrv.engine.private_rounds import ExamplePrivacy, PrivateRounds
+from fedsrv.engine.private_rounds import PrivateRounds
 from fedsrv.engine.reduction import Reduced, reduced
 from fedsrv.engine.schedule import Step
 from fedsrv.engine.scores import Scores, accuracy_over
@@ -258,7 +259,7 @@ class RoundParts:
             record["privacy"] = {**self.privacy.facts}
             record["metrics"]["epsilon"] = self.privacy.facts["epsilon"]
         if self.hidden is not None:
-            self.hidden.see(record)
+            self.hidden.see(record, step)
         if new := [g.to_json() for g in self.plan.growths if g.interaction == step.interaction]:
             record["growths"] = new
         record["seconds"]["server"] = time.monotonic() - done
@@ -306,8 +307,9 @@ class RoundParts:
 
     def spent_up(self, step: Step) -> str:
         """Return why the privacy of the run ends it before a step; empty if it may go on."""
-        spending = self.privacy or self.hidden
-        return spending.spent_up(step) if spending is not None else ""
+        if self.hidden is not None:
+            return self.hidden.spent_up(step, self.plan)
+        return self.privacy.spent_up(step) if self.privacy is not None else ""
 
     def score_unscored(self, state: ServerState) -> None:
         """Score the last committed state of a run that ends early, unless it has its scores."""

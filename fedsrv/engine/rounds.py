@@ -19,6 +19,7 @@ from fedsrv.engine.choice import Stopping
 from fedsrv.engine.client_profile import untrained
 from fedsrv.engine.cohort import Answers, Cohort, StateLost
 from fedsrv.engine.commits import Commits, back_before_the_odd
+from fedsrv.engine.example_privacy import why_declined
 from fedsrv.engine.exclusions import ClientsExcluded, Exclusions
 from fedsrv.engine.odd_uploads import check_left
 from fedsrv.engine.plan import Plan, describe
@@ -131,13 +132,11 @@ class Engine:
             if stopping.may and self._has_enough(stopping, parts.commits, step.interaction):
                 self.events.tell("note", line=f"{step.round} rounds are enough: {stopping.why()}")
                 break
-            if why := parts.spent_up(step):
+            if why := parts.spent_up(step) or self._done(parts, rounds, step):
                 self.events.tell("note", line=f"the run ends after round {step.round}: {why}")
                 parts.commits.settle()
                 parts.score_unscored(rounds.state)
                 break
-            self._check_exclusions(parts, step.interaction)
-            rounds.interact(step)
         parts.commits.settle()
         if isinstance(rounds, Rounds) and rounds.secure is not None:
             rounds.secure.forget()
@@ -165,6 +164,22 @@ class Engine:
             if following is not plan:
                 rounds.grow(following)
             yield following.steps[interaction]
+
+    def _done(self, parts: RoundParts, rounds: Rounds | BufferedRounds, step: Step) -> str:
+        """Do an interaction; return why clients declined it, where too few were left by that.
+
+        Raises:
+            TooFewClients, ClientFailed: too few are left by something else.
+            ClientsExcluded: somebody is to be set aside first.
+        """
+        self._check_exclusions(parts, step.interaction)
+        try:
+            rounds.interact(step)
+        except (TooFewClients, ClientFailed) as failed:
+            if step.interaction and (why := why_declined(failed)):
+                return why
+            raise
+        return ""
 
     def _check_exclusions(self, parts: RoundParts, interaction: int) -> None:
         """Check that nobody is to be set aside first.

@@ -286,7 +286,8 @@ class SecureRounds:
             more = f" ({len(found.failed) - 1} more failed)" if len(found.failed) > 1 else ""
             raise TooFewClients(
                 f"round {ctx.round + 1}: too few clients are left for a secure sum. "
-                f"Client {client}: {why}{more}"
+                f"Client {client}: {why}{more}",
+                found.failed,
             )
 
     def _needed(self, clients: Sequence[ClientId]) -> int:

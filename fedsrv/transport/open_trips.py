@@ -322,7 +322,7 @@ def check_enough(found: Answers, enough: bool, round: int) -> None:
         TooFewClients: names the first client that failed, and counts the others.
     """
     if not enough:
-        raise TooFewClients(first_failure(found.failed, round, "upload"))
+        raise TooFewClients(first_failure(found.failed, round, "upload"), found.failed)
 
 
 # --- the number of an order: what it works on, so that a result tells what it is of ---------------

@@ -9,6 +9,7 @@ FedtideError                     one clear line for the user; ``exit_code`` says
 ├── PayloadError                 a message does not hold what it must
 │   └── PayloadTooLarge          it claims or carries more bytes than it may
 ├── ClientFailed                 one client failed; names it, the round and the work
+├── OrderDeclined                a client does not train: it would spend too much of privacy
 ├── TrainingFailed               a client's training diverged
 ├── RunFailed                    the run cannot go on                                     (exit 1)
 │   └── TooFewClients            too many clients failed in an interaction
@@ -20,8 +21,9 @@ FedtideError                     one clear line for the user; ``exit_code`` says
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib.metadata import requires
+from typing import Any
 
 MAX_LETTERS = 200
 """Of a word that may be meant for a known one."""
@@ -79,6 +81,13 @@ class ClientFailed(FedtideError):
         self.client, self.round, self.work, self.reason = client, round, work, reason
 
 
+class OrderDeclined(FedtideError):
+    """A client does not do what an order says: a limit of privacy, of its own or the run's."""
+
+    SAID = "declined: "
+    """How the reason begins that the client gives the coordinator."""
+
+
 class TrainingFailed(FedtideError):
     """A client's training diverged: its loss is not finite."""
 
@@ -89,6 +98,11 @@ class RunFailed(FedtideError):
 
 class TooFewClients(RunFailed):
     """Too many clients failed in an interaction for the run to go on."""
+
+    def __init__(self, line: str, reasons: Mapping[Any, str] | None = None) -> None:
+        super().__init__(line)
+        self.reasons = dict(reasons or {})
+        """Why each client failed, where it is the clients."""
 
 
 class RunStopped(FedtideError):

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedcli.data.arrays import IntArray
+from fedcli.data.arrays import IntArray, content_hashes
 from fedcli.data.cuts.held_out import last_groups, last_of_each
 from fedcli.data.store.client_data import ClientData, GlobalTest
 from fedmodels.config.data import Data
@@ -88,6 +88,7 @@ class TaskStream:
         self._train: dict[int, Examples] = {}
         self._test: dict[int, Examples] = {}
         self._validation: dict[int, Examples] = {}
+        self._contents: dict[int, NDArray[np.uint64]] = {}
         self._global_test: Examples | None = None
 
     def open(self, task: int) -> None:
@@ -98,6 +99,7 @@ class TaskStream:
             )
         if task != self.task:
             self._train.clear()
+            self._contents.clear()
         self.task = task
         self.num_seen = max(self.num_seen, task + 1)
 
@@ -121,6 +123,7 @@ class TaskStream:
         """Free everything; no task is open afterwards."""
         self.task = None
         self._train.clear()
+        self._contents.clear()
         self._test.clear()
         self._validation.clear()
         self._global_test = None
@@ -142,6 +145,18 @@ class TaskStream:
         if not self.keep_history or task != self.task:
             raise DataError(self._gone(task))
         return self._up_to(task)
+
+    def contents(self, task: int, *, up_to: bool = False) -> NDArray[np.uint64]:
+        """Return a hash of the content of each input of ``train`` or of ``train_up_to``, (n,)."""
+        found, last = [], task
+        for task in range(last + 1) if self.accumulates or up_to else [last]:
+            if task not in self._contents:
+                x, y = self.data.arrays(task, "train")
+                if self.kept is not None:
+                    x = x[~self.kept.chosen(self.data, task, y)]
+                self._contents[task] = content_hashes(x)
+            found.append(self._contents[task])
+        return np.concatenate(found) if len(found) > 1 else found[0]
 
     def _up_to(self, task: int) -> Examples:
         parts = [self._of(earlier) for earlier in range(task + 1)]

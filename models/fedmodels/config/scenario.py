@@ -36,6 +36,8 @@ class ScenarioTable(StrictTable):
 
     fixes_tasks: ClassVar[bool] = False
     """The kind itself says how many tasks there are."""
+    deals_again: ClassVar[bool] = False
+    """An example may be in several tasks of a client."""
     has_long_tail: ClassVar[bool] = True
     """A long tail can be cut into the training set before it is dealt out."""
 
@@ -283,6 +285,7 @@ class DirichletPooled(ScenarioTable):
 class Drawn(ScenarioTable):
     """Every pair draws its examples; one comes again only after all of its class were dealt."""
 
+    deals_again: ClassVar[bool] = True
     kind: Literal["drawn"]
     examples: PositiveCount = 20
     """Training examples of each pair (client, task)."""

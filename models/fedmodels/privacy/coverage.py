@@ -54,7 +54,8 @@ def assumptions(experiment: Experiment) -> str:
     if privacy.hides_examples:
         return (
             "hides one training example of a client (add or remove one) from everybody but the "
-            f"client; of each client's most costly task, as tasks have other examples; {left}"
+            "client; of the example that all trainings that it was in cost most; inputs of the "
+            f"same content at one client are one example; {left}"
         )
     sampled = experiment.schedule.sampling == "poisson" and privacy.noise_at_server
     parts = ["hides whether a client takes part in the run (add or remove one client)"]

@@ -5,7 +5,6 @@ its interaction, and a keyed digest of what the noise was added to. A line is on
 anything of the release leaves the coordinator. After a crash the same sum gets the same noise, and
 its line is there already, so nothing is spent twice. Another sum of the same interaction, as after
 a roll-back with other clients, gets other noise and a line of its own: that is spent as well.
-A client that hides its examples has such a file for each task.
 """
 
 from __future__ import annotations

@@ -10,14 +10,16 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.randomness import derive_seed
 from fedmodels.numerics.secrecy import Secret
-from fedmodels.tensors.bundle import Bundle, ClientId
+from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId
 from fedmodels.training.position import Position
 from fedmodels.training.run import RunFacts
 
@@ -136,6 +138,10 @@ class Stream(Protocol):
         """Return the data of all tasks up to ``task``; needs ``trains_on = "history"``."""
         ...
 
+    def contents(self, task: int, *, up_to: bool = False) -> NDArray[np.uint64]:
+        """Return a hash of the content of each input of ``train`` or of ``train_up_to``, (n,)."""
+        ...
+
     def limits(self) -> tuple[Tensor, Tensor]:
         """Return the lowest and highest value of each channel after normalisation, (C,) each."""
         ...
@@ -170,6 +176,8 @@ class ClientContext(Context):
     hidden, ``private`` steps and ``class means``."""
     hidden: Any = None
     """How the examples of this training are hidden (``private_steps.HiddenExamples``), if so."""
+    may_train: Callable[[Any], None] = lambda hidden: None
+    """Raises what stands against a training that hides its examples, before its first step."""
     secret: Callable[[], Secret] = field(default_factory=lambda: cache(Secret.fresh))
     """Returns the client's secret; a worker keeps it in its state directory."""
 
@@ -177,6 +185,17 @@ class ClientContext(Context):
     def whose(self) -> int | str:
         """Return the client, whose random numbers are drawn."""
         return self.client
+
+    def seed(self, purpose: str) -> int:
+        """Return a seed as that of the run's other halves; of who hides examples, a secret one.
+
+        What is drawn for an example, such as dropout, may depend on its place in its batch. Nobody
+        may be able to draw it again, or the presence of one example would show in all others.
+        """
+        known, privacy = super().seed(purpose), self.run.experiment.privacy
+        if privacy is None or not privacy.hides_examples or self.client == EVALUATOR:
+            return known
+        return int(self.secret().chance(f"seed/{known}") * 2**53)
 
     def secret_normal(self, content: Tensor, purpose: str) -> Tensor:
         """Return N(0, 1) numbers to blur ``content``; nobody else can draw them again."""

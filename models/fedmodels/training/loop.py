@@ -84,7 +84,10 @@ class ClientHalf:
         self.refs = self.method.prepare(self.ctx, self.payload, self.state)
         self.x, self.y = self.method.training_data(self.ctx, self.refs)
         self.ctx.num_examples = len(self.y)
-        self.ctx.hidden = HiddenExamples.of(self.method, self.ctx, len(self.y))
+        hidden = HiddenExamples.of(self.method, self.ctx, self.y, self.payload, self.state)
+        if hidden is not None:
+            self.ctx.hidden = hidden
+            self.ctx.may_train(hidden)
         if (training := self.ctx.run.experiment.training).own_loss:
             loss = criterion_of(training, self.y, self.ctx.run.problem.num_classes)
             self.ctx.criterion = _noting(loss, self.ctx.asked)

@@ -7,18 +7,23 @@ Abadi et al., Deep Learning with Differential Privacy, CCS 2016, Algorithm 1.
     q       rate                     sigma   noise
 
 Each batch holds each example with the chance q, drawn from the client's secret. The gradient of
-each example's loss is scaled to at most C. Per-example gradients are mapped by torch.func over
-batches of one example, so a method's own loss is differentiated as it is, with all its terms.
+each example's loss is scaled to at most C. Inputs of one content are one example. Per-example
+gradients are mapped by torch.func over batches of one example, so a method's own loss is
+differentiated as it is, with all its terms.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
@@ -26,8 +31,8 @@ from fedmodels.config.privacy import Privacy
 from fedmodels.errors import ConfigError
 from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.secrecy import Secret
-from fedmodels.privacy.accounting import GaussianReleases, epsilon_of, least_noise
-from fedmodels.tensors.bundle import Bundle
+from fedmodels.privacy.accounting import GaussianReleases, least_noise
+from fedmodels.tensors.bundle import Bundle, state_digest
 from fedmodels.training.method import Batch, Method, Output
 from fedmodels.training.run import RunFacts
 
@@ -35,50 +40,88 @@ if TYPE_CHECKING:
     from fedmodels.training.contexts import ClientContext
 
 SPENT = ("epsilon", "epsilon_next")
-"""What a client reports: epsilon of its trainings on a task, and with one training more."""
+"""What a client reports: epsilon of all its trainings, and with one more like the last."""
 AT_ONCE = 1 << 24
 """Numbers of per-example gradients that are held at a time."""
 LossOf = Callable[[Batch, Output], Tensor]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class HiddenExamples:
-    """How a client hides the examples of one task."""
+    """How a client hides the examples of one training.
+
+    Inputs of the same content are one example, whatever their labels: its copies are drawn
+    together, and have one bound together.
+    """
 
     privacy: Privacy
-    examples: int
+    contents: NDArray[np.uint64]
+    """A hash of the content of each training input (n,)."""
     batch_size: int
     steps: int
     """Of one training."""
     trainings: int
-    """On this task in the run."""
+    """On the same examples in the run, as far as the config tells."""
     sends_prototypes: bool
+    name: str = ""
+    """Of this training: another one has another name."""
 
     @classmethod
-    def of(cls, method: Method, ctx: ClientContext, examples: int) -> HiddenExamples | None:
-        """Return what a run asks for; None where it hides no examples."""
+    def of(
+        cls, method: Method, ctx: ClientContext, y: Tensor, payload: Bundle, state: Bundle
+    ) -> HiddenExamples | None:
+        """Return what a run asks for; None where it hides no examples.
+
+        Raises:
+            ConfigError: the method trains on other examples than those of its task.
+        """
         run, privacy = ctx.run, ctx.run.experiment.privacy
-        if privacy is None or not privacy.hides_examples or not examples:
+        if privacy is None or not privacy.hides_examples or not len(y):
             return None
-        training = run.experiment.training
+        contents = ctx.stream.contents(ctx.task, up_to=method.trains_on == "history")
+        if len(contents) != len(y):
+            raise ConfigError(
+                f'[privacy] level = "example": method {method.name!r} trains on {len(y)} examples, '
+                f"and its data are {len(contents)}"
+            )
+        size = min(run.experiment.training.batch_size, len(y))
         epochs = sum(phase.epochs for phase in method.phases(ctx))
-        size = min(training.batch_size, examples)
         levels = any(k.startswith("prototypes/") for k in method.upload_spec(run).required)
-        steps = epochs * math.ceil(examples / size)
-        trainings = run.experiment.schedule.rounds  # on each task, whose examples are its own
-        return cls(privacy, examples, size, steps, trainings, levels)
+        known = state_digest([("payload", payload), ("state", state)])
+        made = hashlib.blake2b(f"{ctx.interaction}/{known}/".encode(), key=ctx.secret().key)
+        made.update(contents.tobytes() + y.cpu().numpy().tobytes())
+        return cls(
+            privacy, contents, size, epochs * math.ceil(len(y) / size),
+            run.experiment.schedule.rounds * _tasks_of_an_example(method, run), levels,
+            made.hexdigest()[:32],
+        )  # fmt: skip
+
+    @property
+    def examples(self) -> int:
+        """How many inputs there are."""
+        return len(self.contents)
 
     @property
     def rate(self) -> float:
         """The chance of an example to be in a batch."""
         return self.batch_size / self.examples
 
+    @cached_property
+    def places(self) -> Tensor:
+        """Which of the examples each input is a copy of (n,)."""
+        return torch.from_numpy(np.unique(self.contents, return_inverse=True)[1].reshape(-1))
+
+    @cached_property
+    def copies(self) -> Tensor:
+        """How many inputs are of the same content as each (n,)."""
+        return torch.bincount(self.places)[self.places]
+
     def releases(self, noise: float, trainings: int) -> tuple[GaussianReleases, ...]:
         """Return what so many trainings release, with a noise multiplier."""
         steps = GaussianReleases(noise, self.steps * trainings, self.rate)
         return (steps, GaussianReleases(noise, trainings)) if self.sends_prototypes else (steps,)
 
-    @property
+    @cached_property
     def noise(self) -> float:
         """The noise multiplier: the config's, or the least that keeps all trainings in epsilon."""
         if self.privacy.noise_multiplier is not None:
@@ -88,9 +131,16 @@ class HiddenExamples:
             lambda z: self.releases(z, self.trainings), self.privacy.epsilon, self.privacy.chance
         )
 
-    def epsilon(self, trainings: int) -> float:
-        """Return the epsilon of so many trainings on these examples."""
-        return epsilon_of(self.releases(self.noise, trainings), self.privacy.chance)
+
+def _tasks_of_an_example(method: Method, run: RunFacts) -> int:
+    """Return in how many tasks a run may train on one example, as far as its config tells."""
+    scenario = run.experiment.scenario
+    if scenario is None or scenario.fixes_tasks:
+        return 1
+    comes_again = run.experiment.accumulates or method.trains_on == "history"
+    if not comes_again and not scenario.deals_again:
+        return 1
+    return scenario.tasks if isinstance(scenario.tasks, int) else max(scenario.tasks)
 
 
 def check_hides_examples(method: Method, run: RunFacts) -> None:
@@ -99,10 +149,10 @@ def check_hides_examples(method: Method, run: RunFacts) -> None:
     Raises:
         ConfigError: says what stands against it.
     """
-    if method.trains_on != "task" or run.experiment.accumulates:
+    if method.trains_on not in ("task", "history"):
         raise ConfigError(
-            '[privacy] level = "example" counts for each task by itself, and here clients train on '
-            "examples of other tasks as well, or on what they made of them"
+            '[privacy] level = "example" counts trainings on examples, and here clients train on '
+            "what they made of examples of earlier tasks as well"
         )
     if run.batch_norm_weights:
         raise ConfigError(
@@ -138,13 +188,15 @@ class PrivateSteps:
 
     def batches(self) -> Iterator[Tensor]:
         """Yield the indices of an epoch's batches: each example with the same chance in each."""
+        places = self.hidden.places
         for _ in range(math.ceil(self.hidden.examples / self.hidden.batch_size)):
             self._taken += 1
-            drawn = self._secret.chances(self._purpose("batch"), self.hidden.examples)
-            yield (torch.from_numpy(drawn) < self.hidden.rate).nonzero().flatten()
+            drawn = self._secret.chances(self._purpose("batch"), int(places.max()) + 1)
+            yield (torch.from_numpy(drawn)[places] < self.hidden.rate).nonzero().flatten()
 
     def _purpose(self, what: str) -> str:
-        return f"{self._interaction}/step/{self._taken}/{what}"
+        """Return a purpose that no other step has, of this training or of another one."""
+        return f"{self._interaction}/{self.hidden.name}/step/{self._taken}/{what}"
 
     def put_gradients(self, batch: Batch, loss_of: LossOf, name: str) -> Tensor:
         """Put the noisy mean of bounded gradients into the net; return the mean loss.
@@ -167,7 +219,8 @@ class PrivateSteps:
                     f"example by example ({str(error).splitlines()[0]})"
                 ) from None
             norms = gradients.norm(dim=1)
-            factors = (self.hidden.privacy.clip / norms.clamp(min=1e-12)).clamp(max=1.0)
+            clips = self.hidden.privacy.clip / self.hidden.copies[some.index.cpu()].to(norms)
+            factors = (clips / norms.clamp(min=1e-12)).clamp(max=1.0)
             total += factors @ gradients
             losses.append(found)
         noise = self._secret.normal(total, self._purpose("noise"))
@@ -217,10 +270,12 @@ def private_class_sums(
     """Return the sums of embeddings (K, d) by class and the counts (K,), both with noise.
 
     An example adds its embedding, scaled to a norm of at most ``prototype_clip``, and a mark of
-    that size. So its contribution has a norm of at most sqrt(2) ``prototype_clip``.
+    that size; of copies, each adds its part of that. So the contribution of an example has a norm
+    of at most sqrt(2) ``prototype_clip``.
 
     Raises:
-        ConfigError: ``[privacy]`` gives no bound for embeddings.
+        ConfigError: ``[privacy]`` gives no bound for embeddings, or the embeddings are not those of
+            the training inputs.
     """
     bound = hidden.privacy.prototype_clip
     if bound is None:
@@ -228,12 +283,17 @@ def private_class_sums(
             '[privacy] prototype_clip is needed: with level = "example" it bounds the embedding of '
             "an example, and the method sends prototypes"
         )
+    if len(z) != hidden.examples:
+        raise ConfigError(
+            f'[privacy] level = "example": class means of {len(z)} inputs, and the client trains '
+            f"on {hidden.examples}"
+        )
     table = torch.zeros(classes, z.shape[1] + 1)
     norms = z.norm(dim=1).clamp(min=1e-12)
     rows = torch.cat(
         [z * (bound / norms).clamp(max=1.0)[:, None], z.new_full((len(z), 1), bound)], 1
     )
-    table.index_add_(0, y.cpu(), rows.float().cpu())
+    table.index_add_(0, y.cpu(), rows.float().cpu() / hidden.copies[:, None])
     std = hidden.noise * bound * math.sqrt(2)
     noisy = table + std * secret.normal(table, f"{interaction}/prototypes/noise")
     return noisy[:, :-1], noisy[:, -1] / bound

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
@@ -31,9 +32,14 @@ def hiding(method="fedavg", **changes):
     return tiny_experiment(method=method, privacy=table)
 
 
+def hidden_of(contents, batch_size, prototypes=False, **table):
+    privacy, contents = hiding(**table).privacy, np.array(contents, dtype=np.uint64)
+    return HiddenExamples(privacy, contents, batch_size, 3, 1, sends_prototypes=prototypes)
+
+
 def steps_of(net, examples, batch_size, noise=1e-9, clip=0.5):
-    privacy = hiding(noise_multiplier=noise, clip=clip).privacy
-    hidden = HiddenExamples(privacy, examples, batch_size, 3, 1, sends_prototypes=False)
+    contents = range(examples) if isinstance(examples, int) else examples
+    hidden = hidden_of(contents, batch_size, noise_multiplier=noise, clip=clip)
     ctx = type("Ctx", (), {"net": net, "interaction": 0, "secret": lambda: Secret(b"s" * 32)})
     return PrivateSteps(ctx, hidden)
 
@@ -94,13 +100,32 @@ def test_each_example_is_in_a_batch_with_the_same_chance():
 
 def test_class_sums_by_hand():
     """The embedding (3, 4) is scaled to a norm of 1; nearly no noise."""
-    hidden = HiddenExamples(
-        hiding(noise_multiplier=1e-9, prototype_clip=1.0).privacy, 3, 2, 1, 1, sends_prototypes=True
-    )
+    hidden = hidden_of([7, 8, 9], 2, prototypes=True, noise_multiplier=1e-9, prototype_clip=1.0)
     z = torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 1.0]])
     sums, counts = private_class_sums(z, torch.tensor([0, 0, 1]), 3, hidden, Secret(b"s" * 32), 0)
     assert sums.flatten().tolist() == pytest.approx([0.9, 1.2, 0, 1, 0, 0], abs=1e-5)
     assert counts.tolist() == pytest.approx([2, 1, 0], abs=1e-5)
+
+
+def test_copies_of_an_example_are_drawn_together_and_have_one_bound():
+    """Of the inputs A, B, A, C, A, those of A give at most 0.5 in all, whatever their labels."""
+    net, x = RUN.make_net(), torch.randn(5, *RUN.problem.input_shape)
+    x[2] = x[4] = x[0]
+    steps = steps_of(net, [7, 8, 7, 9, 7], 3)
+    for _ in range(20):
+        for batch in steps.batches():
+            assert len({0, 2, 4} & {*batch.tolist()}) in (0, 3)
+    copies, y = torch.tensor([0, 2, 4]), torch.tensor([0, 1, 0])
+    large = lambda batch, out: 100 * loss(batch, out)  # noqa: E731
+    steps.put_gradients(Batch(x[copies], y, copies), large, "fedavg")
+    flat = torch.cat([p.grad.flatten() for p in net.parameters_by_key().values()])
+    assert 0 < float(flat.norm()) * 3 <= 0.5 + 1e-6, "times the expected size of a batch"
+    hidden = hidden_of([7, 8, 7, 9, 7], 3, prototypes=True, noise_multiplier=1e-9,
+                       prototype_clip=1.0)  # fmt: skip
+    z, labels = torch.ones(5, 1), torch.tensor([0, 2, 1, 2, 0])
+    sums, counts = private_class_sums(z, labels, 3, hidden, Secret(b"s" * 32), 0)
+    assert counts.tolist() == pytest.approx([2 / 3, 1 / 3, 2], abs=1e-5), "A counts once"
+    assert sums.flatten().tolist() == pytest.approx([2 / 3, 1 / 3, 2], abs=1e-5)
 
 
 def test_a_run_tells_what_each_client_spent_and_ends_before_more(digits, tmp_path):
@@ -134,8 +159,8 @@ def test_prototypes_of_clients_that_hide_examples_have_noise_from_the_start(digi
     [
         ({"method": "fedproto"}, "prototype_clip is needed"),
         ({"method": "fedem"}, "method 'fedem' keeps"),
-        ({"method": "pfedgrp"}, "of other tasks as well"),
-        ({"method": "target"}, "of other tasks as well"),
+        ({"method": "pfedgrp"}, "of earlier tasks as well"),
+        ({"method": "target"}, "of earlier tasks as well"),
         ({"allow": ()}, "adds no noise to all that leaves"),
     ],
 )

@@ -1,0 +1,87 @@
+"""What a client spends of its examples' privacy, beside its state: checked, charged, and told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedmodels.errors import ArchiveError, OrderDeclined
+from fedmodels.privacy.ledger import Charge, PrivacyLedger
+from fedmodels.tensors.bundle import ClientId
+from fedmodels.training.private_steps import HiddenExamples
+from fedpb.v1 import coordinator_pb2 as rpc
+
+NAME = "privacy.db"
+"""The file in the state directory of a client that hides its examples."""
+OF_DATA = ("fill",)
+"""What a description says of how files are cut that follows from the examples themselves."""
+
+
+class Spending:
+    """The spending of one client."""
+
+    def __init__(self, client: ClientId, directory: Path) -> None:
+        """Open nothing yet; the client's state is in the directory."""
+        self.client, self.path = client, directory / NAME
+        self._ledger: PrivacyLedger | None = None
+
+    def check(self, order: rpc.Order, hidden: HiddenExamples, cut: str) -> None:
+        """Check that a training keeps within the run's epsilon.
+
+        Raises:
+            OrderDeclined: it would spend more; says how much.
+            ArchiveError: what was spent before cannot be told.
+        """
+        charge, privacy = charge_of(self.client, order, hidden, cut), hidden.privacy
+        try:
+            self._opened(order).check(charge, privacy.epsilon, privacy.chance)
+        except OrderDeclined as error:
+            raise OrderDeclined(
+                f"{error}, which is [privacy] epsilon (client {self.client}, task {order.task})"
+            ) from None
+
+    def note(self, order: rpc.Order, hidden: HiddenExamples, cut: str) -> dict[str, float]:
+        """Charge a training before anything of it leaves; return what the client tells of it.
+
+        Raises:
+            OrderDeclined: it would spend more than the run's epsilon.
+            ArchiveError: the file cannot be written.
+        """
+        charge, privacy = charge_of(self.client, order, hidden, cut), hidden.privacy
+        ledger = self._opened(order)
+        ledger.note(charge, privacy.epsilon, privacy.chance)
+        return {
+            "epsilon": ledger.epsilon(privacy.chance),
+            "epsilon_next": ledger.epsilon(privacy.chance, charge),
+        }
+
+    def _opened(self, order: rpc.Order) -> PrivacyLedger:
+        if self._ledger is None:
+            if order.base >= 0 and not self.path.exists():
+                raise ArchiveError(
+                    f"{self.path} is gone: what client {self.client} has spent of its examples' "
+                    "privacy cannot be told; put a copy of it back"
+                )
+            self._ledger = PrivacyLedger(self.path, "example")
+        return self._ledger
+
+    def close(self) -> None:
+        """Close the file; it is opened again when it is needed."""
+        if self._ledger is not None:
+            self._ledger.close()
+            self._ledger = None
+
+
+def charge_of(client: ClientId, order: rpc.Order, hidden: HiddenExamples, cut: str) -> Charge:
+    """Return what a training that hides its examples is charged for."""
+    what = f"client {client}, round {order.round + 1}, task {order.task}"
+    releases = hidden.releases(hidden.noise, 1)
+    return Charge(hidden.name, releases, hidden.contents, cut, what)
+
+
+def cut_of(transform: Mapping[str, Any] | None, input_shape: tuple[int, ...]) -> str:
+    """Return how examples were cut of files, in a text that does not follow from the examples."""
+    how = {k: v for k, v in (transform or {}).items() if k not in OF_DATA}
+    return json.dumps([how, input_shape], sort_keys=True)

@@ -1,0 +1,235 @@
+"""What trainings have spent of privacy, by the content of examples: the ledger of a client or site.
+
+Two trainings compose for every example that both were on, whichever tasks, files or runs it came
+from. So epsilon is that of the example with the most costly history. The file is a database. It
+keeps no example: it keeps a keyed hash of the content of each, and what each training released.
+
+The same training again, as after a crash, has the same name and is not charged again. A training is
+on the disk before anything of it leaves. Several processes may share a ledger.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import sqlite3
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from fedmodels.errors import ArchiveError, OrderDeclined
+from fedmodels.numerics.secrecy import Secret
+from fedmodels.privacy.accounting import GaussianReleases
+from fedmodels.privacy.exposures import Exposures, History, Keys, epsilon_of_histories, joined
+
+Level = Literal["example", "client"]
+FORMAT = 1
+WAIT_S = 60.0
+"""How long a process waits for another one that writes."""
+_TABLES = {
+    "facts": "name TEXT PRIMARY KEY, value TEXT NOT NULL",
+    "examples": "digest BLOB PRIMARY KEY, cut TEXT NOT NULL, keys BLOB NOT NULL",
+    "trainings": """number INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, examples BLOB,
+        releases TEXT NOT NULL, what TEXT NOT NULL, seconds INTEGER NOT NULL""",
+}
+
+
+@dataclass(frozen=True)
+class Charge:
+    """What one training releases, and of which examples."""
+
+    name: str
+    """The same for the same training alone."""
+    releases: tuple[GaussianReleases, ...]
+    contents: Keys | None = None
+    """A hash of the content of each example (n,); None of a training that hides a whole client."""
+    cut: str = ""
+    """How examples were cut of files. Nobody can tell which examples of two cuts hold the same."""
+    what: str = ""
+    """Client, run and round, for people."""
+
+
+class PrivacyLedger:
+    """A ledger; used by one thread."""
+
+    def __init__(self, path: Path, level: Level) -> None:
+        """Open a ledger, or make it.
+
+        Raises:
+            ArchiveError: it is damaged, cannot be used, or counts what another level hides.
+        """
+        self.path = path
+        self._exposures: dict[str, Exposures] = {}
+        """By cut."""
+        self._seen, self._names = 0, set[str]()
+        self._keys: tuple[Keys, Keys] | None = None
+        with self._told():
+            if not path.exists():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
+            self._db = sqlite3.connect(path, isolation_level=None, timeout=WAIT_S)
+            self._db.execute("PRAGMA synchronous=FULL")
+            with self._writing():
+                for name, columns in _TABLES.items():
+                    self._db.execute(f"CREATE TABLE IF NOT EXISTS {name} ({columns})")
+                fresh = {"format": str(FORMAT), "level": level, "key": Secret.fresh().key.hex()}
+                self._db.executemany("INSERT OR IGNORE INTO facts VALUES (?, ?)", fresh.items())
+            facts = dict(self._db.execute("SELECT name, value FROM facts"))
+            self._key = bytes.fromhex(facts["key"])
+            if facts["format"] != str(FORMAT):
+                raise ArchiveError(f"{path} was written by a later version of fedtide: update it")
+            if facts["level"] != level:
+                raise ArchiveError(
+                    f"{path} counts what hides each {facts['level']}, and this is to hide each "
+                    f"{level}: name another file"
+                )
+            self._refresh()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._db.close()
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """Say in one line what is wrong with the file."""
+        try:
+            yield
+        except sqlite3.OperationalError as error:
+            raise ArchiveError(f"{self.path} cannot be used: {error}") from None
+        except OSError as error:
+            raise ArchiveError(f"{self.path} cannot be used: {error.strerror}") from None
+        except (sqlite3.DatabaseError, KeyError, ValueError, TypeError) as error:
+            raise ArchiveError(
+                f"{self.path} is damaged ({error}): what was spent of privacy cannot be told; put "
+                "a copy of it back"
+            ) from None
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Write all or nothing; it is on the disk afterwards. Other processes wait."""
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._db.execute("COMMIT")
+        except BaseException:
+            with contextlib.suppress(sqlite3.Error):
+                self._db.execute("ROLLBACK")
+            raise
+
+    # --- what was spent ---------------------------------------------------------------------------
+
+    def has(self, charge: Charge) -> bool:
+        """Tell whether a training was charged before."""
+        with self._told():
+            self._refresh()
+        return charge.name in self._names
+
+    def epsilon(self, delta: float, charge: Charge | None = None, times: int = 1) -> float:
+        """Return the epsilon of the most exposed example, as if a training were done so often more.
+
+        Raises:
+            ArchiveError: the file is damaged.
+        """
+        with self._told():
+            self._refresh()
+        return self._epsilon(delta, charge, times)
+
+    def _epsilon(self, delta: float, charge: Charge | None = None, times: int = 1) -> float:
+        parts: dict[str, list[History]] = {c: e.histories() for c, e in self._exposures.items()}
+        if charge is not None and times:
+            more = [GaussianReleases(r.noise, times * r.times, r.rate) for r in charge.releases]
+            of = self._exposures.get(charge.cut, Exposures())
+            parts[charge.cut] = of.histories(self._keys_of(charge), more)
+        if len(parts) == 1:
+            return epsilon_of_histories(next(iter(parts.values())), delta)
+        return epsilon_of_histories(joined([*parts.values()]), delta)
+
+    def check(self, charge: Charge, limit: float | None, delta: float) -> None:
+        """Check that a training may be done.
+
+        Raises:
+            OrderDeclined: it would pass the limit.
+        """
+        if limit is None or self.has(charge):
+            return
+        epsilon = self._epsilon(delta, charge)
+        if epsilon > limit * (1 + 1e-9):
+            raise OrderDeclined(
+                f"one more training would make epsilon {epsilon:.4g} at delta {delta:g}, beyond "
+                f"{limit:g}"
+            )
+
+    def note(self, charge: Charge, limit: float | None, delta: float) -> None:
+        """Charge a training, once; call it before anything of the training leaves.
+
+        Raises:
+            OrderDeclined: it would pass the limit.
+            ArchiveError: the file cannot be written.
+        """
+        with self._told(), self._writing():
+            self._refresh()  # another process may have spent meanwhile
+            if charge.name in self._names:
+                return
+            self.check(charge, limit, delta)
+            self._insert(charge)
+        with self._told():
+            self._refresh()
+
+    def _insert(self, charge: Charge) -> None:
+        digest = None
+        if charge.contents is not None:
+            keys = self._keys_of(charge).tobytes()
+            digest = hashlib.blake2b(charge.cut.encode() + b"\0" + keys, digest_size=16).digest()
+            self._db.execute(
+                "INSERT OR IGNORE INTO examples VALUES (?, ?, ?)", (digest, charge.cut, keys)
+            )
+        releases = json.dumps([[one.noise, one.times, one.rate] for one in charge.releases])
+        row = charge.name, digest, releases, charge.what, int(time.time())
+        columns = "name, examples, releases, what, seconds"
+        self._db.execute(f"INSERT INTO trainings ({columns}) VALUES (?, ?, ?, ?, ?)", row)
+
+    def _refresh(self) -> None:
+        """Take in the trainings that were charged since the last look."""
+        query = "SELECT number, name, examples, releases FROM trainings WHERE number > ?"
+        new = self._db.execute(f"{query} ORDER BY number", (self._seen,)).fetchall()
+        together: dict[bytes | None, list[GaussianReleases]] = {}
+        for _, _, digest, releases in new:
+            found = [GaussianReleases(*one) for one in json.loads(releases)]
+            together.setdefault(digest, []).extend(found)
+        sets = {digest: self._set_of(digest) for digest in together}
+        for cut in {cut for cut, _ in sets.values()}:
+            of_cut = [keys for other, keys in sets.values() if other == cut]
+            exposures = self._exposures.setdefault(cut, Exposures())
+            exposures.learn(np.unique(np.concatenate(of_cut)))  # at once, as they may be many
+        for digest, (cut, keys) in sets.items():
+            self._exposures[cut].add(keys, together[digest])
+        if new:
+            self._seen = new[-1][0]
+            self._names |= {name for _, name, _, _ in new}
+
+    def _set_of(self, digest: bytes | None) -> tuple[str, Keys]:
+        """Return how the examples of a training were cut, and their keys."""
+        if digest is None:
+            return "", np.zeros(1, dtype=np.uint64)
+        wanted = "SELECT cut, keys FROM examples WHERE digest = ?"
+        cut, held = self._db.execute(wanted, (digest,)).fetchone()
+        return str(cut), np.frombuffer(held, dtype=np.uint64)
+
+    def _keys_of(self, charge: Charge) -> Keys:
+        """Return the keys of a training's examples, ascending, each once."""
+        if charge.contents is None:
+            return np.zeros(1, dtype=np.uint64)
+        if self._keys is None or self._keys[0] is not charge.contents:
+            held = np.unique(charge.contents).tobytes()
+            hashes = b"".join(
+                hashlib.blake2b(held[at : at + 8], digest_size=8, key=self._key).digest()
+                for at in range(0, len(held), 8)
+            )
+            self._keys = charge.contents, np.unique(np.frombuffer(hashes, dtype=np.uint64))
+        return self._keys[1]

@@ -1,0 +1,110 @@
+"""The ledger of what trainings spent: whose examples meet, what is charged, and what is kept."""
+
+import sqlite3
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from fedmodels.errors import ArchiveError, OrderDeclined
+from fedmodels.privacy.accounting import GaussianReleases, epsilon_of
+from fedmodels.privacy.exposures import MAX_COMPARED, Exposures, joined, largest
+from fedmodels.privacy.ledger import Charge, PrivacyLedger
+
+pytest.importorskip("dp_accounting", reason="needs the extra privacy")
+DELTA = 1e-3
+SIX, TWO = GaussianReleases(2.0, 6, 0.5), GaussianReleases(2.0, 2, 0.25)
+
+
+def keys(*numbers):
+    return np.array(sorted(numbers), dtype=np.uint64)
+
+
+def charge(name, contents, releases=(SIX,), cut="as it is"):
+    contents = None if contents is None else np.array(contents, dtype=np.uint64)
+    return Charge(name, releases, contents, cut)
+
+
+def test_examples_have_the_trainings_that_they_were_in():
+    """1 was in both, 2 in the first alone, 3 in the second; 4 in none, until one is asked for."""
+    found = Exposures()
+    found.add(keys(1, 2), [SIX])
+    found.add(keys(1, 3), [TWO])
+    six, two = ((2.0, 0.5), 6), ((2.0, 0.25), 2)
+    assert {*found.histories()} == {(six,), (two,), (two, six)}
+    assert {*found.histories(keys(3, 4), [TWO])} == {
+        (six,), (two, six), (((2.0, 0.25), 4),), (two,)
+    }  # fmt: skip
+    assert {*found.histories()} == {(six,), (two,), (two, six)}, "nothing changed"
+    assert largest(found.histories()) == [(two, six)]
+
+
+def test_histories_are_those_that_a_loop_over_examples_counts():
+    rng = np.random.default_rng(0)
+    found, wanted = Exposures(), {}
+    for number in range(30):
+        chosen = np.unique(rng.integers(0, 60, 20)).astype(np.uint64)
+        one = GaussianReleases(1.0, 1, 0.1 * (1 + number % 3))
+        found.add(chosen, [one])
+        for key in chosen.tolist():
+            wanted.setdefault(key, Counter())[one.noise, one.rate] += 1
+    assert {*found.histories()} == {tuple(sorted(one.items())) for one in wanted.values()}
+    assert len(found) == len(wanted)
+
+
+def test_histories_of_too_many_kinds_are_taken_for_one_that_holds_all():
+    many = [(((1.0, 0.5), n), ((2.0, 0.5), 1000 - n)) for n in range(1, MAX_COMPARED + 2)]
+    assert largest(many) == [(((1.0, 0.5), MAX_COMPARED + 1), ((2.0, 0.5), 999))]
+    a, b = (((1.0, 0.5), 1),), (((2.0, 0.5), 1),)
+    assert {*joined([[a, b], [a]])} == {(((1.0, 0.5), 2),), (*a, *b)}
+
+
+def test_what_meets_composes_and_what_does_not_is_the_worse_of_both(tmp_path):
+    ledger = PrivacyLedger(tmp_path / "privacy.db", "example")
+    first, other = charge("a", [1, 2]), charge("b", [3, 4], (TWO,))
+    ledger.note(first, None, DELTA)
+    ledger.note(other, None, DELTA)
+    assert ledger.epsilon(DELTA) == epsilon_of((SIX,), DELTA)
+    grown = charge("c", [4, 2, 5, 2])
+    after = ledger.epsilon(DELTA, grown)
+    assert after == epsilon_of((GaussianReleases(2.0, 12, 0.5),), DELTA)
+    assert ledger.epsilon(DELTA) == epsilon_of((SIX,), DELTA), "it was asked for, and not done"
+    ledger.note(grown, None, DELTA)
+    again = PrivacyLedger(tmp_path / "privacy.db", "example")
+    assert again.epsilon(DELTA) == ledger.epsilon(DELTA) == after
+    apart = charge("d", [6], cut="in windows of 64")
+    assert again.epsilon(DELTA, apart) == epsilon_of((GaussianReleases(2.0, 18, 0.5),), DELTA), (
+        "nobody knows which example of another cut it is"
+    )
+
+
+def test_a_training_is_charged_once_and_never_beyond_the_limit(tmp_path):
+    one, other = (PrivacyLedger(tmp_path / "privacy.db", "client") for _ in range(2))
+    limit = epsilon_of((SIX,), DELTA)
+    first = charge("a", None)
+    one.note(first, limit, DELTA)
+    other.note(first, limit, DELTA)  # a process that died and came again
+    assert other.epsilon(DELTA) == limit
+    other.check(first, limit, DELTA)
+    for refuses in (one.check, one.note):
+        with pytest.raises(OrderDeclined, match=r"would make epsilon .* at delta 0.001, beyond"):
+            refuses(charge("b", None), limit, DELTA)
+    assert one.epsilon(DELTA) == limit
+    assert (tmp_path / "privacy.db").stat().st_mode & 0o077 == 0, "it is nobody else's"
+
+
+def test_a_file_that_is_no_ledger_or_of_another_level_is_refused_in_a_line(tmp_path):
+    place = tmp_path / "privacy.db"
+    place.write_text("no database, and long enough to be none" * 10)
+    with pytest.raises(ArchiveError, match=r"is damaged .* put a copy of it back"):
+        PrivacyLedger(place, "example")
+    place.unlink()
+    PrivacyLedger(place, "example").close()
+    with pytest.raises(ArchiveError, match="counts what hides each example, and"):
+        PrivacyLedger(place, "client")
+    with sqlite3.connect(place) as db:
+        db.execute("UPDATE facts SET value = '2' WHERE name = 'format'")
+    with pytest.raises(ArchiveError, match="a later version"):
+        PrivacyLedger(place, "example")
+    with pytest.raises(ArchiveError, match="cannot be used: "):
+        PrivacyLedger(tmp_path, "example")

@@ -1,0 +1,173 @@
+"""Runs whose clients hide examples: what meets in several tasks, who declines, and how runs end."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedcli.data.store.growing import add_task
+from fedmodels.errors import ClientFailed, OrderDeclined, TooFewClients
+from fedmodels.privacy.accounting import GaussianReleases, epsilon_of
+from fedsrv.engine.example_privacy import why_declined
+from fedsrv.engine.stages import RunPaused
+from fedtide.inprocess import run_in_process
+from tests.conftest import records_of, tiny_experiment
+from tests.fedsrv.engine.test_private_rounds import BESIDE
+from tests.runs import dies, killed
+
+pytest.importorskip("dp_accounting", reason="needs the extra privacy")
+DELTA, ALL = 1e-3, 16
+HIDING = {"level": "example", "noise_multiplier": 4.0, "delta": DELTA, "allow": BESIDE}
+CLASSES = 3
+
+
+def grown(place: Path, rows: list[int]) -> Path:
+    """Write a file whose rows are given by number: one number is one content, wherever it is."""
+    place.mkdir(parents=True)
+    for part, numbers in (("train", rows), ("test", [1000, 1001, 1002])):
+        images = [np.random.default_rng(n).integers(0, 256, (1, 8, 8)) for n in numbers]
+        np.save(place / f"{part}_x.npy", np.array(images, dtype=np.uint8))
+        np.save(place / f"{part}_y.npy", np.array([n % CLASSES for n in numbers], dtype=np.int64))
+    return place
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """Two clients of their own data: the rows 0 to 15 of one, and 100 to 115 of the other."""
+    for client in range(2):
+        place = tmp_path / "data" / str(client)
+        grown(place / "task-0", [*range(100 * client, 100 * client + ALL)])
+        facts = {"input_shape": [1, 8, 8], "num_classes": CLASSES}
+        (place / "client.json").write_text(json.dumps(facts))
+    return tmp_path / "data"
+
+
+def hiding(**privacy: Any) -> Any:
+    made = tiny_experiment(
+        schedule={"open": True, "order": "tasks_outer", "rounds": 2, "clients": 2},
+        server={"min_clients": privacy.pop("min_clients", None)},
+        privacy={**HIDING, **privacy},
+        training={"batch_size": 4},
+    )
+    return made.model_copy(update={"scenario": None, "data": None})
+
+
+def stage(experiment: Any, data: Path, out: Path, at_rest: str = "pause", **more: Any) -> Any:
+    try:
+        return run_in_process(experiment, data, out, resume=True, at_rest=at_rest, **more)
+    except RunPaused:
+        return None
+
+
+def cost(*steps_and_rates: tuple[int, float]) -> float:
+    return epsilon_of(
+        tuple(
+            sorted((GaussianReleases(4.0, n, q) for n, q in steps_and_rates), key=lambda r: r.rate)
+        ),
+        DELTA,
+    )
+
+
+def told(out: Path, client: int, key: str = "epsilon") -> list[float]:
+    return [record["clients"][str(client)][key] for record in records_of(out)]
+
+
+def test_what_a_grown_file_holds_again_composes_and_so_does_a_task_that_is_trained_anew(
+    own, tmp_path
+):
+    """Client 0 trains twice on rows 0 to 15, then twice on these and 16 more, under another name.
+
+    Client 1 has nothing new, and trains on its old task for as long. A batch is 4 examples, so an
+    epoch is 4 steps with a rate of 1/4, then 8 steps of 1/8.
+    """
+    out, experiment = tmp_path / "run", hiding()
+    stage(experiment, own, out)
+    add_task(own, 0, grown(tmp_path / "other name", [*range(2 * ALL)]))
+    summary = stage(experiment, own, out, "close")
+    wanted = [
+        cost((4, 1 / 4)), cost((8, 1 / 4)),
+        cost((8, 1 / 4), (8, 1 / 8)), cost((8, 1 / 4), (16, 1 / 8)),
+    ]  # fmt: skip
+    assert told(out, 0) == wanted
+    assert told(out, 1) == [cost((4 * n, 1 / 4)) for n in (1, 2, 3, 4)]
+    assert told(out, 1, "epsilon_next")[0] == cost((8, 1 / 4))
+    assert summary["privacy"]["epsilon"] == max(wanted[-1], cost((16, 1 / 4)))
+
+
+def test_other_rows_cost_nothing_more(own, tmp_path):
+    out, experiment = tmp_path / "run", hiding()
+    stage(experiment, own, out)
+    add_task(own, 0, grown(tmp_path / "new", [*range(ALL, 2 * ALL)]))
+    stage(experiment, own, out, "close")
+    assert told(out, 0)[-1] == cost((8, 1 / 4))
+
+
+@pytest.fixture
+def unlike(own: Path, tmp_path: Path) -> Path:
+    """The same clients, of which the second has four times the rows: it spends less."""
+    shutil.rmtree(own / "1/task-0")
+    grown(own / "1/task-0", [*range(100, 100 + 4 * ALL)])
+    return own
+
+
+def test_a_run_ends_in_order_where_a_client_declines_what_nobody_else_could_know(
+    unlike, tmp_path, caplog
+):
+    """The coordinator cannot know that the new task holds old rows: client 0 declines it."""
+    out, experiment = tmp_path / "run", hiding(epsilon=1.001 * cost((8, 1 / 4)))
+    stage(experiment, unlike, out)
+    add_task(unlike, 0, grown(tmp_path / "new", [*range(ALL), 500]))
+    summary = stage(experiment, unlike, out, "close")
+    assert len(records_of(out)) == 2
+    assert summary["metrics"]["a_glo"] >= 0, "the last state has its scores"
+    assert "client 0 trains no more: one more training would make epsilon" in caplog.text
+    again = stage(experiment, unlike, out, "close")
+    assert again["state_sha256"] == summary["state_sha256"]
+
+
+def test_a_run_of_fewer_clients_goes_on_without_who_declines(unlike, tmp_path):
+    out = tmp_path / "run"
+    experiment = hiding(epsilon=1.001 * cost((8, 1 / 4)), min_clients=1)
+    stage(experiment, unlike, out)
+    add_task(unlike, 0, grown(tmp_path / "new", [*range(ALL)]))
+    stage(experiment, unlike, out, "close")
+    records = records_of(out)
+    assert [record["cohort"] for record in records] == [[0, 1], [0, 1], [1], [1]]
+    assert records[2]["failed"]["0"].startswith(OrderDeclined.SAID)
+
+
+def test_a_training_that_is_done_again_after_a_crash_is_charged_once(own, tmp_path):
+    out, experiment = tmp_path / "run", hiding()
+    killed(
+        experiment, own, out, before=dies(interaction=1, client_id="1"), resume=True,
+        at_rest="pause",
+    )  # fmt: skip
+    stage(experiment, own, out, "close")
+    with closing(sqlite3.connect(out / "clients/0/privacy.db")) as db:
+        assert db.execute("SELECT count(*) FROM trainings").fetchone() == (2,)
+    assert told(out, 0) == told(out, 1)
+
+
+def test_a_client_whose_ledger_is_gone_trains_no_more(own, tmp_path):
+    out, experiment = tmp_path / "run", hiding()
+    stage(experiment, own, out)
+    (out / "clients/0/privacy.db").unlink()
+    add_task(own, 0, grown(tmp_path / "new", [*range(ALL)]))
+    with pytest.raises(ClientFailed, match=r"privacy.db is gone: .* put a copy of it back"):
+        stage(experiment, own, out, "close")
+
+
+def test_a_run_fails_as_ever_where_not_all_declined():
+    said = f"{OrderDeclined.SAID}it is spent"
+    assert why_declined(ClientFailed(3, 1, "order", said)) == "client 3 trains no more: it is spent"
+    both = TooFewClients("", {3: said, 5: said})
+    assert why_declined(both).endswith("it is spent; 1 more declined")
+    assert why_declined(TooFewClients("", {3: said, 5: "its disk is full"})) == ""
+    assert why_declined(TooFewClients("it is the state")) == ""
