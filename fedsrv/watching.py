@@ -14,6 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from fedmodels.errors import LinkError
 from fedmodels.printable import printable
 from fedpb import SERVICE
+from fedpb.channels import in_words
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.events import Event
 from fedsrv.identity.tls import caller_channel, distrust_of, silence_of
@@ -25,7 +26,10 @@ HEALTH_S = 5.0
 
 
 def _line_of(error: grpc.RpcError) -> str:
-    return f"{printable(error.details() or '')} ({error.code().name})"
+    line = printable(error.details() or "")
+    if error.code() == grpc.StatusCode.UNAVAILABLE:  # the words of gRPC, not of a coordinator
+        return in_words(line)
+    return f"{line} ({error.code().name})"
 
 
 def _health(channel: grpc.Channel, within_s: float) -> Any:

@@ -34,7 +34,7 @@ from fedcli.runtime.worker import Progress, Result
 from fedmodels.errors import ArchiveError, ConfigError, LinkError
 from fedmodels.tensors.bundle import Bundle, ClientId
 from fedpb import PROTOCOL, SERVICE
-from fedpb.channels import channel_options, clearest, why_unreachable
+from fedpb.channels import channel_options, clearest, in_words, why_unreachable
 from fedpb.codec import frames_of, merged, messages
 from fedpb.frames import MESSAGE_BYTES, WHOLE_BYTES, packed
 from fedpb.handshakes import distrust
@@ -216,7 +216,10 @@ class Link:
             )
         if logged_at is not None and now - logged_at <= 60:
             return logged_at
-        log.warning("lost the server at %s, trying again: %s", self.address, reason)
+        line = "lost the server at %s, trying again: %s"
+        if not self._answered:
+            line = "waiting for the server at %s: %s"
+        log.warning(line, self.address, reason)
         return now
 
     def _explained(self, details: str) -> str:
@@ -230,7 +233,7 @@ class Link:
         if why := distrust(details, self.address):
             raise LinkError(why)
         if self._answered and "handshake" not in details.lower():
-            return details
+            return in_words(details)
         over_tls = self._credentials is not None
         return why_unreachable(details, self.address, over_tls=over_tls)
 

@@ -12,7 +12,7 @@ from fedmodels.errors import LinkError, PayloadError, PayloadTooLarge
 from fedmodels.printable import printable
 from fedmodels.tensors.bundle import Bundle
 from fedpb import AGAIN_AFTER, CROWDED, SERVICE
-from fedpb.channels import why_unreachable
+from fedpb.channels import in_words, why_unreachable
 from fedpb.codec import frames_of, messages
 from fedpb.handshakes import distrust
 from fedpb.headers import header_of
@@ -67,7 +67,9 @@ def meaning_of(error: Any) -> Exception:
         return NotReady(line)
     kind = _MEANINGS.get(error.code(), CoordinatorUnreachable)
     return kind(
-        f"the coordinator above is away: {line}" if kind is CoordinatorUnreachable else line
+        f"the coordinator above is away: {in_words(line)}"
+        if kind is CoordinatorUnreachable
+        else line
     )
 
 

@@ -73,7 +73,7 @@ def clearest(details: str, address: str, ask: Callable[[str, Any], str]) -> str:
 
 
 def why_unreachable(details: str, address: str, *, over_tls: bool, option: str = "--tls") -> str:
-    """Return why a server cannot be reached: gRPC's words, their meaning, and a proxy on the way.
+    """Return why a server cannot be reached: in words, what that may mean, a proxy on the way.
 
     Args:
         details: what gRPC says of the failed call, in printable characters.
@@ -81,12 +81,34 @@ def why_unreachable(details: str, address: str, *, over_tls: bool, option: str =
         over_tls: whether the caller has credentials.
         option: how the options of TLS begin, ``--tls`` or ``--up``.
     """
-    said = details.rpartition("last error: ")[2]
+    said = in_words(details)
     if meaning := meaning_of_failure(details, over_tls, option):
         said = f"{said} ({meaning})"
     if proxy := proxy_to(address):
         said += f"; {proxy} is on the way: name {_host(address)} in no_proxy to do without it"
     return said
+
+
+_WORDS = {
+    "nothing listens there (connection refused)": ("connection refused",),
+    "its name is not known here": ("dns resolution failed", "domain name not found"),
+    "no way leads there": ("no route to host", "unreachable"),
+    "it does not answer": ("timed out", "timeout", "deadline exceeded", "fd shutdown"),
+    "the connection was ended": (
+        "socket closed", "connection reset", "broken pipe", "goaway", "stream removed", "recvmsg",
+        "connection closed", "rst_stream",
+    ),
+}  # fmt: skip
+"""What is said of a failed call, and which of gRPC's words mean it."""
+
+
+def in_words(details: str) -> str:
+    """Return what gRPC says of a failed call as a user would say it; else without its marks."""
+    last = details.rpartition("last error: ")[2]
+    for meaning, signs in _WORDS.items():
+        if any(sign in last.lower() for sign in signs):
+            return meaning
+    return re.sub(r"^(?:[A-Z_]+: )?(?:ipv[46]:\S+: )?", "", last)
 
 
 def proxy_to(address: str) -> str:

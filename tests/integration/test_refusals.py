@@ -268,7 +268,8 @@ def test_a_dead_server(loopback):
     run.serve().kill()
     client = run.join("0", "--give-up-after", "1")
     assert client.wait() == 1
-    assert "lost the server at 127.0.0.1" in client.output()
+    assert "waiting for the server at 127.0.0.1" in client.output()
+    assert "lost" not in client.output()
     assert "error: gave up: the server at 127.0.0.1" in client.output()
 
 

@@ -15,6 +15,7 @@ from fedcli.runtime.link import Link
 from fedmodels.errors import LinkError
 from fedmodels.tensors.bundle import Bundle
 from fedpb import PROTOCOL
+from fedpb.channels import in_words
 from fedpb.v1 import coordinator_pb2 as rpc
 
 
@@ -108,7 +109,7 @@ def test_waits_grow_to_two_seconds_and_no_two_clients_keep_step(patient, clock):
 @pytest.mark.parametrize("limit_s", [0.5, 10.0, 600.0])
 def test_retries_end_when_they_are_told_to(limit_s, patient, clock):
     call, begun = failing(10**9), clock.now
-    with pytest.raises(LinkError, match=f"gave up: .* was gone for {limit_s:g} s: connection"):
+    with pytest.raises(LinkError, match=f"gave up: .* was gone for {limit_s:g} s: nothing listens"):
         patient(limit_s)._patiently("push", call)
     assert limit_s < clock.now - begun <= limit_s + 2.0
     assert len(call.made) == len(clock.waits) + 1 <= 6 + limit_s
@@ -118,7 +119,7 @@ def test_ten_minutes_without_a_server_cost_little_and_are_told_each_minute(patie
     patient(None)._patiently("pull", failing(405))
     assert sum(clock.waits) > 600
     assert all(wait <= 2.0 for wait in clock.waits)
-    told = [r for r in caplog.records if "lost the server" in r.message]
+    told = [r for r in caplog.records if "waiting for the server at" in r.message]
     assert 10 <= len(told) <= sum(clock.waits) / 60 + 1
 
 
@@ -183,3 +184,35 @@ def test_a_server_that_ends_each_pull_at_once_is_not_flooded(patient, clock, mon
     assert link.pull(list, dict) == [(header.order, payload)]
     assert len(clock.waits) == 28
     assert made[-1] - made[0] > 20.0
+
+
+def test_a_server_is_lost_only_if_it_was_there(patient, clock, caplog):
+    """The first line of a client that was early said that it lost its server."""
+    link = patient(None)
+    link._patiently("join", failing(2))
+    link._patiently("pull", failing(2))
+    first, second = (record.getMessage() for record in caplog.records)
+    assert first.startswith("waiting for the server at ")
+    assert second.startswith("lost the server at ")
+    assert first.endswith(": nothing listens there (connection refused)")
+
+
+REFUSED = (
+    "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: Failed to connect "
+    "to remote host: connect: Connection refused (111)"
+)
+
+
+@pytest.mark.parametrize(
+    ("details", "words"),
+    [
+        (REFUSED, "nothing listens there (connection refused)"),
+        ("DNS resolution failed for h:1: C-ares status is not ARES_SUCCESS", "its name is not"),
+        ("Socket closed", "the connection was ended"),
+        ("UNAVAILABLE: ipv6:[::1]:5: something new", "something new"),
+        ("ipv4:10.0.0.1:5: FD Shutdown", "it does not answer"),
+    ],
+)
+def test_a_caller_is_told_in_words(details, words):
+    assert in_words(details).startswith(words)
+    assert "ipv" not in in_words(details)

@@ -239,8 +239,8 @@ def test_only_a_monitor_may_watch_over_mutual_tls(events, tmp_path, monkeypatch,
             with pytest.raises(LinkError) as caught:
                 call()
             assert str(caught.value) == (
-                f"no coordinator answers at 127.0.0.1:{port}: UNAVAILABLE: ipv4:127.0.0.1:{port}: "
-                "Socket closed (over TLS a server ends calls like this where it wants a "
+                f"no coordinator answers at 127.0.0.1:{port}: the connection was "
+                "ended (over TLS a server ends calls like this where it wants a "
                 "certificate, or does not accept the one it got: give --tls-cert and --tls-key "
                 "beside --tls-ca, from an authority that the server knows)"
                 "; a watcher's certificate is made by fedsrv certs issue watcher"
