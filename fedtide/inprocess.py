@@ -14,7 +14,8 @@ import torch
 from rich.console import Console
 
 from fedcli.data.store.commands import run_partition
-from fedcli.runtime.worker import Result, Task, executed
+from fedcli.runtime.patience import executed
+from fedcli.runtime.worker import Result, Task
 from fedcli.runtime.workers import Workers
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.origin import data_and_scenario

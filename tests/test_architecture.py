@@ -66,8 +66,9 @@ ROOMS = {
         "open_runs", "testing.trial", "testing.case", "testing.suite", "testing",
     ),
     "fedmodels": (
-        "errors", "machine", "devices", "printable", "units", "charts", "log_lines", "files",
-        "line_file", "processes", "own_code", "page_server", "commands", "options", "tensors",
+        "errors", "shortages", "machine", "devices", "printable", "units", "charts", "log_lines",
+        "files", "line_file", "processes", "own_code", "page_server", "commands", "options",
+        "tensors",
         "data_description", "numerics", "secure_sum", "config", "reductions", "nets", "privacy",
         "training", "techniques", "methods",
         "resolution",

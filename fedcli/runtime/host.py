@@ -32,8 +32,9 @@ from fedcli.runtime.answers import (
 from fedcli.runtime.enrolment import Announcer, Enrolment, client_of
 from fedcli.runtime.link import Link, Membership, OwnCertificate, channel_credentials
 from fedcli.runtime.order_queue import WAKE_S, OrderQueue
+from fedcli.runtime.patience import executed, patiently
 from fedcli.runtime.state import lock_states
-from fedcli.runtime.worker import Progress, Result, Task, executed
+from fedcli.runtime.worker import Progress, Result, Task
 from fedcli.runtime.workers import Workers
 from fedmodels.commands import end_if_signalled
 from fedmodels.config.experiment import Deploy
@@ -170,7 +171,7 @@ class Host:
         leaving, lock = "", None
         try:
             lock = lock_states(self._states, self.workers.clients)
-            self.join()
+            patiently(f"client {self.workers.clients[0]}", self.join, lambda: True)
             log.info("waiting for orders")
             give_back_free_pages()
             yield

@@ -31,6 +31,7 @@ from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.metrics import VALIDATION, Probabilities
 from fedmodels.printable import without_places
 from fedmodels.privacy.accounting import fewest_summed
+from fedmodels.shortages import is_passing, lacks_memory
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId, state_digest
 from fedmodels.training.contexts import ClientContext
 from fedmodels.training.fault import fault_in, line_of
@@ -181,6 +182,10 @@ class Worker:
     def failed(self, order: rpc.Order, error: Exception) -> Result | None:
         """Return the result of an order that raised an error; call it in the ``except`` block."""
         end_if_signalled()
+        if lacks_memory(error):
+            raise error  # the process ends: others may need what it holds
+        if is_passing(error):
+            raise error  # who asked for it tries it again
         self.progress = Progress()  # it is no longer at work
         if isinstance(error, Abandoned):
             return None
@@ -190,8 +195,6 @@ class Worker:
         if isinstance(error, FedtideError):
             log.error("client %s, interaction %d: %s", self.client, order.interaction + 1, error)
             return Result(order, Bundle(), rpc.Report(), self._told(str(error)))
-        if isinstance(error, MemoryError):
-            raise error  # the process ends: others may need what it holds
         log.exception("client %s, interaction %d", self.client, order.interaction + 1)
         why = fault_in(self.method, error) or line_of(error)
         return Result(order, Bundle(), rpc.Report(), self._told(why))
@@ -531,17 +534,6 @@ class Task:
     worker: Worker
     order: rpc.Order
     payload: Bundle
-
-
-def executed(tasks: Sequence[Task], *, together: bool) -> list[Result]:
-    """Do what orders say, those to train at the same time if so wanted.
-
-    An order that was abandoned on the way has no result.
-    """
-    if together and tasks[0].order.kind == rpc.ORDER_KIND_TRAIN:
-        return execute_together(tasks)
-    found = [task.worker.execute(task.order, task.payload) for task in tasks]
-    return [result for result in found if result is not None]
 
 
 def execute_together(tasks: Sequence[Task]) -> list[Result]:

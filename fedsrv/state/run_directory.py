@@ -13,6 +13,7 @@ from pathlib import Path
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ArchiveNotWritten, ConfigError, RunFailed, reason_of
 from fedmodels.files import locked
+from fedmodels.shortages import lack_of, why_cut_off
 
 LOCK = ".lock"
 """The file by which the process that writes a run locks its directory."""
@@ -113,7 +114,11 @@ def writing(path: Path) -> Iterator[None]:
     except ArchiveNotWritten as error:
         raise RunFailed(f"{error}; {GO_ON}") from None
     except (OSError, sqlite3.OperationalError) as error:
-        raise RunFailed(f"{path} cannot be written: {reason_of(error)}; {GO_ON}") from None
+        lack = lack_of(error) if isinstance(error, OSError) else ""
+        why = lack or reason_of(error) or why_cut_off()
+        if isinstance(error, sqlite3.OperationalError) and "ulimit" in why_cut_off():
+            why = f"{why} ({why_cut_off()})"  # SQLite takes one for the other
+        raise RunFailed(f"{path} cannot be written: {why}; {GO_ON}") from None
 
 
 def state_numbers(states: Path) -> set[int]:

@@ -15,6 +15,7 @@ from fedmodels.errors import ConfigError, FedtideError, RunStopped
 from fedmodels.files import require_utf8, why_file_is_no_good
 from fedmodels.own_code import refuse_exits
 from fedmodels.printable import printable
+from fedmodels.shortages import NO_MEMORY, lacks_memory, too_few_files
 
 MAX_LETTERS = 10_000
 """Of the line that a command ends with."""
@@ -45,6 +46,8 @@ def run_command(
     if not _has_directory():  # relative paths have no meaning, and torch ends the process
         _end("error: the current directory is gone: change to one that is there", 2)
     _print_what_it_can()
+    if line := too_few_files():
+        _end(f"error: {line}", 2)
     try:
         for word in [*(sys.argv[1:] if arguments is None else arguments), *_values(prefix)]:
             require_utf8(word)
@@ -58,6 +61,10 @@ def run_command(
         if not (why := why_file_is_no_good(error)):
             raise
         _end(f"error: {why}", 2)
+    except (MemoryError, RuntimeError, ImportError) as error:
+        if not lacks_memory(error):
+            raise
+        _end(f"error: {NO_MEMORY}", 1)
     except KeyboardInterrupt:
         _interrupted()
     except SystemExit as ended:

@@ -17,6 +17,7 @@ from typing import Any
 
 from fedmodels.errors import ConfigError
 from fedmodels.printable import printable
+from fedmodels.shortages import lack_of
 
 try:
     import fcntl
@@ -190,11 +191,13 @@ def write_new(path: Path, content: bytes, mode: int = 0o666) -> None:
 
 
 def why_file_is_no_good(error: OSError) -> str:
-    """Return a line when an error says that a path cannot be opened, or that a disk is full.
+    """Return a line when an error says that a path cannot be opened, or what a process lacks.
 
     It is an empty text for any other error. Where the system names no file, standard output may be
     meant.
     """
+    if lack := lack_of(error):
+        return lack if error.filename is None else f"{printable(str(error.filename))}: {lack}"
     if error.filename is not None and error.errno in (*_OF_PATHS, *_FULL):
         return f"{printable(str(error.filename))}: {error.strerror}"
     return f"cannot write output: {error.strerror}" if error.errno in _FULL else ""

@@ -36,6 +36,7 @@ from fedmodels.data_description import (
 )
 from fedmodels.errors import DataError
 from fedmodels.own_code import is_own
+from fedmodels.shortages import lack_of, why_cut_off
 
 Moments = tuple[tuple[float, ...], tuple[float, ...]]
 TABLE = "partition.json"
@@ -148,7 +149,7 @@ def write_partition(
 
 def why_not_written(out: Path, error: OSError) -> str:
     """Return a line that says why nothing can be written into ``out``, and what to do."""
-    reason = error.strerror or "the disk is full, or fails"  # numpy counts bytes, and says no more
+    reason = lack_of(error) or error.strerror or why_cut_off()  # numpy counts bytes alone
     if error.errno in _IN_THE_WAY and out.is_dir():
         return f"{out} cannot be replaced as a whole: {reason}; name a directory in it"
     return f"{out} cannot be written: {reason}"
