@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from fedcli.data.arrays import check_memory
 from fedcli.data.own.cells import check_columns, named_by_place, numbers_of, texts_of
 from fedcli.data.own.table_files import TableRows
-from fedcli.data.own.times import LATE_S, NAMED_APART, times_of
+from fedcli.data.own.times import LATE, NAMED_APART, times_of
 from fedcli.data.sets.windows import window_starts
 from fedmodels.config.data import Columns
 from fedmodels.errors import DataError
@@ -334,7 +334,7 @@ def told(mended: Mapping[str, int], columns: Columns) -> list[str]:
         )
     if mended.get("back"):
         lines.append(
-            f"times go back {mended['back']} times by more than {LATE_S:.0f} seconds, and rows are "
+            f"times go back {mended['back']} times by more than {LATE:.0f} seconds, and rows are "
             f"put in order by them: {NAMED_APART}"
         )
     return lines

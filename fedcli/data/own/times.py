@@ -17,9 +17,10 @@ from fedmodels.errors import DataError
 
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 """Seconds in each unit of time."""
-DAY_S = 86400.0
-LATE_S = 3600.0
-"""A row may come so much later than its time says; a recording that goes back further is another
+DAY = 86400.0
+"""Seconds of a day."""
+LATE = 3600.0
+"""A row may come so many seconds later than its time says; a recording that goes back further is another
 one, or one of another day."""
 SHUFFLED = 0.1
 """Share of steps back beyond which rows are in no order."""
@@ -71,7 +72,7 @@ def times_of(
             _count_days(found, rows, table, columns, done)
         elif kind == "numbers":
             steps = np.diff(found[rows])
-            back = steps < -LATE_S
+            back = steps < -LATE
             done["back"] += int(back.sum()) if (steps < 0).mean() <= SHUFFLED else 0
     return np.asarray(found - found.min(initial=np.inf), dtype=np.float64), done
 
@@ -104,26 +105,26 @@ def _count_days(
     most times fall from row to row, the file has its newest row first.
 
     Raises:
-        DataError: a time is before the one above by more than ``LATE_S``, and by less than that.
+        DataError: a time is before the one above by more than ``LATE``, and by less than that.
     """
     steps = np.diff(times[rows])
     if (steps < 0).sum() > (steps > 0).sum():
         rows, steps = rows[::-1], -steps[::-1]
-    passed = steps < -DAY_S / 2
+    passed = steps < -DAY / 2
     back = (steps < 0) & ~passed
     if back.mean() > SHUFFLED:
         done["shuffled"] += 1
         return
-    far = np.flatnonzero(back & (steps < -LATE_S))
+    far = np.flatnonzero(back & (steps < -LATE))
     if len(far):
         above, row = (int(rows[far[0] + k]) for k in (0, 1))
         raise DataError(
             f"{_held(table, columns, row)} below {said(_cell(table, columns, above))} in "
             f"{table.at(above)}: write dates before the times, or, {NAMED_APART}"
         )
-    again = steps > DAY_S - LATE_S  # a row of the day before comes late
+    again = steps > DAY - LATE  # a row of the day before comes late
     days: NDArray[np.int64] = np.cumsum(passed) - np.cumsum(again)
-    times[rows[1:]] += DAY_S * days
+    times[rows[1:]] += DAY * days
     done["midnights"] += int(days[-1])
 
 
@@ -151,7 +152,7 @@ def _of_texts(column: Any, table: TableRows, columns: Columns) -> tuple[NDArray[
     is_clock = texts.str.contains(_CLOCK)
     if not stamps.notna().any():
         spans = _seconds(pandas.to_timedelta(texts.str.replace(",", "."), errors="coerce"))
-        within_a_day = is_clock.all() and not (spans >= DAY_S).any()
+        within_a_day = is_clock.all() and not (spans >= DAY).any()
         return spans, "clock" if within_a_day else "spans"
     if is_clock.any():
         other = "is a time without a date, and there are dates"
