@@ -20,8 +20,8 @@ SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 DAY = 86400.0
 """Seconds of a day."""
 LATE = 3600.0
-"""A row may come so many seconds later than its time says; a recording that goes back further is another
-one, or one of another day."""
+"""A row may come so many seconds later than its time says; a recording that goes back further is
+another one, or one of another day."""
 SHUFFLED = 0.1
 """Share of steps back beyond which rows are in no order."""
 _DATED = r"^\s*(\d{1,2})([./-])(\d{1,2})[./-](\d{4}|\d{2})[\sT,]*(.*)$"
