@@ -174,7 +174,7 @@ def same(theirs, module, prefix=""):
     """Check that weights by role are those of a module."""
     for name, tensor in module.state_dict().items():
         key = f"{prefix}{name}" if prefix else name.replace(".", "/", 1)
-        torch.testing.assert_close(theirs[key], tensor, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(theirs[key], tensor, rtol=1e-8, atol=1e-10)
 
 
 def same_rows(prototypes, rows):
@@ -184,4 +184,4 @@ def same_rows(prototypes, rows):
         held = dict(zip(prototypes.labels.tolist(), prototypes.vectors, strict=True))
     assert held.keys() == rows.keys()
     for k, vector in rows.items():
-        torch.testing.assert_close(held[k], vector, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(held[k], vector, rtol=1e-8, atol=1e-10)

@@ -445,6 +445,6 @@ def test_a_run_comes_to_what_a_plain_loop_comes_to(name, digits):
     for place, weights in expected.items():
         for key, tensor in weights.items():
             torch.testing.assert_close(
-                found[place][key].float(), tensor.float(), rtol=1e-3, atol=2e-5,
+                found[place][key].float(), tensor.float(), rtol=1e-8, atol=1e-10,
                 msg=lambda text, at=f"{place} {key}": f"{at}: {text}",
             )  # fmt: skip

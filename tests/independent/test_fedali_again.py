@@ -49,7 +49,7 @@ def test_layer(switches, plain):
             out = layer.train(training)(given)
             slopes = torch.autograd.grad((out * direction).sum(), [given, *layer.glu.parameters()])
             found.append([out.detach(), layer.local_prototypes.clone(), *slopes])
-        torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(*found, rtol=1e-8, atol=1e-10)
 
 
 def net_of(layer):
@@ -91,7 +91,7 @@ def test_rounds(switches):
         rounds.interact(range(3), number, 0)
         expected = {k.replace(".", "/", 1): t for k, t in copy.copy(net.state_dict()).items()}
         for name, tensor in rounds.state.common.weights.items():
-            torch.testing.assert_close(tensor, expected[name], rtol=1e-3, atol=1e-5)
+            torch.testing.assert_close(tensor, expected[name], rtol=1e-8, atol=1e-10)
         for number_of_block, block in enumerate(net.base.blocks):
             found = rounds.state.common.prototypes[f"alp/{number_of_block}"].vectors
-            torch.testing.assert_close(found, block.alp.global_prototypes, rtol=1e-3, atol=1e-5)
+            torch.testing.assert_close(found, block.alp.global_prototypes, rtol=1e-8, atol=1e-10)

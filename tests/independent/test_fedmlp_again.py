@@ -73,6 +73,6 @@ def check_server(common, extractor, levels):
     same_rows(g, levels.everyone)
     centres = common.prototypes["semantic"].vectors[common.weights["levels/cluster"].long()]
     expected = torch.stack([levels.centres[levels.cluster[int(k)]] for k in g.labels])
-    torch.testing.assert_close(centres, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(centres, expected, rtol=1e-8, atol=1e-10)
     bits = np.unpackbits(common.weights["levels/minority"].numpy())
     assert frozenset(np.flatnonzero(bits).tolist()) == levels.minority

@@ -72,11 +72,11 @@ def test_rounds(switches, plain):
                 if "head/weight" in rounds.private[i].weights:
                     same(rounds.private[i].weights, heads[i], "head/")
                 same_rows(rounds.private[i].prototypes.get("class"), own[i])
-    served = copy.deepcopy(theta).eval()
+    served, x = copy.deepcopy(theta).eval(), X.float()
     for i in range(4):
-        scores = rounds.scores(i, 1, 1, COHORTS[-1], X)
-        assert scores["gldp_gp"].equal(gldp.nearest(theta, X, everyone, own[i].keys()))
-        assert scores["gldp_lp"].equal(gldp.nearest(theta, X, own[i] or everyone, own[i].keys()))
-        assert scores["all_classes"].equal(gldp.nearest(theta, X, everyone))
+        scores = rounds.scores(i, 1, 1, COHORTS[-1], x)
+        assert scores["gldp_gp"].equal(gldp.nearest(theta, x, everyone, own[i].keys()))
+        assert scores["gldp_lp"].equal(gldp.nearest(theta, x, own[i] or everyone, own[i].keys()))
+        assert scores["all_classes"].equal(gldp.nearest(theta, x, everyone))
         last = head if switches.get("heads") == "round" else heads[i]
-        assert scores["classifier"].equal(last(served(X)).argmax(1))
+        assert scores["classifier"].equal(last(served(x)).argmax(1))

@@ -126,11 +126,12 @@ class _Plan:
     def __init__(self, names: tuple[str, ...], layout: BlockLayout) -> None:
         skipped, apart = [torch.zeros(0, dtype=torch.int64)], dict[str, list[Tensor]]()
         facts = zip(names, layout.facts, layout.offsets, layout.ends, strict=True)
+        size = torch.float32.itemsize
         for name, (dtype, _), begin, end in facts:
             part = _part_of(name)
             if dtype == torch.float32 and part == WEIGHTS:
                 continue  # most of them, and large
-            places = torch.arange(begin // 4, -(-end // 4))
+            places = torch.arange(begin // size, -(-end // size))
             skipped.append(places)
             if dtype == torch.float32:
                 apart.setdefault(part, []).append(places)
