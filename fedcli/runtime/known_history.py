@@ -18,6 +18,11 @@ from fedpb.v1 import coordinator_pb2 as rpc
 HEAD = "head.json"
 SIZE = 32
 """Bytes of a link and of a digest."""
+_OTHER = (
+    "the coordinator's history does not contain what it showed here before: its run directory was "
+    "edited, copied back or recovered"
+)
+_LEFT_OUT = "the coordinator leaves its history out of its answers, and showed it here before"
 log = logging.getLogger(__name__)
 
 
@@ -48,20 +53,21 @@ class KnownHistory:
         """Take what a coordinator answered; warn once if it does not go on from what is known.
 
         ``run_id`` is empty for the run that was joined; ``known`` is the number of statements that
-        the request said. The history is empty where the server tells nothing of it.
+        the request said. A server that once showed a history must show it in each answer: one that
+        leaves it out, or its link, differs as one with another history does.
         """
         head = history.head
         with self._lock:
-            if self._differs or not head.link:
+            if self._differs:
                 return
             is_same = run_id in ("", self._run_id)
             if is_same and known != self._number:
                 return  # an answer to an earlier request
             if is_same and known and not self._continues(history):
                 self._differs = True
-                log.warning("%s", self._line())
+                log.warning("%s", self._line(_OTHER if head.link else _LEFT_OUT))
                 return
-            if head.number <= 0 or (is_same and head.number == known):
+            if head.number <= 0 or not head.link or (is_same and head.number == known):
                 return
             self._run_id = run_id or self._run_id
             self._number, self._link = head.number, head.link
@@ -69,16 +75,15 @@ class KnownHistory:
 
     def _continues(self, history: rpc.History) -> bool:
         link, digests, behind = self._link, history.digests, history.head.number - self._number
-        if behind < 0 or len(digests) != behind * SIZE:
+        if not history.head.link or behind < 0 or len(digests) != behind * SIZE:
             return False
         for at in range(0, len(digests), SIZE):
             link = hashlib.sha256(link + digests[at : at + SIZE]).digest()
         return link == history.head.link
 
-    def _line(self) -> str:
+    def _line(self, what: str) -> str:
         return (
-            "the coordinator's history does not contain what it showed here before: its run "
-            "directory was edited, copied back or recovered. Whoever runs it checks it with "
+            f"{what}. Whoever runs it checks it with "
             f"fedsrv verify RUN --head {self._number}:{self._link.hex()}; delete {self._path} to "
             "take the new history for good"
         )

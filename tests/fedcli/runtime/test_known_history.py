@@ -36,7 +36,6 @@ def test_a_history_that_goes_on_is_kept(tmp_path, caplog):
     assert again.number == 3
     asked(again, "a", "xyzuv")
     again.take("a", 3, history("a", "other", 3))  # an answer to an earlier request
-    again.take("a", 5, rpc.History())  # a server that tells nothing
     assert json.loads(place.read_text())["number"] == 5
     asked(again, "b", "z")  # another run
     assert json.loads(place.read_text())["run_id"] == "b"
@@ -50,6 +49,9 @@ LIES = {
     "no proof": rpc.History(head=history("a", "xyzu", 3).head),
     "cut proof": rpc.History(head=history("a", "xyzu", 3).head, digests=b"\x00" * 31),
     "short link": rpc.History(head=rpc.Head(number=3, link=b"x")),
+    "left out": rpc.History(),
+    "link left out": rpc.History(head=rpc.Head(number=4), digests=b"\x00" * 32),
+    "proof left out as well": rpc.History(head=rpc.Head(number=3)),
     "negative": rpc.History(head=rpc.Head(number=-(2**63), link=b"x")),
 }
 
@@ -64,6 +66,15 @@ def test_another_history_is_warned_of_once_and_the_evidence_stays(tmp_path, capl
     (line,) = caplog.messages
     assert f"fedsrv verify RUN --head 3:{json.loads(before)['link']}; delete" in line
     assert (tmp_path / HEAD).read_bytes() == before
+
+
+def test_who_saw_no_history_waits_for_none(tmp_path, caplog):
+    known = KnownHistory(tmp_path / HEAD)
+    known.take("a", 0, rpc.History())
+    asked(known, "a", "xy")
+    known.take("b", 2, rpc.History())  # another run: nothing of it was seen here
+    assert known.number == 2
+    assert caplog.messages == []
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"link": "00", "number": 1}', '{"link": 3}'])
