@@ -67,6 +67,21 @@ def certs_revoke(
     typer.echo(f"written to {directory / 'crl.pem'}: bring it to where --tls-client-ca lies")
 
 
+@certs_app.command("crl")
+def certs_crl(
+    directory: AuthorityDir = Path("certs"),
+    days: Annotated[float, typer.Option(min=0.001, help="When the next list is due.")] = 30.0,
+) -> None:
+    """Write the list of revoked certificates anew, before the next one is due."""
+    from fedsrv.identity.certificates import write_list
+
+    due = write_list(directory, days)
+    typer.echo(
+        f"written to {directory / 'crl.pem'}, the next one is due on {due:%Y-%m-%d}: bring it to "
+        "where --tls-client-ca lies"
+    )
+
+
 @certs_app.command("invite")
 def certs_invite(
     identity: Annotated[str, typer.Argument(help="As of certs issue.")],

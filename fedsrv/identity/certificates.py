@@ -12,7 +12,7 @@ import contextlib
 import ipaddress
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -27,11 +27,13 @@ from fedmodels.errors import ConfigError, reason_of
 from fedmodels.files import write_atomically, write_new
 from fedmodels.line_file import append_lines
 from fedpb.pem import check_dates, identities_of
-from fedpb.revocation import REVOKED, read_lists
+from fedpb.revocation import REVOKED, number_of, read_lists
 from fedsrv.identity.roles import RELAY, SCHEME, SERVER, SERVER_URI, identity_uri, role_of
 
 AUTHORITY_DAYS = 3650
 IDENTITY_DAYS = 365
+LIST_DAYS = 30
+"""When the next list of revoked certificates is due."""
 CLOCK_SKEW = timedelta(hours=1)
 """A certificate is valid from this long before its issue, so that slow clocks accept it."""
 
@@ -132,7 +134,14 @@ class Authority:
         Raises:
             ConfigError: the list cannot be written.
         """
-        facts = _facts_of(certificate, uri)
+        self.add(_facts_of(certificate, uri))
+
+    def add(self, facts: Mapping[str, str]) -> None:
+        """Add a line to that list; a later line about a certificate goes before an earlier one.
+
+        Raises:
+            ConfigError: the list cannot be written.
+        """
         try:
             append_lines(self.directory / ISSUED, (json.dumps(facts) + "\n").encode(), sync=True)
         except OSError as error:
@@ -141,20 +150,26 @@ class Authority:
             ) from None
 
     def issued(self) -> list[dict[str, str]]:
-        """Return serial number, identity and last day of every certificate that was issued."""
-        found: list[dict[str, str]] = []
+        """Return serial number, identity and last day of every certificate that was issued.
+
+        Of one that was revoked, ``revoked`` is the time.
+        """
+        found: dict[str, dict[str, str]] = {}
         path = self.directory / ISSUED
         for line in path.read_text("utf-8").splitlines() if path.is_file() else ():
             with contextlib.suppress(ValueError, TypeError, KeyError):  # a line that was cut short
                 facts = json.loads(line)
-                found.append({key: str(facts[key]) for key in ("serial", "identity", "until")})
+                one = {key: str(facts[key]) for key in ("serial", "identity", "until")}
+                when = {"revoked": str(facts["revoked"])} if "revoked" in facts else {}
+                found[one["serial"]] = one | when
         for path in self.directory.glob("*.pem"):  # of versions that kept no list
             with contextlib.suppress(OSError, ValueError):
                 held = x509.load_pem_x509_certificate(path.read_bytes())
                 uris = identities_of(held)
                 if len(uris) == 1 and held.issuer == self.own.subject:
-                    found.append(_facts_of(held, uris[0]))
-        return list({facts["serial"]: facts for facts in found}.values())
+                    facts = _facts_of(held, uris[0])
+                    found.setdefault(facts["serial"], facts)
+        return [*found.values()]
 
 
 def _facts_of(certificate: x509.Certificate, uri: str) -> dict[str, str]:
@@ -271,37 +286,63 @@ def revoke(directory: Path, which: str) -> list[str]:
         ConfigError: the authority issued no such certificate, or the list cannot be written.
     """
     authority = Authority.read(directory)
-    found = {int(facts["serial"], 16): facts for facts in _wanted(authority, which)}
-    path = directory / REVOKED
-    try:
-        before = list(read_lists(path, path.read_bytes(), str(path))) if path.exists() else []
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
-    known = {entry.serial_number: entry for one in before for entry in one}
-    now = datetime.now(UTC)
-    number = 1 + max((_number_of(one) for one in before), default=0)
+    wanted = _wanted(authority, which)
+    fresh = [facts for facts in wanted if "revoked" not in facts]
+    known = {one.serial_number for found in _lists(directory) for one in found}
+    for facts in fresh:
+        day = datetime.now(UTC).isoformat(timespec="seconds")
+        authority.add({**facts, "revoked": day})
+    write_list(directory)
+    return [
+        f"revoked: {facts['identity']}, serial {facts['serial']}, valid until {facts['until']}"
+        for facts in fresh
+        if int(facts["serial"], 16) not in known
+    ]
+
+
+def write_list(directory: Path, days: float = LIST_DAYS) -> datetime:
+    """Write the list of revoked certificates anew; return when the next one is due.
+
+    Its number is the time in milliseconds, or one more than the number before if that is greater.
+    So a list that is made after ``crl.pem`` was lost counts as newer than the lost one.
+
+    Raises:
+        ConfigError: there is no authority, or the list cannot be read or written.
+    """
+    authority, path, now = Authority.read(directory), directory / REVOKED, datetime.now(UTC)
+    before = _lists(directory)
+    entries = {entry.serial_number: entry for one in before for entry in one}
+    for facts in authority.issued():
+        if "revoked" in facts and (serial := int(facts["serial"], 16)) not in entries:
+            day = datetime.fromisoformat(facts["revoked"])
+            made = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(day)
+            entries[serial] = made.build()
+    number = max(int(now.timestamp() * 1000), *(1 + number_of(one) for one in before), 0)
+    due = min(now + timedelta(days=days), authority.own.not_valid_after_utc)
     builder = (
         x509.CertificateRevocationListBuilder()
         .issuer_name(authority.own.subject)
         .last_update(now - CLOCK_SKEW)
-        .next_update(authority.own.not_valid_after_utc)
+        .next_update(due)
         .add_extension(x509.CRLNumber(number), critical=False)
     )
-    for entry in known.values():
+    for entry in entries.values():
         builder = builder.add_revoked_certificate(entry)
-    for serial in found.keys() - known.keys():
-        fresh = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(now)
-        builder = builder.add_revoked_certificate(fresh.build())
     pem = builder.sign(authority.key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
     try:
         write_atomically(path, pem.decode(), sync=True)
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
-    return [
-        f"revoked: {facts['identity']}, serial {serial:x}, valid until {facts['until']}"
-        for serial, facts in found.items()
-        if serial not in known
-    ]
+    return due
+
+
+def _lists(directory: Path) -> list[x509.CertificateRevocationList]:
+    """Return the lists of revoked certificates that lie beside an authority."""
+    path = directory / REVOKED
+    try:
+        return list(read_lists(path, path.read_bytes(), str(path))) if path.exists() else []
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
 
 
 def _wanted(authority: Authority, which: str) -> list[dict[str, str]]:
@@ -318,11 +359,3 @@ def _wanted(authority: Authority, which: str) -> list[dict[str, str]]:
     if by_name := [facts for facts in issued if facts["identity"] == uri]:
         return by_name
     raise ConfigError(f"the authority in {authority.directory} issued no certificate to {which!r}")
-
-
-def _number_of(found: x509.CertificateRevocationList) -> int:
-    """Return the number of a list of revoked certificates; 0 where it has none."""
-    try:
-        return found.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number
-    except x509.ExtensionNotFound:
-        return 0

@@ -142,4 +142,5 @@ class Guard:
         if is_due:
             self._due = datetime.now(UTC) + self.EVERY
             found += [line for path, option in self._files for line in ends_of(path, option)]
+            found += [self._revoked.warning()] if self._revoked else []
         return [*filter(None, found)]

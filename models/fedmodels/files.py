@@ -223,3 +223,10 @@ def locked(handle: int, place: int | None = None) -> bool:
             return False
         raise
     return True
+
+
+def wait_for_lock(handle: int) -> None:
+    """Lock an open file until it is closed, once nobody else has it; as far as the system can."""
+    if fcntl is not None:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(handle, fcntl.LOCK_EX)

@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 from typing import Self
 
-from fedmodels.files import sync_path
+from fedmodels.files import sync_path, wait_for_lock
 
 _BLOCK = 1 << 16
 _BINARY = getattr(os, "O_BINARY", 0)
@@ -21,12 +21,13 @@ _BINARY = getattr(os, "O_BINARY", 0)
 class LineFile:
     """A file that whole lines are added to, by one process at a time."""
 
-    def __init__(self, path: Path, *, private: bool = True) -> None:
+    def __init__(self, path: Path, *, private: bool = True, waits: bool = False) -> None:
         """Open the file, or make it; a last line that is not whole goes.
 
         Args:
             path: the file.
             private: let nobody but the owner read a file that is made here.
+            waits: wait while another process that waits as well has the file open.
 
         Raises:
             OSError: it cannot be opened or written.
@@ -36,6 +37,8 @@ class LineFile:
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | _BINARY
         self._file = os.open(path, flags, 0o600 if private else 0o666)
         try:
+            if waits:
+                wait_for_lock(self._file)
             self.size = self._whole()
             self._trim()
         except OSError:
@@ -108,8 +111,10 @@ class LineFile:
 def append_lines(path: Path, lines: bytes, *, sync: bool = False, private: bool = True) -> None:
     """Add whole lines to a file as :meth:`LineFile.append` does, and close it.
 
+    Several processes may do so at the same time; each waits for the others.
+
     Raises:
         OSError: the file cannot be written; it holds its old lines and nothing else.
     """
-    with LineFile(path, private=private) as file:
+    with LineFile(path, private=private, waits=True) as file:
         file.append(lines, sync=sync)

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.hazmat.primitives import hashes
 
 from fedmodels.errors import ConfigError, reason_of
 
 REVOKED = "crl.pem"
 """How the list is called beside its authority."""
+SOON = timedelta(days=7)
+"""Warnings begin this long before the next list is due."""
 _BLOCK = re.compile(rb"-----BEGIN X509 CRL-----.*?-----END X509 CRL-----", re.DOTALL)
 log = logging.getLogger(__name__)
 
@@ -33,10 +40,41 @@ def read_lists(path: Path, pem: bytes, what: str) -> Iterator[x509.CertificateRe
             raise ConfigError(f"{what} cannot be read as a list of revoked certificates") from None
 
 
+def number_of(found: x509.CertificateRevocationList) -> int:
+    """Return the number of a list of revoked certificates; 0 where it has none."""
+    try:
+        return found.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number
+    except x509.ExtensionNotFound:
+        return 0
+
+
+@dataclass(frozen=True)
+class _List:
+    """What one authority has revoked."""
+
+    mark: tuple[int, float] = (0, 0.0)
+    """Number of the list, and when it was made: a later list has a greater mark."""
+    until: datetime | None = None
+    """When the next one is due."""
+    revoked: Mapping[int, str] = field(default_factory=dict)
+    """The day of each revocation, by serial number."""
+
+    @classmethod
+    def of(cls, found: x509.CertificateRevocationList) -> _List:
+        """Return what a list says."""
+        days = {one.serial_number: f"{one.revocation_date_utc:%Y-%m-%d}" for one in found}
+        made = found.last_update_utc.timestamp()
+        return cls((number_of(found), made), found.next_update_utc, days)
+
+
 class RevocationList:
     """The revoked certificates of some authorities; follows the changes of its file.
 
-    A file that is damaged or gone revokes nothing anew, and what was revoked before stays so.
+    A file that is damaged, gone, or older than the one before revokes nothing anew, and what was
+    revoked before stays so. How new the newest list was stands in a file beside it, so that an
+    older one is noticed after a restart as well. A list whose successor is overdue still counts,
+    with a warning: it lacks what was revoked since, and to refuse everybody would help whoever
+    keeps the successor away.
     """
 
     def __init__(
@@ -56,14 +94,17 @@ class RevocationList:
             must_exist: whether the user named the file; else it may come later.
 
         Raises:
-            ConfigError: the file is damaged or signed by somebody else, or must exist and does not.
+            ConfigError: the file is damaged, older than one that was read here before, or signed
+                by somebody else, or it must exist and does not.
         """
         self.path, self._authorities, self._option = path, authorities, option
-        self._revoked: dict[int, str] = {}
+        self._newest = path.with_name(f".{path.name}.newest")
+        self._lists: dict[str, _List] = {}
+        """By the fingerprint of the authority."""
         self._seen: tuple[int, ...] | None = None
         if must_exist or path.exists():
             self._seen = self._state()
-            self._revoked = self._read()
+            self._read()
 
     def _state(self) -> tuple[int, ...] | None:
         """Return what tells versions of the file apart; None where there is none."""
@@ -73,21 +114,56 @@ class RevocationList:
             return None
         return found.st_mtime_ns, found.st_size, found.st_ino
 
-    def _read(self) -> dict[int, str]:
-        what = f"{self._option} {self.path}"
+    @property
+    def _what(self) -> str:
+        return f"{self._option} {self.path}"
+
+    def _read(self) -> None:
+        """Take the lists of the file.
+
+        Raises:
+            ConfigError: it is damaged, or one of them is signed by somebody else or too old.
+        """
         try:
             pem = self.path.read_bytes()
         except OSError as error:
-            raise ConfigError(f"{what} cannot be read: {reason_of(error)}") from None
-        revoked: dict[int, str] = {}
-        keys = [one.public_key() for one in self._authorities()]
-        for found in read_lists(self.path, pem, what):
-            if not any(found.is_signature_valid(key) for key in keys):  # type: ignore[arg-type]
-                raise ConfigError(f"{what} is signed by none of the authorities that are trusted")
-            revoked |= {
-                entry.serial_number: f"{entry.revocation_date_utc:%Y-%m-%d}" for entry in found
-            }
-        return revoked
+            raise ConfigError(f"{self._what} cannot be read: {reason_of(error)}") from None
+        found: dict[str, _List] = {}
+        keys = {_name_of(one): one.public_key() for one in self._authorities()}
+        for read in read_lists(self.path, pem, self._what):
+            signers = (name for name, key in keys.items() if read.is_signature_valid(key))  # type: ignore[arg-type]
+            signer = next(signers, None)
+            if signer is None:
+                raise ConfigError(
+                    f"{self._what} is signed by none of the authorities that are trusted"
+                )
+            found[signer] = max(_List.of(read), found.get(signer, _List()), key=lambda it: it.mark)
+        known = self._known()
+        for signer, one in found.items():
+            newest = max(known.get(signer, (0, 0.0)), self._lists.get(signer, _List()).mark)
+            if one.mark < newest:
+                raise ConfigError(
+                    f"{self._what} is an older list (number {one.mark[0]}) than one that was here "
+                    f"before (number {newest[0]}): bring the newest one of the authority"
+                )
+        self._lists |= found
+        self._remember(known | {signer: one.mark for signer, one in found.items()}, known)
+
+    def _known(self) -> dict[str, tuple[int, float]]:
+        """Return how new the newest list of each authority was here; nothing if that is unknown."""
+        try:
+            found = json.loads(self._newest.read_text("utf-8"))
+            return {str(name): (int(mark[0]), float(mark[1])) for name, mark in found.items()}
+        except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError):
+            return {}
+
+    def _remember(self, marks: Mapping[str, object], known: Mapping[str, object]) -> None:
+        """Store how new the newest lists are, where the directory can be written."""
+        if marks != known:
+            fresh = self._newest.with_suffix(".tmp")
+            with contextlib.suppress(OSError):
+                fresh.write_text(json.dumps(marks), "utf-8")
+                fresh.replace(self._newest)
 
     def refresh(self) -> None:
         """Read the file again if it has changed."""
@@ -97,15 +173,33 @@ class RevocationList:
         self._seen = state
         try:
             if state is None:
-                raise ConfigError(f"{self._option} {self.path} is gone")
-            self._revoked = self._read()
+                raise ConfigError(f"{self._what} is gone")
+            self._read()
         except ConfigError as error:
             log.warning("%s; what was revoked before stays revoked", error)
             return
-        log.info("%s names %d revoked certificates", self.path, len(self._revoked))
+        count = sum(len(one.revoked) for one in self._lists.values())
+        log.info("%s names %d revoked certificates", self.path, count)
 
     def why_refused(self, serial: int) -> str:
         """Return when a certificate was revoked, in words; empty if it was not."""
         self.refresh()
-        day = self._revoked.get(serial)
+        day = next(
+            (one.revoked[serial] for one in self._lists.values() if serial in one.revoked), ""
+        )
         return f"was revoked on {day} (serial {serial:x})" if day else ""
+
+    def warning(self) -> str:
+        """Return a line where the next list is due soon or overdue; nothing where it is not."""
+        dues = [one.until for one in self._lists.values() if one.until is not None]
+        if not dues or (due := min(dues)) - datetime.now(UTC) > SOON:
+            return ""
+        since = "was" if due < datetime.now(UTC) else "is"
+        return (
+            f"the successor of {self._what} {since} due on {due:%Y-%m-%d}: this list may lack what "
+            "was revoked since; bring the newest one of the authority (fedsrv certs crl)"
+        )
+
+
+def _name_of(authority: x509.Certificate) -> str:
+    return authority.fingerprint(hashes.SHA256()).hex()

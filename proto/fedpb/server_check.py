@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import ssl
 from functools import partial
@@ -13,6 +14,7 @@ from fedmodels.errors import ConfigError, LinkError
 from fedpb.pem import authorities_of
 from fedpb.revocation import RevocationList
 
+log = logging.getLogger(__name__)
 CONNECT_S = 5.0
 """How long the server may take to show its certificate."""
 
@@ -61,6 +63,8 @@ class ServerCheck:
         Raises:
             LinkError: its certificate was revoked.
         """
+        if line := self._revoked.warning():
+            log.warning("%s", line)
         host, _, port = self.address.rpartition(":")
         host = host.strip("[]")
         try:

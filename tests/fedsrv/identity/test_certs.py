@@ -409,6 +409,60 @@ def test_a_list_that_is_no_good_revokes_nothing_and_forgives_nothing(authority, 
         Listen.given("127.0.0.1:0", None, None, None, False, place)
 
 
+def test_an_older_list_replaces_no_newer_one(authority, tmp_path, caplog):
+    serials = [load(certs.issue(authority, who)[0]).serial_number for who in ("7", "8")]
+    place = authority / "crl.pem"
+    revoke(authority, "7")
+    older = place.read_bytes()
+    listed = load_list(authority)
+    revoke(authority, "8")
+    newer = place.read_bytes()
+    assert all(map(listed.why_refused, serials))
+    place.write_bytes(older)
+    assert all(map(listed.why_refused, serials))
+    assert "is an older list" in caplog.messages[-1]
+    with pytest.raises(
+        ConfigError, match=r"crl\.pem is an older list \(number \d+\) than one that"
+    ):
+        load_list(authority)  # after a restart
+    place.write_bytes(newer)
+    assert load_list(authority).why_refused(serials[1])
+    place.unlink()
+    revoke(authority, "7")  # the authority lost its list, and not what it revoked
+    assert all(map(load_list(authority).why_refused, serials))
+
+
+def test_two_authorities_are_counted_apart(authority, tmp_path):
+    certs.init_authority(tmp_path / "theirs")
+    both = tmp_path / "both"
+    both.mkdir()
+    names = (authority, tmp_path / "theirs")
+    serials = [load(certs.issue(place, "7")[0]).serial_number for place in names]
+    for place in names:
+        revoke(place, "7")
+    (both / "ca.pem").write_bytes(b"".join((place / "ca.pem").read_bytes() for place in names))
+    first, second = ((place / "crl.pem").read_bytes() for place in names)
+    (both / "crl.pem").write_bytes(first + second)
+    listed = load_list(both)
+    certs.write_list(tmp_path / "theirs")
+    (both / "crl.pem").write_bytes((tmp_path / "theirs" / "crl.pem").read_bytes())
+    assert all(map(listed.why_refused, serials)), "the list of the first one is gone, and counts"
+
+
+def test_a_list_whose_successor_is_overdue_counts_and_is_warned_of(authority):
+    serial = load(certs.issue(authority, "7")[0]).serial_number
+    revoke(authority, "7")
+    listed = load_list(authority)
+    assert listed.warning() == ""
+    for days, words in ((6, "is due on"), (0.0, "was due on")):
+        certs.write_list(authority, days)
+        assert listed.why_refused(serial)
+        assert words in listed.warning()
+        assert listed.warning() in guard.Guard(True, listed).warnings()
+    due = datetime.now(UTC) + timedelta(days=certs.LIST_DAYS)
+    assert abs(certs.write_list(authority) - due) < timedelta(minutes=1)
+
+
 def in_days(monkeypatch: pytest.MonkeyPatch, days: int) -> None:
     """Let certificates be issued as if they were to end in so many days, and an hour."""
     shift = timedelta(days=days - certs.IDENTITY_DAYS, hours=1)
