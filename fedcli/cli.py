@@ -190,15 +190,23 @@ def join(
 @app.command()
 def enrol(
     server: Annotated[str, typer.Option(help="HOST:PORT of the authority's service.")],
-    token: Annotated[str, typer.Option(help="The word that fedsrv certs invite printed.")],
+    token_file: Annotated[
+        str,
+        typer.Option(
+            metavar="FILE",
+            help="Where the word is that fedsrv certs invite printed; by default FEDCLI_ENROL_TOKEN"
+            ", or standard input. Other users of the machine see options.",
+        ),
+    ] = "-",
     directory: Annotated[Path, typer.Option("--dir", help="Where the files go.")] = Path("certs"),
 ) -> None:
     """Get a certificate by an invitation, for a key that is made here and never leaves."""
     from fedcli.runtime.certificate_request import enrol as get
+    from fedcli.runtime.certificate_request import given_token
     from fedmodels.config.places import check_address
 
     check_address(server, "--server")
-    for path in get(server, token, directory):
+    for path in get(server, given_token(token_file), directory):
         typer.echo(path)
 
 

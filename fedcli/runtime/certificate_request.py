@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from getpass import getpass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import NameOID
 
-from fedmodels.errors import ConfigError, LinkError
+from fedmodels.errors import ConfigError, LinkError, reason_of
 from fedmodels.files import write_new
 from fedmodels.printable import printable
 from fedpb.channels import channel_options, clearest, why_unreachable
@@ -27,8 +30,29 @@ from fedpb.invitation import ENROLMENT_SERVICE, Invitation
 from fedpb.pem import identities_of
 from fedpb.v1 import enrolment_pb2 as rpc
 
+MAX_LETTERS = 1 << 14
+"""Of what standard input may bring; a token has some 1,000."""
 ENROL_S = 20.0
 """How long the authority's service may take."""
+
+
+def given_token(file: str) -> str:
+    """Return the token of an invitation, which no list of processes shows.
+
+    Args:
+        file: where it is; ``-`` for the variable FEDCLI_ENROL_TOKEN, or standard input without it.
+
+    Raises:
+        ConfigError: the file cannot be read, or is none of text.
+    """
+    if file == "-" and (token := os.environ.get("FEDCLI_ENROL_TOKEN")):
+        return token
+    try:
+        if file != "-":
+            return Path(file).read_text("ascii")
+        return getpass("token: ") if sys.stdin.isatty() else sys.stdin.read(MAX_LETTERS)
+    except (OSError, UnicodeDecodeError, EOFError) as error:
+        raise ConfigError(f"--token-file {file} cannot be read: {reason_of(error)}") from None
 
 
 def enrol(server: str, token: str, directory: Path) -> list[Path]:
@@ -43,7 +67,7 @@ def enrol(server: str, token: str, directory: Path) -> list[Path]:
     invitation = Invitation.read(token)
     stem = invitation.uri.removeprefix("fedtide:").replace(":", "-")
     if not stem or set(stem) - set("abcdefghijklmnopqrstuvwxyz0123456789-"):
-        raise ConfigError(f"--token is for nobody: {printable(invitation.uri, 60)}")
+        raise ConfigError(f"the token is for nobody: {printable(invitation.uri, 60)}")
     files = [directory / name for name in ("ca.pem", f"{stem}.pem", f"{stem}.key")]
     ca, cert, key_file = files
     if cert.exists():

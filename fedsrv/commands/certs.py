@@ -58,7 +58,10 @@ def certs_revoke(
     ],
     directory: AuthorityDir = Path("certs"),
 ) -> None:
-    """Revoke certificates: coordinators and relays that have crl.pem refuse them at once."""
+    """Revoke certificates, and void the open invitations of their owners.
+
+    Coordinators and relays that have crl.pem refuse them at once.
+    """
     from fedsrv.identity.certificates import revoke
 
     found = revoke(directory, which)
@@ -95,6 +98,30 @@ def certs_invite(
     from fedsrv.identity.enrolment import invite
 
     typer.echo(invite(directory, identity, days, host or ()))
+
+
+@certs_app.command("invitations")
+def certs_invitations(directory: AuthorityDir = Path("certs")) -> None:
+    """List all invitations: their names, whom they are for, and what became of them."""
+    from fedsrv.identity.invitations import listed
+
+    for line in listed(directory):
+        typer.echo(line)
+
+
+@certs_app.command("withdraw")
+def certs_withdraw(
+    which: Annotated[
+        str,
+        typer.Argument(metavar="NAME|IDENTITY", help="As certs invitations has it."),
+    ],
+    directory: AuthorityDir = Path("certs"),
+) -> None:
+    """Take open invitations back: their tokens get no certificate any more."""
+    from fedsrv.identity.invitations import withdraw
+
+    for line in withdraw(directory, which):
+        typer.echo(line)
 
 
 @certs_app.command("serve")

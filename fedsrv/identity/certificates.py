@@ -28,6 +28,7 @@ from fedmodels.files import write_atomically, write_new
 from fedmodels.line_file import append_lines
 from fedpb.pem import check_dates, identities_of
 from fedpb.revocation import REVOKED, number_of, read_lists
+from fedsrv.identity.invitations import void
 from fedsrv.identity.roles import RELAY, SCHEME, SERVER, SERVER_URI, identity_uri, role_of
 
 AUTHORITY_DAYS = 3650
@@ -275,7 +276,10 @@ def _write_pair(
 
 
 def revoke(directory: Path, which: str) -> list[str]:
-    """Revoke certificates; return a line for each that was not revoked before.
+    """Revoke certificates; return a line for each, and for each open invitation of their owners.
+
+    Those that were revoked before are left out. Invitations go first, so that none of them gives a
+    certificate meanwhile.
 
     Args:
         directory: of the authority; ``crl.pem`` in it is made, or gets more entries.
@@ -286,6 +290,7 @@ def revoke(directory: Path, which: str) -> list[str]:
         ConfigError: the authority issued no such certificate, or the list cannot be written.
     """
     authority = Authority.read(directory)
+    lines = void(directory, {facts["identity"] for facts in _wanted(authority, which)})
     wanted = _wanted(authority, which)
     fresh = [facts for facts in wanted if "revoked" not in facts]
     known = {one.serial_number for found in _lists(directory) for one in found}
@@ -293,7 +298,7 @@ def revoke(directory: Path, which: str) -> list[str]:
         day = datetime.now(UTC).isoformat(timespec="seconds")
         authority.add({**facts, "revoked": day})
     write_list(directory)
-    return [
+    return lines + [
         f"revoked: {facts['identity']}, serial {facts['serial']}, valid until {facts['until']}"
         for facts in fresh
         if int(facts["serial"], 16) not in known

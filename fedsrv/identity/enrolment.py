@@ -8,15 +8,11 @@ certificate, and nobody else gets one.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
-import json
 import logging
-import os
 import secrets
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -29,16 +25,14 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from fedmodels.errors import ConfigError, RunFailed
-from fedmodels.files import write_atomically
 from fedmodels.printable import printable
 from fedpb.invitation import ENROLMENT_SERVICE, SECRET_BYTES, Invitation
 from fedpb.pem import uris_of
 from fedpb.v1 import enrolment_pb2 as rpc
 from fedsrv.identity.certificates import Authority
+from fedsrv.identity.invitations import invitations
 from fedsrv.identity.roles import identity_uri
 from fedsrv.identity.tls import ServerKeys
-
-INVITED = "invitations.json"
 
 
 class Refused(Exception):
@@ -71,7 +65,7 @@ def invite(directory: Path, identity: str, days: float, hosts: Sequence[str] = (
     authority.certificate(uri, probe, hosts)  # hosts that are none are refused here
     secret = secrets.token_bytes(SECRET_BYTES)
     until = datetime.now(UTC) + timedelta(days=days)
-    with _invitations(directory) as held:
+    with invitations(directory) as held:
         held[_hash(secret)] = {"identity": uri, "until": until.isoformat(), "hosts": list(hosts)}
     return Invitation(uri, secret, authority.own).token()
 
@@ -84,11 +78,13 @@ def enrol(directory: Path, secret: bytes, request: bytes) -> tuple[str, bytes]:
         ConfigError: there is no authority, or its files cannot be used.
     """
     authority = Authority.read(directory)
-    with _invitations(directory) as held:
+    with invitations(directory) as held:
         found = held.get(_hash(secret))
         if found is None:
             raise Refused("the authority knows no such invitation: ask for another one")
         uri = str(found["identity"])
+        if "void" in found:
+            raise Refused(f"the invitation of {uri} {found['void']}: ask for another one")
         key = _key_of(request, uri)
         numbers = key.public_bytes(Encoding.X962, PublicFormat.CompressedPoint).hex()
         if "certificate" in found:
@@ -132,32 +128,6 @@ def _key_of(request: bytes, uri: str) -> ec.EllipticCurvePublicKey:
 
 def _hash(secret: bytes) -> str:
     return hashlib.sha256(secret).hexdigest()
-
-
-@contextlib.contextmanager
-def _invitations(directory: Path) -> Iterator[dict[str, dict[str, Any]]]:
-    """Yield all invitations, for one process at a time; changes of the block are stored.
-
-    Raises:
-        ConfigError: they cannot be read or written.
-    """
-    path = directory / INVITED
-    try:
-        lock = os.open(directory / f".{INVITED}.lock", os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            text = path.read_text("utf-8") if path.is_file() else "{}"
-            held: dict[str, dict[str, Any]] = json.loads(text)
-            yield held
-            if (changed := json.dumps(held, indent=1)) != text:
-                write_atomically(path, changed, sync=True)
-                path.chmod(0o600)
-        finally:
-            os.close(lock)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be used: {error.strerror}") from None
-    except ValueError:
-        raise ConfigError(f"{path} is damaged: move it away; its invitations are lost") from None
 
 
 MAX_REQUEST = 16 << 10

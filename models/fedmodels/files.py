@@ -226,7 +226,10 @@ def locked(handle: int, place: int | None = None) -> bool:
 
 
 def wait_for_lock(handle: int) -> None:
-    """Lock an open file until it is closed, once nobody else has it; as far as the system can."""
+    """Lock an open file until it is closed, once nobody else has it; on Windows nothing is locked.
+
+    Raises:
+        OSError: the file system has no locks.
+    """
     if fcntl is not None:
-        with contextlib.suppress(OSError):  # a file system without locks
-            fcntl.flock(handle, fcntl.LOCK_EX)
+        fcntl.flock(handle, fcntl.LOCK_EX)

@@ -38,7 +38,8 @@ class LineFile:
         self._file = os.open(path, flags, 0o600 if private else 0o666)
         try:
             if waits:
-                wait_for_lock(self._file)
+                with contextlib.suppress(OSError):  # a file system without locks
+                    wait_for_lock(self._file)
             self.size = self._whole()
             self._trim()
         except OSError:

@@ -56,7 +56,7 @@ class Invitation:
             found = None
         if found is None or len(found.secret) != SECRET_BYTES:
             raise ConfigError(
-                "--token is no invitation, or not all of one: give the word that fedsrv certs "
+                "the token is no invitation, or not all of one: give the word that fedsrv certs "
                 "invite printed"
             )
         return found

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import re
+import sys
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -17,16 +19,17 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 
+import fedcli.cli
 from fedcli.runtime.certificate_request import enrol as get
+from fedcli.runtime.certificate_request import given_token
 from fedmodels.errors import ConfigError, LinkError
 from fedpb.invitation import ENROLMENT_SERVICE, Invitation
 from fedpb.pem import check_pair, identities_of
 from fedpb.v1 import enrolment_pb2 as rpc
 from fedsrv.identity import certificates as certs
-from fedsrv.identity import enrolment
+from fedsrv.identity import enrolment, invitations
 from fedsrv.identity.certificates import revoke
 from fedsrv.identity.enrolment import (
-    INVITED,
     MAX_REQUEST,
     NoRequest,
     Refused,
@@ -35,6 +38,7 @@ from fedsrv.identity.enrolment import (
     invite,
     start_enrolling,
 )
+from fedsrv.identity.invitations import INVITED, listed, withdraw
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +47,13 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
     certs.init_authority(root)
     certs.issue(root, "server")
     return root
+
+
+@pytest.fixture
+def fresh(tmp_path: Path) -> Path:
+    """An authority that has invited nobody."""
+    certs.init_authority(tmp_path / "fresh")
+    return tmp_path / "fresh"
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +103,7 @@ def test_a_crash_between_signing_and_answering_is_repeated(authority, monkeypatc
     secret = Invitation.read(invite(authority, "8", 1.0)).secret
     key = ec.generate_private_key(ec.SECP256R1())
     with monkeypatch.context() as crash:
-        crash.setattr(enrolment, "write_atomically", lambda *args, **options: 1 / 0)
+        crash.setattr(invitations, "replacing", lambda *args, **options: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             enrol(authority, secret, request("fedtide:client:8", key))
     first = enrol(authority, secret, request("fedtide:client:8", key))
@@ -138,6 +149,66 @@ def test_an_invitation_ends(authority, monkeypatch):
     assert enrol(authority, used, request("fedtide:client:10", key)) == first
 
 
+def test_who_is_revoked_has_no_open_invitation_left(fresh):
+    enrolled, spare, late = (Invitation.read(invite(fresh, "7", 1.0)).secret for _ in range(3))
+    other = Invitation.read(invite(fresh, "8", 1.0)).secret
+    key = ec.generate_private_key(ec.SECP256R1())
+    enrol(fresh, enrolled, request("fedtide:client:7", key))
+    revoked, *void = sorted(revoke(fresh, "7"))
+    assert revoked.startswith("revoked: fedtide:client:7, serial ")
+    assert len(void) == 2
+    assert all(line.startswith("void: invitation ") for line in void)
+    for secret in (enrolled, spare, late):
+        with pytest.raises(Refused, match=r"of fedtide:client:7 was revoked on 20.*: ask for anot"):
+            enrol(fresh, secret, request("fedtide:client:7", key))
+    assert enrol(fresh, other, request("fedtide:client:8"))[0] == "fedtide:client:8"
+    again = Invitation.read(invite(fresh, "7", 1.0)).secret  # to come back is a new invitation
+    assert enrol(fresh, again, request("fedtide:client:7"))[0] == "fedtide:client:7"
+
+
+def test_invitations_are_listed_and_taken_back(fresh):
+    secrets = [Invitation.read(invite(fresh, who, 1.0)).secret for who in ("7", "7", "8")]
+    late = Invitation.read(invite(fresh, "relay:0-3", -1.0, ["r.example"])).secret
+    enrol(fresh, secrets[0], request("fedtide:client:7"))
+    states = [line.split(" ", 2)[1:] for line in listed(fresh)]
+    assert [who for who, _ in states] == ["fedtide:client:7"] * 2 + [
+        "fedtide:client:8", "fedtide:relay:0-3"
+    ]  # fmt: skip
+    assert states[0][1] == "was used"
+    assert states[1][1].startswith("open until 20")
+    assert states[3][1].startswith("ended 20")
+    assert states[3][1].endswith(", host r.example")
+    name = listed(fresh)[2].split()[0]
+    assert withdraw(fresh, name) == [f"taken back: {name} of fedtide:client:8"]
+    assert len(withdraw(fresh, "7")) == 1  # the one that is open
+    for secret, who in ((secrets[1], "client:7"), (secrets[2], "client:8")):
+        with pytest.raises(Refused, match=f"the invitation of fedtide:{who} was taken back on 20"):
+            enrol(fresh, secret, request(f"fedtide:{who}"))
+    for nothing in ("7", "relay:0-3", name, "0" * 12):
+        with pytest.raises(ConfigError, match=r"has no open invitation|is no identity"):
+            withdraw(fresh, nothing)
+    with pytest.raises(Refused, match="ended on"):
+        enrol(fresh, late, request("fedtide:relay:0-3"))
+
+
+def test_a_token_stands_in_no_command(authority, service, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{invite(authority, '7', 1.0)}\n"))
+
+    def enrolling(client: str, *more: str) -> None:
+        with pytest.raises(SystemExit, match="0"):
+            fedcli.cli.main(["enrol", "--server", service, "--dir", str(tmp_path / client), *more])
+
+    enrolling("7")
+    (tmp_path / "token").write_text(invite(authority, "8", 1.0))
+    enrolling("8", "--token-file", str(tmp_path / "token"))
+    monkeypatch.setenv("FEDCLI_ENROL_TOKEN", invite(authority, "9", 1.0))
+    enrolling("9")
+    for client in "789":
+        assert (tmp_path / client / f"client-{client}.pem").is_file()
+    with pytest.raises(ConfigError, match=r"--token-file .*none cannot be read: No such file"):
+        given_token(str(tmp_path / "none"))
+
+
 def test_a_client_trusts_no_other_authority_s_service(authority, service, tmp_path):
     certs.init_authority(tmp_path / "theirs")
     with pytest.raises(LinkError, match="not signed by the authority of the token"):
@@ -159,9 +230,9 @@ def test_tokens_that_are_none(authority, tmp_path):
     token = invite(authority, "7", 1.0)
     stranger = Invitation("fedtide:../x", b"\x00" * 32, Invitation.read(token).authority).token()
     for wrong in ("", "x", token[:-40], token[: len(token) // 2], "fedtide-invitation-e30"):
-        with pytest.raises(ConfigError, match="--token is no invitation, or not all of one"):
+        with pytest.raises(ConfigError, match="the token is no invitation, or not all of one"):
             get("127.0.0.1:1", wrong, tmp_path)
-    with pytest.raises(ConfigError, match=r"--token is for nobody: fedtide:\.\./x"):
+    with pytest.raises(ConfigError, match=r"the token is for nobody: fedtide:\.\./x"):
         get("127.0.0.1:1", stranger, tmp_path)
     with pytest.raises(ConfigError, match="hosts belong to a server's certificate"):
         invite(authority, "7", 1.0, ["a.example"])
