@@ -3,21 +3,28 @@
 A config that names a file runs its code. The owner of a config does so knowingly; a client, to whom
 a server sends the config, runs only files that its own user named, and only if the content is the
 one that the server runs.
+
+A file is read once: the bytes whose digest was checked are the ones that run. Bytecode that lies
+beside a file is neither read nor written. What a file imports is not part of its digest: that is
+what is installed on the machine.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.machinery import SourceFileLoader
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 from fedmodels.errors import ConfigError, RunFailed, RunStopped, suggestion
-from fedmodels.files import sha256_of
+from fedmodels.files import read_regular
 
 
 def is_own(name: str) -> bool:
@@ -57,18 +64,18 @@ def own_name(name: str, table: str, sha256: str | None, trusted: Sequence[Path] 
     file, _, inside = name.rpartition(":")
     if trusted is None:
         place = Path(file).expanduser().resolve()
-        if sha256 not in (None, digest_of(f"{place}:{inside}")):
+        source = _source_of(place)
+        if sha256 not in (None, hashlib.sha256(source).hexdigest()):
             raise ConfigError(
                 f"[{table}] {place} has changed since this run began (sha256 {sha256}); put the "
                 "old file back, or begin a new run"
             )
-        renew(f"{place}:{inside}")
-        return f"{place}:{inside}"
+        return _taken(f"{place}:{inside}", source)
     for candidate in trusted:
         place = candidate.expanduser().resolve()
-        if digest_of(f"{place}:{inside}") == sha256:
-            renew(f"{place}:{inside}")
-            return f"{place}:{inside}"
+        source = _source_of(place)
+        if hashlib.sha256(source).hexdigest() == sha256:
+            return _taken(f"{place}:{inside}", source)
     given = ", ".join(map(str, trusted))
     what = f"--code {given} has other content: " if given else ""
     raise ConfigError(
@@ -78,14 +85,28 @@ def own_name(name: str, table: str, sha256: str | None, trusted: Sequence[Path] 
 
 
 def digest_of(name: str) -> str:
-    """Return the sha256 of the file of a name.
+    """Return the sha256 of what a name's file held when it was checked, which is what runs.
 
     Raises:
-        ConfigError: the file cannot be read.
+        ConfigError: the file was not checked so far, and cannot be read.
     """
+    return hashlib.sha256(_checked(name)).hexdigest()
+
+
+def _checked(name: str) -> bytes:
+    """Return what a name's file held when it was checked, or holds now."""
     file = name.rpartition(":")[0]
+    return _CHECKED[file] if file in _CHECKED else _source_of(Path(file))
+
+
+def _source_of(file: Path) -> bytes:
+    """Return what a file holds now.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
     try:
-        return sha256_of(Path(file))
+        return read_regular(file)
     except OSError as error:
         raise ConfigError(f"cannot read {file}: {error.strerror}") from None
 
@@ -107,6 +128,8 @@ def load_entry_point(point: EntryPoint) -> Any:
 
 OWN_MODULE = "fedtide_own_"
 """How the names of modules of custom files begin."""
+_CHECKED: dict[str, bytes] = {}
+"""File -> what it held when it was checked last."""
 _FOUND: dict[str, tuple[str, Any]] = {}
 """Name -> the digest of its file when it was run, and what it stood for."""
 
@@ -116,8 +139,16 @@ def renew(name: str) -> None:
 
     In the midst of a run nobody does, so that all of it comes of one content.
     """
-    if name in _FOUND and _FOUND[name][0] != digest_of(name):
+    if is_own(name):
+        _taken(name, _source_of(Path(name.rpartition(":")[0])))
+
+
+def _taken(name: str, source: bytes) -> str:
+    """Let a name stand for what these bytes define; return the name."""
+    _CHECKED[name.rpartition(":")[0]] = source
+    if name in _FOUND and _FOUND[name][0] != hashlib.sha256(source).hexdigest():
         del _FOUND[name]
+    return name
 
 
 def own(name: str) -> Any:
@@ -127,8 +158,9 @@ def own(name: str) -> Any:
         ConfigError: the file fails, or holds no such thing.
     """
     if name not in _FOUND:
-        digest = digest_of(name)
-        _FOUND[name] = digest, _run_file(name, digest)
+        source = _checked(name)
+        digest = hashlib.sha256(source).hexdigest()
+        _FOUND[name] = digest, _run_file(name, source, digest)
     return _FOUND[name][1]
 
 
@@ -151,11 +183,28 @@ def check_offered(name: str) -> None:
         )
 
 
-def _run_file(name: str, digest: str) -> Any:
+class _Source(SourceFileLoader):
+    """Runs bytes that were read before, whatever the file and ``__pycache__`` hold by now."""
+
+    def __init__(self, module: str, file: str, source: bytes) -> None:
+        super().__init__(module, file)
+        self._source = source
+
+    def get_code(self, fullname: str) -> CodeType:
+        """Compile the bytes."""
+        return self.source_to_code(self._source, self.path)
+
+    def get_data(self, path: str) -> bytes:
+        """Return the bytes, for whoever shows a line of them."""
+        return self._source
+
+
+def _run_file(name: str, source: bytes, digest: str) -> Any:
     file, _, inside = name.rpartition(":")
     module = f"{OWN_MODULE}{digest[:16]}"
     if module not in sys.modules:
-        spec = importlib.util.spec_from_file_location(module, file)
+        loader = _Source(module, file, source)
+        spec = importlib.util.spec_from_file_location(module, file, loader=loader)
         assert spec is not None
         assert spec.loader is not None
         sys.modules[module] = importlib.util.module_from_spec(spec)
