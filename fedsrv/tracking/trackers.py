@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ArchiveError, ConfigError, pip_line
+from fedmodels.printable import without_passwords
 from fedpb.zstd import check_installed
 from fedsrv.events import Ending, EventLog
 from fedsrv.report.run_record import leaves_of, read_run
@@ -34,6 +35,9 @@ CLOSE_S = 60.0
 MAX_LETTERS = 300
 """Length of a tracker's error in our lines, at most."""
 
+
+SECRETS = ("MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN", "WANDB_API_KEY")
+"""Variables whose values stand in no line."""
 
 Results = Callable[[], Sequence[Path]]
 
@@ -71,6 +75,7 @@ class MLflow:
     """Logs to the server that ``MLFLOW_TRACKING_URI`` names, or to OUT/mlflow.db."""
 
     def __init__(self, experiment: Experiment, out: Path, run_id: str) -> None:
+        os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
         mlflow = importlib.import_module("mlflow")
         uri = os.environ.get("MLFLOW_TRACKING_URI")
         place = None if uri else (out / "mlartifacts").resolve().as_uri()
@@ -235,5 +240,11 @@ def results_of(run: Path, place: Path) -> Sequence[Path]:
 
 
 def _in_one_line(error: Exception) -> str:
-    said = shorten(str(error).rstrip(". \n"), MAX_LETTERS, placeholder=" …")
+    """Return what an error says, without what is secret."""
+    said = str(error).rstrip(". \n")
+    owner, at, _ = os.environ.get("MLFLOW_TRACKING_URI", "").rpartition("@")
+    for secret in (owner.partition("://")[2] + at, *map(os.environ.get, SECRETS)):
+        said = said.replace(secret, "***") if secret else said
+    said = without_passwords(said)
+    said = shorten(said, MAX_LETTERS, placeholder=" …")
     return said or type(error).__name__

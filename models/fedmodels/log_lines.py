@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 from fedmodels.errors import ConfigError, suggestion
+from fedmodels.printable import without_passwords
 
 PLAIN = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
@@ -43,6 +44,14 @@ class LogLevel(StrEnum):
         return logging.getLevelNamesMapping()[self.value.upper()]
 
 
+class PlainFormatter(logging.Formatter):
+    """Every record as a line; passwords of URLs are left out, also those of other packages."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line of a record, and its traceback where it has one."""
+        return without_passwords(super().format(record))
+
+
 class JsonFormatter(logging.Formatter):
     """Every record as one JSON object with the fields of an event.
 
@@ -58,7 +67,8 @@ class JsonFormatter(logging.Formatter):
         line = record.getMessage()
         if record.exc_info:
             line += "\n" + self.formatException(record.exc_info)
-        detail = {"level": record.levelname.lower(), "logger": record.name, "line": line}
+        detail = {"level": record.levelname.lower(), "logger": record.name}
+        detail["line"] = without_passwords(line)
         return json_text(event_of("log", record.created, detail=detail))
 
 
@@ -135,11 +145,8 @@ def set_up_logging(level: LogLevel, *, as_json: bool = False) -> None:
     """
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     outlive_readers()
-    how: dict[str, Any] = {"format": PLAIN}
-    if as_json:
-        objects = logging.StreamHandler(sys.stdout)
-        objects.setFormatter(JsonFormatter())
-        how = {"handlers": [objects]}
-    logging.basicConfig(level=level.value.upper(), **how)
+    lines = logging.StreamHandler(sys.stdout if as_json else sys.stderr)
+    lines.setFormatter(JsonFormatter() if as_json else PlainFormatter(PLAIN))
+    logging.basicConfig(level=level.value.upper(), handlers=[lines])
     quiet = max(level.number, logging.WARNING)
     logging.getLogger("torch").setLevel(quiet)  # below, it logs its caches

@@ -10,14 +10,21 @@ MAX_SHOWN = 100
 """Letters of a value that a line about a config shows."""
 _DIRECTORIES = re.compile(r"""(?<![\w.)\]}/\\-])(?:[A-Za-z]:)?[/\\](?:[^\s/\\:;,'"()]+[/\\])+""")
 """What comes before the last name of an absolute path."""
+_OWNER = re.compile(r"(?<=://)[^\s/?#'\"<>]*@")
+"""User and password in a URL."""
+_KEYS = re.compile(
+    r"(?i)(?<=[?&;])((?:[\w-]*(?:password|token|secret|api_?key)|pwd)=)[^\s&;'\"<>]+"
+)
+"""A secret among the parameters of a URL."""
 
 
 def printable(text: str, most: int = MAX_CHARACTERS) -> str:
     """Return a text whose control characters are escaped, cut to ``most`` characters.
 
     Whatever a peer or a file says goes through here before a log, a terminal or a page shows it:
-    an escape sequence would clear a terminal or forge a line.
+    an escape sequence would clear a terminal or forge a line. Passwords of URLs are left out.
     """
+    text = without_passwords(text)
     if len(text) <= most and text.isprintable():  # most texts, many in each round
         return text
     cut = text[: most + 1]  # escapes make a text longer, never shorter
@@ -28,6 +35,13 @@ def printable(text: str, most: int = MAX_CHARACTERS) -> str:
 def shown(value: object) -> str:
     """Return a value of a config as a line about it shows it: the first letters of a long one."""
     return printable(repr(value), MAX_SHOWN)
+
+
+def without_passwords(text: str) -> str:
+    """Return a text whose URLs have ``***`` in place of user and password, and of keys."""
+    if "://" not in text:  # most texts
+        return text
+    return _KEYS.sub(r"\1***", _OWNER.sub("***@", text))
 
 
 def without_places(text: str, places: Iterable[object] = ()) -> str:

@@ -1,7 +1,11 @@
+import json
+import logging
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedmodels.log_lines import JsonFormatter, PlainFormatter
 from fedmodels.printable import printable, without_places
 
 
@@ -9,6 +13,30 @@ def test_controls_are_escaped_and_letters_stay():
     assert printable("Größe 3 × 4: „gut“") == "Größe 3 × 4: „gut“"
     assert printable("\x1b[2J\r\nerror: \x00") == "\\x1b[2J\\r\\nerror: \\x00"
     assert printable("\u202e\u2028\ud800\x9b") == "\\u202e\\u2028\\ud800\\x9b"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("at https://ann:s3cret@flow.example/x: no", "at https://***@flow.example/x: no"),
+        ("sqlite:////srv/run/mlflow.db", "sqlite:////srv/run/mlflow.db"),
+        (
+            "'https://token@h/' and http://h/?a=1&api_key=k3y&b",
+            "'https://***@h/' and http://h/?a=1&api_key=***&b",
+        ),
+        ("http://h/?X-Token=k3y;pwd=p w", "http://h/?X-Token=***;pwd=*** w"),
+        ("ann@example.org at http://h:1/a@b", "ann@example.org at http://h:1/a@b"),
+    ],
+)
+def test_a_url_has_no_password(text, told):
+    assert printable(text) == told
+    made = logging.makeLogRecord({"msg": text, "levelname": "INFO"})
+    assert PlainFormatter("%(message)s").format(made) == told
+    assert json.loads(JsonFormatter().format(made))["detail"]["line"] == told
+
+
+def test_a_password_is_left_out_before_a_text_is_cut():
+    assert "s3cr" not in printable("x" * 980 + " https://ann:s3cret-and-long@flow.example")
 
 
 def test_long_text_is_cut():

@@ -224,6 +224,25 @@ def test_a_tracker_that_cannot_begin_gets_one_line(monkeypatch, tmp_path):
     )
 
 
+@pytest.mark.parametrize(
+    "uri", ["https://ann:s3cr/et@flow.example/x", "mysql+pymysql://ann:s3cr/et@db.example:3306/y"]
+)
+def test_a_password_stands_in_no_line(monkeypatch, tmp_path, uri):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    monkeypatch.setenv("WANDB_API_KEY", "k3y")
+
+    class Refuses:
+        def __init__(self, *_):
+            raise OSError(f"cannot reach {uri} again or {uri}?api_token=k3y as k3y")
+
+    monkeypatch.setitem(TRACKERS, "mlflow", Refuses)
+    with pytest.raises(ConfigError) as error:
+        follow("mlflow", tmp_path)
+    said = str(error.value)
+    assert "cannot reach" in said
+    assert not {word for word in ("s3cr", "ann:", "k3y") if word in said}
+
+
 def test_settings_are_flat():
     found = dict(leaves_of(tiny_experiment(seed=4).to_dict()))
     assert (found["seed"], found["method.name"]) == (4, "fedavg")
