@@ -24,7 +24,7 @@ from fedcli.runtime.spending import Spending, cut_of
 from fedcli.runtime.state import StateDirectory
 from fedmodels.commands import end_if_signalled
 from fedmodels.config.experiment import Experiment
-from fedmodels.errors import FedtideError, OrderDeclined, PayloadError
+from fedmodels.errors import ArchiveError, ConfigError, FedtideError, OrderDeclined, PayloadError
 from fedmodels.machine import peak_rss_bytes
 from fedmodels.methods import make
 from fedmodels.nets.split import SplitNet
@@ -50,6 +50,8 @@ OBJECTS_BYTES = 64 << 10
 """What the Python objects of an open client take, about."""
 MEMORY_STEP = 64 << 20
 """A report gives peak memory in multiples of this: the exact figure tells of a client's data."""
+UNTOLD = "it could not do the order; its own log says why"
+"""What is told of a failure where noise hides a client: the error's text may tell of its data."""
 log = logging.getLogger(__name__)
 
 
@@ -194,10 +196,18 @@ class Worker:
             return Result(order, Bundle(), rpc.Report(), self._told(f"{error.SAID}{error}"))
         if isinstance(error, FedtideError):
             log.error("client %s, interaction %d: %s", self.client, order.interaction + 1, error)
-            return Result(order, Bundle(), rpc.Report(), self._told(str(error)))
+            tells = not self._hides or isinstance(error, ConfigError | ArchiveError)
+            told = self._told(str(error)) if tells else UNTOLD
+            return Result(order, Bundle(), rpc.Report(), told)
         log.exception("client %s, interaction %d", self.client, order.interaction + 1)
         why = fault_in(self.method, error) or line_of(error)
-        return Result(order, Bundle(), rpc.Report(), self._told(why))
+        return Result(order, Bundle(), rpc.Report(), UNTOLD if self._hides else self._told(why))
+
+    @property
+    def _hides(self) -> bool:
+        """Whether noise hides something of this client."""
+        privacy = self.experiment.privacy
+        return privacy is not None and privacy.level is not None
 
     def _told(self, why: str) -> str:
         """Return the reason of a failure as it leaves: without places on this machine."""
@@ -331,7 +341,7 @@ class Worker:
         check_upload(self.method, self.set_up.upload_spec, done.upload)
         report = rpc.Report(
             loss=done.loss if done.num_examples else 0.0,
-            seconds=round(seconds, 2),
+            seconds=coarse(seconds) if self._hides else round(seconds, 2),
             num_examples=done.num_examples,
             skipped_examples=half.ctx.skipped,
             extra=half.ctx.metrics,
@@ -441,6 +451,8 @@ class Worker:
             except Exception as error:  # no reason to lose a run
                 log.warning("client %s drew no picture: %s", self.client, error)
         digest = state_digest([("client", self._stored(order))])
+        if self.experiment.privacy is not None and self.experiment.privacy.hides_clients:
+            digest = self.states.secret().keyed(digest)  # a guess at the state cannot be checked
         return Result(order, Bundle(), rpc.Report(state_sha256=digest))
 
     def _draw(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
@@ -516,6 +528,11 @@ class Worker:
             found = self.stream.global_test()
             if found is not None:
                 yield "global-test", found
+
+
+def coarse(seconds: float) -> float:
+    """Return seconds as they leave where noise hides a client: up to a power of two, from 1 on."""
+    return float(2 ** max(0, math.ceil(math.log2(max(seconds, 1.0)))))
 
 
 def _same(one: rpc.Order, other: rpc.Order) -> bool:

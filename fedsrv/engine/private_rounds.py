@@ -310,7 +310,7 @@ def told(plan: Plan, experiment: Experiment) -> list[str]:
     """Return the names of what clients tell beside uploads."""
     views = {*experiment.evaluate.views} & {*plan.method.views}
     metrics = bool(plan.method.reported(plan.run)) or experiment.evaluate.drift
-    return told_beside(scores=bool(views), metrics=metrics)
+    return told_beside(experiment, scores=bool(views), metrics=metrics)
 
 
 def _check_noise_of_clients(plan: Plan, experiment: Experiment) -> None:

@@ -35,6 +35,11 @@ class Secret:
         """Draw a secret from the operating system's entropy."""
         return cls(os.urandom(SECRET_BYTES))
 
+    def keyed(self, digest: str) -> str:
+        """Return a digest that nobody without the secret can compute from another one, as hex."""
+        text = f"fedtide/digest/{digest}".encode()
+        return hashlib.blake2b(text, key=self.key, digest_size=32).hexdigest()
+
     def chance(self, purpose: str) -> float:
         """Return a number in [0, 1), uniform over purposes."""
         return float(self.chances(purpose, 1)[0])

@@ -14,14 +14,23 @@ BESIDE = {
     "loss": "a client's training loss",
     "scores": "how many test examples of each class a client's models got right",
     "metrics": "numbers of the method's own in reports",
+    "stopping": "the round that a run ends after, by patience or target: it follows from scores",
+    "trigger": "when an open run goes on, by score_drop: it follows from scores",
 }
-"""What clients tell beside uploads, by the name that ``allow`` knows."""
+"""What clients tell beside uploads, by the name that ``allow`` knows. What of messages and records
+each name stands for is in :mod:`fedmodels.privacy.told`."""
 
 
-def told_beside(*, scores: bool, metrics: bool) -> list[str]:
+def told_beside(experiment: Experiment, *, scores: bool, metrics: bool) -> list[str]:
     """Return the names of what clients of a run tell beside uploads."""
-    left_out = {name for name, tells in (("scores", scores), ("metrics", metrics)) if not tells}
-    return [name for name in BESIDE if name not in left_out]
+    schedule = experiment.schedule
+    tells = {
+        "scores": scores,
+        "metrics": metrics,
+        "stopping": schedule.patience is not None or schedule.target is not None,
+        "trigger": experiment.begins.score_drop is not None,
+    }
+    return [name for name in BESIDE if tells.get(name, True)]
 
 
 def check_allowed(method: str, uncovered: Iterable[str], allow: Iterable[str]) -> None:
