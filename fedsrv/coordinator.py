@@ -183,13 +183,14 @@ def serve(
             stack.callback(watcher(events))
         cohort = _cohort_of(experiment, store, events, expects_evaluator)
         engine = Engine(experiment, cohort, store, events, held)
+        secret = None if store.releases is None else store.releases.secret
         service = Service(
             store.run_id,
             without_places(experiment.to_dict()),
             cohort,
             events,
             guard=listen.guard(),
-            journal=Journal(store.audit, store.chain),
+            journal=Journal(store.audit, store.chain, secret),
             exclude=engine.exclusions.ask,
         )
         address = listen.at(open_server(stack, service, listen))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -32,6 +33,9 @@ from fedsrv.engine.scores import Scores, accuracy_over
 from fedsrv.engine.summary import summarise
 from fedsrv.state.record import Record
 
+log = logging.getLogger(__name__)
+REFUSED = "the method refuses its upload; the coordinator's log says why"
+"""What is told of an upload that noise hides: the reason may tell of its values."""
 LARGE_STATE = 64 << 20
 """Size from which a committed state leaves memory for the pages of its file."""
 MAX_CONFUSED = 100
@@ -153,8 +157,14 @@ class RoundParts:
         if self.privacy is not None and self.privacy.privacy.noise_at_clients:
             return check_numbers(upload)  # noise takes values beyond all other bounds
         announced = plan.terms.announced(client, plan.steps[ctx.interaction])
-        with name_faults(self.method, PayloadError):
-            self.method.check_upload(ctx, state, upload, announced)
+        try:
+            with name_faults(self.method, PayloadError):
+                self.method.check_upload(ctx, state, upload, announced)
+        except PayloadError as error:
+            if self.privacy is None:
+                raise
+            log.warning("client %d, interaction %d: %s", client, ctx.interaction + 1, error)
+            raise PayloadError(REFUSED) from None
 
     def orders(
         self,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedmodels.numerics.secrecy import Secret
 from fedmodels.printable import printable
 from fedmodels.tensors.bundle import ClientId
 from fedpb.v1 import coordinator_pb2 as rpc
@@ -22,8 +23,15 @@ log = logging.getLogger(__name__)
 class Journal:
     """The journal of one server; a relay's, which keeps nothing, writes no line."""
 
-    def __init__(self, audit: Audit | None = None, chain: Chain | None = None) -> None:
-        self._audit, self._chain = audit, chain
+    def __init__(
+        self, audit: Audit | None = None, chain: Chain | None = None, secret: Secret | None = None
+    ) -> None:
+        """Write lines; with a ``secret`` the digests of uploads are keyed by it.
+
+        The server then adds noise that hides clients, and a digest of an upload without noise would
+        let a guess at it be checked.
+        """
+        self._audit, self._chain, self._secret = audit, chain, secret
         self.guard = Guard()
         """Says who calls."""
         self._has_failed = False
@@ -52,11 +60,12 @@ class Journal:
         digest: bytes,
     ) -> None:
         """Add a line about a result that was taken, or about the sum of a relay."""
+        sha256 = digest.hex() if self._secret is None else self._secret.keyed(digest.hex())
         whose: dict[str, Any] = {"clients": list(clients)} if header.members else {}
         self.tell(
             "sent", context, None if whose else clients[0], **whose,
             interaction=header.interaction, kind=rpc.OrderKind.Name(header.kind)[11:].lower(),
-            bytes=wire, sha256=digest.hex(), failure=header.failure, summed=header.summed,
+            bytes=wire, sha256=sha256, failure=header.failure, summed=header.summed,
         )  # fmt: skip
 
     def write(self) -> None:

@@ -12,7 +12,7 @@ A field of a message is ``Message.field``; what a run writes and tells is a path
 - ``place``: numbers of clients, orders, rounds and tasks, and sizes that follow from the method;
 - ``answer``: whether and when a client answers, which noise on uploads does not hide;
 - ``words``: what somebody typed in by hand;
-- ``parts``: it holds other fields, which stand for themselves;
+- ``parts``: it holds other fields, or says them in a line; these stand for themselves;
 - else a name of ``[privacy] allow`` (:data:`fedmodels.privacy.coverage.BESIDE`): it follows from
   data, and a run that sends it is refused until the config names it. A metric of the tables that
   no method reports is one of ``scores``.
@@ -50,7 +50,7 @@ parts:
   BundleHeader.generators BundleHeader.histogram ModelShard.tensors PrototypeSet.vectors
   PrototypeSet.labels PrototypeSet.counts GeneratorUpdate.tensors LabelHistogram.round
   LabelHistogram.total Table.entries Entry.value Value.list Value.table ValueList.values
-  PushHeader.distance PushHeader.bundle
+  PushHeader.distance PushHeader.bundle Noted.line
 config:
   PrepareRequest.protocol JoinRequest.protocol JoinSeveralRequest.protocol
   JoinRequest.run_id JoinSeveralRequest.run_id JoinResponse.run_id
@@ -92,7 +92,7 @@ answer:
   Ended.reason
 words:
   JoinRequest.start_over JoinSeveralRequest.start_over Joining.name ClientDescription.name
-  ClientDescription.dataset LeaveRequest.reason Left.reason Draining.line Noted.line
+  ClientDescription.dataset LeaveRequest.reason Left.reason Draining.line
   SteerRequest.retire SteerRequest.forget SteerRequest.close SteerRequest.now SteerRequest.exclude
 announced:
   TaskCounts.train TaskCounts.test ClientDescription.class_names JoinResponse.class_names
@@ -123,6 +123,7 @@ place:
   summary.clients_started_over
   event.interaction event.round event.client event.order.* event.upload event.joined event.left
   event.rollback.* event.commit.interaction event.commit.round event.commit.task event.commit.of
+  audit.what audit.client audit.clients audit.interaction audit.kind audit.summed
   event.joined.* event.started-over event.scores.interaction event.scores.round
 config:
   record.privacy.delta record.privacy.releases record.privacy.clip *.metrics.epsilon
@@ -132,11 +133,15 @@ config:
 answer:
   record.failed.* record.seconds.server record.seconds.wall summary.seconds.* event.failed.*
   event.commit.failed event.commit.failed.* event.commit.seconds event.waiting.* event.ended.*
-  event.unix_time
+  event.unix_time audit.failure
+random:
+  audit.sha256
 words:
-  event.note.* event.left.* event.draining.*
+  audit.at audit.by event.left.* event.draining.*
+parts:
+  event.note.*
 announced:
-  record.bytes.* summary.bytes.* event.commit.bytes.*
+  audit.bytes record.bytes.* summary.bytes.* event.commit.bytes.*
 examples:
   record.seconds.train record.clients.*.seconds record.clients.*.num_examples
   record.clients.*.skipped_examples record.clients.*.peak_rss_bytes record.clients.*.epsilon

@@ -4,16 +4,20 @@ import importlib
 import json
 import math
 import pkgutil
+from types import SimpleNamespace
 
 import pytest
 
 import fedpb.v1
 from fedcli.runtime.worker import coarse
-from fedmodels.errors import FedtideError
+from fedmodels.errors import FedtideError, PayloadError
 from fedmodels.methods.fedavg import FedAvg
+from fedmodels.numerics.secrecy import Secret
 from fedmodels.privacy.coverage import BESIDE, told_beside
 from fedmodels.privacy.told import COVERS, cover_of, fields
+from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.events import EventLog
+from fedsrv.transport.call_log import Journal
 from fedtide.inprocess import run_in_process
 from tests.conftest import records_of, tiny_experiment
 from tests.fedsrv.engine.test_private_rounds import BESIDE as TOLD
@@ -118,6 +122,28 @@ def test_an_error_that_data_may_be_behind_is_not_told(level, digits, tmp_path, m
     with pytest.raises(FedtideError, match="its own log says why") as caught:
         run_in_process(hiding("fedavg", level=level), digits, tmp_path / "run")
     assert "42" not in str(caught.value)
+
+
+def test_what_is_wrong_with_a_hidden_upload_is_not_told(digits, tmp_path, monkeypatch):
+    def check(*_):
+        raise PayloadError("the weights are 42")
+
+    monkeypatch.setattr(FedAvg, "check_upload", check)
+    with pytest.raises(FedtideError, match="the coordinator's log says why") as caught:
+        run_in_process(hiding("fedavg"), digits, tmp_path / "run")
+    assert "42" not in str(caught.value)
+
+
+def test_the_log_of_calls_has_no_digest_of_an_upload_that_noise_hides():
+    lines, caller = [], SimpleNamespace(peer=lambda: "ipv4:127.0.0.1:1", auth_context=dict)
+    audit = SimpleNamespace(tell=lambda what, **facts: lines.append({"what": what, **facts}))
+    header = rpc.PushHeader(interaction=1, kind=rpc.ORDER_KIND_TRAIN, failure="no")
+    for secret in (None, Secret(b"1" * 32), Secret(b"2" * 32)):
+        Journal(audit, None, secret).sent(caller, [3], header, 100, b"upload")
+    digests = [line["sha256"] for line in lines]
+    assert digests[0] == b"upload".hex()
+    assert len({*digests}) == 3
+    assert {cover_of(f"audit.{key}", "client") for key in lines[1]} <= {*COVERS, *TOLD}
 
 
 def test_time_is_told_up_to_a_power_of_two_and_states_by_a_keyed_digest(digits, tmp_path):
