@@ -92,11 +92,20 @@ def predictions(model: TrainedModel, file: Path, paths: Sequence[Path]) -> Itera
         DataError: a file cannot be read, does not fit the model or is beyond it; names it.
     """
     for inputs in read_new(paths, model.facts, file):
-        shares = model.probabilities(inputs.x)
-        if not np.isfinite(shares).all():
-            path = inputs.file
-            raise DataError(f"{path} holds values so large that the model's outputs are none")
-        yield Predictions(inputs, model.class_names, shares)
+        yield predicted(model, inputs)
+
+
+def predicted(model: TrainedModel, inputs: NewInputs) -> Predictions:
+    """Return the predictions of a model for some inputs.
+
+    Raises:
+        DataError: they are beyond the model; names them.
+    """
+    shares = model.probabilities(inputs.x)
+    if not np.isfinite(shares).all():
+        path = inputs.file
+        raise DataError(f"{path} holds values so large that the model's outputs are none")
+    return Predictions(inputs, model.class_names, shares)
 
 
 def are_many(paths: Iterable[Path]) -> bool:

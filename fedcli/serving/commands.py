@@ -16,8 +16,6 @@ from fedmodels.options import Level
 if TYPE_CHECKING:
     from fedcli.serving.live_model import LiveModel
 
-LAST_ANSWERS_S = 10.0
-"""Time for requests that have come when the server is stopped."""
 RunOfModel = Annotated[
     Path | None, typer.Option(help="The run directory, or a client's --state-dir.")
 ]
@@ -39,6 +37,15 @@ def serve_model(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Allow reachable addresses: there is no TLS.")
     ] = False,
+    allowed_hosts: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allowed-hosts",
+            metavar="NAME",
+            help="A name by which callers may ask, such as of a service or of a proxy; * stands "
+            "for any letters. Addresses and this machine's own name always may.",
+        ),
+    ] = None,
     log_level: Level = LogLevel.INFO,
 ) -> None:
     """Answer over HTTP with a client's live model, also while it trains."""
@@ -54,15 +61,18 @@ def serve_model(
             "alone for this machine, or --insecure"
         )
     live = live_model(run, client, model)
+    from fedcli.serving.http_server import end_for_good
     from fedcli.serving.model_server import ModelServer
 
     end_on_sigterm()
-    with ModelServer(host, port, live) as server:
-        typer.echo(f"answers at {server.url}predict, {server.url}health and {server.url}metrics")
-        try:
-            server.serve_forever()
-        finally:
-            server.await_answers(LAST_ANSWERS_S)
+    server = ModelServer(host, port, live, tuple(allowed_hosts or ()))
+    typer.echo(f"answers at {server.url}predict, {server.url}health and {server.url}metrics")
+    try:
+        server.serve()
+    except SystemExit as ended:
+        if not server.is_idle and isinstance(ended.code, int):
+            end_for_good(ended.code)
+        raise
 
 
 def rollback(

@@ -6,164 +6,214 @@ before it is read, and every answer but the metrics is one line of JSON.
 
 from __future__ import annotations
 
-import importlib
-import json
+import asyncio
 import logging
-import math
 import tempfile
-import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from PIL import Image
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response as HttpResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from fedcli.data.arrays import DAMAGED
-from fedcli.data.image_files import FORMATS
-from fedcli.data.own.recordings import MAX_GROWTH
-from fedcli.prediction import Predictions, predictions
+from fedcli.data.own.new_inputs import given
+from fedcli.prediction import Predictions, predicted, predictions
+from fedcli.serving.bodies import KINDS, array_of, check_answer, check_growth
+from fedcli.serving.figures import Figures
+from fedcli.serving.http_server import HttpServer, is_addressed
 from fedcli.serving.live_model import LiveModel, Loaded
-from fedmodels.config.transforms import TableTransform, parse_transform
 from fedmodels.errors import DataError, FedtideError, pip_line
 from fedmodels.log_lines import json_text
-from fedmodels.nets.trained import ModelFacts
-from fedmodels.page_server import PageServer, Response
+from fedmodels.machine import cores
+from fedmodels.page_server import POLICY, Response
 from fedmodels.printable import printable
 
-KINDS = {
-    "text/csv": "csv", "text/tab-separated-values": "tsv", "application/json": "npy",
-    "image/png": "png", "image/jpeg": "jpg", "image/bmp": "bmp", "image/webp": "webp",
-    "image/tiff": "tiff", "image/gif": "gif", "image/x-portable-anymap": "ppm",
-}  # fmt: skip
-"""Content types that are taken, and how files of them end."""
-MAX_VALUES = 1 << 26
-"""Numbers of a table's inputs, and pixels of an image's frames."""
 JSON = "application/json; charset=utf-8"
+MAX_BODY = 16 << 20
+"""Bytes that may be sent."""
+MAX_DRAINED = 4 * MAX_BODY
+"""Bytes of a body that is too long which are read, so that its caller hears why."""
+MAX_WORKERS = 4
+"""Requests that are worked on at a time, at most; no more than there are cores."""
+MAX_WAITING = 256
+"""Requests that wait for their turn; others are told when to come again."""
+BODY_S, ANSWER_S = 15.0, 30.0
+"""Time for the body of a request, and then for its answer, the wait for its turn included."""
+AGAIN_AFTER_S = 1
+"""After how many seconds a caller who finds no room is to come again."""
+LAST_ANSWERS_S = 10
+"""Time for requests that have come when the server is stopped."""
+HEADERS = {
+    "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer", "Content-Security-Policy": POLICY,
+}  # fmt: skip
 log = logging.getLogger(__name__)
 
 
-class ModelServer(PageServer):
+class ModelServer(HttpServer):
     """Answers with the model that is live at the moment of a request."""
 
-    def __init__(self, host: str, port: int, live: LiveModel) -> None:
+    def __init__(
+        self, host: str, port: int, live: LiveModel, allowed_hosts: tuple[str, ...] = ()
+    ) -> None:
         """Bind to a place; raise ConfigError if that is not possible."""
         self.live, self.figures = live, Figures()
-        self._working = threading.Lock()
-        """Requests are worked on in turn: each may take much memory."""
-        pages = {"/health": self._health, "/metrics": self._metrics}
-        super().__init__(host, port, pages, posts={"/predict": self._predict})
+        self._host, self._allowed = host, allowed_hosts
+        workers = min(cores(), MAX_WORKERS)
+        self._pool = ThreadPoolExecutor(workers, "predict")
+        self._under_way = 0
+        """Requests at work, and those that wait for their turn; changed by the server's loop."""
+        self._most = workers + MAX_WAITING
+        routes = [
+            Route("/predict", self._predict, methods=["POST"]),
+            Route("/health", self._health),
+            Route("/metrics", self._metrics),
+        ]
+        app = Starlette(routes=routes, exception_handlers={HTTPException: self._unknown})
+        super().__init__(host, port, self._for_here(app), LAST_ANSWERS_S)
 
-    def refusal(self, status: HTTPStatus, line: str) -> Response:
-        """Return what a request is refused with."""
-        return _told({"error": line}, status)
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is worked on: else its thread would keep the process."""
+        return not self._under_way
 
-    def _predict(self, kind: str, body: bytes) -> Response:
+    def _for_here(self, app: ASGIApp) -> ASGIApp:
+        """Return an application that refuses requests which mean another server."""
+
+        async def checked(scope: Scope, receive: Receive, send: Send) -> None:
+            host = next((v for name, v in scope["headers"] if name == b"host"), b"")
+            if is_addressed(host.decode("latin-1"), self._host, self._allowed):
+                return await app(scope, receive, send)
+            line = (
+                "this server is asked for by an address, as localhost, by its machine's name, or "
+                "by a name that --allowed-hosts gives"
+            )
+            await _sent(refused(HTTPStatus.MISDIRECTED_REQUEST, line))(scope, receive, send)
+
+        return checked
+
+    async def _unknown(self, request: Request, error: Exception) -> HttpResponse:
+        assert isinstance(error, HTTPException)
+        line = "there are GET /health, GET /metrics and POST /predict"
+        return _sent(refused(HTTPStatus(error.status_code), line))
+
+    # --- predictions ------------------------------------------------------------------------------
+
+    async def _predict(self, request: Request) -> HttpResponse:
         begun = time.monotonic()
-        answer = self._answer(kind.partition(";")[0].strip().lower(), body)
+        try:
+            answer = await self._answer(request)
+        except asyncio.CancelledError:
+            answer = refused(HTTPStatus.SERVICE_UNAVAILABLE, "the server ends: come again later")
         self.figures.count(answer.status, time.monotonic() - begun)
-        return answer
+        return _sent(answer)
 
-    def _answer(self, kind: str, body: bytes) -> Response:
+    async def _answer(self, request: Request) -> Response:
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        try:
+            body = await asyncio.wait_for(_body_of(request), BODY_S)
+        except TimeoutError:
+            line = f"the request did not come within {BODY_S:.0f} seconds"
+            return refused(HTTPStatus.REQUEST_TIMEOUT, line)
+        except ClientDisconnect:
+            return refused(HTTPStatus.BAD_REQUEST, "the caller went away")
+        if body is None:
+            line = f"more than {MAX_BODY} bytes are sent; at most {MAX_BODY} are taken"
+            return refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, line)
         if kind not in KINDS:
-            known = ", ".join(KINDS)
-            line = f"the content type {printable(kind, 60)!r} is none of {known}"
-            return self.refusal(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, line)
+            line = f"the content type {printable(kind, 60)!r} is none of {', '.join(KINDS)}"
+            return refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, line)
+        if self._under_way >= self._most:
+            line = f"{self._under_way} requests are under way: come again later"
+            return refused(HTTPStatus.SERVICE_UNAVAILABLE, line)
+        return await self._in_turn(lambda: self._found(kind, body))
+
+    async def _in_turn(self, work: Callable[[], Response]) -> Response:
+        """Have a worker answer; one that takes too long goes on, and its caller is told."""
+        loop = asyncio.get_running_loop()
+        self._under_way += 1
+
+        def done(_: Future[Response]) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(self._end_one)
+
+        future = self._pool.submit(work)
+        future.add_done_callback(done)
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(future), ANSWER_S)
+        except TimeoutError:
+            line = f"there was no answer within {ANSWER_S:.0f} seconds: come again, or send less"
+            return refused(HTTPStatus.SERVICE_UNAVAILABLE, line)
+
+    def _end_one(self) -> None:
+        self._under_way -= 1
+
+    def _found(self, kind: str, body: bytes) -> Response:
+        """Return the answer to a body; a worker's thread calls it."""
         try:
             now = self.live.now()
         except FedtideError as error:
-            return self.refusal(HTTPStatus.SERVICE_UNAVAILABLE, printable(str(error)))
+            return refused(HTTPStatus.SERVICE_UNAVAILABLE, printable(str(error)))
         try:
-            with self._working:
-                found = _predicted(now, KINDS[kind], body)
-                self.figures.name(found)
-                return _told({"model": _about(now), **_shown(found)})
+            found = _predicted(now, KINDS[kind], body)
+            self.figures.name(found)
+            return _told({"model": _about(now), **_shown(found)})
         except FedtideError as error:
-            return self.refusal(HTTPStatus.BAD_REQUEST, printable(str(error)))
+            return refused(HTTPStatus.BAD_REQUEST, printable(str(error)))
         except Exception:  # a caller sees no traceback, and others are answered
             log.exception("a request failed")
-            return self.refusal(HTTPStatus.INTERNAL_SERVER_ERROR, "the model cannot answer this")
+            return refused(HTTPStatus.INTERNAL_SERVER_ERROR, "the model cannot answer this")
 
-    def _health(self, accept: str) -> Response:
+    # --- the other pages --------------------------------------------------------------------------
+
+    def _health(self, request: Request) -> HttpResponse:
         try:
             now = self.live.now()
         except FedtideError as error:
-            return self.refusal(HTTPStatus.SERVICE_UNAVAILABLE, printable(str(error)))
+            return _sent(refused(HTTPStatus.SERVICE_UNAVAILABLE, printable(str(error))))
         status = self.live.status()
         told = {"status": "ok", "model": _about(now), "held": status.held, "last": status.last}
-        return _told(told)
+        return _sent(_told(told))
 
-    def _metrics(self, accept: str) -> Response:
-        return self.figures.page(accept, self.live) or self.refusal(
-            HTTPStatus.NOT_IMPLEMENTED, f"/metrics needs a package more: {pip_line('prometheus')}"
-        )
+    def _metrics(self, request: Request) -> HttpResponse:
+        found = self.figures.page(request.headers.get("accept", ""), self.live)
+        line = f"/metrics needs a package more: {pip_line('prometheus')}"
+        return _sent(found or refused(HTTPStatus.NOT_IMPLEMENTED, line))
 
 
-class Figures:
-    """What was asked and answered, for Prometheus; nothing where its package is missing."""
-
-    def __init__(self) -> None:
-        try:
-            self._prometheus: Any = importlib.import_module("prometheus_client")
-        except ImportError:
-            self._prometheus = None
-            return
-        self._registry = self._prometheus.CollectorRegistry()
-
-        def made(kind: str, name: str, what: str, *labels: str) -> Any:
-            return getattr(self._prometheus, kind)(
-                f"fedtide_{name}", what, labels, registry=self._registry
-            )
-
-        self._requests = made("Counter", "predict_requests", "Requests by HTTP status.", "code")
-        self._seconds = made("Histogram", "predict_seconds", "Duration of a request to predict.")
-        self._named = made("Counter", "predictions", "Inputs by the class named.", "class")
-        self._round = made("Gauge", "live_model_round", "Round of the live model, from 1.")
-        self._reads = made("Gauge", "live_model_reads", "Models that this process has read.")
-        self._held = made("Gauge", "live_model_held", "1 while a roll-back holds the live model.")
-        self._events = made("Gauge", "live_model_events", "Since the client began.", "event")
-
-    def count(self, status: HTTPStatus, seconds: float) -> None:
-        """Count a request to predict."""
-        if self._prometheus is not None:
-            self._requests.labels(str(int(status))).inc()
-            self._seconds.observe(seconds)
-
-    def name(self, found: Predictions) -> None:
-        """Count the classes of some inputs."""
-        if self._prometheus is not None:
-            for name, count in found.best().items():
-                self._named.labels(printable(name)).inc(count)
-
-    def page(self, accept: str, live: LiveModel) -> Response | None:
-        """Return the page; None where the package is missing."""
-        if self._prometheus is None:
+async def _body_of(request: Request) -> bytes | None:
+    """Return what is sent; None if it is too long, once the caller has sent it or much of it."""
+    parts, size = list[bytes](), 0
+    async for part in request.stream():
+        size += len(part)
+        if size > MAX_DRAINED:
             return None
-        try:
-            self._round.set(live.now().model.facts.round + 1)
-        except FedtideError:
-            self._round.set(0)
-        status = live.status()
-        self._reads.set(live.reads)
-        self._held.set(status.held)
-        for event in ("went_live", "refused", "rollbacks"):
-            self._events.labels(event).set(getattr(status, event))
-        encode, kind = self._prometheus.exposition.choose_encoder(accept)
-        return Response(encode(self._registry), kind)
+        if size <= MAX_BODY:
+            parts.append(part)
+        else:
+            parts.clear()
+    return b"".join(parts) if size <= MAX_BODY else None
 
 
 def _predicted(now: Loaded, end: str, body: bytes) -> Predictions:
     """Return predictions for a request's body; raise DataError if the model cannot take it."""
+    facts = now.model.facts
+    if end == "npy":
+        inputs = given(array_of(body), Path("the input"), facts)
+        check_answer(len(inputs.x), facts)
+        return predicted(now.model, inputs)
     with tempfile.TemporaryDirectory(prefix="fedtide-") as place:
         file = Path(place) / f"input.{end}"
         try:
-            if end == "npy":
-                np.save(file, _array_of(body), allow_pickle=False)
-            else:
-                file.write_bytes(body)
-                _check_growth(file, end, body, now.model.facts)
+            file.write_bytes(body)
+            check_growth(file, end, body, facts)
             (found,) = predictions(now.model, now.file, [file])
         except FedtideError as error:  # where the file lay is nobody's business
             line = str(error).replace(str(file), "the input").replace(str(now.file), "the model")
@@ -171,47 +221,13 @@ def _predicted(now: Loaded, end: str, body: bytes) -> Predictions:
     return found
 
 
-def _array_of(body: bytes) -> np.ndarray[Any, Any]:
-    """Return the numbers of a JSON array, or of ``{"inputs": [...]}``; DataError for another."""
-    try:
-        found = json.loads(body)
-        found = found.get("inputs") if isinstance(found, dict) else found
-        array = np.array(found, dtype=np.float64)  # of texts, numpy would make a huge array
-    except (ValueError, TypeError, RecursionError, OverflowError):
-        raise DataError("the input is no JSON array of numbers") from None
-    if not array.ndim:
-        raise DataError("the input is no JSON array of numbers")
-    return array
-
-
-def _check_growth(file: Path, end: str, body: bytes, facts: ModelFacts) -> None:
-    """Raise DataError if a body would take too much memory, or is damaged."""
-    if end in ("csv", "tsv"):
-        how = parse_transform(facts.transform, "the model")
-        if not isinstance(how, TableTransform):
-            return
-        columns = how.columns
-        rows = body.count(b"\n") + body.count(b"\r") + 1
-        made = rows * (1 if columns.rate is None else MAX_GROWTH)
-        hop = columns.hop or columns.window or 1
-        values = made * max(math.prod(facts.input_shape) / hop, len(columns.features or ()))
-    else:
-        try:
-            with Image.open(file, formats=FORMATS) as image:
-                values = image.width * image.height * getattr(image, "n_frames", 1)
-        except (*DAMAGED, Image.DecompressionBombError):
-            raise DataError("the input is no image, or damaged") from None
-    if values > MAX_VALUES:
-        raise DataError(f"the input makes more than {MAX_VALUES} numbers: send it in parts")
-
-
 def _shown(found: Predictions) -> dict[str, Any]:
     """Return predictions as JSON has them."""
     rows = []
-    for number, shares in enumerate(found.shares):
-        best = int(shares.argmax())
-        row: dict[str, Any] = {"class": found.classes[best], "probability": float(shares[best])}
-        row["probabilities"] = [float(share) for share in shares]
+    best, shares = found.shares.argmax(axis=1).tolist(), found.shares.tolist()
+    for number, (k, share) in enumerate(zip(best, shares, strict=True)):
+        row: dict[str, Any] = {"class": found.classes[k], "probability": share[k]}
+        row["probabilities"] = share
         if found.inputs.places:
             row["from"], row["to"] = found.inputs.places[number]
         rows.append(row)
@@ -223,5 +239,17 @@ def _about(now: Loaded) -> dict[str, Any]:
     return {"method": facts.method, "view": facts.view, "round": facts.round + 1}
 
 
+def refused(status: HTTPStatus, line: str) -> Response:
+    """Return what a request is refused with."""
+    return _told({"error": line}, status)
+
+
 def _told(facts: Mapping[str, Any], status: HTTPStatus = HTTPStatus.OK) -> Response:
     return Response(f"{json_text(facts)}\n".encode(), JSON, status)
+
+
+def _sent(answer: Response) -> HttpResponse:
+    headers = {**HEADERS, "Content-Type": answer.kind}
+    if answer.status == HTTPStatus.SERVICE_UNAVAILABLE:
+        headers["Retry-After"] = str(AGAIN_AFTER_S)
+    return HttpResponse(answer.body, int(answer.status), headers)

@@ -1,8 +1,7 @@
 """An HTTP server of a few pages, bounded in connections, time and bytes by one set of checks.
 
-The live page, the pages that Prometheus scrapes and the model of ``fedcli serve-model`` are served
-by it. A connection takes one request. Where too many are open, the oldest one ends, so that slow
-callers keep nobody away.
+The live page and the pages that Prometheus scrapes are served by it. A connection takes one
+request. Where too many are open, the oldest one ends, so that slow callers keep nobody away.
 """
 
 from __future__ import annotations
@@ -30,8 +29,6 @@ MAX_CONNECTIONS = 32
 """Connections at a time; each has a thread."""
 MAX_BYTES = 16 << 10
 """Size of a request line and its headers."""
-DRAINED_BYTES = 1 << 16
-"""A body that is refused is read in pieces of this size."""
 SLOT_S = 1.0
 """Time for a connection that was ended to leave its thread; else the new one is closed."""
 POLICY = "default-src 'none'; frame-ancestors 'none'; base-uri 'none'"
@@ -50,11 +47,6 @@ class Response:
 
 Pages = Mapping[str, Callable[[str], Response]]
 """Path -> what answers it, given the request's ``Accept``."""
-Posts = Mapping[str, Callable[[str, bytes], Response]]
-"""Path -> what answers what is sent there, given its content type and its body."""
-
-
-NO_POSTS: Posts = {}
 
 
 class PageServer(ThreadingHTTPServer):
@@ -62,18 +54,14 @@ class PageServer(ThreadingHTTPServer):
 
     daemon_threads = True
     request_queue_size = 128
-    max_body = 16 << 20
-    """Bytes that may be sent to a path."""
 
-    def __init__(
-        self, host: str, port: int, pages: Pages, policy: str = POLICY, posts: Posts = NO_POSTS
-    ) -> None:
+    def __init__(self, host: str, port: int, pages: Pages, policy: str = POLICY) -> None:
         """Bind to a place; port 0 is any that is free.
 
         Raises:
             ConfigError: that is not possible.
         """
-        self.host, self.pages, self.policy, self.posts = host, pages, policy, posts
+        self.host, self.pages, self.policy = host, pages, policy
         self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
         self._lock = threading.Lock()
         self._open: dict[socket.socket, float] = {}
@@ -95,22 +83,13 @@ class PageServer(ThreadingHTTPServer):
 
         A name that another site lets point here is not taken: its pages must not read these.
         """
-        found = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]]+)(?::[0-9]+)?", host)
-        name = found[1].strip("[]").lower() if found else ""
+        name = host_named(host)
         names = {"localhost", self.host.lower(), socket.gethostname().lower()}
-        return name in names or _is_ip(name)
+        return name in names or is_ip(name)
 
     def refusal(self, status: HTTPStatus, line: str) -> Response:
         """Return what a request is refused with: one line."""
         return Response(f"{line}\n".encode(), status=status)
-
-    def await_answers(self, within_s: float) -> None:
-        """Wait until every request that has come is answered, or for so long."""
-        for _ in range(MAX_CONNECTIONS):
-            begun = time.monotonic()
-            if not self._slots.acquire(timeout=within_s):
-                return
-            within_s = max(within_s - (time.monotonic() - begun), 0)
 
     def begin(self, name: str) -> Callable[[], None]:
         """Serve in a thread of this name; return what ends that."""
@@ -171,7 +150,7 @@ class PageServer(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers GET and HEAD of the server's pages, and POST where the server takes something."""
+    """Answers GET and HEAD of the server's pages."""
 
     server: PageServer
     server_version, sys_version = "fedtide", ""
@@ -179,8 +158,7 @@ class Handler(BaseHTTPRequestHandler):
     def setup(self) -> None:
         """Bound what a request may hold."""
         super().setup()
-        self._body = cast("BinaryIO", self.rfile)
-        self.rfile = cast("Any", _Bounded(self._body))
+        self.rfile = cast("Any", _Bounded(cast("BinaryIO", self.rfile)))
 
     def do_HEAD(self) -> None:
         """Answer without a body."""
@@ -196,36 +174,6 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self._send_unknown()
 
-    def do_POST(self) -> None:
-        """Take what is sent, up to the server's limit."""
-        stated = self.headers.get("Content-Length", "")
-        size = int(stated) if re.fullmatch("[0-9]{1,12}", stated) else -1
-        if not self._is_taken(size):
-            while size > 0 and (part := self._body.read(min(size, DRAINED_BYTES))):
-                size -= len(part)  # else the caller is cut off, and does not hear why
-            return
-        body = self._body.read(size)
-        if len(body) == size:  # else the caller went away
-            answer = self.server.posts[self.path]
-            self._send(answer(self.headers.get("Content-Type", ""), body))
-
-    def _is_taken(self, size: int) -> bool:
-        """Tell whether a body of this size may be sent here; refuse it otherwise."""
-        if not self.server.posts:
-            self.send_error(HTTPStatus.NOT_IMPLEMENTED, "nothing is taken here")
-        elif not self._is_for_here():
-            return False
-        elif self.path not in self.server.posts:
-            self._send_unknown()
-        elif size < 0 or "Transfer-Encoding" in self.headers:
-            self.send_error(HTTPStatus.LENGTH_REQUIRED, "say the size as Content-Length")
-        elif size > self.server.max_body:
-            line = f"{size} bytes are sent; at most {self.server.max_body} are taken"
-            self.send_error(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, line)
-        else:
-            return True
-        return False
-
     def _is_for_here(self) -> bool:
         """Tell whether a request means this server; refuse it otherwise."""
         found = self.server.is_addressed(self.headers.get("Host", ""))
@@ -235,8 +183,7 @@ class Handler(BaseHTTPRequestHandler):
         return found
 
     def _send_unknown(self) -> None:
-        known = (*self.server.pages, *self.server.posts)
-        self.send_error(HTTPStatus.NOT_FOUND, f"there are {' and '.join(known)}")
+        self.send_error(HTTPStatus.NOT_FOUND, f"there are {' and '.join(self.server.pages)}")
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """Refuse a request in plain words."""
@@ -283,7 +230,14 @@ class _Bounded:
         self._file.close()
 
 
-def _is_ip(name: str) -> bool:
+def host_named(header: str) -> str:
+    """Return the host that a Host header names, in small letters; an empty text for none."""
+    found = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]]+)(?::[0-9]+)?", header)
+    return found[1].strip("[]").lower() if found else ""
+
+
+def is_ip(name: str) -> bool:
+    """Tell whether a host is an address."""
     try:
         ipaddress.ip_address(name)
     except ValueError:

@@ -7,9 +7,13 @@ import http.client
 import io
 import json
 import os
+import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +24,11 @@ from PIL import Image
 
 import fedtide
 from fedcli.cli import main
+from fedcli.data.own.number_marks import is_number
 from fedcli.runtime import deployed as deployed_module
 from fedcli.runtime import kept_models
 from fedcli.runtime.deployed import Deployed
-from fedcli.serving import model_server
+from fedcli.serving import bodies, http_server, model_server
 from fedcli.serving.live_model import LiveModel, NoModelYet
 from fedcli.serving.model_server import ModelServer
 from fedcli.serving.watching import WatchedFolder
@@ -252,7 +257,7 @@ def asking(place: Deployed) -> Iterator[Ask]:
     def asked(
         path: str, body: bytes | None = None, kind: str = "application/json", **headers: str
     ) -> tuple[int, Any]:
-        connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
         try:
             more = {"Content-Type": kind} if kind else {}
             connection.request("GET" if body is None else "POST", path, body, {**more, **headers})
@@ -265,6 +270,7 @@ def asking(place: Deployed) -> Iterator[Ask]:
         assert text.count("\n") == 1
         return answer.status, json.loads(text)
 
+    asked.port = server.port  # type: ignore[attr-defined]
     yield asked
     end()
 
@@ -317,7 +323,7 @@ def check_answers(place: Deployed, ask: Ask) -> None:
         ("/predict", b"nonsense", "application/json", {}, 400, "no JSON array of numbers"),
         ("/predict", b"[" * 100_000, "application/json", {}, 400, "no JSON array of numbers"),
         (
-            "/predict", b'["' + b"a" * 10**6 + b'"' + b",0" * 10**6 + b"]", "application/json", {},
+            "/predict", b'["' + b"a" * 10**6 + b'"' + b",0" * 10**5 + b"]", "application/json", {},
             400, "no JSON array of numbers",
         ),
         ("/predict", b'{"inputs": {"a": 1}}', "application/json", {}, 400, "no JSON array"),
@@ -332,9 +338,8 @@ def check_answers(place: Deployed, ask: Ask) -> None:
         ("/predict", b"[1, 0]", "", {}, 415, "is none of text/csv"),
         ("/predict", b"x" * ((16 << 20) + 1), "text/csv", {}, 413, "at most 16777216 are taken"),
         ("/predict", b"[1, 0]", "application/json", {"Host": "evil.example"}, 421, "asked for by"),
-        ("/predict", b"[1, 0]", "application/json", {"Content-Length": "x"}, 411, "Content-Length"),
-        ("/predict", None, "", {}, 404, "there are /health and /metrics and /predict"),
-        ("/other", b"[1, 0]", "application/json", {}, 404, "there are /health"),
+        ("/predict", None, "", {}, 405, "there are GET /health, GET /metrics and POST /predict"),
+        ("/other", b"[1, 0]", "application/json", {}, 404, "there are GET /health"),
     ],
 )  # fmt: skip
 def test_what_is_refused_is_one_line(
@@ -348,7 +353,7 @@ def test_what_is_refused_is_one_line(
 
 
 def test_a_fault_inside_is_one_line(ask, monkeypatch):
-    monkeypatch.setattr(model_server, "predictions", lambda *args: 1 / 0)
+    monkeypatch.setattr(model_server, "predicted", lambda *args: 1 / 0)
     assert ask("/predict", b"[1, 0]") == (500, {"error": "the model cannot answer this"})
 
 
@@ -357,14 +362,109 @@ def test_what_would_grow_beyond_all_bounds_is_refused(tmp_path, monkeypatch):
     transform = {"kind": "table", "columns": columns}
     of_windows = ModelFacts("mlp", {}, (2, 64), 2, transform=transform)
     body = b"t,a,b\n" + b"1,1,1\n" * 6000
-    with pytest.raises(DataError, match="makes more than 67108864 numbers: send it in parts"):
-        model_server._check_growth(tmp_path / "x.csv", "csv", body, of_windows)
-    model_server._check_growth(tmp_path / "x.csv", "csv", body[:6000], of_windows)
+    with pytest.raises(DataError, match="makes more than 16777216 numbers: send it in parts"):
+        bodies.check_growth(tmp_path / "x.csv", "csv", body, of_windows)
+    bodies.check_growth(tmp_path / "x.csv", "csv", body[:6000], of_windows)
+    of_rows = ModelFacts("mlp", {}, (2,), 8, transform={"kind": "table", "columns": {
+        "features": ["a", "b"],
+    }})  # fmt: skip
+    with pytest.raises(DataError, match="more than 1048576 cells: send it in parts"):
+        bodies.check_growth(tmp_path / "x.csv", "csv", b"1,1\n" * 600_000, of_rows)
+    with pytest.raises(DataError, match="holds more than 16384 inputs of the model: send it in"):
+        bodies.check_growth(tmp_path / "x.csv", "csv", b"1,1\n" * 20_000, of_rows)
+    with pytest.raises(DataError, match="more than 262144 numbers and arrays: send it in parts"):
+        bodies.array_of(b"[" + b"0," * (1 << 20) + b"0]")
     frames = [Image.new("L", (100, 100), shade) for shade in range(9)]
     frames[0].save(tmp_path / "x.gif", save_all=True, append_images=frames[1:])
-    monkeypatch.setattr(model_server, "MAX_VALUES", 80_000)
+    monkeypatch.setattr(bodies, "MAX_PIXELS", 80_000)
     with pytest.raises(DataError, match="send it in parts"):
-        model_server._check_growth(tmp_path / "x.gif", "gif", b"", of_windows)
+        bodies.check_growth(tmp_path / "x.gif", "gif", b"", of_windows)
+
+
+def test_a_long_number_costs_as_much_as_its_length():
+    """A cell of 20,000 digits took eleven seconds, and one of 100,000 five minutes."""
+    begun = time.process_time()
+    for text in ("9" * 10**5 + "x", "9" * 10**5, " " * 10**5, "9" * 10**5 + "e"):
+        for mark in (".", ","):
+            is_number(text, mark)
+    assert bodies.array_of(b"[" + b"9" * 10**5 + b"]")[0] == np.inf
+    assert time.process_time() - begun < 5
+
+
+class Stuck:
+    """Works on the first requests until it is let go."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun, self.go_on = threading.Semaphore(0), threading.Event()
+        self.original = model_server.predicted
+        monkeypatch.setattr(model_server, "predicted", self)
+
+    def __call__(self, *given: Any) -> Any:
+        self.begun.release()
+        assert self.go_on.wait(60)
+        return self.original(*given)
+
+
+def test_whoever_finds_no_room_is_told_when_to_come_again(place, monkeypatch):
+    """Callers beyond 32 had been cut off without an answer."""
+    put_live(place, 0)
+    stuck = Stuck(monkeypatch)
+    monkeypatch.setattr(model_server, "cores", lambda: 1)
+    monkeypatch.setattr(model_server, "MAX_WAITING", 0)
+    with asking(place) as ask, ThreadPoolExecutor(1) as pool:
+        first = pool.submit(ask, "/predict", b"[1, 0]")
+        assert stuck.begun.acquire(timeout=30)
+        status, told = ask("/predict", b"[1, 0]")
+        assert (status, told["error"]) == (503, "1 requests are under way: come again later")
+        assert ask("/health")[0] == 200, "it answers beside the work"
+        stuck.go_on.set()
+        assert first.result()[0] == 200
+        assert ask("/predict", b"[1, 0]")[0] == 200
+    answer = model_server._sent(model_server.refused(HTTPStatus.SERVICE_UNAVAILABLE, "x"))
+    assert answer.headers["Retry-After"] == "1"
+
+
+def test_a_request_has_limits_of_time(place, monkeypatch):
+    put_live(place, 0)
+    stuck = Stuck(monkeypatch)
+    monkeypatch.setattr(model_server, "ANSWER_S", 0.1)
+    monkeypatch.setattr(model_server, "BODY_S", 0.1)
+    monkeypatch.setattr(http_server, "HEAD_S", 0.2)
+    with asking(place) as ask:
+        status, told = ask("/predict", b"[1, 0]")
+        assert (status, told["error"][:22]) == (503, "there was no answer wi")
+        stuck.go_on.set()
+        assert ask("/predict", b"", **{"Content-Length": "5"})[0] == 408
+        with socket.create_connection(("127.0.0.1", ask.port), 30) as slow:  # type: ignore
+            slow.sendall(b"GET /health HTTP/1.1\r\nHost: local")
+            assert slow.recv(100) == b"", "a head that does not come ends its connection"
+
+
+def test_a_connection_takes_several_requests(place):
+    put_live(place, 0)
+    with asking(place) as ask:
+        connection = http.client.HTTPConnection("127.0.0.1", ask.port, timeout=30)  # type: ignore
+        for _ in range(3):
+            connection.request("POST", "/predict", b"[1, 0]", {"Content-Type": "application/json"})
+            assert connection.getresponse().read()
+            held = connection.sock
+            assert held is not None
+        connection.close()
+
+
+@pytest.mark.parametrize(
+    ("header", "ok"),
+    [
+        ("127.0.0.1:8100", True), ("localhost", True), ("[::1]:8100", True), ("10.0.0.7", True),
+        ("models.clinic.example:8100", True), ("MODELS.clinic.example", True),
+        ("a.svc.cluster.local", True), ("svc.cluster.local", False), ("evil.example", False),
+        ("models.clinic.example.evil.example", False), ("", False), ("a b", False),
+    ],
+)  # fmt: skip
+def test_a_server_is_asked_by_the_names_that_it_is_given(header, ok):
+    """The name of a service, or one that a proxy keeps, was refused whatever was said."""
+    allowed = ("models.clinic.example", "*.svc.cluster.local")
+    assert http_server.is_addressed(header, "0.0.0.0", allowed) == ok
 
 
 def test_a_server_is_of_this_machine_unless_it_is_told_otherwise(place):

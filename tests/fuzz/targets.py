@@ -232,8 +232,7 @@ class _Caller:
 @cache
 def _page_server() -> PageServer:
     pages = {"/": lambda accept: Response(accept.encode("latin-1"))}
-    posts = {"/": lambda kind, body: Response(kind.encode("latin-1") + body)}
-    return PageServer("127.0.0.1", 0, pages, posts=posts)
+    return PageServer("127.0.0.1", 0, pages)
 
 
 TARGETS: dict[str, Target] = {

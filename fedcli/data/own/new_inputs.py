@@ -79,9 +79,7 @@ def _read(path: Path, facts: ModelFacts, how: Transform | None) -> NewInputs:
     """Read one file by its kind."""
     shape = tuple(facts.input_shape)
     if path.suffix == ARRAYS:
-        x = read_array(path)
-        x = x[None] if x.shape == shape else x
-        return NewInputs(path, x, "", [(i, i) for i in range(len(x))] if len(x) > 1 else ())
+        return _array(path, read_array(path), facts)
     is_table = path.suffix.lower() in SUFFIXES
     if isinstance(how, TableTransform) and is_table:
         return _read_table(path, how)
@@ -89,6 +87,20 @@ def _read(path: Path, facts: ModelFacts, how: Transform | None) -> NewInputs:
         return _read_picture(path, facts, how)
     takes = "no other files" if how is None else how.kind.removesuffix("s") + "s"
     raise DataError(f"{path} is not an {ARRAYS} file; the model takes {list(shape)}, and {takes}")
+
+
+def _array(path: Path, x: NDArray[Any], facts: ModelFacts) -> NewInputs:
+    x = x[None] if x.shape == tuple(facts.input_shape) else x
+    return NewInputs(path, x, "", [(i, i) for i in range(len(x))] if len(x) > 1 else ())
+
+
+def given(x: NDArray[Any], name: Path, facts: ModelFacts) -> NewInputs:
+    """Return an array of one input or of several, by a name that error lines call it.
+
+    Raises:
+        DataError: it does not fit the model.
+    """
+    return _checked(_array(name, x, facts), facts)
 
 
 def _read_picture(path: Path, facts: ModelFacts, how: ImageTransform) -> NewInputs:
@@ -175,7 +187,7 @@ def _checked(found: NewInputs, facts: ModelFacts) -> NewInputs:
     if x.dtype.kind not in "iuf":
         raise DataError(f"{path} holds {x.dtype}; expected numbers")
     if x.shape[1:] != shape:
-        held = list(x.shape) if path.suffix == ARRAYS else list(x.shape[1:])
+        held = list(x.shape) if path.suffix in (ARRAYS, "") else list(x.shape[1:])
         raise DataError(f"{path} is {held}; the model takes {list(shape)}, or several")
     if not len(x):
         raise DataError(f"{path} holds no example")

@@ -27,7 +27,8 @@ def _expression(decimal: Decimal) -> str:
     parting = [re.escape(sign) for sign in (OTHER[decimal], *APART)]
     grouped = "|".join(rf"[1-9][0-9]{{0,2}}(?:{sign}[0-9]{{3}})+" for sign in parting)
     mark = re.escape(decimal)
-    scaled = rf"[0-9]*{mark}?[0-9]+[eE][+-]?[0-9]+"
+    # each part begins as no other one does, so that a long text takes no longer than its length
+    scaled = rf"(?:[0-9]+(?:{mark}[0-9]+)?|{mark}[0-9]+)[eE][+-]?[0-9]+"
     return rf"\s*[+{MINUS}-]?(?:{scaled}|(?:[0-9]+|{grouped})(?:{mark}[0-9]*)?|{mark}[0-9]+)\s*"
 
 

@@ -1,0 +1,66 @@
+"""What callers of ``fedcli serve-model`` asked, and which model answered, for Prometheus."""
+
+from __future__ import annotations
+
+import importlib
+from http import HTTPStatus
+from typing import Any
+
+from fedcli.prediction import Predictions
+from fedcli.serving.live_model import LiveModel
+from fedmodels.errors import FedtideError
+from fedmodels.page_server import Response
+from fedmodels.printable import printable
+
+
+class Figures:
+    """What was asked and answered, for Prometheus; nothing where its package is missing."""
+
+    def __init__(self) -> None:
+        try:
+            self._prometheus: Any = importlib.import_module("prometheus_client")
+        except ImportError:
+            self._prometheus = None
+            return
+        self._registry = self._prometheus.CollectorRegistry()
+
+        def made(kind: str, name: str, what: str, *labels: str) -> Any:
+            return getattr(self._prometheus, kind)(
+                f"fedtide_{name}", what, labels, registry=self._registry
+            )
+
+        self._requests = made("Counter", "predict_requests", "Requests by HTTP status.", "code")
+        self._seconds = made("Histogram", "predict_seconds", "Duration of a request to predict.")
+        self._named = made("Counter", "predictions", "Inputs by the class named.", "class")
+        self._round = made("Gauge", "live_model_round", "Round of the live model, from 1.")
+        self._reads = made("Gauge", "live_model_reads", "Models that this process has read.")
+        self._held = made("Gauge", "live_model_held", "1 while a roll-back holds the live model.")
+        self._events = made("Gauge", "live_model_events", "Since the client began.", "event")
+
+    def count(self, status: HTTPStatus, seconds: float) -> None:
+        """Count a request to predict."""
+        if self._prometheus is not None:
+            self._requests.labels(str(int(status))).inc()
+            self._seconds.observe(seconds)
+
+    def name(self, found: Predictions) -> None:
+        """Count the classes of some inputs."""
+        if self._prometheus is not None:
+            for name, count in found.best().items():
+                self._named.labels(printable(name)).inc(count)
+
+    def page(self, accept: str, live: LiveModel) -> Response | None:
+        """Return the page; None where the package is missing."""
+        if self._prometheus is None:
+            return None
+        try:
+            self._round.set(live.now().model.facts.round + 1)
+        except FedtideError:
+            self._round.set(0)
+        status = live.status()
+        self._reads.set(live.reads)
+        self._held.set(status.held)
+        for event in ("went_live", "refused", "rollbacks"):
+            self._events.labels(event).set(getattr(status, event))
+        encode, kind = self._prometheus.exposition.choose_encoder(accept)
+        return Response(encode(self._registry), kind)
