@@ -160,6 +160,7 @@ class Admission:
                 self._check_extends(client, known, profile, text)
         self._check_origin(client, profile)
         self._check_counted(client, profile)
+        self._check_moments(client, profile)
         self._check_tasks(client, profile)
 
     def _differs(self, problem: Problem) -> bool:
@@ -246,6 +247,25 @@ class Admission:
                 f"client {client} announces {told} counts of its examples, and this run needs "
                 f"{needed} ones: leave out --announce, or set [privacy] announce in its config"
             )
+
+    def _check_moments(self, client: ClientId, profile: Profile) -> None:
+        """Check that inputs of a run with noise are normalised by what its config says."""
+        experiment = self._experiment
+        if experiment is None or experiment.privacy is None or experiment.privacy.level is None:
+            return
+        data = experiment.data
+        if profile.origin is not None or (data is not None and data.mean is None):
+            return  # by the numbers of a data set that the config names
+        wanted = ((0.0,), (1.0,)) if data is None else (data.mean, data.std)
+        mean, std = (np.array(one, dtype=np.float32) for one in wanted)
+        low, high = (limit.numpy() for limit in profile.limits)
+        if np.allclose(low, -mean / std) and np.allclose(high, (1 - mean) / std):
+            return
+        raise PayloadError(
+            f"client {client} has a mean and deviation of its own for its inputs, and [privacy] "
+            "level wants the same for all clients: give them by [data] mean and std in the "
+            "coordinator's config, and write the same into client.json"
+        )
 
     def _check_tasks(self, client: ClientId, profile: Profile) -> None:
         if self._most_tasks is None or not isinstance(client, int):

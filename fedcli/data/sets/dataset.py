@@ -81,6 +81,8 @@ class Dataset:
     overlapping: bool = False
     """Whether examples may share rows of a recording: windows with a hop below their length."""
 
+    moments_given: bool = False
+    """Whether mean and std are the config's, and so the same for all clients."""
     columns: tuple[str, ...] = ()
     """Names of the columns of a table that an example consists of, in their order."""
     transform: Mapping[str, Any] | None = None
@@ -154,7 +156,7 @@ class Dataset:
         sha = hashlib.sha256()
         for part in fields(self):
             # these follow from [data] and from what is in the files
-            if part.name in ("transform", "wholes_train"):
+            if part.name in ("transform", "wholes_train", "moments_given"):
                 continue
             value = getattr(self, part.name)
             if isinstance(value, np.ndarray):

@@ -10,7 +10,7 @@ import importlib
 import json
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -189,6 +189,17 @@ def load(data: Data) -> Dataset:
         _check_unset(data, ("test_share", "classes", *OF_IMAGES), "custom data")
     if data.name == "table":
         _check_unset(data, OF_IMAGES, "images")
+    return _with_moments(_loaded(data), data)
+
+
+def _with_moments(dataset: Dataset, data: Data) -> Dataset:
+    """Return a data set with the mean and deviation that ``[data]`` gives, if it gives them."""
+    if data.mean is None or data.std is None:
+        return dataset
+    return replace(dataset, mean=data.mean, std=data.std, moments_given=True)
+
+
+def _loaded(data: Data) -> Dataset:
     source, known = source_of(data), DATASETS.get(data.name)
     if known is not None and known.takes_long and source.find(*known.files) is not None:
         from fedcli.data.sets.prepared import prepared  # imports torch: only where it is needed

@@ -293,7 +293,7 @@ def task_counts(dataset: Dataset, partition: Partition) -> list[list[TaskCounts]
 
 def client_moments(dataset: Dataset, partition: Partition) -> list[Moments]:
     """Return each client's mean and deviation of ``x / scale``, per channel, to normalise with."""
-    if partition.zscore == "none":
+    if partition.zscore == "none" or dataset.moments_given:
         return [(dataset.mean, dataset.std)] * len(partition.clients)
     if partition.zscore == "official":
         return _official_moments(dataset, partition)

@@ -18,7 +18,10 @@ __all__ = ["Columns", "Data"]
 
 OF_IMAGES = ("channels", "resize", "crop", "ground", "frames", "depth")
 """The keys of ``[data]`` that say how images are read."""
-_ADDED = ("test_share", "classes", *OF_IMAGES)
+_ADDED = ("test_share", "classes", "mean", "std", *OF_IMAGES)
+Moment = Annotated[
+    tuple[Annotated[float, Field(allow_inf_nan=False)], ...], Field(strict=False, min_length=1)
+]
 
 
 class Data(StrictTable):
@@ -68,6 +71,12 @@ class Data(StrictTable):
     """What is read of a file of several frames or pages, which is refused unless given: the first,
     or each as an example."""
 
+    mean: Moment | None = None
+    """Of ``x / scale``, a number for each channel or one for all; given together with ``std``. By
+    default what the data set says, or what follows from the training data. ``[privacy] level``
+    needs it where data are of one's own."""
+    std: Moment | None = None
+    """By what inputs are divided after ``mean`` was subtracted."""
     depth: Literal[8, 16] | None = None
     """Bits that a shade gets, where some images have 8 and others 16; by default as they are. Of 16
     bits, 8 keeps the upper half."""
@@ -99,6 +108,20 @@ class Data(StrictTable):
         if self.server_unlabelled is not None and self.server_examples is None:
             raise ConfigError("[data] server_unlabelled needs server_examples")
         return self
+
+    @model_validator(mode="after")
+    def _check_moments(self) -> Data:
+        if (self.mean is None) != (self.std is None):
+            raise ConfigError("[data] mean and std need each other")
+        if self.std is not None and min(self.std) <= 0:
+            raise ConfigError("[data] std holds a number that is not above 0")
+        return self
+
+    @property
+    def measures_inputs(self) -> bool:
+        """Whether mean and deviation of inputs follow from the examples of whoever brings them."""
+        is_own = self.name in ("directory", "table", "huggingface") or ":" in self.name
+        return is_own and self.mean is None
 
     @model_validator(mode="after")
     def _check_classes(self) -> Data:

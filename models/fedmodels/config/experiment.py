@@ -383,6 +383,25 @@ class Experiment(StrictTable):
         return self
 
     @model_validator(mode="after")
+    def _noise_covers_inputs(self) -> Experiment:
+        data, scenario = self.data, self.scenario
+        if data is None or self.privacy is None or self.privacy.level is None:
+            return self
+        by_client = scenario is not None and scenario.kind == "natural" and data.mean is None
+        if data.measures_inputs or by_client:
+            raise ConfigError(
+                "[privacy] level: without noise, the mean and deviation of inputs would follow "
+                "from clients' examples, and be told: give [data] mean and std, of x / scale, such "
+                "as mean = [0.5] and std = [0.25]"
+            )
+        if data.columns is not None and data.columns.missing == "mean":
+            raise ConfigError(
+                '[privacy] level: [data.columns] missing = "mean" fills empty cells with means of '
+                'the examples, which have no noise: take "drop" or "interpolate"'
+            )
+        return self
+
+    @model_validator(mode="after")
     def _rule_has_enough(self) -> Experiment:
         needed, named = self.server.fewest_uploads, self.server.named
         at_once = self.schedule.buffer or self.cohort_size

@@ -9,7 +9,7 @@ from fedmodels.errors import ConfigError, suggestion
 from fedmodels.privacy.accounting import fewest_summed
 
 BESIDE = {
-    "announced": "how many examples of each class a client has, told when it joins",
+    "announced": "its classes, and how many examples of each a client has, told when it joins",
     "examples": "how many examples a client trained on",
     "loss": "a client's training loss",
     "scores": "how many test examples of each class a client's models got right",

@@ -202,3 +202,13 @@ def test_classes_of_the_data_are_those_of_every_reader(tmp_path):
     with pytest.raises(DataError, match="p/fox names no class; known are cat, dog"):
         load(Data.model_validate({**keys, "classes": ["cat", "dog"]}))
     assert "classes" not in json.dumps(Data(name="directory").identity()).replace("num_classes", "")
+
+
+def test_mean_and_deviation_are_those_of_the_config_where_it_gives_them(tmp_path, cache):
+    """Elsewhere they follow from the site's examples: one cell of the file is then read off."""
+    pytest.importorskip("pandas")
+    given = {**TABLE, "mean": [0.5], "std": [4]}
+    file = recording(tmp_path / "a.csv", "walk sit")
+    held = [ClientData(cut(file, how, 0, 0, cache) / "0").file for how in (given, TABLE)]
+    assert (held[0].mean, held[0].std) == ((0.5,), (4.0,))
+    assert held[1].mean[0] == pytest.approx(7.5), "windows of rows 0 to 15 of 20 train"

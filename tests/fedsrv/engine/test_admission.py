@@ -12,6 +12,7 @@ from fedsrv.transport.remote_cohort import RemoteCohort
 from fedsrv.transport.sessions import UnknownSession
 from fedsrv.transport.spool import Spool
 from tests.conftest import tiny_experiment
+from tests.fedsrv.engine.test_private_rounds import BESIDE
 
 FACTS = {
     "format": 1,
@@ -158,3 +159,45 @@ def test_who_is_turned_away_has_no_session_any_more(tmp_path):
     events.close()
     told = {e.client: e.detail["reason"] for e in events.listen(from_start=True) if e.detail}
     assert told == {"0": "turned away: most clients describe another problem"}
+
+
+NOISY = {"level": "client", "noise_multiplier": 1.0, "delta": 1e-3, "allow": BESIDE}
+
+
+def test_inputs_of_a_run_with_noise_are_normalised_by_what_its_config_says():
+    """An exact mean of training inputs tells of each of them."""
+    given = {"name": "directory", "root": "x", "mean": [0.5], "std": [0.25]}
+    told = {"mean": [0.5, 0.5, 0.5], "std": [0.25, 0.25, 0.25]}
+    for data, takes, refuses in ((given, told, {"mean": [0.501]}), (None, {}, told)):
+        experiment = tiny_experiment(privacy=NOISY, scenario={"kind": "iid"})
+        found = experiment.data.model_validate(data) if data else None
+        experiment = experiment.model_copy(update={"data": found, "scenario": None})
+        admission = Admission.of(experiment, {})
+        admission.check(0, text(**takes))
+        with pytest.raises(PayloadError, match=r"client 0 has a mean .*by \[data\] mean and std"):
+            admission.check(0, text(**{**takes, **refuses}))
+    of().check(0, text(**told))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        ({"data": {"name": "directory", "root": "x"}}, r"give \[data\] mean and std"),
+        ({"data": {"name": "mine.py:mine", "root": "x"}}, r"give \[data\] mean and std"),
+        ({"data": {"name": "uci-har"}, "scenario": {"kind": "natural"}}, r"give \[data\] mean"),
+        (
+            {
+                "data": {
+                    "name": "table", "root": "x", "mean": [0], "std": [1],
+                    "columns": {"label": "y", "missing": "mean"},
+                }
+            },
+            'missing = "mean" fills empty cells with means of the examples',
+        ),
+        ({"data": {"name": "digits", "mean": [0.5]}}, "mean and std need each other"),
+        ({"data": {"name": "digits", "mean": [0.5], "std": [0.0]}}, "not above 0"),
+    ],
+)  # fmt: skip
+def test_what_follows_from_examples_without_noise_is_refused_at_the_start(overrides, line):
+    with pytest.raises(ConfigError, match=line):
+        of(privacy=NOISY, **overrides)
