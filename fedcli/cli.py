@@ -105,6 +105,22 @@ Announce = Annotated[
         "less: up to a power of two, or a task's sum alone.",
     ),
 ]
+RequirePrivacy = Annotated[
+    str | None,
+    typer.Option(
+        metavar="level=…,epsilon=…,delta=…",
+        help="Take part only in a run that hides examples or clients, and train only while all "
+        "runs together keep within epsilon; also clip=, min-cohort=, where=server.",
+    ),
+]
+SiteLedger = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="What this site has spent in all runs, with --require-privacy; by default "
+        "fedtide-privacy.db beside the state directory.",
+    ),
+]
 Ask = Annotated[
     bool,
     typer.Option("--ask", help="Send what tells of data, and what was learnt, after a yes alone."),
@@ -136,6 +152,8 @@ def join(
     show_uploads: ShowUploads = None,
     show_tensors: ShowTensors = False,
     announce: Announce = "exact",
+    require_privacy: RequirePrivacy = None,
+    ledger: SiteLedger = None,
     ask: Ask = False,
     tls_ca: Authority = None,
     tls_cert: Certificate = None,
@@ -171,6 +189,7 @@ def join(
         clients, server, data, state_dir, _device(device), tls=(tls_ca, tls_cert, tls_key),
         give_up_after=give_up_after, start_over=start_over, deploys=deploy, code=code or (),
         weights=weights or (), incoming=watch, show=show, announce=how, crl=tls_crl,
+        require_privacy=require_privacy, ledger=ledger,
     )  # fmt: skip
     data = host.data
     try:

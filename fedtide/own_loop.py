@@ -116,6 +116,8 @@ def client(
     weights: Sequence[PathLike] = (),
     give_up_after: float | None = None,
     start_over: bool = False,
+    require_privacy: str | None = None,
+    ledger: PathLike | None = None,
 ) -> Iterator[LoopTask]:
     """Take part in a run as one client; yield each interaction to train, until the run is over.
 
@@ -136,6 +138,9 @@ def client(
         weights: a copy of the file of weights that the run's config may begin with.
         give_up_after: seconds without the server; by default never.
         start_over: go on from the initial private state where a lost one is too far back.
+        require_privacy: what this site itself wants of privacy, such as
+            ``"level=client,epsilon=4,delta=1e-5"``.
+        ledger: the file of what the site has spent in all its runs.
 
     Raises:
         FedtideError: an argument is no good, the server refuses the client, or the run failed.
@@ -145,6 +150,7 @@ def client(
         [client_id], server, _path(data), _path(state_dir), torch.device(device),
         tls=(tls[0], tls[1], tls[2]), give_up_after=give_up_after, start_over=start_over,
         code=[*map(_path, code)], weights=[*map(_path, weights)],
+        require_privacy=require_privacy, ledger=None if ledger is None else _path(ledger),
     )  # fmt: skip
     return _interactions(host)
 

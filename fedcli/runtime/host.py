@@ -30,6 +30,8 @@ from fedcli.runtime.answers import (
     UploadRefused,
 )
 from fedcli.runtime.enrolment import Announcer, Enrolment, client_of
+from fedcli.runtime.floor import NAME as LEDGER
+from fedcli.runtime.floor import FloorLedger, PrivacyFloor
 from fedcli.runtime.link import Link, Membership, OwnCertificate, channel_credentials
 from fedcli.runtime.order_queue import WAKE_S, OrderQueue
 from fedcli.runtime.patience import executed, patiently
@@ -83,6 +85,7 @@ class Host:
         incoming: Path | None = None,
         certificate: OwnCertificate | None = None,
         announce: CountDetail = "exact",
+        floor: FloorLedger | None = None,
     ) -> None:
         """Make ready; what is wrong with a client's data or state shows when it joins.
 
@@ -94,7 +97,7 @@ class Host:
         self._deploys = deploys
         self.link, self.code, self.weights, self._states = link, code, weights, states
         self.data = data
-        self.workers = Workers(clients, data, states, device)
+        self.workers, self._floor = Workers(clients, data, states, device, floor), floor
         self._ids = frozenset(map(str, clients))
         self.enrolment = Enrolment(
             link, self.workers, states, start_over=start_over, announce=announce
@@ -115,7 +118,8 @@ class Host:
 
         Raises:
             LinkError: the server refused one of them.
-            ConfigError: the run asks for an extra that is not installed.
+            ConfigError: the run asks for an extra that is not installed, or for less privacy than
+                the site requires.
         """
         self._certificate.remind()
         reply = self.enrolment.join()
@@ -123,6 +127,8 @@ class Host:
         experiment = received_experiment(
             values_of(reply.experiment), "the server's experiment", self.code, self.weights
         )
+        if self._floor is not None:
+            self._floor.floor.check(experiment)
         told = self.announce
         if DETAILS.index(experiment.announced) > DETAILS.index(told):
             log.warning(
@@ -425,6 +431,8 @@ def host_of(
     show: Callable[..., None] | None = None,
     crl: Path | None = None,
     announce: CountDetail = "exact",
+    require_privacy: str | None = None,
+    ledger: Path | None = None,
 ) -> Host:
     """Return a host that is ready to join; files as a site has them are cut first.
 
@@ -444,6 +452,8 @@ def host_of(
         show: gets each message before it is sent.
         crl: a list of revoked certificates; no server that shows one of them is joined.
         announce: how exactly clients tell how many examples of each class they have, at most.
+        require_privacy: what the site itself requires, as :meth:`PrivacyFloor.of` reads it.
+        ledger: the file of what the site has spent in all its runs; by default beside the states.
 
     Raises:
         ConfigError: an argument is no good; or own files are of several clients, or cannot be cut.
@@ -454,6 +464,12 @@ def host_of(
         raise ConfigError("--give-up-after nan is no number of seconds")
     if states.exists() and not states.is_dir():
         raise ConfigError(f"--state-dir {states} is a file, not a directory; give another one")
+    if ledger is not None and require_privacy is None:
+        raise ConfigError("--ledger goes with --require-privacy")
+    floor = None
+    if require_privacy is not None:
+        place = ledger or states.absolute().parent / LEDGER
+        floor = FloorLedger(PrivacyFloor.of(require_privacy), place)
     ca, cert, key = tls
     link = Link(server, credentials, give_up_after, *([show] if show else []))
     if crl is not None:
@@ -464,7 +480,7 @@ def host_of(
     return Host(
         clients, link, data, states, device, start_over=start_over, deploys=deploys, code=code,
         weights=weights, incoming=incoming, certificate=OwnCertificate(cert),
-        announce=announce,
+        announce=announce, floor=floor,
     )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedcli.runtime.floor import FloorLedger
 from fedmodels.errors import ArchiveError, OrderDeclined
 from fedmodels.privacy.ledger import Charge, PrivacyLedger
 from fedmodels.tensors.bundle import ClientId
@@ -22,9 +23,12 @@ OF_DATA = ("fill",)
 class Spending:
     """The spending of one client."""
 
-    def __init__(self, client: ClientId, directory: Path) -> None:
-        """Open nothing yet; the client's state is in the directory."""
-        self.client, self.path = client, directory / NAME
+    def __init__(self, client: ClientId, directory: Path, floor: FloorLedger | None) -> None:
+        """Open nothing yet; the client's state is in the directory.
+
+        ``floor`` is what the site itself requires, where it requires something.
+        """
+        self.client, self.path, self._floor = client, directory / NAME, floor
         self._ledger: PrivacyLedger | None = None
 
     def check(self, order: rpc.Order, hidden: HiddenExamples, cut: str) -> None:
@@ -41,6 +45,8 @@ class Spending:
             raise OrderDeclined(
                 f"{error}, which is [privacy] epsilon (client {self.client}, task {order.task})"
             ) from None
+        if self._floor is not None:
+            self._floor.check(charge)
 
     def note(self, order: rpc.Order, hidden: HiddenExamples, cut: str) -> dict[str, float]:
         """Charge a training before anything of it leaves; return what the client tells of it.
@@ -51,6 +57,8 @@ class Spending:
         """
         charge, privacy = charge_of(self.client, order, hidden, cut), hidden.privacy
         ledger = self._opened(order)
+        if self._floor is not None:
+            self._floor.note(charge)
         ledger.note(charge, privacy.epsilon, privacy.chance)
         return {
             "epsilon": ledger.epsilon(privacy.chance),

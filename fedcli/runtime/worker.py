@@ -17,6 +17,7 @@ from fedcli.data.store.client_data import ClientData
 from fedcli.data.store.stream import TaskStream, Validation
 from fedcli.runtime.client_log import Spare, tell, tell_scored, tell_trained
 from fedcli.runtime.drift import DriftMeter, without_summaries
+from fedcli.runtime.floor import FloorLedger, charge_of_client
 from fedcli.runtime.kept_models import Deployment, FinalModel, LastStored
 from fedcli.runtime.secure_client import SecureClient
 from fedcli.runtime.setups import SetUp, SetUps
@@ -31,6 +32,7 @@ from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.metrics import VALIDATION, Probabilities
 from fedmodels.printable import without_places
 from fedmodels.privacy.accounting import fewest_summed
+from fedmodels.privacy.ledger import Charge
 from fedmodels.shortages import is_passing, lacks_memory
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId, state_digest
 from fedmodels.training.contexts import ClientContext
@@ -95,6 +97,8 @@ class Worker:
     """A larger upload is not kept until its commit; the client computes it again if asked."""
     classes: Sequence[str] = ()
     """Names of the classes that the run began with; those of the client unless given."""
+    floor: FloorLedger | None = None
+    """What the site itself requires of privacy."""
     progress: Progress = field(default_factory=Progress)
     set_ups: SetUps = field(init=False)
     """Shared by the clients of a process."""
@@ -127,7 +131,7 @@ class Worker:
             sibling.final_model.last if sibling else LastStored(),
         )  # fmt: skip
         self.deployment = Deployment.of(self.final_model, self.stream)
-        self.spending = Spending(self.client, self.states.path)
+        self.spending = Spending(self.client, self.states.path, self.floor)
         self._held: Result | None = None
         self._committed = -1
         self._looked_at, self._peak = -math.inf, 0
@@ -319,6 +323,9 @@ class Worker:
         self.stream.open(order.task)
         ctx = self._context(order, nets[place])
         ctx.may_train = lambda hidden: self.spending.check(order, hidden, self._cut)
+        if (charge := self._whole_charge(order, payload, state)) is not None:
+            assert self.floor is not None, "it is charged there"
+            self.floor.check(charge)
         self._deploy_received(order, ctx, payload, state)
         if self.drift is not None:
             self.method.load(ctx, payload, state)
@@ -352,6 +359,9 @@ class Worker:
         if "after_local" in order.views:
             self._add_counts(report, order, half.ctx, "after_local", half.payload, done.state)
             self.final_model.keep_scored(order, half.ctx.net)
+        if (charge := self._whole_charge(order, half.payload, half.state)) is not None:
+            assert self.floor is not None, "it is charged there"
+            self.floor.note(charge)
         stored = self._stored(order) if self.set_up.compression.feedback else done.state
         leaving = with_own_noise(
             self.method, self.run, done.upload, half.payload, self.states.secret, order.interaction
@@ -375,6 +385,15 @@ class Worker:
         self._held = result if upload.num_bytes() <= self.keep_bytes else None
         return result
 
+    def _whole_charge(self, order: rpc.Order, payload: Bundle, state: Bundle) -> Charge | None:
+        """Return what the floor is charged where noise hides the whole client; else None."""
+        privacy = self.experiment.privacy
+        if self.floor is None or privacy is None or not privacy.hides_clients:
+            return None
+        contents = self.stream.contents(order.task, up_to=self.method.trains_on == "history")
+        secret = self.states.secret()
+        return charge_of_client(self.method, self.run, order, (payload, state), contents, secret)
+
     def _answer(self, order: rpc.Order) -> Result:
         """Answer an order of a secure sum that is not to train."""
         report = rpc.Report(durable=self.states.durable)
@@ -389,6 +408,8 @@ class Worker:
         privacy = self.experiment.privacy
         noisy = privacy is not None and privacy.noise_at_clients
         fewest = fewest_summed(self.experiment) if noisy else 0
+        if self.floor is not None:
+            fewest = max(fewest, self.floor.floor.min_cohort)
         key = self.states.secret().key
         return SecureClient(self.client, self.states.path, key, rules, fewest)
 

@@ -17,6 +17,7 @@ import torch
 
 from fedcli.data.store.client_data import ClientData
 from fedcli.data.store.partition_store import PartitionStore, open_data
+from fedcli.runtime.floor import FloorLedger
 from fedcli.runtime.setups import SetUps
 from fedcli.runtime.state import StateDirectory
 from fedcli.runtime.worker import Worker
@@ -46,9 +47,18 @@ class Workers:
     """The clients of one process; used by the thread that trains once the process has joined."""
 
     def __init__(
-        self, clients: Sequence[ClientId], data: Path, states: Path, device: torch.device
+        self,
+        clients: Sequence[ClientId],
+        data: Path,
+        states: Path,
+        device: torch.device,
+        floor: FloorLedger | None = None,
     ) -> None:
-        """Open nothing yet; data lie in a partition's root, states in one directory for all."""
+        """Open nothing yet; data lie in a partition's root, states in one directory for all.
+
+        ``floor`` is what the site itself requires of privacy.
+        """
+        self._floor = floor
         self.clients = tuple(clients)
         self.root, self._states_root, self._device = data, states, device
         """Where clients' directories are."""
@@ -161,6 +171,7 @@ class Workers:
             sibling=self._first,
             keep_bytes=KEEP_BYTES // min(len(self.clients), KEEPING),
             classes=self._classes,
+            floor=self._floor if isinstance(client, int) else None,
         )
         self._first = self._first or worker
         return worker

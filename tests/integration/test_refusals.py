@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from fedpb.v1.description_pb2 import ClientDescription
 from fedpb.v1.table_pb2 import Entry, Table, Value
 from tests.conftest import records_of
 from tests.integration.conftest import Loopback, tables
-from tests.integration.harness import Coordinator, write_config
+from tests.integration.harness import Coordinator, until, write_config
 
 pytestmark = pytest.mark.loopback
 
@@ -403,3 +405,29 @@ def test_a_liar_among_honest_clients(loopback, plain):
     assert lied[0] == honest[0]
     metrics = ([r["metrics"] for r in records] for _, records in (lied, honest))
     assert next(metrics) == next(metrics)
+
+
+def test_a_site_that_requires_more_privacy_trains_not_once_and_the_run_goes_on(loopback):
+    pytest.importorskip("dp_accounting", reason="needs the extra privacy")
+    hiding = {
+        "level": "example", "noise_multiplier": 1.0, "delta": 1e-3,
+        "allow": ["announced", "examples", "loss", "scores"],
+    }  # fmt: skip
+    run = loopback({**TOLERANT, "net": {"name": "mlp", "hidden": [8]}, "privacy": hiding})
+    coordinator = run.serve()
+    wrong = run.join("2", "--require-privacy", "level=client,epsilon=1,delta=1e-3")
+    assert wrong.wait() == 2
+    assert 'level=client, and the run has [privacy] level = "example"' in wrong.output()
+    ledger = run.root / "site.db"
+    floor = ["--require-privacy", "level=example,epsilon=0.01,delta=1e-3", "--ledger", str(ledger)]
+    strict = run.join("2", *floor)
+    until(lambda: "waiting for orders" in strict.output(), "client 2 has joined")
+    run.finish(coordinator, strict, run.join("0"), run.join("1"))
+    records = records_of(run.out)
+    assert [record["cohort"] for record in records] == [[0, 1]] * 4
+    why = records[0]["failed"]["2"]
+    line = "one more training would pass the epsilon that this client requires over all its runs"
+    assert why == f"declined: {line}"
+    assert "beyond 0.01" in strict.output(), "what it has spent stays at the site"
+    with closing(sqlite3.connect(ledger)) as db:
+        assert db.execute("SELECT count(*) FROM trainings").fetchone() == (0,)

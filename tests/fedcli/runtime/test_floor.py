@@ -1,0 +1,143 @@
+"""What a site requires of privacy by itself: how it is written, what it refuses, what it counts."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedcli.runtime.floor import FloorLedger, PrivacyFloor
+from fedcli.runtime.worker import Result, Worker
+from fedcli.runtime.workers import Workers
+from fedmodels.errors import ConfigError, OrderDeclined
+from fedmodels.privacy.accounting import GaussianReleases, epsilon_of
+from fedmodels.tensors.bundle import Bundle
+from fedpb.v1 import coordinator_pb2 as rpc
+from tests.conftest import tiny_experiment
+from tests.fedsrv.engine.test_private_rounds import BESIDE
+
+pytest.importorskip("dp_accounting", reason="needs the extra privacy")
+EXAMPLE = "level=example,epsilon=2,delta=1e-3"
+CLIENT = "level=client,epsilon=2,delta=1e-3"
+HIDING = {"level": "example", "noise_multiplier": 4.0, "delta": 1e-3, "allow": BESIDE}
+NOISY = {**HIDING, "level": "client", "where": "clients"}
+
+
+def run_of(**privacy: Any) -> Any:
+    return tiny_experiment(privacy=privacy or None, training={"batch_size": 64})
+
+
+def test_a_floor_is_read_as_it_is_written():
+    found = PrivacyFloor.of("level=client, epsilon=2,delta=1e-5,clip=1,min-cohort=5,where=server")
+    assert found == PrivacyFloor("client", 2.0, 1e-5, 1.0, 5, "server")
+    assert PrivacyFloor.of(EXAMPLE) == PrivacyFloor("example", 2.0, 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("", "'' is none of level, epsilon"),
+        ("level=example", "epsilon is missing, as in"),
+        (f"{EXAMPLE},epsilon=3", "epsilon is given twice"),
+        (f"{EXAMPLE},clipp=3", r"'clipp=3' is none of .* Did you mean 'clip'\?"),
+        ("level=exampel,epsilon=2,delta=1e-3", "level=exampel is none of example, client"),
+        ("level=client,epsilon=-2,delta=1e-3", "epsilon=-2 is not a number above 0"),
+        ("level=client,epsilon=nan,delta=1e-3", "epsilon=nan is not a number above 0"),
+        ("level=client,epsilon=2,delta=1", "delta=1 is not a number above 0 and below 1"),
+        (f"{EXAMPLE},min-cohort=0", "min-cohort=0 is no number of clients"),
+        (f"{EXAMPLE},where=server", "where belongs to level=client"),
+    ],
+)
+def test_a_mistake_is_one_line(text, line):
+    with pytest.raises(ConfigError, match=f"^--require-privacy: {line}"):
+        PrivacyFloor.of(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "privacy", "line"),
+    [
+        (EXAMPLE, {}, r"level=example, and the run has no \[privacy\] level"),
+        (EXAMPLE, NOISY, r'level=example, and the run has \[privacy\] level = "client"'),
+        (f"{EXAMPLE},clip=0.5", HIDING, r"clip=0.5, and the run has \[privacy\] clip = 1"),
+        (f"{EXAMPLE},min-cohort=3", HIDING, "min-cohort=3, and somebody sees each upload alone"),
+        (CLIENT, {**NOISY, "where": "server"}, "noise at the server, which sees each upload"),
+        (f"{CLIENT},min-cohort=4", {**NOISY, "secure_sum": True}, "sees sums of 3 clients"),
+        (
+            f"{CLIENT},where=server,clip=2",
+            {**NOISY, "where": "server", "clip_quantile": 0.5},
+            "the run's bound adapts",
+        ),
+    ],
+)
+def test_a_run_that_offers_less_is_refused(text, privacy, line):
+    with pytest.raises(ConfigError, match=f"^--require-privacy: .*{line}"):
+        PrivacyFloor.of(text).check(run_of(**privacy))
+
+
+def test_runs_that_offer_as_much_are_taken():
+    PrivacyFloor.of(f"{EXAMPLE},clip=1").check(run_of(**HIDING))
+    PrivacyFloor.of(f"{CLIENT},min-cohort=3").check(run_of(**NOISY, secure_sum=True))
+    PrivacyFloor.of(f"{CLIENT},where=server,min-cohort=3").check(
+        run_of(**NOISY | {"where": "server"})
+    )
+
+
+def worker_of(digits: Path, states: Path, experiment: Any, text: str, ledger: Path) -> Worker:
+    floor = FloorLedger(PrivacyFloor.of(text), ledger)
+    workers = Workers([0], digits, states, torch.device("cpu"), floor)
+    workers.begin(experiment)
+    return workers.of(0)
+
+
+def trained(worker: Worker, interaction: int) -> Result:
+    order = rpc.Order(
+        kind=rpc.ORDER_KIND_TRAIN, client_id="0", interaction=interaction, base=-1, committed=-1,
+        durable=-1,
+    )  # fmt: skip
+    sent = worker.run.initial_weights
+    names = [key.removeprefix("weights/") for key in worker.set_up.payload_spec["common"].required]
+    found = worker.execute(order, Bundle(weights={name: sent[name] for name in names}))
+    assert found is not None
+    return found
+
+
+def charged(ledger: Path) -> int:
+    with closing(sqlite3.connect(ledger)) as db:
+        return int(db.execute("SELECT count(*) FROM trainings").fetchone()[0])
+
+
+def test_rows_that_a_site_gave_to_another_run_count_and_a_training_done_again_does_not(
+    digits, tmp_path
+):
+    """Batches of 64 are all rows, so a training is one step with a rate of 1."""
+    ledger, one = tmp_path / "site.db", epsilon_of((GaussianReleases(4.0, 2),), 1e-3)
+    text = f"level=example,epsilon={1.001 * one},delta=1e-3"
+    first = worker_of(digits, tmp_path / "a", run_of(**HIDING), text, ledger)
+    assert trained(first, 0).failure == ""
+    assert charged(ledger) == 1
+    again = worker_of(digits, tmp_path / "a", run_of(**HIDING), text, ledger)  # it was killed
+    assert trained(again, 0).failure == ""
+    assert charged(ledger) == 1
+    other = worker_of(digits, tmp_path / "b", run_of(**HIDING), text, ledger)
+    assert trained(other, 0).failure == ""
+    assert charged(ledger) == 2
+    refused = trained(other, 1)
+    assert refused.failure.startswith(OrderDeclined.SAID)
+    assert refused.failure.endswith("that this client requires over all its runs")
+    assert charged(ledger) == 2
+
+
+def test_a_client_counts_its_own_part_of_the_noise_where_nobody_sums_under_masks(digits, tmp_path):
+    """Each of three adds 4 / sqrt(3) of the noise, and the coordinator sees each upload."""
+    ledger, alone = tmp_path / "site.db", GaussianReleases(4.0 / 3**0.5)
+    text = f"level=client,epsilon={1.001 * epsilon_of((alone,), 1e-3)},delta=1e-3"
+    worker = worker_of(digits, tmp_path / "a", run_of(**NOISY), text, ledger)
+    assert trained(worker, 0).failure == ""
+    again = worker_of(digits, tmp_path / "a", run_of(**NOISY), text, ledger)
+    assert trained(again, 0).failure == ""
+    assert trained(again, 1).failure.startswith(OrderDeclined.SAID)
+    assert charged(ledger) == 1
