@@ -44,7 +44,7 @@ def test_a_floor_is_read_as_it_is_written():
         ("level=example", "epsilon is missing, as in"),
         (f"{EXAMPLE},epsilon=3", "epsilon is given twice"),
         (f"{EXAMPLE},clipp=3", r"'clipp=3' is none of .* Did you mean 'clip'\?"),
-        ("level=exampel,epsilon=2,delta=1e-3", "level=exampel is none of example, client"),
+        ("level=row,epsilon=2,delta=1e-3", "level=row is none of example, client"),
         ("level=client,epsilon=-2,delta=1e-3", "epsilon=-2 is not a number above 0"),
         ("level=client,epsilon=nan,delta=1e-3", "epsilon=nan is not a number above 0"),
         ("level=client,epsilon=2,delta=1", "delta=1 is not a number above 0 and below 1"),
