@@ -27,8 +27,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
-from fedcli.data.arrays import IntArray
+from fedcli.data.arrays import IntArray, content_hashes
 from fedcli.data.folders import files_below, is_foreign
 from fedcli.data.sets.dataset import Dataset
 from fedcli.data.sets.directory import holds_arrays
@@ -67,6 +68,9 @@ class Added:
     new_classes: tuple[str, ...] = ()
     was_there: bool = False
     """Whether the same source was added before, so that nothing changed."""
+    known: tuple[int, int] = (0, 0)
+    """How many of the examples are in earlier tasks already, and how many of the training examples
+    are among the test examples of one."""
 
     def __str__(self) -> str:
         """Return what was done, in a line."""
@@ -75,7 +79,13 @@ class Added:
         new = [printable(name, MAX_LETTERS) for name in self.new_classes]
         more = f", with the new class{'es' if len(new) > 1 else ''} {', '.join(new)}" if new else ""
         train, test = self.examples
-        return f"it is task {self.task}: {train} examples to train on, {test} to test on{more}"
+        line = f"it is task {self.task}: {train} examples to train on, {test} to test on{more}"
+        again, of_tests = self.known
+        if again:
+            line += f"; {again} of them are in earlier tasks already"
+        if of_tests:
+            line += f", and {of_tests} that are trained on now are test examples there"
+        return line
 
 
 def add_task(
@@ -118,7 +128,25 @@ def _added(held: ClientData, dataset: Dataset, made: Mapping[str, str]) -> Added
     _write_task(place, dataset, made)
     _write_about(held.directory, file)
     new = file.classes[held.file.num_classes :]
-    return Added(held.num_tasks, (len(dataset.train_y), len(dataset.test_y)), new)
+    sizes = len(dataset.train_y), len(dataset.test_y)
+    return Added(held.num_tasks, sizes, new, known=_had_before(held, dataset))
+
+
+def _had_before(held: ClientData, dataset: Dataset) -> tuple[int, int]:
+    """Count the examples that earlier tasks have, and the training examples among their tests.
+
+    Files of earlier tasks may have been deleted, or be damaged: their examples are not known.
+    """
+    known: dict[str, list[NDArray[np.uint64]]] = {part: [] for part in PARTS}
+    for task in range(held.num_tasks):
+        for part in PARTS:
+            with suppress(DataError):
+                known[part].append(content_hashes(held.arrays(task, part)[0]))
+    nothing = np.empty(0, dtype=np.uint64)
+    train, test = (np.concatenate([nothing, *known[part]]) for part in PARTS)
+    now = [content_hashes(x) for x in (dataset.train_x, dataset.test_x)]
+    again = np.isin(np.concatenate(now), np.concatenate([train, test])).sum()
+    return int(again), int(np.isin(now[0], test).sum())
 
 
 def _write_task(place: Path, dataset: Dataset, made: Mapping[str, str]) -> None:

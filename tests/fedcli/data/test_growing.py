@@ -413,3 +413,20 @@ def test_the_scale_follows_from_what_is_left(tmp_path):
     (place / "client.json").write_text(json.dumps(about))
     (place / "task-0" / "train_x.npy").unlink()
     assert ClientData(place).file.scale == 255
+
+
+def test_examples_of_an_earlier_task_are_told(tmp_path):
+    """A site exports January, then January and February: its tests are trained on."""
+    table = "a,b,label\n" + "".join(f"{i},{i % 7},{'xy'[i % 2]}\n" for i in range(40))
+    (tmp_path / "jan.csv").write_text(table)
+    grown = table + "".join(f"{i}.5,{i % 7},{'xy'[i % 2]}\n" for i in range(40))
+    (tmp_path / "jan_feb.csv").write_text(grown)
+    columns = {"label": "label", "features": ["a", "b"]}
+    place = cut(tmp_path / "jan.csv", {"name": "table", "columns": columns}, 0, 0, tmp_path / "c")
+    before = {x.tobytes() for x in open_data(place, 0).arrays(0, "test")[0]}
+    added = add_task(place, 0, tmp_path / "jan_feb.csv", *(remembered(place) or ()))
+    now = {x.tobytes() for x in open_data(place, 0).arrays(1, "train")[0]}
+    assert added.known == (40, len(before & now))
+    assert len(before & now) > 0
+    line = f"; 40 of them are in earlier tasks already, and {len(before & now)} that are trained on"
+    assert line in str(added)
