@@ -5,7 +5,8 @@
 One process does the work of every client and of the coordinator, one after the other, so that the
 seconds of a client are those without others beside it; they are seconds of one core. "Plain" is
 encoding an upload for the wire, and the weighted mean of all. "Masked" is the same with keys,
-shares and masks. Some clients drop out after they shared their secrets.
+shares and masks, by the coordinator's word; "signed" is that with certificates and signatures, as
+clients over mutual TLS have them. Some clients drop out after they shared their secrets.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,16 +25,20 @@ import torch
 from benchmarks.measure import parser_of, tell
 from benchmarks.measured import given_as, keep
 from fedcli.runtime.secure_client import SecureClient
+from fedcli.runtime.secure_peers import SecurePeers
 from fedmodels.config.privacy import SecureSum
 from fedmodels.secure_sum.fixed_point import added
-from fedmodels.secure_sum.keys import ATTEMPT_BYTES, Attempt
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.tensors.bundle_spec import scalar_spec
 from fedmodels.tensors.weighted_mean import weighted_mean
 from fedmodels.training.secure_upload import SecureUpload
 from fedpb.codec import encode
+from fedpb.peer_certificates import PeerCertificates
+from fedpb.pem import authorities_of
+from fedpb.secure_terms import payload_digest
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.secure_group import SecureGroup
+from fedsrv.identity.certificates import init_authority, issue
 
 T = TypeVar("T")
 TITLE = "Masked uploads beside plain ones"
@@ -48,7 +54,8 @@ def main() -> None:
     torch.set_num_threads(1)
     rows = [_plain(n, options.parameters) for n in options.clients]
     for clients in options.clients:
-        rows += [_masked(clients, options.parameters, gone) for gone in options.gone]
+        for way in ("masked", "signed"):
+            rows += [_masked(way, clients, options.parameters, gone) for gone in options.gone]
     tell(TITLE, rows)
     if options.keep:
         keep(options.keep, given_as("secure_sum"), {TITLE: rows})
@@ -62,15 +69,16 @@ def _plain(clients: int, parameters: int) -> dict[str, Any]:
     return _row("plain", clients, 0, client_s, server_s, size, 0)
 
 
-def _masked(clients: int, parameters: int, gone: int) -> dict[str, Any]:
+def _masked(way: str, clients: int, parameters: int, gone: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as place:
-        world = _World(Path(place), clients, parameters)
+        world = _World(Path(place), clients, parameters, signs=way == "signed")
         world.share()
         stay = [*range(clients - gone)]
         up = world.train(stay)
+        world.agree(stay)
         world.unmask(stay)
         facts = world.client_s / len(stay), world.server_s, up, world.messages // clients
-        return _row("masked", clients, gone, *facts)
+        return _row(way, clients, gone, *facts)
 
 
 def _row(
@@ -83,22 +91,46 @@ def _row(
 class _World:
     """Clients and a coordinator in one process, and what each took."""
 
-    def __init__(self, place: Path, clients: int, parameters: int) -> None:
-        rules, count = SecureSum(), lambda upload: upload.scalars["num_examples"]
+    def __init__(self, place: Path, clients: int, parameters: int, *, signs: bool) -> None:
+        rules = SecureSum(trust="certificates" if signs else "coordinator")
         forms = {"w": torch.empty(parameters, device="meta")}
-        self.form = SecureUpload(rules, forms, (), {}, False, scalar_spec("num_examples"), count)
-        self.numbers, self.parameters = self.form.numbers(clients, 1000), parameters
-        self.clients = []
-        for client in range(clients):
-            (place / str(client)).mkdir()
-            secret = os.urandom(32)
-            self.clients.append(SecureClient(client, place / str(client), secret, rules))
-        keys = {one.client: one.channel.public for one in self.clients}
-        attempt = Attempt(os.urandom(ATTEMPT_BYTES), 0)
-        self.group = SecureGroup(attempt, rules.needed(clients), keys)
+        self.form = SecureUpload(
+            rules, forms, (), {}, False, scalar_spec("num_examples"),
+            lambda upload: upload.scalars["num_examples"],
+        )  # fmt: skip
+        self.numbers, self.parameters, self.signs = (
+            self.form.numbers(clients, 1000), parameters, signs,
+        )  # fmt: skip
+        self.given = Bundle({"w": torch.zeros(parameters)})
         self.declared: list[Bundle] = []
         self.client_s = self.server_s = 0.0
         self.messages = 0
+        init_authority(place)
+        certificates = PeerCertificates(
+            partial(authorities_of, place / "ca.pem", "--tls-client-ca"), "--tls-client-ca"
+        )
+        self.clients = []
+        for client in range(clients):
+            (place / str(client)).mkdir()
+            pair = issue(place, str(client))
+            peers = SecurePeers.of(place / "ca.pem", *pair, None, 0) if signs else None
+            secret = os.urandom(32)
+            self.clients.append(
+                SecureClient(client, place / str(client), secret, rules, peers=peers)
+            )
+        advertise = self._order(rpc.ORDER_KIND_ADVERTISE, rpc.SecureSum())
+        keys = {one.client: self._answer(one, advertise) for one in self.clients}
+        for client, said in keys.items() if signs else ():
+            self._timed_server(partial(certificates.signer_of, "", client, said))
+        payload = self._timed_server(partial(payload_digest, self.given))
+        self.group = SecureGroup.begun(
+            rpc.Order(), b"", rules.needed(clients), keys, self.numbers, payload
+        )
+
+    def _timed_server(self, work: Callable[[], T]) -> T:
+        found, seconds = _timed(work)
+        self.server_s += seconds
+        return found
 
     def share(self) -> None:
         """Let everybody share secrets."""
@@ -110,23 +142,29 @@ class _World:
         """Let some clients mask uploads, and add them up; return the bytes of one."""
         sent, size = list[Bundle](), 0
         for client in stay:
-            order = self._order(rpc.ORDER_KIND_TRAIN, self.group.to_train(client, self.numbers))
+            order = self._order(rpc.ORDER_KIND_TRAIN, self.group.to_train(client))
             upload, one = _upload(self.parameters, client), self.clients[client]
-            masked, seconds = _timed(lambda o=order, u=upload, c=one: c.masked(o, u, {}, self.form))
+            masked, seconds = _timed(partial(one.masked, order, upload, self.given, self.form))
             size, more = _timed(lambda m=masked: _sent(m))
             self.client_s += seconds + more
             self.messages += order.ByteSize()
             sent.append(masked)
         self.group.counted, self.declared = tuple(stay), [self.form.declared(one) for one in sent]
         vectors = [self.form.integers(each) for each in sent]
-        self.group.total, self.server_s = _timed(lambda: added(vectors))
+        self.group.total = self._timed_server(lambda: added(vectors))
         return size
+
+    def agree(self, stay: list[int]) -> None:
+        """Let those that stayed sign whose uploads came."""
+        for client in stay if self.signs else ():
+            order = self._order(rpc.ORDER_KIND_AGREE, self.group.to_agree())
+            self.group.agreed[client] = self._answer(self.clients[client], order).signature
 
     def unmask(self, stay: list[int]) -> None:
         """Open the sum, and compare it with that of plain integers."""
         said = {}
         for client in stay:
-            asked = self.group.to_unmask(client, self.numbers)
+            asked = self.group.to_unmask(client)
             order = self._order(rpc.ORDER_KIND_UNMASK, asked)
             said[client] = self._answer(self.clients[client], order)
         (total, _), opening = _timed(lambda: self.group.open(said))

@@ -128,6 +128,15 @@ Ask = Annotated[
 Revoked = Annotated[
     Path | None, typer.Option(help="Certificates that are revoked: no such server is joined.")
 ]
+MinCohort = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        metavar="N",
+        help="Take part in secure sums alone, and of clients with N certificates or more, this one "
+        "among them.",
+    ),
+]
 Check = Annotated[bool, typer.Option(help="Warn about data that look like a mistake.")]
 
 
@@ -155,6 +164,7 @@ def join(
     require_privacy: RequirePrivacy = None,
     ledger: SiteLedger = None,
     ask: Ask = False,
+    min_cohort: MinCohort = 0,
     tls_ca: Authority = None,
     tls_cert: Certificate = None,
     tls_key: Key = None,
@@ -190,6 +200,7 @@ def join(
         give_up_after=give_up_after, start_over=start_over, deploys=deploy, code=code or (),
         weights=weights or (), incoming=watch, show=show, announce=how, crl=tls_crl,
         require_privacy=require_privacy, ledger=ledger,
+        min_cohort=min_cohort,
     )  # fmt: skip
     data = host.data
     try:

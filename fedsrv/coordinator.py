@@ -20,6 +20,7 @@ import torch
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.places import check_address
+from fedmodels.config.privacy import check_trust
 from fedmodels.config.sent import without_places
 from fedmodels.errors import ConfigError, FedtideError, RunStopped
 from fedmodels.files import write_atomically
@@ -28,6 +29,7 @@ from fedmodels.printable import printable
 from fedmodels.training.fault import name_faults
 from fedmodels.training.initial_weights import pin_weights
 from fedpb.channels import is_loopback
+from fedpb.peer_certificates import PeerCertificates
 from fedpb.pem import authorities_of
 from fedpb.revocation import REVOKED, RevocationList
 from fedsrv.availability import with_digest
@@ -65,6 +67,8 @@ class Listen:
     """Certificates that clients may show no more."""
     certificates: Sequence[tuple[Path, str]] = ()
     """Files of certificates of the server and of its authorities, with their options."""
+    peers: PeerCertificates | None = None
+    """Checks what clients show one another; None where they show nothing."""
 
     def at(self, port: int) -> str:
         """Return the address by which clients reach a server, once its port is known."""
@@ -96,14 +100,15 @@ class Listen:
                 "--tls-crl needs --tls-client-ca: who is revoked shows no certificate"
             )
         credentials = server_credentials(cert, key, client_ca) if cert and key else None
-        revoked = None
+        revoked = peers = None
         if client_ca is not None:
             place = crl or client_ca.parent / REVOKED
             signers = partial(authorities_of, client_ca, "--tls-client-ca")
             revoked = RevocationList(place, signers, "--tls-crl", must_exist=crl is not None)
+            peers = PeerCertificates(signers, "--tls-client-ca", revoked)
         named = ((cert, "--tls-cert"), (client_ca, "--tls-client-ca"))
         files = [(path, option) for path, option in named if path is not None]
-        return cls(address, credentials, client_ca is not None, insecure, revoked, files)
+        return cls(address, credentials, client_ca is not None, insecure, revoked, files, peers)
 
     def guard(self) -> Guard:
         """Return what checks who calls."""
@@ -166,6 +171,7 @@ def serve(
     listen.check()
     check_extras(experiment)
     check_schedule(experiment)
+    check_trust(experiment.secure_sum, certified=listen.requires_identity)
     experiment = with_digest(pin_weights(experiment))
     held = server_data_for(experiment, server_data)
     torch.set_num_threads(experiment.server.threads)
@@ -181,7 +187,7 @@ def serve(
             stack.callback(track(events, experiment, out, store.run_id))
         for watcher in watchers:
             stack.callback(watcher(events))
-        cohort = _cohort_of(experiment, store, events, expects_evaluator)
+        cohort = _cohort_of(experiment, store, events, expects_evaluator, listen.peers)
         engine = Engine(experiment, cohort, store, events, held)
         secret = None if store.releases is None else store.releases.secret
         service = Service(
@@ -251,7 +257,11 @@ def open_server(stack: ExitStack, service: Any, listen: Listen) -> int:
 
 
 def _cohort_of(
-    experiment: Experiment, store: Store, events: EventLog, expects_evaluator: bool
+    experiment: Experiment,
+    store: Store,
+    events: EventLog,
+    expects_evaluator: bool,
+    peers: PeerCertificates | None,
 ) -> RemoteCohort:
     """Return the cohort of a run; nobody has joined it."""
     budget = experiment.server.upload_memory_mb << 20
@@ -266,6 +276,7 @@ def _cohort_of(
         aside=store.aside(),
         beginners=experiment.schedule.beginners,
         together=experiment.training.together,
+        peers=peers,
     )
 
 

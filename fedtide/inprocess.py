@@ -19,6 +19,7 @@ from fedcli.runtime.worker import Result, Task
 from fedcli.runtime.workers import Workers
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.origin import data_and_scenario
+from fedmodels.config.privacy import check_trust
 from fedmodels.devices import device_of
 from fedmodels.errors import ClientFailed, OrderDeclined, PayloadError
 from fedmodels.files import write_atomically
@@ -29,6 +30,7 @@ from fedmodels.training.fault import name_faults
 from fedmodels.training.initial_weights import pin_weights
 from fedpb.codec import Receiver, encode, merged, read_chunk
 from fedpb.orders import WITHOUT_PAYLOAD
+from fedpb.peer_certificates import PeerCertificates
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.availability import with_digest
 from fedsrv.coordinator import set_aside, write_facts
@@ -61,6 +63,9 @@ def transported(bundle: Bundle, spec: Any) -> Bundle:
 
 class InProcessCohort:
     """Fulfils the engine's Cohort protocol with workers of this process, opened when selected."""
+
+    peers: PeerCertificates | None = None
+    """Nobody has a certificate here."""
 
     def __init__(
         self,
@@ -245,6 +250,7 @@ def deal_out(experiment: Experiment, out: Path, *, resume: bool = False) -> Expe
     if not resume:
         refuse_existing(out)
     check_schedule(experiment)
+    check_trust(experiment.secure_sum, certified=False)
     experiment = with_digest(pin_weights(experiment))
     data, schedule = out / "data", experiment.schedule
     with beginning(out) as began:
@@ -295,6 +301,7 @@ def run_in_process(
             run does when it has nothing to learn.
     """
     experiment = tables if isinstance(tables, Experiment) else experiment_of(tables)
+    check_trust(experiment.secure_sum, certified=False)
     resume, facts = bool(options.pop("resume", False)), bool(options.pop("facts", False))
     without, at_rest = options.pop("without", ()), options.pop("at_rest", "close")
     torch.set_num_threads(experiment.training.threads)  # the count changes floats

@@ -14,6 +14,7 @@ import grpc
 import torch
 
 from fedcli.data.store.partition_store import open_data
+from fedcli.runtime.secure_peers import SecurePeers
 from fedcli.runtime.state import StateDirectory
 from fedcli.runtime.worker import Worker
 from fedmodels.config.experiment import Experiment
@@ -22,6 +23,7 @@ from fedpb import PROTOCOL
 from fedpb.codec import encode, merged
 from fedpb.descriptions import description_of
 from fedpb.orders import WITHOUT_PAYLOAD
+from fedpb.peer_certificates import PeerCertificates
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.coordinator import set_aside
 from fedsrv.engine.admission import Admission
@@ -81,6 +83,10 @@ class Stage:
         self.experiment, self.data, self.out = experiment, data, out
         self.lie, self.liars = lie, liars
         self.refused: list[Refused] = []
+        self.peers: PeerCertificates | None = None
+        """Checks certificates for the coordinator, where clients have some."""
+        self.signing: Callable[[int], SecurePeers | None] = lambda client: None
+        """Returns what signs for a client in secure sums."""
 
     def run(self, resume: bool = False, without: Collection[int] = ()) -> dict[str, Any]:
         """Run to the end and return the summary; raises what the engine raises.
@@ -96,7 +102,7 @@ class Stage:
         self.cohort = RemoteCohort(
             clients, spool, events, admission=admission,
             deadline_s=self.experiment.server.deadline_s, min_clients=self.experiment.min_clients,
-            aside=aside,
+            aside=aside, peers=self.peers,
         )  # fmt: skip
         self.service = Service(store.run_id, {}, self.cohort, events)
         engine = Engine(self.experiment, self.cohort, store, events)
@@ -122,13 +128,16 @@ class Stage:
         worker = Worker(
             client, open_data(self.data, client),
             StateDirectory(self.out / "clients" / str(client)),
-            self.experiment, torch.device("cpu"),
+            self.experiment, torch.device("cpu"), peers=self.signing(client),
         )  # fmt: skip
         request = rpc.JoinRequest(
             client_id=str(client), description=description_of(self.announcement(client)),
             protocol=PROTOCOL, versions=worker.states.versions(),
         )  # fmt: skip
-        token = self.service.join(request, Caller()).token
+        reply = self.service.join(request, Caller())
+        token = reply.token
+        if worker.peers is not None:
+            worker.peers.run_id = reply.run_id
         member, issue = self.cohort.session(client, token), 0
         while not ended.done():
             caller = self.cohort.caller({client: member}, {client: issue})

@@ -76,6 +76,7 @@ ROOMS = {
     "fedpb": (
         "", "v1", "pem", "revocation", "server_check", "invitation", "handshakes", "channels",
         "tables", "descriptions", "zstd", "frames", "headers", "plans", "codec", "orders",
+        "identities", "signatures", "secure_terms", "peer_certificates",
     ),
     "fedsrv": (
         "presets", "events", "availability", "ray_cluster", "ray_driver", "identity", "state",

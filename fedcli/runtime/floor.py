@@ -113,9 +113,12 @@ class PrivacyFloor:
 
 
 def _cohort_of(experiment: Experiment) -> int:
-    """Return the fewest clients in a sum that anybody sees, by the config."""
-    privacy = experiment.privacy
-    if experiment.secure_sum is not None:
+    """Return the fewest clients in a sum that anybody sees, by the config.
+
+    A coordinator that clients trust with their keys may see each upload.
+    """
+    privacy, rules = experiment.privacy, experiment.secure_sum
+    if rules is not None and rules.signs:
         return fewest_summed(experiment)
     trusted = privacy is not None and privacy.noise_at_server
     return experiment.min_clients if trusted else 1

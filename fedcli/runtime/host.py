@@ -35,6 +35,7 @@ from fedcli.runtime.floor import FloorLedger, PrivacyFloor
 from fedcli.runtime.link import Link, Membership, OwnCertificate, channel_credentials
 from fedcli.runtime.order_queue import WAKE_S, OrderQueue
 from fedcli.runtime.patience import executed, patiently
+from fedcli.runtime.secure_peers import SecurePeers, check_run
 from fedcli.runtime.state import lock_states
 from fedcli.runtime.worker import Progress, Result, Task
 from fedcli.runtime.workers import Workers
@@ -86,6 +87,8 @@ class Host:
         certificate: OwnCertificate | None = None,
         announce: CountDetail = "exact",
         floor: FloorLedger | None = None,
+        peers: SecurePeers | None = None,
+        least: int = 0,
     ) -> None:
         """Make ready; what is wrong with a client's data or state shows when it joins.
 
@@ -97,7 +100,8 @@ class Host:
         self._deploys = deploys
         self.link, self.code, self.weights, self._states = link, code, weights, states
         self.data = data
-        self.workers, self._floor = Workers(clients, data, states, device, floor), floor
+        self._floor, self._least = floor, least
+        self.workers = Workers(clients, data, states, device, floor, peers)
         self._ids = frozenset(map(str, clients))
         self.enrolment = Enrolment(
             link, self.workers, states, start_over=start_over, announce=announce
@@ -129,6 +133,13 @@ class Host:
         )
         if self._floor is not None:
             self._floor.floor.check(experiment)
+        if any(isinstance(client, int) for client in self.workers.clients):
+            check_run(experiment, self.workers.peers, self._least)
+        if self.workers.peers is not None:
+            self.workers.peers.run_id = reply.run_id
+            if self._floor is not None:
+                least = max(self._least, self._floor.floor.min_cohort)
+                self.workers.peers.least = least
         told = self.announce
         if DETAILS.index(experiment.announced) > DETAILS.index(told):
             log.warning(
@@ -433,6 +444,7 @@ def host_of(
     announce: CountDetail = "exact",
     require_privacy: str | None = None,
     ledger: Path | None = None,
+    min_cohort: int = 0,
 ) -> Host:
     """Return a host that is ready to join; files as a site has them are cut first.
 
@@ -454,6 +466,7 @@ def host_of(
         announce: how exactly clients tell how many examples of each class they have, at most.
         require_privacy: what the site itself requires, as :meth:`PrivacyFloor.of` reads it.
         ledger: the file of what the site has spent in all its runs; by default beside the states.
+        min_cohort: certificates of clients in each secure sum at least; 0 takes any run.
 
     Raises:
         ConfigError: an argument is no good; or own files are of several clients, or cannot be cut.
@@ -480,7 +493,8 @@ def host_of(
     return Host(
         clients, link, data, states, device, start_over=start_over, deploys=deploys, code=code,
         weights=weights, incoming=incoming, certificate=OwnCertificate(cert),
-        announce=announce, floor=floor,
+        announce=announce, floor=floor, peers=SecurePeers.of(*tls, crl, min_cohort),
+        least=min_cohort,
     )  # fmt: skip
 
 

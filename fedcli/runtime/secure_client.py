@@ -1,10 +1,12 @@
 """What one client says for a secure sum: keys, sealed shares, a masked upload, opened shares.
 
-The coordinator is trusted to pass on the clients' messages, and not to invent clients. A client
-checks what it can: it answers one question of each kind in an attempt. It never opens both shares
-of a peer, and for one interaction it opens the sum over one set of clients alone: two sums that
-differ by a client would tell its upload. What it has answered is on the disk before it leaves, so
-that a crash repeats the same bits.
+A client answers one question of each kind in an attempt. It never opens both shares of a peer, and
+for one interaction it opens the sum over one set of clients alone: two sums that differ by a client
+would tell its upload. What it has answered is on the disk before it leaves, so that a crash repeats
+the same bits.
+
+Who the others are, it takes from their certificates (:mod:`fedcli.runtime.secure_peers`). With
+``trust = "coordinator"`` it takes that from the coordinator, who may then invent clients.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from fedcli.runtime.secure_peers import SecurePeers
 from fedcli.runtime.sessions import write_private
 from fedmodels.config.privacy import MIN_GROUP, SecureSum
 from fedmodels.errors import ArchiveError, PayloadError
@@ -32,8 +35,9 @@ from fedmodels.secure_sum.keys import (
     private_key,
 )
 from fedmodels.secure_sum.masks import add_mask
-from fedmodels.tensors.bundle import Bundle, Weights
+from fedmodels.tensors.bundle import Bundle
 from fedmodels.training.secure_upload import SecureUpload
+from fedpb.secure_terms import payload_digest, terms_of
 from fedpb.v1 import coordinator_pb2 as rpc
 
 PLACE = "secure-sum"
@@ -43,13 +47,33 @@ class SecureClient:
     """One client's part in secure sums."""
 
     def __init__(
-        self, client: int, path: Path, secret: bytes, rules: SecureSum, fewest: int = 0
+        self,
+        client: int,
+        path: Path,
+        secret: bytes,
+        rules: SecureSum,
+        fewest: int = 0,
+        settings: bytes = b"",
+        peers: SecurePeers | None = None,
     ) -> None:
-        """Take part with a client's secret; what was answered before is on the disk, and holds.
+        """Take part; what was answered before is on the disk, and holds.
 
-        ``fewest`` clients have the noise that epsilon counts on, where clients add it.
+        Args:
+            client: its id.
+            path: its state directory.
+            secret: the client's own.
+            rules: the run's.
+            fewest: clients whose noise epsilon counts on, where clients add it.
+            settings: digest of the run's settings.
+            peers: signs for this client and checks others; None where the coordinator is trusted.
+
+        Raises:
+            PayloadError: the rules ask for signatures, and nothing signs.
         """
+        if rules.signs and peers is None:
+            raise PayloadError("this client has no certificate to sign the keys of secure sums by")
         self.client, self.rules, self._fewest = client, rules, fewest
+        self._settings, self._peers = settings, peers if rules.signs else None
         self.channel = Channel.of(secret)
         self._path = path / PLACE
 
@@ -61,15 +85,21 @@ class SecureClient:
             ArchiveError: what was answered cannot be read or stored.
         """
         if order.kind == rpc.ORDER_KIND_ADVERTISE:
-            return rpc.SecureAnswer(channel_key=self.channel.public)
+            found = rpc.SecureAnswer(channel_key=self.channel.public)
+            if self._peers is not None:
+                self._peers.prove_channel(self.client, found)
+            return found
         if order.kind == rpc.ORDER_KIND_SHARE:
             return self._share(order)
+        if order.kind == rpc.ORDER_KIND_AGREE:
+            return self._agree(order)
         return self._unmask(order)
 
     def _share(self, order: rpc.Order) -> rpc.SecureAnswer:
         """Draw the secrets of an attempt and share them among the peers."""
-        asked, attempt = order.secure_sum, _attempt(order)
+        asked, attempt = order.secure_sum, _attempt(order, terms_of(order, self._settings))
         self._check_peers(asked)
+        signers = {} if self._peers is None else self._peers.signers(asked.peers)
         held = self._held(order)
         if held.get("attempt") == asked.attempt.hex():
             _check_same(held, "share", asked)
@@ -89,8 +119,13 @@ class SecureClient:
                 pair_digest=attempt.digest("pair-share", share.pair, *whose),
                 own_digest=attempt.digest("own-share", share.own, *whose),
             )
+        if self._peers is not None:
+            self._peers.prove_keys(attempt.terms, self.client, self.channel.public, found)
         news = {
-            "attempt": asked.attempt.hex(), "pair": secrets.pair.hex(), "own": secrets.own.hex(),
+            "attempt": asked.attempt.hex(), "terms": attempt.terms.hex(),
+            "at": [order.round, order.task], "numbers": [asked.clients, asked.most],
+            "payload": asked.payload.hex(), "signers": {c: k.hex() for c, k in signers.items()},
+            "pair": secrets.pair.hex(), "own": secrets.own.hex(),
             "share": _digest(asked), "answer": found.SerializeToString().hex(),
             "keys": {str(peer.client): peer.channel_key.hex() for peer in asked.peers},
         }  # fmt: skip
@@ -98,20 +133,24 @@ class SecureClient:
         return found
 
     def masked(
-        self, order: rpc.Order, upload: Bundle, received: Weights, form: SecureUpload
+        self, order: rpc.Order, upload: Bundle, payload: Bundle, form: SecureUpload
     ) -> Bundle:
-        """Return an upload as it travels, under masks; the client was given the received weights.
+        """Return an upload as it travels, under masks; the client was given the payload.
 
         Raises:
             PayloadError: the order is refused, or a number does not fit.
             ArchiveError: as :meth:`answer`.
         """
-        asked, attempt, held = order.secure_sum, _attempt(order), self._of_attempt(order)
+        asked, (attempt, held) = order.secure_sum, self._of_attempt(order)
         self._check_partners(attempt, asked, held)
+        if [order.round, order.task] != held["at"]:
+            raise PayloadError("another round or task is to be trained than was told before")
+        if {payload_digest(payload).hex(), asked.payload.hex()} != {held["payload"]}:
+            raise PayloadError("the payload is another than the one that everybody was told of")
         _check_same(held, "train", asked)
         rules = self.rules
         numbers = FixedPoint(rules.bits, rules.largest, asked.clients, asked.most)
-        vector = form.encoded(upload, received, numbers)
+        vector = form.encoded(upload, payload.weights, numbers)
         pair = private_key(attempt, self.client, bytes.fromhex(held["pair"]))
         add_mask(vector, own_key(attempt, self.client, bytes.fromhex(held["own"])), 1)
         for peer in asked.peers:
@@ -124,38 +163,32 @@ class SecureClient:
                 "the training came to other numbers than before, and the masks of this attempt "
                 "were used for those: a second upload under them would tell of both"
             )
-        self._keep(order, {**held, "train": _digest(asked), "masked": digest})
+        partners = [peer.client for peer in asked.peers]
+        news = {"train": _digest(asked), "masked": digest, "partners": partners}
+        self._keep(order, {**held, **news})
         return form.sent(upload, vector)
+
+    def _agree(self, order: rpc.Order) -> rpc.SecureAnswer:
+        """Sign whose uploads came; once signed, the masks of no other set are opened."""
+        if self._peers is None:
+            raise PayloadError("clients of this run sign nothing")
+        attempt, held = self._of_attempt(order)
+        counted = self._check_counted(order.secure_sum, held)
+        self._keep(order, {**held, "agreed": counted})
+        signature = self._peers.prove_counted(attempt.terms, self.client, counted)
+        return rpc.SecureAnswer(signature=signature)
 
     def _unmask(self, order: rpc.Order) -> rpc.SecureAnswer:
         """Open one share of each peer: ``own`` if the peer's upload counts, else ``pair``."""
-        asked, attempt, held = order.secure_sum, _attempt(order), self._of_attempt(order)
-        counted = _ascending(asked.counted, "clients whose uploads came")
-        if "masked" not in held:
-            raise PayloadError("masks are to be opened, and this client has sent no upload")
-        trained = rpc.SecureSum()
-        trained.CopyFrom(asked)
-        del trained.counted[:]
-        if _digest(trained) != held["train"]:
+        asked, (attempt, held) = order.secure_sum, self._of_attempt(order)
+        counted = self._check_counted(asked, held)
+        if _digest(_as_trained(asked)) != held["train"]:
             raise PayloadError("masks of other peers are to be opened than it trained with")
-        if not counted <= {peer.client for peer in asked.peers} or self.client not in counted:
-            raise PayloadError("the sum to be opened is not of this client and its peers")
-        if len(counted) < asked.threshold:
-            raise PayloadError(
-                f"the sum of {len(counted)} clients is to be opened; the threshold is "
-                f"{asked.threshold}"
-            )
-        if len(counted) < self._fewest:
-            raise PayloadError(
-                f"the sum of {len(counted)} clients is to be opened; epsilon counts on the noise "
-                f"of {self._fewest}"
-            )
-        if held.get("opened") not in (None, sorted(counted)):
-            raise PayloadError(
-                "this client has opened the sum of this interaction over other clients: two sums "
-                "would tell the upload of whoever is in one of them alone"
-            )
-        self._keep(order, {**held, "opened": sorted(counted)})
+        if self._peers is not None:
+            if held.get("agreed") != counted:
+                raise PayloadError("masks are to be opened before this client agreed on whose")
+            self._peers.check_agreed(attempt.terms, asked, _signers(held))
+        self._keep(order, {**held, "opened": counted})
         found = rpc.SecureAnswer()
         for peer in asked.peers:
             if (share := self._opened(attempt, peer)) is None:
@@ -177,6 +210,34 @@ class SecureClient:
 
     # --- checks -----------------------------------------------------------------------------------
 
+    def _check_counted(self, asked: rpc.SecureSum, held: Mapping[str, Any]) -> list[int]:
+        """Return whose uploads came; raise PayloadError unless their sum may be opened."""
+        counted = _ascending(asked.counted, "clients whose uploads came")
+        if "masked" not in held:
+            raise PayloadError("masks are to be opened, and this client has sent no upload")
+        if not counted <= {*held["partners"]} or self.client not in counted:
+            raise PayloadError("the sum to be opened is not of this client and its peers")
+        threshold = self.rules.needed(len(held["keys"]))
+        if len(counted) < threshold:
+            raise PayloadError(
+                f"the sum of {len(counted)} clients is to be opened; the threshold is {threshold}"
+            )
+        if len(counted) < self._fewest:
+            raise PayloadError(
+                f"the sum of {len(counted)} clients is to be opened; epsilon counts on the noise "
+                f"of {self._fewest}"
+            )
+        if self._peers is not None:
+            self._peers.check_enough(_signers(held), counted)
+        for before in ("opened", "agreed"):
+            if held.get(before) not in (None, sorted(counted)):
+                raise PayloadError(
+                    f"this client has {before.replace('agreed', 'agreed on')} the sum of this "
+                    "interaction over other clients: two sums would tell the upload of whoever is "
+                    "in one of them alone"
+                )
+        return sorted(counted)
+
     def _check_peers(self, asked: rpc.SecureSum) -> None:
         """Raise PayloadError unless who takes part is as it must be, before a secret is shared."""
         ids = _ascending((peer.client for peer in asked.peers), "peers")
@@ -188,6 +249,11 @@ class SecureClient:
             raise PayloadError(
                 f"a secure sum of {len(ids)} peers has a threshold of {asked.threshold}; by the "
                 f"config it is {self.rules.needed(len(ids))}"
+            )
+        if asked.clients < len(ids) or not (math.isfinite(asked.most) and asked.most > 0):
+            raise PayloadError(
+                f"a secure sum of {len(ids)} peers is for {asked.clients} clients, whose uploads "
+                f"count up to {asked.most:g}"
             )
         keys = {peer.client: peer.channel_key for peer in asked.peers}
         if keys[self.client] != self.channel.public:
@@ -209,11 +275,12 @@ class SecureClient:
         if len(ids) < asked.threshold:
             raise PayloadError(f"{len(ids)} peers are too few to mask an upload with")
         shared = self.rules.needed(len(known))
-        if asked.threshold != shared or asked.clients < len(known):
-            raise PayloadError("the threshold or the number of clients is not that of the shares")
-        if not (math.isfinite(asked.most) and asked.most > 0):
-            raise PayloadError(f"uploads cannot count up to {asked.most:g}")
+        if asked.threshold != shared or [asked.clients, asked.most] != held["numbers"]:
+            raise PayloadError("the threshold or the numbers are not those of the shares")
         _check_keys({peer.client: peer.mask_key for peer in asked.peers})
+        if self._peers is not None:
+            self._peers.check_keys(attempt.terms, asked.peers, _signers(held))
+            self._peers.check_enough(_signers(held), ids)
 
     # --- what was answered ------------------------------------------------------------------------
 
@@ -235,11 +302,12 @@ class SecureClient:
             ) from None
         return found
 
-    def _of_attempt(self, order: rpc.Order) -> dict[str, Any]:
+    def _of_attempt(self, order: rpc.Order) -> tuple[Attempt, dict[str, Any]]:
+        """Return the attempt of an order, and what this client has answered in it."""
         held = self._held(order)
-        if held.get("attempt") != order.secure_sum.attempt.hex():
+        if held.get("attempt") != order.secure_sum.attempt.hex() or "pair" not in held:
             raise PayloadError("this client has shared no secrets in this attempt")
-        return held
+        return _attempt(order, bytes.fromhex(held["terms"])), held
 
     def _keep(self, order: rpc.Order, facts: Mapping[str, Any]) -> None:
         self._path.mkdir(exist_ok=True)
@@ -254,11 +322,26 @@ class SecureClient:
                     write_private(path, json.dumps({"opened": facts.get("opened")}).encode())
 
 
-def _attempt(order: rpc.Order) -> Attempt:
+def _attempt(order: rpc.Order, terms: bytes) -> Attempt:
     number = order.secure_sum.attempt
     if len(number) != ATTEMPT_BYTES:
         raise PayloadError(f"an attempt at a secure sum has a number of {len(number)} bytes")
-    return Attempt(number, order.interaction)
+    return Attempt(number, order.interaction, terms)
+
+
+def _signers(held: Mapping[str, Any]) -> dict[int, bytes]:
+    """Return the keys of peers' certificates, which were checked when secrets were shared."""
+    return {int(client): bytes.fromhex(key) for client, key in held["signers"].items()}
+
+
+def _as_trained(asked: rpc.SecureSum) -> rpc.SecureSum:
+    """Return the question that a client was asked when it trained, by that to open masks."""
+    found = rpc.SecureSum()
+    found.CopyFrom(asked)
+    del found.counted[:]
+    for peer in found.peers:
+        peer.ClearField("agreed")
+    return found
 
 
 def _digest(asked: rpc.SecureSum) -> str:

@@ -20,11 +20,13 @@ from fedcli.runtime.drift import DriftMeter, without_summaries
 from fedcli.runtime.floor import FloorLedger, charge_of_client
 from fedcli.runtime.kept_models import Deployment, FinalModel, LastStored
 from fedcli.runtime.secure_client import SecureClient
+from fedcli.runtime.secure_peers import SecurePeers
 from fedcli.runtime.setups import SetUp, SetUps
 from fedcli.runtime.spending import Spending, cut_of
 from fedcli.runtime.state import StateDirectory
 from fedmodels.commands import end_if_signalled
 from fedmodels.config.experiment import Experiment
+from fedmodels.config.sent import settings_digest
 from fedmodels.errors import ArchiveError, ConfigError, FedtideError, OrderDeclined, PayloadError
 from fedmodels.machine import peak_rss_bytes
 from fedmodels.methods import make
@@ -99,6 +101,8 @@ class Worker:
     """Names of the classes that the run began with; those of the client unless given."""
     floor: FloorLedger | None = None
     """What the site itself requires of privacy."""
+    peers: SecurePeers | None = None
+    """Signs for this client in secure sums; None without a certificate."""
     progress: Progress = field(default_factory=Progress)
     set_ups: SetUps = field(init=False)
     """Shared by the clients of a process."""
@@ -368,8 +372,7 @@ class Worker:
         )
         upload, residual = self.set_up.compression.returned_by(leaving, half.payload, stored)
         if self.set_up.secure is not None:
-            received = half.payload.weights
-            upload = self._secure_client.masked(order, upload, received, self.set_up.secure)
+            upload = self._secure_client.masked(order, upload, half.payload, self.set_up.secure)
         if self.stateful:
             after = self.set_up.compression.with_residual(done.state, residual)
             if self.drift is not None:
@@ -411,7 +414,8 @@ class Worker:
         if self.floor is not None:
             fewest = max(fewest, self.floor.floor.min_cohort)
         key = self.states.secret().key
-        return SecureClient(self.client, self.states.path, key, rules, fewest)
+        settings = settings_digest(self.experiment)
+        return SecureClient(self.client, self.states.path, key, rules, fewest, settings, self.peers)
 
     def _peak_rss_bytes(self) -> int:
         """Return the peak memory of this process, rounded up; measured once a second at most."""

@@ -18,6 +18,7 @@ import torch
 from fedcli.data.store.client_data import ClientData
 from fedcli.data.store.partition_store import PartitionStore, open_data
 from fedcli.runtime.floor import FloorLedger
+from fedcli.runtime.secure_peers import SecurePeers
 from fedcli.runtime.setups import SetUps
 from fedcli.runtime.state import StateDirectory
 from fedcli.runtime.worker import Worker
@@ -53,12 +54,14 @@ class Workers:
         states: Path,
         device: torch.device,
         floor: FloorLedger | None = None,
+        peers: SecurePeers | None = None,
     ) -> None:
         """Open nothing yet; data lie in a partition's root, states in one directory for all.
 
-        ``floor`` is what the site itself requires of privacy.
+        ``floor`` is what the site itself requires of privacy, and ``peers`` signs for the clients
+        in secure sums.
         """
-        self._floor = floor
+        self._floor, self.peers = floor, peers
         self.clients = tuple(clients)
         self.root, self._states_root, self._device = data, states, device
         """Where clients' directories are."""
@@ -172,6 +175,7 @@ class Workers:
             keep_bytes=KEEP_BYTES // min(len(self.clients), KEEPING),
             classes=self._classes,
             floor=self._floor if isinstance(client, int) else None,
+            peers=self.peers,
         )
         self._first = self._first or worker
         return worker

@@ -16,6 +16,7 @@ from fedmodels.tensors.memory_blocks import lease
 from fedmodels.tensors.uploads import Summed
 from fedmodels.training.compression import Compression
 from fedpb.orders import WITHOUT_PAYLOAD
+from fedpb.peer_certificates import PeerCertificates
 from fedpb.v1 import coordinator_pb2 as rpc
 
 
@@ -247,6 +248,9 @@ HoldsState = Callable[[int, Sequence[int]], bool]
 
 class Cohort(Protocol):
     """Clients that can be sent on a trip."""
+
+    peers: PeerCertificates | None
+    """Checks the certificates that clients show one another; None where they have none."""
 
     def gather(self) -> Mapping[int, str]:
         """Wait for the run's clients; return their descriptions (client.json) by id."""

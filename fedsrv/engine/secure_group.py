@@ -8,13 +8,15 @@ with others.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from typing import Any, Self
 
 from fedmodels.errors import PayloadError
 from fedmodels.secure_sum.fixed_point import FixedPoint
 from fedmodels.secure_sum.keys import (
+    ATTEMPT_BYTES,
     DIGEST_BYTES,
     KEY_BYTES,
     SEALED_BYTES,
@@ -28,6 +30,7 @@ from fedmodels.secure_sum.keys import (
     secret_of,
 )
 from fedmodels.secure_sum.masks import Vector, add_mask
+from fedpb.secure_terms import terms_of
 from fedpb.v1 import coordinator_pb2 as rpc
 
 
@@ -37,39 +40,79 @@ class SecureGroup:
 
     attempt: Attempt
     threshold: int
-    keys: Mapping[int, bytes]
-    """The channel keys of those asked to share, by ascending id."""
+    keys: Mapping[int, rpc.SecureAnswer]
+    """What those asked to share said of their channel keys, by ascending id."""
+    numbers: FixedPoint
+    """How numbers become integers."""
+    payload: bytes
+    """Digest of what everybody trains from."""
     shared: dict[int, rpc.SecureAnswer] = field(default_factory=dict)
     """The answers of those that shared, by ascending id."""
     counted: tuple[int, ...] = ()
     """Those whose masked uploads came, ascending."""
     total: Vector | None = None
     """The sum of their masked uploads."""
+    agreed: dict[int, bytes] = field(default_factory=dict)
+    """Their signatures of who is counted, of a run whose clients sign."""
+
+    @classmethod
+    def begun(
+        cls,
+        order: rpc.Order,
+        settings: bytes,
+        threshold: int,
+        keys: Mapping[int, rpc.SecureAnswer],
+        numbers: FixedPoint,
+        payload: bytes,
+    ) -> Self:
+        """Return a new attempt; an order says the interaction, the round and the task."""
+        number = os.urandom(ATTEMPT_BYTES)
+        found = cls(Attempt(number, order.interaction), threshold, keys, numbers, payload)
+        told = rpc.Order()
+        told.CopyFrom(order)
+        told.secure_sum.CopyFrom(found.to_share())
+        found.attempt = replace(found.attempt, terms=terms_of(told, settings))
+        return found
 
     # --- questions --------------------------------------------------------------------------------
 
     def to_share(self) -> rpc.SecureSum:
         """Return what clients are told, so that they share their secrets."""
-        peers = [rpc.SecurePeer(client=c, channel_key=key) for c, key in self.keys.items()]
-        return rpc.SecureSum(attempt=self.attempt.number, threshold=self.threshold, peers=peers)
-
-    def to_train(self, client: int, numbers: FixedPoint) -> rpc.SecureSum:
-        """Return what a client is told, so that it masks its upload."""
-        found, place = self.to_share(), [*self.keys].index(client)
-        del found.peers[:]
-        found.clients, found.most = numbers.clients, numbers.most
-        for peer, said in self.shared.items():
+        found = self._facts()
+        for client, said in self.keys.items():
             found.peers.add(
-                client=peer, channel_key=self.keys[peer], mask_key=said.mask_key,
-                share=said.shares[place].sealed,
+                client=client, channel_key=said.channel_key, signature=said.signature,
+                certificates=said.certificates,
             )  # fmt: skip
         return found
 
-    def to_unmask(self, client: int, numbers: FixedPoint) -> rpc.SecureSum:
-        """Return what a client is told, so that it opens the shares it holds."""
-        found = self.to_train(client, numbers)
-        found.counted.extend(self.counted)
+    def to_train(self, client: int) -> rpc.SecureSum:
+        """Return what a client is told, so that it masks its upload."""
+        found, place = self._facts(), [*self.keys].index(client)
+        for peer, said in self.shared.items():
+            found.peers.add(
+                client=peer, channel_key=self.keys[peer].channel_key, mask_key=said.mask_key,
+                share=said.shares[place].sealed, signature=said.signature,
+            )  # fmt: skip
         return found
+
+    def to_agree(self) -> rpc.SecureSum:
+        """Return what a client is told, so that it signs whose uploads came."""
+        return rpc.SecureSum(attempt=self.attempt.number, counted=self.counted)
+
+    def to_unmask(self, client: int) -> rpc.SecureSum:
+        """Return what a client is told, so that it opens the shares it holds."""
+        found = self.to_train(client)
+        found.counted.extend(self.counted)
+        for peer in found.peers:
+            peer.agreed = self.agreed.get(peer.client, b"")
+        return found
+
+    def _facts(self) -> rpc.SecureSum:
+        return rpc.SecureSum(
+            attempt=self.attempt.number, threshold=self.threshold, payload=self.payload,
+            clients=self.numbers.clients, most=self.numbers.most,
+        )  # fmt: skip
 
     # --- answers ----------------------------------------------------------------------------------
 
@@ -79,7 +122,7 @@ class SecureGroup:
         Raises:
             PayloadError: names what is wrong.
         """
-        check_fields(said, {"mask_key", "own_digest", "shares"})
+        check_fields(said, {"mask_key", "own_digest", "shares", "signature"})
         check_point(said.mask_key)
         sizes = {(len(s.sealed), len(s.pair_digest), len(s.own_digest)) for s in said.shares}
         wanted = (SEALED_BYTES, DIGEST_BYTES, DIGEST_BYTES)
@@ -164,7 +207,9 @@ class SecureGroup:
         """Return everything but the sum, as values of JSON."""
         return {
             "attempt": self.attempt.number.hex(), "interaction": self.attempt.interaction,
-            "threshold": self.threshold, "keys": [[c, k.hex()] for c, k in self.keys.items()],
+            "terms": self.attempt.terms.hex(), "threshold": self.threshold,
+            "payload": self.payload.hex(), "numbers": [*astuple(self.numbers)],
+            "keys": [[c, said.SerializeToString().hex()] for c, said in self.keys.items()],
             "shared": [[c, said.SerializeToString().hex()] for c, said in self.shared.items()],
             "counted": self.counted,
         }  # fmt: skip
@@ -172,10 +217,17 @@ class SecureGroup:
     @classmethod
     def from_json(cls, facts: Mapping[str, Any], total: Vector | None) -> Self:
         """Return the group that :meth:`to_json` described, with its sum."""
-        shared = {c: rpc.SecureAnswer.FromString(bytes.fromhex(t)) for c, t in facts["shared"]}
-        attempt = Attempt(bytes.fromhex(facts["attempt"]), facts["interaction"])
-        keys = {c: bytes.fromhex(key) for c, key in facts["keys"]}
-        return cls(attempt, facts["threshold"], keys, shared, tuple(facts["counted"]), total)
+        keys, shared = (
+            {c: rpc.SecureAnswer.FromString(bytes.fromhex(text)) for c, text in facts[name]}
+            for name in ("keys", "shared")
+        )
+        parts = (bytes.fromhex(facts[name]) for name in ("attempt", "terms", "payload"))
+        number, terms, payload = parts
+        attempt = Attempt(number, facts["interaction"], terms)
+        numbers = FixedPoint(*facts["numbers"])
+        found = cls(attempt, facts["threshold"], keys, numbers, payload, shared)
+        found.counted, found.total = tuple(facts["counted"]), total
+        return found
 
 
 def check_advertised(said: rpc.SecureAnswer) -> None:
@@ -184,7 +236,7 @@ def check_advertised(said: rpc.SecureAnswer) -> None:
     Raises:
         PayloadError: it is no valid key, or the answer says more.
     """
-    check_fields(said, {"channel_key"})
+    check_fields(said, {"channel_key", "signature", "certificates"})
     if len(said.channel_key) != KEY_BYTES:
         raise PayloadError("its channel key has another size")
     check_point(said.channel_key)

@@ -4,6 +4,7 @@
     round 0, AdvertiseKeys   ``_advertised``: once for each client and process
     round 1, ShareKeys       ``_shared``
     round 2, MaskedInput     ``_trained``: masks are added to what training came to
+    round 3, ConsistencyCheck  ``_agreed``: where clients sign (``trust = "certificates"``)
     round 4, Unmasking       ``_opened``
 
 Each phase is a trip like any other: sessions, deadlines and relays are those of all trips. What a
@@ -14,7 +15,6 @@ with the same attempt, and asks clients the same questions.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,20 +26,24 @@ import numpy as np
 import torch
 
 from fedmodels.config.privacy import MIN_GROUP
-from fedmodels.errors import ArchiveError, PayloadError, TooFewClients
+from fedmodels.config.sent import settings_digest
+from fedmodels.errors import ArchiveError, ConfigError, PayloadError, TooFewClients
 from fedmodels.numerics.randomness import derive_seed
 from fedmodels.privacy.accounting import fewest_summed
 from fedmodels.secure_sum.fixed_point import FixedPoint, added
-from fedmodels.secure_sum.keys import ATTEMPT_BYTES, Attempt, check_installed
+from fedmodels.secure_sum.keys import check_installed
 from fedmodels.secure_sum.masks import Vector
 from fedmodels.tensors.archive import load, save
-from fedmodels.tensors.bundle import Bundle, ClientId, Prototypes, state_digest
+from fedmodels.tensors.bundle import Bundle, ClientId, Prototypes
 from fedmodels.training.contexts import ServerContext, ServerState
+from fedpb.codec import merged
+from fedpb.peer_certificates import check_counted, check_keys
+from fedpb.secure_terms import payload_digest
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.cohort import Answer, Answers, Trip
 from fedsrv.engine.opened_sums import OpenedSums
 from fedsrv.engine.round_parts import RoundParts
-from fedsrv.engine.secure_group import SecureGroup, check_advertised
+from fedsrv.engine.secure_group import SecureGroup, check_advertised, check_fields
 
 
 @dataclass
@@ -81,8 +85,14 @@ class SecureRounds:
         noisy = table is not None and table.noise_at_clients
         self._fewest = fewest_summed(parts.experiment) if noisy else 0
         """The fewest uploads whose noise epsilon counts on; no sum of fewer is opened."""
-        self._keys: dict[int, bytes] = {}
-        """The channel key of each client, as it said in this process."""
+        self.settings, self.peers = settings_digest(parts.experiment), parts.cohort.peers
+        """The settings of the run; what checks certificates, where clients sign."""
+        if not rules.signs:
+            self.peers = None
+        self._keys: dict[int, rpc.SecureAnswer] = {}
+        """What each client said of its channel key in this process."""
+        self._signers: dict[int, bytes] = {}
+        """The key of each client's certificate, in DER."""
         records = (record for record, _ in self.store.ledger.records())
         said = (record.get("secure_sum", {}).get("unopened", ()) for record in records)
         self._unopened = {client for clients in said for client in clients}
@@ -100,15 +110,32 @@ class SecureRounds:
             return Answers({}, dict.fromkeys(ctx.cohort, why), sums=[])
         trip = parts.training(ctx, state, is_scored)
         self.forget()
-        work, numbers = _digest(trip), self._numbers(ctx)
+        payload = payload_digest(self._payload(trip))
+        work = _digest(trip, payload)
         found = self._load(ctx.interaction, work)
         if found is None:
-            found = self._shared(ctx, work)
+            found = self._shared(ctx, work, payload)
             self._save(ctx.interaction, found)
         if not found.answers:
-            self._trained(ctx, trip, numbers, found)
+            self._trained(ctx, trip, found)
             self._save(ctx.interaction, found)
-        return self._opened(ctx, trip, numbers, found)
+        if self.peers is not None:
+            self._agreed(ctx, found)
+        return self._opened(ctx, trip, found)
+
+    def _payload(self, trip: Trip) -> Bundle:
+        """Return what all clients of a trip train from.
+
+        Raises:
+            ConfigError: they do not train from the same.
+        """
+        first, *others = (trip.personal.get(client) for client in trip.orders)
+        if any(one is not first for one in others):
+            raise ConfigError(
+                f"[privacy] secure_sum: {self.parts.method.name} gives clients payloads of their "
+                "own, which can make one upload stand out of a sum: they must all be given the same"
+            )
+        return merged({"common": trip.common, **({"personal": first} if first else {})})
 
     # --- phases -----------------------------------------------------------------------------------
 
@@ -125,23 +152,40 @@ class SecureRounds:
         if asked:
             needed = self._needed(clients) - (len(clients) - len(asked))
             kind = rpc.ORDER_KIND_ADVERTISE
-            answers = self._ask(ctx, kind, asked, needed, lambda _, said: check_advertised(said))
+            answers = self._ask(ctx, kind, asked, needed, self._check_advertised)
             found.add(answers)
-            said = {int(c): a.report.secure_sum.channel_key for c, a in answers.by_client.items()}
+            said = {int(c): a.report.secure_sum for c, a in answers.by_client.items()}
             self._keys |= said
-            for client in {*_twice(self._keys)} & said.keys():
+            twice = _twice({c: one.channel_key for c, one in self._keys.items()})
+            for client in {*twice} & said.keys():
                 found.failed[client] = "another client has said that its key is its own"
             for client in found.failed:
                 self._keys.pop(client, None)
 
-    def _shared(self, ctx: ServerContext, work: str) -> SecureRound:
+    def _check_advertised(self, client: int, said: rpc.SecureAnswer) -> None:
+        """Check the channel key of a client; raise PayloadError for what others would refuse."""
+        check_advertised(said)
+        if self.peers is not None:
+            self._signers[client] = self.peers.signer_of(self.store.run_id, client, said)
+
+    def _signer(self, group: SecureGroup, client: int) -> bytes:
+        """Return the key of a client's certificate, also of one that another process has seen."""
+        assert self.peers is not None, "clients sign"
+        if client not in self._signers:
+            said = group.keys[client]
+            self._signers[client] = self.peers.signer_of(self.store.run_id, client, said)
+        return self._signers[client]
+
+    def _shared(self, ctx: ServerContext, work: str, payload: bytes) -> SecureRound:
         """Let the clients of each group share secrets with one another."""
         found, members = SecureRound(work), self._members(ctx)
         self._advertised(ctx, sorted(c for group in members for c in group), found)
+        numbers, task = self._numbers(ctx), self.parts.plan.steps[ctx.interaction].task
+        order = rpc.Order(interaction=ctx.interaction, round=ctx.round, task=task)
         for clients in members:
             keys = {c: self._keys[c] for c in clients if c in self._keys}
-            attempt = Attempt(os.urandom(ATTEMPT_BYTES), ctx.interaction)
-            group = SecureGroup(attempt, self.rules.needed(len(keys)), keys)
+            threshold = self.rules.needed(len(keys))
+            group = SecureGroup.begun(order, self.settings, threshold, keys, numbers, payload)
             found.groups.append(group)
             if len(keys) < MIN_GROUP:
                 found.leave_out(group, len(keys), group.threshold)
@@ -150,7 +194,7 @@ class SecureRounds:
         answers = self._ask(
             ctx, rpc.ORDER_KIND_SHARE, {c: g.to_share() for c, g in by_client.items()},
             self._needed([*by_client]),
-            lambda client, said: by_client[client].check_shared(said),
+            lambda client, said: self._check_shared(by_client[client], client, said),
         )  # fmt: skip
         found.add(answers)
         for client in answers.failed:
@@ -167,9 +211,17 @@ class SecureRounds:
         self._check_left(ctx, found)
         return found
 
-    def _trained(
-        self, ctx: ServerContext, trip: Trip, numbers: FixedPoint, found: SecureRound
-    ) -> None:
+    def _check_shared(self, group: SecureGroup, client: int, said: rpc.SecureAnswer) -> None:
+        """Check what a client shares; raise PayloadError for what others would refuse."""
+        group.check_shared(said)
+        if self.peers is not None:
+            key = group.keys[client].channel_key
+            check_keys(
+                self._signer(group, client), self.store.run_id, group.attempt.terms, client, key,
+                said,
+            )  # fmt: skip
+
+    def _trained(self, ctx: ServerContext, trip: Trip, found: SecureRound) -> None:
         """Let the clients that shared train, and add up their masked uploads."""
         parts, secure = self.parts, self.parts.plan.secure
         assert secure is not None, "the config asks for it"
@@ -178,7 +230,7 @@ class SecureRounds:
             for client in group.shared:
                 orders[client] = order = rpc.Order()
                 order.CopyFrom(trip.orders[client])
-                order.secure_sum.CopyFrom(group.to_train(client, numbers))
+                order.secure_sum.CopyFrom(group.to_train(client))
         needed = self._needed([*orders])
         check = partial(self._check_upload, ctx)
         personal = {c: part for c, part in trip.personal.items() if c in orders}
@@ -201,14 +253,29 @@ class SecureRounds:
             answer = answers.by_client[client]
             found.answers[client] = replace(answer, upload=secure.declared(answer.upload))
 
-    def _opened(
-        self, ctx: ServerContext, trip: Trip, numbers: FixedPoint, found: SecureRound
-    ) -> Answers:
+    def _agreed(self, ctx: ServerContext, found: SecureRound) -> None:
+        """Let clients sign whose uploads came, so that none opens masks of other ones."""
+        by_client = {client: group for group in found.groups for client in group.counted}
+
+        def check(client: int, said: rpc.SecureAnswer) -> None:
+            group = by_client[client]
+            check_fields(said, {"signature"})
+            signer, terms = self._signer(group, client), group.attempt.terms
+            run_id, signature = self.store.run_id, said.signature
+            check_counted(signer, run_id, terms, client, group.counted, signature)
+
+        asked = {client: by_client[client].to_agree() for client in sorted(by_client)}
+        needed = sum(group.threshold for group in found.groups)
+        answers = self._ask(ctx, rpc.ORDER_KIND_AGREE, asked, needed, check)
+        found.wire = [found.wire[0] + answers.wire_down, found.wire[1] + answers.wire_up]
+        for client, group in by_client.items():
+            if client in answers.by_client:
+                group.agreed[client] = answers.by_client[client].report.secure_sum.signature
+
+    def _opened(self, ctx: ServerContext, trip: Trip, found: SecureRound) -> Answers:
         """Let the clients open what is left of the masks; return what their uploads come to."""
         by_client = {client: group for group in found.groups for client in group.counted}
-        asked = {
-            client: group.to_unmask(client, numbers) for client, group in sorted(by_client.items())
-        }
+        asked = {client: group.to_unmask(client) for client, group in sorted(by_client.items())}
         answers = self._ask(
             ctx, rpc.ORDER_KIND_UNMASK, asked, sum(group.threshold for group in found.groups),
             lambda client, said: by_client[client].check_opened(said),
@@ -228,7 +295,7 @@ class SecureRounds:
             names = ", ".join(map(str, closed))
             why = f"the secure sum does not open: the secrets of clients {names} do not fit"
             self.opened.set_aside(ctx, results, group, why)
-        moved = self.opened.of(ctx, trip, numbers, opened, results)
+        moved = self.opened.of(ctx, trip, self._numbers(ctx), opened, results)
         self._unopened.update(unopened)
         results.secure_sum = {
             "groups": [[*group.keys] for group in found.groups],
@@ -387,11 +454,9 @@ def _twice(keys: Mapping[int, bytes]) -> list[int]:
     return [client for client, key in keys.items() if counts[key] > 1]
 
 
-def _digest(trip: Trip) -> str:
+def _digest(trip: Trip, payload: bytes) -> str:
     """Return a digest of what is trained: orders and payload."""
-    sha = hashlib.sha256()
+    sha = hashlib.sha256(payload)
     for order in trip.orders.values():
         sha.update(order.SerializeToString(deterministic=True))
-    parts = [("common", trip.common), *((str(c), own) for c, own in sorted(trip.personal.items()))]
-    sha.update(state_digest(parts).encode())
     return sha.hexdigest()

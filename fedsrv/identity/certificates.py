@@ -26,10 +26,11 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from fedmodels.errors import ConfigError, reason_of
 from fedmodels.files import write_atomically, write_new
 from fedmodels.line_file import append_lines
+from fedpb.identities import RELAY, SCHEME, SERVER, SERVER_URI, role_of
 from fedpb.pem import check_dates, identities_of
 from fedpb.revocation import REVOKED, number_of, read_lists
 from fedsrv.identity.invitations import void
-from fedsrv.identity.roles import RELAY, SCHEME, SERVER, SERVER_URI, identity_uri, role_of
+from fedsrv.identity.roles import identity_uri
 
 AUTHORITY_DAYS = 3650
 IDENTITY_DAYS = 365

@@ -14,9 +14,10 @@ import grpc
 from cryptography import x509
 
 from fedmodels.tensors.bundle import ClientId
+from fedpb.identities import covers
 from fedpb.pem import end_of, ends_of, identities_of
 from fedpb.revocation import RevocationList
-from fedsrv.identity.roles import covers, why_not
+from fedsrv.identity.roles import why_not
 
 
 class NotYours(Exception):

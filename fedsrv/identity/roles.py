@@ -6,7 +6,7 @@ A certificate says whose it is by one URI among its alternative names::
     fedtide:evaluator    fedtide:watcher    fedtide:operator    fedtide:server
 
 The coordinator compares that URI with the call (:data:`MAY`) and with the ids of the clients that
-the caller speaks for (:func:`covers`).
+the caller speaks for (:func:`fedpb.identities.covers`).
 """
 
 from __future__ import annotations
@@ -14,14 +14,18 @@ from __future__ import annotations
 import re
 
 from fedmodels.errors import ConfigError
-from fedmodels.tensors.bundle import EVALUATOR, ClientId
-
-SCHEME = "fedtide:"
-CLIENT, RELAY, WATCHER, OPERATOR, SERVER = "client", "relay", "watcher", "operator", "server"
-MONITOR = "monitor"
-"""The former name of a watcher, who could steer as well."""
-SERVER_URI = f"{SCHEME}{SERVER}"
-MONITOR_URI = f"{SCHEME}{MONITOR}"
+from fedmodels.tensors.bundle import EVALUATOR
+from fedpb.identities import (
+    CLIENT,
+    IDS,
+    MONITOR,
+    OPERATOR,
+    RELAY,
+    SCHEME,
+    SERVER,
+    WATCHER,
+    role_of,
+)
 
 _AT_WORK = frozenset({CLIENT, EVALUATOR, RELAY})
 MAY: dict[str, frozenset[str]] = {
@@ -39,10 +43,6 @@ MAY: dict[str, frozenset[str]] = {
 }
 """The roles that may make each call of the coordinator's service, over mutual TLS."""
 
-_IDS = r"([0-9]{1,9})"
-_CLIENT = re.compile(rf"fedtide:client:{_IDS}")
-_RANGE = re.compile(rf"fedtide:(clients|relay):{_IDS}-{_IDS}")
-
 
 def identity_uri(identity: str) -> str:
     """Return the URI that stands for an identity in a certificate.
@@ -52,7 +52,7 @@ def identity_uri(identity: str) -> str:
     """
     if identity in (SERVER, EVALUATOR, WATCHER, OPERATOR, MONITOR):
         return f"{SCHEME}{identity}"
-    match = re.fullmatch(rf"(?:(relay):)?{_IDS}(?:-{_IDS})?", identity)
+    match = re.fullmatch(rf"(?:(relay):)?{IDS}(?:-{IDS})?", identity)
     if match is None:
         raise ConfigError(
             f"{identity!r} is no identity: give a client id (7), a range (0-24), '{EVALUATOR}', "
@@ -65,28 +65,6 @@ def identity_uri(identity: str) -> str:
     if int(first) > int(last):
         raise ConfigError(f"the range {identity!r} is empty: its first id exceeds its last")
     return f"{SCHEME}{relay or 'clients'}:{int(first)}-{int(last)}"
-
-
-def role_of(uri: str) -> str:
-    """Return the role that an identity's URI stands for; empty if it stands for none."""
-    if _CLIENT.fullmatch(uri):
-        return CLIENT
-    if match := _RANGE.fullmatch(uri):
-        return RELAY if match[1] == RELAY else CLIENT
-    word = uri.removeprefix(SCHEME)
-    is_word = uri.startswith(SCHEME) and word in (EVALUATOR, WATCHER, OPERATOR, MONITOR, SERVER)
-    return word if is_word else ""
-
-
-def covers(uri: str, client_id: ClientId) -> bool:
-    """Tell whether the owner of a certificate with this URI may speak for a client."""
-    if client_id == EVALUATOR:
-        return role_of(uri) == EVALUATOR
-    if match := _CLIENT.fullmatch(uri):
-        return int(match[1]) == client_id
-    if match := _RANGE.fullmatch(uri):
-        return int(match[2]) <= int(client_id) <= int(match[3])
-    return False
 
 
 def why_not(uri: str | None, call: str) -> str:

@@ -17,6 +17,7 @@ import tomli_w
 
 from fedmodels.config.experiment import Experiment, forbidden_changes
 from fedmodels.config.places import gpu_of
+from fedmodels.config.privacy import check_trust
 from fedmodels.errors import ConfigError, DataError, Interrupted, RunFailed, RunStopped
 from fedmodels.log_lines import LogLevel
 from fedmodels.own_code import is_own
@@ -444,6 +445,7 @@ def check_start(experiment: Experiment, data: Path | None, held: Path, device: s
     gpu_of(device)  # whether it is there, a fork will say
     check_extras(experiment)
     check_schedule(experiment)
+    check_trust(experiment.secure_sum, certified=False)
     check_given_data(experiment, data)
     asked = experiment.data is not None and experiment.data.server_examples is not None
     check_given(experiment, (data is None and asked) or held.is_dir())

@@ -15,8 +15,8 @@ from fedmodels.errors import ConfigError, RunFailed
 from fedmodels.processes import Box
 from fedmodels.tensors.bundle import EVALUATOR
 from fedpb.channels import is_loopback
+from fedpb.identities import SERVER
 from fedsrv.identity.certificates import init_authority, issue
-from fedsrv.identity.roles import SERVER
 from fedsrv.launch.hosts import Joining
 from fedsrv.launch.remote_host import Dealing, HostInstructions, remote_host
 from fedsrv.ray_cluster import RAY, RayCluster, RayPlace

@@ -17,6 +17,7 @@ from functools import partial
 from fedmodels.errors import FedtideError, PayloadError, RunFailed
 from fedmodels.tensors.bundle import EVALUATOR, ClientId
 from fedpb.orders import WITHOUT_PAYLOAD
+from fedpb.peer_certificates import PeerCertificates
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
 from fedsrv.engine.cohort import (
@@ -76,9 +77,11 @@ class RemoteCohort:
         aside: Collection[int] = (),
         beginners: Collection[int] = (),
         together: int = 1,
+        peers: PeerCertificates | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.num_clients, self.most_present = num_clients, most_present or num_clients
+        self.peers = peers
         self.events, self.admission, self._clock = events, admission, clock
         self._lock = threading.RLock()
         self.changed = threading.Condition(self._lock)

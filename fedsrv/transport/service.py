@@ -26,13 +26,13 @@ from fedpb import AGAIN_AFTER, PROTOCOL
 from fedpb.codec import Encoded, messages
 from fedpb.descriptions import client_json_of
 from fedpb.frames import unpacked
+from fedpb.identities import MONITOR_URI, RELAY, role_of
 from fedpb.orders import WITHOUT_PAYLOAD
 from fedpb.tables import table_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import OtherPartition
 from fedsrv.events import EventLog
 from fedsrv.identity.guard import Guard, NotYours
-from fedsrv.identity.roles import MONITOR_URI, RELAY, role_of
 from fedsrv.state.history import LossTooLarge
 from fedsrv.transport.call_log import Journal, RejectionLog
 from fedsrv.transport.event_messages import message_of

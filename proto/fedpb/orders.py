@@ -10,7 +10,12 @@ from fedmodels.tensors.bundle_spec import BundleSpec
 from fedpb.codec import Receiver, read_chunk
 from fedpb.v1 import coordinator_pb2 as rpc
 
-WITHOUT_PAYLOAD = (rpc.ORDER_KIND_ADVERTISE, rpc.ORDER_KIND_SHARE, rpc.ORDER_KIND_UNMASK)
+WITHOUT_PAYLOAD = (
+    rpc.ORDER_KIND_ADVERTISE,
+    rpc.ORDER_KIND_SHARE,
+    rpc.ORDER_KIND_AGREE,
+    rpc.ORDER_KIND_UNMASK,
+)
 """Orders of a secure sum: all that they say stands in the order."""
 Specs = Callable[[rpc.Order], Mapping[str, BundleSpec]]
 """Returns what the parts of an order's payload must hold, by role."""

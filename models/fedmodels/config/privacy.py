@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from fedmodels.config.bounds import Positive, PositiveCount
 from fedmodels.config.strict_table import StrictTable
+from fedmodels.errors import ConfigError
 
 Names = Annotated[tuple[str, ...], Field(strict=False)]  # TOML has lists only
 Chance = Annotated[float, Field(gt=0, lt=1)]
@@ -24,6 +25,10 @@ MIN_GROUP = 3
 class SecureSum(StrictTable):
     """``[privacy.secure_sum]``: how uploads are summed under masks."""
 
+    trust: Literal["certificates", "coordinator"] = "certificates"
+    """What tells a client who the others are: keys that they sign by the certificates of their
+    links, over mutual TLS; or the word of the coordinator, which can then read every upload. Runs
+    without mutual TLS, and runs in one process, need ``"coordinator"``."""
     threshold: Annotated[float, Field(gt=0.5, le=1)] | None = None
     """Part of the cohort, rounded up, whose shares open the masks; two thirds unless given. That
     many clients must stay until the sum is known, and as many together could open one upload."""
@@ -41,6 +46,25 @@ class SecureSum(StrictTable):
     def needed(self, clients: int) -> int:
         """Return how many of so many clients open the masks."""
         return max(2, math.ceil((self.threshold or 2 / 3) * clients - 1e-9))
+
+    @property
+    def signs(self) -> bool:
+        """Whether clients sign their keys, and check what others signed."""
+        return self.trust == "certificates"
+
+
+def check_trust(rules: SecureSum | None, *, certified: bool) -> None:
+    """Check that clients of secure sums have what they know one another by.
+
+    Raises:
+        ConfigError: they have no certificates (``certified``), and the config does not say so.
+    """
+    if rules is not None and rules.signs and not certified:
+        raise ConfigError(
+            "[privacy] secure_sum: clients know one another by certificates, and without mutual "
+            "TLS (fedsrv serve --tls-client-ca) they have none; [privacy.secure_sum] trust = "
+            '"coordinator" does without, and the coordinator could then read every upload'
+        )
 
 
 def _defaults(value: Any) -> Any:

@@ -6,6 +6,8 @@ open a file that its own user has not named.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from typing import Any, get_args
 
@@ -33,6 +35,22 @@ def without_places(
             value = short_name(value)
         sent[key] = value
     return sent
+
+
+def settings_digest(experiment: Experiment) -> bytes:
+    """Return a digest, 32 bytes, of all settings that decide what a client uploads.
+
+    It is the same for the coordinator and every client, and all through a run: what a resumed run
+    may change is left out, and so is what a client settles itself.
+    """
+    tables = without_places(experiment.to_dict())
+    rate = experiment.training.lr_schedule
+    tables["server"].pop("max_rollback", None)
+    if not (rate and rate.follows_rounds):
+        tables["schedule"].pop("rounds", None)
+    for name in ("deploy", "tracking"):
+        tables.pop(name, None)
+    return hashlib.sha256(json.dumps(tables, sort_keys=True).encode()).digest()
 
 
 def tables_in(annotation: Any) -> list[type[BaseModel]]:

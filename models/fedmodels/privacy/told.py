@@ -69,6 +69,8 @@ random:
   SecureAnswer.channel_key SecureAnswer.mask_key SecureAnswer.own_digest SealedShare.sealed
   SealedShare.pair_digest SealedShare.own_digest OpenedShare.pair OpenedShare.own
   SecureSum.attempt SecurePeer.channel_key SecurePeer.mask_key SecurePeer.share
+  SecureAnswer.signature SecureAnswer.certificates SecurePeer.signature SecurePeer.agreed
+  SecurePeer.certificates
   EnrolRequest.secret EnrolRequest.request EnrolResponse.certificate Report.state_sha256
 place:
   PrepareRequest.client_id JoinRequest.client_id Joining.client_id Waiting.client_id
@@ -82,6 +84,7 @@ place:
   PushHeader.trip PushHeader.summed Report.durable BeatRequest.durable BeatRequest.interaction
   Order.interaction Order.round Order.task Order.committed Order.durable Order.tasks_seen Order.trip
   Order.issue Order.following Order.base Order.first_task PartHeader.role PartHeader.digest
+  SecureSum.payload
   PartHeader.held PullHeader.more PushResponse.repeated_upload Outcome.code
   Outcome.repeated_upload BeatResponse.superseded Event.interaction Event.round Committed.task
   Missed.events TensorHeader.name TensorHeader.dtype TensorHeader.offset

@@ -39,17 +39,23 @@ SEALED_BYTES = NONCE_BYTES + 2 * SHARE_BYTES + TAG_BYTES
 
 @dataclass(frozen=True)
 class Attempt:
-    """One attempt at the sum of an interaction; keys of two attempts have nothing in common."""
+    """One attempt at the sum of an interaction; keys of two attempts have nothing in common.
+
+    Keys are derived from the terms too. So clients that were told other terms open no share of one
+    another, and agree on no mask.
+    """
 
     number: bytes
     """16 random bytes."""
     interaction: int
+    terms: bytes = b""
+    """Digest of what everybody was told alike; 32 bytes, once it is known."""
 
     def label(self, purpose: str, *clients: int) -> bytes:
         """Return the label that a key is derived with, for this purpose and these clients alone."""
         whom = "/".join(map(str, clients))
-        head = f"fedtide/secure-sum/1/{purpose}/{self.interaction}/{whom}/"
-        return head.encode() + self.number
+        head = f"fedtide/secure-sum/2/{purpose}/{self.interaction}/{whom}/"
+        return head.encode() + self.number + self.terms
 
     def digest(self, purpose: str, secret: bytes, *clients: int) -> bytes:
         """Return the hash that a secret is recognised by; its 128 random bits cannot be guessed."""
@@ -65,7 +71,7 @@ class Channel:
     @classmethod
     def of(cls, secret: bytes) -> Channel:
         """Return the channel derived from a secret that only this client knows."""
-        return cls(_derived(secret, b"fedtide/secure-sum/1/channel"))
+        return cls(_derived(secret, b"fedtide/secure-sum/2/channel"))
 
     @property
     def public(self) -> bytes:

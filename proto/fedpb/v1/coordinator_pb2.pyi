@@ -19,6 +19,7 @@ class OrderKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ORDER_KIND_ADVERTISE: _ClassVar[OrderKind]
     ORDER_KIND_SHARE: _ClassVar[OrderKind]
     ORDER_KIND_UNMASK: _ClassVar[OrderKind]
+    ORDER_KIND_AGREE: _ClassVar[OrderKind]
 ORDER_KIND_UNSPECIFIED: OrderKind
 ORDER_KIND_TRAIN: OrderKind
 ORDER_KIND_EVALUATE: OrderKind
@@ -26,6 +27,7 @@ ORDER_KIND_FINISH: OrderKind
 ORDER_KIND_ADVERTISE: OrderKind
 ORDER_KIND_SHARE: OrderKind
 ORDER_KIND_UNMASK: OrderKind
+ORDER_KIND_AGREE: OrderKind
 
 class PrepareRequest(_message.Message):
     __slots__ = ("client_id", "protocol")
@@ -162,32 +164,40 @@ class PullRequest(_message.Message):
     def __init__(self, waiting: _Optional[_Iterable[_Union[Waiting, _Mapping]]] = ..., held: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class SecureSum(_message.Message):
-    __slots__ = ("attempt", "threshold", "clients", "most", "peers", "counted")
+    __slots__ = ("attempt", "threshold", "clients", "most", "peers", "counted", "payload")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     THRESHOLD_FIELD_NUMBER: _ClassVar[int]
     CLIENTS_FIELD_NUMBER: _ClassVar[int]
     MOST_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
     COUNTED_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     attempt: bytes
     threshold: int
     clients: int
     most: float
     peers: _containers.RepeatedCompositeFieldContainer[SecurePeer]
     counted: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, attempt: _Optional[bytes] = ..., threshold: _Optional[int] = ..., clients: _Optional[int] = ..., most: _Optional[float] = ..., peers: _Optional[_Iterable[_Union[SecurePeer, _Mapping]]] = ..., counted: _Optional[_Iterable[int]] = ...) -> None: ...
+    payload: bytes
+    def __init__(self, attempt: _Optional[bytes] = ..., threshold: _Optional[int] = ..., clients: _Optional[int] = ..., most: _Optional[float] = ..., peers: _Optional[_Iterable[_Union[SecurePeer, _Mapping]]] = ..., counted: _Optional[_Iterable[int]] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
 class SecurePeer(_message.Message):
-    __slots__ = ("client", "channel_key", "mask_key", "share")
+    __slots__ = ("client", "channel_key", "mask_key", "share", "signature", "certificates", "agreed")
     CLIENT_FIELD_NUMBER: _ClassVar[int]
     CHANNEL_KEY_FIELD_NUMBER: _ClassVar[int]
     MASK_KEY_FIELD_NUMBER: _ClassVar[int]
     SHARE_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATES_FIELD_NUMBER: _ClassVar[int]
+    AGREED_FIELD_NUMBER: _ClassVar[int]
     client: int
     channel_key: bytes
     mask_key: bytes
     share: bytes
-    def __init__(self, client: _Optional[int] = ..., channel_key: _Optional[bytes] = ..., mask_key: _Optional[bytes] = ..., share: _Optional[bytes] = ...) -> None: ...
+    signature: bytes
+    certificates: _containers.RepeatedScalarFieldContainer[bytes]
+    agreed: bytes
+    def __init__(self, client: _Optional[int] = ..., channel_key: _Optional[bytes] = ..., mask_key: _Optional[bytes] = ..., share: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., certificates: _Optional[_Iterable[bytes]] = ..., agreed: _Optional[bytes] = ...) -> None: ...
 
 class Order(_message.Message):
     __slots__ = ("kind", "client_id", "interaction", "round", "task", "committed", "durable", "views", "tasks_seen", "trip", "global_test", "issue", "following", "base", "confusion", "new_classes", "first_task", "secure_sum")
@@ -333,18 +343,22 @@ class Report(_message.Message):
     def __init__(self, loss: _Optional[float] = ..., seconds: _Optional[float] = ..., num_examples: _Optional[int] = ..., counts: _Optional[_Iterable[_Union[Counts, _Mapping]]] = ..., state_sha256: _Optional[str] = ..., extra: _Optional[_Mapping[str, float]] = ..., durable: _Optional[int] = ..., peak_rss_bytes: _Optional[int] = ..., confusions: _Optional[_Iterable[_Union[Confusion, _Mapping]]] = ..., skipped_examples: _Optional[int] = ..., probabilities: _Optional[_Iterable[_Union[Probabilities, _Mapping]]] = ..., secure_sum: _Optional[_Union[SecureAnswer, _Mapping]] = ...) -> None: ...
 
 class SecureAnswer(_message.Message):
-    __slots__ = ("channel_key", "mask_key", "own_digest", "shares", "opened")
+    __slots__ = ("channel_key", "mask_key", "own_digest", "shares", "opened", "signature", "certificates")
     CHANNEL_KEY_FIELD_NUMBER: _ClassVar[int]
     MASK_KEY_FIELD_NUMBER: _ClassVar[int]
     OWN_DIGEST_FIELD_NUMBER: _ClassVar[int]
     SHARES_FIELD_NUMBER: _ClassVar[int]
     OPENED_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATES_FIELD_NUMBER: _ClassVar[int]
     channel_key: bytes
     mask_key: bytes
     own_digest: bytes
     shares: _containers.RepeatedCompositeFieldContainer[SealedShare]
     opened: _containers.RepeatedCompositeFieldContainer[OpenedShare]
-    def __init__(self, channel_key: _Optional[bytes] = ..., mask_key: _Optional[bytes] = ..., own_digest: _Optional[bytes] = ..., shares: _Optional[_Iterable[_Union[SealedShare, _Mapping]]] = ..., opened: _Optional[_Iterable[_Union[OpenedShare, _Mapping]]] = ...) -> None: ...
+    signature: bytes
+    certificates: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, channel_key: _Optional[bytes] = ..., mask_key: _Optional[bytes] = ..., own_digest: _Optional[bytes] = ..., shares: _Optional[_Iterable[_Union[SealedShare, _Mapping]]] = ..., opened: _Optional[_Iterable[_Union[OpenedShare, _Mapping]]] = ..., signature: _Optional[bytes] = ..., certificates: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class SealedShare(_message.Message):
     __slots__ = ("sealed", "pair_digest", "own_digest")

@@ -15,22 +15,32 @@ from fedcli.runtime.secure_client import SecureClient
 from fedmodels.config.privacy import SecureSum
 from fedmodels.errors import ArchiveError, PayloadError
 from fedmodels.secure_sum.fixed_point import added
-from fedmodels.secure_sum.keys import Attempt
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.tensors.bundle_spec import scalar_spec
 from fedmodels.training.secure_upload import SecureUpload
 from fedpb.codec import encode
+from fedpb.secure_terms import payload_digest
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.secure_group import SecureGroup
 
 pytest.importorskip("Crypto.Protocol.SecretSharing", reason="needs the extra secure-sum")
 
 
+GIVEN = Bundle(scalars={"given": 1.0})
+"""What everybody trains from."""
+SETTINGS = b"s" * 32
+
+
 class World:
-    """Clients 2, 3, 5 and 7 and the coordinator's part of their sum; a threshold of three."""
+    """Clients 2, 3, 5 and 7 and the coordinator's part of their sum; a threshold of three.
+
+    The coordinator is trusted; test_secure_attacks.py has clients with certificates.
+    """
+
+    trust = "coordinator"
 
     def __init__(self, path, clients=(2, 3, 5, 7), bits=32, size=40):
-        self.rules, self.path = SecureSum(bits=bits), path
+        self.rules, self.path = SecureSum(bits=bits, trust=self.trust), path
         self.form = SecureUpload(
             self.rules, {"w": torch.empty(size, device="meta")}, (), {}, False,
             scalar_spec("num_examples"), lambda upload: upload.scalars["num_examples"],
@@ -43,14 +53,22 @@ class World:
 
     def client(self, client):
         """Return a client as it is after a restart."""
-        return SecureClient(client, self.path / str(client), bytes([client]) * 32, self.rules)
+        path, secret = self.path / str(client), bytes([client]) * 32
+        return SecureClient(client, path, secret, self.rules, 0, SETTINGS, self.peers(client))
 
-    def attempt(self, number=1, interaction=4):
-        keys = {c: one.channel.public for c, one in self.clients.items()}
-        return SecureGroup(Attempt(bytes([number]) * 16, interaction), 3, keys)
+    def peers(self, client):
+        """Return what signs for a client."""
+        return None
+
+    def attempt(self, interaction=4):
+        advertise = rpc.Order(kind=rpc.ORDER_KIND_ADVERTISE)
+        keys = {c: one.answer(advertise) for c, one in self.clients.items()}
+        order, payload = self.order(0, None, interaction), payload_digest(GIVEN)
+        threshold = self.rules.needed(len(keys))
+        return SecureGroup.begun(order, SETTINGS, threshold, keys, self.numbers, payload)
 
     def order(self, kind, asked, interaction=4, committed=3):
-        facts = {"interaction": interaction, "committed": committed}
+        facts = {"interaction": interaction, "committed": committed, "round": 2, "task": 1}
         return rpc.Order(kind=kind, secure_sum=asked, **facts)
 
     def ask(self, client, kind, asked, **facts):
@@ -65,13 +83,13 @@ class World:
             self.group.shared[client] = said
 
     def mask(self, client, upload, change=lambda asked: None, **facts):
-        asked = self.group.to_train(client, self.numbers)
+        asked = self.group.to_train(client)
         change(asked)
         order = self.order(rpc.ORDER_KIND_TRAIN, asked, **facts)
-        return self.clients[client].masked(order, upload, {}, self.form)
+        return self.clients[client].masked(order, upload, GIVEN, self.form)
 
     def unmask(self, client, change=lambda asked: None, **facts):
-        asked = self.group.to_unmask(client, self.numbers)
+        asked = self.group.to_unmask(client)
         change(asked)
         return self.ask(client, rpc.ORDER_KIND_UNMASK, asked, **facts)
 
@@ -100,7 +118,6 @@ def test_the_opened_sum_is_the_plain_sum_of_those_that_stayed(
     rng = np.random.default_rng(seed)
     ids = sorted(rng.choice(50, clients, replace=False).tolist())
     world = World(tmp_path_factory.mktemp("w"), ids, bits, size=17)
-    world.group.threshold = world.rules.needed(clients)
     world.share()
     stay = sorted(rng.choice(ids, max(world.group.threshold, clients - gone), False).tolist())
     uploads = {
@@ -172,6 +189,8 @@ WRONG_TO_SHARE = {
     "keys exchanged": (swapped, "another key for this client"),
     "a point of small order": (peer(1, channel_key=ONE), "client 3: its public key is no usable"),
     "no key": (peer(1, channel_key=b""), "client 3: its public key is no usable"),
+    "no most": (lambda a: setattr(a, "most", float("inf")), "count up to inf"),
+    "fewer clients": (lambda a: setattr(a, "clients", 3), "is for 3 clients"),
     "one key twice": (lambda a: setattr(a.peers[2], "channel_key", a.peers[1].channel_key),
                       "have one key"),
 }  # fmt: skip
@@ -208,9 +227,11 @@ WRONG_TO_TRAIN = {
     "a stranger": (peer(1, client=4), "client 4 is a stranger"),
     "another channel": (swapped, "client 2 is a stranger"),
     "too few": (without(1, 2), "2 peers are too few"),
-    "another threshold": (lambda a: setattr(a, "threshold", 4), "too few|not that of the shares"),
-    "fewer clients": (lambda a: setattr(a, "clients", 3), "not that of the shares"),
-    "no most": (lambda a: setattr(a, "most", float("nan")), "cannot count up to nan"),
+    "another threshold": (lambda a: setattr(a, "threshold", 4), "not those of the shares"),
+    "fewer clients": (lambda a: setattr(a, "clients", 3), "not those of the shares"),
+    "another most": (lambda a: setattr(a, "most", 1e9), "not those of the shares"),
+    "no most": (lambda a: setattr(a, "most", float("nan")), "not those of the shares"),
+    "another payload": (lambda a: setattr(a, "payload", bytes(32)), "payload is another than"),
     "another key of its own": (peer(0, mask_key=ONE), "another mask key for this client"),
     "without itself": (without(0), "another mask key for this client"),
     "a replayed key": (lambda a: setattr(a.peers[2], "mask_key", a.peers[1].mask_key),
@@ -255,8 +276,8 @@ def counting(*clients: int) -> Any:
 def test_no_sum_with_less_noise_than_epsilon_counts_on_is_opened(world):
     world.share()
     world.take(dict.fromkeys((2, 3, 5), upload()))
-    client = SecureClient(2, world.path / "2", bytes([2]) * 32, world.rules, fewest=4)
-    order = world.order(rpc.ORDER_KIND_UNMASK, world.group.to_unmask(2, world.numbers))
+    client = SecureClient(2, world.path / "2", bytes([2]) * 32, world.rules, 4, SETTINGS)
+    order = world.order(rpc.ORDER_KIND_UNMASK, world.group.to_unmask(2))
     with pytest.raises(PayloadError, match=r"sum of 3 clients .* epsilon counts on the noise of 4"):
         client.answer(order)
 
@@ -296,11 +317,11 @@ def test_the_sum_of_an_interaction_is_opened_over_one_set_of_clients(world):
     assert world.unmask(2) == first
     with pytest.raises(PayloadError, match="has opened the sum of this interaction over other"):
         world.unmask(2, counting(2, 3, 5))
-    world.group = world.attempt(number=2, interaction=5)
+    world.group = world.attempt(interaction=5)
     world.share(interaction=5, committed=4)
     facts = json.loads((world.path / "2" / "secure-sum" / "00000004.json").read_text())
     assert facts == {"opened": [2, 3, 5, 7]}, "no secret of a committed interaction stays"
-    world.group = world.attempt(number=3)
+    world.group = world.attempt()
     world.share()
     world.take(dict.fromkeys((2, 3, 5), upload()))
     with pytest.raises(PayloadError, match="has opened the sum of this interaction over other"):

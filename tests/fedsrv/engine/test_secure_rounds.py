@@ -14,13 +14,17 @@ from rich.console import Console
 
 from fedcli.data.store.commands import run_partition
 from fedcli.runtime import secure_client
-from fedmodels.errors import TooFewClients
+from fedcli.runtime.secure_peers import SecurePeers
+from fedmodels.errors import ConfigError, TooFewClients
+from fedmodels.methods.fedavg import FedAvg
 from fedmodels.tensors.bundle import Bundle
+from fedpb.peer_certificates import PeerCertificates
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine import secure_group
 from fedsrv.events import EventLog
+from fedsrv.identity.certificates import Authority, init_authority, issue
 from fedsrv.transport.remote_cohort import RemoteCohort
-from fedtide.inprocess import run_in_process
+from fedtide.inprocess import launch_in_process, run_in_process
 from tests import liars
 from tests.conftest import records_of, tiny_experiment
 from tests.liars import Stage, silent
@@ -28,7 +32,10 @@ from tests.runs import Killed
 
 pytest.importorskip("Crypto.Protocol.SecretSharing", reason="needs the extra secure-sum")
 ADVERTISE, SHARE, UNMASK = rpc.ORDER_KIND_ADVERTISE, rpc.ORDER_KIND_SHARE, rpc.ORDER_KIND_UNMASK
+AGREE = rpc.ORDER_KIND_AGREE
 TRAIN = rpc.ORDER_KIND_TRAIN
+TRUST = {"trust": "coordinator"}
+"""Nobody has a certificate here; tests/fedcli/runtime/test_secure_attacks.py has them."""
 CLIENTS = 5
 """A threshold of two thirds is four of them."""
 
@@ -37,7 +44,7 @@ def secure(**tables: Any) -> Any:
     """Return an experiment of two interactions, of which four clients of five suffice."""
     given = {
         "schedule": {"rounds": 2, "clients": CLIENTS}, "scenario": {"tasks": 1},
-        "server": {"min_clients": 4}, "privacy": {"secure_sum": True}, "evaluate": {"every": 0},
+        "server": {"min_clients": 4}, "privacy": {"secure_sum": TRUST}, "evaluate": {"every": 0},
     }  # fmt: skip
     return tiny_experiment(**{**given, **tables})
 
@@ -97,7 +104,7 @@ def test_groups_have_thresholds_of_their_own_and_one_sum(tmp_path_factory, tmp_p
 
     A group with too few clients left counts for nothing, and the others go on.
     """
-    grouped = {"privacy": {"secure_sum": {"groups": 3}}, "server": {"min_clients": 6}}
+    grouped = {"privacy": {"secure_sum": {"groups": 3, **TRUST}}, "server": {"min_clients": 6}}
     tables = {"schedule": {"rounds": 1, "clients": 9}}
     made, root = secure(**tables), tmp_path / "nine"
     run_partition(made.data, made.scenario, 9, made.seed, root, Console(quiet=True))
@@ -127,7 +134,7 @@ def test_no_sum_of_fewer_clients_is_opened_than_epsilon_counts_on(tmp_path):
     privacy = {
         "level": "client", "where": "clients", "noise_multiplier": 2.0, "delta": 1e-2,
         "allow": ["announced", "examples", "loss"],
-        "secure_sum": {"groups": 2, "threshold": 0.51},
+        "secure_sum": {"groups": 2, "threshold": 0.51, **TRUST},
     }  # fmt: skip
     made = secure(
         schedule={"rounds": 1, "clients": 10}, privacy=privacy, server={"min_clients": 8},
@@ -303,7 +310,7 @@ def test_a_replayed_key_throws_out_nobody_else_for_good(five, tmp_path):
             answer[1].secure_sum.mask_key = keys[1]
         return answer
 
-    tables = secure(privacy={"secure_sum": {"threshold": 0.6}}, server={"min_clients": 3})
+    tables = secure(privacy={"secure_sum": {"threshold": 0.6, **TRUST}}, server={"min_clients": 3})
     stage = Stage(tables, five, tmp_path / "run", lie, liars=(1, 2))
     stage.run()
     records = records_of(stage.out)
@@ -324,6 +331,109 @@ def test_secrets_that_do_not_open_cost_one_interaction(five, tmp_path):
     assert (first["cohort"], first["secure_sum"]["unopened"]) == ([], [2])
     assert "the secrets of clients 2 do not fit" in first["failed"]["0"]
     assert second["cohort"] == [0, 1, 3, 4]
+
+
+# --- clients that sign ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def signing(tmp_path_factory):
+    """Return what lets the clients of a stage sign, each with a certificate of its own."""
+    root = tmp_path_factory.mktemp("certs")
+    init_authority(root)
+    places = {c: issue(root, str(c)) for c in range(CLIENTS)}
+
+    def let(stage: Stage) -> Stage:
+        stage.peers = PeerCertificates(lambda: [Authority.read(root).own], "--tls-client-ca")
+        stage.signing = lambda c: SecurePeers.of(root / "ca.pem", *places[c], None, CLIENTS - 1)
+        return stage
+
+    return let
+
+
+SIGNED = {"privacy": {"secure_sum": True}}
+
+
+def test_a_run_of_clients_that_sign_is_killed_after_every_phase(
+    five, undisturbed, tmp_path, monkeypatch, signing
+):
+    """Signatures change no bit, and a killed coordinator goes on with what was signed."""
+    stage = signing(Stage(secure(**SIGNED), five, tmp_path / "run", honest))
+    ask, asked = RemoteCohort.send_and_receive, list[rpc.OrderKind]()
+    for kind in (ADVERTISE, SHARE, TRAIN, AGREE, UNMASK):
+
+        def dying(self, trip, kind=kind):
+            found = ask(self, trip)
+            asked.append(trip.sample.kind)
+            if (trip.sample.kind, trip.sample.interaction) == (kind, 0):
+                raise Killed
+            return found
+
+        monkeypatch.setattr(RemoteCohort, "send_and_receive", dying)
+        with pytest.raises(Killed):
+            stage.run(resume=True)
+    monkeypatch.undo()
+    assert stage.run(resume=True)["state_sha256"] == undisturbed["state_sha256"]
+    assert asked[-2:] == [AGREE, UNMASK]
+
+
+@pytest.mark.parametrize("kind", [ADVERTISE, SHARE, AGREE])
+def test_one_bad_signature_costs_its_client_and_nobody_else(kind, five, tmp_path, signing):
+    def exchanged(said: rpc.SecureAnswer) -> None:
+        said.signature = said.signature[:-1] + bytes([said.signature[-1] ^ 1])
+
+    tables = secure(schedule={"rounds": 1, "clients": CLIENTS}, **SIGNED)
+    stage = signing(Stage(tables, five, tmp_path / "run", on(kind, changed(exchanged))))
+    stage.run()
+    counted = [0, 1, 2, 3, 4] if kind == AGREE else [0, 1, 3, 4]
+    assert records_of(stage.out)[0]["cohort"] == counted
+    assert any("the signature is not of what" in refused.line for refused in stage.refused)
+
+
+def test_a_certificate_of_another_client_costs_its_client_and_nobody_else(five, tmp_path, signing):
+    shown: list[bytes] = []
+    came = threading.Event()
+
+    def stolen(client, order, answer):
+        certificates = answer[1].secure_sum.certificates
+        if client == 1:
+            shown.extend(certificates)
+            came.set()
+        else:
+            assert came.wait(60)
+            certificates[0] = shown[0]
+        return answer
+
+    tables = secure(schedule={"rounds": 1, "clients": CLIENTS}, **SIGNED)
+    stage = signing(Stage(tables, five, tmp_path / "run", on(ADVERTISE, stolen), liars=(1, 2)))
+    stage.run()
+    assert records_of(stage.out)[0]["cohort"] == [0, 1, 3, 4]
+    assert any("its certificate is that of fedtide:client:1" in r.line for r in stage.refused)
+
+
+@pytest.mark.parametrize("start", [run_in_process, launch_in_process])
+def test_without_certificates_the_config_says_that_the_coordinator_is_trusted(
+    start, five, tmp_path
+):
+    places = (five, tmp_path / "run") if start is run_in_process else (tmp_path / "run",)
+    with pytest.raises(ConfigError, match='trust = "coordinator" does without') as refused:
+        start(secure(**SIGNED), *places)
+    assert "\n" not in str(refused.value)
+
+
+def test_payloads_of_their_own_are_refused(five, tmp_path, monkeypatch):
+    """One that makes all others upload zeros would leave a sum of one upload."""
+
+    def broadcast(self, ctx, state):
+        own = dict.fromkeys(ctx.cohort, Bundle())
+        return state.common, own | {0: Bundle()}
+
+    monkeypatch.setattr(FedAvg, "broadcast", broadcast)
+    with pytest.raises(ConfigError, match="fedavg gives clients payloads of their own"):
+        run_in_process(secure(), five, tmp_path / "run")
+
+
+# --- lies about numbers ---------------------------------------------------------------------------
 
 
 def lifted(by: int) -> Any:
@@ -374,7 +484,7 @@ def test_a_sum_that_is_far_from_those_before_it_is_told(five, tmp_path, lines):
 
 def test_a_lie_spoils_the_sum_of_its_group_alone(tmp_path):
     tables = {"schedule": {"rounds": 1, "clients": 6}, "server": {"min_clients": 3},
-              "privacy": {"secure_sum": {"groups": 2}}}  # fmt: skip
+              "privacy": {"secure_sum": {"groups": 2, **TRUST}}}  # fmt: skip
     made, root = secure(**tables), tmp_path / "six"
     run_partition(made.data, made.scenario, 6, made.seed, root, Console(quiet=True))
     stage = Stage(made, root, tmp_path / "run", on(TRAIN, lifted(-(2**31))), liars=(2,))

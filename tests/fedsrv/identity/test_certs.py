@@ -19,13 +19,14 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from fedcli.runtime import link as client_tls
 from fedmodels.errors import ConfigError
 from fedpb.channels import is_loopback
+from fedpb.identities import covers
 from fedpb.pem import authorities_of, end_of
 from fedpb.revocation import RevocationList
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.coordinator import Listen
 from fedsrv.events import EventLog
 from fedsrv.identity import certificates as certs
-from fedsrv.identity import guard, roles, tls
+from fedsrv.identity import guard, tls
 from fedsrv.identity.certificates import revoke
 from fedsrv.identity.guard import Peer
 from fedsrv.transport.service import Service
@@ -190,8 +191,8 @@ def test_missing_or_mixed_up_authority_is_one_line(tmp_path):
     ],
 )
 def test_covers(uri, yes, no):
-    assert [roles.covers(uri, c) for c in yes] == [True] * len(yes)
-    assert [roles.covers(uri, c) for c in no] == [False] * len(no)
+    assert [covers(uri, c) for c in yes] == [True] * len(yes)
+    assert [covers(uri, c) for c in no] == [False] * len(no)
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,13 @@ import pytest
 
 from fedpb import SERVICE
 from fedpb.frames import packed
+from fedpb.identities import role_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.coordinator import Listen
 from fedsrv.events import EventLog
 from fedsrv.identity import certificates as certs
 from fedsrv.identity.certificates import revoke
-from fedsrv.identity.roles import MAY, role_of
+from fedsrv.identity.roles import MAY
 from fedsrv.relay.service import RelayService
 from fedsrv.relay.trips import RelayedTrips
 from fedsrv.relay.uplink import Uplink

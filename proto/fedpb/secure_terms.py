@@ -1,0 +1,32 @@
+"""The terms of an attempt at a secure sum: all that must be the same to everybody."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+
+from fedmodels.tensors.bundle import Bundle, state_digest
+from fedpb.signatures import statement
+from fedpb.v1 import coordinator_pb2 as rpc
+
+
+def terms_of(order: rpc.Order, settings: bytes) -> bytes:
+    """Return the digest of an attempt's terms, 32 bytes, by an order to share secrets.
+
+    They are who takes part with which keys, the threshold, how numbers become integers, the
+    payload, the round and task that everybody trains, and the settings of the run.
+    """
+    asked = order.secure_sum
+    numbers = (
+        order.interaction, order.round, order.task, asked.threshold, asked.clients, asked.most,
+    )  # fmt: skip
+    said = statement(
+        "terms", settings, asked.attempt, asked.payload, struct.pack(">qqqIId", *numbers),
+        *(struct.pack(">Q", peer.client) + peer.channel_key for peer in asked.peers),
+    )  # fmt: skip
+    return hashlib.sha256(said).digest()
+
+
+def payload_digest(payload: Bundle) -> bytes:
+    """Return the digest of what a client is given to train from, 32 bytes."""
+    return bytes.fromhex(state_digest([("payload", payload)]))
