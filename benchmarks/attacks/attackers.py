@@ -15,6 +15,8 @@ deviation of the honest updates in each coordinate.
     negation              minus the weights themselves
     a_little_is_enough    m - strength * s   (Baruch et al., NeurIPS 2019)
     inner_product         -strength * m      (Xie et al., UAI 2020)
+    min_max, min_sum      as far from m as honest updates are apart (optimised.py)
+    tailored              what moves the run's own rule farthest from m (optimised.py)
     label_flip            class K - 1 - y in place of class y
     backdoor              a share of the examples has a white patch and the target's class
     prototype_flip        prototypes times -1
@@ -22,9 +24,10 @@ deviation of the honest updates in each coordinate.
     prototype_constant    prototypes with strength in each coordinate
     prototype_swap        each class has the prototype of the next class
 
-Updates are of weights; a method that sends none has updates of prototypes. ``a_little_is_enough``
-and ``inner_product`` know all honest uploads of the interaction: the clients of such a run live in
-one process, which the attackers' code shares.
+Updates are of weights; a method that sends none has updates of prototypes. The three attacks of
+``optimised.py`` change both. They, ``a_little_is_enough`` and ``inner_product`` know all honest
+uploads of the interaction: the clients of such a run live in one process, which the attackers' code
+shares.
 """
 
 from __future__ import annotations
@@ -36,6 +39,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
+from benchmarks.attacks.optimised import Conspiracy, Deviation
 from fedmodels.config.bounds import Count
 from fedmodels.errors import ConfigError
 from fedmodels.methods import fedali, fedavg, fedmlp, fedproto, gldp, pfedgrp
@@ -50,7 +54,9 @@ from fedmodels.training.settings import SharedSettings
 Kind = Literal[
     "none", "sign_flip", "scaling", "negation", "a_little_is_enough", "inner_product", "label_flip",
     "backdoor", "prototype_flip", "prototype_scaling", "prototype_constant", "prototype_swap",
+    "min_max", "min_sum", "tailored",
 ]  # fmt: skip
+OPTIMISED = ("min_max", "min_sum", "tailored")
 STRENGTH = {
     "scaling": -10.0,
     "a_little_is_enough": 1.5,
@@ -82,6 +88,8 @@ class Attack(SharedSettings):
     """The ``strength`` in the table of attacks above; :data:`STRENGTH` holds the usual ones."""
     target: Count = 0
     """The class that a backdoor's patch stands for."""
+    deviation: Deviation = "std"
+    """Along what ``min_max`` and ``min_sum`` leave the mean of the honest updates."""
 
     def by(self, run: RunFacts, client: object) -> bool:
         """Tell whether a client attacks."""
@@ -96,7 +104,7 @@ class Attack(SharedSettings):
     @property
     def knows_all(self) -> bool:
         """Whether the attackers have to know the honest uploads."""
-        return self.attack in ("a_little_is_enough", "inner_product")
+        return self.attack in ("a_little_is_enough", "inner_product", *OPTIMISED)
 
     @property
     def poisons_data(self) -> bool:
@@ -104,10 +112,11 @@ class Attack(SharedSettings):
         return self.attack in ("label_flip", "backdoor")
 
 
-def numbers(upload: Bundle) -> Numbers:
+def numbers(upload: Bundle, *, both: bool = False) -> Numbers:
     """Return the weights of an upload, or its prototypes where it has no weights.
 
-    Integers, running statistics and weights that serve scores alone are left out.
+    Integers, running statistics and weights that serve scores alone are left out. ``both`` are the
+    weights and the prototypes.
     """
     weights = {
         ("weights", name): tensor
@@ -116,7 +125,7 @@ def numbers(upload: Bundle) -> Numbers:
         and not name.startswith("eval/")
         and not name.endswith(STATISTICS)
     }
-    return weights or prototype_numbers(upload)
+    return {**weights, **({} if weights and not both else prototype_numbers(upload))}
 
 
 def prototype_numbers(bundle: Bundle) -> Numbers:
@@ -152,11 +161,15 @@ def _vectors(level: str, rows: Prototypes, changed: Numbers) -> Tensor:
     )
 
 
-def updates(upload: Bundle, received: Bundle) -> Numbers:
-    """Return an upload minus what its client received; a tensor it did not receive counts whole."""
+def updates(upload: Bundle, received: Bundle, *, both: bool = False) -> Numbers:
+    """Return an upload minus what its client received; a tensor it did not receive counts whole.
+
+    ``both``: of weights and of prototypes.
+    """
     got = {("weights", name): w for name, w in received.weights.items()}
     got |= prototype_numbers(received)
-    return {key: w - got[key] if key in got else w for key, w in numbers(upload).items()}
+    sent = numbers(upload, both=both)
+    return {key: w - got[key] if key in got else w for key, w in sent.items()}
 
 
 def attacked_updates(how: Attack, own: Numbers, honest: Sequence[Numbers]) -> Numbers:
@@ -188,15 +201,20 @@ def _of_honest(how: Attack, own: Tensor, honest: Sequence[Tensor]) -> Tensor:
 
 
 def attacked_upload(
-    how: Attack, upload: Bundle, received: Bundle, honest: Sequence[Numbers] = ()
+    how: Attack,
+    upload: Bundle,
+    received: Bundle,
+    honest: Sequence[Numbers] = (),
+    together: Conspiracy | None = None,
 ) -> Bundle:
-    """Return what an attacker sends in place of an upload."""
+    """Return what an attacker sends in place of an upload, by itself or together with others."""
     if how.attack == "negation":
         return with_numbers(upload, {key: -w for key, w in numbers(upload).items()})
     if how.attack.startswith("prototype_"):
         return replace(upload, prototypes=attacked_prototypes(how, upload.prototypes))
-    own, sent = updates(upload, received), numbers(upload)
-    changed = attacked_updates(how, own, honest)
+    both = together is not None
+    own, sent = updates(upload, received, both=both), numbers(upload, both=both)
+    changed = attacked_updates(how, own, honest) if together is None else together.updates(own)
     return with_numbers(upload, {key: w - own[key] + changed[key] for key, w in sent.items()})
 
 
@@ -297,13 +315,23 @@ class _Round:
     run: RunFacts | None = None
     interaction = -1
     honest: dict[object, Numbers] = {}  # noqa: RUF012
+    conspiracy: Conspiracy | None = None
 
     @classmethod
     def of(cls, ctx: ClientContext) -> dict[object, Numbers]:
         """Return the table of a client's interaction; one of another interaction is dropped."""
         if cls.run is not ctx.run or cls.interaction != ctx.interaction:
             cls.run, cls.interaction, cls.honest = ctx.run, ctx.interaction, {}
+            cls.conspiracy = None
         return cls.honest
+
+    @classmethod
+    def together(cls, ctx: ClientContext, how: Attack) -> Conspiracy:
+        """Return what all attackers of a client's interaction send."""
+        if cls.conspiracy is None:
+            honest, rule = [*cls.honest.values()], ctx.run.experiment.server
+            cls.conspiracy = Conspiracy(how.attack, how.deviation, honest, rule, how.attackers)
+        return cls.conspiracy
 
 
 if TYPE_CHECKING:
@@ -363,7 +391,8 @@ class Attacked(Base):
         received = ctx.stream.received
         if not how.by(ctx.run, ctx.client):
             if how.knows_all:
-                _Round.of(ctx)[ctx.client] = updates(upload, received)
+                both = how.attack in OPTIMISED
+                _Round.of(ctx)[ctx.client] = updates(upload, received, both=both)
             return upload
         if how.poisons_data:
             y = ctx.stream.stream.train(ctx.task)[1]
@@ -376,7 +405,8 @@ class Attacked(Base):
                 f"[method] attack = {how.attack!r} knows all honest uploads: one process has to "
                 "hold all clients (--hosts=1), and all of them take part"
             )
-        return attacked_upload(how, upload, received, list(honest.values()))
+        together = _Round.together(ctx, how) if how.attack in OPTIMISED else None
+        return attacked_upload(how, upload, received, list(honest.values()), together)
 
     def predict(self, ctx: ClientContext, payload: Bundle, state: Bundle, x: Tensor) -> Scores:
         found = super().predict(ctx, payload, state, x)

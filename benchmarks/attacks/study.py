@@ -54,6 +54,14 @@ DEFENDED = {
     "GLDP": ("reversed update × 10", "inner product", "label flip", "prototypes flipped"),
 }  # fmt: skip
 """By method the attacks that defences are tried on."""
+SEARCHING = ("min-max", "min-max along the mean", "made for the rule")
+"""Attacks that fit every method and every rule."""
+LOUDEST = {
+    "FedAvg": ("reversed update × 10", "min-sum"),
+    "FedProto": ("prototypes × 50", "prototypes swapped"),
+    "GLDP": ("reversed update × 10",),
+}
+"""By method the attacks that stand beside these."""
 LONG = ("FedMLP", "FedAli", "pFedGRP")
 """Methods of which a run takes long; they come last."""
 
@@ -76,7 +84,9 @@ class Cell:
 
     def means_something(self) -> bool:
         """Tell whether the attack changes what the method sends, and is worth its time."""
-        if self.attack == NONE:
+        if self.attack == NONE or self.attack in SEARCHING:
+            return True
+        if self.attackers == 3 and self.attack in LOUDEST.get(self.method, ()):
             return True
         if self.defence:  # noise for so few clients leaves nothing to attack
             return "ε" not in self.defence and self.attack in DEFENDED.get(self.method, ())

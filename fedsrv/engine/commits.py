@@ -26,7 +26,7 @@ from fedsrv.engine.cohort import Answer, Answers, Cohort, StateLost
 from fedsrv.engine.odd_uploads import Oddity, first_odd
 from fedsrv.engine.plan import Plan
 from fedsrv.engine.reduction import Reduced
-from fedsrv.engine.relayed_sums import sums_standing_out
+from fedsrv.engine.relayed_sums import warnings_of
 from fedsrv.engine.schedule import Step, takes_part
 from fedsrv.engine.scores import Scores, accuracy_over, client_rows, own_test, round_metrics
 from fedsrv.events import EventLog
@@ -40,8 +40,12 @@ def record_of(
     results: Answers,
     found: Reduced,
     count: Callable[[Bundle], float],
+    liars: int | None = None,
 ) -> Record:
-    """Return the record of an interaction, without its scores."""
+    """Return the record of an interaction, without its scores.
+
+    ``liars`` clients may lie in it, where the config says how many.
+    """
     clients = {c: r for c, r in results.by_client.items() if isinstance(c, int)}
     reports = {c: r.report for c, r in clients.items()}
     metrics = {"loss": _mean_loss(reports), **_drift_of(reports), **found.metrics}
@@ -62,10 +66,13 @@ def record_of(
     for number, share in found.shares.items():
         if (known := record["clients"].get(str(number))) is not None and math.isfinite(share):
             known[odd_uploads.SHARE] = share
-    if warned := odd_uploads.standing_out(measured):
-        record["warned"] = {str(client): why for client, why in warned.items()}
-    if relays := sums_standing_out(results):
-        record["warned_relays"] = relays
+    warned = warnings_of(results, liars)
+    if warned.clients:
+        record["warned"] = {str(client): why for client, why in warned.clients.items()}
+    if warned.agreed:
+        record["agreed"] = warned.agreed
+    if warned.relays:
+        record["warned_relays"] = warned.relays
     if results.failed:
         record["failed"] = {str(c): why for c, why in results.failed.items()}
     if results.secure_sum is not None:

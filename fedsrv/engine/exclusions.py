@@ -128,13 +128,14 @@ def fewest(experiment: Experiment) -> int:
 
 
 def warned_in_a_row(records: Iterable[Record], times: int) -> set[int]:
-    """Return the clients whose last ``times`` uploads all stood out.
+    """Return the clients whose last ``times`` uploads all stood out, as all others agree.
 
-    The latest record comes first.
+    Those that may lie need not agree (:func:`fedsrv.engine.odd_uploads.agreed_on`): a warning that
+    takes half of the cohort could be aimed. The latest record comes first.
     """
     found, open_, count = set[int](), dict[int, int](), 0
     for count, record in enumerate(records):
-        warned = {int(client) for client in record.get("warned", {})}
+        warned = {*record.get("agreed", ())}
         if count == 0:
             open_ = dict.fromkeys(warned, 0)
         for client in [c for c in open_ if c in record["cohort"]]:

@@ -18,13 +18,15 @@ from typing import Any
 
 from torch import Tensor
 
+from fedmodels.config.experiment import FEWEST_JUDGED
 from fedmodels.errors import ClientFailed, TooFewClients
 from fedmodels.tensors.differences import (
     GENERATORS,
     STATISTICS,
+    VOTERS,
     WEIGHTS,
     Measured,
-    agreements,
+    against,
     cosines,
 )
 from fedsrv.state.record import ClientRow, Record
@@ -33,10 +35,11 @@ Norms = Mapping[str, float]
 """The norms of an upload by part, as in :class:`Measured`."""
 WARNED = 0.5
 """Fraction of the bounds of ``ODD`` beyond which an upload that counts gets a warning."""
-AGAINST, SPREADS, FEW = -0.2, 2.0, 5
-"""An upload points against the others if its cosine with them is below ``AGAINST``, and also
-``SPREADS`` standard deviations below the cohort's median. This takes at least ``FEW`` uploads. The
-standard deviation is the robust estimate: 1.48 times the median absolute deviation."""
+AGAINST, SPREADS, FEW = -0.2, 2.0, FEWEST_JUDGED
+"""An upload points against another one if their cosine is below ``AGAINST``. It stands out if it
+points against more than half of its cohort, and also lies ``SPREADS`` standard deviations below
+what is usual in the cohort. This takes at least ``FEW`` uploads. The standard deviation is the
+robust estimate: 1.48 times the median absolute deviation."""
 MIN_COHORT = 3
 """Uploads with which an odd one shows; of two nobody knows which is the odd one."""
 ODD = {WEIGHTS: 10.0}
@@ -76,7 +79,12 @@ class Oddity:
 
 
 def oddities(
-    cohort: Mapping[int, Measured], far: float, company: Sequence[Norms] = (), part_of: float = 1.0
+    cohort: Mapping[int, Measured],
+    far: float,
+    company: Sequence[Norms] = (),
+    part_of: float = 1.0,
+    *,
+    all_but: int | None = None,
 ) -> dict[int, Oddity]:
     """Return which uploads are odd, by client: the part that lies farthest beyond its bound.
 
@@ -85,12 +93,15 @@ def oddities(
         far: an odd part has also moved by more than this many times the norm of what was given.
         company: norms of other uploads; they are part of the comparison.
         part_of: fraction of the bounds beyond which a part is odd.
+        all_but: an odd one is beyond the bound of all but so many; by default of the median, of an
+            even number the smaller one in the middle.
     """
     found: dict[int, Oddity] = {}
     every = [*(one.norms for one in cohort.values()), *company]
     for part in sorted({part for one in cohort.values() for part in one.norms}):
         sizes = sorted(norms[part] for norms in every if norms.get(part, 0.0) > 0)
-        median = sizes[(len(sizes) - 1) // 2] if sizes else math.inf
+        middle = (len(sizes) - 1) // 2 if all_but is None else len(sizes) - 1 - all_but
+        median = sizes[max(middle, 0)] if sizes else math.inf
         for client, one in cohort.items():
             norm = one.norms.get(part, 0.0)
             here = Oddity(part, norm / median, len(sizes))
@@ -117,20 +128,45 @@ def sketches(cohort: Mapping[int, Measured]) -> dict[int, Tensor]:
     return {client: one.sketch for client, one in cohort.items() if one.sketch is not None}
 
 
-def standing_out(cohort: Mapping[int, Measured]) -> dict[int, str]:
-    """Return the clients whose uploads stand out of their cohort though they count, and in what."""
+def standing_out(cohort: Mapping[int, Measured], all_but: int | None = None) -> dict[int, str]:
+    """Return the clients whose uploads stand out of their cohort though they count, and in what.
+
+    Each sign takes the agreement of others. So clients that lie cannot aim it at another one by
+    themselves: honest uploads have to differ from it as well.
+
+    Args:
+        cohort: the uploads that count.
+        all_but: how many of the cohort need not agree, fewer than half; by default just that many.
+    """
     if len(cohort) < FEW:
         return {}
-    found = {client: str(odd) for client, odd in oddities(cohort, 0.0, (), WARNED).items()}
-    agree = agreements(sketches(cohort))
-    if len(agree) < FEW:
+    fewer_than_half = (len(cohort) - 1) // 2
+    free = fewer_than_half if all_but is None else min(all_but, fewer_than_half)
+    large = oddities(cohort, 0.0, (), WARNED, all_but=free)
+    found = {client: str(odd) for client, odd in large.items()}
+    voices = against(sketches(cohort), AGAINST, free)
+    if len(voices) < FEW:
         return found
-    middle = statistics.median(agree.values())
-    spread = 1.4826 * statistics.median(abs(cosine - middle) for cosine in agree.values())
-    for client, cosine in agree.items():
+    middle = statistics.median(cosine for _, cosine in voices.values())
+    spread = 1.4826 * statistics.median(abs(cosine - middle) for _, cosine in voices.values())
+    others = min(len(voices), VOTERS) - 1
+    for client, (opposed, cosine) in voices.items():
         if cosine < min(AGAINST, middle - SPREADS * spread):
-            found.setdefault(client, f"it points against the others (cosine {cosine:.2f})")
+            found.setdefault(client, f"it points against {opposed} of {others} others")
     return found
+
+
+def agreed_on(cohort: Mapping[int, Measured], liars: int | None) -> list[int]:
+    """Return the clients that stand out by the voices of all but those that may lie.
+
+    Args:
+        cohort: the uploads that count.
+        liars: how many of them may lie; by default as many as are fewer than a third. Where more
+            may, nobody is returned: they could aim at an honest client.
+    """
+    most = (len(cohort) - 1) // 3
+    free = most if liars is None else liars
+    return [] if free > most else sorted(standing_out(cohort, free))
 
 
 def check_left(

@@ -264,7 +264,8 @@ class RoundParts:
         Clients were asked at ``began`` and had answered at ``done``, on the monotonic clock.
         ``also`` are answers of clients that trained for the score alone.
         """
-        record = record_of(step, results, found, _alike if self.rule.reads_each else self.count)
+        count = _alike if self.rule.reads_each else self.count
+        record = record_of(step, results, found, count, self.experiment.server.attackers)
         if self.privacy is not None:
             record["privacy"] = {**self.privacy.facts}
             record["metrics"]["epsilon"] = self.privacy.facts["epsilon"]

@@ -57,6 +57,8 @@ class Record(TypedDict):
     clients: dict[str, ClientRow]
     warned: NotRequired[dict[str, str]]
     """The clients whose uploads count and stand out of their cohort, and in what."""
+    agreed: NotRequired[list[int]]
+    """Of ``warned`` those on whom all agree but as many as may lie: these may be excluded."""
     warned_relays: NotRequired[dict[str, str]]
     """The relays whose sums count and stand out of the uploads beside them, and in what."""
     failed: NotRequired[dict[str, str]]

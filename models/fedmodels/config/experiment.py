@@ -277,7 +277,8 @@ class Server(Reduction):
     ``--resume`` may change it."""
     exclude_after: PositiveCount | None = None
     """Set a client aside for good when this many of its uploads in a row stood out of their cohorts
-    (docs/robustness.md); by default only ``fedsrv exclude`` sets a client aside."""
+    (docs/robustness.md), in rounds of five uploads or more of which fewer than a third lie; by
+    default only ``fedsrv exclude`` sets a client aside."""
     threads: Annotated[int, Field(ge=1, le=1024)] = 1
     """Torch threads of the coordinator; the count changes floats."""
     upload_memory_mb: Count = 256
@@ -294,6 +295,9 @@ class Server(Reduction):
             )
         return self
 
+
+FEWEST_JUDGED = 5
+"""Uploads of a round among which one may stand out."""
 
 Form = Literal["float32", "float16", "bfloat16", "int8"]
 
@@ -518,6 +522,29 @@ class Experiment(StrictTable):
             raise ConfigError(
                 "[server] exclude_after looks at single uploads, and [privacy] level hides them: "
                 "leave it out; fedsrv exclude sets a client aside by hand"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _nobody_is_excluded_by_liars(self) -> Experiment:
+        if self.server.exclude_after is None:
+            return self
+        if self.secure_sum is not None:
+            raise ConfigError(
+                "[server] exclude_after looks at single uploads, and [privacy] secure_sum hides "
+                "them: leave it out; fedsrv exclude sets a client aside by hand"
+            )
+        at_once = self.schedule.buffer or self.cohort_size
+        if at_once < FEWEST_JUDGED:
+            raise ConfigError(
+                f"[server] exclude_after needs {FEWEST_JUDGED} uploads in a round to tell which "
+                f"one stands out, and rounds have {at_once}: leave it out"
+            )
+        if (f := self.server.attackers or 0) > (most := (at_once - 1) // 3):
+            raise ConfigError(
+                f"[server] attackers = {f} of {at_once} uploads could aim exclude_after at an "
+                f"honest client, {most} could not: leave exclude_after out, or let rounds have "
+                f"{3 * f + 1} uploads"
             )
         return self
 

@@ -27,6 +27,8 @@ from fedmodels.tensors.packed_weights import PackedWeights, laid_like, packed
 WEIGHTS, STATISTICS, GENERATORS = "weights", "statistics", "generators"
 """Parts of an upload; ``evaluation`` and each level of prototypes are others."""
 SKETCH = 4096
+VOTERS = 500
+"""Clients whose directions each difference is compared with."""
 _ROWS = 64
 _PIECE = _ROWS * SKETCH
 """Elements that are measured at a time: a buffer of 1 MiB."""
@@ -240,25 +242,33 @@ def cosines(
     return found
 
 
-def agreements(sketches: Mapping[int, Tensor]) -> dict[int, float]:
-    """Return the cosine between each difference and the mean of the others' directions.
+def against(
+    sketches: Mapping[int, Tensor], bound: float, all_but: int
+) -> dict[int, tuple[int, float]]:
+    """Return how many of the others each difference points against, and what most of them agree on.
 
-    Every other client has one voice there, however long its difference is.
+    Each other client has one voice, however long its difference is: it is against a difference if
+    their cosine is below the bound. The second number is a cosine that no more than n - ``all_but``
+    of the others exceed: with n clients, so many others agree on it. So f clients that lie move at
+    most f voices. Beyond ``VOTERS`` clients as many are drawn, the same ones for all.
 
     Returns:
-        By client; nothing of a client whose difference is zero, and nothing of one alone.
+        By client; nothing of a client whose difference is zero, and nothing of two or one.
     """
     directions = dict[int, Tensor]()
     for client, sketch in sketches.items():
         wide = sketch.double()
         if 0 < (size := float(wide.norm())) < math.inf:
             directions[client] = wide / size
-    total, found = torch.zeros(SKETCH, dtype=torch.float64), dict[int, float]()
-    for direction in directions.values():
-        total += direction
-    length = float(total @ total)
-    for client, direction in directions.items():
-        along = float(direction @ total)  # of the others it is 1 less
-        if (others := length - 2 * along + 1) > 1e-12:
-            found[client] = max(-1.0, min(1.0, (along - 1) / math.sqrt(others)))
+    clients = [*directions]
+    if len(clients) < 3:
+        return {}
+    voters = sorted(np.random.default_rng(len(clients)).permutation(len(clients))[:VOTERS].tolist())
+    voices = torch.stack([directions[clients[place]] for place in voters])
+    needed = len(voters) - min(math.ceil(all_but * len(voters) / len(clients)), len(voters) // 2)
+    found = dict[int, tuple[int, float]]()
+    for place, client in enumerate(clients):
+        others = [row for row, voter in enumerate(voters) if voter != place]
+        cosines = (voices @ directions[client])[others].sort().values
+        found[client] = int((cosines < bound).sum()), float(cosines[needed - 1])
     return found

@@ -1,12 +1,13 @@
 """Clients that are excluded while a run goes on: by hand and by rule, and again after a crash."""
 
 import json
+import re
 from types import SimpleNamespace
 
 import pytest
 
 from fedmodels.config.experiment import Server
-from fedmodels.errors import PayloadError, RunFailed
+from fedmodels.errors import ConfigError, PayloadError, RunFailed
 from fedmodels.resolution import read_experiment
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.exclusions import FILE, Exclusions, warned_in_a_row
@@ -78,20 +79,67 @@ def test_an_asynchronous_run_goes_on_without_it(digits, tmp_path, running):
 
 
 def test_by_rule_whoever_stands_out_again_and_again(tmp_path):
-    """Client 9 turns its sign around; two such uploads in a row are enough."""
+    """Clients 7 to 9 point against all others; two such uploads in a row are enough."""
     attackers = ROOT / "benchmarks" / "attacks"
-    flips = [f"method.name={attackers}/attackers.py:AttackedFedAvg", "method.attack=sign_flip"]
-    more = ["method.attackers=1", "schedule.rounds=3", "server.exclude_after=2"]
-    experiment = read_experiment(attackers / "digits.toml", flips + more)
+    lies = [f"method.name={attackers}/attackers.py:AttackedFedAvg", "method.attack=min_max"]
+    lies += ["method.deviation=unit", "method.attackers=3"]
+    more = ["schedule.rounds=3", "server.exclude_after=2"]
+    experiment = read_experiment(attackers / "digits.toml", lies + more)
     launch_in_process(experiment, tmp_path / "run")
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     cohorts = [record["cohort"] for record in records_of(tmp_path / "run")]
-    assert [9 in cohort for cohort in cohorts] == [True, True, False]
-    assert 9 in summary["clients_set_aside"]
+    assert cohorts == [[*range(10)], [*range(10)], [*range(7)]]
+    assert summary["clients_set_aside"] == [7, 8, 9]
+
+
+@pytest.mark.parametrize(
+    ("liars", "deviation", "found"),
+    [(2, "unit", {8, 9}), (4, "unit", {6, 7, 8, 9}), (4, "std", set())],
+)
+def test_attackers_who_stay_as_near_as_honest_uploads_exclude_no_honest_one(
+    liars, deviation, found, tmp_path
+):
+    """Min-max of Shejwalkar and Houmansadr: lies that are alike, four times those of one client."""
+    attackers = ROOT / "benchmarks" / "attacks"
+    lies = [f"method.name={attackers}/attackers.py:AttackedFedAvg", "method.attack=min_max"]
+    lies += [f"method.deviation={deviation}", f"method.attackers={liars}"]
+    more = ["schedule.rounds=2", "server.exclude_after=2"]
+    experiment = read_experiment(attackers / "digits.toml", lies + more)
+    launch_in_process(experiment, tmp_path / "run")
+    records = records_of(tmp_path / "run")
+    assert {int(c) for record in records for c in record.get("warned", {})} == found
+    agreed = {client for record in records for client in record.get("agreed", ())}
+    assert agreed == (found if liars < 4 else set()), "four of ten could aim an exclusion"
+
+
+@pytest.mark.parametrize(
+    ("tables", "line"),
+    [
+        ({"server": {"exclude_after": 2}}, "exclude_after needs 5 uploads in a round to tell"),
+        (
+            {
+                "server": {"exclude_after": 2, "reduce": "trimmed_mean", "attackers": 4},
+                "schedule": {"clients": 10},
+            },
+            "attackers = 4 of 10 uploads could aim exclude_after at an honest client, 3 could not",
+        ),
+        (
+            {
+                "server": {"exclude_after": 2},
+                "schedule": {"clients": 10},
+                "privacy": {"secure_sum": True},
+            },
+            "exclude_after looks at single uploads, and [privacy] secure_sum hides them",
+        ),
+    ],
+)
+def test_an_exclusion_that_liars_could_aim_or_that_nobody_could_see_is_refused(tables, line):
+    with pytest.raises(ConfigError, match=re.escape(line)):
+        tiny_experiment(**tables)
 
 
 def warned(*clients, cohort=(0, 1, 2)):
-    return {"cohort": list(cohort), "warned": {str(c): "" for c in clients}}
+    return {"cohort": list(cohort), "agreed": list(clients), "warned": {"2": ""}}
 
 
 @pytest.mark.parametrize(

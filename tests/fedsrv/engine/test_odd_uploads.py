@@ -11,9 +11,9 @@ from fedcli.runtime.worker import Worker
 from fedmodels.errors import TooFewClients
 from fedmodels.resolution import read_experiment
 from fedmodels.tensors.bundle import Bundle
-from fedmodels.tensors.differences import SKETCH, Measured, agreements
+from fedmodels.tensors.differences import SKETCH, Measured, against
 from fedpb.v1 import coordinator_pb2 as rpc
-from fedsrv.engine.odd_uploads import far_out, first_odd, standing_out
+from fedsrv.engine.odd_uploads import agreed_on, far_out, first_odd, standing_out
 from fedsrv.events import EventLog
 from fedtide.inprocess import launch_in_process, run_in_process
 from tests.conftest import records_of, tiny_experiment
@@ -84,11 +84,33 @@ def drawn(*rows, norms=()):
 
 
 def test_an_upload_against_the_others_stands_out_whatever_its_size():
-    """The directions of all but client 4 sum to (2, 2): its cosine with them is -1."""
+    """Of five, three are a majority: client 4 has a cosine of -0.71 with each of four others."""
     rows = [(1.0, 0.0), (3.0, 0.0), (0.0, 1.0), (0.0, 0.2), (-9.0, -9.0)]
-    assert agreements({c: m.sketch for c, m in drawn(*rows).items()})[4] == pytest.approx(-1.0)
-    assert standing_out(drawn(*rows)) == {4: "it points against the others (cosine -1.00)"}
+    voices = against({c: m.sketch for c, m in drawn(*rows).items()}, -0.2, 2)
+    assert voices[4] == (4, pytest.approx(-(0.5**0.5)))
+    assert voices[0] == (1, pytest.approx(0.0))
+    assert standing_out(drawn(*rows)) == {4: "it points against 4 of 4 others"}
     assert standing_out(drawn(*rows[1:])) == {}, "of four nobody knows"
+
+
+@pytest.mark.parametrize("liars", [2, 3, 4])
+def test_fewer_than_half_cannot_aim_a_warning_at_one_whom_the_honest_agree_with(liars):
+    """All liars of ten turn against client 0 with all they have; the honest ones agree with it."""
+    honest = [(1.0, 0.1 * c) for c in range(10 - liars)]
+    rows = [*honest, *[(-5.0, 0.0)] * liars]
+    assert all(client >= 10 - liars for client in standing_out(drawn(*rows)))
+    small = drawn(*honest, *[(1.0, 0.0)] * liars, norms=[*[1.0] * (10 - liars), *[1e-6] * liars])
+    assert standing_out(small) == {}, "nor by uploads so small that the others look large"
+
+
+def test_an_exclusion_takes_the_voices_of_all_but_those_that_may_lie():
+    """Client 9 points against seven of nine others: all but three of ten, and not all but two."""
+    rows = [*[(1.0, 0.01 * c) for c in range(7)], (0.0, 1.0), (0.0, 1.0), (-1.0, 0.0)]
+    cohort = drawn(*rows)
+    assert standing_out(cohort) == {9: "it points against 7 of 9 others"}
+    assert agreed_on(cohort, None) == agreed_on(cohort, 3) == [9]
+    assert agreed_on(cohort, 2) == [], "eight voices are needed then"
+    assert agreed_on(cohort, 4) == [], "four of ten could aim it at an honest client"
 
 
 def test_uploads_that_differ_as_much_from_one_another_do_not_stand_out():

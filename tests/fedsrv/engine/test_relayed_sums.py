@@ -7,7 +7,7 @@ from fedmodels.tensors.bundle import Bundle
 from fedmodels.tensors.differences import SKETCH, Measured
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.cohort import Answer, Answers, RelayedSum
-from fedsrv.engine.relayed_sums import far_out_beside_relays, sums_standing_out
+from fedsrv.engine.relayed_sums import Warnings, far_out_beside_relays, warnings_of
 
 
 def measured(norm, row=(1.0, 0.0)):
@@ -47,15 +47,15 @@ def test_what_a_relay_says_of_an_upload_is_told_as_its_word():
     ("moved", "why"),
     [
         (measured(1.0), ""),
-        (measured(1.0, (-1.0, 0.0)), "it points against the others (cosine -1.00)"),
+        (measured(1.0, (-1.0, 0.0)), "it points against 5 of 5 others"),
         (measured(6.0), "its weights moved 6 times as far as the median of 6 uploads"),
     ],
 )
 def test_a_sum_that_is_turned_or_large_is_a_warning_of_its_relay(moved, why):
-    found = sums_standing_out(answers(WHOLE, {0: 6.0, 1: 6.0}, moved))
-    assert found == ({"0-1": why} if why else {})
+    found = warnings_of(answers(WHOLE, {0: 60.0, 1: 6.0}, moved), None)
+    assert found == Warnings({}, {"0-1": why} if why else {}, []), "its word warns of no client"
 
 
 def test_a_relay_that_brings_everything_stands_alone():
     assert far_out_beside_relays(answers({}, {0: 1.0, 1: 1.0}, measured(50.0))) == {}
-    assert sums_standing_out(answers({}, {0: 1.0, 1: 1.0}, measured(50.0))) == {}
+    assert warnings_of(answers({}, {0: 1.0, 1: 1.0}, measured(50.0)), None) == Warnings({}, {}, [])
