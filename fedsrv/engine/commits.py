@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Self
 
+from fedmodels.config.reduction import Reduction
 from fedmodels.errors import FedtideError, TooFewClients
 from fedmodels.numerics.data_drift import ALPHA
 from fedmodels.numerics.metric_tables import DRIFT_PARTS
@@ -73,6 +74,8 @@ def record_of(
         record["agreed"] = warned.agreed
     if warned.relays:
         record["warned_relays"] = warned.relays
+    if found.rare_classes:
+        record["rare_classes"] = dict(found.rare_classes)
     if results.failed:
         record["failed"] = {str(c): why for c, why in results.failed.items()}
     if results.secure_sum is not None:
@@ -154,6 +157,18 @@ def left_out_of(record: Record) -> dict[str, str]:
             "them more examples, or take a net without batch normalisation"
         )
     return found
+
+
+def rare_line(rare: Mapping[str, Sequence[int]], rule: Reduction) -> str:
+    """Return a line on classes whose prototypes too few clients have for the run's rule."""
+    classes = ", ".join(map(str, sorted({label for labels in rare.values() for label in labels})))
+    what = f"{rule.few_holders} clients or fewer have prototypes of classes {classes}"
+    if rule.rare_classes == "keep":
+        return f"{what}: these stay as they were (rare_classes)"
+    return (
+        f'{what}: liars among them may choose these prototypes; [server] rare_classes = "keep" '
+        "leaves such classes as they were"
+    )
 
 
 def put_scores(record: Record, scores: Scores, plan: Plan, step: Step) -> None:
@@ -380,6 +395,9 @@ class Commits:
                 self.events.tell("note", line=line)
         self._warn_of_drift(record)
         self._warn_of_uploads(record)
+        if (rare := record.get("rare_classes")) and "rare classes" not in self._told:
+            self._told.add("rare classes")
+            self.events.tell("note", line=rare_line(rare, self.store.experiment.server))
 
     def _warn_of_uploads(self, record: Record) -> None:
         """Note that an upload or a relay's sum stands out: the 1st, 2nd, 4th ... time in a row."""

@@ -185,6 +185,8 @@ class Reduced:
     """Clients whose uploads were left out, and why."""
     shares: Mapping[int, float] = field(default_factory=dict)
     """The share of each client's upload in the mean, or in what stands in its place."""
+    rare_classes: Mapping[str, list[int]] = field(default_factory=dict)
+    """By level the classes whose prototypes too few clients have for the rule."""
 
 
 def reduced(
@@ -243,7 +245,8 @@ def _unguarded(method: Method, ctx: ServerContext, state: ServerState, uploads: 
             _check(name, bundle)
     if not _is_finite(ctx.series):
         raise PayloadError("a series of the record would hold NaN or infinite values")
-    return Reduced(after, metrics, ctx.series, shares=uploads.share_of_each())
+    shares, rare = uploads.share_of_each(), uploads.rare_classes
+    return Reduced(after, metrics, ctx.series, shares=shares, rare_classes=rare)
 
 
 def _check(name: str, bundle: Bundle) -> None:

@@ -61,6 +61,9 @@ class Record(TypedDict):
     """Of ``warned`` those on whom all agree but as many as may lie: these may be excluded."""
     warned_relays: NotRequired[dict[str, str]]
     """The relays whose sums count and stand out of the uploads beside them, and in what."""
+    rare_classes: NotRequired[dict[str, list[int]]]
+    """With a robust rule: by level the classes whose prototypes came from so few clients that all
+    of them may lie."""
     failed: NotRequired[dict[str, str]]
     """The clients that were left out, and why."""
     secure_sum: NotRequired[dict[str, Any]]

@@ -37,7 +37,12 @@ class Reduction(StrictTable):
     ``mean``. The others are robust to some clients that lie: docs/robustness.md."""
     attackers: PositiveCount | None = None
     """f: how many clients of a round may lie, for ``trimmed_mean``, ``krum``, ``multi_krum``,
-    ``bulyan`` and ``mix = "nearest"``."""
+    ``bulyan`` and ``mix = "nearest"``. Every other rule but the mean takes it too: it then needs
+    2 f + 1 uploads, and classes of prototypes with 2 f holders or fewer are told."""
+    rare_classes: Literal["median", "keep"] | None = None
+    """What becomes of a class of prototypes that 2 f clients or fewer have, of whom f may lie:
+    their ``median``, or ``keep``, which leaves the class as clients were given it; ``median``
+    unless given."""
     mix: Literal["nearest", "bucketing"] | None = None
     """What is done before ``reduce``, where clients' data are unlike: each upload becomes the mean
     of the n - f nearest ones, or the mean of a bucket that is drawn."""
@@ -57,6 +62,11 @@ class Reduction(StrictTable):
         return self.reduce not in (None, "mean")
 
     @property
+    def few_holders(self) -> int:
+        """How many holders of a class are too few to tell who lies: 2 f; of an unknown f, 2."""
+        return 2 * (self.attackers or 1)
+
+    @property
     def named(self) -> str:
         """The rule as a config has it, for a line."""
         f = f" with attackers = {self.attackers}" if self.attackers else ""
@@ -66,12 +76,11 @@ class Reduction(StrictTable):
     @property
     def fewest_uploads(self) -> int:
         """How many uploads the rule needs."""
-        f, needed = self.attackers or 0, 1
+        f = self.attackers or 0
+        needed = 2 * f + 1
         if self.reduce in MIN_CLIENTS:
             factor, more = MIN_CLIENTS[self.reduce]
             needed = factor * f + more
-        if self.mix == "nearest":
-            needed = max(needed, 2 * f + 1)
         if self.mix == "bucketing":  # the last bucket may be smaller
             needed = (needed - 1) * (self.bucket_size or 2) + 1
         return needed
@@ -84,7 +93,8 @@ class Reduction(StrictTable):
             raise ValueError(f"{what} needs attackers, the number of clients that may lie")
         for key, fits, owners in (
             ("mix", self.is_robust, "a rule other than mean: give reduce"),
-            ("attackers", takes, f'{", ".join(MIN_CLIENTS)} and mix = "nearest"'),
+            ("attackers", self.is_robust, "a rule other than mean: give reduce"),
+            ("rare_classes", self.is_robust, "a rule other than mean: give reduce"),
             ("bucket_size", self.mix == "bucketing", 'mix = "bucketing"'),
             ("clip_norm", self.reduce in CLIPS, " and ".join(CLIPS)),
             ("clip_factor", self.reduce in CLIPS, " and ".join(CLIPS)),
@@ -92,6 +102,10 @@ class Reduction(StrictTable):
         ):
             if getattr(self, key) is not None and not fits:
                 raise ValueError(f"{key} belongs to {owners}")
+        if self.rare_classes == "keep" and self.attackers is None:
+            raise ValueError(
+                'rare_classes = "keep" needs attackers: 2 of them may have a class alone'
+            )
         if self.clip_norm is not None and self.clip_factor is not None:
             raise ValueError("clip_norm and clip_factor say the same; give one of them")
         return self

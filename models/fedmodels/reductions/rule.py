@@ -42,6 +42,16 @@ class RobustRule(AggregationRule):
     """At most so many; by default as many as there are cores. The bits are the same."""
     reads_each: bool = field(default=True, init=False)
 
+    @property
+    def few_holders(self) -> int:  # type: ignore[override]
+        """How many holders of a class are too few to tell who lies."""
+        return self.settings.few_holders
+
+    @property
+    def keeps_rare_classes(self) -> bool:  # type: ignore[override]
+        """Whether such a class stays as clients were given it."""
+        return self.settings.rare_classes == "keep"
+
     def weights(
         self, sent: Mapping[int, Weights], counts: Mapping[int, float], facts: Facts
     ) -> tuple[Weights, Shares]:

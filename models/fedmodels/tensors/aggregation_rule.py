@@ -45,6 +45,11 @@ class AggregationRule:
       counts 0 has no part in the result.
     """
 
+    few_holders: int = 0
+    """A class of prototypes that so many clients or fewer have is one whose holders may all lie."""
+    keeps_rare_classes: bool = False
+    """Whether such a class stays as clients were given it; a class that nobody was given is left
+    out."""
     reads_each: bool = False
     """Whether it reads uploads one by one. Then they are not added up as they come, and no relay
     may sum them."""
@@ -111,14 +116,14 @@ def reduced_prototypes(
     facts: Facts | None = None,
     *,
     uniform: bool,
-) -> tuple[Prototypes, Shares]:
+) -> tuple[Prototypes, Shares, list[int]]:
     """Return one prototype of each class from those of the clients that report it.
 
     Clients count alike if ``uniform``; otherwise by their number of examples of the class.
 
     Returns:
-        The prototypes with the sums of the counts, and each client's mean share over the classes
-        that it reports.
+        The prototypes with the sums of the counts, each client's mean share over the classes that
+        it reports, and the classes that too few clients have for the rule, ascending.
 
     Raises:
         PayloadError: a client reports a class that does not exist.
@@ -135,16 +140,23 @@ def reduced_prototypes(
     centres: dict[int, Tensor] = dict(known)
     rows: dict[int, tuple[Tensor, int]] = {}
     shares: dict[int, list[float]] = {client: [] for client in sets}
+    rare = sorted(label for label, held in found.items() if len(held) <= rule.few_holders)
     for label, held in found.items():
         counts = {client: count for client, (_, count) in held.items()}
         vectors = {client: vector for client, (vector, _) in held.items()}
         centre = centres.get(label)
+        if rule.keeps_rare_classes and label in rare:
+            if centre is not None:
+                rows[label] = centre, sum(counts.values())
+            for client in held:
+                shares[client].append(0.0)
+            continue
         vector, parts = rule.rows(vectors, counts, uniform, centre, facts)
         rows[label] = vector, sum(counts.values())
         for client, part in parts.items():
             shares[client].append(part)
     mean = {client: sum(parts) / len(parts) for client, parts in shares.items() if parts}
-    return Prototypes.of(rows, width), mean
+    return Prototypes.of(rows, width), mean, rare
 
 
 def mean_prototypes(

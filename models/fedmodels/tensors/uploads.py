@@ -71,6 +71,8 @@ class Uploads(Mapping[int, Bundle]):
         self._rule, self._facts = rule, facts or Facts()
         self._stands_for = None if stands_for is None else tuple(stands_for)
         self._shares: dict[str, Shares] = {}
+        self.rare_classes: dict[str, list[int]] = {}
+        """By level the classes whose prototypes too few clients have for the rule."""
         self.was_asked = False
         """Whether a mean was taken."""
         self._seen = sent
@@ -175,9 +177,11 @@ class Uploads(Mapping[int, Bundle]):
             uniform = False  # a group counts by its clients then
         sent = self._sent if self._sums is None else {g: s.mean for g, s in self._sums.items()}
         sets = {client: bundle.prototypes[level] for client, bundle in sent.items()}
-        found, shares = reduced_prototypes(
+        found, shares, rare = reduced_prototypes(
             sets, num_classes, width, level, self._rule, self._facts, uniform=uniform
         )
+        if rare:
+            self.rare_classes[level] = rare
         if self._sums is None:  # else they are shares of groups
             self._shares[level] = shares
         return found

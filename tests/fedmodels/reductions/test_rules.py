@@ -284,6 +284,33 @@ def test_prototypes_take_the_rule_by_class_and_the_median_where_few_have_one():
     assert uploads.shares["class"] == {0: 0.0, 1: 1.0, 2: 0.0, 3: 0.5, 4: 0.0}
 
 
+@pytest.mark.parametrize(
+    ("rare", "vectors", "shares"),
+    [
+        # class 0 has five holders; class 1 three, of whom two lie; class 2 an honest and a liar
+        (None, [2.0, 9.0, 5.0], {0: 0.0, 1: 0.25, 2: 0.5, 3: 0.25, 4: 1 / 3}),
+        ("keep", [2.0, 0.5], {0: 0.0, 1: 0.0, 2: 0.5, 3: 0.0, 4: 0.0}),
+    ],
+)
+def test_classes_whose_holders_may_all_lie_are_told_and_stay_if_so_wanted(rare, vectors, shares):
+    """With f = 2, four holders are too few. Class 1 was given as 0.5, and class 2 was not given."""
+    held = {0: {0: 0.0}, 1: {0: 1.0, 2: 1.0}, 2: {0: 2.0, 1: 0.0}, 3: {0: 3.0, 1: 9.0}}
+    held[4] = {0: 4.0, 1: 9.0, 2: 9.0}
+    sent = {
+        c: Bundle(
+            {}, {"class": Prototypes.of({k: (torch.tensor([v]), 2) for k, v in of.items()}, 1)}
+        )
+        for c, of in held.items()
+    }
+    given = Bundle({}, {"class": Prototypes.of({1: (torch.tensor([0.5]), 1)}, 1)})
+    rule = RobustRule(Reduction(reduce="median", attackers=2, rare_classes=rare))
+    uploads = Uploads(sent, lambda _: 1.0, rule=rule, facts=Facts(given=given))
+    found = uploads.mean_prototypes("class", 3, 1, uniform=True)
+    assert found.vectors.flatten().tolist() == vectors
+    assert uploads.rare_classes == {"class": [1, 2]}
+    assert uploads.shares["class"] == pytest.approx(shares)
+
+
 @pytest.mark.parametrize(("given", "expected"), [((), 2.0), ((5.0,), 4.0)])
 def test_prototypes_are_clipped_about_what_was_given_or_else_about_the_median(given, expected):
     """About the median 2: 2 + (-1 + 0 + 1) / 3. About the given 5: 5 + (-1 - 1 - 1) / 3."""
@@ -313,6 +340,8 @@ def test_the_mean_is_the_mean():
         ({"reduce": "krum"}, "krum' needs attackers"),
         ({"reduce": "median", "mix": "nearest"}, 'mix = "nearest" needs attackers'),
         ({"attackers": 1}, "attackers belongs to"),
+        ({"rare_classes": "keep"}, "rare_classes belongs to"),
+        ({"reduce": "median", "rare_classes": "keep"}, "needs attackers"),
         ({"mix": "bucketing"}, "mix belongs to a rule other than mean"),
         ({"reduce": "median", "bucket_size": 3}, "bucket_size belongs to"),
         ({"reduce": "median", "clip_norm": 1.0}, "clip_norm belongs to"),
@@ -329,6 +358,7 @@ def test_keys_belong_to_their_rule(settings, line):
     ("settings", "fewest"),
     [
         ({"reduce": "median"}, 1),
+        ({"reduce": "median", "attackers": 2}, 5),
         ({"reduce": "trimmed_mean", "attackers": 2}, 5),
         ({"reduce": "krum", "attackers": 2}, 7),
         ({"reduce": "bulyan", "attackers": 2}, 11),

@@ -20,6 +20,7 @@ from fedsrv.events import EventLog
 from fedsrv.transport.open_trips import groups_of
 from fedtide.inprocess import InProcessCohort, run_in_process
 from fedtide.testing.trial import registered, server_context, tiny_experiment
+from tests.conftest import records_of
 from tests.liars import Stage
 
 ROBUST = {"reduce": "trimmed_mean", "attackers": 1}
@@ -100,6 +101,19 @@ def test_what_a_rule_does_not_reach_is_told(digits, tmp_path, monkeypatch):
     run_in_process(experiment, digits, tmp_path / "run")
     lines = [facts.get("line", "") for facts in told]
     assert any("does not reach all of fedpac: each client's head is mixed" in one for one in lines)
+
+
+def test_rare_classes_are_in_the_record_and_told_once(digits, tmp_path, monkeypatch):
+    """Of three clients, two holders or fewer of a class may all lie where one lies."""
+    told = []
+    monkeypatch.setattr(EventLog, "tell", lambda log, kind, *_, **facts: told.append(facts))
+    server = {"reduce": "median", "attackers": 1, "rare_classes": "keep"}
+    experiment = tiny_experiment(method="fedproto", schedule={"rounds": 2}, server=server)
+    run_in_process(experiment, digits, tmp_path / "run")
+    records = records_of(tmp_path / "run")
+    assert all(record["rare_classes"]["class"] for record in records)
+    lines = [facts.get("line", "") for facts in told]
+    assert sum("2 clients or fewer have prototypes of classes" in line for line in lines) == 1
 
 
 def test_uploads_in_the_spool_come_to_the_same_bits(digits, tmp_path):
