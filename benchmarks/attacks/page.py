@@ -77,6 +77,8 @@ def page(study: str) -> str:
     count = sum(len(runs) for runs in record.runs.values())
     facts = ", ".join(f"{name} {value}" for name, value in record.environment.items())
     parts = [f"Of {count} runs with seeds {', '.join(map(str, seeds))}; {facts}."]
+    if study.endswith("-optimised"):
+        return "\n\n".join([*parts, *_matrices(record)]) + "\n"
     base = study.removesuffix("-defences")
     if base != study:
         record = record.beside(Record.read(base))
@@ -84,6 +86,54 @@ def page(study: str) -> str:
         parts += _of_methods(record)
     parts += _of_defences(record)
     return "\n\n".join(parts) + "\n"
+
+
+def _matrices(record: Record) -> Iterator[str]:
+    """Yield a table for each method: rules by attacks, and each rule's worst beside the mean.
+
+    A figure is of everybody's model, or of what clients receive where there is none. Where a cell
+    has fewer seeds than three, they stand behind it.
+    """
+    for method in dict.fromkeys(cell.method for cell in record.runs):
+        own = [cell for cell in record.runs if cell.method == method]
+        attacks = [*dict.fromkeys(cell.attack for cell in own)]
+        honest = record.clients() - max(cell.attackers for cell in own)
+        results = [run for cell in own for run in record.runs[cell].values()]
+        column = "global" if any("global" in run for run in results) else "received"
+        head = ["", *(attack if attack != NONE else "no attack" for attack in attacks)]
+        lines = [[*head, "worst, less the mean's"], ["---"] * (len(head) + 1)]
+        for defence in dict.fromkeys(cell.defence for cell in own):
+            cells = {c.attack: c for c in own if c.defence == defence}
+            texts = [
+                _figure(record, cells[attack], column, honest) if attack in cells else "–"
+                for attack in attacks
+            ]
+            lines.append([defence or "mean", *texts, _beside_mean(record, cells, column, honest)])
+        table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+        yield f"**{method}, 3 of {record.clients()} attack: {COLUMNS[column]}**\n\n{table}"
+
+
+def _figure(record: Record, cell: Cell, column: str, honest: int) -> str:
+    found, runs = record.values(cell, column, honest), record.runs[cell]
+    text = f"{fmean(found.values()):.1f}" if found else "stopped"
+    return text if len(runs) >= MIN_SEEDS else f"{text} ({len(runs)})"
+
+
+def _beside_mean(record: Record, cells: Mapping[str, Cell], column: str, honest: int) -> str:
+    """Return the interval of a rule under its worst attack less the mean under the same attack."""
+    found = {a: record.values(c, column, honest) for a, c in cells.items() if a != NONE}
+    known = {attack: values for attack, values in found.items() if values}
+    if not known or not next(iter(cells.values())).defence:
+        return ""
+    worst = min(known, key=lambda attack: fmean(known[attack].values()))
+    base = record.values(replace(cells[worst], defence=""), column, honest)
+    if not base and replace(cells[worst], defence="") in record.runs:
+        return f"{worst}: the mean's runs stopped"
+    apart = difference(known[worst], base)
+    if apart is None or apart.pairs < MIN_SEEDS:
+        return f"{worst}: too few pairs"
+    star = " *" if apart.is_clear else ""
+    return f"{worst}: {apart.low:+.1f}, {apart.high:+.1f}{star}"
 
 
 def _of_methods(record: Record) -> Iterator[str]:

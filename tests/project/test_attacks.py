@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import leakage
-from benchmarks.attacks import inversion, page, study, uploads
+from benchmarks.attacks import inversion, optimised, page, study, uploads
 from benchmarks.attacks.attackers import (
     HIT,
     Attack,
@@ -26,6 +26,7 @@ from benchmarks.attacks.attackers import (
     within_announced,
 )
 from benchmarks.attacks.study import Cell
+from fedmodels.config.reduction import Reduction
 from fedmodels.errors import ConfigError
 from fedmodels.tensors.bundle import Bundle, GeneratorState, Histogram, Prototypes
 from fedtide import inprocess
@@ -61,6 +62,56 @@ def test_updates_of_attackers(attack, strength, sent):
     torch.testing.assert_close(found["base/w"], torch.tensor(sent))
     assert found["base/n"] == 3, "an integer is no update"
     assert UPLOAD.weights["base/w"].tolist() == [11.0, 12.0]
+
+
+ROWS_OF_HONEST = torch.tensor([[1.0, 0.0], [3.0, 2.0], [5.0, 4.0]]).double()
+
+
+@pytest.mark.parametrize(
+    ("attack", "deviation", "vector"),
+    [
+        # |(-2, -2) - gamma (3, 2) / sqrt(13)|^2 = 8 + 20 gamma / sqrt(13) + gamma^2 <= 32
+        (optimised.min_max, "unit", [0.6236, 0.4157]),
+        (optimised.min_max, "sign", [1.0, 0.0]),  # 8 + 8 gamma + 2 gamma^2 <= 32: gamma is 2
+        (optimised.min_max, "std", [1.0, 0.0]),  # the same way, as both deviations are sqrt(8 / 3)
+        (optimised.min_sum, "unit", [0.6466, 0.4311]),  # 16 + 3 gamma^2 <= 8 + 32
+        (optimised.min_sum, "sign", [1.0, 0.0]),  # 16 + 6 gamma^2 <= 40
+    ],
+)
+def test_attackers_go_as_far_as_honest_updates_are_apart(attack, deviation, vector):
+    """The mean is (3, 2); the farthest two are sqrt(32) apart, and 8 + 32 is the largest sum."""
+    found = attack(ROWS_OF_HONEST, deviation)
+    torch.testing.assert_close(found, torch.tensor(vector).double(), rtol=0, atol=1e-4)
+
+
+def test_a_vector_made_for_a_rule_moves_it_farther_than_min_max():
+    """Three attackers of ten: Krum takes theirs, and the median goes to the honest edge."""
+    draw = torch.Generator().manual_seed(0)
+    honest = 1 + torch.randn(7, 5, generator=draw, dtype=torch.float64)
+    mean = honest.mean(0)
+    for rule in (Reduction(reduce="krum", attackers=3), Reduction(reduce="median")):
+        vectors = (
+            optimised.tailored(honest, 3, rule, 10.0),
+            optimised.min_max(honest, "std"),
+            optimised.min_max(honest, "unit"),
+        )
+        made, *others = (
+            float((optimised._reduced(honest, vector, 3, rule) - mean).norm()) for vector in vectors
+        )
+        assert made >= 0.99 * max(others)
+        assert float(vectors[0].norm()) <= 10 * float(honest.norm(dim=1).median())
+
+
+def test_attackers_change_weights_and_prototypes_together():
+    """All send one vector; a class that one honest client has stays the attacker's own."""
+    rows = {("class", "2"): torch.tensor([1.0, 0.0]), ("class", "5"): torch.tensor([9.0, 9.0])}
+    own = {("weights", "base/w"): torch.tensor([7.0, 7.0]), **rows}
+    honest = [{**each, ("class", "2"): each["weights", "base/w"]} for each in HONEST]
+    together = optimised.Conspiracy("min_max", "sign", honest, Reduction(), 3)
+    found = together.updates(own)
+    for place in (("weights", "base/w"), ("class", "2")):
+        torch.testing.assert_close(found[place], torch.tensor([1.0, 0.0]))
+    assert torch.equal(found["class", "5"], rows["class", "5"])
 
 
 @pytest.mark.parametrize(
