@@ -299,6 +299,8 @@ def scores_text(metrics: object) -> str:
 def spent_text(privacy: Mapping[str, object]) -> str:
     """Return what was spent of the clients' privacy."""
     epsilon, delta = (number_text(privacy.get(key)) for key in ("epsilon", "delta"))
+    if "epsilon_renyi" in privacy:
+        epsilon += f" ({number_text(privacy['epsilon_renyi'])} by Renyi accounting)"
     releases = privacy.get("releases")  # of examples, each client counts its own
     counted = "" if releases is None else f", {number_text(releases)} releases"
     return f"epsilon {epsilon} at delta {delta}{counted}"

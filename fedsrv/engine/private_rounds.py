@@ -17,7 +17,12 @@ import torch
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ConfigError, TooFewClients
-from fedmodels.privacy.accounting import epsilon_of, releases_of_clients
+from fedmodels.privacy.accounting import (
+    GaussianReleases,
+    epsilon_of,
+    releases_of_clients,
+    renyi_epsilon_of,
+)
 from fedmodels.privacy.contributions import Contributions
 from fedmodels.privacy.coverage import check_allowed, told_beside
 from fedmodels.privacy.mechanism import clipped, noise_stds, noised
@@ -68,8 +73,12 @@ class PrivateRounds:
 
     def cost(self, times: int) -> float:
         """Return the epsilon of a number of releases, at the run's delta."""
-        experiment = self.store.experiment
-        return epsilon_of(releases_of_clients(experiment, self.noise, times), self.delta)
+        return epsilon_of(self._released(times), self.delta)
+
+    def _released(self, times: int) -> tuple[GaussianReleases, ...]:
+        """Return a number of releases, as the accountant takes them."""
+        reads_each = self.method.reduction == "each"
+        return releases_of_clients(self.store.experiment, self.noise, times, reads_each=reads_each)
 
     def spent_up(self, step: Step) -> str:
         """Return why the run ends before a step; empty if it may be done."""
@@ -137,6 +146,7 @@ class PrivateRounds:
             self.releases.note(ctx.interaction, torch.zeros(0))
         self.facts |= {
             "epsilon": self.cost(len(self.releases)),
+            "epsilon_renyi": renyi_epsilon_of(self._released(len(self.releases)), self.delta),
             "delta": self.delta,
             "releases": len(self.releases),
         }
@@ -318,6 +328,11 @@ def _check_noise_of_clients(plan: Plan, experiment: Experiment) -> None:
     if table is not None and table.up != "float32":
         raise ConfigError('[privacy] where = "clients" sends float32: leave out [compression] up')
     if plan.method.reduction == "each":
+        if experiment.privacy is not None and experiment.privacy.differs("colluders"):
+            raise ConfigError(
+                f"[privacy] colluders does nothing with method {plan.method.name!r}: it reads "
+                "uploads one by one, and each has all of the noise"
+            )
         return
     if experiment.schedule.sampling == "poisson":
         raise ConfigError(

@@ -139,7 +139,9 @@ def _what_was_spent(groups: Sequence[SeedGroup], name: str) -> Iterator[str]:
         privacy = table(group.runs[0].summary.get("privacy"))
         epsilon, delta = number(privacy.get("epsilon")), number(privacy.get("delta"))
         if epsilon is not None and delta is not None:
-            said = f"{group.label} epsilon {epsilon:.3g} at delta {delta:g}"
+            renyi = number(privacy.get("epsilon_renyi"))
+            coarser = "" if renyi is None else f" ({renyi:.3g} by Rényi accounting)"
+            said = f"{group.label} epsilon {epsilon:.3g}{coarser} at delta {delta:g}"
             assumed.setdefault(printable(str(privacy.get("assumes", ""))), []).append(said)
     for assumes, spent in assumed.items():
         yield f"Privacy spent: {', '.join(spent)}. Each {assumes}."

@@ -82,7 +82,8 @@ class Record(TypedDict):
     """Of an open run: what it grew by before this interaction (:mod:`fedsrv.engine.schedule`)."""
     privacy: NotRequired[dict[str, float]]
     """With noise that hides clients or their examples: ``epsilon`` at ``delta``. With noise that
-    hides clients, also the number of ``releases`` up to this one. Where the bound adapts, also the
+    hides clients, also ``epsilon_renyi``, the coarser figure of Renyi accounting, and the number of
+    ``releases`` up to this one. Where the bound adapts, also the
     bound here and after: ``clip`` and ``clip_next``."""
     series: NotRequired[Mapping[str, Any]]
     """Nested lists for the reports, such as ``aggregation_weights``."""

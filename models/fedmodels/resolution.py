@@ -104,7 +104,7 @@ def experiment_of(
         check_plain(table.name, settings := settings_of(method), "")
         check_net(experiment.net.name, experiment.net.options())
         _check_method_fits(experiment, method)
-        experiment = with_noise(experiment)
+        experiment = with_noise(experiment, reads_each=method.reduction == "each")
     resolved = MethodTable(name=table.name, code_sha256=table.code_sha256, **settings)
     return experiment.model_copy(update={"method": resolved})
 

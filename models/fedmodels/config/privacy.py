@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from fedmodels.config.bounds import Positive, PositiveCount
+from fedmodels.config.bounds import Count, Positive, PositiveCount
 from fedmodels.config.strict_table import StrictTable
 from fedmodels.errors import ConfigError
 
@@ -82,6 +82,9 @@ class Privacy(StrictTable):
     """Who adds the noise of ``level = "client"``: the server, which everybody then trusts, to the
     sum of the uploads, or every client its share. Where a method reads uploads one by one, clients
     add all of it to each."""
+    colluders: Count = 1
+    """With the noise at clients: how many clients that take part may put together what they know.
+    They take their own noise off a sum, so epsilon counts on the noise of the others."""
     clip: Positive = 1.0
     """Largest norm of what a client changed in the weights; with ``level = "example"``, of the
     gradient of an example. What is longer is scaled down to it."""
@@ -128,6 +131,8 @@ class Privacy(StrictTable):
             raise ValueError('clip_quantile needs level = "client" and where = "server"')
         if self.level == "example" and self.where != "server":
             raise ValueError('where belongs to level = "client": clients hide their own examples')
+        if self.where != "clients" and self.differs("colluders"):
+            raise ValueError('colluders belongs to where = "clients": else nobody else adds noise')
         return self
 
     @property

@@ -67,7 +67,7 @@ def assumptions(experiment: Experiment) -> str:
             f"same content at one client are one example; {left}"
         )
     sampled = experiment.schedule.sampling == "poisson" and privacy.noise_at_server
-    parts = ["hides whether a client takes part in the run (add or remove one client)"]
+    parts = ["hides what a client contributes to the run (all of it or nothing: one client)"]
     if privacy.noise_at_server:
         parts.append("from whoever sees the models; the server is trusted, and sees every upload")
     else:

@@ -1,6 +1,7 @@
 """Runs with noise that hides clients: what they spend, where they end, and what they refuse."""
 
 import json
+import math
 from itertools import pairwise
 
 import pytest
@@ -8,9 +9,18 @@ import torch
 
 from fedcli.data.store.client_data import ClientData
 from fedmodels.errors import ConfigError, PayloadError, TooFewClients
+from fedmodels.methods import make
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.numerics.secrecy import Secret
-from fedmodels.privacy.accounting import GaussianReleases, epsilon_of, releases_of_clients
+from fedmodels.privacy.accounting import (
+    GaussianReleases,
+    epsilon_of,
+    releases_of_clients,
+    renyi_epsilon_of,
+)
+from fedmodels.tensors.bundle import Problem
+from fedmodels.training.private_uploads import noise_share
+from fedmodels.training.run import RunFacts
 from fedsrv.engine.exclusions import Exclusions
 from fedsrv.report.run_record import group_runs, read_run
 from fedsrv.report.story import story
@@ -124,14 +134,17 @@ def test_a_run_ends_before_it_spends_more_and_says_what_it_spent(digits, tmp_pat
     assert "the server is trusted" in summary["privacy"]["assumes"]
     (out / "summary.json").write_text(json.dumps(summary))
     said = " ".join(story(group_runs([read_run(out)])))
-    assert f"epsilon {spent[-1]:.3g} at delta 0.01" in said
+    coarser = renyi_epsilon_of((GaussianReleases(5.0, 4),), 1e-2)
+    assert summary["privacy"]["epsilon_renyi"] == coarser > spent[-1]
+    assert f"epsilon {spent[-1]:.3g} ({coarser:.3g} by Rényi accounting) at delta 0.01" in said
     again = run_in_process(experiment, digits, out, resume=True, facts=True)
     assert again["state_sha256"] == summary["state_sha256"], "nothing is left to spend"
 
 
 def test_status_tells_what_is_spent():
-    status = RunStatus(privacy={"epsilon": 1.5, "delta": 0.01, "releases": 4})
-    assert "privacy spent: epsilon 1.5 at delta 0.01, 4 releases" in status.lines()
+    told = {"epsilon": 1.5, "epsilon_renyi": 1.75, "delta": 0.01, "releases": 4}
+    said = "privacy spent: epsilon 1.5 (1.75 by Renyi accounting) at delta 0.01, 4 releases"
+    assert said in RunStatus(privacy=told).lines()
 
 
 def test_without_noise_to_speak_of_a_run_learns_as_without_it(digits, tmp_path):
@@ -195,6 +208,7 @@ def test_more_rounds_than_the_noise_was_found_for_are_not_run(digits, tmp_path):
         ({"server": {"reduce": "median"}}, "does not go with .privacy. level"),
         ({"secure_sum": True}, r'with it, where = "clients"'),
         ({"schedule": {"per_round": 2, "over_select": 1}}, "time does not choose"),
+        ({"method": "pfedgraph", "where": "clients", "colluders": 2}, "each has all of the noise"),
     ],
 )
 def test_what_cannot_be_kept_is_refused_in_a_line(digits, tmp_path, experiment, line):
@@ -212,6 +226,7 @@ def test_what_cannot_be_kept_is_refused_in_a_line(digits, tmp_path, experiment, 
         ({"where": "clients", "clip_quantile": 0.5}, "clip_quantile needs"),
         ({"server": {"exclude_after": 2}}, "exclude_after looks at single uploads"),
         ({"level": "example", "where": "clients"}, "clients hide their own examples"),
+        ({"colluders": 2}, 'colluders belongs to where = "clients"'),
         ({"noise_multiplier": None, "epsilon": 1e-9, "delta": 1e-12}, "out of reach"),
     ],
 )
@@ -248,7 +263,7 @@ def test_chances_count_where_the_server_adds_the_noise():
     for where, method in (("server", "fedavg"), ("clients", "pfedgraph")):
         schedule = {"rounds": 1, **POISSON}
         experiment = private(method, where=where, schedule=schedule, delta=1e-3)
-        spent.append(releases_of_clients(experiment, 5.0, 2))
+        spent.append(releases_of_clients(experiment, 5.0, 2, reads_each=method != "fedavg"))
     assert spent == [(GaussianReleases(5.0, 2, 1 / 3),), (GaussianReleases(5.0, 2),)]
 
 
@@ -293,14 +308,18 @@ def test_a_secure_sum_of_uploads_with_noise_is_one_release_of_prototypes_too(
         ({}, 4 / 8),  # two groups of four
         ({"server": {"min_clients": 7}}, 3 / 7),  # four and three, or three and four
         ({"groups": 1}, 1.0),
+        ({"groups": 1, "colluders": 1}, 7 / 8),  # a member takes its own noise off
+        ({"colluders": 2}, 2 / 8),
+        ({"colluders": 9}, 1 / 8),  # all others: the client's own is left
     ],
 )
 def test_a_group_of_a_secure_sum_has_its_part_of_the_noise(tables, part):
     """The server opens each group's sum: epsilon is that of z times the root of this part."""
-    groups = {"secure_sum": {"groups": tables.get("groups", 2)}}
+    keys = {"groups": 2, "colluders": 0, "server": None, **tables}
     experiment = private(
-        where="clients", schedule={"clients": 8}, server=tables.get("server"), **groups
-    )
+        where="clients", schedule={"clients": 8}, server=keys["server"],
+        secure_sum={"groups": keys["groups"]}, colluders=keys["colluders"],
+    )  # fmt: skip
     assert releases_of_clients(experiment, 5.0, 3) == (GaussianReleases(5.0 * part**0.5, 3),)
 
 
@@ -366,3 +385,26 @@ def test_who_takes_part_comes_from_the_secret(digits, tmp_path, monkeypatch):
         run_in_process(private(schedule=schedule), digits, tmp_path / str(number))
         cohorts.append([record["cohort"] for record in records_of(tmp_path / str(number))])
     assert cohorts[0] != cohorts[1]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedproto"])
+def test_a_member_that_takes_its_noise_off_a_sum_is_charged_for(method):
+    """Three clients add their noise. A member subtracts its own: what the other two sent has a
+    deviation of sqrt(2/3) of that of the whole sum, and epsilon counts on no more."""
+    experiment = private(method, where="clients")
+    run = RunFacts(experiment, Problem((1, 8, 8), 10))
+    share = noise_share(make(method), run)
+    (charged,) = releases_of_clients(experiment, 5.0, 20)
+    assert charged.noise == pytest.approx(5.0 * share * math.sqrt(2))
+    assert charged.noise == pytest.approx(5.0 * math.sqrt(2 / 3))
+    (each,) = releases_of_clients(private("pfedgraph", where="clients"), 5.0, 20, reads_each=True)
+    assert each.noise == 5.0, "each upload has all of it"
+
+
+def test_an_epsilon_alone_finds_the_noise_that_hides_from_a_member():
+    """Of three clients' noise a member sees two thirds: the whole is larger by sqrt(3/2)."""
+    found = [
+        private(where="clients", noise_multiplier=None, epsilon=3.0, colluders=t).privacy.noise
+        for t in (0, 1)
+    ]
+    assert found[1] / found[0] == pytest.approx(math.sqrt(3 / 2), rel=1e-3)
