@@ -440,6 +440,8 @@ class Worker:
             elif self.client == EVALUATOR:
                 continue
             elif view == "after_local":  # outside of the cohort: nothing of it is kept or sent
+                if (privacy := self.experiment.privacy) is not None and privacy.hides_examples:
+                    raise PayloadError("an order to train for a score, which nobody would charge")
                 ctx.view = ""
                 after = train_locally(self.method, ctx, payload, state).state
             else:

@@ -14,9 +14,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fedmodels.config.experiment import Experiment
-from fedmodels.errors import ConfigError, TooFewClients
+from fedmodels.errors import ConfigError, RunFailed, TooFewClients
 from fedmodels.privacy.accounting import (
     GaussianReleases,
     epsilon_of,
@@ -42,6 +43,10 @@ WEIGHTS, FRACTION = "weights", "fraction"
 one within the bound, of -1/2 for another one. So a client moves it by 1/2."""
 RATE = 0.2
 """Learning rate of the geometric steps of a bound that adapts (Andrew et al., 2021, Section 3)."""
+
+
+class PrivacySpent(RunFailed):
+    """One release more would pass ``[privacy] epsilon``; nothing of it has left."""
 
 
 class PrivateRounds:
@@ -81,8 +86,27 @@ class PrivateRounds:
         return releases_of_clients(self.store.experiment, self.noise, times, reads_each=reads_each)
 
     def spent_up(self, step: Step) -> str:
-        """Return why the run ends before a step; empty if it may be done."""
-        limit, after = self.privacy.epsilon, self.cost(self.releases.after(step.interaction))
+        """Return why the run ends before a step; empty if it may be done.
+
+        After a roll-back that is not known yet: the sum may be the one that was released before.
+        """
+        return self._why_not(self.releases.after(step.interaction))
+
+    def _note(self, interaction: int, content: Tensor, over: Over | None = None) -> None:
+        """Write down a release, before anything of it leaves.
+
+        Raises:
+            PrivacySpent: it is another one than that of a first try, and one too many.
+        """
+        if not self.releases.has(interaction, content):
+            why = self._why_not(len(self.releases) + 1)
+            if why:
+                raise PrivacySpent(why)
+        self.releases.note(interaction, content, over)
+
+    def _why_not(self, times: int) -> str:
+        """Return why there may not be so many releases; empty if there may be."""
+        limit, after = self.privacy.epsilon, self.cost(times)
         if limit is None or after <= limit * (1 + 1e-9):
             return ""
         return (
@@ -143,7 +167,7 @@ class PrivateRounds:
         elif sent:
             found = self._of_clients(ctx, of, given, sent, folded)
         else:
-            self.releases.note(ctx.interaction, torch.zeros(0))
+            self._note(ctx.interaction, torch.zeros(0))
         self.facts |= {
             "epsilon": self.cost(len(self.releases)),
             "epsilon_renyi": renyi_epsilon_of(self._released(len(self.releases)), self.delta),
@@ -176,7 +200,7 @@ class PrivateRounds:
                 vectors[FRACTION] = torch.tensor([within - 0.5], dtype=torch.float64)
             for part, vector in clipped(vectors, clips).items():
                 sums[part] = sums[part] + vector
-        self.releases.note(ctx.interaction, torch.cat([*sums.values()]))
+        self._note(ctx.interaction, torch.cat([*sums.values()]))
         drawn = noised(sums, stds, self.releases.secret, str(ctx.interaction))
         mean = {part: vector / expected for part, vector in drawn.items()}
         if adapts:
@@ -200,7 +224,7 @@ class PrivateRounds:
         vectors = [of.received(Bundle(weights), given) for weights in arrived]
         content = torch.cat([v for found in vectors for v in found.values()])
         over = self._over(ctx.interaction, given, sent) if is_mean else None
-        self.releases.note(ctx.interaction, content, over)
+        self._note(ctx.interaction, content, over)
         if is_mean:
             share = noise_share(self.method, ctx.run) / math.sqrt(len(sent))
             deviations = {part: share * std for part, std in stds.items()}

@@ -23,6 +23,7 @@ from fedsrv.engine.example_privacy import why_declined
 from fedsrv.engine.exclusions import ClientsExcluded, Exclusions
 from fedsrv.engine.odd_uploads import check_left
 from fedsrv.engine.plan import Plan, describe
+from fedsrv.engine.private_rounds import PrivacySpent
 from fedsrv.engine.relayed_sums import far_out_beside_relays
 from fedsrv.engine.round_parts import RoundParts
 from fedsrv.engine.schedule import Step
@@ -166,10 +167,11 @@ class Engine:
             yield following.steps[interaction]
 
     def _done(self, parts: RoundParts, rounds: Rounds | BufferedRounds, step: Step) -> str:
-        """Do an interaction; return why clients declined it, where too few were left by that.
+        """Do an interaction; return why privacy ended the run before it, if it did.
 
         Raises:
-            TooFewClients, ClientFailed: too few are left by something else.
+            TooFewClients, ClientFailed: too few clients are left, and not for having declined.
+            PrivacySpent: nothing was committed that the run could end with.
             ClientsExcluded: somebody is to be set aside first.
         """
         self._check_exclusions(parts, step.interaction)
@@ -178,6 +180,10 @@ class Engine:
         except (TooFewClients, ClientFailed) as failed:
             if step.interaction and (why := why_declined(failed)):
                 return why
+            raise
+        except PrivacySpent as spent:
+            if step.interaction:
+                return str(spent)
             raise
         return ""
 

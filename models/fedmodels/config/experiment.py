@@ -463,6 +463,11 @@ class Experiment(StrictTable):
 
     @model_validator(mode="after")
     def _cohorts_are_known(self) -> Experiment:
+        if self.evaluate.trained == "all" and self.privacy and self.privacy.hides_examples:
+            raise ConfigError(
+                '[evaluate] trained = "all" trains for scores alone, and [privacy] level = '
+                '"example" would charge those trainings: leave it out'
+            )
         if self.evaluate.trained == "all" and self.schedule.is_asynchronous:
             raise ConfigError(
                 '[evaluate] trained = "all" needs rounds with a cohort: leave it out with '

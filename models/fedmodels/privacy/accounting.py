@@ -40,7 +40,7 @@ _COARSEST = 2.0**-7
 """Largest distance of two losses of a grid."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class GaussianReleases:
     """Releases of one kind: sums with Gaussian noise."""
 
@@ -90,7 +90,7 @@ def _interval(epsilon: float, times: int) -> float:
     return 2.0 ** math.floor(math.log2(min(wanted, _COARSEST)))
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=16)
 def _losses(noise: float, rate: float, interval: float) -> Any:
     """Return the distribution of the privacy loss of one release."""
     library = _library("pld.privacy_loss_distribution")

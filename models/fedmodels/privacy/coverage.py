@@ -75,8 +75,10 @@ def assumptions(experiment: Experiment) -> str:
             "from whoever sees sums of uploads alone; a single upload has its client's share of "
             "the noise, unless the method reads single uploads: then each has all of it"
         )
-    if privacy.noise_at_clients and experiment.secure_sum is not None:
-        parts.append(f"a sum that is opened has the noise of {fewest_summed(experiment)} clients")
+        parts.append(
+            f"of sums, from up to {privacy.colluders} clients that take part and put together what "
+            f"they know; a sum has the noise of {fewest_summed(experiment)} clients at least"
+        )
     if sampled:
         parts.append(
             "who takes part is drawn from the run's secret, anew for each release, and stays secret"

@@ -130,6 +130,7 @@ place:
   event.joined.* event.started-over event.scores.interaction event.scores.round
 config:
   record.privacy.delta record.privacy.releases record.privacy.clip *.metrics.epsilon
+  record.privacy.epsilon_renyi
   record.privacy.epsilon summary.privacy.* summary.format summary.method summary.data
   summary.scenario summary.seed summary.compute.* event.listening.* event.commit.privacy.*
   summary.figures_missing.*

@@ -127,7 +127,7 @@ def test_dp_sgd_on_mnist_as_tensorflow_privacy_tells_it():
 
 @pytest.mark.parametrize(("sigma", "epochs", "published"), [(1.3, 20, 1.34), (0.7, 70, 8.68)])
 def test_noisy_sgd_of_the_moments_accountant(sigma, epochs, published):
-    """Bu et al., Deep Learning With Gaussian Differential Privacy, Harvard Data Sci. Review, 2020,
+    """Deep Learning With Gaussian Differential Privacy, Harvard Data Sci. Review, 2020,
     Figure 4: q = 256 / 60,000, delta = 1e-5. Accountants have become tighter since."""
     found = epsilon(sigma, epochs * 60_000 // 256, 256 / 60_000)
     assert 0.75 * published < found <= published

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from fedmodels.errors import FedtideError
+from fedcli.runtime.workers import Workers
+from fedmodels.errors import ConfigError, FedtideError
 from fedmodels.numerics.secrecy import Secret
-from fedmodels.tensors.bundle import Problem
+from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.training.method import Batch
 from fedmodels.training.private_steps import (
     HiddenExamples,
@@ -19,6 +20,7 @@ from fedmodels.training.private_steps import (
     private_class_sums,
 )
 from fedmodels.training.run import RunFacts
+from fedpb.v1 import coordinator_pb2 as rpc
 from fedtide.inprocess import run_in_process
 from tests.conftest import records_of, tiny_experiment
 from tests.fedsrv.engine.test_private_rounds import BESIDE, SMALL_GLDP
@@ -168,3 +170,22 @@ def test_prototypes_of_clients_that_hide_examples_have_noise_from_the_start(digi
 def test_what_cannot_hide_its_examples_is_refused(digits, tmp_path, experiment, line):
     with pytest.raises(FedtideError, match=line):
         run_in_process(hiding(**experiment), digits, tmp_path / "run")
+
+
+def test_a_training_for_a_score_alone_is_refused_by_the_config_and_by_a_client(
+    digits, tmp_path, caplog
+):
+    """Nobody would charge it, and the coordinator is not trusted to ask for none."""
+    with pytest.raises(ConfigError, match='trained = "all" trains for scores alone'):
+        tiny_experiment(
+            privacy=NOISE, evaluate={"trained": "all"}, schedule={"per_round": 2, "clients": 3}
+        )
+    known = Workers([0], digits, tmp_path, torch.device("cpu"))
+    known.begin(hiding())
+    order = rpc.Order(
+        kind=rpc.ORDER_KIND_EVALUATE, client_id="0", base=-1, committed=-1, durable=-1,
+        views=["after_local"], tasks_seen=1,
+    )  # fmt: skip
+    payload = Bundle(known.of(0).run.initial_weights)
+    assert known.of(0).execute(order, payload).failure
+    assert "an order to train for a score, which nobody would charge" in caplog.text

@@ -54,6 +54,17 @@ def fixed_secrets(monkeypatch):
     monkeypatch.setattr(Secret, "fresh", classmethod(lambda cls: cls(b"k" * 32)))
 
 
+def dying_at(interaction, commit=Store.commit):
+    """Return what takes the place of a store's commit, and dies at an interaction."""
+
+    def dying(store, record, state, counts):
+        if record["interaction"] == interaction:
+            raise Killed
+        commit(store, record, state, counts)
+
+    return dying
+
+
 @pytest.mark.usefixtures("fixed_secrets")
 @pytest.mark.parametrize(
     ("method", "where", "schedule"),
@@ -69,15 +80,8 @@ def test_a_kill_between_release_and_commit_repeats_the_bits_and_spends_once(
 ):
     experiment, at = private(method, where=where, schedule=schedule), 3
     whole = run_in_process(experiment, digits, tmp_path / "whole")
-    commit = Store.commit
-
-    def dying(store, record, state, counts):
-        if record["interaction"] == at:
-            raise Killed
-        commit(store, record, state, counts)
-
     with monkeypatch.context() as patch:
-        patch.setattr(Store, "commit", dying)
+        patch.setattr(Store, "commit", dying_at(at))
         killed(experiment, digits, tmp_path / "run")
     lines = (tmp_path / "run" / "privacy.jsonl").read_text().splitlines()
     assert len(lines) >= 1 + at + 1, "the release was written down before the commit"
@@ -139,6 +143,26 @@ def test_a_run_ends_before_it_spends_more_and_says_what_it_spent(digits, tmp_pat
     assert f"epsilon {spent[-1]:.3g} ({coarser:.3g} by Rényi accounting) at delta 0.01" in said
     again = run_in_process(experiment, digits, out, resume=True, facts=True)
     assert again["state_sha256"] == summary["state_sha256"], "nothing is left to spend"
+
+
+@pytest.mark.parametrize("is_other", [False, True])
+def test_a_replay_that_makes_another_sum_passes_no_limit(digits, tmp_path, monkeypatch, is_other):
+    """Killed after the third release, of three that the limit allows. The same sum is released
+    already. Another one, as after a roll-back, would be the fourth: the run ends before it."""
+    limit, out = 1.001 * epsilon_of((GaussianReleases(5.0, 3),), 1e-2), tmp_path / "run"
+    experiment, log = private(epsilon=limit), tmp_path / "run" / "privacy.jsonl"
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "commit", dying_at(2))
+        killed(experiment, digits, out)
+    *lines, last = log.read_text().splitlines()
+    if is_other:
+        digest = json.loads(last)["digest"]
+        log.write_text("\n".join([*lines, last.replace(digest, digest[::-1])]) + "\n")
+    summary = run_in_process(experiment, digits, out, resume=True, facts=True)
+    spent = [record["privacy"]["releases"] for record in records_of(out)]
+    assert spent == ([1, 2] if is_other else [1, 2, 3])
+    assert len(log.read_text().splitlines()) == 1 + 3, "nothing more was released"
+    assert "a_glo" in summary["metrics"]
 
 
 def test_status_tells_what_is_spent():

@@ -30,7 +30,7 @@ def released(cohort, noise, drawn, expected=4.0, quantile=0.5):
     secret = SimpleNamespace(normal=lambda content, purpose: torch.full_like(content, drawn))
     rounds = PrivateRounds.__new__(PrivateRounds)
     rounds.privacy, rounds.noise, rounds._clips = privacy, noise, {-1: 1.0}
-    rounds.releases = SimpleNamespace(secret=secret, note=lambda *_: None)
+    rounds.releases = SimpleNamespace(secret=secret, has=lambda *_: True, note=lambda *_: None)
     rounds.method = SimpleNamespace(reduction="mean")
     of = Contributions(privacy, SPEC, num_classes=2)
     sent = {c: Bundle({"base/w": torch.tensor(w)}) for c, w in enumerate(cohort)}
