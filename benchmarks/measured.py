@@ -112,6 +112,12 @@ LABELS = {
     "auc_least": "least of a client",
     "auc_most": "most",
     "found": "members found at 1 % false alarms, %",
+    "game": "game",
+    "plays": "plays",
+    "charged": "epsilon charged",
+    "any_bound": "least epsilon of any mechanism",
+    "gaussian_bound": "of a Gaussian one",
+    "one_run_bound": "by one run",
 }
 """What columns of tables are called; others stay out of pages."""
 
