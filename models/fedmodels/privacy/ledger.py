@@ -11,6 +11,7 @@ on the disk before anything of it leaves. Several processes may share a ledger.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -23,7 +24,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedmodels.errors import ArchiveError, OrderDeclined
+from fedmodels.errors import ArchiveError, ArchiveNotWritten, OrderDeclined
 from fedmodels.numerics.secrecy import Secret
 from fedmodels.privacy.accounting import GaussianReleases
 from fedmodels.privacy.exposures import Exposures, History, Keys, epsilon_of_histories, joined
@@ -101,9 +102,15 @@ class PrivacyLedger:
         try:
             yield
         except sqlite3.OperationalError as error:
-            raise ArchiveError(f"{self.path} cannot be used: {error}") from None
+            is_full = error.sqlite_errorcode == sqlite3.SQLITE_FULL
+            kind = ArchiveNotWritten if is_full else ArchiveError
+            full = OSError(errno.ENOSPC, str(error)) if is_full else None
+            raise kind(f"{self.path} cannot be used: {error}") from full
         except OSError as error:
-            raise ArchiveError(f"{self.path} cannot be used: {error.strerror}") from None
+            kind = (
+                ArchiveNotWritten if error.errno in (errno.ENOSPC, errno.EDQUOT) else ArchiveError
+            )
+            raise kind(f"{self.path} cannot be used: {error.strerror}") from None
         except (sqlite3.DatabaseError, KeyError, ValueError, TypeError) as error:
             raise ArchiveError(
                 f"{self.path} is damaged ({error}): what was spent of privacy cannot be told; put "

@@ -6,10 +6,11 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from fedmodels.errors import ArchiveError, OrderDeclined
+from fedmodels.errors import ArchiveError, ArchiveNotWritten, OrderDeclined
 from fedmodels.privacy.accounting import GaussianReleases, epsilon_of
 from fedmodels.privacy.exposures import MAX_COMPARED, Exposures, joined, largest
 from fedmodels.privacy.ledger import Charge, PrivacyLedger
+from fedmodels.shortages import is_passing
 
 pytest.importorskip("dp_accounting", reason="needs the extra privacy")
 DELTA = 1e-3
@@ -91,6 +92,21 @@ def test_a_training_is_charged_once_and_never_beyond_the_limit(tmp_path):
             refuses(charge("b", None), limit, DELTA)
     assert one.epsilon(DELTA) == limit
     assert (tmp_path / "privacy.db").stat().st_mode & 0o077 == 0, "it is nobody else's"
+
+
+def test_a_full_disk_is_told_as_one_that_may_have_room_later(tmp_path):
+    ledger = PrivacyLedger(tmp_path / "privacy.db", "example")
+    pages = ledger._db.execute("PRAGMA page_count").fetchone()[0]
+    ledger._db.execute(f"PRAGMA max_page_count = {pages}")
+    many = charge("a", range(10_000))
+    line = "cannot be used: database or disk is full"
+    with pytest.raises(ArchiveNotWritten, match=line) as full:
+        ledger.note(many, None, DELTA)
+    assert is_passing(full.value), "the training is tried again"
+    assert not ledger.has(many)
+    ledger._db.execute("PRAGMA max_page_count = 1000000")
+    ledger.note(many, None, DELTA)
+    assert ledger.has(many)
 
 
 def test_a_file_that_is_no_ledger_or_of_another_level_is_refused_in_a_line(tmp_path):
