@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
+from urllib.request import Request, urlopen
 
 import numpy as np
 import pytest
@@ -161,9 +162,13 @@ def test_a_file_that_is_sent_is_answered_as_one_on_the_disk(
     asked(run, file, "--out", tmp_path / "p.csv")
     rows, names = rows_in(tmp_path / "p.csv"), fedtide.open(run).personal_model(1).class_names
     server = ModelServer("127.0.0.1", 0, LiveModel.of(run, 1))
-    answer = server.posts["/predict"](f"{kind}; charset=utf-8", file.read_bytes())
-    server.server_close()
-    told = json.loads(answer.body)
+    end = server.begin("serve-model")
+    sent = Request(
+        f"{server.url}predict", file.read_bytes(), {"Content-Type": f"{kind}; charset=utf-8"}
+    )
+    with urlopen(sent, timeout=60) as answer:
+        told = json.loads(answer.read())
+    end()
     assert told["classes"] == names
     assert [one["class"] for one in told["predictions"]] == [r["class"].strip("'") for r in rows]
     for one, row in zip(told["predictions"], rows, strict=True):
