@@ -230,7 +230,7 @@ def test_more_rounds_than_the_noise_was_found_for_are_not_run(digits, tmp_path):
             "cohorts of a known size",
         ),
         ({"server": {"reduce": "median"}}, "does not go with .privacy. level"),
-        ({"secure_sum": True}, r'with it, where = "clients"'),
+        ({"secure_sum": {"trust": "coordinator"}}, r'with it, where = "clients"'),
         ({"schedule": {"per_round": 2, "over_select": 1}}, "time does not choose"),
         ({"method": "pfedgraph", "where": "clients", "colluders": 2}, "each has all of the noise"),
     ],
