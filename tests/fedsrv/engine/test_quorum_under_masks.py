@@ -17,7 +17,9 @@ def test_masks_that_two_of_three_can_open_do_not_make_two_enough(kind, digits, t
     def lie(client, order, answer):
         return silent(client, order, answer) if order.kind == kind else answer
 
-    experiment = tiny_experiment(privacy={"secure_sum": True}, schedule={"rounds": 1})
+    experiment = tiny_experiment(
+        privacy={"secure_sum": {"trust": "coordinator"}}, schedule={"rounds": 1}
+    )
     stage = Stage(experiment, digits, tmp_path / "run", lie)
     with pytest.raises(TooFewClients, match="client 2 failed in round 1"):
         stage.run()
