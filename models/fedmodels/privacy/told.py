@@ -161,7 +161,8 @@ noise:
   *.metrics.prototype_drift *.metrics.weights_* record.series.* record.privacy.clip_next
   summary.state_sha256 event.finished.state_sha256 event.server.*
   record.clients.*.difference_norm record.clients.*.difference_cosine
-  record.clients.*.given_norm record.clients.*.prototype_norm record.warned.*
+  record.clients.*.given_norm record.clients.*.prototype_norm record.warned.* record.agreed*
+  record.warned_relays.* record.rare_classes*
 """
 _OF_EXAMPLES = """
 examples:
