@@ -8,8 +8,8 @@ from torch.nn.functional import cross_entropy
 
 from fedmodels.numerics.secrecy import Secret
 from fedmodels.training.method import Batch
-from fedmodels.training.private_steps import HiddenExamples, private_class_sums
-from tests.fedmodels.training.test_private_steps import RUN, hiding, loss, steps_of
+from fedmodels.training.private_steps import private_class_sums
+from tests.fedmodels.training.test_private_steps import RUN, hidden_of, loss, steps_of
 
 pytest.importorskip("dp_accounting", reason="needs the extra privacy")
 
@@ -30,8 +30,7 @@ def test_a_gradient_within_the_bound_stays_as_it_is():
 def test_noise_of_class_sums_covers_embedding_and_mark():
     """Both together have a norm of sqrt(2) bounds: at z = 3 and a bound of 0.5 the deviation is
     3 * 0.5 * sqrt(2) = 2.1213, of the counts that over 0.5. Of 40,200 draws it errs by 0.35 %."""
-    table = hiding(noise_multiplier=3.0, prototype_clip=0.5).privacy
-    hidden = HiddenExamples(table, 3, 2, 1, 1, sends_prototypes=True)
+    hidden = hidden_of([], 2, prototypes=True, noise_multiplier=3.0, prototype_clip=0.5)
     nothing = torch.zeros(0, 200), torch.zeros(0).long()
     sums, counts = private_class_sums(*nothing, 201, hidden, Secret(b"s" * 32), 0)
     assert float(sums.std()) == pytest.approx(3 * 0.5 * math.sqrt(2), rel=0.02)
