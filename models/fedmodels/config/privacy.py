@@ -28,7 +28,7 @@ class SecureSum(StrictTable):
     trust: Literal["certificates", "coordinator"] = "certificates"
     """What tells a client who the others are: keys that they sign by the certificates of their
     links, over mutual TLS; or the word of the coordinator, which can then read every upload. Runs
-    without mutual TLS, and runs in one process, need ``"coordinator"``."""
+    without mutual TLS need ``"coordinator"``; a run in one process is one with it."""
     threshold: Annotated[float, Field(gt=0.5, le=1)] | None = None
     """Part of the cohort, rounded up, whose shares open the masks; two thirds unless given. That
     many clients must stay until the sum is known, and as many together could open one upload."""
