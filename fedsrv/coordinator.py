@@ -181,6 +181,7 @@ def serve(
         stack.callback(store.close)
         set_aside(store, without)
         events = EventLog()
+        store.expect("config.toml", config_text(experiment))
         with writing(out):
             changed = write_facts(out, experiment, computes=store.ended() is None)
         if store.ended() is None:
@@ -296,8 +297,7 @@ def _run_to_the_end(
             "tell clients that were away at its end"
         )
         events.tell("note", line=line)
-    with writing(store.path):
-        write_atomically(store.path / "summary.json", json.dumps(summary, indent=2) + "\n")
+    store.publish("summary.json", json.dumps(summary, indent=2) + "\n")
     cohort.end(returning=before is not None)
     return summary
 
@@ -348,6 +348,11 @@ def _telling_failures(cohort: RemoteCohort) -> Iterator[None]:
         raise
 
 
+def config_text(experiment: Experiment) -> str:
+    """Return the text of ``config.toml``: the resolved config."""
+    return tomli_w.dumps(experiment.to_dict())
+
+
 def write_facts(out: Path, experiment: Experiment, *, computes: bool = True) -> str:
     """Write the resolved config, which a resume and a recovery read, and what made the run.
 
@@ -360,7 +365,7 @@ def write_facts(out: Path, experiment: Experiment, *, computes: bool = True) -> 
         Versions and machine of an earlier part of the run where they differ; nothing if they are
         the same. ``env.json`` keeps them as ``earlier``.
     """
-    write_atomically(out / "config.toml", tomli_w.dumps(experiment.to_dict()), sync=True)
+    write_atomically(out / "config.toml", config_text(experiment), sync=True)
     before = _made_by(out)
     if before and not computes:
         return ""

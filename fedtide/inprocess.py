@@ -21,7 +21,6 @@ from fedmodels.config.experiment import Experiment
 from fedmodels.config.origin import data_and_scenario
 from fedmodels.devices import device_of
 from fedmodels.errors import ClientFailed, OrderDeclined, PayloadError
-from fedmodels.files import write_atomically
 from fedmodels.own_code import refuse_exits
 from fedmodels.resolution import experiment_of
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId
@@ -32,7 +31,7 @@ from fedpb.orders import WITHOUT_PAYLOAD
 from fedpb.peer_certificates import PeerCertificates
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.availability import with_digest
-from fedsrv.coordinator import set_aside, write_facts
+from fedsrv.coordinator import config_text, set_aside, write_facts
 from fedsrv.engine.buffered_rounds import check_schedule
 from fedsrv.engine.cohort import Answer, Answers, BufferedUploads, News, Trip, stamped
 from fedsrv.engine.rounds import Engine
@@ -278,10 +277,9 @@ def go_on(experiment: Experiment, out: Path, at_rest: AtRest, **options: Any) ->
     try:
         evaluator = (data / "global-test").is_dir()
         how = {"evaluator": evaluator, "resume": True, "facts": True, "at_rest": at_rest}
-        summary = run_in_process(experiment, data, out, **how, **options)
+        run_in_process(experiment, data, out, **how, **options)
     finally:
         torch.set_num_threads(threads)
-    write_atomically(out / "summary.json", json.dumps(summary, indent=2) + "\n")
 
 
 def _without_certificates(experiment: Experiment) -> Experiment:
@@ -310,8 +308,8 @@ def run_in_process(
         out: the run directory.
         options: those of :class:`InProcessCohort`, and further ones. ``resume``: go on with the run
             that is there. ``facts``: write config and versions, by which other commands can resume
-            the run. ``without``: clients that take no part from now on. ``at_rest``: what an open
-            run does when it has nothing to learn.
+            the run, and the summary. ``without``: clients that take no part from now on.
+            ``at_rest``: what an open run does when it has nothing to learn.
     """
     experiment = tables if isinstance(tables, Experiment) else experiment_of(tables)
     experiment = _without_certificates(experiment)
@@ -326,10 +324,14 @@ def run_in_process(
     try:
         set_aside(store, without)
         if facts:
+            store.expect("config.toml", config_text(experiment))
             write_facts(out, experiment, computes=store.ended() is None)
         cohort = InProcessCohort(experiment, data, out / "clients", **options)
         engine = Engine(experiment, cohort, store, EventLog(), held, at_rest)
         with name_faults(engine.method), refuse_exits():
-            return engine.run()
+            summary = engine.run()
+        if facts:
+            store.publish("summary.json", json.dumps(summary, indent=2) + "\n")
+        return summary
     finally:
         store.close()

@@ -17,7 +17,7 @@ from typing import Any, Self
 from fedmodels.config.reduction import Reduction
 from fedmodels.errors import FedtideError, TooFewClients
 from fedmodels.numerics.data_drift import ALPHA
-from fedmodels.numerics.metric_tables import DRIFT_PARTS
+from fedmodels.numerics.metric_tables import DEFINITIONS, DRIFT_PARTS
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.training.contexts import ServerState
 from fedpb.v1 import coordinator_pb2 as rpc
@@ -54,6 +54,7 @@ def record_of(
         "round": step.round,
         "interaction": step.interaction,
         "task": step.task,
+        "definitions": DEFINITIONS,
         "cohort": sorted(clients),
         "metrics": _finite(metrics),
         "bytes": _traffic_of(results, clients),

@@ -15,7 +15,7 @@ import numpy as np
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import DataError
 from fedmodels.numerics.metric_names import is_written_by_runs
-from fedmodels.numerics.metric_tables import CHOSEN
+from fedmodels.numerics.metric_tables import CHOSEN, DEFINITIONS
 from fedmodels.numerics.metrics import (
     average_forgetting_measure,
     best_round,
@@ -68,6 +68,7 @@ def summarise(
         "scenario": experiment.scenario.kind if experiment.scenario else "",
         "seed": experiment.seed,
         "rounds": 1 + max((r["round"] for r in records), default=-1),
+        "definitions": DEFINITIONS,
         "metrics": metrics,
         "bytes": {
             key: sum(r["bytes"][key] for r in records)

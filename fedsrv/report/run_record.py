@@ -11,6 +11,7 @@ merge in one way, :meth:`SeedGroup.merge`.
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import sys
 import tomllib
@@ -181,6 +182,18 @@ class RunRecord:
                     data = base64.b64encode(content).decode()
                     drawn.append((path.stem, int(client), f"data:image/{kind};base64,{data}"))
         return sorted(drawn)
+
+    def changes_of_definitions(self) -> list[tuple[int, int, int]]:
+        """Return where metrics changed their meaning: definitions before and after, and the round.
+
+        Definitions are 0 where an earlier version did not number them.
+        """
+        of = [(int(number(row.get("definitions"), 0)), row) for row in self.rows]
+        return [
+            (before, after, int(number(row.get("round"), 0)))
+            for (before, _), (after, row) in itertools.pairwise(of)
+            if before != after
+        ]
 
     def totals(self, part: str) -> dict[str, float]:
         """Return what was spent over the whole run; ``part`` is ``bytes`` or ``seconds``."""

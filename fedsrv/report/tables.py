@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import Counter
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from fedsrv.report.comparison import comparison, one_column
 from fedsrv.report.run_record import RunRecord, group_runs, read_run
 from fedsrv.report.story import story
 from fedsrv.state.audit import AUDIT, warned
-from fedsrv.state.verification import differences
+from fedsrv.state.verification import differences, falsified
 
 if TYPE_CHECKING:
     from fedsrv.report.page import Section
@@ -38,9 +39,9 @@ def report_command(runs: list[Path], html: Path | None, everything: bool = False
     differing = [
         f"note: {line}"
         for run in records
-        for line in (*differences(run.path), *warned(run.path / AUDIT))
+        for line in (*_suspicious(run.path), *warned(run.path / AUDIT))
     ]
-    for line in [*_given_again(runs), *_cut_short(records), *differing]:
+    for line in [*_given_again(runs), *_cut_short(records), *_mixed(records), *differing]:
         Console(stderr=True).print(line, markup=False, highlight=False, soft_wrap=True)
     if not records:
         raise unread[0]
@@ -70,6 +71,15 @@ def _read(runs: Sequence[Path]) -> tuple[list[RunRecord], list[ArchiveError]]:
     return found, unread
 
 
+def _suspicious(run: Path) -> list[str]:
+    """Return what is wrong with the files that a report reads, as far as that can be told."""
+    found = differences(run)
+    with contextlib.suppress(ArchiveError):  # no run.db, or one of an earlier version
+        lines = [line for line in falsified(run) if not (found and "rounds.jsonl" in line)]
+        found += [f"{run}: {line}" for line in lines]
+    return found
+
+
 def _given_again(runs: Sequence[Path]) -> list[str]:
     """Return a note on each run directory that is given more than once."""
     times = Counter(path.resolve() for path in runs)
@@ -86,6 +96,16 @@ def _cut_short(records: Sequence[RunRecord]) -> list[str]:
         "anew"
         for run in records
         if run.is_finished and run.recorded < run.rounds
+    ]
+
+
+def _mixed(records: Sequence[RunRecord]) -> list[str]:
+    """Return a note on each run whose records hold metrics of several definitions."""
+    return [
+        f"note: {run.path}: its metrics changed their meaning from round {first + 1} on: they are "
+        f"of definitions {before or 'without a number'} before and {after} after it"
+        for run in records
+        for before, after, first in run.changes_of_definitions()
     ]
 
 

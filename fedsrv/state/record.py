@@ -50,6 +50,8 @@ class Record(TypedDict):
     task: int
     cohort: list[int]
     """The clients whose uploads count, ascending."""
+    definitions: NotRequired[int]
+    """What its metrics mean: :data:`fedmodels.numerics.metric_tables.DEFINITIONS`."""
     metrics: dict[str, float]
     """Finite numbers alone: JSON has no others."""
     bytes: Traffic

@@ -13,6 +13,7 @@ if everybody still has the states.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import logging
 import os
@@ -43,7 +44,7 @@ from fedsrv.state.run_directory import (
     writing,
 )
 from fedsrv.state.state_files import StateFiles
-from fedsrv.state.verification import differences, last_audited
+from fedsrv.state.verification import differences, last_audited, written_last
 
 log = logging.getLogger(__name__)
 
@@ -315,6 +316,25 @@ class Store:
             self.ledger.set_facts(end=value)
             self._name_last_line()
             self.sync(self.committed)
+
+    def expect(self, name: str, text: str) -> None:
+        """State the sha256 of a file of the run that is about to be written, for people to read.
+
+        The statement is safe on the disk before the file changes. So a file that no statement
+        knows was not written by the run.
+        """
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        if written_last(self.ledger.db, name) != digest:
+            with writing(self.path):
+                with self.ledger.stating(writes=name, sha256=digest):
+                    pass
+                self._sync_log()
+
+    def publish(self, name: str, text: str) -> None:
+        """Write a file of the run whose sha256 the history states."""
+        self.expect(name, text)
+        with writing(self.path):
+            write_atomically(self.path / name, text, sync=True)
 
     def _name_last_line(self) -> None:
         """State which line of the audit log is the last one, once it is safe."""

@@ -1,9 +1,9 @@
 """Whether a run directory has the history that its files tell, and that somebody has kept.
 
-``run.db`` is compared with ``rounds.jsonl``, and with its own chain of statements and the audit
-log. The chain of hashes over the records does not show that its newest records are gone, nor that a
-client is. ``rounds.jsonl`` is written beside it and shows both, as long as nobody changes the two
-alike.
+``run.db`` is compared with ``rounds.jsonl``, and with its own chain of statements, the audit log,
+and the files that people read. The chain of hashes over the records does not show that its newest
+records are gone, nor that a client is. ``rounds.jsonl`` is written beside it and shows both, as
+long as nobody changes the two alike.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from fedmodels.errors import ArchiveError
+from fedmodels.files import sha256_of
 from fedmodels.printable import printable
 from fedsrv.state.audit import AUDIT, START, Broken, Mark, missing_end, read
 from fedsrv.state.ledger import Head, beginning_of, continued, digest_of, link_of
 
 MAX_NAMED = 5
+ANEW = "--resume writes the lines anew"
 Records = Mapping[int, Mapping[str, Any]]
 """What was recorded of each interaction."""
 
@@ -126,6 +128,15 @@ def last_audited(db: sqlite3.Connection) -> Mark | None:
     return Mark(*json.loads(found[0])["audit"]) if found else None
 
 
+def written_last(db: sqlite3.Connection, name: str) -> str:
+    """Return the sha256 of a file as the history stated it last; an empty text before that."""
+    query = "SELECT statement FROM chain WHERE statement LIKE '%\"writes\"%' ORDER BY number DESC"
+    for (text,) in db.execute(query):
+        if (said := json.loads(text)).get("writes") == name:
+            return str(said["sha256"])
+    return ""
+
+
 @dataclass(frozen=True)
 class Verified:
     """What was found of a run directory."""
@@ -165,7 +176,76 @@ def verified(run: Path, kept: Head | None = None) -> Verified:
         wrong.append(f"the history up to statement {kept.number} is not the one that was kept")
     wrong += _compared(run_id, records, [json.loads(text) for _, text, _ in statements])
     lines, more = _audited(run, [json.loads(text) for _, text, _ in statements])
-    return Verified(head, lines, [*wrong, *more])
+    return Verified(head, lines, [*wrong, *more, *falsified(run)])
+
+
+def falsified(run: Path) -> list[str]:
+    """Return a line for each file that people read and that is not what the run wrote.
+
+    A crash between a statement and its file, or between a record and its line, is no falsification.
+
+    Raises:
+        ArchiveError: there is no database that can be read.
+    """
+    wrong = _misread(run)
+    return wrong and _misread(run)  # a run under way may have gone on between two files
+
+
+def _misread(run: Path) -> list[str]:
+    told = _whole_lines(run / "rounds.jsonl")
+    files = {name: _sha256_of(run / name) for name in ("config.toml", "summary.json")}
+    _, records, statements = _rows_of(run / "run.db")
+    said = [json.loads(text) for _, text, _ in statements]
+    found = (_other_than_stated(name, digest, said) for name, digest in files.items())
+    return [*filter(None, found), *_other_lines(told, records, said)]
+
+
+def _sha256_of(path: Path) -> str:
+    try:
+        return sha256_of(path)
+    except OSError:
+        return ""
+
+
+def _other_than_stated(name: str, digest: str, said: list[dict[str, Any]]) -> str:
+    """Return what is wrong with a file of which the history states the sha256; or nothing."""
+    stated = [one["sha256"] for one in said if one.get("writes") == name]
+    if not stated or digest == stated[-1]:
+        return ""
+    may_be_cut_short = said[-1].get("writes") == name
+    if may_be_cut_short and digest in (*stated[-2:-1], ""):
+        return ""
+    what = f"is not what the run wrote (sha256 {stated[-1][:12]}…)" if digest else "is gone"
+    return f"{name} {what}; --resume writes it anew"
+
+
+def _whole_lines(path: Path) -> list[str]:
+    """Return the lines of a file; a last one without its end was cut short by a kill."""
+    text = path.read_bytes().decode("utf-8", "replace") if path.is_file() else ""
+    return text.split("\n")[:-1]
+
+
+def _other_lines(told: list[str], records: Rows, said: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield what is wrong with the lines of ``rounds.jsonl``."""
+    expected = [(number + 1, record) for number, is_scored, record, *_ in records if is_scored]
+    if other := [n for (n, record), line in zip(expected, told, strict=False) if line != record]:
+        yield f"rounds.jsonl and run.db differ in {named('interaction', other)}; {ANEW}"
+    if said and {"undone_after", "done_again"} & said[-1].keys():
+        return  # its lines are about to be written anew
+    steps = [one for one in said if "writes" in one or {*one} & {"committed", "scored"}]
+    has_ended = bool(steps) and steps[-1].get("writes") == "summary.json"
+    missing = expected[len(told) :]
+    if len(missing) > (not has_ended):
+        numbers = named("interaction", [n for n, _ in missing])
+        yield (
+            f"rounds.jsonl lacks the lines of {numbers}: a loss of power may take the newest ones, "
+            f"else somebody removed them; {ANEW}"
+        )
+    if len(told) > len(expected):
+        yield (
+            f"rounds.jsonl has {len(told) - len(expected)} more lines than run.db has records: a "
+            f"loss of power may take the newest records, else somebody added lines; {ANEW}"
+        )
 
 
 def _rows_of(database: Path) -> tuple[str, Rows, Rows]:
@@ -175,6 +255,12 @@ def _rows_of(database: Path) -> tuple[str, Rows, Rows]:
     try:
         with _opened(database) as db:
             db.execute("BEGIN")  # a run under way commits meanwhile
+            kept = {str(name) for (name,) in db.execute("SELECT name FROM sqlite_master")}
+            if "chain" not in kept:
+                raise ArchiveError(
+                    f"{database} is of an earlier version of fedtide: it has no history of "
+                    "statements to verify it by; --resume begins one"
+                )
             (run_id,) = db.execute("SELECT value FROM meta WHERE key = 'run_id'").fetchone()
             columns = "interaction, scored, record, counts, link"
             records = db.execute(f"SELECT {columns} FROM interactions ORDER BY 1").fetchall()

@@ -12,6 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+DEFINITIONS = 1
+"""Number of the definitions below, which every record of a run carries.
+
+Raise it where a metric of records that exist gets another meaning or formula, or goes: a report
+then says of a run that was resumed across the change that it holds both."""
 SCORERS, COHORT, EVERYONE = "all that score", "the cohort", "–"
 """Whose scores a metric averages: all clients that score, or those of them that trained last. With
 ``[evaluate] trained = "all"`` the others train for the score, and the two are the same. A figure of

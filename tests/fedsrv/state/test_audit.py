@@ -203,7 +203,8 @@ def test_an_edited_history_is_noticed(run, monkeypatch, capsys):
     assert typed(monkeypatch, capsys, "verify", run, "--head", kept)[0] == 0
     relinked(run)
     assert verified(run).wrong == [
-        "what is recorded of interactions 1, 2 and 3 is not what the history says"
+        "what is recorded of interactions 1, 2 and 3 is not what the history says",
+        "rounds.jsonl and run.db differ in interactions 1, 2 and 3; --resume writes the lines anew",
     ]
     with closing(Store(run, tiny_experiment(), True)):
         pass  # its own links are right
@@ -227,7 +228,9 @@ def test_an_edited_history_is_noticed(run, monkeypatch, capsys):
 
 def test_a_record_that_is_gone_is_missed(run):
     rows(run, "DELETE FROM interactions WHERE interaction = 2")
-    assert verified(run).wrong == ["the history tells of interaction 3, and no record does"]
+    first, second = verified(run).wrong
+    assert first == "the history tells of interaction 3, and no record does"
+    assert second.startswith("rounds.jsonl has 1 more lines than run.db has records: a loss of pow")
 
 
 def test_a_run_of_an_earlier_version_begins_its_history_where_it_is(run):
