@@ -265,6 +265,7 @@ def add_new_task(
     tls_ca: Authority = None,
     tls_cert: Certificate = None,
     tls_key: Key = None,
+    tls_crl: Revoked = None,
 ) -> None:
     """Add a task to a client's data, also while its run goes on: an open run goes on to it."""
     set_up_logging(LogLevel.INFO)
@@ -285,6 +286,10 @@ def add_new_task(
 
         check_address(server, "--server")
         credentials = channel_credentials(tls_ca, tls_cert, tls_key)
+        if tls_crl is not None:
+            from fedpb.server_check import ServerCheck
+
+            ServerCheck(server, tls_ca, tls_crl, tls_cert, tls_key)()
         with closing(Link(server, credentials)) as link:
             how = how_cut(root, client_id, link)
     else:

@@ -365,7 +365,7 @@ def write_facts(out: Path, experiment: Experiment, *, computes: bool = True) -> 
         Versions and machine of an earlier part of the run where they differ; nothing if they are
         the same. ``env.json`` keeps them as ``earlier``.
     """
-    write_atomically(out / "config.toml", config_text(experiment), sync=True)
+    write_atomically(out / "config.toml", config_text(experiment), sync=True, private=True)
     before = _made_by(out)
     if before and not computes:
         return ""
@@ -382,7 +382,7 @@ def write_facts(out: Path, experiment: Experiment, *, computes: bool = True) -> 
     changed = ", ".join(f"{key} {value}" for key, value in said.items() if value != facts[key])
     if earlier := "; ".join(filter(None, (str(before.get("earlier") or ""), changed))):
         facts["earlier"] = earlier
-    write_atomically(out / "env.json", json.dumps(facts, indent=2) + "\n")
+    write_atomically(out / "env.json", json.dumps(facts, indent=2) + "\n", private=True)
     return changed
 
 

@@ -75,7 +75,7 @@ class SessionFile:
         if not (found := self.read()).token:
             fresh = self.path.with_name(f".{self.path.name}.{secrets.token_hex(4)}.tmp")
             try:
-                fresh.parent.mkdir(parents=True, exist_ok=True)
+                fresh.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 write_private(fresh, _text(Session("", secrets.token_bytes(TOKEN_BYTES))))
                 _name_once(fresh, self.path)
                 sync_path(self.path.parent)

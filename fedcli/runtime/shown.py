@@ -120,7 +120,7 @@ class Shown:
             raise ConfigError("--show-tensors needs a directory: --show-uploads DIR")
         if self.place is not None:
             try:
-                self.place.mkdir(parents=True, exist_ok=True)
+                self.place.mkdir(mode=0o700, parents=True, exist_ok=True)
             except OSError as error:
                 why = reason_of(error)
                 raise ConfigError(f"--show-uploads {self.place} cannot be used: {why}") from None

@@ -69,7 +69,7 @@ class StateDirectory:
         """Open a state directory, or make one; raise ArchiveError if it cannot be used."""
         self.path = path
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise ArchiveError(f"state directory {path}: {error.strerror}") from None
         self._cached: tuple[int, Bundle] | None = None
@@ -278,7 +278,7 @@ def lock_states(states: Path, clients: Sequence[ClientId]) -> int | None:
         ArchiveError: another process has one of the clients.
     """
     try:
-        states.mkdir(parents=True, exist_ok=True)
+        states.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle = os.open(states / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError:
         return None

@@ -12,6 +12,7 @@ import typer
 
 if TYPE_CHECKING:
     from fedsrv.events import Event
+    from fedsrv.identity.tls import ChannelCredentials
 
 watching_app = typer.Typer()
 
@@ -52,6 +53,10 @@ AsJson = Annotated[bool, typer.Option("--json", help="Objects instead of lines."
 Authority = Annotated[Path | None, typer.Option("--tls-ca", help="Authority of the server.")]
 Cert = Annotated[Path | None, typer.Option("--tls-cert", help="The watcher's certificate.")]
 Key = Annotated[Path | None, typer.Option("--tls-key", help="Its key.")]
+Revoked = Annotated[
+    Path | None,
+    typer.Option("--tls-crl", help="Certificates that are revoked: no such server is asked."),
+]
 
 
 @watching_app.command()
@@ -62,6 +67,7 @@ def status(
     ca: Authority = None,
     cert: Cert = None,
     key: Key = None,
+    crl: Revoked = None,
 ) -> None:
     """Show where a run stands: commits, scores, clients, and what it waits for."""
     from fedmodels.log_lines import json_text
@@ -71,7 +77,7 @@ def status(
     found = (
         RunStatus.of_directory(Path(server))
         if is_directory
-        else RunStatus.of(_events(server, ca, cert, key, seconds))
+        else RunStatus.of(_events(server, ca, cert, key, crl, seconds))
     )
     for line in [json_text(found.to_dict())] if as_json else found.lines():
         typer.echo(line)
@@ -84,6 +90,7 @@ def watch(
     ca: Authority = None,
     cert: Cert = None,
     key: Key = None,
+    crl: Revoked = None,
 ) -> None:
     """Follow a run until it ends, a line for each event.
 
@@ -94,7 +101,7 @@ def watch(
 
     formatter, finished = EventFormatter(), False
     why = f"{server} ended without a word of why; fedsrv serve's last line may say more"
-    for event in _events(server, ca, cert, key, None):
+    for event in _events(server, ca, cert, key, crl, None):
         if as_json or level_of(event) > logging.DEBUG:
             typer.echo(event.to_json() if as_json else formatter.line(event))
             sys.stdout.flush()
@@ -105,12 +112,17 @@ def watch(
 
 
 @watching_app.command()
-def health(server: Coordinator, ca: Authority = None, cert: Cert = None, key: Key = None) -> None:
+def health(
+    server: Coordinator,
+    ca: Authority = None,
+    cert: Cert = None,
+    key: Key = None,
+    crl: Revoked = None,
+) -> None:
     """Exit with 0 if a coordinator serves; for probes of containers."""
-    from fedsrv.identity.tls import caller_credentials
     from fedsrv.watching import check_health
 
-    check_health(server, caller_credentials(ca, cert, key, "--tls"))
+    check_health(server, _credentials(server, ca, cert, key, crl))
 
 
 @watching_app.command()
@@ -123,12 +135,13 @@ def retire(
     ca: Authority = None,
     cert: Cert = None,
     key: Key = None,
+    crl: Revoked = None,
 ) -> None:
     """Let clients leave an open run for good, before its next round.
 
     What they taught the shared model stays in it.
     """
-    _steer(server, ca, cert, key, retire=[str(c) for c in clients], forget=forget)
+    _steer(server, ca, cert, key, crl, retire=[str(c) for c in clients], forget=forget)
     typer.echo(f"{server}: retires before the next round: {', '.join(map(str, clients))}")
 
 
@@ -139,12 +152,13 @@ def exclude(
     ca: Authority = None,
     cert: Cert = None,
     key: Key = None,
+    crl: Revoked = None,
 ) -> None:
     """Set clients aside for good, before the next round of any run.
 
     What they sent before stays in the model. A resumed run leaves them out as well.
     """
-    _steer(server, ca, cert, key, exclude=[str(c) for c in clients])
+    _steer(server, ca, cert, key, crl, exclude=[str(c) for c in clients])
     typer.echo(f"{server}: excluded before the next round: {', '.join(map(str, clients))}")
 
 
@@ -157,28 +171,50 @@ def close(
     ca: Authority = None,
     cert: Cert = None,
     key: Key = None,
+    crl: Revoked = None,
 ) -> None:
     """End an open run once it has learned all it has: clients store their final models."""
-    _steer(server, ca, cert, key, close=True, now=now)
+    _steer(server, ca, cert, key, crl, close=True, now=now)
     when = "after the round under way" if now else "once it has learned all it has"
     typer.echo(f"{server}: the run ends {when}")
 
 
+def _credentials(
+    server: str, ca: Path | None, cert: Path | None, key: Path | None, crl: Path | None
+) -> ChannelCredentials | None:
+    """Return a caller's credentials, once the server has shown no revoked certificate."""
+    from fedpb.server_check import ServerCheck
+    from fedsrv.identity.tls import caller_credentials
+
+    found = caller_credentials(ca, cert, key, "--tls")
+    if crl is not None:
+        ServerCheck(server, ca, crl, cert, key)()
+    return found
+
+
 def _steer(
-    server: str, ca: Path | None, cert: Path | None, key: Path | None, **wanted: Any
+    server: str,
+    ca: Path | None,
+    cert: Path | None,
+    key: Path | None,
+    crl: Path | None,
+    **wanted: Any,
 ) -> None:
     """Tell a coordinator what an operator wants."""
-    from fedsrv.identity.tls import caller_credentials
     from fedsrv.watching import steer
 
-    steer(server, caller_credentials(ca, cert, key, "--tls"), **wanted)
+    steer(server, _credentials(server, ca, cert, key, crl), **wanted)
 
 
 def _events(
-    server: str, ca: Path | None, cert: Path | None, key: Path | None, seconds: float | None
+    server: str,
+    ca: Path | None,
+    cert: Path | None,
+    key: Path | None,
+    crl: Path | None,
+    seconds: float | None,
 ) -> Iterator[Event]:
     """Yield what a coordinator tells a watcher."""
-    from fedsrv.identity.tls import caller_credentials
     from fedsrv.watching import watched
 
-    return watched(server, caller_credentials(ca, cert, key, "--tls"), seconds)
+    return watched(server, _credentials(server, ca, cert, key, crl), seconds)

@@ -186,13 +186,13 @@ def take_back(path: Path, kept: set[str]) -> None:
 
 
 def make_directory(path: Path, out: Path) -> None:
-    """Make a directory at or under the one that ``--out`` names.
+    """Make a directory at or under the one that ``--out`` names; what is under it is its owner's.
 
     Raises:
         ConfigError: it cannot be made, or not be written to.
     """
     with using(out):
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=0o777 if path == out else 0o700, parents=True, exist_ok=True)
     if not os.access(path, os.W_OK | os.X_OK):
         raise ConfigError(f"--out {out} cannot be used: it is not writable")
 

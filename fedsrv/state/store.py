@@ -74,7 +74,7 @@ class Store:
             self._lock_file = lock(path)  # the first file: a start killed after it can be resumed
         try:
             with writing(path):
-                self.states.mkdir(exist_ok=True)
+                self.states.mkdir(mode=0o700, exist_ok=True)
             self.ledger = Ledger(path / "run.db", strict=self.strict, new=not holds_commits(path))
             self.chain = self.ledger.chain
             self.audit = Audit(path / AUDIT, last_audited(self.ledger.db))
@@ -334,7 +334,7 @@ class Store:
         """Write a file of the run whose sha256 the history states."""
         self.expect(name, text)
         with writing(self.path):
-            write_atomically(self.path / name, text, sync=True)
+            write_atomically(self.path / name, text, sync=True, private=True)
 
     def _name_last_line(self) -> None:
         """State which line of the audit log is the last one, once it is safe."""
@@ -372,7 +372,7 @@ class Store:
     def describe(self, facts: Mapping[str, Any]) -> None:
         """Write what clients announced of their data in common, for reports to read."""
         with writing(self.path):
-            write_atomically(self.path / "data.json", json.dumps(facts) + "\n")
+            write_atomically(self.path / "data.json", json.dumps(facts) + "\n", private=True)
 
     def fixed(self, name: str, numbers: Mapping[int, int]) -> dict[int, int]:
         """Return the stored numbers of the clients, such as their tasks; the first call stores.
@@ -452,7 +452,7 @@ class Store:
     def rewrite_lines(self) -> None:
         """Write ``rounds.jsonl`` anew from the committed records."""
         lines = [json.dumps(record) + "\n" for record, scored in self.ledger.records() if scored]
-        write_atomically(self.path / "rounds.jsonl", "".join(lines))
+        write_atomically(self.path / "rounds.jsonl", "".join(lines), private=True)
 
     def _append(self, record: Record) -> None:
         append_lines(self.path / "rounds.jsonl", (json.dumps(record) + "\n").encode())

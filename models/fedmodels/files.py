@@ -168,9 +168,9 @@ def replacing(path: Path, *, sync: bool = False, private: bool = False) -> Itera
         sync_path(path.parent)
 
 
-def write_atomically(path: Path, text: str, *, sync: bool = False) -> None:
-    """Write a small text file whole or not at all; ``sync`` says that of a loss of power, too."""
-    with replacing(path, sync=sync) as temporary:
+def write_atomically(path: Path, text: str, *, sync: bool = False, private: bool = False) -> None:
+    """Write a small text file whole or not at all, as :func:`replacing` says."""
+    with replacing(path, sync=sync, private=private) as temporary:
         temporary.write_text(text, "utf-8")
 
 

@@ -179,8 +179,7 @@ def written_whole(out: Path) -> Iterator[Path]:
     place = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
     try:
         yield place
-        place.chmod(0o755)
-        os.rename(place, out)
+        os.rename(place, out)  # it stays its owner's, as the data in it are
     finally:
         shutil.rmtree(place, ignore_errors=True)
 

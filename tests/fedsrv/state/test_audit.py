@@ -204,7 +204,7 @@ def test_an_edited_history_is_noticed(run, monkeypatch, capsys):
     relinked(run)
     assert verified(run).wrong == [
         "what is recorded of interactions 1, 2 and 3 is not what the history says",
-        "rounds.jsonl and run.db differ in interactions 1, 2 and 3; --resume writes the lines anew",
+        "rounds.jsonl and run.db differ in interaction 1; --resume writes the lines anew",
     ]
     with closing(Store(run, tiny_experiment(), True)):
         pass  # its own links are right

@@ -152,7 +152,4 @@ def test_a_report_says_where_metrics_changed_their_meaning(run, capsys):
     (run / "rounds.jsonl").write_text("".join(json.dumps(row) + "\n" for row in (first, second)))
     report_command([run], None)
     said = " ".join(capsys.readouterr().err.split())
-    assert (
-        "its metrics changed their meaning from round 2 on: they are of definitions without a nu"
-        in said
-    )
+    assert "metrics changed their meaning from round 2 on: they are of definitions without" in said
