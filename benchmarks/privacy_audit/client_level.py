@@ -71,6 +71,10 @@ class Releases:
         """Keep a release."""
         self.contents.append(content.clone())
 
+    def has(self, *_: object) -> bool:
+        """Say that no release was made before: no play repeats an interaction."""
+        return False
+
     def others(self, *_: object) -> tuple[int, ...]:
         """Return nobody: no play repeats an interaction."""
         return ()
@@ -218,7 +222,7 @@ class ClientGame:
             mean = self._released(private, ctx, sent)
         else:
             mean = self._opened([sent[client] for client in company], size)
-        colluders = company[len(company) - privacy.model_dump().get("colluders", 0) :]
+        colluders = company[len(company) - privacy.colluders :]
         known = [self.covered.received(sent[client], self.given) for client in colluders]
         seen = {
             part: len(company) * one - sum(other[part] for other in known)

@@ -133,7 +133,7 @@ config:
   record.privacy.epsilon_renyi
   record.privacy.epsilon summary.privacy.* summary.format summary.method summary.data
   summary.scenario summary.seed summary.compute.* event.listening.* event.commit.privacy.*
-  summary.figures_missing.*
+  summary.figures_missing.* record.definitions summary.definitions
 answer:
   record.failed.* record.seconds.server record.seconds.wall summary.seconds.* event.failed.*
   event.commit.failed event.commit.failed.* event.commit.seconds event.waiting.* event.ended.*
