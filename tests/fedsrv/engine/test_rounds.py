@@ -137,7 +137,7 @@ def test_a_record_has_the_fields_of_its_type(digits, tmp_path):
     for record in found:
         assert Record.__required_keys__ <= record.keys() <= known
         at_the_end = {"confusions"} if record is last else set()
-        assert record.keys() & Record.__optional_keys__ == {"series", *at_the_end}
+        assert record.keys() & Record.__optional_keys__ == {"series", "definitions", *at_the_end}
         assert record["bytes"].keys() == Traffic.__annotations__.keys()
         assert record["seconds"].keys() == Durations.__annotations__.keys()
 
