@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from fedmodels.config.experiment import Experiment
-from fedmodels.errors import ClientFailed
+from fedmodels.errors import ClientFailed, TooFewClients
 from fedmodels.tensors.bundle import Bundle, ClientId, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.tensors.differences import Measured, TrainingBase
@@ -203,6 +203,17 @@ def first_failure(failed: Mapping[Any, str], round: int, stage: str) -> str:
     client, reason = next(iter(failed.items()))
     others = f" ({len(failed) - 1} more failed)" if len(failed) > 1 else ""
     return f"{ClientFailed(client, round, stage, reason)}{others}"
+
+
+def too_few(failed: Mapping[Any, str], round: int, stage: str, needed: int) -> TooFewClients:
+    """Return the error of a run that has too few results to go on; its line says what to do."""
+    client = next(iter(failed))
+    without = f", and --resume --without {client} goes on without client {client}"
+    advice = (
+        f"; the run needs {needed} clients here ([server] min_clients, all of them without it): "
+        f"--resume tries again{without if isinstance(client, int) else ''}"
+    )
+    return TooFewClients(first_failure(failed, round, stage), failed, advice)
 
 
 class StateLost(Exception):

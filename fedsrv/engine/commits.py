@@ -462,8 +462,9 @@ def back_before_the_odd(store: Store, events: EventLog, failed: FedtideError) ->
     reason = f"{why}; clients failed right after it"
     events.tell("rollback", client, interaction=interaction - 1, reason=reason)
     store.take_back(interaction - 1)
+    first = failed.line if isinstance(failed, TooFewClients) else failed
     return TooFewClients(
-        f"{why}. Right after it clients failed, the first so: {failed}. The run is back before it: "
+        f"{why}. Right after it clients failed, the first so: {first}. The run is back before it: "
         f"--resume computes interaction {shown} again, and --resume --without {client} goes on "
         f"without client {client}"
     )

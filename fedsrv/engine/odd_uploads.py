@@ -19,7 +19,6 @@ from typing import Any
 from torch import Tensor
 
 from fedmodels.config.experiment import FEWEST_JUDGED
-from fedmodels.errors import ClientFailed, TooFewClients
 from fedmodels.tensors.differences import (
     GENERATORS,
     STATISTICS,
@@ -29,6 +28,7 @@ from fedmodels.tensors.differences import (
     against,
     cosines,
 )
+from fedsrv.engine.cohort import too_few
 from fedsrv.state.record import ClientRow, Record
 
 Norms = Mapping[str, float]
@@ -178,9 +178,7 @@ def check_left(
         TooFewClients: fewer than ``min_clients`` are, where the config gives it; says how to go on.
     """
     if odd and len(left) < (min_clients or 1):
-        client, why = next(iter(odd.items()))
-        failed = ClientFailed(client, round, "upload", why)
-        raise TooFewClients(f"{failed}; --resume --without {client} goes on without this client")
+        raise too_few(odd, round, "upload", min_clients or 1)
 
 
 def rows(

@@ -25,7 +25,7 @@ from fedmodels.training.contexts import Metrics, ServerContext, ServerState
 from fedmodels.training.fault import fault_in, line_of
 from fedmodels.training.hooks import reduce
 from fedmodels.training.method import Method
-from fedsrv.engine.cohort import Answer, first_failure
+from fedsrv.engine.cohort import Answer, first_failure, too_few
 
 Sums = Mapping[tuple[int, ...], Weights]
 """The weighted sums that relays took, by the clients in each; empty where nothing counts."""
@@ -213,7 +213,7 @@ def reduced(
     left = uploads.of(uploads.keys() - behind)
     failed = first_failure(behind, ctx.round, "reduction")
     if len(left) < needed:
-        raise TooFewClients(failed)
+        raise too_few(behind, ctx.round, "reduction", needed)
     try:
         return replace(_attempt(method, ctx, state, left), left_out=behind)
     except ReductionError as error:

@@ -355,6 +355,9 @@ class SecureRounds:
                 f"round {ctx.round + 1}: too few clients are left for a secure sum. "
                 f"Client {client}: {why}{more}",
                 found.failed,
+                f"; a secure sum takes {self._needed(ctx.cohort)} of {len(ctx.cohort)} clients: "
+                f"--resume tries again, and --resume --without {client} goes on without client "
+                f"{client}",
             )
 
     def _needed(self, clients: Sequence[ClientId]) -> int:

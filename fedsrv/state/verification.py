@@ -20,7 +20,7 @@ from fedmodels.errors import ArchiveError
 from fedmodels.files import sha256_of
 from fedmodels.printable import printable
 from fedsrv.state.audit import AUDIT, START, Broken, Mark, missing_end, read
-from fedsrv.state.ledger import Head, beginning_of, continued, digest_of, link_of
+from fedsrv.state.ledger import FORMAT, Head, beginning_of, continued, digest_of, link_of
 
 MAX_NAMED = 5
 ANEW = "--resume writes the lines anew"
@@ -259,7 +259,7 @@ def _rows_of(database: Path) -> tuple[str, Rows, Rows]:
             if "chain" not in kept:
                 raise ArchiveError(
                     f"{database} is of an earlier version of fedtide: it has no history of "
-                    "statements to verify it by; --resume begins one"
+                    f"statements to verify it by; {_how_to_begin(db, database.parent)}"
                 )
             (run_id,) = db.execute("SELECT value FROM meta WHERE key = 'run_id'").fetchone()
             columns = "interaction, scored, record, counts, link"
@@ -268,6 +268,14 @@ def _rows_of(database: Path) -> tuple[str, Rows, Rows]:
             return str(run_id), records, statements.fetchall()
     except (sqlite3.Error, TypeError) as error:
         raise ArchiveError(f"{database} cannot be verified: {error}") from None
+
+
+def _how_to_begin(db: sqlite3.Connection, run: Path) -> str:
+    """Return by what command a run without a history gets one."""
+    (found,) = db.execute("PRAGMA user_version").fetchone()
+    if found == FORMAT:
+        return "--resume begins one"
+    return f"fedsrv recover {run} makes a file of this version, and --resume begins one in it"
 
 
 def _compared(run_id: str, records: Rows, said: list[dict[str, Any]]) -> Iterator[str]:

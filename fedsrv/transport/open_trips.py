@@ -16,7 +16,7 @@ from typing import Self, TypeVar
 
 import torch
 
-from fedmodels.errors import PayloadError, TooFewClients
+from fedmodels.errors import PayloadError
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.tensors.differences import Measured
@@ -29,8 +29,8 @@ from fedsrv.engine.cohort import (
     RelayedSum,
     TooFewOrders,
     Trip,
-    first_failure,
     stamped,
+    too_few,
 )
 from fedsrv.engine.reduction import StreamingMean, mean_with_sums
 from fedsrv.transport.sessions import Caller, Presence, Superseded
@@ -259,7 +259,7 @@ class OpenTrip:
             TooFewClients: too few clients answered; names those that failed.
         """
         found = Answers(by_id(self.results), by_id(self.failed), self.wire_down)
-        check_enough(found, self.has_enough(), self.trip.sample.round)
+        check_enough(found, self.has_enough(), self.trip.sample.round, self._needed)
         if self.sums:
             dtypes = dtypes_of_weights(self.trip.spec)
             found.mean = mean_with_sums(found.by_client, self.sums, self._count, dtypes)
@@ -271,6 +271,10 @@ class OpenTrip:
             found.mean = self.folding.finish(self.results)
         found.wire_up = sum(result.wire_up for result in found.by_client.values())
         return found
+
+    @property
+    def _needed(self) -> int:
+        return len(self.trip.orders) if self.trip.needed is None else self.trip.needed
 
     def has_enough(self) -> bool:
         """Tell whether the results suffice to close the trip."""
@@ -315,14 +319,14 @@ def what_for(trip: Trip) -> str:
     return f"{kind}, round {sample.round + 1}, interaction {sample.interaction + 1}"
 
 
-def check_enough(found: Answers, enough: bool, round: int) -> None:
-    """Check that a trip brought enough results.
+def check_enough(found: Answers, enough: bool, round: int, needed: int) -> None:
+    """Check that a trip brought enough results, as many as needed.
 
     Raises:
         TooFewClients: names the first client that failed, and counts the others.
     """
     if not enough:
-        raise TooFewClients(first_failure(found.failed, round, "upload"), found.failed)
+        raise too_few(found.failed, round, "upload", needed)
 
 
 # --- the number of an order: what it works on, so that a result tells what it is of ---------------

@@ -222,7 +222,7 @@ class RemoteCohort:
             if starved := self._starved(flush):
                 raise starved
             found = trips.take(flush)
-        check_enough(found, len(found.by_client) >= flush.needed, flush.round)
+        check_enough(found, len(found.by_client) >= flush.needed, flush.round, flush.needed)
         return found
 
     def _starved(self, flush: BufferedUploads) -> TooFewOrders | None:

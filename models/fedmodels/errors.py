@@ -99,8 +99,12 @@ class RunFailed(FedtideError):
 class TooFewClients(RunFailed):
     """Too many clients failed in an interaction for the run to go on."""
 
-    def __init__(self, line: str, reasons: Mapping[Any, str] | None = None) -> None:
-        super().__init__(line)
+    def __init__(
+        self, line: str, reasons: Mapping[Any, str] | None = None, advice: str = ""
+    ) -> None:
+        super().__init__(f"{line}{advice}")
+        self.line = line
+        """What happened, without what to do."""
         self.reasons = dict(reasons or {})
         """Why each client failed, where it is the clients."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 import ssl
 from collections.abc import Iterator
@@ -13,6 +14,8 @@ import grpc
 import pytest
 from cryptography import x509
 
+import fedcli.cli
+import fedsrv.cli
 from fedcli.runtime.link import Link, channel_credentials
 from fedmodels.errors import ConfigError, LinkError
 from fedpb.server_check import ServerCheck
@@ -225,3 +228,41 @@ def test_a_client_joins_no_server_whose_certificate_was_revoked(authority, one_s
     ServerCheck("localhost:1", ours / "ca.pem", ours / "crl.pem", None, None)()  # nobody there
     with pytest.raises(ConfigError, match="--tls-crl needs --tls-ca"):
         ServerCheck(address, None, ours / "crl.pem", None, None)
+
+
+COMMANDS = {
+    "status": [],
+    "watch": [],
+    "health": [],
+    "retire": ["3"],
+    "exclude": ["3"],
+    "close": [],
+}
+
+
+@pytest.fixture(scope="module")
+def revoked(authority, tmp_path_factory):
+    """The authority's files where the server's certificate was revoked."""
+    place = tmp_path_factory.mktemp("revoked") / "ours"
+    shutil.copytree(authority, place)
+    revoke(place, "server")
+    return place
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, "add-task"])
+def test_no_command_asks_a_server_whose_certificate_was_revoked(
+    command, authority, revoked, one_sided, tmp_path, capsys
+):
+    """The server would answer "nobody", which no command can read: it is not asked."""
+    address = f"localhost:{one_sided}"
+    words, program = [command, address, *COMMANDS.get(command, ())], fedsrv.cli.main
+    if command == "add-task":
+        (tmp_path / "0").mkdir()
+        words = [command, str(tmp_path), "--client-id", "0", "--data", str(tmp_path)]
+        words, program = [*words, "--server", address], fedcli.cli.main
+    words += ["--tls-ca", str(authority / "ca.pem"), "--tls-crl", str(revoked / "crl.pem")]
+    with pytest.raises(SystemExit) as ended:
+        program(words)
+    assert ended.value.code == 1
+    line = rf"error: TLS: the certificate of the server at {address} was revoked on 20.*\n"
+    assert re.fullmatch(line, capsys.readouterr().err)

@@ -15,6 +15,8 @@ from fedmodels.errors import ArchiveError
 from fedmodels.numerics.metric_tables import DEFINITIONS
 from fedsrv.report.run_record import read_run
 from fedsrv.report.tables import report_command
+from fedsrv.state.ledger import Ledger
+from fedsrv.state.recovery import recover
 from fedsrv.state.store import Store
 from fedsrv.state.verification import falsified, verified
 from tests.conftest import tiny_experiment
@@ -137,8 +139,17 @@ def test_a_run_of_an_earlier_form_is_told_in_a_line(run):
     with closing(sqlite3.connect(run / "run.db")) as db:
         db.execute("DROP TABLE chain")
         db.commit()
-    with pytest.raises(ArchiveError, match="of an earlier version of fedtide: it has no history"):
+    with pytest.raises(ArchiveError, match=r"to verify it by; --resume begins one"):
         verified(run)
+    with closing(sqlite3.connect(run / "run.db")) as db:
+        db.execute("PRAGMA user_version = 1")
+    line = f"has no history of statements to verify it by; fedsrv recover {run} makes a file of"
+    with pytest.raises(ArchiveError, match=line):
+        verified(run)
+    with pytest.raises(ArchiveError, match=f"fedsrv recover {run}"):  # --resume says the same
+        Ledger(run / "run.db", strict=True, new=False)
+    recover(run, print)
+    assert verified(run).wrong == []
     (run / "summary.json").unlink()
     report_command([run], None)  # there is nothing to compare with
 

@@ -615,7 +615,10 @@ def test_too_many_failures_name_the_client(world):
     line = str(caught.value)
     assert line.startswith("client 1 failed in round 7")
     assert "its upload was refused: tensor 'x' is missing" in line
-    assert line.endswith("(1 more failed)")
+    assert line.endswith(
+        "(1 more failed); the run needs 2 clients here ([server] min_clients, all of them without "
+        "it): --resume tries again, and --resume --without 1 goes on without client 1"
+    )
 
 
 def test_one_failure_ends_a_run_that_needs_all(world):
