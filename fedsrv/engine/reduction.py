@@ -14,22 +14,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
-
 from fedmodels.errors import FedtideError, PayloadError, TooFewClients
 from fedmodels.tensors.aggregation_rule import MEAN
 from fedmodels.tensors.bundle import Bundle, ClientId, Weights, check_finite
 from fedmodels.tensors.uploads import Uploads
-from fedmodels.tensors.weighted_mean import RunningMean, mean_of_sums
+from fedmodels.tensors.weighted_mean import RunningMean
 from fedmodels.training.contexts import Metrics, ServerContext, ServerState
 from fedmodels.training.fault import fault_in, line_of
 from fedmodels.training.hooks import reduce
 from fedmodels.training.method import Method
 from fedsrv.engine.cohort import Answer, first_failure, too_few
-
-Sums = Mapping[tuple[int, ...], Weights]
-"""The weighted sums that relays took, by the clients in each; empty where nothing counts."""
-
 
 MAX_WHOLE = 3
 """Up to so many uploads stay whole: sums in float64 and the mean would take as much memory."""
@@ -124,39 +118,6 @@ class StreamingMean:
         self._mean.add([u.weights for u in uploads], [self._count(u) for u in uploads])
         for result in ready:
             result.upload = without_weights(result.upload)
-
-
-def mean_with_sums(
-    results: Mapping[ClientId, Answer],
-    sums: Sums,
-    count: Callable[[Bundle], float],
-    dtypes: Mapping[str, torch.dtype],
-) -> Weights | None:
-    """Return the mean of relays' sums and of the uploads that came whole; drop their weights.
-
-    The whole uploads make one more group. Groups are added in the order of their lowest clients.
-
-    Args:
-        results: all answers; answers of clients in a sum hold no weights.
-        sums: the sums of the groups, in float64.
-        count: gives the coefficient of an upload in the mean.
-        dtypes: the dtype of each tensor of the mean.
-
-    Returns:
-        The mean, by name; None if nothing counts.
-    """
-    summed = {client for group in sums for client in group}
-    parts = {group[0]: found for group, found in sums.items() if found}
-    whole = sorted(c for c in results if isinstance(c, int) and c not in summed)
-    if whole:
-        uploads, running = [results[c].upload for c in whole], RunningMean()
-        running.add([u.weights for u in uploads], [count(u) for u in uploads])
-        found = running.sums()
-        parts |= {} if found is None else {whole[0]: found}
-    total = sum(count(results[c].upload) for c in sorted((*summed, *whole)))
-    for client in whole:
-        results[client].upload = without_weights(results[client].upload)
-    return mean_of_sums([parts[c] for c in sorted(parts)], total, dtypes) if parts else None
 
 
 def without_weights(upload: Bundle) -> Bundle:

@@ -14,7 +14,7 @@ import grpc
 from cryptography import x509
 
 from fedmodels.tensors.bundle import ClientId
-from fedpb.identities import covers
+from fedpb.identities import RELAY, covers, role_of
 from fedpb.pem import end_of, ends_of, identities_of
 from fedpb.revocation import RevocationList
 from fedsrv.identity.roles import why_not
@@ -124,6 +124,16 @@ class Guard:
         uri = peer.uri if peer else None
         if self.requires_identity and (uri is None or not covers(uri, client)):
             raise NotYours(f"the certificate of {uri or 'nobody'} does not cover {client}")
+
+    def check_joins_itself(self, context: grpc.ServicerContext) -> None:
+        """Check that a caller who joins as a client itself does not pass on the calls of others.
+
+        Raises:
+            NotYours: by its certificate it does.
+        """
+        peer = self.peer(context)
+        if peer and peer.uri and role_of(peer.uri) == RELAY:
+            raise NotYours(f"{peer.uri} passes clients on, and is none itself")
 
     def look(self) -> None:
         """End the calls whose certificates have expired or been revoked since they began."""

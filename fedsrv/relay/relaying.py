@@ -29,13 +29,8 @@ from fedsrv.identity.tls import ChannelCredentials
 from fedsrv.relay.service import RelayService
 from fedsrv.relay.trips import ClientGroup, Delivery, RelayedTrips
 from fedsrv.relay.uplink import REFUSALS, CallFailed, Uplink, meaning_of
-from fedsrv.transport.sessions import (
-    NotReady,
-    RunOver,
-    Superseded,
-    UnknownSession,
-    client_id_of,
-)
+from fedsrv.transport.refusals import NotReady, RunOver, Superseded, UnknownSession
+from fedsrv.transport.sessions import client_id_of
 from fedsrv.transport.spool import Spool
 from fedsrv.transport.waiting import LOOK_EVERY_S
 

@@ -17,8 +17,8 @@ from fedsrv.events import EventLog
 from fedsrv.identity.guard import Guard, NotYours
 from fedsrv.relay.trips import PassedOn, RelayedRun, RelayedTrips
 from fedsrv.relay.uplink import Uplink
-from fedsrv.transport.service import Service, WrongRun, coded
-from fedsrv.transport.sessions import UnknownSession
+from fedsrv.transport.refusals import UnknownSession, WrongRun
+from fedsrv.transport.service import Service, coded
 
 
 class RelayService:
@@ -95,7 +95,7 @@ class RelayService:
     def _begin_join(
         self, request: rpc.JoinRequest | rpc.JoinSeveralRequest, context: grpc.ServicerContext
     ) -> None:
-        self.below.check_no_relay(context)
+        self.below.guard.check_joins_itself(context)
         if request.relay:
             raise PayloadError(
                 "a relay cannot stand behind another: give it the coordinator's --up"

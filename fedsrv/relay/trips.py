@@ -28,10 +28,10 @@ from fedsrv.engine.cohort import Answer, Trip
 from fedsrv.engine.reduction import StreamingMean
 from fedsrv.events import EventLog
 from fedsrv.relay.uplink import Uplink
-from fedsrv.transport.inbox import Push
+from fedsrv.transport.intake import Push
 from fedsrv.transport.open_trips import OpenTrip
+from fedsrv.transport.refusals import NotReady, UnknownSession
 from fedsrv.transport.remote_cohort import RemoteCohort
-from fedsrv.transport.sessions import NotReady, UnknownSession
 from fedsrv.transport.spool import Spool
 
 

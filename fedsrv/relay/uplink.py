@@ -21,13 +21,13 @@ from fedsrv.engine.admission import OtherPartition
 from fedsrv.identity.guard import NotYours
 from fedsrv.identity.tls import caller_channel, failure_of
 from fedsrv.transport.inbox import push_limit_s
-from fedsrv.transport.service import WrongRun
-from fedsrv.transport.sessions import (
+from fedsrv.transport.refusals import (
     AlreadyConnected,
     NotReady,
     RunOver,
     Superseded,
     UnknownSession,
+    WrongRun,
 )
 
 CallFailed: TypeAlias = grpc.RpcError

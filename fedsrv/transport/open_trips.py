@@ -1,94 +1,29 @@
-"""Trips under way: the encoded payload of their orders, and the results so far.
-
-A relay passes on the uploads of its clients. Where the mean of the weights is all that the method
-reads, it adds the weights up and sends their sum once for a group: the clients of a trip that share
-the relay. The root forms the groups when the trip begins, by the relays of the sessions. So they do
-not depend on who comes first, and neither do the bits of the mean.
-"""
+"""Trips under way: the encoded payload of their orders, and the results so far."""
 
 from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
-import torch
-
-from fedmodels.errors import PayloadError
-from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId, Weights
-from fedmodels.tensors.bundle_spec import BundleSpec
-from fedmodels.tensors.differences import Measured
+from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId
 from fedpb.codec import Encoded, encode
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.cohort import (
     Answer,
     Answers,
     BufferedUploads,
-    RelayedSum,
     TooFewOrders,
     Trip,
     stamped,
     too_few,
 )
-from fedsrv.engine.reduction import StreamingMean, mean_with_sums
-from fedsrv.transport.sessions import Caller, Presence, Superseded
+from fedsrv.transport.intake import Intake, Through
+from fedsrv.transport.sessions import Caller, Presence
 
-LEFT_OUT_S = 15.0
-"""Time in which a client that a sum left out must come whole: it brings its upload again where the
-relay never heard that the first one came."""
-SUM_S, SUM_BYTES_PER_S = 90.0, 16 << 10
-"""Time for a sum: that of a Push of its size, and half a minute to begin it."""
-WEIGHTS, ONLY_SCORED = "weights/", "weights/eval/"
 T = TypeVar("T")
-
-
-@dataclass
-class OverdueSums:
-    """What the relays of one trip owe; used while the cohort holds its lock."""
-
-    num_bytes: int
-    """The most bytes of a sum."""
-    _left_out: dict[int, float] = field(default_factory=dict)
-    """Clients that a sum of their relay left out, and when it came."""
-    _complete: dict[tuple[int, ...], float] = field(default_factory=dict)
-    """Since when each group waits for nothing but its sum."""
-
-    def leave_out(self, clients: Collection[int], now: float) -> None:
-        """Note that a sum came without these clients, who had brought all but their weights."""
-        self._left_out |= dict.fromkeys(clients, now)
-
-    def joined_again(self, client: ClientId) -> None:
-        """Give a client and its relay time again: either of them may have been restarted."""
-        if isinstance(client, int):
-            self._left_out.pop(client, None)
-            self._complete = {g: since for g, since in self._complete.items() if client not in g}
-
-    def failures(
-        self,
-        owed: Collection[tuple[int, ...]],
-        unanswered: Callable[[int], bool],
-        is_there: Callable[[ClientId], bool],
-        now: float,
-    ) -> Iterator[tuple[int, str]]:
-        """Yield the clients whose weights will not come any more, and what their relay did.
-
-        Args:
-            owed: the groups that wait for nothing but a sum: all others of it have answered.
-            unanswered: tells whether a client's result is still incomplete.
-            is_there: tells whether a client is connected, and so its relay.
-            now: the time on the monotonic clock.
-        """
-        for client, since in self._left_out.items():
-            if unanswered(client) and is_there(client) and now - since >= LEFT_OUT_S:
-                yield client, "left it out of its sum"
-        there = {group for group in owed if all(map(is_there, group))}
-        self._complete = {group: self._complete.get(group, now) for group in there}
-        limit = SUM_S + self.num_bytes / SUM_BYTES_PER_S
-        for group, since in self._complete.items():
-            if now - since >= limit:
-                yield from ((client, "brought no sum") for client in group)
 
 
 @dataclass(eq=False)
@@ -98,7 +33,8 @@ class OpenTrip:
     trip: Trip
     common: Encoded
     personal: dict[ClientId, Encoded]
-    folding: StreamingMean
+    intake: Intake
+    """What becomes of the uploads that come."""
     results: dict[ClientId, Answer] = field(default_factory=dict)
     failed: dict[ClientId, str] = field(default_factory=dict)
     taken: set[ClientId] = field(default_factory=set)
@@ -107,31 +43,13 @@ class OpenTrip:
     """Clients that have not answered and were dead when somebody last looked."""
     issue: int = field(default_factory=lambda: secrets.randbits(63) | 1)
     wire_down: int = 0
-    groups: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    """Of each client behind a relay: the clients whose weights come in one sum."""
-    relays: Mapping[ClientId, str] = field(default_factory=dict)
-    """The relays that the groups were made by."""
-    moved: set[int] = field(default_factory=set)
-    """Clients that have joined elsewhere since, and left their groups."""
-    promised: dict[ClientId, Answer] = field(default_factory=dict)
-    """Results that lack their weights until their group's sum comes."""
-    sums: dict[tuple[int, ...], Weights] = field(default_factory=dict)
-    """The sums so far, by the clients in each; without tensors where nothing counts."""
-    moved_by: dict[tuple[int, ...], Measured] = field(default_factory=dict)
-    """How far the mean behind each sum lies from what its clients were given."""
-    overdue: OverdueSums = field(init=False)
-    """The sums that relays owe."""
-
-    def __post_init__(self) -> None:
-        """Begin with no sum that is owed."""
-        self.overdue = OverdueSums(2 * self.trip.spec.max_bytes)
 
     @classmethod
     def of(
         cls,
         trip: Trip,
         kept_bytes: int | None = None,
-        relays: Mapping[ClientId, str] | None = None,
+        through: Mapping[ClientId, Through] | None = None,
     ) -> Self:
         """Encode a trip's payload.
 
@@ -139,18 +57,14 @@ class OpenTrip:
             trip: what to send.
             kept_bytes: uploads of more in all may be folded. Unless it is given, every upload stays
                 whole: those of a lasting trip count one by one.
-            relays: of each client behind a relay, which one; their uploads are summed there, where
-                the method allows it.
+            through: through whom clients joined that joined through somebody.
         """
-        relays = relays or {}
-        groups = groups_of(trip, relays)
-        count = None if kept_bytes is None or groups else trip.count
-        folding = StreamingMean(trip.orders, count, kept_bytes or 0)
         zstd = trip.compression.zstd
         common = encode(trip.sent, zstd=zstd)
         personal = _encoded_once(trip.personal, zstd=zstd)
         trip = replace(trip, orders=numbered(trip.orders, common, personal))
-        return cls(trip, common, personal, folding, groups=groups, relays=relays)
+        other = next(iter(through.values())).intake(trip, through) if through else None
+        return cls(trip, common, personal, other or Intake(trip, kept_bytes))
 
     def issued(
         self, clients: Sequence[ClientId], behind: int, committed: int, watermark: int
@@ -163,80 +77,22 @@ class OpenTrip:
             found.append(order)
         return found
 
-    def spec_of(self, client: ClientId, *, is_summed: bool) -> BundleSpec:
-        """Return what a client's upload must hold; if its weights are summed, all but them.
-
-        Raises:
-            PayloadError: the client's weights are not to be summed.
-        """
-        if not is_summed:
-            return self.trip.spec
-        if not isinstance(client, int) or client not in self.groups:
-            raise PayloadError(f"the weights of client {client} come whole in this trip")
-        return rest_spec(self.trip.spec)
-
-    def group_left(self, client: ClientId) -> list[int]:
-        """Return the clients of a client's group whose weights a sum can still bring."""
-        group = self.groups.get(client, ()) if isinstance(client, int) else ()
-        return [member for member in group if not self.answered(member)]
-
-    @property
-    def _count(self) -> Callable[[Bundle], float]:
-        assert self.trip.count is not None, "nothing is summed that has no count"
-        return self.trip.count
-
-    def check_promise(self, client: ClientId, upload: Bundle) -> None:
-        """Check that an upload without weights counts what an earlier one said.
-
-        Raises:
-            PayloadError: it counts something else, so that no sum can fit both.
-        """
-        held = self.promised.get(client)
-        if held is not None and self._count(held.upload) != self._count(upload):
-            raise PayloadError("it counts differently than the same upload did before")
-
-    def members(self, clients: Sequence[ClientId]) -> tuple[int, ...]:
-        """Return the clients of a sum, ascending.
-
-        Raises:
-            PayloadError: they are not of one group, one appears twice, or one's upload is missing.
-            Superseded: one has left the group.
-        """
-        group = tuple(sorted(c for c in clients if isinstance(c, int)))
-        if not self.moved.isdisjoint(group):
-            raise Superseded("a client of the sum has joined elsewhere")
-        known = self.groups.get(group[0], ()) if group else ()
-        if len({*group}) < len(clients) or not {*group} <= {*known}:
-            raise PayloadError("the clients of the sum are not of one group")
-        for client in group:
-            if client not in self.promised:
-                raise PayloadError(f"all but the weights of client {client} did not come")
-        return group
-
-    def owed(self) -> set[tuple[int, ...]]:
-        """Return the clients of each group that wait for nothing but a sum of their relay."""
-        left = {tuple(self.group_left(client)) for client in self.promised}
-        return {group for group in left if all(client in self.promised for client in group)}
-
-    def withheld(self, is_there: Callable[[ClientId], bool], now: float) -> list[tuple[int, str]]:
-        """Return the clients whose weights will not come any more, and why in a line."""
-        found = self.overdue.failures(self.owed(), lambda c: not self.answered(c), is_there, now)
-        return [(client, f"its relay {self.relays[client]} {what}") for client, what in found]
-
-    def total_of(self, group: Sequence[int]) -> float:
-        """Return the sum of the coefficients of clients whose weights are summed."""
-        return sum(self._count(self.promised[client].upload) for client in group)
-
     def answered(self, client: ClientId) -> bool:
         """Tell whether a client has sent a result or failed."""
-        return client in self.results or client in self.failed or client in self.taken
+        return client in self.intake.answered
+
+    def fail(self, client: ClientId, why: str) -> None:
+        """Note why a client brings no result."""
+        self.failed[client] = why
+        self.intake.answered.add(client)
 
     def keep(self, client: ClientId, result: Answer) -> None:
-        """Add a client's result."""
+        """Add a client's result, which is whole."""
         encoded = self.personal.get(client)
         result.logical_down = self.common.num_bytes + (encoded.num_bytes if encoded else 0)
         self.results[client] = result
-        self.folding.add_answer(result, self.results, self.failed)
+        self.intake.answered.add(client)
+        self.intake.add(result, self.results, self.failed)
 
     def missing(self) -> list[ClientId]:
         """Return the clients that have not answered."""
@@ -260,15 +116,7 @@ class OpenTrip:
         """
         found = Answers(by_id(self.results), by_id(self.failed), self.wire_down)
         check_enough(found, self.has_enough(), self.trip.sample.round, self._needed)
-        if self.sums:
-            dtypes = dtypes_of_weights(self.trip.spec)
-            found.mean = mean_with_sums(found.by_client, self.sums, self._count, dtypes)
-            found.relayed = [
-                RelayedSum(self.relays[group[0]], group, self.moved_by.get(group))
-                for group in self.sums
-            ]
-        else:
-            found.mean = self.folding.finish(self.results)
+        self.intake.end(found)
         found.wire_up = sum(result.wire_up for result in found.by_client.values())
         return found
 
@@ -337,8 +185,8 @@ def numbered(
 ) -> dict[ClientId, rpc.Order]:
     """Give orders the number of what they work on: the payload and the private state.
 
-    After a crash the same work has the same number, and other work has another. A relay's orders
-    have their number from above.
+    After a crash the same work has the same number, and other work has another. Orders that are
+    passed on keep theirs.
     """
     found = dict(orders)
     for client, order in orders.items():
@@ -355,27 +203,11 @@ def numbered(
 def answers(header: rpc.PushHeader, order: rpc.Order, orders: Iterable[rpc.Order]) -> bool:
     """Tell whether a result answers a client's order, also one issued again after a crash.
 
-    The number of a relay's sum is that of any order of the trip.
+    What several clients bring together has the number of any order of the trip.
     """
     numbers = (one.trip for one in orders) if header.members else (order.trip,)
     same = header.kind == order.kind and header.interaction == order.interaction
     return same and header.trip in numbers
-
-
-@dataclass(frozen=True)
-class GroupSum:
-    """The sum of some clients' weights, as their relay brought it."""
-
-    clients: tuple[int, ...]
-    weights: Weights
-    """In float64, by name; none where nothing counts."""
-    num_bytes: int
-    wire_up: int
-    cosines: Mapping[str, float] = field(default_factory=dict)
-    """Between each client's difference and their mean, by client id, as the relay says."""
-    moved: Measured | None = None
-    """How far the mean behind it lies from what the clients were given; None where nothing counts.
-    The coordinator measures it."""
 
 
 class OpenTrips:
@@ -423,19 +255,19 @@ class OpenTrips:
         """Return whose orders a caller gets next, and how many of the same trip follow them.
 
         The orders have one payload, and there are ``most`` at most. None if there are none, or if
-        the caller has ``most_ahead`` orders that it did not answer. A relay may have any number: it
-        answers them together.
+        the caller has ``most_ahead`` orders that it did not answer. Who passes orders on may have
+        any number.
         """
         trips = {trip.issue: trip for trip in self._all()}
         left = caller.left_of({issue: trip.missing for issue, trip in trips.items()})
         ahead = sum(len(one.ahead) for one in left.values())
-        caller.is_full = ahead >= most_ahead and not caller.is_relay
+        caller.is_full = ahead >= most_ahead and not caller.passes_on
         issue = next((issue for issue, one in left.items() if one.fresh), None)
         if caller.is_full or issue is None:
             return None
         trip = trips[issue]
         most = 1 if trip.personal else most
-        clients = caller.take(issue, most if caller.is_relay else min(most, most_ahead - ahead))
+        clients = caller.take(issue, most if caller.passes_on else min(most, most_ahead - ahead))
         return clients, trip, len(left[issue].fresh)
 
     def answered_by(self, client: ClientId, header: rpc.PushHeader) -> OpenTrip | None:
@@ -446,54 +278,30 @@ class OpenTrips:
                 return trip
         return None
 
-    def keep(self, client: ClientId, trip: OpenTrip, result: Answer | str) -> bool:
-        """Add the first result of an order, or the reason of its failure; False for a later one."""
+    def keep(
+        self, client: ClientId, trip: OpenTrip, arrived: Any, now: float
+    ) -> Mapping[ClientId, Answer | str] | None:
+        """Add what a client brought first for its order, or why it failed.
+
+        Returns the results that are whole now, and failures, by client; None of what came too late.
+        """
         if trip.answered(client) or trip not in self._all() or trip.is_full():
-            return False
-        if isinstance(result, str):
-            trip.failed[client] = result
-            return True
-        if result.is_promise:
-            trip.promised[client] = result
-            return True
-        trip.keep(client, result)
-        if trip is not self.current:
-            assert isinstance(client, int), "the evaluator gets no lasting orders"
-            self._arrived.append((client, trip))
-        return True
+            return None
+        if isinstance(arrived, str):
+            trip.fail(client, arrived)
+            return {client: arrived}
+        found = trip.intake.keep(client, arrived, now)
+        for one, result in (found or {}).items():
+            trip.keep(one, result)
+            if trip is not self.current:
+                assert isinstance(one, int), "the evaluator gets no lasting orders"
+                self._arrived.append((one, trip))
+        return found
 
-    def regroup(self, client: ClientId, relay: str) -> None:
-        """Take a client that joins elsewhere out of its group: it brings its upload whole."""
-        trip = self.current
-        if trip is not None:
-            trip.overdue.joined_again(client)
-        if trip is not None and client in trip.groups and relay != trip.relays[client]:
-            left = {c: g for c, g in trip.groups.items() if c != client}
-            trip.groups = {c: tuple(m for m in g if m != client) for c, g in left.items()}
-            trip.moved.add(client)
-
-    def keep_sum(self, trip: OpenTrip, found: GroupSum, now: float) -> Mapping[ClientId, Answer]:
-        """Add a relay's sum; return its clients' results, now whole; none if it came too late."""
-        late = trip not in self._all() or any(map(trip.answered, found.clients))
-        if late or not trip.promised.keys() >= {*found.clients}:
-            return {}
-        whole: dict[ClientId, Answer] = {}
-        for client in found.clients:
-            whole[client] = answer = replace(trip.promised.pop(client), is_promise=False)
-            if answer.measured is not None:
-                cosine = found.cosines.get(str(client))
-                answer.measured = replace(answer.measured, cosine=cosine)
-        left = trip.group_left(found.clients[0])
-        trip.overdue.leave_out([c for c in left if c in trip.promised], now)
-        first = whole[found.clients[0]]
-        first.logical_up, first.wire_up = (
-            first.logical_up + found.num_bytes,
-            first.wire_up + found.wire_up,
-        )
-        trip.sums[found.clients] = found.weights
-        if found.moved is not None:
-            trip.moved_by[found.clients] = found.moved
-        return whole
+    def moved(self, client: ClientId, through: Through | None) -> None:
+        """Note that a client joins again, maybe through somebody else."""
+        for trip in self._all():
+            trip.intake.moved(client, through)
 
     # --- lasting trips ----------------------------------------------------------------------------
 
@@ -557,51 +365,3 @@ def _is_wanted(flush: BufferedUploads, client: ClientId, trip: OpenTrip) -> bool
     """Tell whether a flush wants a client's result of this trip."""
     interaction = trip.trip.sample.interaction
     return isinstance(client, int) and flush.wanted.get(client) == interaction
-
-
-# --- groups of clients behind a relay -------------------------------------------------------------
-
-
-def groups_of(trip: Trip, relays: Mapping[ClientId, str]) -> dict[int, tuple[int, ...]]:
-    """Return the groups of a trip's clients: of each one in a group, the ascending ids of it.
-
-    A client that is alone with its relay sends its upload whole.
-
-    Args:
-        trip: it has groups if it orders training, waits for all results, and its uploads' weights
-            travel as they are, have one floating-point dtype, and count in the mean alone.
-        relays: of each client behind a relay, which one.
-    """
-    if not relays or not _may_be_summed(trip):
-        return {}
-    by_relay: dict[str, list[int]] = {}
-    for client in sorted(c for c in trip.orders if isinstance(c, int) and c in relays):
-        by_relay.setdefault(relays[client], []).append(client)
-    groups = [tuple(found) for found in by_relay.values() if len(found) > 1]
-    return {client: group for group in groups for client in group}
-
-
-def _may_be_summed(trip: Trip) -> bool:
-    weights = dtypes_of_weights(trip.spec)
-    floats = {dtype for dtype in weights.values() if dtype.is_floating_point}
-    return (
-        trip.sample.kind == rpc.ORDER_KIND_TRAIN
-        and trip.count is not None
-        and (trip.enough is None or trip.enough >= len(trip.orders))
-        and not trip.compression.returned
-        and len(floats) == 1
-        and not any(f"{WEIGHTS}{name}".startswith(ONLY_SCORED) for name in weights)
-        and not any(key.startswith(WEIGHTS) for key in trip.spec.optional)
-    )
-
-
-def dtypes_of_weights(spec: BundleSpec) -> dict[str, torch.dtype]:
-    """Return the dtypes of an upload's weights, by name."""
-    stated = spec.required.items()
-    return {key.removeprefix(WEIGHTS): t.dtype for key, t in stated if key.startswith(WEIGHTS)}
-
-
-def rest_spec(spec: BundleSpec) -> BundleSpec:
-    """Return the specification of an upload without its weights."""
-    rest = {key: one for key, one in spec.required.items() if not key.startswith(WEIGHTS)}
-    return BundleSpec(rest, spec.optional)

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from fedmodels.errors import FedtideError, PayloadError, RunFailed
 from fedmodels.tensors.bundle import EVALUATOR, ClientId
@@ -30,20 +31,23 @@ from fedsrv.engine.cohort import (
     Trip,
 )
 from fedsrv.events import EventLog
-from fedsrv.transport.open_trips import GroupSum, OpenTrip, OpenTrips, check_enough, what_for
-from fedsrv.transport.sessions import (
+from fedsrv.transport.intake import Through
+from fedsrv.transport.open_trips import OpenTrip, OpenTrips, check_enough, what_for
+from fedsrv.transport.refusals import (
     AlreadyConnected,
-    Caller,
-    ClientSession,
     NotReady,
-    Presence,
     RunHasFailed,
     RunOver,
-    Sessions,
-    StateInventory,
     Superseded,
     UnknownSession,
-    relays_of,
+)
+from fedsrv.transport.sessions import (
+    Caller,
+    ClientSession,
+    Presence,
+    Sessions,
+    StateInventory,
+    through_whom,
 )
 from fedsrv.transport.spool import Spool
 from fedsrv.transport.waiting import LOOK_EVERY_S, ClientWait, WaitNotice
@@ -156,7 +160,7 @@ class RemoteCohort:
             RunFailed: too few clients can answer; names the failed clients.
             StateLost: a client came back without its required state.
         """
-        open_trip = OpenTrip.of(trip, self.spool.budget, relays_of(self.sessions, trip.orders))
+        open_trip = OpenTrip.of(trip, self.spool.budget, through_whom(self.sessions, trip.orders))
         with self.changed:
             if trip.sample.kind == rpc.ORDER_KIND_TRAIN:
                 self._patience.check_begin()
@@ -174,8 +178,8 @@ class RemoteCohort:
         return open_trip.end()
 
     def _is_decided(self, trip: OpenTrip) -> bool:
-        """Tell whether a trip ends, after another look at what relays withhold."""
-        for client, line in trip.withheld(self.presence.is_there, self._clock()):
+        """Tell whether a trip ends, after another look at what will not come any more."""
+        for client, line in trip.intake.overdue(self.presence.is_there, self._clock()):
             self.end_result(client, trip, line)
         return trip.is_decided() or self._holdings.lost is not None
 
@@ -295,7 +299,7 @@ class RemoteCohort:
         with self.changed:
             return self._holdings.versions()
 
-    # --- for a relay ------------------------------------------------------------------------------
+    # --- for who passes calls on ------------------------------------------------------------------
 
     def live(self) -> dict[ClientId, ClientSession]:
         """Return the sessions of clients that are connected; the caller holds the lock."""
@@ -322,9 +326,9 @@ class RemoteCohort:
         token: bytes,
         versions: Sequence[int],
         start_over: bool = False,
-        relay: str = "",
+        through: Through | None = None,
     ) -> bytes:
-        """Admit a client, maybe through a relay, and return its session token.
+        """Admit a client, maybe through somebody, and return its session token.
 
         Raises:
             AlreadyConnected: the id is connected, and the token is not its session's.
@@ -345,11 +349,11 @@ class RemoteCohort:
                 self._holdings.lose(client)
             session = ClientSession(
                 token or secrets.token_bytes(16), client_json, tuple(versions), self._clock(),
-                trained=trained, start_over=start_over, relay=relay,
+                trained=trained, start_over=start_over, through=through,
             )  # fmt: skip
             self._holdings.admit(client, session)
             self._replaced += known is not None
-            self._trips.regroup(client, relay)
+            self._trips.moved(client, through)
             self._said += 1
             if self.admission:
                 self._turn_away(self.admission.admit(client, client_json))
@@ -496,29 +500,25 @@ class RemoteCohort:
                 raise Superseded(f"interaction {header.interaction + 1} is no longer wanted")
             return None if trip.answered(client) else trip
 
-    def end_result(self, client: ClientId, trip: OpenTrip, result: Answer | str) -> bool:
-        """Store a result, or the reason of a failure; False when another answer came first."""
+    def end_result(self, client: ClientId, trip: OpenTrip, arrived: Any) -> bool:
+        """Store what a client brought, or why it failed; False when another answer came first.
+
+        What its intake reads of one Push may complete the results of several clients, or of none.
+        """
         with self.changed:
             sample = trip.trip.sample
-            first = self._trips.keep(client, trip, result)
-            if isinstance(result, Answer) and result.is_promise:
-                return first
-            if first and isinstance(result, Answer) and sample.kind == rpc.ORDER_KIND_TRAIN:
-                self._holdings.has_trained(client, sample.interaction)
-            if trip is not self._trips.current or trip.has_enough() or isinstance(result, str):
+            found = self._trips.keep(client, trip, arrived, self._clock())
+            for one, result in ({client: None} if found is None else found).items():
+                if isinstance(result, Answer) and sample.kind == rpc.ORDER_KIND_TRAIN:
+                    self._holdings.has_trained(one, sample.interaction)
+                session = self.sessions.get(one)  # None where who passes calls on forgot it
+                if session is not None and session.caller is not None:
+                    session.caller.answered(one, trip.issue)
+            if trip is not self._trips.current or trip.has_enough() or isinstance(arrived, str):
                 self.changed.notify_all()
-            if (session := self.sessions.get(client)) and session.caller:  # a relay may forget it
-                session.caller.answered(client, trip.issue)
-        if first and (isinstance(result, str) or sample.kind not in WITHOUT_PAYLOAD):
-            why = {"reason": result} if isinstance(result, str) else {}
-            facts = {"interaction": sample.interaction, "round": sample.round, **why}
-            self.events.tell("failed" if why else "upload", client, **facts)
-        return first
-
-    def end_sum(self, trip: OpenTrip, found: GroupSum) -> bool:
-        """Store a relay's sum, and with it its clients' results; False if it came too late."""
-        with self.changed:
-            promised = self._trips.keep_sum(trip, found, self._clock())
-            for client, result in promised.items():
-                self.end_result(client, trip, result)
-        return bool(promised)
+        for one, result in (found or {}).items():
+            if isinstance(result, str) or sample.kind not in WITHOUT_PAYLOAD:
+                why = {"reason": result} if isinstance(result, str) else {}
+                facts = {"interaction": sample.interaction, "round": sample.round, **why}
+                self.events.tell("failed" if why else "upload", one, **facts)
+        return found is not None

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import logging
-import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ from fedpb import AGAIN_AFTER, PROTOCOL
 from fedpb.codec import Encoded, messages
 from fedpb.descriptions import client_json_of
 from fedpb.frames import unpacked
-from fedpb.identities import MONITOR_URI, RELAY, role_of
+from fedpb.identities import MONITOR_URI
 from fedpb.orders import WITHOUT_PAYLOAD
 from fedpb.tables import table_of
 from fedpb.v1 import coordinator_pb2 as rpc
@@ -37,19 +37,20 @@ from fedsrv.state.history import LossTooLarge
 from fedsrv.transport.call_log import Journal, RejectionLog
 from fedsrv.transport.event_messages import message_of
 from fedsrv.transport.gate import Gate
-from fedsrv.transport.inbox import Ends, Inbox, Push
+from fedsrv.transport.inbox import Ends, Inbox
+from fedsrv.transport.intake import Push, Through
 from fedsrv.transport.open_trips import OpenTrip
-from fedsrv.transport.remote_cohort import RemoteCohort
-from fedsrv.transport.sessions import (
+from fedsrv.transport.refusals import (
     AlreadyConnected,
-    ClientSession,
     NotReady,
     RunHasFailed,
     RunOver,
     Superseded,
     UnknownSession,
-    client_id_of,
+    WrongRun,
 )
+from fedsrv.transport.remote_cohort import RemoteCohort
+from fedsrv.transport.sessions import ClientSession, client_id_of
 
 BEAT_EVERY_S = 2.0
 AGAIN_AFTER_MS = 500
@@ -57,11 +58,9 @@ MAX_DESCRIBED = 256 << 20
 """Characters of the descriptions of all clients that join with one message."""
 MAX_WATCHERS = 16
 """Limit of watchers at a time; each holds a thread that clients could use."""
+PASSES_ON = "fedsrv.relay.admission"
+"""Says who may pass the calls of clients on; loaded when somebody asks for that."""
 log = logging.getLogger(__name__)
-
-
-class WrongRun(Exception):
-    """The caller belongs to another run, or does not fit this run."""
 
 
 _CODES: dict[type[Exception], grpc.StatusCode] = {
@@ -214,14 +213,11 @@ class Service:
     def join(self, request: rpc.JoinRequest, context: grpc.ServicerContext) -> rpc.JoinResponse:
         """Admit a client to the run."""
         client = self.client(request.client_id, context)
-        if not request.relay:
-            self.check_no_relay(context)
+        through = self._through(request, [client], context)
         self._check_run(request, f"client {client}'s state directory belongs")
         description = client_json_of(request.description)
-        relay = self._relay(request, [client], context)
-        token = self._admit(
-            context, client, description, request.token, request.versions, request.start_over, relay
-        )
+        facts = request.token, request.versions, request.start_over, through
+        token = self._admit(context, client, description, *facts)
         return self._welcome(token, request.known)
 
     @coded
@@ -230,15 +226,13 @@ class Service:
     ) -> rpc.JoinSeveralResponse:
         """Admit several clients of one process; if one is refused, those before it are admitted."""
         clients = [self.client(one.client_id, context) for one in request.clients]
-        if not request.relay:
-            self.check_no_relay(context)
-        self._check_run(request, "these clients' state directories belong")
         if not clients:
             raise PayloadError("a JoinSeveral must name at least one client")
         if len({*clients}) < len(clients):
             raise PayloadError("a JoinSeveral must name each client once")
-        start_over, relay = request.start_over, self._relay(request, clients, context)
-        room = MAX_DESCRIBED
+        through = self._through(request, clients, context)
+        self._check_run(request, "these clients' state directories belong")
+        start_over, room = request.start_over, MAX_DESCRIBED
         for client, one in zip(clients, request.clients, strict=True):
             if not one.token:
                 raise PayloadError(f"client {client} must bring a token to join with others")
@@ -255,14 +249,16 @@ class Service:
                     f"the descriptions take more than {MAX_DESCRIBED >> 20} MiB; join with fewer "
                     "clients in one process"
                 )
-            self._admit(context, client, description, one.token, one.versions, start_over, relay)
+            self._admit(context, client, description, one.token, one.versions, start_over, through)
         return rpc.JoinSeveralResponse(joined=self._welcome(b"", request.known))
 
     def _admit(self, context: grpc.ServicerContext, client: ClientId, *facts: Any) -> bytes:
         """Admit one client by what it says; return its token."""
         took_over = client in self.cohort.sessions and self.cohort.presence.is_there(client)
         token: bytes = self.cohort.join(client, *facts)
-        self.journal.tell("joined", context, client, took_over=took_over, relay=facts[-1])
+        through: Through | None = facts[-1]
+        told = through.told if through else {}
+        self.journal.tell("joined", context, client, took_over=took_over, **told)
         return token
 
     def _check_protocol(self, spoken: int) -> None:
@@ -279,35 +275,22 @@ class Service:
                 "another --state-dir"
             )
 
-    def _relay(
+    def _through(
         self,
         request: rpc.JoinRequest | rpc.JoinSeveralRequest,
         clients: Sequence[ClientId],
         context: grpc.ServicerContext,
-    ) -> str:
-        """Return the relay that passes a request on; empty without one.
-
-        A client that is behind no relay could name one whose clients then wait for it.
-        """
+    ) -> Through | None:
+        """Return who passes a request on; None where the clients' own process makes the call."""
         if not request.relay:
-            return ""
-        if self._is_open:
-            raise PayloadError("an open run has no relays: its clients join at the coordinator")
-        found = re.fullmatch(r"([0-9]{1,9})-([0-9]{1,9})", request.relay)
-        ids = range(int(found[1]), int(found[2]) + 1) if found else range(0)
-        for client in clients:
-            if client not in ids:
-                said = printable(request.relay, 60)
-                raise PayloadError(f"client {client} is none of those of the relay {said!r}")
-        for end in (ids[0], min(ids[-1], self.cohort.num_clients - 1)):
-            self.client(str(end), context)  # a certificate covers all between two of its own
-        return request.relay
-
-    def check_no_relay(self, context: grpc.ServicerContext) -> None:
-        """Check that a caller who joins as a client itself is no relay."""
-        peer = self.guard.peer(context)
-        if peer and peer.uri and role_of(peer.uri) == RELAY:
-            raise NotYours(f"{peer.uri} passes clients on, and is none itself")
+            self.guard.check_joins_itself(context)
+            return None
+        found: Through = importlib.import_module(PASSES_ON).admitted(
+            request.relay, clients,
+            num_clients=self.cohort.num_clients, is_open=self._is_open,
+            check_covers=lambda client: self.client(client, context),
+        )  # fmt: skip
+        return found
 
     def _welcome(self, token: bytes, known: int) -> rpc.JoinResponse:
         return rpc.JoinResponse(
@@ -334,20 +317,20 @@ class Service:
             caller = self.cohort.caller(waiting, issues)
             if not context.add_callback(lambda: self.cohort.wake(caller)):
                 return
-            held, grouped = set(request.held), set[int]()
+            held, told = set(request.held), set[int]()
             with self.gate.alone([("Pull", client) for client in waiting], context):
                 while found := self.cohort.next_orders(caller, context.is_active):
-                    yield from self._sent(*found, held, grouped)
+                    yield from self._sent(*found, held, told)
                     del found  # its payload leaves memory once nobody needs it
         except tuple(_CODES) as error:
             self.refuse(context, error)
 
     def _sent(
-        self, orders: Sequence[rpc.Order], trip: OpenTrip, held: set[bytes], grouped: set[int]
+        self, orders: Sequence[rpc.Order], trip: OpenTrip, held: set[bytes], told: set[int]
     ) -> Iterator[bytes]:
         """Stream orders of one payload, and the parts of it that the caller lacks.
 
-        A relay is told the group of the client with the first order of a trip over its Pull.
+        ``told`` are the issues of the trips of which the caller was told more than the orders.
         """
         order = orders[0]
         facts = {"interaction": order.interaction, "round": order.round, "order": order.kind}
@@ -358,9 +341,8 @@ class Service:
         if client in trip.personal:
             parts["personal"] = trip.personal[client]
         header, sent = rpc.PullHeader(order=order, more=orders[1:]), list[Encoded]()
-        if trip.issue not in grouped and (group := trip.group_left(client)):
-            header.group.extend(group)
-            grouped.add(trip.issue)
+        if trip.issue not in told and trip.intake.tell(client, header):
+            told.add(trip.issue)
         for role, encoded in parts.items():
             part = header.parts.add(role=role, digest=encoded.digest, held=encoded.digest in held)
             if not part.held:
@@ -377,16 +359,9 @@ class Service:
             held.add(trip.common.digest)
 
     def push(self, stream: Iterator[bytes], context: grpc.ServicerContext) -> rpc.PushResponse:
-        """Take the result of one order, or the sum of a relay."""
+        """Take the result of one order, or what several clients bring together."""
         try:
-            push = Push.begun(stream)
-            if members := push.header.members:
-                found = [self.session(m.client_id, m.token, context) for m in members]
-                clients = [client for client, _ in found]
-                taken = self.inbox.take_sum(clients, push, context)
-                self.journal.sent(context, clients, push.header, push.wire, push.digest)
-                return taken
-            return self._take(push, context)
+            return self._take(Push.begun(stream), context)
         except tuple(_CODES) as error:
             self.refuse(context, error)
             raise AssertionError("abort raises") from error
@@ -409,13 +384,16 @@ class Service:
         return response
 
     def _take(self, push: Push, context: grpc.ServicerContext) -> rpc.PushResponse:
-        """Take the result of one order."""
-        header = push.header
-        client, session = self.session(header.client_id, header.token, context)
-        session.durable = max(session.durable, header.report.durable)
-        taken = self.inbox.take_result(client, push, context)
+        """Take what a Push brings."""
+        header, clients = push.header, list[ClientId]()
+        for one in header.members or [header]:
+            client, session = self.session(one.client_id, one.token, context)
+            clients.append(client)
+            if not header.members:
+                session.durable = max(session.durable, header.report.durable)
+        taken = self.inbox.take(clients, push, context)
         if not taken.repeated_upload:
-            self.journal.sent(context, [client], header, push.wire, push.digest)
+            self.journal.sent(context, clients, header, push.wire, push.digest)
         return taken
 
     @coded

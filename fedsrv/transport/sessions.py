@@ -17,38 +17,11 @@ from fedmodels.printable import printable
 from fedmodels.tensors.bundle import EVALUATOR, ClientId
 from fedsrv.engine.cohort import HoldsState, StateLost
 from fedsrv.state.history import LossTooLarge
+from fedsrv.transport.intake import Through
+from fedsrv.transport.refusals import UnknownSession
 
 NEWS_EVERY_S = 1.0
 T = TypeVar("T")
-
-
-class AlreadyConnected(Exception):
-    """The id is connected, and the caller's token is not its session's."""
-
-
-class UnknownSession(Exception):
-    """There is no session with this id and token."""
-
-
-class RunOver(Exception):
-    """The run has ended, and its end is committed."""
-
-
-class RunHasFailed(Exception):
-    """The run cannot go on; whoever takes part is told why, and leaves."""
-
-
-class Superseded(Exception):
-    """The order a result answers is no longer wanted."""
-
-
-class NotReady(Exception):
-    """The server cannot answer yet; the caller should try again in a moment."""
-
-    is_fault = False
-    """Whether that is worth a line in the log, and may take longer than a moment."""
-
-
 MAX_VERSIONS = 10_000
 """Private states of a client that a session remembers, the newest ones."""
 
@@ -72,8 +45,8 @@ class ClientSession:
     """Whether the client agrees to go on from its initial private state."""
     last_news: float = -math.inf
     """Time of the last beat that became an event."""
-    relay: str = ""
-    """The relay through which the client joined; empty without one."""
+    through: Through | None = None
+    """Who passes the client's calls on, if somebody does."""
     caller: Caller | None = None
     """The newest Pull that waits for the client; earlier ones get no more orders."""
 
@@ -112,10 +85,10 @@ Sessions = Mapping[ClientId, ClientSession]
 """The sessions of some clients."""
 
 
-def relays_of(sessions: Sessions, clients: Iterable[ClientId]) -> dict[ClientId, str]:
-    """Return the relay of each of these clients that joined through one."""
+def through_whom(sessions: Sessions, clients: Iterable[ClientId]) -> dict[ClientId, Through]:
+    """Return through whom each of these clients joined that joined through somebody."""
     found = ((client, sessions.get(client)) for client in clients)
-    return {client: session.relay for client, session in found if session and session.relay}
+    return {client: one.through for client, one in found if one and one.through}
 
 
 @dataclass(eq=False)
@@ -141,9 +114,9 @@ class Caller:
     """What is left of each trip under way, by its issue."""
 
     @cached_property
-    def is_relay(self) -> bool:
-        """Whether the Pull is a relay's: its orders go on to other processes."""
-        return any(session.relay for session in self.clients.values())
+    def passes_on(self) -> bool:
+        """Whether its orders go on to other processes."""
+        return any(session.through for session in self.clients.values())
 
     def wait(
         self,

@@ -12,7 +12,7 @@ import pytest
 from fedcli.runtime.worker import Result, Worker
 from fedmodels.tensors.bundle import Bundle
 from fedpb.v1 import coordinator_pb2 as rpc
-from fedsrv.transport import open_trips
+from fedsrv.relay import grouped_intake
 from tests.conftest import records_of
 from tests.fuzz.live import Live, complaints_with_traceback
 from tests.fuzz.lying_relay import (
@@ -33,8 +33,8 @@ TOLERANT = {"schedule": {"clients": 3, "rounds": 1}, "server": {"min_clients": 1
 @pytest.fixture
 def behind(living: Living, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Return a maker of runs whose clients 0 and 1 are behind a relay that lies."""
-    monkeypatch.setattr(open_trips, "LEFT_OUT_S", 0.5)
-    monkeypatch.setattr(open_trips, "SUM_S", 0.5)
+    monkeypatch.setattr(grouped_intake, "LEFT_OUT_S", 0.5)
+    monkeypatch.setattr(grouped_intake, "SUM_S", 0.5)
     relays: list[LyingRelay] = []
 
     def make(lie: Lie, **overrides: Any) -> Live:
@@ -74,7 +74,7 @@ def test_the_relay_is_named_and_the_run_ends(lie, behind, caplog):
 
 
 def test_a_deadline_ends_the_wait_for_a_relay_as_for_a_client(behind, monkeypatch):
-    monkeypatch.setattr(open_trips, "LEFT_OUT_S", 1000.0)
+    monkeypatch.setattr(grouped_intake, "LEFT_OUT_S", 1000.0)
     live = behind(drops(1), server={"min_clients": 2, "deadline_s": 0.5})
     assert live.summary()["state_sha256"]
     assert all(record["cohort"] == [0, 2] for record in records_of(live.root / "run"))

@@ -23,10 +23,10 @@ from fedsrv.engine.admission import Admission
 from fedsrv.events import EventLog
 from fedsrv.transport import server as transport_server
 from fedsrv.transport import service
+from fedsrv.transport.refusals import AlreadyConnected
 from fedsrv.transport.remote_cohort import RemoteCohort
 from fedsrv.transport.server import start_server, stop_server
 from fedsrv.transport.service import Service
-from fedsrv.transport.sessions import AlreadyConnected
 from fedsrv.transport.spool import Spool
 from tests.links.proxy import Fate, Proxy
 

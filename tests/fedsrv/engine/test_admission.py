@@ -8,8 +8,8 @@ from fedmodels.errors import ConfigError, PayloadError, RunFailed
 from fedmodels.tensors.bundle import EVALUATOR
 from fedsrv.engine.admission import Admission
 from fedsrv.events import EventLog
+from fedsrv.transport.refusals import UnknownSession
 from fedsrv.transport.remote_cohort import RemoteCohort
-from fedsrv.transport.sessions import UnknownSession
 from fedsrv.transport.spool import Spool
 from tests.conftest import tiny_experiment
 from tests.fedsrv.engine.test_private_rounds import BESIDE

@@ -17,7 +17,7 @@ from fedmodels.training.run import RunFacts
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.reduction import reduced
 from fedsrv.events import EventLog
-from fedsrv.transport.open_trips import groups_of
+from fedsrv.relay.grouped_intake import groups_of
 from fedtide.inprocess import InProcessCohort, run_in_process
 from fedtide.testing.trial import registered, server_context, tiny_experiment
 from tests.conftest import records_of

@@ -20,8 +20,8 @@ from fedsrv.relay.relaying import Relaying
 from fedsrv.relay.service import RelayService
 from fedsrv.relay.trips import SUMS_BY, Delivery, PassedOn, RelayedRun, RelayedTrips
 from fedsrv.relay.uplink import CoordinatorUnreachable, meaning_of
+from fedsrv.transport.refusals import NotReady, RunOver, Superseded, UnknownSession
 from fedsrv.transport.remote_cohort import RemoteCohort
-from fedsrv.transport.sessions import NotReady, RunOver, Superseded, UnknownSession
 from fedsrv.transport.spool import Spool
 from tests.conftest import tiny_experiment
 from tests.fedsrv.transport.test_results_of_pushes import Context, Refused
@@ -429,7 +429,7 @@ def test_a_client_brings_no_sum(world):
     header = rpc.PushHeader(kind=rpc.ORDER_KIND_TRAIN, interaction=2, trip=9)
     header.members.add(client_id="3", token=world.tokens[3])
     message = rpc.PushRequest(header=header).SerializeToString()
-    with pytest.raises(Refused, match="a relay takes no sums"):
+    with pytest.raises(Refused, match="nobody takes a sum here"):
         world.service.push(iter([message]), Context())
     for client in COUNTS:
         world.push(client)

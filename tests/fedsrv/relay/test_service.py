@@ -6,7 +6,7 @@ import pytest
 
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.relay.service import RelayService
-from fedsrv.transport.sessions import UnknownSession
+from fedsrv.transport.refusals import UnknownSession
 
 
 class Above:

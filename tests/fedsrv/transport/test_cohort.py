@@ -17,8 +17,9 @@ from fedsrv.engine.admission import Admission
 from fedsrv.engine.cohort import Answer, BufferedUploads, StateLost, Trip
 from fedsrv.events import EventLog
 from fedsrv.state.history import LossTooLarge
+from fedsrv.transport.refusals import AlreadyConnected, Superseded, UnknownSession
 from fedsrv.transport.remote_cohort import RemoteCohort
-from fedsrv.transport.sessions import AlreadyConnected, Superseded, UnknownSession, client_id_of
+from fedsrv.transport.sessions import client_id_of
 from fedsrv.transport.spool import Spool
 
 PROFILE = json.dumps(
@@ -826,7 +827,7 @@ def test_uploads_of_lasting_orders_stay_whole_however_large_they_are(world):
     for client in (0, 1):
         assert world.push(client, world.pull(client), value=float(client))
     (trip,) = world.cohort._trips._lasting
-    assert trip.folding.finish(trip.results) is None, "nothing is added up"
+    assert trip.intake._folding.finish(trip.results) is None, "nothing is added up"
     assert values(taking(world, 2).result(30)) == {0: 0.0, 1: 1.0}
 
 

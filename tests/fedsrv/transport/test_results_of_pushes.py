@@ -17,9 +17,9 @@ from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
 from fedsrv.engine.cohort import Answer, Trip
 from fedsrv.events import EventLog
+from fedsrv.transport.refusals import RunOver, Superseded, UnknownSession
 from fedsrv.transport.remote_cohort import RemoteCohort
 from fedsrv.transport.service import Service
-from fedsrv.transport.sessions import RunOver, Superseded, UnknownSession
 from fedsrv.transport.spool import Spool
 
 PROFILE = json.dumps(

@@ -131,7 +131,7 @@ def test_the_sum_of_a_relay_comes_alone(world):
     member = rpc.Member(client_id="1", token=world.tokens[1])
     found, good = world.push(world.result(1, members=[member]), world.result(0))
     assert (found.code, good.code) == (INVALID, OK)
-    assert found.line == "the sum of a relay has a Push of its own"
+    assert found.line == "the sum of several clients has a Push of its own"
 
 
 def test_results_before_the_run_is_taken_up_are_wanted_later(world):

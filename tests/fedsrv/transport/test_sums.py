@@ -19,12 +19,18 @@ from fedpb.descriptions import description_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
 from fedsrv.engine.cohort import Answer, Trip
-from fedsrv.engine.reduction import mean_with_sums
 from fedsrv.events import EventLog
 from fedsrv.identity import guard
 from fedsrv.identity.guard import Guard, Peer
-from fedsrv.transport.inbox import check_moved
-from fedsrv.transport.open_trips import LEFT_OUT_S, SUM_S, GroupSum, groups_of
+from fedsrv.relay.admission import Relay
+from fedsrv.relay.grouped_intake import (
+    LEFT_OUT_S,
+    SUM_S,
+    GroupSum,
+    check_moved,
+    groups_of,
+    mean_with_sums,
+)
 from fedsrv.transport.remote_cohort import RemoteCohort
 from fedsrv.transport.service import Service
 from fedsrv.transport.spool import Spool
@@ -62,9 +68,9 @@ class World:
             deadline_s=deadline_s, min_clients=min_clients, clock=lambda: self.now,
         )  # fmt: skip
         self.service = Service("run", {}, self.cohort, self.events)
-        relays = {0: "0-1", 1: "0-1", 2: ""}
+        through = {0: Relay("0-1"), 1: Relay("0-1"), 2: None}
         self.tokens = {
-            c: self.cohort.join(c, PROFILE, b"", (), relay=relay) for c, relay in relays.items()
+            c: self.cohort.join(c, PROFILE, b"", (), through=who) for c, who in through.items()
         }
         self.engine = ThreadPoolExecutor(1)
 
@@ -221,8 +227,8 @@ def test_a_client_that_joins_elsewhere_leaves_its_group(world):
     world.open()
     world.promise(0)
     world.promise(1)
-    world.cohort.join(1, PROFILE, world.tokens[1], (), relay="")
-    assert world.cohort._trips.current.groups == {0: (0,)}
+    world.cohort.join(1, PROFILE, world.tokens[1], ())
+    assert world.cohort._trips.current.intake.groups == {0: (0,)}
     with pytest.raises(Refused, match="a client of the sum has joined elsewhere") as refused:
         world.sums(0, 1)
     assert refused.value.code == grpc.StatusCode.ABORTED
@@ -235,7 +241,7 @@ def test_a_client_that_joins_elsewhere_leaves_its_group(world):
 def test_a_client_that_joins_again_through_its_relay_stays_in_its_group(world):
     world.open()
     world.promise(0)
-    world.cohort.join(1, PROFILE, world.tokens[1], (), relay="0-1")
+    world.cohort.join(1, PROFILE, world.tokens[1], (), through=Relay("0-1"))
     world.promise(1)
     world.sums(0, 1)
     world.whole(2)
@@ -370,7 +376,7 @@ def test_an_upload_that_comes_while_its_sum_is_received_counts_once(world):
     world.promise(1)
     trip = world.cohort._trips.current
     world.whole(1)
-    assert not world.cohort.end_sum(trip, received_sum(world))
+    assert not world.cohort.end_result(0, trip, received_sum(world))
     world.whole(0)
     world.whole(2)
     answers = world.done.result(10)
@@ -384,9 +390,9 @@ def test_a_sum_that_is_received_while_its_trip_closes_changes_nothing(world):
     world.promise(0)
     world.promise(1)
     trip, world.cohort._trips.current = world.cohort._trips.current, None
-    assert not world.cohort.end_sum(trip, received_sum(world))
-    assert not trip.sums
-    assert trip.promised.keys() == {0, 1}
+    assert not world.cohort.end_result(0, trip, received_sum(world))
+    assert not trip.intake.sums
+    assert trip.intake.promised.keys() == {0, 1}
 
 
 def trip(**more):
@@ -427,8 +433,8 @@ def test_a_relay_is_told_the_group_once_and_gets_all_orders(world):
 def test_a_relay_may_have_more_orders_under_way_than_a_process(tmp_path):
     events = EventLog()
     cohort = RemoteCohort(9, Spool(tmp_path, 1 << 20), events, admission=Admission({}, 9))
-    for relay, expected in (("0-8", 9), ("", RemoteCohort.MAX_AHEAD)):
-        tokens = {c: cohort.join(c, PROFILE, b"same", (), relay=relay) for c in range(9)}
+    for relay, expected in ((Relay("0-8"), 9), (None, RemoteCohort.MAX_AHEAD)):
+        tokens = {c: cohort.join(c, PROFILE, b"same", (), through=relay) for c in range(9)}
         orders = {c: order(c) for c in range(9)}
         cohort.send(Trip(orders, Bundle(), spec=SPEC))
         sessions = {c: cohort.session(c, token) for c, token in tokens.items()}
@@ -647,7 +653,7 @@ def test_a_relay_that_is_gone_is_not_at_fault(world):
     world.whole(2)
     world.pass_time(1000, 0, 2)
     assert world.stays(), "client 1 is not connected"
-    world.cohort.join(1, PROFILE, world.tokens[1], (), relay="0-1")
+    world.cohort.join(1, PROFILE, world.tokens[1], (), through=Relay("0-1"))
     world.pass_time(LEFT_OUT_S + 1, 1)
     assert world.stays()
     world.promise(1)

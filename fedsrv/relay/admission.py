@@ -1,0 +1,70 @@
+"""Who may join through a relay, and what takes the uploads that such clients bring."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from fedmodels.errors import PayloadError
+from fedmodels.printable import printable
+from fedmodels.tensors.bundle import ClientId
+from fedsrv.engine.cohort import Trip
+from fedsrv.relay.grouped_intake import GroupedIntake, groups_of
+
+
+@dataclass(frozen=True)
+class Relay:
+    """A relay by its name: the ids of its clients, so it is the same after a restart."""
+
+    name: str
+
+    def __str__(self) -> str:
+        """Return its name."""
+        return self.name
+
+    @property
+    def told(self) -> Mapping[str, str]:
+        """What the audit log says of it when a client joins through it."""
+        return {"relay": self.name}
+
+    def intake(self, trip: Trip, through: Mapping[ClientId, Relay]) -> GroupedIntake | None:
+        """Return what takes the uploads of a trip; None where no relay adds up any of them."""
+        groups = groups_of(trip, through)
+        return GroupedIntake(trip, groups, through) if groups else None
+
+
+def admitted(
+    name: str,
+    clients: Sequence[ClientId],
+    *,
+    num_clients: int,
+    is_open: bool,
+    check_covers: Callable[[str], object],
+) -> Relay:
+    """Return the relay through which clients join.
+
+    A client that is behind no relay could name one whose clients then wait for it.
+
+    Args:
+        name: what the relay says it is called.
+        clients: who joins.
+        num_clients: those of the run.
+        is_open: whether the run is open.
+        check_covers: checks that the caller's certificate covers a client, given its id.
+
+    Raises:
+        PayloadError: the relay is none of these clients', or the run takes no relays.
+        NotYours: the caller's certificate does not cover the relay's clients.
+    """
+    if is_open:
+        raise PayloadError("an open run has no relays: its clients join at the coordinator")
+    found = re.fullmatch(r"([0-9]{1,9})-([0-9]{1,9})", name)
+    ids = range(int(found[1]), int(found[2]) + 1) if found else range(0)
+    for client in clients:
+        if client not in ids:
+            said = printable(name, 60)
+            raise PayloadError(f"client {client} is none of those of the relay {said!r}")
+    for end in (ids[0], min(ids[-1], num_clients - 1)):
+        check_covers(str(end))  # a certificate covers all between two of its own
+    return Relay(name)

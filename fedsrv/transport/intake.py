@@ -1,0 +1,213 @@
+"""What a Push brings, and what becomes of the uploads of one trip.
+
+They stay whole, or are folded into their mean as they come where they would take too much memory.
+Where clients of a trip joined through somebody, that one may make another intake.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
+
+from fedmodels.errors import PayloadError
+from fedmodels.tensors.bundle import Bundle, ClientId
+from fedmodels.tensors.bundle_spec import BundleSpec
+from fedpb.codec import RawFrame, Receiver, read_chunk
+from fedpb.v1 import coordinator_pb2 as rpc
+from fedsrv.engine.cohort import Answer, Answers, Trip
+from fedsrv.engine.reduction import StreamingMean
+from fedsrv.transport.refusals import NotReady
+
+Allocate = Callable[[int], memoryview]
+"""Returns a buffer of so many bytes."""
+
+
+@dataclass
+class Push:
+    """A Push under way: its header, and what came with it."""
+
+    header: rpc.PushHeader
+    frame: RawFrame | None
+    rest: Iterator[bytes]
+    wire: int
+    """Bytes that came so far."""
+
+    digest: bytes = b""
+    """Identifies the upload that was received: its header and the checksums of its frames."""
+    is_whole: bool = False
+    """Whether nothing more can come: it stood in one message with others."""
+
+    @classmethod
+    def begun(cls, stream: Iterator[bytes]) -> Self:
+        """Return a Push of which the first message has come.
+
+        Raises:
+            PayloadError: that message has no header.
+        """
+        return cls._read(next(stream, b""), stream)
+
+    @classmethod
+    def whole(cls, data: memoryview) -> Self:
+        """Return one of several results that came in one message.
+
+        Raises:
+            PayloadError: it has no header, or is of several clients.
+        """
+        push = cls._read(data, iter(()), is_whole=True)
+        if push.header.members:
+            raise PayloadError("the sum of several clients has a Push of its own")
+        return push
+
+    @classmethod
+    def _read(
+        cls, data: bytes | memoryview, rest: Iterator[bytes], *, is_whole: bool = False
+    ) -> Self:
+        header, frame = read_chunk(data, rpc.PushHeader)
+        if header is None:
+            raise PayloadError("a Push must begin with its header")
+        return cls(header, frame, rest, len(data), is_whole=is_whole)
+
+    def received(self, spec: BundleSpec, allocate: Allocate) -> Bundle:
+        """Receive the bundle behind the header.
+
+        Raises:
+            PayloadError: it is not what the spec says, or damaged.
+            NotReady: the stream ends short. The reason does not matter: a cancelled call may look
+                like a stream that its sender closed.
+        """
+        receiver = Receiver(self.header.bundle, spec, allocate)
+        if self.frame is not None:
+            receiver.feed(self.frame)
+        if not receiver.is_complete:  # else the first message held the whole bundle
+            self._feed(receiver)
+        if not receiver.is_complete and not self.is_whole:
+            at = f"{receiver.received} of {self.header.bundle.payload_bytes} bytes"
+            raise NotReady(f"the stream ended after {at}; bring the upload again")
+        self.digest = receiver.digest
+        return receiver.finish()
+
+    def _feed(self, receiver: Receiver) -> None:
+        for data in self.rest:
+            self.wire += len(data)
+            header, frame = read_chunk(data, rpc.PushHeader)
+            if header is not None or frame is None:
+                raise PayloadError("a Push has one header only, and frames behind it")
+            receiver.feed(frame)
+
+
+class Intake:
+    """What becomes of the uploads of one trip.
+
+    The cohort holds its lock when it calls anything here, with these exceptions: the thread of a
+    Push calls :meth:`check`, :meth:`read` and :meth:`refusal`, that of a Pull calls :meth:`tell`,
+    and the engine's calls :meth:`end`, when nothing comes any more.
+    """
+
+    def __init__(self, trip: Trip, kept_bytes: int | None = None) -> None:
+        """Begin with nothing.
+
+        Args:
+            trip: whose orders have their numbers.
+            kept_bytes: uploads of more in all may be folded; unless it is given, all stay whole.
+        """
+        self.trip = trip
+        count = None if kept_bytes is None else trip.count
+        self._folding = StreamingMean(trip.orders, count, kept_bytes or 0)
+        self.answered: set[ClientId] = set()
+        """Clients whose results are whole, or that failed."""
+
+    # --- one Push ---------------------------------------------------------------------------------
+
+    def most_bytes(self, header: rpc.PushHeader) -> int:
+        """Return the most bytes that a Push may bring."""
+        return self.trip.spec.max_bytes
+
+    def check(self, header: rpc.PushHeader) -> None:
+        """Check that a Push of this kind may come at all; no client fails for one that may not.
+
+        Raises:
+            PayloadError: it may not.
+        """
+        if header.members:
+            raise PayloadError("nobody takes a sum here: each client brings its own upload")
+
+    def read(self, clients: Sequence[ClientId], push: Push, allocate: Allocate) -> Any:
+        """Receive and check what a Push brings; return what :meth:`keep` gets.
+
+        Raises:
+            PayloadError: it is refused.
+            NotReady: it ended short.
+        """
+        (client,), header = clients, push.header
+        self.trip.check_report(client, self.trip.orders[client], header.report)
+        if header.summed:
+            raise PayloadError(f"the weights of client {client} come whole in this trip")
+        sent = push.received(self.trip.spec, allocate)
+        upload = self.trip.restored(sent, allocate)
+        self.trip.check_upload(client, upload)
+        measured = self.trip.measured(client, upload)
+        return Answer(upload, header.report, sent.num_bytes(), 0, push.wire, measured=measured)
+
+    def refusal(self, client: ClientId, header: rpc.PushHeader, error: PayloadError) -> str:
+        """Return the line with which a client fails whose Push was refused."""
+        return f"its upload was refused: {error}"
+
+    def keep(self, client: ClientId, arrived: Any, now: float) -> Mapping[ClientId, Answer] | None:
+        """Take what a Push of a client, or first of all of this client, brought.
+
+        Returns:
+            The results that are whole now, by client; None where it came too late.
+        """
+        return {client: arrived}
+
+    def add(
+        self, result: Answer, results: Mapping[ClientId, Answer], failed: Mapping[ClientId, str]
+    ) -> None:
+        """Fold a whole result in, where that saves memory, once all before it are there."""
+        self._folding.add_answer(result, results, failed)
+
+    def end(self, answers: Answers) -> None:
+        """Put what the uploads make together into the answers."""
+        answers.mean = self._folding.finish(answers.by_client)
+
+    # --- who is there -----------------------------------------------------------------------------
+
+    def tell(self, client: ClientId, header: rpc.PullHeader) -> bool:
+        """Say what else a caller has to know with a trip's first order for this client.
+
+        Returns whether anything was said; it is said once over a Pull.
+        """
+        return False
+
+    def moved(self, client: ClientId, through: Through | None) -> None:
+        """Note that a client joins again, maybe through somebody else."""
+
+    def overdue(
+        self, is_there: Callable[[ClientId], bool], now: float
+    ) -> Iterable[tuple[ClientId, str]]:
+        """Return the clients whose results will not come any more, and why in a line.
+
+        Args:
+            is_there: tells whether a client is connected.
+            now: the time on the monotonic clock.
+        """
+        return ()
+
+
+class Through(Protocol):
+    """Who passes the calls of some clients on; their sessions name it."""
+
+    @property
+    def told(self) -> Mapping[str, str]:
+        """What the audit log says of it when a client joins through it."""
+        ...
+
+    def intake(self, trip: Trip, through: Mapping[ClientId, Any]) -> Intake | None:
+        """Return what takes the uploads of a trip; None where they come as they always do.
+
+        Args:
+            trip: whose orders have their numbers.
+            through: through whom each of its clients joined that joined through anybody.
+        """
+        ...
