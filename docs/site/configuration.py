@@ -10,8 +10,17 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from fedmodels.config import experiment as tables
-from fedmodels.config import privacy, training
+from fedmodels.config import (
+    compression,
+    deploy,
+    evaluate,
+    experiment,
+    privacy,
+    schedule,
+    server,
+    tracking,
+    training,
+)
 from fedmodels.config import scenario as scenarios
 from fedmodels.config.bounds import MAX_COUNT
 from fedmodels.config.data import Columns, Data
@@ -40,20 +49,20 @@ from it.
 TABLES = {
     "data": Data,
     "data.columns": Columns,
-    "net": tables.NetTable,
-    "method": tables.MethodTable,
-    "schedule": tables.Schedule,
-    "trigger": tables.Trigger,
+    "net": experiment.NetTable,
+    "method": experiment.MethodTable,
+    "schedule": schedule.Schedule,
+    "trigger": schedule.Trigger,
     "training": training.Training,
     "training.lr_schedule": training.LrSchedule,
-    "evaluate": tables.Evaluate,
-    "server": tables.Server,
+    "evaluate": evaluate.Evaluate,
+    "server": server.Server,
     "server_optimizer": training.ServerOptimizer,
-    "compression": tables.Compression,
+    "compression": compression.Compression,
     "privacy": privacy.Privacy,
     "privacy.secure_sum": privacy.SecureSum,
-    "deploy": tables.Deploy,
-    "tracking": tables.Tracking,
+    "deploy": deploy.Deploy,
+    "tracking": tracking.Tracking,
 }
 KINDS = get_args(get_args(scenarios.Scenario)[0])
 

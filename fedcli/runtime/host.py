@@ -40,7 +40,7 @@ from fedcli.runtime.state import lock_states
 from fedcli.runtime.worker import Progress, Result, Task
 from fedcli.runtime.workers import Workers
 from fedmodels.commands import end_if_signalled
-from fedmodels.config.experiment import Deploy
+from fedmodels.config.deploy import Deploy
 from fedmodels.config.places import check_address
 from fedmodels.config.privacy import DETAILS, CountDetail
 from fedmodels.errors import (

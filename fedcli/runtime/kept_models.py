@@ -20,7 +20,8 @@ from fedcli.data.store.stream import Examples, TaskStream
 from fedcli.runtime.client_log import tell
 from fedcli.runtime.deployed import AFTER, DIGEST, Deployed
 from fedcli.runtime.state import PERSONAL, StateDirectory
-from fedmodels.config.experiment import Deploy, Experiment
+from fedmodels.config.deploy import Deploy
+from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ArchiveError, FedtideError
 from fedmodels.nets.split import SplitNet, whole
 from fedmodels.nets.trained import ModelFacts, TrainedModel, header_of

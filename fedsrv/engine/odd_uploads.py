@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedmodels.config.experiment import FEWEST_JUDGED
+from fedmodels.config.server import FEWEST_JUDGED
 from fedmodels.tensors.differences import (
     GENERATORS,
     STATISTICS,

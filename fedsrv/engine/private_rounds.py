@@ -309,23 +309,8 @@ def check_private_rounds(plan: Plan, experiment: Experiment) -> None:
             f"method {method.name!r} reads uploads one by one, and noise at the server covers "
             'their sum alone: [privacy] where = "clients" adds all of the noise to each upload'
         )
-    if experiment.server.reduce not in (None, "mean"):
-        raise ConfigError(
-            f"[server] reduce = {experiment.server.reduce!r} does not go with [privacy] level: how "
-            "far one client moves its result has no bound; leave it out, as each upload has one"
-        )
-    if experiment.secure_sum is not None and privacy.noise_at_server:
-        raise ConfigError(
-            "[privacy] secure_sum hides each upload from the server, which then bounds none: with "
-            'it, where = "clients"'
-        )
     if privacy.clip_quantile is not None and WEIGHTS not in of.clips:
         raise ConfigError("[privacy] clip_quantile follows weights, and the method sends none")
-    if schedule.is_asynchronous or schedule.over_select:
-        raise ConfigError(
-            "[privacy] needs cohorts that time does not choose: leave out over_select and "
-            'order = "asynchronous"'
-        )
     if schedule.sampling == "poisson" and len({*plan.tasks.values()}) > 1:
         raise ConfigError(
             '[privacy] with sampling = "poisson" needs the same number of tasks at all clients'
@@ -348,9 +333,6 @@ def told(plan: Plan, experiment: Experiment) -> list[str]:
 
 
 def _check_noise_of_clients(plan: Plan, experiment: Experiment) -> None:
-    table = experiment.compression
-    if table is not None and table.up != "float32":
-        raise ConfigError('[privacy] where = "clients" sends float32: leave out [compression] up')
     if plan.method.reduction == "each":
         if experiment.privacy is not None and experiment.privacy.differs("colluders"):
             raise ConfigError(
@@ -358,11 +340,6 @@ def _check_noise_of_clients(plan: Plan, experiment: Experiment) -> None:
                 "uploads one by one, and each has all of the noise"
             )
         return
-    if experiment.schedule.sampling == "poisson":
-        raise ConfigError(
-            '[privacy] where = "clients" needs cohorts of a known size, whose noise adds up: leave '
-            'out sampling = "poisson"'
-        )
     least = experiment.min_clients
     if few := next((s for s in plan.steps if len(s.cohort) < least), None):
         raise ConfigError(

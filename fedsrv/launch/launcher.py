@@ -15,7 +15,8 @@ from pathlib import Path
 
 import tomli_w
 
-from fedmodels.config.experiment import Experiment, forbidden_changes
+from fedmodels.config.changes import forbidden_changes
+from fedmodels.config.experiment import Experiment
 from fedmodels.config.places import gpu_of
 from fedmodels.config.privacy import check_trust
 from fedmodels.errors import ConfigError, DataError, Interrupted, RunFailed, RunStopped

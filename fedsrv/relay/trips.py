@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
+from fedmodels.config.combinations import refusals
 from fedmodels.errors import ConfigError, PayloadError
 from fedmodels.methods import make
 from fedmodels.resolution import received_experiment
@@ -176,10 +177,8 @@ class RelayedRun:
             ConfigError: relays cannot carry this run.
         """
         experiment = received_experiment(table, "the coordinator's experiment", code)
-        if experiment.schedule.order == "asynchronous":
-            raise ConfigError(
-                "asynchronous rounds take no relay: let the clients join the coordinator itself"
-            )
+        for line in refusals(experiment, also="relays"):
+            raise ConfigError(line)
         method = make(experiment.method.name, **experiment.method.hyper_parameters())
         return cls(RunFacts(experiment, problem), method)
 

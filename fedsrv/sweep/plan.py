@@ -14,7 +14,8 @@ from typing import Annotated, Any, Literal, Self
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from fedmodels.config.experiment import Experiment, difference
+from fedmodels.config.changes import difference
+from fedmodels.config.experiment import Experiment
 from fedmodels.config.faults import fault_of
 from fedmodels.config.presets import preset_file
 from fedmodels.errors import ArchiveError, ConfigError, reason_of, suggestion

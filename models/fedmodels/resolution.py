@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from fedmodels.config.combinations import check_combinations, refusals
 from fedmodels.config.data import Data
 from fedmodels.config.experiment import Experiment, MethodTable, NetTable
 from fedmodels.config.faults import fault_of
@@ -93,6 +94,7 @@ def experiment_of(
     """
     with _told_of(source, tables):
         experiment = Experiment.model_validate(tables)
+        check_combinations(experiment)
         from fedmodels.methods import make, settings_of  # methods import torch: only when used
         from fedmodels.nets import check_net
         from fedmodels.training.declaration import check_plain
@@ -131,6 +133,8 @@ def _check_method_fits(experiment: Experiment, method: Method) -> None:
             f"[evaluate] views = {list(views)}: {method.name} has {list(method.views)} alone, "
             "so no model would be scored"
         )
+    for line in refusals(experiment, reads=method.reduction):
+        raise ConfigError(line)
     if experiment.server.is_robust and not method.takes_means:
         raise not_by_rule(method)
     if experiment.secure_sum is not None and (why := not_by_sums(method)):

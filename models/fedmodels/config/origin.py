@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from fedmodels.config.changes import leaves
 from fedmodels.config.data import Data
-from fedmodels.config.experiment import Experiment, leaves
+from fedmodels.config.experiment import Experiment
 from fedmodels.config.scenario import ScenarioTable
 from fedmodels.errors import ConfigError
 from fedmodels.own_code import short_name

@@ -8,6 +8,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from fedmodels.config.bounds import Count, Positive, PositiveCount
+from fedmodels.config.data import Data
+from fedmodels.config.reduction import Reduction
+from fedmodels.config.scenario import Scenario
 from fedmodels.config.strict_table import StrictTable
 from fedmodels.errors import ConfigError
 
@@ -46,6 +49,41 @@ class SecureSum(StrictTable):
     def needed(self, clients: int) -> int:
         """Return how many of so many clients open the masks."""
         return max(2, math.ceil((self.threshold or 2 / 3) * clients - 1e-9))
+
+    def check_clients(self, rule: Reduction, cohort: int, fewest: int, *, noisy: bool) -> None:
+        """Check that there are as many clients and groups as sums need.
+
+        Args:
+            rule: how the sums of groups become one.
+            cohort: clients of a round.
+            fewest: clients that a round ends with at least.
+            noisy: whether clients add noise.
+
+        Raises:
+            ConfigError: there are not, or a bound would be there twice.
+        """
+        needed = max(3, rule.fewest_uploads)
+        if rule.is_robust and self.groups < needed:
+            raise ConfigError(
+                f"{rule.named} reads uploads one by one, and [privacy] secure_sum shows the mean "
+                f"of a group at most: give [privacy.secure_sum] groups, {needed} at least"
+            )
+        if cohort < MIN_GROUP:
+            raise ConfigError(
+                f"[privacy] secure_sum needs cohorts of at least {MIN_GROUP} clients: a sum of "
+                "fewer tells one client of another"
+            )
+        if noisy and self.clip is not None:
+            raise ConfigError(
+                "[privacy.secure_sum] clip would scale an upload down with the noise that its "
+                'client added: with where = "clients", leave it out; [privacy] clip is the bound'
+            )
+        if noisy and fewest < self.groups:
+            raise ConfigError(
+                f"[server] min_clients = {fewest} of {self.groups} groups of a secure sum: "
+                "epsilon counts on the noise of min_clients / groups; take fewer groups, or more "
+                "min_clients"
+            )
 
     @property
     def signs(self) -> bool:
@@ -134,6 +172,27 @@ class Privacy(StrictTable):
         if self.where != "clients" and self.differs("colluders"):
             raise ValueError('colluders belongs to where = "clients": else nobody else adds noise')
         return self
+
+    def check_inputs(self, data: Data | None, scenario: Scenario | None) -> None:
+        """Check that nothing of the inputs is told beside what the noise covers.
+
+        Raises:
+            ConfigError: a mean of examples would be.
+        """
+        if data is None:
+            return
+        by_client = scenario is not None and scenario.kind == "natural" and data.mean is None
+        if data.measures_inputs or by_client:
+            raise ConfigError(
+                "[privacy] level: without noise, the mean and deviation of inputs would follow "
+                "from clients' examples, and be told: give [data] mean and std, of x / scale, such "
+                "as mean = [0.5] and std = [0.25]"
+            )
+        if data.columns is not None and data.columns.missing == "mean":
+            raise ConfigError(
+                '[privacy] level: [data.columns] missing = "mean" fills empty cells with means of '
+                'the examples, which have no noise: take "drop" or "interpolate"'
+            )
 
     @property
     def noise(self) -> float:

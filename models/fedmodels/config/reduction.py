@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 
 from fedmodels.config.bounds import Positive, PositiveCount
 from fedmodels.config.strict_table import StrictTable
+from fedmodels.errors import ConfigError
 
 Reduce = Literal[
     "mean",
@@ -109,3 +110,25 @@ class Reduction(StrictTable):
         if self.clip_norm is not None and self.clip_factor is not None:
             raise ValueError("clip_norm and clip_factor say the same; give one of them")
         return self
+
+    def check_uploads(self, at_once: int, fewest: int | None) -> None:
+        """Check that rounds have as many uploads as the rule needs.
+
+        Args:
+            at_once: uploads that a round ends with.
+            fewest: ``min_clients``.
+
+        Raises:
+            ConfigError: there are fewer, or may be.
+        """
+        needed, named = self.fewest_uploads, self.named
+        if needed > at_once:
+            raise ConfigError(
+                f"{named} needs {needed} uploads in a round, and rounds have {at_once}: take "
+                "another rule, fewer attackers or more clients"
+            )
+        if fewest is not None and fewest < needed:
+            raise ConfigError(
+                f"[server] min_clients = {fewest} lets a round end with too few uploads: {named} "
+                f"needs {needed}"
+            )

@@ -120,26 +120,20 @@ class Training(StrictTable):
             raise ValueError('label_smoothing belongs to loss = "cross-entropy"')
         return self
 
-    @model_validator(mode="after")
-    def _stacks(self) -> Training:
-        own = {
-            "clip_norm": self.clip_norm is not None,
-            "lr_schedule.over = 'epochs'": self.lr_schedule is not None
-            and self.lr_schedule.over == "epochs",
-            "class_weights = 'balanced'": self.class_weights == "balanced",
-        }
-        for key, given in own.items():
-            if given and self.together > 1:
-                raise ValueError(
-                    f"{key} is each client's own, and together = {self.together} makes one step of "
-                    "several: leave together out"
-                )
-        return self
-
     @property
     def own_loss(self) -> bool:
         """Whether labels have another loss than the plain cross-entropy."""
         return bool(self.loss == "focal" or self.label_smoothing or self.class_weights)
+
+    @property
+    def follows_rounds(self) -> bool:
+        """Whether the rate of a round depends on how many rounds the run has."""
+        return self.lr_schedule is not None and self.lr_schedule.follows_rounds
+
+    @property
+    def follows_epochs(self) -> bool:
+        """Whether the rate changes within a local training."""
+        return self.lr_schedule is not None and self.lr_schedule.over == "epochs"
 
     @property
     def mixed_precision(self) -> bool:

@@ -11,21 +11,15 @@ def check_announcement(method: Method, run: RunFacts) -> None:
     """Check that a run hides what its ``[privacy] announce`` says.
 
     Raises:
-        ConfigError: the method sends or reads class counts, or the run needs them elsewhere.
+        ConfigError: the method sends or reads class counts.
     """
-    experiment, how = run.experiment, run.experiment.announced
+    how = run.experiment.announced
     if how != "exact" and (why := _reason(method, run)):
         raise ConfigError(f'[privacy] announce = "{how}" cannot be kept: {why}')
-    stops = experiment.schedule.patience is not None or experiment.schedule.target is not None
-    if how != "exact" and stops and experiment.evaluate.select_by == "f1":
-        raise ConfigError(
-            f'[privacy] announce = "{how}" leaves no F1 to end the run by: set [evaluate] '
-            'select_by = "accuracy"'
-        )
 
 
 def _reason(method: Method, run: RunFacts) -> str:
-    """Return why the run tells or needs what ``announce`` hides; empty if it does not."""
+    """Return why the run tells or reads what ``announce`` hides; empty if it does not."""
     spec, how = method.upload_spec(run), run.experiment.announced
     known, none = {**spec.required, **spec.optional}, how == "none"
     for key, each in known.items():
@@ -35,6 +29,4 @@ def _reason(method: Method, run: RunFacts) -> str:
             return f"uploads of {method.name} hold {key}"
     if none and method.tells_classes:
         return f"{method.name} has to tell which classes a client has"
-    if none and run.experiment.schedule.open:
-        return "an open run has to know which classes its clients bring"
     return ""

@@ -159,8 +159,6 @@ def check_hides_examples(method: Method, run: RunFacts) -> None:
             '[privacy] level = "example": batch normalisation mixes the examples of a batch, so '
             'none has a gradient of its own; take a net with norm = "layer" or without'
         )
-    if run.experiment.training.together > 1:
-        raise ConfigError('[privacy] level = "example" trains clients one by one: together = 1')
 
 
 def check_hidden(method: Method, ctx: ClientContext, state: Bundle) -> None:

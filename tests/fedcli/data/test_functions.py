@@ -14,8 +14,8 @@ from fedcli.data.sets.dataset import Dataset
 from fedcli.data.sets.registry import load
 from fedcli.data.store.commands import run_partition
 from fedcli.data.store.partition_writer import digest_of
+from fedmodels.config.changes import forbidden_changes
 from fedmodels.config.data import Data
-from fedmodels.config.experiment import forbidden_changes
 from fedmodels.config.scenario import Iid
 from fedmodels.errors import DataError
 from fedmodels.resolution import experiment_of

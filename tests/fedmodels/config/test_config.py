@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import tomli_w
 
-from fedmodels.config.experiment import difference
+from fedmodels.config.changes import difference
 from fedmodels.errors import ConfigError
 from fedmodels.nets import make_net
 from fedmodels.nets.alp import alp_layers

@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim import lr_scheduler
 from torchvision.ops import sigmoid_focal_loss
 
-from fedmodels.config.experiment import forbidden_changes
+from fedmodels.config.changes import forbidden_changes
 from fedmodels.config.training import LrSchedule, Training
 from fedmodels.errors import ConfigError
 from fedmodels.methods.fedavg import FedAvg

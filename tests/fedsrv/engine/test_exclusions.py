@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedmodels.config.experiment import Server
+from fedmodels.config.server import Server
 from fedmodels.errors import ConfigError, PayloadError, RunFailed
 from fedmodels.resolution import read_experiment
 from fedpb.v1 import coordinator_pb2 as rpc

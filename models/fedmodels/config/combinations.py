@@ -1,0 +1,325 @@
+"""Who goes with whom: the parts that a config can switch on, and the one table of their pairs.
+
+Two parts whose pair stands in no table here go together, and a test runs each such pair. What a
+part needs of its own keys (numbers, files) its own section checks. docs/combinations.md is written
+from these tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from fedmodels.config.experiment import Experiment
+from fedmodels.config.schedule import TASKS_IN_TURN
+from fedmodels.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Part:
+    """One capability that a config may leave out."""
+
+    name: str
+    keys: str
+    """What switches it on, as a config has it."""
+    is_on: Callable[[Experiment], bool]
+    page: str = ""
+    """File under ``docs/`` that tells of it."""
+    check: Callable[[Experiment], None] = lambda experiment: None
+    """Checks its own numbers, while it is on."""
+
+
+def _covers_inputs(e: Experiment) -> None:
+    if e.privacy is not None:
+        e.privacy.check_inputs(e.data, e.scenario)
+
+
+def _sums_enough(e: Experiment) -> None:
+    if e.privacy is not None and e.secure_sum is not None:
+        cohort = 1 if e.method.pools_data else e.cohort_size
+        noisy = e.privacy.noise_at_clients
+        e.secure_sum.check_clients(e.server, cohort, e.min_clients, noisy=noisy)
+
+
+def _scores_rounds(e: Experiment) -> None:
+    if not e.evaluate.every:
+        raise ConfigError(f"[schedule] {e.schedule.stops} looks at scored rounds: let every be 1")
+
+
+PARTS: Mapping[str, Part] = {
+    part.name: part
+    for part in (
+        Part("poisson sampling", '[schedule] sampling = "poisson"',
+             lambda e: e.schedule.sampling == "poisson", "differential-privacy.md"),
+        Part("weighted sampling", '[schedule] sampling = "weighted"',
+             lambda e: e.schedule.sampling == "weighted", "populations.md"),
+        Part("over-selection", "[schedule] over_select",
+             lambda e: e.schedule.over_select > 0, "populations.md"),
+        Part("availability", "[schedule] availability",
+             lambda e: e.schedule.availability is not None, "populations.md"),
+        Part("asynchronous rounds", '[schedule] order = "asynchronous"',
+             lambda e: e.schedule.is_asynchronous, "asynchronous.md"),
+        Part("open runs", "[schedule] open", lambda e: e.schedule.open, "streams.md"),
+        Part("triggers", "[trigger]", lambda e: e.trigger is not None, "streams.md"),
+        Part("stopping", "[schedule] patience, target", lambda e: bool(e.schedule.stops),
+             "metrics.md", _scores_rounds),
+        Part("fewer clients", "[server] min_clients, deadline_s",
+             lambda e: e.server.min_clients is not None, "reliability.md",
+             lambda e: e.server.check_clients(e.schedule.clients)),
+        Part("validation", "[data] validation_share",
+             lambda e: e.data is not None and e.data.validation_share is not None, "metrics.md"),
+        Part("accumulated data", '[scenario] training_data = "accumulated"',
+             lambda e: e.accumulates, "scenarios.md"),
+        Part("reference run", "[evaluate] reference",
+             lambda e: e.evaluate.reference is not None, "metrics.md"),
+        Part("rate of all rounds", "[training.lr_schedule] over rounds, without length",
+             lambda e: e.training.follows_rounds, "configuration.md"),
+        Part("trained by all", '[evaluate] trained = "all"',
+             lambda e: e.evaluate.trained == "all", "metrics.md"),
+        Part("drift", "[evaluate] drift", lambda e: e.evaluate.drift, "metrics.md"),
+        Part("class masks", "[evaluate] class_masks",
+             lambda e: e.evaluate.class_masks, "metrics.md"),
+        Part("probabilities", "[evaluate] probabilities",
+             lambda e: e.evaluate.probabilities, "metrics.md"),
+        Part("deployment", "[deploy]", lambda e: e.deploy is not None, "serving.md"),
+        Part("trackers", "[tracking]", lambda e: e.tracking.is_on, "operations.md"),
+        Part("compressed uploads", "[compression] up",
+             lambda e: e.compression is not None and e.compression.up != "float32",
+             "compression.md"),
+        Part("compressed payloads", "[compression] down",
+             lambda e: e.compression is not None and e.compression.down != "float32",
+             "compression.md"),
+        Part("zstd", "[compression] zstd", lambda e: e.zstd, "compression.md"),
+        Part("noise at the server", '[privacy] level = "client"',
+             lambda e: e.privacy is not None and e.privacy.noise_at_server,
+             "differential-privacy.md", _covers_inputs),
+        Part("noise at clients", '[privacy] level = "client", where = "clients"',
+             lambda e: e.privacy is not None and e.privacy.noise_at_clients,
+             "differential-privacy.md", _covers_inputs),
+        Part("example privacy", '[privacy] level = "example"',
+             lambda e: e.privacy is not None and e.privacy.hides_examples,
+             "differential-privacy.md", _covers_inputs),
+        Part("hidden counts", "[privacy] announce", lambda e: e.announced != "exact",
+             "privacy.md"),
+        Part("secure sums", "[privacy] secure_sum", lambda e: e.secure_sum is not None,
+             "secure-aggregation.md", _sums_enough),
+        Part("robust rules", "[server] reduce", lambda e: e.server.is_robust, "robustness.md",
+             lambda e: e.server.check_uploads(e.at_once, e.server.min_clients)),
+        Part("exclusion by rule", "[server] exclude_after",
+             lambda e: e.server.exclude_after is not None, "robustness.md",
+             lambda e: e.server.check_exclusion(e.at_once)),
+        Part("server optimiser", "[server_optimizer]",
+             lambda e: e.server_optimizer is not None, "configuration.md"),
+        Part("own loss", "[training] loss, label_smoothing, class_weights",
+             lambda e: e.training.own_loss, "configuration.md"),
+        Part("balanced weights", '[training] class_weights = "balanced"',
+             lambda e: e.training.class_weights == "balanced", "configuration.md"),
+        Part("clipped gradients", "[training] clip_norm",
+             lambda e: e.training.clip_norm is not None, "configuration.md"),
+        Part("rate of epochs", '[training.lr_schedule] over = "epochs"',
+             lambda e: e.training.follows_epochs, "configuration.md"),
+        Part("bfloat16", '[training] precision = "bfloat16"',
+             lambda e: e.training.mixed_precision, "results/speed.md"),
+        Part("together", "[training] together", lambda e: e.training.together > 1,
+             "results/speed.md"),
+        Part("frozen parts", "[net] frozen, adapters",
+             lambda e: bool({"frozen", "adapters"} & e.net.options().keys()), "nets.md"),
+        Part("relays", "fedsrv relay", lambda e: False, "relays.md"),
+    )
+}  # fmt: skip
+"""All parts, in the order of the page. Relays are no key: clients join through them."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Two parts that do not go together."""
+
+    pair: tuple[str, str]
+    why: str
+    """The line of the error; ``{0}`` is the experiment."""
+    only: Literal["", "each", "mean"] = ""
+    """For which methods alone, by what their server half reads; all unless given."""
+    when: Callable[[Experiment], bool] = lambda experiment: True
+    where: str = ""
+    """Under which further setting, in words, where ``when`` says so."""
+
+
+HAS_NO_MEANING = '[schedule] {} has no meaning with order = "asynchronous"'
+NO_COHORT = (
+    "[schedule] {} does not go with [privacy] secure_sum: its masks are agreed on by a cohort that "
+    "is known before it trains"
+)
+NO_BOUND = (
+    "[server] reduce = {0.server.reduce!r} does not go with [privacy] level: how far one client "
+    "moves its result has no bound; leave it out, as each upload has one"
+)
+BY_TIME = (
+    "[privacy] needs cohorts that time does not choose: leave out over_select and order = "
+    '"asynchronous"'
+)
+POISSON = '[schedule] sampling = "poisson" knows no over_select, no availability and no open run'
+NO_LEVELS = (
+    "[compression] up and down do not go with [privacy] secure_sum: masked numbers look random, "
+    "and nothing of them can be left out"
+)
+SINGLE = (
+    "[server] exclude_after looks at single uploads, and [privacy] {} hides them: leave it out; "
+    "fedsrv exclude sets a client aside by hand"
+)
+OWN_STEP = (
+    "[training] {} is each client's own, and together = {{0.training.together}} makes one step of "
+    "several: leave together out"
+)
+REFUSED: tuple[Refusal, ...] = (
+    Refusal(("poisson sampling", "over-selection"), POISSON),
+    Refusal(("poisson sampling", "availability"), POISSON),
+    Refusal(("poisson sampling", "open runs"), POISSON),
+    Refusal(
+        ("availability", "open runs"),
+        "[schedule] availability does nothing with open = true: who has joined is there",
+    ),
+    Refusal(
+        ("asynchronous rounds", "open runs"),
+        f"[schedule] {TASKS_IN_TURN.format('asynchronous')}",
+    ),
+    Refusal(("asynchronous rounds", "poisson sampling"), HAS_NO_MEANING.format("sampling")),
+    Refusal(("asynchronous rounds", "weighted sampling"), HAS_NO_MEANING.format("sampling")),
+    Refusal(("asynchronous rounds", "over-selection"), HAS_NO_MEANING.format("over_select")),
+    Refusal(("asynchronous rounds", "availability"), HAS_NO_MEANING.format("availability")),
+    Refusal(("asynchronous rounds", "stopping"), HAS_NO_MEANING.format("{0.schedule.stops}")),
+    Refusal(
+        ("asynchronous rounds", "trained by all"),
+        '[evaluate] trained = "all" needs rounds with a cohort: leave it out with order = '
+        '"asynchronous"',
+    ),
+    Refusal(
+        ("asynchronous rounds", "relays"),
+        "asynchronous rounds take no relay: let the clients join the coordinator itself",
+    ),
+    Refusal(
+        ("open runs", "relays"),
+        "an open run has no relays: its clients join at the coordinator",
+    ),
+    Refusal(
+        ("open runs", "accumulated data"),
+        '[scenario] training_data = "accumulated" needs the data of all earlier tasks, and in an '
+        "open run they may be gone: leave it out",
+    ),
+    Refusal(
+        ("open runs", "reference run"),
+        "[evaluate] reference needs the rounds of a run that is not open",
+    ),
+    Refusal(
+        ("open runs", "validation"),
+        "[data] validation_share needs the training data of all tasks so far, and in an open run "
+        "they may be gone: leave it out",
+    ),
+    Refusal(
+        ("open runs", "rate of all rounds"),
+        "[training.lr_schedule] ends with the run, and an open run has no last round: give length",
+    ),
+    Refusal(
+        ("open runs", "hidden counts"),
+        '[privacy] announce = "none" cannot be kept: an open run has to know which classes its '
+        "clients bring",
+        when=lambda e: e.announced == "none", where='announce = "none"',
+    ),
+    Refusal(
+        ("stopping", "hidden counts"),
+        '[privacy] announce = "{0.announced}" leaves no F1 to end the run by: set [evaluate] '
+        'select_by = "accuracy"',
+        when=lambda e: e.evaluate.select_by == "f1", where='[evaluate] select_by = "f1"',
+    ),
+    Refusal(
+        ("trained by all", "example privacy"),
+        '[evaluate] trained = "all" trains for scores alone, and [privacy] level = "example" '
+        "would charge those trainings: leave it out",
+    ),
+    Refusal(
+        ("secure sums", "asynchronous rounds"), NO_COHORT.format('order = "asynchronous"')
+    ),
+    Refusal(("secure sums", "open runs"), NO_COHORT.format("open = true")),
+    Refusal(("secure sums", "over-selection"), NO_COHORT.format("over_select")),
+    Refusal(("secure sums", "compressed uploads"), NO_LEVELS),
+    Refusal(("secure sums", "compressed payloads"), NO_LEVELS),
+    Refusal(
+        ("secure sums", "noise at the server"),
+        "[privacy] secure_sum hides each upload from the server, which then bounds none: with it, "
+        'where = "clients"',
+    ),
+    Refusal(("exclusion by rule", "noise at the server"), SINGLE.format("level")),
+    Refusal(("exclusion by rule", "noise at clients"), SINGLE.format("level")),
+    Refusal(("exclusion by rule", "secure sums"), SINGLE.format("secure_sum")),
+    Refusal(("robust rules", "noise at the server"), NO_BOUND),
+    Refusal(("robust rules", "noise at clients"), NO_BOUND),
+    Refusal(("noise at the server", "asynchronous rounds"), BY_TIME),
+    Refusal(("noise at the server", "over-selection"), BY_TIME),
+    Refusal(("noise at clients", "asynchronous rounds"), BY_TIME),
+    Refusal(("noise at clients", "over-selection"), BY_TIME),
+    Refusal(
+        ("noise at clients", "poisson sampling"),
+        '[privacy] where = "clients" needs cohorts of a known size, whose noise adds up: leave out '
+        'sampling = "poisson"',
+        only="mean",
+    ),
+    Refusal(
+        ("noise at clients", "compressed uploads"),
+        '[privacy] where = "clients" sends float32: leave out [compression] up',
+    ),
+    Refusal(
+        ("example privacy", "together"),
+        '[privacy] level = "example" trains clients one by one: together = 1',
+    ),
+    Refusal(("together", "clipped gradients"), OWN_STEP.format("clip_norm")),
+    Refusal(("together", "rate of epochs"), OWN_STEP.format("lr_schedule.over = 'epochs'")),
+    Refusal(("together", "balanced weights"), OWN_STEP.format("class_weights = 'balanced'")),
+)  # fmt: skip
+
+RESTS: Mapping[tuple[str, str], str] = {
+    ("odd uploads", "noise at the server"): "who counts would tell of single uploads",
+    ("odd uploads", "noise at clients"): "who counts would tell of single uploads",
+    ("odd uploads", "secure sums"): "masks hide how far an upload lies from others",
+}
+"""A part that is on unless another one is, which it would contradict, and why it rests then."""
+
+NEEDED: tuple[Refusal, ...] = (
+    Refusal(("triggers", "open runs"), "[trigger] belongs to [schedule] open = true"),
+    Refusal(
+        ("stopping", "validation"),
+        "[schedule] {0.schedule.stops} looks at a validation part: give [data] validation_share",
+    ),
+)
+"""A part, and the other part that it does not go without."""
+
+
+def check_combinations(experiment: Experiment) -> None:
+    """Check that all parts that a config switches on go together.
+
+    Raises:
+        ConfigError: names the first thing that is in the way.
+    """
+    for line in refusals(experiment):
+        raise ConfigError(line)
+    for part in PARTS.values():
+        if part.is_on(experiment):
+            part.check(experiment)
+
+
+def refusals(
+    experiment: Experiment, also: str = "", reads: Literal["", "each", "mean"] = ""
+) -> Iterator[str]:
+    """Yield the line of each pair of parts that an experiment asks for and that is refused.
+
+    Args:
+        experiment: the config.
+        also: a part beside its own: ``relays``.
+        reads: what the method's server half reads, where it is known.
+    """
+    on = {name for name, part in PARTS.items() if part.is_on(experiment) or name == also}
+    for each in NEEDED:
+        if each.pair[0] in on and each.pair[1] not in on:
+            yield each.why.format(experiment)
+    for each in REFUSED:
+        if {*each.pair} <= on and each.only in ("", reads) and each.when(experiment):
+            yield each.why.format(experiment)

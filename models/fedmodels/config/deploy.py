@@ -1,0 +1,25 @@
+"""``[deploy]``: which models of a client are served while it trains."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from fedmodels.config.strict_table import StrictTable
+
+
+class Deploy(StrictTable):
+    """``[deploy]``: which models of a client are served while it trains: docs/serving.md.
+
+    Left out, models are there when the run ends, and a client may still ``fedcli join --deploy``.
+    """
+
+    guard: Literal["held_out", "none"] = "held_out"
+    """What a client compares a new model with the live one on. ``held_out``: what it keeps for
+    validation of the tasks that it has met (``data.validation_share``); without such a part its own
+    test data, on which the accuracy of a live model is flattered then. ``none``: every new model
+    goes live."""
+    tolerance: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """A new model goes live with an accuracy this much lower than the live one's; with more than 0,
+    models may get worse step by step."""

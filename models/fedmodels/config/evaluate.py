@@ -1,0 +1,72 @@
+"""``[evaluate]``: when, and which models, are scored."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from fedmodels.config.bounds import Count, PositiveCount
+from fedmodels.config.strict_table import Place, StrictTable
+
+View = Literal["global", "after_local", "after_downlink"]
+
+
+class Evaluate(StrictTable):
+    """``[evaluate]``: when, and which models, are scored."""
+
+    every: Count = 1
+    """Score each time this many rounds have passed, and after the last; 0: after the last only."""
+    clients: PositiveCount | None = None
+    """How many clients score the models, the same ones in every round, beside the round's cohort;
+    all clients unless given. Metrics are means over the clients that score."""
+    views: Annotated[tuple[View, ...], Field(strict=False)] = (  # TOML has lists only
+        "global",
+        "after_local",
+        "after_downlink",
+    )
+    """Which of a client's models are scored: docs/metrics.md."""
+    last_rounds: PositiveCount = 1
+    """Summary metrics are means over this many last scored rounds."""
+    reference: Place = None
+    """Run directory against which the average forgetting measure is taken."""
+    batch_size: PositiveCount = 256
+    """Examples that are scored together."""
+    generalization: bool = False
+    """Score clients' models on the global test set too, where there is one: costly. It gives
+    FedAli's Generalization and FedMLP's A_loc (``a_loc_own_classes``)."""
+    trained: Literal["cohort", "all"] = "cohort"
+    """Whose models are scored right after local training. With ``all``, the clients beside the
+    cohort train in the last interaction of a scored round as well, and keep and send nothing of it.
+    Then ``a_loc_trained`` is of the same clients as ``a_loc_received``."""
+    class_masks: bool = False
+    """Score clients' models twice more by the method's own rule: among the classes a client has
+    met (``…_seen_classes``), as GLDP does, and among all (``…_all_classes``), as others do."""
+    pictures: Count = 2
+    """Clients, from the first on, that draw what they learnt into their own directory in the end:
+    prototypes among the embeddings of their test data, images they replay."""
+    probabilities: bool = False
+    """Let clients report how good the probabilities of their models are on their own test data:
+    ``…_auroc`` and ``…_ece``."""
+    influence: bool = False
+    """Let FedAli's clients measure after training how much prototypes change their tokens
+    (``prototype_share``, ``prototype_angle``): a further forward pass."""
+    last_tasks: PositiveCount | None = None
+    """Score clients on their last so many tasks alone; by default on all so far. In an open run the
+    cost of scoring then does not grow with its past."""
+    drift: bool = False
+    """Let clients report how far the inputs and the predictions of a task moved from those of the
+    task before (``input_drift``, ``prediction_drift``): two forward passes of at most 1000 test
+    examples, and a summary of the inputs in the private state. What is beyond chance is a warning:
+    docs/metrics.md."""
+    select_by: Literal["f1", "accuracy"] = "f1"
+    """What makes a round the best: mean macro-F1, or mean accuracy as FedAli's published code. With
+    ``validation_share`` the scores are those of validation parts; ``best_…`` looks at test data
+    in any case."""
+
+    @model_validator(mode="after")
+    def _views_are_named_once(self) -> Evaluate:
+        for view in self.views:
+            if self.views.count(view) > 1:
+                raise ValueError(f"views names {view!r} twice; name it once")
+        return self
