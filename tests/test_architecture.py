@@ -92,7 +92,7 @@ ROOMS = {
     ),
 }  # fmt: skip
 """The rooms of each package, lowest first: a file imports from its own room and from lower ones."""
-FOR_METHODS = tuple(f"fedmodels.methods.{n}" for n in ("fedavg", "register", "bases", "readings"))
+FOR_METHODS = tuple(f"fedmodels.methods.{n}" for n in ("fedavg", "register"))
 """What the file of a method may import of the methods' room; its variants may import the method."""
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "base", "misc"}
 MIN_METHODS = 4

@@ -66,6 +66,16 @@ def test_commands_and_options_stay(app, frozen):
         assert options <= found[command], command
 
 
+@pytest.mark.parametrize(("name", "app"), [("fedsrv", fedsrv.cli.app), ("fedcli", fedcli.cli.app)])
+def test_the_page_of_commands_has_every_option(name, app):
+    page = (ROOT / "docs" / "commands.md").read_text()
+    sections = dict(re.findall(r"^### `(.*?)`\n(.*?)(?=^##|\Z)", page, re.DOTALL | re.MULTILINE))
+    for command, words in surface(app).items():
+        told = {*re.findall(r"`([^` ]+)`", sections[f"{name} {command}"])}
+        options = {word for word in words if word.startswith("--")}
+        assert options - told <= {"--events"}, command  # of processes that launch starts
+
+
 @pytest.mark.parametrize("app", [fedsrv.cli.app, fedcli.cli.app])
 def test_every_option_is_explained(app):
     def visit(command):

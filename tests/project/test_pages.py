@@ -139,12 +139,12 @@ def test_the_page_of_what_leaves_has_every_message():
     assert {*script.fields_on(page)} == {script.label_of(case) for case in script.CASES}
 
 
-@pytest.mark.parametrize("name", ["configuration", "schema"])
+@pytest.mark.parametrize("name", ["commands", "configuration", "schema"])
 def test_a_generated_page_is_current(name):
     assert (ROOT / "docs" / f"{name}.md").read_text() == generated(name), "make docs writes it"
 
 
-@pytest.mark.parametrize("name", ["configuration", "schema"])
+@pytest.mark.parametrize("name", ["commands", "configuration", "schema"])
 def test_every_row_of_a_generated_page_has_a_meaning(name):
     page = generated(name)
     assert len(re.findall(r"^\| .*\|$", page, flags=re.MULTILINE)) > 50

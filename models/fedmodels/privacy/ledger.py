@@ -137,22 +137,21 @@ class PrivacyLedger:
             self._refresh()
         return charge.name in self._names
 
-    def epsilon(self, delta: float, charge: Charge | None = None, times: int = 1) -> float:
-        """Return the epsilon of the most exposed example, as if a training were done so often more.
+    def epsilon(self, delta: float, charge: Charge | None = None) -> float:
+        """Return the epsilon of the most exposed example, as if a training were done once more.
 
         Raises:
             ArchiveError: the file is damaged.
         """
         with self._told():
             self._refresh()
-        return self._epsilon(delta, charge, times)
+        return self._epsilon(delta, charge)
 
-    def _epsilon(self, delta: float, charge: Charge | None = None, times: int = 1) -> float:
+    def _epsilon(self, delta: float, charge: Charge | None = None) -> float:
         parts: dict[str, list[History]] = {c: e.histories() for c, e in self._exposures.items()}
-        if charge is not None and times:
-            more = [GaussianReleases(r.noise, times * r.times, r.rate) for r in charge.releases]
+        if charge is not None:
             of = self._exposures.get(charge.cut, Exposures())
-            parts[charge.cut] = of.histories(self._keys_of(charge), more)
+            parts[charge.cut] = of.histories(self._keys_of(charge), charge.releases)
         if len(parts) == 1:
             return epsilon_of_histories(next(iter(parts.values())), delta)
         return epsilon_of_histories(joined([*parts.values()]), delta)

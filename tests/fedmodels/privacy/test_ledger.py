@@ -7,8 +7,16 @@ import numpy as np
 import pytest
 
 from fedmodels.errors import ArchiveError, ArchiveNotWritten, OrderDeclined
-from fedmodels.privacy.accounting import GaussianReleases, epsilon_of
-from fedmodels.privacy.exposures import MAX_COMPARED, Exposures, joined, largest
+from fedmodels.privacy.accounting import GaussianReleases, epsilon_of, renyi_epsilon_of
+from fedmodels.privacy.exposures import (
+    MAX_COMPARED,
+    MAX_EXACT,
+    Exposures,
+    coarse,
+    epsilon_of_histories,
+    joined,
+    largest,
+)
 from fedmodels.privacy.ledger import Charge, PrivacyLedger
 from fedmodels.shortages import is_passing
 
@@ -58,6 +66,33 @@ def test_histories_of_too_many_kinds_are_taken_for_one_that_holds_all():
     assert largest(many) == [(((1.0, 0.5), MAX_COMPARED + 1), ((2.0, 0.5), 999))]
     a, b = (((1.0, 0.5), 1),), (((2.0, 0.5), 1),)
     assert {*joined([[a, b], [a]])} == {(((1.0, 0.5), 2),), (*a, *b)}
+    some = [(((1.0, 0.5), n),) for n in range(1, MAX_COMPARED)]
+    others = [(((2.0, 0.5), n),) for n in (3, 5, 4)]
+    assert joined([some, others]) == [(((1.0, 0.5), MAX_COMPARED - 1), ((2.0, 0.5), 5))]
+
+
+def test_rates_of_many_kinds_are_rounded_up_to_few():
+    """17 rates from 1/16 to 1 become 16, each 16^(1/15) times the one below.
+
+    The rate 16^(n/16) / 16 lies at most at 16^(k/15) / 16 for the least k >= 15 n / 16. That is
+    k = n up to n = 15, and 15 for n = 16.
+    """
+    history = tuple(((1.0, 16 ** (n / 16 - 1)), 1) for n in range(17))
+    found = coarse(history)
+    assert [n for _, n in found] == [1] * 15 + [2]
+    assert [q for (_, q), _ in found] == pytest.approx([16 ** (k / 15 - 1) for k in range(16)])
+    assert coarse(history[:16]) == history[:16], "so few stay as they are"
+
+
+def test_of_many_histories_that_cost_alike_a_coarser_bound_of_the_rest_counts():
+    """Four are looked at exactly; the fifth costs no more than Renyi accounting says of it."""
+    alike = [(((8.0, 1.0), n), ((8.1, 1.0), 40 - n)) for n in range(1, MAX_EXACT + 3)]
+    each = [tuple(GaussianReleases(z, n, q) for (z, q), n in history) for history in alike]
+    bounds = sorted((renyi_epsilon_of(one, DELTA) for one in each), reverse=True)
+    exact = max(epsilon_of(one, DELTA) for one in each)
+    assert epsilon_of_histories(alike, DELTA) == bounds[MAX_EXACT] > exact
+    few = alike[-MAX_EXACT:]
+    assert epsilon_of_histories(few, DELTA) == exact
 
 
 def test_what_meets_composes_and_what_does_not_is_the_worse_of_both(tmp_path):

@@ -118,6 +118,13 @@ def flat(weights):
             12 / 7,
             [0.571429, 0.285714, 0.142857],
         ),
+        # from 12/7: distances 5/7, 2/7, 16/7, so weights 7/5, 7/2, 7/16, which are 112 : 280 : 35
+        (
+            {"reduce": "geometric_median", "iterations": 2},
+            (1, 2, 4),
+            812 / 427,
+            [0.262295, 0.655738, 0.081967],
+        ),
         # means of each with its nearest: 0.5, 0.5, 5.5
         (
             {"reduce": "median", "mix": "nearest", "attackers": 1},

@@ -65,6 +65,28 @@ def test_a_share_within_the_bound_by_hand(cohort):
     assert float(released(cohort, 1.0, 0.0)[-1]) == pytest.approx(expected)
 
 
+def test_who_was_set_aside_is_not_expected_any_more():
+    """Each of 8 clients comes with the chance 2/8; from interaction 2 on three are gone."""
+    experiment = SimpleNamespace(
+        schedule=SimpleNamespace(sampling="poisson", clients=8), cohort_size=2
+    )
+    rounds = PrivateRounds.__new__(PrivateRounds)
+    rounds.store = SimpleNamespace(experiment=experiment)
+    plan = SimpleNamespace(tasks=dict.fromkeys(range(8), 1), aside={0: 2, 1: 2, 5: 2})
+    steps = [SimpleNamespace(interaction=n, cohort=(7,)) for n in range(4)]
+    assert [rounds.expected(step, plan) for step in steps] == [2, 2, 5 / 4, 5 / 4]
+
+
+def test_a_bound_goes_on_after_a_restart_from_what_the_last_record_left():
+    rounds = PrivateRounds.__new__(PrivateRounds)
+    told = {3: {"privacy": {"clip": 0.5, "clip_next": 0.4}}}
+    rounds.privacy, rounds._clips = SimpleNamespace(clip=1.0), {}
+    rounds.store = SimpleNamespace(ledger=SimpleNamespace(record=told.get))
+    assert [rounds._clip_at(n) for n in (0, 4, 5)] == [1.0, 0.4, 1.0]
+    rounds._clips = {4: 0.3}
+    assert rounds._clip_at(5) == 0.3, "that of this process"
+
+
 def test_the_sum_of_nobody_is_noise_alone():
     """Noise of 2 clips on a sum that 4 were expected for: 0.5 on the mean."""
     assert released([], 2.0, 1.0, quantile=None).tolist() == [0.5, 0.5]
