@@ -122,6 +122,8 @@ def test_a_run_from_beginning_to_end(launch, whole_run, partition, tmp_path):
     files = {p.name for p in run.out.iterdir()}
     expected = {"config.toml", "env.json", "run.db", "rounds.jsonl", "summary.json"}
     assert expected | {"report.html", "server", "clients", "logs", "data"} <= files
+    closed = ("server", "clients", "logs", "data")
+    assert {(run.out / name).stat().st_mode & 0o777 for name in closed} == {0o700}
     assert (run.out / "clients" / "2" / "personal.safetensors").exists()
     assert {p.name for p in (run.out / "logs").glob("client-*")} == {
         "client-0-2:2.log", "client-1.log", "client-evaluator.log"

@@ -125,6 +125,18 @@ def test_the_methods_without_compression_are_those_that_the_page_names():
     assert OURS - found == named("compression.md", "Methods without such parameters")
 
 
+def test_the_methods_that_tell_clients_of_classes_are_those_that_the_page_names():
+    """A payload's histogram counts the clients of a cohort that hold each class."""
+
+    def tells_no_classes(method: Method, run: RunFacts) -> None:
+        for spec in method.payload_spec(run):
+            if any(key.startswith("histogram/") for key in (*spec.required, *spec.optional)):
+                raise ConfigError("it tells of the cohort's classes")
+
+    told = named("differential-privacy.md", "`af-fcl`, `fedcil`, ")
+    assert OURS - accepting(tells_no_classes) == told
+
+
 def generated(name: str) -> str:
     """Return a page of the reference, as its script writes it."""
     page: str = script_of(name).page()

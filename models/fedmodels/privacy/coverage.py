@@ -60,6 +60,8 @@ def assumptions(experiment: Experiment) -> str:
     assert privacy is not None, "there is something to hide"
     named = ", ".join(privacy.allow)
     left = f"not covered, and allowed: {named}" if named else "nothing else leaves a client"
+    if experiment.schedule.sampling == "weighted":
+        left += "; cohorts are drawn by announced numbers of examples, which have no noise"
     if privacy.hides_examples:
         return (
             "hides one training example of a client (add or remove one) from everybody but the "

@@ -67,6 +67,11 @@ def test_a_mistake_is_one_line(text, line):
         (CLIENT, {**NOISY, "where": "server"}, "noise at the server, which sees each upload"),
         (f"{CLIENT},min-cohort=4", {**NOISY, "secure_sum": True}, "sees sums of 3 clients"),
         (
+            f"{CLIENT},min-cohort=3",
+            {**NOISY, "secure_sum": {"trust": "coordinator"}},
+            "min-cohort=3, and somebody sees each upload alone",
+        ),
+        (
             f"{CLIENT},where=server,clip=2",
             {**NOISY, "where": "server", "clip_quantile": 0.5},
             "the run's bound adapts",

@@ -48,6 +48,10 @@ LIES = {
     "other end": history("a", "xyZ", 3),
     "no proof": rpc.History(head=history("a", "xyzu", 3).head),
     "cut proof": rpc.History(head=history("a", "xyzu", 3).head, digests=b"\x00" * 31),
+    "more than it proves": rpc.History(
+        head=rpc.Head(number=9, link=history("a", "xyzu", 3).head.link),
+        digests=history("a", "xyzu", 3).digests,
+    ),
     "short link": rpc.History(head=rpc.Head(number=3, link=b"x")),
     "left out": rpc.History(),
     "link left out": rpc.History(head=rpc.Head(number=4), digests=b"\x00" * 32),

@@ -13,7 +13,7 @@ from fedcli.runtime.worker import coarse
 from fedmodels.errors import FedtideError, PayloadError
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.numerics.secrecy import Secret
-from fedmodels.privacy.coverage import BESIDE, told_beside
+from fedmodels.privacy.coverage import BESIDE, assumptions, told_beside
 from fedmodels.privacy.told import COVERS, cover_of, fields
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.events import EventLog
@@ -166,3 +166,10 @@ def test_what_a_run_decides_by_scores_is_named():
     names = [told_beside(e, scores=False, metrics=False) for e in (stops, drops)]
     assert [each[-1] for each in names] == ["stopping", "trigger"]
     assert told_beside(tiny_experiment(), scores=True, metrics=False) == [*TOLD]
+
+
+@pytest.mark.parametrize("sampling", ["uniform", "weighted"])
+def test_cohorts_that_follow_from_what_was_announced_are_an_assumption(sampling):
+    schedule = {"sampling": sampling, "per_round": 2}
+    said = assumptions(tiny_experiment(privacy=NOISE, schedule=schedule))
+    assert ("drawn by announced numbers of examples" in said) == (sampling == "weighted")

@@ -104,6 +104,13 @@ def flat(weights):
             1.0,
             [0.333333, 0.166667, 0.033333],
         ),
+        # of four norms the smaller one in the middle, 2
+        (
+            {"reduce": "norm_clipped", "clip_factor": 1.0},
+            (1, 2, 4, 10),
+            7 / 4,
+            [0.25, 0.25, 0.125, 0.05],
+        ),
         # v = 1 after one iteration; then 1 + (0 + 1 + 1) / 3
         (
             {"reduce": "centered_clipping", "clip_norm": 1.0, "iterations": 2},

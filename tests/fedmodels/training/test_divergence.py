@@ -48,6 +48,17 @@ def test_a_weight_decay_that_multiplies_weights_is_the_cause():
     assert line.endswith("a lower weight_decay helps")
 
 
+@pytest.mark.parametrize(("decay", "is_cause"), [(1.0, True), (0.5, False)])
+def test_a_weight_decay_is_the_cause_from_where_a_step_leaves_nothing_of_weights(decay, is_cause):
+    ctx = linear_context(
+        tiny_experiment(training={"lr": 1.0, "weight_decay": decay}), POINTS, [0, 1]
+    )
+    half = ClientHalf(FedAvg(), ctx, GIVEN, Bundle())
+    half.x, half.y = ctx.stream.train(0)
+    ctx.asked.add("optimizer")
+    assert ("weight_decay is 1, so each step" in explanation(half)) == is_cause
+
+
 def test_weights_that_no_coordinator_takes_are_found_where_every_loss_was_finite():
     line = line_of(lr=1e7, local_epochs=1)
     assert line.startswith("training diverged: a weight of 'head/weight' is 7.5e+06, beyond 1e+06;")
@@ -64,8 +75,9 @@ def test_inputs_that_are_no_numbers_are_the_cause(value):
     assert line.endswith("; its inputs hold NaN or infinity: remove or replace those examples")
 
 
-def test_inputs_far_from_zero_come_first():
-    line = line_of([[1e38, 1e38], [1e38, -1e38]], lr=1e30)
+@pytest.mark.parametrize("x", [[[1e38, 1e38], [1e38, -1e38]], [[-1e3, 0.0], [-1e2, 1.0]]])
+def test_inputs_far_from_zero_come_first(x):
+    line = line_of(x, lr=1e30)
     assert "what usually helps is inputs near 0, by scale, mean and std in client.json" in line
 
 

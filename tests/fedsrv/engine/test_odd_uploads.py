@@ -13,7 +13,8 @@ from fedmodels.resolution import read_experiment
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.tensors.differences import SKETCH, Measured, against
 from fedpb.v1 import coordinator_pb2 as rpc
-from fedsrv.engine.odd_uploads import agreed_on, far_out, first_odd, standing_out
+from fedsrv.engine import odd_uploads
+from fedsrv.engine.odd_uploads import agreed_on, far_out, first_odd, oddities, standing_out
 from fedsrv.events import EventLog
 from fedtide.inprocess import launch_in_process, run_in_process
 from tests.conftest import records_of, tiny_experiment
@@ -70,6 +71,23 @@ def test_the_part_that_lies_farthest_out_is_named():
     cohort = {c: Measured({"weights": 1.0, "statistics": 1.0}) for c in range(2)}
     cohort[2] = Measured({"weights": 20.0, "statistics": 1e6})
     assert "its statistics moved 1e+06 times as far" in far_out(cohort)[2]
+
+
+@pytest.mark.parametrize(("all_but", "ratio"), [(0, None), (1, 11.0), (2, 16.5), (3, 33.0)])
+def test_an_upload_is_compared_with_the_largest_but_those_that_may_lie(all_but, ratio):
+    """Of 1, 2, 3 and 33 the largest is 33; without one, two and three of them it is 3, 2 and 1."""
+    found = oddities(weights(1.0, 2.0, 3.0, 33.0), 0.0, all_but=all_but)
+    assert {c: odd.ratio for c, odd in found.items()} == ({} if ratio is None else {3: ratio})
+
+
+@pytest.mark.parametrize(("one", "out"), [(-0.45, []), (-0.55, [0])])
+def test_a_direction_stands_out_by_two_deviations_of_its_cohort(monkeypatch, one, out):
+    """Of -0.3 with 0.1 more and less, the median deviation is 0.05: two of 1.48 times that are
+    0.148 below the median of -0.35, so the bound is -0.498."""
+    cosines = [one, -0.4, -0.35, -0.35, -0.3]
+    voices = {client: (4, cosine) for client, cosine in enumerate(cosines)}
+    monkeypatch.setattr(odd_uploads, "against", lambda *_: voices)
+    assert [*standing_out(weights(*[1.0] * 5))] == out
 
 
 def drawn(*rows, norms=()):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,13 @@ import pytest
 
 import fedtide
 from fedcli.data.store.growing import add_task
+from fedmodels.config.experiment import Trigger
 from fedmodels.errors import ConfigError, PayloadError, RunFailed
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
 from fedsrv.engine.exclusions import Exclusions
-from fedsrv.engine.schedule import movers
-from fedsrv.engine.stages import RunPaused
+from fedsrv.engine.schedule import Growth, movers
+from fedsrv.engine.stages import RunPaused, Stages
 from fedsrv.engine.summary import forgetting_of_streams
 from fedsrv.events import EventLog
 from fedsrv.state.recovery import recover
@@ -97,6 +99,47 @@ def test_a_trigger_waits_until_enough_clients_have_new_data(digits, tmp_path):
     forget_last_task(data / "0")
     run_in_process(experiment, data, tmp_path / "run")
     assert growths_of(tmp_path / "run") == [(0, [[0, 1], [1, 1], [2, 1]])]
+
+
+def due(trigger: dict[str, Any], accuracy: float | None = None) -> tuple[Any, list[Any]]:
+    """Return what tells whether one client may go on, and the plans whose scores were asked for.
+
+    The last scored round had an accuracy of 0.75.
+    """
+    stages: Any = Stages.__new__(Stages)
+    records = {4: {"metrics": {"a_loc_received": 0.75, "a_glo": 0.1}}}
+    stages.store = SimpleNamespace(
+        experiment=SimpleNamespace(begins=Trigger(new_data=2, **trigger)), committed=4,
+        ledger=SimpleNamespace(record=records.get),
+    )  # fmt: skip
+    stages._looked_at, stages.known, looked = {}, {}, list[Any]()
+    plan: Any = SimpleNamespace(grown=lambda growth, _: growth)
+
+    def ahead(grown: Any, clients: Any) -> float | None:
+        looked.append((grown, clients))
+        return accuracy
+
+    def is_due(tasks: dict[int, int], waited: float = 0.0, is_idle: bool = True) -> bool:
+        return bool(stages._is_due(plan, Growth(5, tasks), waited, is_idle, ahead))
+
+    return is_due, looked
+
+
+def test_one_client_with_new_data_waits_for_another_one_or_for_its_time():
+    is_due, looked = due({"every_s": 10})
+    assert [is_due({0: 2}, waited) for waited in (0, 9.9, 10, 11)] == [False, False, True, True]
+    assert is_due({0: 2, 1: 2})
+    assert not is_due({}, 11)
+    assert looked == []
+
+
+@pytest.mark.parametrize(("accuracy", "goes_on"), [(0.5, True), (0.51, False), (None, False)])
+def test_a_drop_of_as_much_as_the_trigger_says_is_enough_and_looked_at_once(accuracy, goes_on):
+    """0.75 - 0.5 is the drop of 0.25."""
+    is_due, looked = due({"score_drop": 0.25}, accuracy)
+    assert not is_due({0: 2}, is_idle=False), "rounds are under way"
+    assert [is_due({0: 2}), is_due({0: 2}), is_due({0: 3})] == [goes_on, False, goes_on]
+    assert [clients for _, clients in looked] == [[0], [0]]
 
 
 @pytest.mark.parametrize(("drop", "goes_on"), [(0.05, True), (0.9, False)])

@@ -5,7 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 import fedtide
+from fedcli.data.store.partition_writer import written_whole
+from fedsrv.state.run_directory import make_directory
 from tests.fedsrv.state.test_falsified import CONFIG
 
 
@@ -25,3 +29,18 @@ def test_nobody_else_reads_what_tells_of_clients(tmp_path):
     finally:
         os.umask(before)
     assert readable(tmp_path / "run") <= {".lock", "report.html"}
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o000])
+def test_nobody_else_reads_dealt_data_or_the_logs_of_a_launched_run(tmp_path, mask):
+    """``partition`` and ``launch`` write data by the one, and ``launch`` its logs by the other."""
+    out, before = tmp_path / "run", os.umask(mask)
+    try:
+        make_directory(out, out)
+        make_directory(out / "logs", out)
+        with written_whole(out / "data") as place:
+            (place / "0").mkdir()
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (out / "logs", out / "data")}
+    assert modes == {"logs": 0o700, "data": 0o700}
