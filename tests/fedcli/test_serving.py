@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import http.client
 import io
@@ -10,11 +11,12 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http import HTTPStatus
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -438,6 +440,58 @@ def test_a_request_has_limits_of_time(place, monkeypatch):
         with socket.create_connection(("127.0.0.1", ask.port), 30) as slow:  # type: ignore
             slow.sendall(b"GET /health HTTP/1.1\r\nHost: local")
             assert slow.recv(100) == b"", "a head that does not come ends its connection"
+
+
+def test_a_request_at_work_has_a_limit_of_its_own_and_no_second_one():
+    """A connection is looked at: once it waits too long, or one request is at work for too long."""
+    looks, ended = list[Any](), list[bool]()
+
+    def call_later(seconds: float, look: Any, cycle: Any) -> Any:
+        looks.append((seconds, cycle))
+        return SimpleNamespace(cancel=lambda: None)
+
+    protocol: Any = http_server.BoundedProtocol.__new__(http_server.BoundedProtocol)
+    protocol.loop = SimpleNamespace(call_later=call_later)
+    protocol.transport = SimpleNamespace(abort=lambda: ended.append(True))
+    first, second = (SimpleNamespace(response_complete=False) for _ in range(2))
+    protocol.cycle = first
+    protocol._look(None)
+    protocol.cycle = second
+    protocol._look(first)
+    assert looks == [(http_server.SLOW_READER_S, first), (http_server.SLOW_READER_S, second)]
+    assert not ended
+    protocol._look(second)
+    assert ended == [True]
+    second.response_complete = True
+    protocol._look(None)
+    assert ended == [True, True], "it waits for a request that does not come"
+
+
+@pytest.mark.parametrize(("parts", "read", "taken"), [(1, 1, True), (3, 3, False), (9, 5, False)])
+def test_a_body_that_is_too_long_is_read_so_far_that_its_caller_hears_why(
+    monkeypatch, parts, read, taken
+):
+    monkeypatch.setattr(model_server, "MAX_BODY", 10)
+    monkeypatch.setattr(model_server, "MAX_DRAINED", 40)
+    came = list[bytes]()
+
+    async def stream() -> AsyncIterator[bytes]:
+        for _ in range(parts):
+            came.append(b"x" * 10)
+            yield came[-1]
+
+    request: Any = SimpleNamespace(stream=stream)
+    found = asyncio.run(model_server._body_of(request))
+    assert (len(came), found) == (read, b"x" * 10 if taken else None)
+
+
+def test_a_damaged_first_model_is_named_each_time(place):
+    place.folder.mkdir()
+    place.current.write_bytes(b"half")
+    live = LiveModel.of(place.folder.parent.parent, 7)
+    for _ in range(2):
+        with pytest.raises(ArchiveError):
+            live.now()
 
 
 def test_a_connection_takes_several_requests(place):
