@@ -224,7 +224,7 @@ def set_aside(store: Store, clients: Sequence[int]) -> None:
     if len({*store.aside(), *clients}) >= number:
         raise ConfigError("--without: no client would be left")
     if clients:
-        store.set_aside(clients)
+        store.set_aside(dict.fromkeys(clients, "the run goes on without it (--without)"))
 
 
 def _tell_the_beginning(
@@ -274,7 +274,7 @@ def _cohort_of(
         min_clients=experiment.min_clients,
         admission=Admission.of(experiment, store.ledger.profiles()),
         expects_evaluator=expects_evaluator,
-        aside=store.aside(),
+        out=store.gone(store.committed + 1),
         beginners=experiment.schedule.beginners,
         together=experiment.training.together,
         peers=peers,

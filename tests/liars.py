@@ -102,7 +102,7 @@ class Stage:
         self.cohort = RemoteCohort(
             clients, spool, events, admission=admission,
             deadline_s=self.experiment.server.deadline_s, min_clients=self.experiment.min_clients,
-            aside=aside, peers=self.peers,
+            out=store.gone(store.committed + 1), peers=self.peers,
         )  # fmt: skip
         self.service = Service(store.run_id, {}, self.cohort, events)
         engine = Engine(self.experiment, self.cohort, store, events)

@@ -6,9 +6,9 @@ from typing import Any
 
 import grpc
 
-from fedmodels.errors import ConfigError, LinkError
+from fedmodels.errors import ConfigError, LinkError, SetOut
 from fedmodels.printable import printable
-from fedpb import AGAIN_AFTER, CROWDED, PROTOCOL
+from fedpb import AGAIN_AFTER, CROWDED, PROTOCOL, SET_OUT
 from fedpb.v1 import coordinator_pb2 as rpc
 
 _RETRIED = (
@@ -50,6 +50,9 @@ def said(error: Any) -> str:
 
 def raise_if_final(what: str, error: grpc.RpcError) -> None:
     """Raise the error that a server's answer means, unless the call may be made again."""
+    for key, value in error.trailing_metadata() or ():
+        if key == SET_OUT and str(value).isdecimal() and len(value) < 10:
+            raise SetOut(said(error), int(value)) from None
     found = meaning_of(what, error.code(), said(error))
     if found is not None:
         raise found from None

@@ -23,7 +23,7 @@ from fedcli.runtime.link import Link, Membership
 from fedcli.runtime.sessions import Sessions
 from fedcli.runtime.workers import Workers
 from fedmodels.config.privacy import CountDetail
-from fedmodels.errors import ConfigError, FedtideError, LinkError
+from fedmodels.errors import ConfigError, FedtideError, LinkError, SetOut
 from fedmodels.files import Stamp, stamp_of
 from fedmodels.printable import printable
 from fedmodels.tensors.bundle import EVALUATOR, ClientId
@@ -60,6 +60,8 @@ class Enrolment:
         self.link, self.workers, self.start_over = link, workers, start_over
         self.announce: CountDetail = announce
         self.members: dict[ClientId, Membership] = {}
+        self.out: set[ClientId] = set()
+        """The clients of the process that take no part in the run any more."""
         self.announced: dict[ClientId, Stamp | None] = {}
         """What each client's ``client.json`` was when the server was last told of it."""
         self._told: dict[ClientId, tuple[int, int]] = {}
@@ -73,16 +75,40 @@ class Enrolment:
         link.history = KnownHistory(place / HEAD)
         self._joining = threading.Lock()
 
-    def join(self, clients: Sequence[ClientId] | None = None) -> rpc.JoinResponse:
-        """Join with these clients, all of the process unless given; return the last answer.
+    def join(self) -> rpc.JoinResponse:
+        """Join with all clients of the process; return the last answer.
 
         Raises:
             LinkError: the server refused one of them.
+            SetOut: none of them takes part any more.
             DataError, ArchiveError: a client's data or states cannot be used.
         """
-        if len(self.workers.clients) == 1:
-            return self._join_alone(self.workers.clients[0])
-        wanted, sent = clients or self.workers.clients, 0
+        reply = self._join_with(self.workers.clients)
+        assert reply is not None, "somebody is left"
+        return reply
+
+    def _join_with(self, clients: Sequence[ClientId]) -> rpc.JoinResponse | None:
+        """Join with these clients, but for those that are out; None where none of them is left.
+
+        Raises:
+            SetOut: nobody of the process is left.
+        """
+        while wanted := [client for client in clients if client not in self.out]:
+            try:
+                if len(self.workers.clients) == 1:
+                    return self._join_alone(wanted[0])
+                return self._join_several(wanted)
+            except SetOut as out:
+                if out.client not in wanted:
+                    raise
+                self.out.add(out.client)
+                if self.out >= {*self.workers.clients}:
+                    raise
+                log.warning("%s", out)
+        return None
+
+    def _join_several(self, wanted: Sequence[ClientId]) -> rpc.JoinResponse:
+        sent = 0
         for request in list(self._requests(wanted)):
             sent += request.ByteSize()
             reply = _checked(self.link.join(request))
@@ -96,8 +122,7 @@ class Enrolment:
         """Renew sessions that the server has forgotten, unless another thread has done so."""
         with self._joining:
             again = [c for c, member in gone.items() if self.members[c] is member]
-            if again:
-                self.join(again)
+            self._join_with(again)
 
     def description(self, client: ClientId) -> ClientDescription:
         """Return what a client says of its data, and note that the server is told of it.

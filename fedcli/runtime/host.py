@@ -50,6 +50,7 @@ from fedmodels.errors import (
     FedtideError,
     LinkError,
     PayloadError,
+    SetOut,
 )
 from fedmodels.own_code import refuse_exits
 from fedmodels.printable import printable
@@ -290,13 +291,21 @@ class Host:
                     self._orders.put(orders)
                     del orders
                 except SessionGone:
-                    self.enrolment.rejoin(self._pulling_as)
+                    self._rejoin()
                 except RunOver:
                     self._abandon()
                     return self._orders.end()
                 except Dismissed:
                     self._abandon()
                     raise
+
+    def _rejoin(self) -> None:
+        """Renew sessions that the server has forgotten; SetOut where it takes nobody any more."""
+        try:
+            self.enrolment.rejoin(self._pulling_as)
+        except SetOut:
+            self._abandon()
+            raise
 
     @contextmanager
     def _ending(self, what: str) -> Iterator[None]:
@@ -316,7 +325,8 @@ class Host:
 
     def _waiting(self) -> list[rpc.Waiting]:
         """Say for whom a Pull waits, and remember with which sessions."""
-        self._pulling_as = dict(self.enrolment.members)
+        members, out = self.enrolment.members, self.enrolment.out
+        self._pulling_as = {c: member for c, member in members.items() if c not in out}
         return [
             rpc.Waiting(
                 client_id=str(c),
@@ -372,13 +382,14 @@ class Host:
         """Handle a Push's answer; return whether to push again, or raise it to end the process."""
         if isinstance(error, SessionGone):
             self.enrolment.rejoin({member.client: member})
+            return member.client not in self.enrolment.out
         elif isinstance(error, UploadRefused):  # this client fails for this interaction
             log.error("%s", error)
         elif isinstance(error, Superseded | RunOver):
             log.warning("client %s: %s", member.client, error)
         elif not isinstance(error, NotTaken):
             raise error
-        return isinstance(error, SessionGone | NotTaken)
+        return isinstance(error, NotTaken)
 
     def _beat_forever(self) -> None:
         """Tell how far those at work are, and what became safe on the disk after its upload.
@@ -397,6 +408,8 @@ class Host:
             durable = self.workers.all_durable()
             news = (client for client in durable if durable[client] != told.get(client, -1))
             for client in dict.fromkeys([*at_work, *news]):
+                if client in self.enrolment.out:
+                    continue
                 member, safe = self.enrolment.members[client], durable.get(client, -1)
                 if self.link.beat(member, at_work.get(client, Progress()), safe):
                     told[client] = safe

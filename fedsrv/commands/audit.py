@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 audit_app = typer.Typer()
-Run = Annotated[Path, typer.Argument(help="The run directory.")]
+Run = Annotated[Path, typer.Argument(help="The run directory, or what --audit of a relay names.")]
 
 
 @audit_app.command()
@@ -28,7 +28,7 @@ def audit(
     from fedmodels.errors import ArchiveError
     from fedmodels.log_lines import json_text
     from fedsrv.state.audit import AUDIT, Broken, read, text_of
-    from fedsrv.state.verification import verified
+    from fedsrv.state.verification import verified, verified_log
 
     if not (run / AUDIT).is_file():
         raise ArchiveError(f"{run} holds no {AUDIT}")
@@ -41,7 +41,8 @@ def audit(
     except Broken as error:
         sys.stdout.flush()
         raise ArchiveError(f"{run / AUDIT}: {error}") from None
-    if wrong := [line for line in verified(run).wrong if line.startswith(AUDIT)]:
+    found = verified(run) if (run / "run.db").exists() else verified_log(run)
+    if wrong := [line for line in found.wrong if line.startswith(AUDIT)]:
         raise ArchiveError(f"{run}: {'; '.join(wrong)}")
 
 
@@ -60,13 +61,17 @@ def verify(
     Somebody who edits all of them alike is noticed by a head that others have kept.
     """
     from fedmodels.errors import ArchiveError
+    from fedsrv.state.audit import AUDIT
     from fedsrv.state.ledger import read_head
-    from fedsrv.state.verification import verified
+    from fedsrv.state.verification import verified, verified_log
 
-    found = verified(run, read_head(head) if head else None)
+    is_relay = not (run / "run.db").exists() and (run / AUDIT).is_file()
+    kept = read_head(head) if head else None
+    found = verified_log(run, kept) if is_relay else verified(run, kept)
     if found.wrong:
         for line in found.wrong[:-1]:
             typer.echo(f"{run}: {line}", err=True)
         raise ArchiveError(f"{run}: {found.wrong[-1]}")
-    typer.echo(f"{run}: {found.head.number} statements and {found.lines} lines of audit hold")
+    statements = "" if is_relay else f"{found.head.number} statements and "
+    typer.echo(f"{run}: {statements}{found.lines} lines of audit hold")
     typer.echo(f"head: {found.head.number}:{found.head.link.hex()}")

@@ -39,6 +39,10 @@ def relay(
     up_crl: Annotated[
         Path | None, typer.Option(help="Certificates that the coordinator may show no more.")
     ] = None,
+    audit: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Keep a log there of who called; fedsrv audit shows it."),
+    ] = None,
     quiet: Quiet = False,
     log_level: Level = LogLevel.INFO,
     as_json: AsJson = False,
@@ -61,7 +65,7 @@ def relay(
     place = Listen.given(listen, tls_cert, tls_key, tls_client_ca, insecure, tls_crl)
     end_on_sigterm()
     telling = EventPrinter(names_address=not as_json, prints=False)
-    serve_relay(ids, above, place, telling, code or ())
+    serve_relay(ids, above, place, telling, code or (), audit)
     telling.end()
 
 

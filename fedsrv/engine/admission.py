@@ -163,6 +163,11 @@ class Admission:
         self._check_moments(client, profile)
         self._check_tasks(client, profile)
 
+    def knows(self, client: int) -> bool:
+        """Tell whether a client has ever described its data to this run."""
+        with self._lock:
+            return client in self._known or client in self._said
+
     def _differs(self, problem: Problem) -> bool:
         """Tell whether a problem is not the run's; an open run may get classes that it lacks."""
         if self._problem is None:

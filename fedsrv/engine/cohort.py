@@ -271,6 +271,10 @@ class Cohort(Protocol):
         """Wait until ``needed`` of these clients have joined; return all descriptions."""
         ...
 
+    def set_out(self, why: Mapping[int, str]) -> None:
+        """Let these clients, and no others, know that they take no part from now on, and why."""
+        ...
+
     def begin(self, classes: Sequence[str]) -> None:
         """Let clients know the names of the classes that an open run began with."""
         ...

@@ -188,11 +188,13 @@ class Engine:
         return ""
 
     def _check_exclusions(self, parts: RoundParts, interaction: int) -> None:
-        """Check that nobody is to be set aside first.
+        """Check that nobody is to be set aside first; let those know that are.
 
         Raises:
             ClientsExcluded: somebody is.
         """
+        if parts.plan.aside:
+            self.cohort.set_out(self.store.gone(interaction))
         if self.experiment.server.exclude_after is not None:
             parts.commits.settle()
         self.exclusions.check(interaction, parts.plan.aside)

@@ -84,6 +84,8 @@ class Stages:
     def _stored(self, plan: Plan, growth: Growth) -> Plan:
         """Store a growth, tell it, and return the plan from it on."""
         self._store(growth)
+        if growth.retired:  # they know at once, also where the run rests from now on
+            self.cohort.set_out(self.store.gone(growth.interaction))
         self.events.tell("note", line=f"the run goes on: {_line_of(growth, plan.tasks)}")
         grown = plan.grown(growth, self.known)
         describe(self.store, grown.profiles)

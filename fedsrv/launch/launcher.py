@@ -19,7 +19,14 @@ from fedmodels.config.changes import forbidden_changes
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.places import gpu_of
 from fedmodels.config.privacy import check_trust
-from fedmodels.errors import ConfigError, DataError, Interrupted, RunFailed, RunStopped
+from fedmodels.errors import (
+    ConfigError,
+    DataError,
+    Interrupted,
+    RunFailed,
+    RunStopped,
+    SetOut,
+)
 from fedmodels.log_lines import LogLevel
 from fedmodels.own_code import is_own
 from fedmodels.processes import Box, Child, ProcessLine, next_said, started
@@ -222,6 +229,8 @@ class Launch:
     ended: set[str] = field(default_factory=set)
     dismissed: set[str] = field(default_factory=set)
     """The hosts that ended because the coordinator told them of the run's failure."""
+    set_out: set[str] = field(default_factory=set)
+    """The hosts of which no client takes part any more, as the coordinator told them."""
     restarts: dict[str, int] = field(default_factory=dict)
     failure: str = ""
     """Why the coordinator ends, in its own words."""
@@ -379,6 +388,8 @@ class Launch:
             event = Event.from_json(said.line)
             if event.kind == "commit":
                 self.restarts.clear()
+            if event.kind == "note" and event.client:
+                self._start_set_out()
             if event.kind == "waiting" and self.without_room:
                 hosts = ", ".join(f"client-{host}" for host in self.without_room)
                 line = f"{event.detail['line']} (no room for {hosts})"
@@ -398,6 +409,13 @@ class Launch:
             self.coordinator = Child("server", process, self.box)
             while self.dismissed:
                 self.hosts.start(self.dismissed.pop(), self.address)
+
+    def _start_set_out(self) -> None:
+        """Start those that were out: the run went back to before a client was set out."""
+        while self.set_out:
+            client = self.set_out.pop()
+            self.ended.discard(client)
+            self.hosts.start(client, self.address)
 
     def _client_said(self, fact: dict[str, object]) -> None:
         client = str(fact.get("id", ""))
@@ -419,6 +437,11 @@ class Launch:
         all_are_needed = self.experiment.server.min_clients is None
         if status == ConfigError.exit_code and all_are_needed:  # a restart is in vain
             raise RunFailed(f"{source}: {why}; when that is mended, --resume goes on with the run")
+        if status == SetOut.exit_code:
+            self.ended.add(client)
+            self.set_out.add(client)
+            self.display.say(f"{source}: {why}", logging.WARNING)
+            return
         if HAS_FAILED in why:  # the coordinator ends too, and says it
             self.dismissed.add(client)
             return

@@ -1,8 +1,8 @@
 """One relay: it pulls its clients' orders, gives them out, and sends the sums of their weights up.
 
-It keeps nothing on disk. A client's session is that of the coordinator above, and a client keeps
-its upload until the interaction is committed. So a relay that is killed and started again goes on:
-its clients join again, get the order under way once more, and bring the same upload.
+It needs nothing that was on disk. A client's session is that of the coordinator above, and a client
+keeps its upload until the interaction is committed. So a relay that is killed and started again
+goes on: its clients join again, get the order under way once more, and bring the same upload.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from fedsrv.coordinator import Listen, open_server, telling_the_end
 from fedsrv.event_lines import EventPrinter
 from fedsrv.events import HAS_FAILED, EventLog
 from fedsrv.identity.tls import ChannelCredentials
+from fedsrv.relay.kept_log import kept_log
 from fedsrv.relay.service import RelayService
 from fedsrv.relay.trips import ClientGroup, Delivery, RelayedTrips
 from fedsrv.relay.uplink import REFUSALS, CallFailed, Uplink, meaning_of
@@ -59,12 +60,20 @@ def serve_relay(
     listen: Listen,
     telling: EventPrinter,
     code: Sequence[Path] = (),
+    audit: Path | None = None,
 ) -> None:
     """Pass a run's orders and results on, until it is over.
 
-    ``code`` are custom files whose code may run, if the run's config names them.
+    Args:
+        clients: who may join.
+        above: the coordinator.
+        listen: where and how to listen.
+        telling: says what happens.
+        code: custom files whose code may run, if the run's config names them.
+        audit: the directory of a log of calls; none is kept without it.
 
     Raises:
+        ConfigError: an argument is no good.
         LinkError: the coordinator above refused, or the run failed; the clients were told.
     """
     listen.check()
@@ -72,6 +81,7 @@ def serve_relay(
     with ExitStack() as stack:
         scratch = stack.enter_context(TemporaryDirectory(prefix="fedtide-relay-"))
         events = EventLog()
+        journal = stack.enter_context(kept_log(audit, events))
         trips = RelayedTrips(clients, Spool(Path(scratch), MEMORY_MB << 20), events)
         uplink = Uplink(above.address, above.credentials)
         stack.callback(uplink.close)
@@ -79,7 +89,7 @@ def serve_relay(
             log.warning("nobody at %s yet: clients that join here wait (%s)", above.address, away)
         service = RelayService(
             clients, trips, events, uplink,
-            guard=listen.guard(), code=code,
+            guard=listen.guard(), code=code, journal=journal,
         )  # fmt: skip
         address = listen.at(open_server(stack, service, listen))
         count = len(clients)

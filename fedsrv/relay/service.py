@@ -17,6 +17,7 @@ from fedsrv.events import EventLog
 from fedsrv.identity.guard import Guard, NotYours
 from fedsrv.relay.trips import PassedOn, RelayedRun, RelayedTrips
 from fedsrv.relay.uplink import Uplink
+from fedsrv.transport.call_log import Journal
 from fedsrv.transport.refusals import UnknownSession, WrongRun
 from fedsrv.transport.service import Service, coded
 
@@ -33,10 +34,12 @@ class RelayService:
         *,
         guard: Guard | None = None,
         code: Sequence[Path] = (),
+        journal: Journal | None = None,
     ) -> None:
         """Pass calls on.
 
-        ``code`` are custom files whose code may run, if the run's config names them.
+        ``code`` are custom files whose code may run, if the run's config names them. ``journal`` is
+        told who did what.
         """
         self.name = f"{clients[0]}-{clients[-1]}"
         """The relay's name above: the ids of its clients, so it is the same after a restart."""
@@ -45,7 +48,7 @@ class RelayService:
         self.below = below = Service(
             "", {}, trips.below, events,
             guard=guard, passed_on=PassedOn(trips, uplink).take,
-            check_id=self._check_id,
+            check_id=self._check_id, journal=journal,
         )  # fmt: skip
         self.cohort, self.events, self.health = below.cohort, below.events, below.health
         self.gate, self.complaints, self.refuse = below.gate, below.complaints, below.refuse
@@ -76,7 +79,7 @@ class RelayService:
         reply = self.uplink.join(request)
         self._learn(client, reply, request.description)
         token = request.token or reply.token
-        self.cohort.join(client, "", token, request.versions, request.start_over)
+        self._admit(context, client, token, request.versions, request.start_over)
         return reply
 
     @coded
@@ -89,8 +92,21 @@ class RelayService:
         reply = self.uplink.join_several(request)
         for client, one in zip(clients, request.clients, strict=True):
             self._learn(client, reply.joined, request.descriptions[one.description])
-            self.cohort.join(client, "", one.token, one.versions, request.start_over)
+            self._admit(context, client, one.token, one.versions, request.start_over)
         return reply
+
+    def _admit(
+        self,
+        context: grpc.ServicerContext,
+        client: ClientId,
+        token: bytes,
+        versions: Sequence[int],
+        start_over: bool,
+    ) -> None:
+        """Begin the session here of a client that the coordinator above has admitted."""
+        took_over = self.cohort.presence.is_there(client)
+        self.cohort.join(client, "", token, versions, start_over)
+        self.below.journal.tell("joined", context, client, took_over=took_over)
 
     def _begin_join(
         self, request: rpc.JoinRequest | rpc.JoinSeveralRequest, context: grpc.ServicerContext

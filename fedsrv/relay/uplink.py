@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 from fedmodels.errors import LinkError, PayloadError, PayloadTooLarge
 from fedmodels.printable import printable
 from fedmodels.tensors.bundle import Bundle
-from fedpb import AGAIN_AFTER, CROWDED, SERVICE
+from fedpb import AGAIN_AFTER, CROWDED, SERVICE, SET_OUT
 from fedpb.channels import in_words, why_unreachable
 from fedpb.codec import frames_of, messages
 from fedpb.handshakes import distrust
@@ -25,6 +25,7 @@ from fedsrv.transport.refusals import (
     AlreadyConnected,
     NotReady,
     RunOver,
+    SetOut,
     Superseded,
     UnknownSession,
     WrongRun,
@@ -49,7 +50,7 @@ _MEANINGS: dict[grpc.StatusCode, type[Exception]] = {
 }
 """What a code of the coordinator above means; every other one says that it is away. The relay ends
 its own client's call with the same code."""
-REFUSALS: tuple[type[Exception], ...] = (NotReady, *_MEANINGS.values())
+REFUSALS: tuple[type[Exception], ...] = (NotReady, SetOut, *_MEANINGS.values())
 """What a failed call may mean."""
 
 
@@ -65,6 +66,9 @@ def meaning_of(error: Any) -> Exception:
     again = any(key == AGAIN_AFTER for key, _ in error.trailing_metadata() or ())
     if again or error.details() == CROWDED:
         return NotReady(line)
+    for key, value in error.trailing_metadata() or ():
+        if key == SET_OUT and str(value).isdecimal():
+            return SetOut(int(value), line)
     kind = _MEANINGS.get(error.code(), CoordinatorUnreachable)
     return kind(
         f"the coordinator above is away: {in_words(line)}"

@@ -18,7 +18,7 @@ import json
 import logging
 import os
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -277,14 +277,32 @@ class Store:
         """Return the first interaction without each client that was set aside."""
         return self._numbers("aside", self.ledger.fact("aside", list) or [])
 
-    def set_aside(self, clients: Iterable[int]) -> None:
-        """Let clients take no part from the next interaction on, or from an earlier one."""
+    def set_aside(self, why: Mapping[int, str]) -> None:
+        """Let clients take no part from the next interaction on, or from an earlier one.
+
+        Each client is told the reason that is given for it, also after a restart.
+        """
         found, following = self.aside(), self.committed + 1
-        found |= {c: min(following, found.get(c, following)) for c in clients}
+        found |= {c: min(following, found.get(c, following)) for c in why}
+        reasons = {**(self.ledger.fact("aside_why", dict) or {}), **{str(c): why[c] for c in why}}
         with writing(self.path):
-            self.ledger.set_facts(aside=json.dumps(sorted(found.items())))
-        for client in clients:
-            self.audit.tell("set aside", client=client, interaction=following)
+            self.ledger.set_facts(
+                aside=json.dumps(sorted(found.items())),
+                aside_why=json.dumps(reasons, sort_keys=True),
+            )
+        for client, reason in why.items():
+            self.audit.tell("set aside", client=client, interaction=following, reason=reason)
+
+    def gone(self, interaction: int) -> dict[int, str]:
+        """Return why clients take no part in an interaction and in none after it, by client."""
+        reasons = self.ledger.fact("aside_why", dict) or {}
+        first = {
+            c: (n, str(reasons.get(str(c), "it was set aside"))) for c, n in self.aside().items()
+        }
+        for growth in self.ledger.growths():
+            retired = (growth["interaction"], "an operator retired it")
+            first |= {int(c): retired for c in growth.get("retired", ()) if int(c) not in first}
+        return {client: why for client, (n, why) in sorted(first.items()) if n <= interaction}
 
     def start_over(self, client: int) -> None:
         """Remember that a client goes on from its initial private state."""

@@ -179,6 +179,31 @@ def verified(run: Path, kept: Head | None = None) -> Verified:
     return Verified(head, lines, [*wrong, *more, *falsified(run)])
 
 
+def verified_log(place: Path, kept: Head | None = None) -> Verified:
+    """Check the audit log of a relay, which has no run beside it, against itself and a kept head.
+
+    The head is its last line. An end that was cut off shows only by a head that was kept.
+
+    Raises:
+        ArchiveError: there is no such log.
+    """
+    if not (place / AUDIT).is_file():
+        raise ArchiveError(f"{place} holds neither run.db nor {AUDIT}")
+    links, wrong = {0: b""}, list[str]()
+    try:
+        for entry in read(place / AUDIT):
+            links[entry.mark.lines] = bytes.fromhex(entry.mark.link)
+            if entry.facts.get("what") == "broken":
+                wrong.append(f"{AUDIT}: line {entry.mark.lines} says: {entry.facts.get('line')}")
+    except Broken as error:
+        wrong.append(f"{AUDIT}: {error}")
+    last = max(links)
+    if kept is not None and links.get(kept.number) != kept.link:
+        what = "ends before the line" if kept.number > last else "is not the log"
+        wrong.append(f"{AUDIT} {what} whose head was kept (line {kept.number})")
+    return Verified(Head(last, links[last]), last, wrong)
+
+
 def falsified(run: Path) -> list[str]:
     """Return a line for each file that people read and that is not what the run wrote.
 

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class Journal:
-    """The journal of one server; a relay's, which keeps nothing, writes no line."""
+    """The journal of one server; without an audit log it writes no line."""
 
     def __init__(
         self, audit: Audit | None = None, chain: Chain | None = None, secret: Secret | None = None

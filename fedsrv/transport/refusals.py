@@ -1,5 +1,11 @@
 """Why a call is refused; the service ends it with the code of its kind."""
 
+from __future__ import annotations
+
+from typing import Self
+
+from fedmodels.tensors.bundle import ClientId
+
 
 class AlreadyConnected(Exception):
     """The id is connected, and the caller's token is not its session's."""
@@ -15,6 +21,23 @@ class RunOver(Exception):
 
 class RunHasFailed(Exception):
     """The run cannot go on; whoever takes part is told why, and leaves."""
+
+
+class SetOut(Exception):
+    """A client takes no part in the run any more, and never will; says why."""
+
+    def __init__(self, client: ClientId, line: str) -> None:
+        super().__init__(line)
+        self.client = client
+
+    @classmethod
+    def of(cls, client: int, why: str) -> Self:
+        """Return the error that tells a client why it is out, and what that means for it."""
+        return cls(
+            client,
+            f"client {client} takes no part in this run any more: {why}. What it learned stays in "
+            "its --state-dir, and only another run takes it: ask whoever runs the coordinator",
+        )
 
 
 class Superseded(Exception):

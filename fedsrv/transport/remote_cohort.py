@@ -38,6 +38,7 @@ from fedsrv.transport.refusals import (
     NotReady,
     RunHasFailed,
     RunOver,
+    SetOut,
     Superseded,
     UnknownSession,
 )
@@ -78,7 +79,7 @@ class RemoteCohort:
         admission: Admission | None,
         most_present: int | None = None,
         expects_evaluator: bool = False,
-        aside: Collection[int] = (),
+        out: Mapping[int, str] | None = None,
         beginners: Collection[int] = (),
         together: int = 1,
         peers: PeerCertificates | None = None,
@@ -103,8 +104,11 @@ class RemoteCohort:
         self.look_ahead(together)
         self._min_clients = min_clients or num_clients
         evaluators = [EVALUATOR] if expects_evaluator else []
-        numbered = (client for client in beginners or range(num_clients) if client not in aside)
-        self._expected: list[ClientId] = [*numbered, *evaluators]
+        self._members: list[ClientId] = [*(beginners or range(num_clients)), *evaluators]
+        self._out = dict(out or {})
+        """Why clients take no part any more."""
+        self._admitting = threading.Lock()
+        """Held from the check of a description until it counts, so that no other comes between."""
         self._trips = OpenTrips()
         self._over: RunOver | RunHasFailed | None = None
         who = self.presence
@@ -122,6 +126,11 @@ class RemoteCohort:
         """Let a process have orders enough for clients that train together."""
         self._most_ahead = max(self.MAX_AHEAD, 2 * together)
 
+    @property
+    def _expected(self) -> list[ClientId]:
+        """The clients that the run begins with, but for those that are out."""
+        return [client for client in self._members if client not in self._out]
+
     # --- for the engine ---------------------------------------------------------------------------
 
     def gather(self) -> Mapping[int, str]:
@@ -137,6 +146,46 @@ class RemoteCohort:
         with self.changed:
             self._patience.wait_to_join(notice, clients, self.sessions, needed, enough_will_do=True)
             return self._descriptions()
+
+    def set_out(self, why: Mapping[int, str]) -> None:
+        with self.changed:
+            if why == self._out:
+                return
+            present = [client for client in why if client in self.sessions]
+            again = sorted(self._out.keys() - why.keys())
+            self._out = dict(why)
+            for client in present:  # it joins again, and is told why it cannot
+                self._holdings.dismiss(client)
+            self._replaced += len(present)
+            self.wake()
+            self.changed.notify_all()
+        for client in present:
+            self.events.tell("left", client, reason=f"told that {why[client]}")
+        for client in again:
+            line = (
+                f"the run went back to before client {client} was set out: it takes part again "
+                "until then, so start it again"
+            )
+            self.events.tell("note", client, line=line)
+
+    def check_known(self, clients: Sequence[int]) -> None:
+        """Check that clients take part, before an operator sets them out.
+
+        Raises:
+            PayloadError: one has never joined the run, or is out already.
+        """
+        with self.changed:
+            for client in clients:
+                if client in self._out:
+                    raise PayloadError(
+                        f"client {client} takes no part in this run any more: {self._out[client]}"
+                    )
+                is_known = self.admission is not None and self.admission.knows(client)
+                if client not in self.sessions and not is_known:
+                    raise PayloadError(
+                        f"client {client} has never joined this run, so nobody is to be told; "
+                        f"--resume --without {client} keeps it out"
+                    )
 
     def begin(self, classes: Sequence[str]) -> None:
         self.class_names = tuple(classes)
@@ -334,12 +383,30 @@ class RemoteCohort:
             AlreadyConnected: the id is connected, and the token is not its session's.
             PayloadError: its description does not fit the run, or its token is too long.
             LossTooLarge: the client lost states, and the run may not go back so far.
+            SetOut: the client takes no part any more.
         """
         if len(token) > MAX_TOKEN_BYTES:
             raise PayloadError(f"a session token has {MAX_TOKEN_BYTES} bytes at most")
-        if self.admission:
-            self.admission.check(client, client_json)
+        with self._admitting:
+            if self.admission:
+                self.admission.check(client, client_json)
+            found = self._joined(client, client_json, token, versions, start_over, through)
+        self.events.tell("joined", client)
+        return found
+
+    def _joined(
+        self,
+        client: ClientId,
+        client_json: str,
+        token: bytes,
+        versions: Sequence[int],
+        start_over: bool,
+        through: Through | None,
+    ) -> bytes:
+        """Begin the session of a client whose description fits; return its token."""
         with self.changed:
+            if isinstance(client, int) and client in self._out:
+                raise SetOut.of(client, self._out[client])
             known = self.sessions.get(client)
             takes_over = known is not None and secrets.compare_digest(token, known.token)
             if known and not takes_over and self.presence.is_connected(known):
@@ -360,7 +427,6 @@ class RemoteCohort:
             self.changed.notify_all()
             if known:
                 self.wake()  # ends the Pull of the client's former session
-        self.events.tell("joined", client)
         return session.token
 
     def _turn_away(self, clients: Sequence[ClientId]) -> Sequence[ClientId]:
@@ -444,8 +510,8 @@ class RemoteCohort:
             PayloadError: the description does not fit the run, or what the client had.
         """
         assert self.admission is not None, "a run admits its clients"
-        self.admission.check(client, client_json)
-        with self.changed:
+        with self._admitting, self.changed:
+            self.admission.check(client, client_json)
             self.admission.admit(client, client_json)
             session.client_json = client_json
             self._said += 1

@@ -22,7 +22,7 @@ from grpc_health.v1 import health
 from fedmodels.errors import PayloadError, PayloadTooLarge
 from fedmodels.printable import printable
 from fedmodels.tensors.bundle import EVALUATOR, ClientId
-from fedpb import AGAIN_AFTER, PROTOCOL
+from fedpb import AGAIN_AFTER, PROTOCOL, SET_OUT
 from fedpb.codec import Encoded, messages
 from fedpb.descriptions import client_json_of
 from fedpb.frames import unpacked
@@ -45,6 +45,7 @@ from fedsrv.transport.refusals import (
     NotReady,
     RunHasFailed,
     RunOver,
+    SetOut,
     Superseded,
     UnknownSession,
     WrongRun,
@@ -75,6 +76,7 @@ _CODES: dict[type[Exception], grpc.StatusCode] = {
     Superseded: grpc.StatusCode.ABORTED,
     RunOver: grpc.StatusCode.OUT_OF_RANGE,
     RunHasFailed: grpc.StatusCode.FAILED_PRECONDITION,
+    SetOut: grpc.StatusCode.FAILED_PRECONDITION,
     NotReady: grpc.StatusCode.UNAVAILABLE,
 }
 
@@ -144,6 +146,8 @@ class Service:
         code, line = self._judged(error, context)
         if isinstance(error, NotReady) and not error.is_fault:
             context.set_trailing_metadata(((AGAIN_AFTER, str(AGAIN_AFTER_MS)),))
+        if isinstance(error, SetOut):
+            context.set_trailing_metadata(((SET_OUT, str(error.client)),))
         context.abort(code, line)
 
     def _judged(
@@ -426,6 +430,8 @@ class Service:
         of_open = request.retire or request.forget or request.close or request.now
         if of_open or not excluded:
             self._check_open()
+        numbered = self._numbers_of(request.retire, "does not retire")
+        self.cohort.check_known([*excluded, *numbered])
         self._note_former_right(context)
         if excluded and self._exclude is None:
             raise WrongRun("clients are excluded at the coordinator of their run")
@@ -434,7 +440,6 @@ class Service:
             self.journal.tell("steered", context, exclude=excluded)
         if not of_open:
             return rpc.SteerResponse()
-        numbered = self._numbers_of(request.retire, "does not retire")
         wanted = {"forget": request.forget, "close": request.close, "now": request.now}
         self.cohort.steer(numbered, **wanted)
         self.journal.tell("steered", context, retire=numbered or None, **wanted)

@@ -149,7 +149,9 @@ class Caller:
         """
         if self.checked != replaced:
             for client, session in self.clients.items():
-                if sessions.get(client) is not session:
+                if client not in sessions:
+                    raise UnknownSession(f"client {client} has no session any more; join again")
+                if sessions[client] is not session:
                     raise UnknownSession(f"another session took over client {client}")
             self.checked = replaced
 

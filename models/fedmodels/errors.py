@@ -16,6 +16,7 @@ FedtideError                     one clear line for the user; ``exit_code`` says
 ├── RunStopped                   the run was asked to stop, and can be resumed            (exit 143)
 │   └── Interrupted              by Ctrl-C                                                (exit 130)
 └── LinkError                    the server refused, or cannot be reached any more        (exit 1)
+    └── SetOut                   the run goes on without this client, for good            (exit 3)
 """
 
 from __future__ import annotations
@@ -123,6 +124,16 @@ class Interrupted(RunStopped):
 
 class LinkError(FedtideError):
     """The server refused this client, or cannot be reached any more."""
+
+
+class SetOut(LinkError):
+    """The run goes on without a client of this process for good: the same command is in vain."""
+
+    exit_code = 3
+
+    def __init__(self, line: str, client: int) -> None:
+        super().__init__(line)
+        self.client = client
 
 
 def reason_of(error: Exception) -> str:

@@ -12,11 +12,12 @@ import torch
 from fedcli.cli import main
 from fedcli.runtime.host import Host
 from fedcli.runtime.link import Link, Membership
-from fedmodels.errors import DataError, RunFailed
+from fedmodels.errors import DataError, RunFailed, SetOut
 from fedmodels.own_code import own
 
 CASES: dict[str, tuple[Exception, int, str]] = {
     "data": (DataError("client 0 has no labels"), 2, "error: client 0 has no labels\n"),
+    "set out": (SetOut("client 0 takes no part", 0), 3, "error: client 0 takes no part\n"),
     "disk": (
         OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "states/0/secret"),
         1,
@@ -51,7 +52,7 @@ def _raising(error: Exception) -> Callable[[Host], NoReturn]:
 def test_join_ends_for_good_with_unusable_data_and_for_now_with_a_full_disk(
     what, tmp_path, monkeypatch, capsys
 ):
-    """2 says that the same command again is in vain. A disk may have room later: 1."""
+    """2 and 3 say that the same command again is in vain. A disk may have room later: 1."""
     error, status, line = CASES[what]
     monkeypatch.setattr(Host, "run", _raising(error))
     where = ["--server", "127.0.0.1:1", "--data", str(tmp_path), "--state-dir", str(tmp_path / "s")]

@@ -32,7 +32,7 @@ class Stopped(Exception):
 class Served:
     """A coordinator in a thread of this process, and hosts in others."""
 
-    def __init__(self, place: Path, pool: ThreadPoolExecutor) -> None:
+    def __init__(self, place: Path, pool: ThreadPoolExecutor, resume: bool = False) -> None:
         schedule = {"open": True, "order": "tasks_outer", "rounds": 1, "clients": 2}
         experiment = tiny_experiment(
             method="fedper",
@@ -43,6 +43,7 @@ class Served:
         self.place, self.pool, self.stop = place, pool, threading.Event()
         self.end: Future[dict[str, Any]] = pool.submit(
             serve, experiment, place / "run", Listen("127.0.0.1:0"), stop=self.stop,
+            resume=resume,
             on_ready=lambda address, events: ready.set_result((address, events)),
         )  # fmt: skip
         self.end.add_done_callback(lambda end: ready.done() or ready.set_exception(Stopped()))

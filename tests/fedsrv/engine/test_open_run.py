@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -354,6 +357,34 @@ def test_what_a_client_had_stays_and_what_comes_is_bounded(text, line):
     with pytest.raises(PayloadError) as refused:
         admission(max_classes=10).check(0, text)
     assert line in str(refused.value)
+
+
+def test_two_announcements_at_one_moment_keep_within_max_classes(monkeypatch):
+    """Each fits by itself; the second is checked once the first one counts."""
+    taken, both = admission(max_classes=3), threading.Barrier(2)
+    cohort = RemoteCohort(2, None, EventLog(), admission=taken)  # type: ignore[arg-type]
+    sessions = [cohort.session(c, cohort.join(c, described([3, 3]), b"", ())) for c in (0, 1)]
+    check = taken.check
+
+    def meeting(client: int, text: str) -> None:
+        check(client, text)
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both.wait(0.2)
+
+    def announced(client: int) -> str:
+        names = ["0", "1", ("fox", "elk")[client]]
+        text = described([3, 3, 0], [1, 1, 1], class_names=names)
+        try:
+            cohort.announce(client, sessions[client], text)
+        except PayloadError as error:
+            return str(error)
+        return ""
+
+    monkeypatch.setattr(taken, "check", meeting)
+    with ThreadPoolExecutor(2) as pool:
+        refused = [*filter(None, pool.map(announced, (0, 1)))]
+    assert len(refused) == 1
+    assert "brings 1 new classes to 3, and [schedule] max_classes = 3" in refused[0]
 
 
 def test_fewer_tasks_than_before_are_refused():

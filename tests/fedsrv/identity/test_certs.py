@@ -539,7 +539,9 @@ def test_a_certificate_that_expires_while_its_owner_is_there_is_refused(monkeypa
 def test_a_monitor_steers_for_the_last_time(monkeypatch, role, notes):
     peer = Peer(f"fedtide:{role}", 1, datetime.now(UTC) + timedelta(hours=1))
     monkeypatch.setattr(guard, "peer_of", lambda context: peer)
-    cohort: Any = SimpleNamespace(num_clients=3, most_present=3, steer=lambda *_, **__: None)
+    cohort: Any = SimpleNamespace(
+        num_clients=3, most_present=3, check_known=list, steer=lambda *_, **__: None
+    )
     events, opened = EventLog(), {"schedule": {"open": True}}
     service = Service("run", opened, cohort, events, guard=guard.Guard(requires_identity=True))
     context: Any = SimpleNamespace(peer=lambda: "here")

@@ -335,3 +335,24 @@ def test_the_fork_server_of_a_launcher_that_is_gone_ends_with_one_line():
         )  # fmt: skip
     assert found.returncode == 1
     assert found.stderr == "the launcher is gone: its clients are ended\n"
+
+
+def test_a_client_that_was_set_out_is_not_started_again_until_the_run_goes_back(tmp_path):
+    """It ends with a status of its own, and the run finishes without it."""
+    (tmp_path / "logs").mkdir()
+    said = io.StringIO()
+    lines = PlainLines(Console(file=said, width=200))
+    run = Launch(tiny_experiment(), tmp_path, tmp_path, Started(), lines, tmp_path / "none")
+    run.clients, run.address = ["0", "1"], "127.0.0.1:5"
+    (tmp_path / "logs" / "client-1.log").write_text("error: client 1 takes no part any more\n")
+    out = ProcessLine("hosts", json.dumps({"id": "1", "status": 3}))
+    run.box.put(out)
+    note = Event("note", "1", detail={"line": "the run went back"}, unix_time=1.0)
+    run.box.put(ProcessLine("server", note.to_json()))
+    run.box.put(out)
+    run.box.put(ProcessLine("server", "", 0))
+    run.box.put(ProcessLine("hosts", json.dumps({"id": "0", "status": 0})))
+    run.watch()
+    assert run.hosts.clients == ["1"], "once, by the note"
+    assert run.restarts == {}
+    assert said.getvalue().count("client-1: client 1 takes no part any more") == 2

@@ -122,7 +122,7 @@ def run(tmp_path: Path) -> Path:
         store.roll_back(0)
         store.go_to(1)
         committed(store, 2)
-        store.set_aside([2])
+        store.set_aside({2: "an operator excluded it"})
         store.sync(2)
         assert store.chain.safe == store.chain.head
     return tmp_path / "run"

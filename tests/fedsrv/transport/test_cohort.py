@@ -17,7 +17,7 @@ from fedsrv.engine.admission import Admission
 from fedsrv.engine.cohort import Answer, BufferedUploads, StateLost, Trip
 from fedsrv.events import EventLog
 from fedsrv.state.history import LossTooLarge
-from fedsrv.transport.refusals import AlreadyConnected, Superseded, UnknownSession
+from fedsrv.transport.refusals import AlreadyConnected, SetOut, Superseded, UnknownSession
 from fedsrv.transport.remote_cohort import RemoteCohort
 from fedsrv.transport.sessions import client_id_of
 from fedsrv.transport.spool import Spool
@@ -932,3 +932,33 @@ def test_a_round_takes_no_more_uploads_than_it_wants(world):
     with world.cohort._lock:
         assert [world.push(c, orders[c]) for c in (2, 0, 1)] == [True, True, False]
     assert list(future.result(30).by_client) == [0, 2]
+
+
+# --- clients that are out -------------------------------------------------------------------------
+
+
+def test_whoever_is_out_joins_again_only_once_the_run_goes_back(world):
+    world.cohort.set_out({1: "an operator excluded it"})
+    with pytest.raises(UnknownSession, match="client 1 has no session"):
+        world.cohort.session(1, world.tokens[1])
+    with pytest.raises(SetOut, match=r"client 1 takes no .*: an operator excluded it") as out:
+        world.join(1, world.tokens[1])
+    assert out.value.client == 1
+    with pytest.raises(PayloadError, match="client 1 takes no part in this run any more"):
+        world.cohort.check_known([0, 1])
+    world.cohort.set_out({})
+    world.join(1, world.tokens[1])
+    told = [e.client for e in kept(world.events) if e.kind == "note"]
+    assert told == ["1"], "whoever starts clients learns that it is needed again"
+
+
+def test_nobody_waits_for_whoever_is_out(tmp_path):
+    world = World(tmp_path, out={1: "an operator retired it"})
+    world.join_all((0, 2))
+    assert [*world.cohort.gather()] == [0, 2]
+
+
+def kept(events):
+    """Return the events that were told so far."""
+    events.close()
+    return [*events.listen(from_start=True)]

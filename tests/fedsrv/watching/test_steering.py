@@ -25,7 +25,12 @@ def place():
             raise PayloadError("2 of 8 clients would be left, and the run needs 3")
         excluded.extend(clients)
 
-    cohort, events = SimpleNamespace(num_clients=8, most_present=8), EventLog()
+    def check_known(clients):
+        if 4 in clients:
+            raise PayloadError("client 4 has never joined this run")
+
+    cohort = SimpleNamespace(num_clients=8, most_present=8, check_known=check_known)
+    events = EventLog()
     service = Service("run", {}, cohort, events, exclude=exclude)
     server, port = start_server(service, "127.0.0.1:0", None)
     yield f"127.0.0.1:{port}", excluded
@@ -44,6 +49,7 @@ def test_whoever_is_excluded_is_kept_in_mind(place):
         ("8",): "client id '8' is none of this run's: 0 to 7",
         ("evaluator",): "the evaluator is not excluded: stop its process",
         ("3 ",): "client id '3 ' is none of this run's: 0 to 7",
+        ("1", "4"): "client 4 has never joined this run",
         ("1", "7"): "2 of 8 clients would be left, and the run needs 3",
     }.items():
         with pytest.raises(LinkError, match=line):
