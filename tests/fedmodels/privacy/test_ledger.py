@@ -126,6 +126,12 @@ def test_a_training_is_charged_once_and_never_beyond_the_limit(tmp_path):
         with pytest.raises(OrderDeclined, match=r"would make epsilon .* at delta 0.001, beyond"):
             refuses(charge("b", None), limit, DELTA)
     assert one.epsilon(DELTA) == limit
+    both = epsilon_of((GaussianReleases(2.0, 12, 0.5),), DELTA)
+    for refuses in (one.check, one.note):
+        with pytest.raises(OrderDeclined):
+            refuses(charge("b", None), 0.999 * both, DELTA)
+    one.note(charge("b", None), both, DELTA)
+    assert one.epsilon(DELTA) == both
     assert (tmp_path / "privacy.db").stat().st_mode & 0o077 == 0, "it is nobody else's"
 
 
