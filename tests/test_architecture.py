@@ -70,7 +70,7 @@ ROOMS = {
         "files", "line_file", "processes", "own_code", "page_server", "commands", "options",
         "tensors",
         "data_description", "numerics", "secure_sum", "config", "reductions", "nets", "privacy",
-        "training", "techniques", "methods",
+        "training", "parts", "techniques", "methods",
         "resolution",
     ),
     "fedpb": (

@@ -166,7 +166,7 @@ class SecureClient:
         partners = [peer.client for peer in asked.peers]
         news = {"train": _digest(asked), "masked": digest, "partners": partners}
         self._keep(order, {**held, **news})
-        return form.sent(upload, vector)
+        return form.travelling(upload, vector)
 
     def _agree(self, order: rpc.Order) -> rpc.SecureAnswer:
         """Sign whose uploads came; once signed, the masks of no other set are opened."""

@@ -23,6 +23,7 @@ from fedmodels.training.compression import Compression
 from fedmodels.training.method import Method
 from fedmodels.training.run import RunFacts
 from fedmodels.training.secure_upload import SecureUpload
+from fedmodels.training.wire import Wire
 
 KEPT = 2
 """Set-ups that are held: that of the last order, and the one before or after it."""
@@ -39,10 +40,12 @@ class SetUp:
         self.net: SplitNet = run.make_net().to(device).pack()
         self.nets = [self.net]
         """``net``, and the nets of the clients that train at the same time."""
-        self.compression = Compression.of(method, run)
-        self.keeps = method.keeps_state(run) or self.compression.feedback
+        self.wire = Wire.of(method, run)
+        self.owed = self.wire.sections(learnt=True)
+        self.keeps = method.keeps_state(run) or bool(self.owed)
         """Whether a client's private state lasts from one interaction to the next."""
-        self.secure = SecureUpload.of(method, run)
+        self.compression = next((p for p in self.wire.parts if isinstance(p, Compression)), None)
+        self.secure = next((p for p in self.wire.parts if isinstance(p, SecureUpload)), None)
         """How uploads become integers under masks; None where they travel as they are."""
         self._growths: dict[int, StateGrowth] = {}
 
@@ -50,7 +53,7 @@ class SetUp:
     def payload_spec(self) -> Mapping[str, BundleSpec]:
         """The specification of each part of an order's payload."""
         common, personal = self.method.payload_spec(self.run)
-        return {"common": self.compression.payload_spec(common), "personal": personal}
+        return {"common": self.wire.payload_spec(common), "personal": personal}
 
     @cached_property
     def upload_spec(self) -> BundleSpec:
@@ -73,7 +76,7 @@ class SetUp:
         if classes not in self._growths:
             before = self.run.for_classes(classes)
             self._growths[classes] = StateGrowth(self.method, before, self.run)
-        return self._growths[classes].client(client, state)
+        return self._growths[classes].client(client, state, self.owed)
 
 
 class SetUps:

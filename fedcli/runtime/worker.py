@@ -159,7 +159,7 @@ class Worker:
     @property
     def stateful(self) -> bool:
         """Whether the client has a private state on the disk."""
-        return self.set_up.keeps or self.drift is not None
+        return self.set_up.keeps or self.set_up.wire.keeps
 
     def _take(self, new_classes: Sequence[str]) -> None:
         """Work with the classes of an order: the first ones, and new ones."""
@@ -274,7 +274,7 @@ class Worker:
         now.epoch, now.batch = epoch, batch
 
     def _state(self, order: rpc.Order) -> Bundle:
-        return self.set_up.compression.without_residual(self._stored(order))
+        return without(self._stored(order), self.set_up.owed)
 
     def _stored(self, order: rpc.Order) -> Bundle:
         """Return the private state to start from, with the residual that the client keeps."""
@@ -323,7 +323,7 @@ class Worker:
         nets = self.set_up.nets
         while len(nets) <= place:
             nets.append(self.net.copy())
-        payload, state = self.set_up.compression.received(payload), self._state(order)
+        payload, state = self.set_up.wire.received(payload), self._state(order)
         self.stream.open(order.task)
         ctx = self._context(order, nets[place])
         ctx.may_train = lambda hidden: self.spending.check(order, hidden, self._cut)
@@ -366,15 +366,17 @@ class Worker:
         if (charge := self._whole_charge(order, half.payload, half.state)) is not None:
             assert self.floor is not None, "it is charged there"
             self.floor.note(charge)
-        stored = self._stored(order) if self.set_up.compression.feedback else done.state
         leaving = with_own_noise(
             self.method, self.run, done.upload, half.payload, self.states.secret, order.interaction
         )
-        upload, residual = self.set_up.compression.returned_by(leaving, half.payload, stored)
+        upload, residual = leaving, Bundle().weights
+        if (compression := self.set_up.compression) is not None:
+            kept = self._stored(order).weights if compression.feedback else {}
+            upload, residual = compression.returned_by(leaving, half.payload, kept)
         if self.set_up.secure is not None:
             upload = self._secure_client.masked(order, upload, half.payload, self.set_up.secure)
         if self.stateful:
-            after = self.set_up.compression.with_residual(done.state, residual)
+            after = replace(done.state, weights={**done.state.weights, **residual})
             if self.drift is not None:
                 after = self.drift.with_summaries(after)
                 report.extra.update(self.drift.figures)
@@ -430,7 +432,7 @@ class Worker:
         self._follow(order)
         report = rpc.Report(durable=self.states.durable)
         ctx = self._scoring_context(order)
-        payload = self.set_up.compression.received(payload)
+        payload = self.set_up.wire.received(payload)
         state = Bundle() if self.client == EVALUATOR else self._state(order)
         for view in order.views:
             ctx.view = view
@@ -458,7 +460,7 @@ class Worker:
         self._follow(order)
         if self.client == EVALUATOR:
             return Result(order, Bundle(), rpc.Report())
-        payload, ctx = self.set_up.compression.received(payload), self._scoring_context(order)
+        payload, ctx = self.set_up.wire.received(payload), self._scoring_context(order)
         state = self._state(order)
         if self.method.local_view == "global":
             ctx.view = "global"
@@ -555,6 +557,12 @@ class Worker:
             found = self.stream.global_test()
             if found is not None:
                 yield "global-test", found
+
+
+def without(stored: Bundle, sections: tuple[str, ...]) -> Bundle:
+    """Return a stored private state without what is kept under these prefixes."""
+    rest = {name: t for name, t in stored.weights.items() if not name.startswith(sections)}
+    return replace(stored, weights=rest) if len(rest) < len(stored.weights) else stored
 
 
 def coarse(seconds: float) -> float:

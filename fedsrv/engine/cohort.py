@@ -14,7 +14,7 @@ from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.tensors.differences import Measured, TrainingBase
 from fedmodels.tensors.memory_blocks import lease
 from fedmodels.tensors.uploads import Summed
-from fedmodels.training.compression import Compression
+from fedmodels.training.wire import Wire
 from fedpb.orders import WITHOUT_PAYLOAD
 from fedpb.peer_certificates import PeerCertificates
 from fedpb.v1 import coordinator_pb2 as rpc
@@ -42,7 +42,7 @@ class Trip:
     """Raises PayloadError for an upload with impossible values."""
     enough: int | None = None
     """Results that close the trip at once; by default all."""
-    compression: Compression = field(default_factory=Compression)
+    wire: Wire = field(default_factory=Wire)
     least: int | None = None
     """Clients whose results suffice where all others of the trip failed or are dead; as many as are
     needed unless given."""
@@ -50,13 +50,13 @@ class Trip:
     @cached_property
     def sent(self) -> Bundle:
         """Return the common part as it travels."""
-        return self.compression.sent(self.common)
+        return self.wire.sent(self.common)
 
     def restored(self, sent: Bundle, allocate: Callable[[int], memoryview] = lease) -> Bundle:
         """Return an upload as the method gets it; raise PayloadError for impossible values."""
         if not self.spec.required:  # an evaluation
             return sent
-        return self.compression.restored(sent, self.common, allocate)
+        return self.wire.restored(sent, self.common, allocate)
 
     def measured(self, client: ClientId, upload: Bundle) -> Measured | None:
         """Return how far an upload lies from what its client was given.

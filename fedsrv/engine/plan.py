@@ -19,15 +19,14 @@ from fedmodels.numerics.metrics import frequency_groups
 from fedmodels.tensors.bundle import ClientId, Problem
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.training.announcement import check_announcement
-from fedmodels.training.compression import Compression
 from fedmodels.training.criterion import check_own_loss
 from fedmodels.training.method import Method
-from fedmodels.training.private_uploads import spec_as_sent
 from fedmodels.training.run import RunFacts
 from fedmodels.training.secure_upload import SecureUpload, check_secure_sum
 from fedmodels.training.server_optimizer import check_server_optimizer
 from fedmodels.training.settings import check_parts
 from fedmodels.training.stack_trial import check_together
+from fedmodels.training.wire import Wire
 from fedsrv.engine import schedule
 from fedsrv.engine.choice import check_stopping
 from fedsrv.engine.client_profile import Profile, common_limits
@@ -162,31 +161,31 @@ class Plan:
         """Black and white after normalisation, as most clients have them: (C,) each."""
         return common_limits(self.profiles.values())
 
-    @cached_property
-    def compression(self) -> Compression:
-        """How uploads travel."""
-        return Compression.of(self.method, self.run)
+    @property
+    def wire(self) -> Wire:
+        """How tensors travel, and what clients keep beside what the method says."""
+        return self.terms.wire
 
     @cached_property
     def upload_spec(self) -> BundleSpec:
         """The specification of an upload as it travels."""
-        return spec_as_sent(self.method, self.run, self.compression)
+        return self.wire.upload_spec(self.method.upload_spec(self.run))
 
     @cached_property
     def secure(self) -> SecureUpload | None:
         """How uploads are summed under masks; None where they travel as they are."""
-        return SecureUpload.of(self.method, self.run)
+        asked = self.run.experiment.secure_sum is not None
+        return SecureUpload.of(self.method, self.run) if asked else None
 
     @cached_property
     def is_stateful(self) -> bool:
         """Whether clients keep a private state."""
-        drift = self.run.experiment.evaluate.drift
-        return self.method.keeps_state(self.run) or self.compression.feedback or drift
+        return self.method.keeps_state(self.run) or self.wire.keeps
 
     @property
     def trip(self) -> partial[Trip]:
         """Makes a trip whose answers keep to the terms."""
-        return partial(Trip, check_report=self.terms.check_report, compression=self.compression)
+        return partial(Trip, check_report=self.terms.check_report, wire=self.wire)
 
     @property
     def scores_classes(self) -> bool:

@@ -10,20 +10,20 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import torch
 
 from fedmodels.errors import ConfigError, PayloadError
-from fedmodels.numerics.data_drift import NAMES as DRIFT
 from fedmodels.numerics.metric_tables import UPLOADS
 from fedmodels.numerics.metrics import VALIDATION
 from fedmodels.tensors.bundle import EVALUATOR, ClientId
 from fedmodels.tensors.declared_counts import DeclaredCounts, check_examples
 from fedmodels.training.class_masks import rules_of
 from fedmodels.training.method import Method
-from fedmodels.training.private_steps import SPENT
 from fedmodels.training.run import RunFacts
+from fedmodels.training.wire import TOLD, Wire
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.client_profile import Profile
 from fedsrv.engine.schedule import Step
@@ -34,7 +34,7 @@ GLOBAL_TEST = "global-test"
 OWN_KEYS = frozenset(
     ["loss", "seconds", "num_examples", "skipped_examples", "peak_rss_bytes", "views"]
     + [one.name for one in UPLOADS]
-    + [*DRIFT, *SPENT]
+    + [*TOLD]
 )
 """Names that a client's row of a record uses itself; a method's own numbers have others."""
 MAX_SECONDS = 1e8
@@ -63,6 +63,11 @@ class ReportValidator:
                 f"clients of {type(self.method).__name__} cannot report {name!r}, which every "
                 "report has already: give it another name in ctx.metrics and in reported"
             )
+
+    @cached_property
+    def wire(self) -> Wire:
+        """How tensors travel, and what clients keep and tell beside what the method says."""
+        return Wire.of(self.method, self.run)
 
     def grown(
         self, run: RunFacts, profiles: Mapping[int, Profile], steps: Sequence[Step]
@@ -119,19 +124,12 @@ class ReportValidator:
             raise PayloadError(f"the report holds {what}")
         trains = order.kind == rpc.ORDER_KIND_TRAIN
         known = self.method.reported(self.run) - OWN_KEYS if trains else frozenset[str]()
-        measured = DRIFT if trains and self.run.experiment.evaluate.drift else ()
-        privacy = self.run.experiment.privacy
-        spent = SPENT if trains and privacy is not None and privacy.hides_examples else ()
-        missing = [name for name in spent if name not in report.extra]
-        if missing and (report.num_examples or len(missing) < len(spent)):
-            raise PayloadError(f"the report does not say what was spent: {missing[0]!r} is missing")
-        for name, value in report.extra.items():
-            if name in spent and not 0 <= value < math.inf:
-                raise PayloadError(f"the report's {name!r} is {value:g}, not a number from 0 on")
-            if name not in known and name not in measured and name not in spent:
+        parts = self.wire.parts if trains else ()
+        for part in parts:
+            part.check_told(report.extra, report.num_examples)
+        for name in report.extra:
+            if name not in known and not (trains and name in self.wire.tells):
                 raise PayloadError(f"the report holds {name[:50]!r}, unknown to the method")
-            if name in measured and not 0 <= value <= 1:
-                raise PayloadError(f"the report's {name!r} is {value:g}, not from 0 to 1")
         self._check_counts(client, order, report)
         self._check_confusions(order, report)
         self._check_probabilities(client, order, report)

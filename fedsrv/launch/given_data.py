@@ -13,9 +13,9 @@ from fedmodels.data_description import ClientFile, ProblemFile, read_file
 from fedmodels.errors import ConfigError, DataError, reason_of
 from fedmodels.methods import make
 from fedmodels.printable import printable
-from fedmodels.training.compression import Compression
 from fedmodels.training.fault import name_faults
 from fedmodels.training.run import RunFacts
+from fedmodels.training.wire import Wire
 from fedsrv.engine.buffered_rounds import check_asynchronous
 from fedsrv.engine.summary import data_of
 
@@ -80,7 +80,7 @@ def check_net(experiment: Experiment, root: Path) -> None:
 
     Raises:
         ConfigError: the net cannot be built or does not fit the inputs, nothing that the method
-            sends can travel as ``[compression]`` says, or its rounds may not be asynchronous.
+            sends can travel as the config says, or its rounds may not be asynchronous.
         RunFailed: a function of the method fails, which every process of the run needs.
     """
     try:
@@ -93,7 +93,7 @@ def check_net(experiment: Experiment, root: Path) -> None:
     with name_faults(method):
         method.keeps_state(run)
         method.payload_spec(run)
-        Compression.of(method, run)
+        Wire.of(method, run)
         if experiment.schedule.is_asynchronous:
             check_asynchronous(method, run)
 

@@ -347,7 +347,7 @@ def _may_be_summed(trip: Trip) -> bool:
         trip.sample.kind == rpc.ORDER_KIND_TRAIN
         and trip.count is not None
         and (trip.enough is None or trip.enough >= len(trip.orders))
-        and not trip.compression.returned
+        and not trip.wire.changes_uploads
         and len(floats) == 1
         and not any(f"{WEIGHTS}{name}".startswith(ONLY_SCORED) for name in weights)
         and not any(key.startswith(WEIGHTS) for key in trip.spec.optional)

@@ -19,11 +19,9 @@ from fedmodels.tensors.bundle import Bundle, ClientId, Problem, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.tensors.declared_counts import check_numbers
 from fedmodels.tensors.differences import STATISTICS, WEIGHTS, cosines
-from fedmodels.training.compression import Compression
 from fedmodels.training.method import Method
-from fedmodels.training.private_uploads import spec_as_sent
 from fedmodels.training.run import RunFacts
-from fedmodels.training.secure_upload import SecureUpload
+from fedmodels.training.wire import Wire
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.cohort import Answer, Trip
 from fedsrv.engine.reduction import StreamingMean
@@ -149,20 +147,17 @@ class RelayedRun:
     @cached_property
     def upload_spec(self) -> BundleSpec:
         """Return what an upload must hold."""
-        secure = SecureUpload.of(self.method, self.facts)
-        if secure is not None:
-            return secure.spec
-        return spec_as_sent(self.method, self.facts, self._compression)
+        return self._wire.upload_spec(self.method.upload_spec(self.facts))
 
     @cached_property
     def payload_spec(self) -> Mapping[str, BundleSpec]:
         """Return what the parts of a payload must hold, by role."""
         common, personal = self.method.payload_spec(self.facts)
-        return {"common": self._compression.payload_spec(common), "personal": personal}
+        return {"common": self._wire.payload_spec(common), "personal": personal}
 
     @cached_property
-    def _compression(self) -> Compression:
-        return Compression.of(self.method, self.facts)
+    def _wire(self) -> Wire:
+        return Wire.of(self.method, self.facts)
 
     @classmethod
     def of(cls, table: Mapping[str, Any], problem: Problem, code: Sequence[Path]) -> Self:
@@ -341,7 +336,7 @@ def _trip_of(delivery: Delivery, run: RelayedRun) -> Trip:
         delivery.personal,
         run.upload_spec if trains else BundleSpec(),
         check_upload=lambda _, upload: check_numbers(upload),  # added up, nobody sees them again
-        compression=Compression(zstd=run.facts.experiment.zstd),
+        wire=Wire(zstd=run.facts.experiment.zstd),
     )
 
 

@@ -59,7 +59,7 @@ class OpenTrip:
                 whole: those of a lasting trip count one by one.
             through: through whom clients joined that joined through somebody.
         """
-        zstd = trip.compression.zstd
+        zstd = trip.wire.zstd
         common = encode(trip.sent, zstd=zstd)
         personal = _encoded_once(trip.personal, zstd=zstd)
         trip = replace(trip, orders=numbered(trip.orders, common, personal))

@@ -24,7 +24,6 @@ from fedmodels.nets.split import load_weights, weights_of
 from fedmodels.numerics.randomness import generator
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.tensors.bundle_spec import TensorSpec
-from fedmodels.training.compression import RESIDUAL
 from fedmodels.training.contexts import ServerState
 from fedmodels.training.hooks import init_client, init_server
 from fedmodels.training.initial_weights import with_rows
@@ -94,11 +93,14 @@ class StateGrowth:
             )
         return state
 
-    def client(self, client: int, state: Bundle) -> Bundle:
-        """Return a client's private state as it is stored, as :meth:`server` does."""
+    def client(self, client: int, state: Bundle, owed: tuple[str, ...] = ()) -> Bundle:
+        """Return a client's private state as it is stored, as :meth:`server` does.
+
+        New rows of weights under the prefixes ``owed`` are zero.
+        """
         for given in self._steps():
             first = [init_client(self.method, each.run, client) for each in given]
-            state = self._grown(state, given, first)
+            state = self._grown(state, given, first, owed=owed)
         return state
 
     def _steps(self) -> Iterator[list[InitialStates]]:
@@ -116,11 +118,13 @@ class StateGrowth:
         first: Sequence[Bundle],
         *,
         zeros: bool = False,
+        owed: tuple[str, ...] = (),
     ) -> Bundle:
         """Return a bundle with room for one more class; the method gives ``first`` in its place.
 
         With ``zeros`` a new row is zero where the method gives none in this place.
         """
+        owed = tuple(f"weights/{prefix}" for prefix in owed)
         own = [bundle.by_key() for bundle in first]
         sources = [own, *zip(*(each.forms for each in given), strict=True)]
         told = self.method.grown(given[1].run, held)
@@ -130,7 +134,7 @@ class StateGrowth:
                 found[key] = told[key]
             elif row := _row_of(key, tensor, sources, given[0].run.problem.num_classes):
                 axis, new = row
-                is_zero = key.startswith(f"weights/{RESIDUAL}") or (zeros and key not in own[0])
+                is_zero = key.startswith(owed) or (zeros and key not in own[0])
                 found[key] = torch.cat([tensor, torch.zeros_like(new) if is_zero else new], axis)
             else:
                 found[key] = tensor

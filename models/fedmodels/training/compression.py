@@ -17,7 +17,7 @@ parameters in a client's personal part.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -34,6 +34,7 @@ from fedmodels.tensors.memory_blocks import lease
 from fedmodels.tensors.packed_weights import PackedWeights
 from fedmodels.training.method import Method
 from fedmodels.training.run import RunFacts
+from fedmodels.training.wire import Allocate, SharedPart
 
 RESIDUAL = "residual/"
 """Prefix of what a client still owes, among the weights of its stored private state."""
@@ -43,9 +44,10 @@ _EXACT = Floats(torch.float32)
 
 
 @dataclass(frozen=True)
-class Compression:
+class Compression(SharedPart):
     """How the parameters of a run travel; by default as they are."""
 
+    section, is_learnt = RESIDUAL, True
     down: Form = _EXACT
     up: Form = _EXACT
     feedback: bool = False
@@ -55,8 +57,6 @@ class Compression:
     returned: Shapes = field(default_factory=dict)
     """Parameters of ``fetched`` that an upload holds too. Where there are none, uploads
     travel as they are."""
-    zstd: bool = False
-    """Whether frames are compressed as well, without loss."""
 
     @classmethod
     def of(cls, method: Method, run: RunFacts) -> Compression:
@@ -67,7 +67,7 @@ class Compression:
         """
         table = run.experiment.compression
         if table is None or table.up == table.down == "float32":
-            return cls(zstd=run.experiment.zstd)
+            return cls()
         common, personal = method.payload_spec(run)
         fetched = _parameters(run, common)
         own = {**personal.required, **personal.optional}
@@ -87,7 +87,17 @@ class Compression:
         if table.up == "top-k" and count >= MAX_ELEMENTS:
             raise ConfigError(f"[compression] up = 'top-k' is for nets below {MAX_ELEMENTS} values")
         feedback = table.feedback and up.is_coarse
-        return cls(down, up, feedback, fetched, returned, table.zstd)
+        return cls(down, up, feedback, fetched, returned)
+
+    @property
+    def keeps(self) -> bool:
+        """Whether clients keep residuals."""
+        return self.feedback
+
+    @property
+    def changes_uploads(self) -> bool:
+        """Whether uploads hold differences."""
+        return bool(self.returned)
 
     # --- what may travel -------------------------------------------------------------------------
 
@@ -125,10 +135,10 @@ class Compression:
 
     # --- up --------------------------------------------------------------------------------------
 
-    def returned_by(
-        self, upload: Bundle, payload: Bundle, stored: Bundle
-    ) -> tuple[Bundle, Weights]:
+    def returned_by(self, upload: Bundle, payload: Bundle, kept: Weights) -> tuple[Bundle, Weights]:
         """Return an upload as it travels, and the residual that its client keeps.
+
+        ``kept`` holds the residual before, if there is one.
 
         Raises:
             PayloadError: a difference does not fit into the form.
@@ -137,7 +147,7 @@ class Compression:
             return upload, {}
         wanted = {name: upload.weights[name] - payload.weights[name] for name in self.returned}
         for name in self.returned if self.feedback else ():
-            owed = stored.weights.get(RESIDUAL + name)  # e_t; nothing before the first upload
+            owed = kept.get(RESIDUAL + name)  # e_t; nothing before the first upload
             wanted[name] = wanted[name] if owed is None else wanted[name] + owed  # p_t
         packed = self.up.packed(wanted)
         residual = dict[str, Tensor]()
@@ -146,9 +156,7 @@ class Compression:
             residual = {RESIDUAL + name: wanted[name] - arrives[name] for name in self.returned}
         return _with(upload, self.returned, packed), residual  # e_{t+1} = p_t - C(p_t)
 
-    def restored(
-        self, sent: Bundle, common: Bundle, allocate: Callable[[int], memoryview] = lease
-    ) -> Bundle:
+    def restored(self, sent: Bundle, common: Bundle, allocate: Allocate = lease) -> Bundle:
         """Return an upload as the method's server half gets it.
 
         Raises:
@@ -182,17 +190,6 @@ class Compression:
                 f"tensor 'weights/{name}' holds {largest:g} after the client's change, beyond "
                 f"{self.down.most:g}: [compression] down carries no more"
             )
-
-    # --- the residual at rest --------------------------------------------------------------------
-
-    def with_residual(self, state: Bundle, residual: Weights) -> Bundle:
-        """Return a private state as it is stored."""
-        return replace(state, weights={**state.weights, **residual}) if residual else state
-
-    def without_residual(self, stored: Bundle) -> Bundle:
-        """Return a stored private state as the method left it."""
-        owed = {RESIDUAL + name: shape for name, shape in self.returned.items()}
-        return _with(stored, owed, {}) if self.feedback else stored
 
 
 def _parameters(run: RunFacts, spec: BundleSpec) -> dict[str, tuple[int, ...]]:

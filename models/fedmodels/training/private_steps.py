@@ -28,13 +28,14 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from fedmodels.config.privacy import Privacy
-from fedmodels.errors import ConfigError
+from fedmodels.errors import ConfigError, PayloadError
 from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.secrecy import Secret
 from fedmodels.privacy.accounting import GaussianReleases, least_noise
 from fedmodels.tensors.bundle import Bundle, state_digest
 from fedmodels.training.method import Batch, Method, Output
 from fedmodels.training.run import RunFacts
+from fedmodels.training.wire import SharedPart
 
 if TYPE_CHECKING:
     from fedmodels.training.contexts import ClientContext
@@ -44,6 +45,20 @@ SPENT = ("epsilon", "epsilon_next")
 AT_ONCE = 1 << 24
 """Numbers of per-example gradients that are held at a time."""
 LossOf = Callable[[Batch, Output], Tensor]
+
+
+class SpentPrivacy(SharedPart):
+    """Clients tell what they spend of their examples' privacy."""
+
+    def check_told(self, figures: Mapping[str, float], num_examples: int) -> None:
+        """Check that both figures are told of a training, and possible; raise PayloadError."""
+        missing = [name for name in SPENT if name not in figures]
+        if missing and (num_examples or len(missing) < len(SPENT)):
+            raise PayloadError(f"the report does not say what was spent: {missing[0]!r} is missing")
+        for name in SPENT:
+            if not 0 <= figures.get(name, 0.0) < math.inf:
+                value = figures[name]
+                raise PayloadError(f"the report's {name!r} is {value:g}, not a number from 0 on")
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Self
 
 from fedmodels.numerics.secrecy import Secret
 from fedmodels.privacy.contributions import Contributions
 from fedmodels.privacy.mechanism import leaving
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.tensors.bundle_spec import BundleSpec
-from fedmodels.training.compression import Compression
 from fedmodels.training.method import Method
 from fedmodels.training.run import RunFacts
+from fedmodels.training.wire import SharedPart
 
 
 def contributions(method: Method, run: RunFacts) -> Contributions:
@@ -22,11 +24,20 @@ def contributions(method: Method, run: RunFacts) -> Contributions:
     return Contributions(privacy, method.upload_spec(run), run.problem.num_classes)
 
 
-def spec_as_sent(method: Method, run: RunFacts, compression: Compression) -> BundleSpec:
-    """Return the specification of an upload as it travels."""
-    if (privacy := run.experiment.privacy) is not None and privacy.noise_at_clients:
-        return contributions(method, run).sent_spec
-    return compression.upload_spec(method.upload_spec(run))
+@dataclass(frozen=True)
+class NoiseOfClients(SharedPart):
+    """Clients add noise to what leaves them: it travels as vectors."""
+
+    covered: Contributions
+
+    @classmethod
+    def of(cls, method: Method, run: RunFacts) -> Self:
+        """Return what the noise of a run covers."""
+        return cls(contributions(method, run))
+
+    def upload_spec(self, upload: BundleSpec) -> BundleSpec:
+        """Return the specification of an upload with noise."""
+        return self.covered.sent_spec
 
 
 def alike(upload: Bundle) -> float:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import torch
@@ -26,10 +27,10 @@ from fedmodels.tensors.bundle import Bundle, Prototypes, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec, TensorSpec
 from fedmodels.tensors.declared_counts import DeclaredCounts, check_numbers, check_upload
 from fedmodels.tensors.uploads import Summed
-from fedmodels.training.compression import Compression
 from fedmodels.training.method import Method
-from fedmodels.training.private_uploads import count_of, spec_as_sent
+from fedmodels.training.private_uploads import contributions, count_of
 from fedmodels.training.run import RunFacts
+from fedmodels.training.wire import SharedPart
 
 MASKED, COUNTS = "masked", "counts"
 """Names among the weights of an upload as it travels: of the masked integers, and of what the
@@ -38,7 +39,7 @@ _PREFIX = "weights/"
 
 
 @dataclass(frozen=True)
-class SecureUpload:
+class SecureUpload(SharedPart):
     """How the uploads of a run become vectors of integers."""
 
     rules: SecureSum
@@ -54,16 +55,17 @@ class SecureUpload:
     count: Callable[[Bundle], float]
 
     @classmethod
-    def of(cls, method: Method, run: RunFacts) -> SecureUpload | None:
-        """Return what the config of a run asks for; None where it asks for no secure sum.
+    def of(cls, method: Method, run: RunFacts) -> Self:
+        """Return what the config of a run with a secure sum asks for.
 
         Raises:
             ConfigError: the method needs more than sums.
         """
-        rules = run.experiment.secure_sum
-        if rules is None:
-            return None
-        spec = spec_as_sent(method, run, Compression())
+        privacy = run.experiment.privacy
+        assert privacy is not None, "secure_sum is a key of it"
+        rules, noisy = privacy.secure_sum, privacy.noise_at_clients
+        assert rules is not None, "the config asks for it"
+        spec = contributions(method, run).sent_spec if noisy else method.upload_spec(run)
         classes = run.problem.num_classes
         if why := _unfit(method, spec):
             raise ConfigError(f"[privacy] secure_sum: {method.name} {why}")
@@ -95,6 +97,10 @@ class SecureUpload:
         rows = sum(classes * width for classes, width in self.levels.values())
         return sum(form.numel() for form in self.summed.values()) + rows
 
+    def upload_spec(self, upload: BundleSpec) -> BundleSpec:
+        """Return the specification of an upload as it travels."""
+        return self.spec
+
     @property
     def spec(self) -> BundleSpec:
         """Return the specification of an upload as it travels."""
@@ -122,7 +128,7 @@ class SecureUpload:
         weights: Weights = {name: upload.weights[name] for name in self.summed}
         if self.rules.clip is not None:
             weights = clipped(weights, received, self.rules.clip)
-        declared = self.declared(self.sent(upload, np.zeros(0, numbers.dtype)))
+        declared = self.declared(self.travelling(upload, np.zeros(0, numbers.dtype)))
         count = self.count(declared)
         parts = [CountedNumbers(name, tensor, count) for name, tensor in weights.items()]
         for level, (classes, width) in self.levels.items():
@@ -135,7 +141,7 @@ class SecureUpload:
             ]  # fmt: skip
         return numbers.encode(parts)
 
-    def sent(self, upload: Bundle, masked: Vector) -> Bundle:
+    def travelling(self, upload: Bundle, masked: Vector) -> Bundle:
         """Return an upload as it travels: masked integers, and what it counts."""
         integers = masked.view(masked.dtype.str.replace("u", "i")).astype(f"i{masked.itemsize}")
         weights = {MASKED: torch.from_numpy(integers)}
@@ -277,8 +283,8 @@ def check_secure_sum(method: Method, run: RunFacts) -> None:
     Raises:
         ConfigError: says why not.
     """
-    secure = SecureUpload.of(method, run)
-    if secure is not None:
+    if run.experiment.secure_sum is not None:
+        secure = SecureUpload.of(method, run)
         smallest = run.experiment.cohort_size // secure.rules.groups
         if smallest < MIN_GROUP:
             raise ConfigError(

@@ -268,7 +268,7 @@ def test_rows_by_hand(nets):
     now, method = world.run.for_classes(LATER), world.method
     heads = {"head/weight": torch.tensor([[7.0], [8.0]])}
     state = Bundle({**heads, f"{RESIDUAL}head/weight": torch.tensor([[-1.0], [5.0]])})
-    found = StateGrowth(method, world.run, now).client(0, state).weights
+    found = StateGrowth(method, world.run, now).client(0, state, (RESIDUAL,)).weights
     assert found["head/weight"].flatten().tolist() == [7.0, 8.0, 32.0, 43.0]
     assert found[f"{RESIDUAL}head/weight"].flatten().tolist() == [-1.0, 5.0, 0.0, 0.0]
     newcomer = init_client(method, now, 0).weights["head/weight"]

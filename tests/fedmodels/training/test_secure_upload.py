@@ -46,7 +46,7 @@ def facts(method="fedavg", secure=True, net=None, **tables):
 def summed(form, numbers, uploads, given=None, lie=lambda vector: vector):
     """Return what uploads come to; the last one is changed by a lie on its way."""
     *honest, last = [form.encoded(upload, given or {}, numbers) for upload in uploads]
-    sent = [form.sent(u, v) for u, v in zip(uploads, [*honest, lie(last)], strict=True)]
+    sent = [form.travelling(u, v) for u, v in zip(uploads, [*honest, lie(last)], strict=True)]
     total = added([form.integers(one) for one in sent])
     return form.summed_up(total, numbers, given or {}, [form.declared(one) for one in sent])
 

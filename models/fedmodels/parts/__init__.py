@@ -1,0 +1,1 @@
+"""What both halves of a run know of its parts; ``fedmodels/training/wire.py`` has the list."""
