@@ -12,7 +12,7 @@ import contextlib
 import ipaddress
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -26,7 +26,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from fedmodels.errors import ConfigError, reason_of
 from fedmodels.files import write_atomically, write_new
 from fedmodels.line_file import append_lines
-from fedpb.identities import RELAY, SCHEME, SERVER, SERVER_URI, role_of
+from fedpb.identities import RELAY, SCHEME, SERVER, SERVER_URI, role_of, without
 from fedpb.pem import check_dates, identities_of
 from fedpb.revocation import REVOKED, number_of, read_lists
 from fedsrv.identity.invitations import void
@@ -39,6 +39,8 @@ LIST_DAYS = 30
 CLOCK_SKEW = timedelta(hours=1)
 """A certificate is valid from this long before its issue, so that slow clocks accept it."""
 
+MAX_NAME = 64
+"""Letters of a common name, which people read; the identity is the URI."""
 ISSUED = "issued.jsonl"
 """Beside the authority: serial number, identity and last day of each certificate that it issued."""
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
@@ -121,7 +123,7 @@ class Authority:
         usages += [] if uri == SERVER_URI else [ExtendedKeyUsageOID.CLIENT_AUTH]
         signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key())
         builder = (
-            _builder(_name(uri), self.own.subject, key, IDENTITY_DAYS)
+            _builder(_name(uri[:MAX_NAME]), self.own.subject, key, IDENTITY_DAYS)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_key_usage(authority=False), critical=True)
             .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
@@ -299,10 +301,23 @@ def revoke(directory: Path, which: str) -> list[str]:
         day = datetime.now(UTC).isoformat(timespec="seconds")
         authority.add({**facts, "revoked": day})
     write_list(directory)
-    return lines + [
+    lines += [
         f"revoked: {facts['identity']}, serial {facts['serial']}, valid until {facts['until']}"
         for facts in fresh
         if int(facts["serial"], 16) not in known
+    ]
+    return lines + _also_covering(authority, {facts["identity"] for facts in fresh})
+
+
+def _also_covering(authority: Authority, uris: Collection[str]) -> list[str]:
+    """Return a line for each certificate that holds and covers a revoked client beside others."""
+    return [
+        f"note: {facts['identity']}, serial {facts['serial']}, covers it as well and holds: revoke "
+        "that serial if its owner is meant, too"
+        for facts in authority.issued()
+        if "revoked" not in facts
+        and facts["identity"] not in uris
+        and without(facts["identity"], uris) != facts["identity"]
     ]
 
 

@@ -30,7 +30,7 @@ from fedpb.invitation import ENROLMENT_SERVICE, SECRET_BYTES, Invitation
 from fedpb.pem import uris_of
 from fedpb.v1 import enrolment_pb2 as rpc
 from fedsrv.identity.certificates import Authority
-from fedsrv.identity.invitations import invitations
+from fedsrv.identity.invitations import given_by, invitations
 from fedsrv.identity.roles import identity_uri
 from fedsrv.identity.tls import ServerKeys
 
@@ -98,6 +98,7 @@ def enrol(directory: Path, secret: bytes, request: bytes) -> tuple[str, bytes]:
             raise Refused(
                 f"the invitation of {uri} ended on {str(found['until'])[:10]}: ask for another one"
             )
+        uri = given_by(found)
         certificate = authority.certificate(uri, key, found["hosts"])
         authority.note(certificate, uri)
         pem = certificate.public_bytes(Encoding.PEM)

@@ -2,7 +2,7 @@
 
 An invitation is known by the sha256 of its secret. It is open until it is used, ends or is void.
 Whoever is revoked loses the open invitations as well: they would give the same site another
-certificate.
+certificate. One of a range of clients goes on without those that were revoked (``without``).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 from fedmodels.errors import ConfigError
 from fedmodels.files import replacing, wait_for_lock
+from fedpb.identities import without
 from fedsrv.identity.roles import identity_uri
 
 INVITED = "invitations.json"
@@ -51,6 +52,11 @@ def invitations(directory: Path) -> Iterator[Invitations]:
         raise ConfigError(f"{path} is damaged: move it away; its invitations are lost") from None
 
 
+def given_by(one: dict[str, Any]) -> str:
+    """Return the identity whose certificate an invitation gives by now; empty if it gives none."""
+    return without(str(one["identity"]), one.get("without", ()))
+
+
 def _state_of(one: dict[str, Any]) -> str:
     if "void" in one:
         return str(one["void"])
@@ -64,7 +70,7 @@ def listed(directory: Path) -> list[str]:
     """Return a line for each invitation: its name, whom it is for, and what became of it."""
     with invitations(directory) as held:
         return [
-            f"{name[:SHOWN]} {one['identity']} {_state_of(one)}"
+            f"{name[:SHOWN]} {given_by(one)} {_state_of(one)}"
             + "".join(f", host {host}" for host in one["hosts"])
             for name, one in held.items()
         ]
@@ -73,7 +79,8 @@ def listed(directory: Path) -> list[str]:
 def void(directory: Path, uris: Collection[str]) -> list[str]:
     """Void every invitation of identities that were revoked; return a line for each open one.
 
-    One that was used is void as well: whoever asks again would get the revoked certificate.
+    One that was used is void as well: whoever asks again would get the revoked certificate. An open
+    one of other clients as well goes on for these.
     """
     lines = []
     with invitations(directory) as held:
@@ -82,7 +89,22 @@ def void(directory: Path, uris: Collection[str]) -> list[str]:
                 if (state := _state_of(one)).startswith("open"):
                     lines.append(f"void: invitation {name[:SHOWN]} of {one['identity']}, {state}")
                 one["void"] = f"was revoked on {datetime.now(UTC):%Y-%m-%d}"
+            elif _state_of(one).startswith("open"):
+                lines += _narrowed(name, one, uris)
     return lines
+
+
+def _narrowed(name: str, one: dict[str, Any], uris: Collection[str]) -> list[str]:
+    """Let an open invitation go on without revoked clients; return a line if it had some."""
+    before, which = given_by(one), f"invitation {name[:SHOWN]} of {one['identity']}"
+    left = without(before, uris)
+    if left == before:
+        return []
+    if not left:
+        one["void"] = f"was revoked on {datetime.now(UTC):%Y-%m-%d}"
+        return [f"void: {which}"]
+    one["without"] = sorted({*one.get("without", ()), *uris})
+    return [f"narrowed: {which} gives a certificate for {left} alone"]
 
 
 def withdraw(directory: Path, which: str) -> list[str]:

@@ -66,5 +66,5 @@ def admitted(
             said = printable(name, 60)
             raise PayloadError(f"client {client} is none of those of the relay {said!r}")
     for end in (ids[0], min(ids[-1], num_clients - 1)):
-        check_covers(str(end))  # a certificate covers all between two of its own
+        check_covers(str(end))  # it covers all between two of its own that were not revoked
     return Relay(name)

@@ -23,6 +23,7 @@ import fedcli.cli
 from fedcli.runtime.certificate_request import enrol as get
 from fedcli.runtime.certificate_request import given_token
 from fedmodels.errors import ConfigError, LinkError
+from fedpb.identities import covers, role_of, without
 from fedpb.invitation import ENROLMENT_SERVICE, Invitation
 from fedpb.pem import check_pair, identities_of
 from fedpb.v1 import enrolment_pb2 as rpc
@@ -265,3 +266,50 @@ def test_the_service_needs_an_authority_and_a_certificate(tmp_path):
     (tmp_path / INVITED).write_text("{")
     with pytest.raises(ConfigError, match=r"invitations\.json is damaged"):
         invite(tmp_path, "7", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("who", "others", "left"),
+    [
+        ("0-9", ["0-0", "9-9"], "fedtide:clients:1-8"),
+        ("0-9", ["2-4", "3-6"], "fedtide:clients:0-1,7-9"),
+        ("0-9", ["12-15"], "fedtide:clients:0-9"),
+        ("0-9", ["0-4", "5-20"], ""),
+        ("0-999", [f"{n}-{n}" for n in range(1, 126, 2)], "fedtide:clients:0-0,2-2,"),
+        ("0-999", [f"{n}-{n}" for n in range(1, 128, 2)], ""),  # too many parts
+    ],
+)
+def test_what_is_left_of_a_range(who, others, left, fresh):
+    found = without(f"fedtide:clients:{who}", [f"fedtide:clients:{one}" for one in others])
+    assert found.startswith(left)
+    assert bool(found) == bool(left)
+    assert found == left or found.count(",") == 63
+    if found:  # also with a name that is longer than those of certificates may be
+        key = ec.generate_private_key(ec.SECP256R1()).public_key()
+        made = certs.Authority.read(fresh).certificate(found, key)
+        assert identities_of(made) == [found]
+        assert role_of(found) == "client"
+
+
+def test_an_invitation_of_a_range_goes_on_without_a_revoked_client(fresh, tmp_path):
+    """So does one that is asked for after a restart: what is left lies in the file."""
+    certs.issue(fresh, "3")
+    certs.issue(fresh, "server")
+    before = certs.issue(fresh, "2-4")[0]
+    token, one, relay = (invite(fresh, who, 1.0) for who in ("0-9", "3-3", "relay:0-9"))
+    lines = revoke(fresh, "3")
+    assert [line.split(":")[0] for line in lines] == ["narrowed", "void", "revoked", "note"]
+    assert lines[0].endswith(" gives a certificate for fedtide:clients:0-2,4-9 alone")
+    assert f"{x509.load_pem_x509_certificate(before.read_bytes()).serial_number:x}" in lines[3]
+    assert any("fedtide:clients:0-2,4-9 open until" in line for line in listed(fresh))
+    with pytest.raises(Refused, match=r"of fedtide:clients:3-3 was revoked on 20"):
+        enrol(fresh, Invitation.read(one).secret, request("fedtide:clients:3-3"))
+    assert enrol(fresh, Invitation.read(relay).secret, request("fedtide:relay:0-9"))  # another's
+    server, port = start_enrolling(fresh, "127.0.0.1:0")
+    try:
+        cert = get(f"127.0.0.1:{port}", token, tmp_path / "site")[1]
+    finally:
+        server.stop(None).wait()
+    (uri,) = identities_of(x509.load_pem_x509_certificate(cert.read_bytes()))
+    assert [client for client in range(12) if covers(uri, client)] == [0, 1, 2, 4, 5, 6, 7, 8, 9]
+    assert role_of(uri) == "client"
