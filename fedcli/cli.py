@@ -270,7 +270,7 @@ def add_new_task(
     """Add a task to a client's data, also while its run goes on: an open run goes on to it."""
     set_up_logging(LogLevel.INFO)
     from fedcli.data.store.growing import add_task
-    from fedcli.data.store.site import cut_before
+    from fedcli.data.store.own_files import cut_before
 
     root = data or cut_before(state_dir / "own-data", client_id)
     if root is None:
@@ -280,7 +280,7 @@ def add_new_task(
         )
     how = None
     if server is not None:
-        from fedcli.runtime.enrolment import how_cut
+        from fedcli.runtime.announcer import how_cut
         from fedcli.runtime.link import Link, channel_credentials
         from fedmodels.config.places import check_address
 
@@ -293,7 +293,7 @@ def add_new_task(
         with closing(Link(server, credentials)) as link:
             how = how_cut(root, client_id, link)
     else:
-        from fedcli.data.store.site import remembered
+        from fedcli.data.store.own_files import remembered
 
         how = remembered(root)
     added = add_task(root, client_id, source, *(how or ()))

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcli.data.folders import TABLE_ENDS
 from fedcli.data.own.new_inputs import NewInputs, read_new
-from fedcli.data.own.table_files import SUFFIXES
 from fedcli.runtime.deployed import Deployed
 from fedcli.runtime.state import PERSONAL
 from fedmodels.errors import DataError, reason_of
@@ -110,7 +110,7 @@ def predicted(model: TrainedModel, inputs: NewInputs) -> Predictions:
 
 def are_many(paths: Iterable[Path]) -> bool:
     """Tell whether files may hold many inputs, which belong into a CSV rather than on a screen."""
-    return any(path.is_dir() or path.suffix.lower() in SUFFIXES for path in paths)
+    return any(path.is_dir() or path.suffix.lower() in TABLE_ENDS for path in paths)
 
 
 def write_csv(found: Iterable[Predictions], classes: Sequence[str], out: Path) -> Iterator[str]:

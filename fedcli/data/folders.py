@@ -17,6 +17,8 @@ FOREIGN = {
     "$recycle.bin", "system volume information", "__pycache__",
 }  # fmt: skip
 """What systems and other programs leave beside one's files, in small letters."""
+TABLE_ENDS = (".csv", ".tsv", ".parquet")
+"""How the names of tables end."""
 SHOWN = 3
 """Files that a note names."""
 KINDS, MAX_LETTERS = 5, 100

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from fedcli.data.store.site import cut, cut_before, is_cut
+from fedcli.data.store.own_files import cut_before, is_cut
 from fedcli.runtime.answers import (
     Dismissed,
     NotTaken,
@@ -29,7 +29,7 @@ from fedcli.runtime.answers import (
     Superseded,
     UploadRefused,
 )
-from fedcli.runtime.enrolment import Announcer, Enrolment, client_of
+from fedcli.runtime.enrolment import Enrolment, client_of
 from fedcli.runtime.floor import NAME as LEDGER
 from fedcli.runtime.floor import FloorLedger, PrivacyFloor
 from fedcli.runtime.link import Link, Membership, OwnCertificate, channel_credentials
@@ -416,6 +416,8 @@ class Host:
 
     def _announce_forever(self) -> None:
         """Tell the server of tasks that were added to clients' data."""
+        from fedcli.runtime.announcer import Announcer  # reads files as sites have them
+
         news = Announcer(self.enrolment, self._incoming)
         while not self._closed.wait(self.beat_every_s):
             try:
@@ -545,6 +547,8 @@ def _brought(
             f"--data {data} holds files of one client: name it with --client-id, or give clients' "
             "directories as fedcli partition makes them"
         )
+    from fedcli.data.store.site import cut  # reads tables and images
+
     wanted = link.prepare(client)
     try:
         place = cut(data, values_of(wanted.data), wanted.seed, client, cache)

@@ -10,10 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedcli.data.folders import is_foreign
+from fedcli.data.folders import TABLE_ENDS, is_foreign
 from fedcli.data.image_files import ENDS
 from fedcli.data.own.new_inputs import ARRAYS
-from fedcli.data.own.table_files import SUFFIXES
 from fedcli.prediction import predictions, write_csv
 from fedcli.serving.live_model import LiveModel, Loaded, NoModelYet
 from fedmodels.commands import end_if_signalled
@@ -25,7 +24,7 @@ ANSWER, REFUSAL = ".predictions.csv", ".error.txt"
 """How the name of an answer goes on after that of its file."""
 LOOK_S = 0.5
 """How often a folder is looked at."""
-KINDS = (*ENDS, *SUFFIXES, ARRAYS)
+KINDS = (*ENDS, *TABLE_ENDS, ARRAYS)
 Stamp = tuple[int, int]
 """Size and time of a file."""
 log = logging.getLogger(__name__)

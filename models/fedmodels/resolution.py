@@ -29,7 +29,6 @@ from fedmodels.own_code import (
     with_place,
 )
 from fedmodels.printable import shown
-from fedmodels.privacy.accounting import with_noise
 
 if TYPE_CHECKING:
     from fedmodels.training.method import Method
@@ -106,7 +105,10 @@ def experiment_of(
         check_plain(table.name, settings := settings_of(method), "")
         check_net(experiment.net.name, experiment.net.options())
         _check_method_fits(experiment, method)
-        experiment = with_noise(experiment, reads_each=method.reduction == "each")
+        if experiment.privacy is not None:
+            from fedmodels.privacy.accounting import with_noise
+
+            experiment = with_noise(experiment, reads_each=method.reduction == "each")
     resolved = MethodTable(name=table.name, code_sha256=table.code_sha256, **settings)
     return experiment.model_copy(update={"method": resolved})
 

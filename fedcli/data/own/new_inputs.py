@@ -15,10 +15,10 @@ import torch
 from numpy.typing import NDArray
 
 from fedcli.data.arrays import read_array
-from fedcli.data.folders import files_below, note_left_out
+from fedcli.data.folders import TABLE_ENDS, files_below, note_left_out
 from fedcli.data.image_files import ENDS, OTHERS, read_image
 from fedcli.data.own.recordings import RecordingRows, rows_of, windowed
-from fedcli.data.own.table_files import OTHER_TABLES, SUFFIXES, TableRows, read_table, tell_styles
+from fedcli.data.own.table_files import OTHER_TABLES, TableRows, read_table, tell_styles
 from fedmodels.config.columns import ROLES, Columns
 from fedmodels.config.transforms import ImageTransform, TableTransform, Transform, parse_transform
 from fedmodels.errors import DataError
@@ -59,7 +59,7 @@ def read_new(paths: Sequence[Path], facts: ModelFacts, model: object) -> Iterato
         if not path.is_dir():
             yield _checked(_read(path, facts, how), facts)
             continue
-        ends = SUFFIXES if isinstance(how, TableTransform) else ENDS
+        ends = TABLE_ENDS if isinstance(how, TableTransform) else ENDS
         found = [file for file in files_below(path) if file.suffix.lower() in ends]
         if not found:
             raise DataError(f"{path} holds no file that the model takes: {', '.join(ends)}")
@@ -80,7 +80,7 @@ def _read(path: Path, facts: ModelFacts, how: Transform | None) -> NewInputs:
     shape = tuple(facts.input_shape)
     if path.suffix == ARRAYS:
         return _array(path, read_array(path), facts)
-    is_table = path.suffix.lower() in SUFFIXES
+    is_table = path.suffix.lower() in TABLE_ENDS
     if isinstance(how, TableTransform) and is_table:
         return _read_table(path, how)
     if isinstance(how, ImageTransform) and not is_table:

@@ -15,14 +15,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcli.data.folders import files_below
+from fedcli.data.folders import TABLE_ENDS, files_below
 from fedcli.data.own.csv_style import MISSING, RECORDS, Style, lines_of, may_hold_numbers, style_of
 from fedcli.data.own.number_marks import Marks, marks_of
 from fedmodels.config.data import Columns
 from fedmodels.errors import DataError, pip_line, reason_of
 from fedmodels.files import open_regular
 
-SUFFIXES = (".csv", ".tsv", ".parquet")
 OF_TEXT = (".csv", ".tsv")
 OTHER_TABLES = {
     **dict.fromkeys((".xlsx", ".xls", ".ods"), "spreadsheets are not read: save them as CSV"),
@@ -111,14 +110,14 @@ def tell_styles(tables: Sequence[TableRows], where: object) -> None:
 def files_of(root: Path) -> list[Path]:
     """Return the file, or the directory's files by name; raise DataError if there is none."""
     if root.is_dir():
-        found = [path for path in files_below(root) if path.suffix.lower() in SUFFIXES]
+        found = [path for path in files_below(root) if path.suffix.lower() in TABLE_ENDS]
         if not found:
             ends = {path.suffix.lower() for path in files_below(root)}
             raise DataError(f"{root} holds no file *.csv, *.tsv or *.parquet{_advice_for(ends)}")
         return found
     if not root.exists():
         raise DataError(f"{root} is not there: [data] root must name a file or a directory")
-    if root.suffix.lower() not in SUFFIXES:
+    if root.suffix.lower() not in TABLE_ENDS:
         advice = _advice_for({root.suffix.lower()})
         raise DataError(f"{root} is none of *.csv, *.tsv and *.parquet{advice}")
     return [root]

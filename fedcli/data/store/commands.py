@@ -23,9 +23,8 @@ from fedcli.data.sets.dataset import Dataset, Labelled
 from fedcli.data.sets.registry import load
 from fedcli.data.store.client_data import PARTS, ClientData, Part
 from fedcli.data.store.findings import tell
-from fedcli.data.store.partition_store import STORE, PartitionStore
+from fedcli.data.store.partition_store import STORE, TABLE, PartitionStore
 from fedcli.data.store.partition_writer import (
-    TABLE,
     Layout,
     client_moments,
     description_of,

@@ -23,8 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedcli.data.store.client_data import PARTS, ClientData, GlobalTest, has_grown
-from fedcli.data.store.partition_store import STORE, PartitionStore, open_data
-from fedcli.data.store.partition_writer import TABLE
+from fedcli.data.store.partition_store import STORE, TABLE, PartitionStore, open_data
 from fedmodels.data_description import channel_axis
 from fedmodels.errors import DataError
 from fedmodels.printable import printable

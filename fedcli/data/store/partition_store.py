@@ -42,6 +42,7 @@ from fedmodels.errors import DataError, reason_of
 from fedmodels.files import stamp_of
 from fedmodels.tensors.bundle import ClientId
 
+TABLE = "partition.json"
 STORE = "store"
 
 

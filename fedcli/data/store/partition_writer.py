@@ -24,7 +24,7 @@ from fedcli.data.arrays import IntArray, channel_moments
 from fedcli.data.cuts.cut_input import Partition
 from fedcli.data.sets.dataset import Dataset, Inputs, Labelled
 from fedcli.data.store.client_data import GROUP, PARTS, Part
-from fedcli.data.store.partition_store import STORE, write_store
+from fedcli.data.store.partition_store import STORE, TABLE, write_store
 from fedcli.data.store.reserve import Reserve
 from fedmodels.config.origin import placeless
 from fedmodels.data_description import (
@@ -39,7 +39,6 @@ from fedmodels.own_code import is_own
 from fedmodels.shortages import lack_of, why_cut_off
 
 Moments = tuple[tuple[float, ...], tuple[float, ...]]
-TABLE = "partition.json"
 MAX_DIRECTORIES = 200
 """Clients beyond which a partition is a store, unless the layout is given."""
 _IN_THE_WAY = (errno.EBUSY, errno.EACCES, errno.EPERM, errno.EROFS)

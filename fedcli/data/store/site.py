@@ -19,15 +19,12 @@ import numpy as np
 
 from fedcli.data.arrays import IntArray
 from fedcli.data.folders import files_below
-from fedcli.data.image_files import ENDS
-from fedcli.data.own.table_files import SUFFIXES
 from fedcli.data.sets.dataset import Dataset
 from fedcli.data.sets.registry import OWN, load
-from fedcli.data.store.client_data import ABOUT, PARTS, has_grown
+from fedcli.data.store.client_data import PARTS, has_grown
 from fedcli.data.store.commands import thinned
-from fedcli.data.store.partition_store import STORE
+from fedcli.data.store.own_files import CUT_FILE, cut_before
 from fedcli.data.store.partition_writer import (
-    TABLE,
     description_of,
     why_not_written,
     write_client,
@@ -41,27 +38,8 @@ from fedmodels.printable import printable
 from fedmodels.resolution import received_data
 
 FORMAT = 1
-CUT_FILE = "cut.json"
-"""File beside a directory that was cut of a client's own files: the run's ``[data]`` and seed."""
-READ = (*SUFFIXES, *ENDS, ".npy", ".arrow")
-"""How the names of files end that a site may bring."""
 MAX_LETTERS = 60
-How = tuple[Data, int]
-"""How a site's files are cut: the run's ``[data]``, and its seed."""
 log = logging.getLogger(__name__)
-
-
-def is_cut(data: Path) -> bool:
-    """Tell whether a path holds clients' directories or a store, and no files as a site has them.
-
-    A path that is not there or holds neither counts as such: whoever opens it says so.
-    """
-    if not data.is_dir():
-        return not data.exists()
-    known = (data / "client.json", data / TABLE, data / STORE, data / "global-test")
-    if any(path.exists() for path in known) or any(data.glob("*/client.json")):
-        return True
-    return not any(path.suffix.lower() in READ for path in files_below(data))
 
 
 def cut(files: Path, tables: Mapping[str, Any], seed: int, client: int, cache: Path) -> Path:
@@ -106,40 +84,6 @@ def cut(files: Path, tables: Mapping[str, Any], seed: int, client: int, cache: P
     counts = f"{len(dataset.train_y)} examples to train on, {len(dataset.test_y)} to test on"
     log.info("client %s: %s is cut as the run wants it: %s", client, files, counts)
     return root
-
-
-def cut_before(cache: Path, client: int, how: How | None = None) -> Path | None:
-    """Return the directory above data of a client that were cut last, if any; grown ones first.
-
-    ``how`` is ``[data]`` and seed by which they were cut; by default any.
-    """
-    places = [path.parent for path in cache.glob(f"[!.]*/{client}/{ABOUT}")]
-    known = [place for place in places if how is None or remembered(place.parent) == how]
-    last = max(known, key=lambda p: (has_grown(p), (p / ABOUT).stat().st_mtime_ns), default=None)
-    return None if last is None else last.parent
-
-
-def remembered(root: Path) -> How | None:
-    """Return how the data below a root were cut, ``[data]`` and the run's seed, if that is known.
-
-    Raises:
-        ConfigError: the file that says it is malformed.
-    """
-    try:
-        tables, seed = json.loads((root / CUT_FILE).read_bytes())
-    except (OSError, ValueError, RecursionError, TypeError):
-        return None
-    return received_data(tables, str(root / CUT_FILE)), int(seed)
-
-
-def how_of(tables: Mapping[str, Any], seed: int) -> How | None:
-    """Return how a run has files cut, as its server says; None if its data are of no such kind.
-
-    Raises:
-        ConfigError: the table ``[data]`` is malformed.
-    """
-    data = received_data(tables, "the server's [data]")
-    return (data, seed) if data.name in OWN else None
 
 
 def loaded(files: Path, data: Data) -> Dataset:

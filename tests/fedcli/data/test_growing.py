@@ -18,9 +18,10 @@ from rich.console import Console
 from fedcli.data.store.client_data import ClientData
 from fedcli.data.store.findings import inspect
 from fedcli.data.store.growing import Added, add_task
+from fedcli.data.store.own_files import cut_before, remembered
 from fedcli.data.store.partition_store import PartitionStore, StoredClient, open_data
 from fedcli.data.store.partition_writer import Layout
-from fedcli.data.store.site import cut, cut_before, remembered
+from fedcli.data.store.site import cut
 from fedcli.data.store.stream import TaskStream, Validation
 from fedmodels.errors import ArchiveNotWritten, DataError
 from tests.fedcli.data import test_partition_store as stores

@@ -12,11 +12,12 @@ import pytest
 import torch
 
 from fedcli.data.store.growing import add_task
+from fedcli.data.store.own_files import CUT_FILE
 from fedcli.data.store.partition_store import open_data
-from fedcli.data.store.site import CUT_FILE
+from fedcli.runtime.announcer import Announcer, how_cut
 from fedcli.runtime.answers import RunOver, SessionGone, UploadRefused
 from fedcli.runtime.client_log import Spare
-from fedcli.runtime.enrolment import Announcer, Enrolment, how_cut
+from fedcli.runtime.enrolment import Enrolment
 from fedcli.runtime.host import Host
 from fedcli.runtime.link import Membership
 from fedcli.runtime.worker import Result, Worker

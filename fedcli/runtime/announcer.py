@@ -1,0 +1,94 @@
+"""What comes to clients' data while a run goes on: made into tasks, and told to the server."""
+
+from __future__ import annotations
+
+import logging
+from functools import cache, partial
+from pathlib import Path
+
+from fedcli.data.store.client_data import ABOUT
+from fedcli.data.store.growing import Incoming
+from fedcli.data.store.own_files import How, how_of, remembered
+from fedcli.runtime.answers import RunOver, SessionGone, Superseded, UploadRefused
+from fedcli.runtime.enrolment import Enrolment
+from fedcli.runtime.link import Link
+from fedmodels.errors import ConfigError, FedtideError
+from fedmodels.files import Stamp, stamp_of
+from fedmodels.tensors.bundle import ClientId
+from fedpb.tables import values_of
+
+log = logging.getLogger(__name__)
+
+
+class Announcer:
+    """Tells the server of tasks that were added to clients' data while the run goes on.
+
+    The data directory is the only truth: whoever added the task, its ``client.json`` was written. A
+    process looks at that file every few seconds, reads the longer description, and announces it.
+    Orders of the new task come after that; a worker reads the description again before its next
+    order.
+    """
+
+    def __init__(self, enrolment: Enrolment, incoming: Path | None = None) -> None:
+        """Look at nothing yet.
+
+        ``incoming`` is a folder in which what is complete becomes a task; of several clients, each
+        has one of its own in it.
+        """
+        self._enrolment, self._link = enrolment, enrolment.link
+        workers = enrolment.workers
+        self._clients = [client for client in workers.clients if isinstance(client, int)]
+        self._folders = [] if incoming is None else [
+            Incoming(
+                incoming if len(workers.clients) == 1 else incoming / str(client),
+                workers.root, client, cache(partial(how_cut, workers.root, client, self._link)),
+            )
+            for client in self._clients
+        ]  # fmt: skip
+
+    def look(self) -> None:
+        """Make tasks of what has come, and announce the clients whose data have changed."""
+        for folder in self._folders:
+            folder.take()
+        for client in self._clients:
+            now = stamp_of(self._enrolment.workers.root / str(client) / ABOUT)
+            if now != self._enrolment.announced[client]:
+                self._announce(client, now)
+
+    def _announce(self, client: ClientId, stamp: Stamp | None) -> None:
+        """Tell the server what data a client has now; a refusal is a line, and no end."""
+        member = self._enrolment.members[client]
+        try:
+            description = self._enrolment.description(client)
+            try:
+                self._link.announce(member, description)
+                self._enrolment.taken(client)
+            except SessionGone:  # joining again tells the server as well
+                self._enrolment.rejoin({client: member})
+            tasks = len(description.tasks)
+            log.info("client %s: the server knows of its %d tasks now", client, tasks)
+        except (RunOver, Superseded):
+            pass
+        except FedtideError as error:
+            if isinstance(error, UploadRefused):
+                self._enrolment.refused(client)
+            if not self._link.is_closed:
+                log.error("client %s: its new tasks are not announced: %s", client, error)
+            self._enrolment.announced[client] = stamp  # not again before it changes
+
+
+def how_cut(root: Path, client: int, link: Link | None) -> How | None:
+    """Return how a client's files are cut: as its first ones were, or as the server says.
+
+    None where nobody says it, or where the run's data are not cut from a site's own files.
+
+    Raises:
+        LinkError: the server does not say it now.
+    """
+    if (found := remembered(root)) is not None or link is None:
+        return found
+    try:
+        wanted = link.prepare(client)
+    except ConfigError:  # the run's config has no [data]
+        return None
+    return how_of(values_of(wanted.data), wanted.seed)
