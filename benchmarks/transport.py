@@ -162,7 +162,7 @@ def _weights(size: int, value: float = 0.0) -> Bundle:
 
 def serve(clients: int, size: int, place: Path, tls: bool) -> None:
     """Give the same order to all clients again and again, until standard input ends."""
-    from fedsrv.engine.cohort import Trip
+    from fedsrv.engine.cohort import Trip, UploadForm
     from fedsrv.events import EventLog
     from fedsrv.identity.tls import server_credentials
     from fedsrv.transport.remote_cohort import RemoteCohort
@@ -193,7 +193,9 @@ def serve(clients: int, size: int, place: Path, tls: bool) -> None:
                 facts = {"kind": rpc.ORDER_KIND_TRAIN, "interaction": number}
                 orders = {c: rpc.Order(client_id=str(c), **facts) for c in range(clients)}
                 bundle = bundles[number % 2]
-                cohort.send_and_receive(Trip(orders, bundle, spec=BundleSpec.of(bundle)))
+                cohort.send_and_receive(
+                    Trip(orders, bundle, form=UploadForm(BundleSpec.of(bundle)))
+                )
                 number += 1
 
     threading.Thread(target=trips, daemon=True).start()

@@ -24,6 +24,7 @@ from fedmodels.errors import ClientFailed, OrderDeclined, PayloadError
 from fedmodels.own_code import refuse_exits
 from fedmodels.resolution import experiment_of
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId
+from fedmodels.tensors.memory_blocks import lease
 from fedmodels.training.fault import name_faults
 from fedmodels.training.initial_weights import pin_weights
 from fedpb.codec import Receiver, encode, merged, read_chunk
@@ -33,7 +34,7 @@ from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.availability import with_digest
 from fedsrv.coordinator import config_text, set_aside, write_facts
 from fedsrv.engine.buffered_rounds import check_schedule
-from fedsrv.engine.cohort import Answer, Answers, BufferedUploads, News, Trip, stamped
+from fedsrv.engine.cohort import Answer, Answers, AnyOf, News, Trip, stamped
 from fedsrv.engine.rounds import Engine
 from fedsrv.engine.server_data import server_data_for
 from fedsrv.engine.stages import AtRest
@@ -131,16 +132,16 @@ class InProcessCohort:
         return ()
 
     def send_and_receive(self, trip: Trip) -> Answers:
-        first = self._arrivals(trip.orders)[: trip.enough]
-        return self._answers(*self._ordered(trip, first, trip.needed))
+        first = self._arrivals(trip.orders)[: trip.until.enough]
+        return self._answers(*self._ordered(trip, first, trip.until.needed))
 
     def send(self, *trips: Trip) -> None:
         for trip in trips:
             self._lasting |= dict.fromkeys(self._arrivals(trip.orders), trip)
 
-    def take(self, flush: BufferedUploads) -> Answers:
-        """Let the clients work that the flush wants, or else those with the oldest orders."""
-        wanted = tuple(flush.wanted or self._lasting)[: flush.size]
+    def take(self, until: AnyOf) -> Answers:
+        """Let the clients work that are wanted, or else those with the oldest orders."""
+        wanted = tuple(until.wanted or self._lasting)[: until.size]
         trips = {client: self._lasting.pop(client) for client in wanted}
         found: dict[ClientId, Answer] = {}
         declined: dict[ClientId, str] = {}
@@ -148,9 +149,9 @@ class InProcessCohort:
             some = [*clients]
             done, left = self._ordered(trips[some[0]], some, 0)
             found, declined = found | done, declined | left
-        if declined and len(found) < flush.needed:
+        if declined and len(found) < until.needed:
             client, why = next(iter(declined.items()))
-            raise ClientFailed(client, flush.round, "order", why)
+            raise ClientFailed(client, until.round, "order", why)
         answers = self._answers(found, declined)
         answers.arrivals = {int(c): trip.sample.interaction for c, trip in trips.items()}
         answers.under_way = {int(c): trip.sample.interaction for c, trip in self._lasting.items()}
@@ -207,11 +208,11 @@ class InProcessCohort:
         if done.failure:
             raise ClientFailed(client, done.order.round, "order", done.failure)
         self.after(done)
-        sent = transported(done.upload, trip.spec)
+        sent = transported(done.upload, trip.form.spec)
         try:
-            trip.check_report(client, done.order, done.report)
-            upload = trip.restored(sent)
-            trip.check_upload(client, upload)
+            trip.form.check_report(client, done.order, done.report)
+            upload = sent if trip.form.restore is None else trip.form.restore(sent, lease)
+            trip.form.check_upload(client, upload)
         except PayloadError as error:
             raise ClientFailed(client, done.order.round, "upload", str(error)) from None
         measured = trip.measured(client, upload)

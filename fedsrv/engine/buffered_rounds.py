@@ -34,7 +34,7 @@ from fedmodels.training.method import Method
 from fedmodels.training.optimizer import check_training
 from fedmodels.training.run import RunFacts
 from fedsrv.availability import read_availability
-from fedsrv.engine.cohort import Answers, BufferedUploads, TooFewOrders, Trip
+from fedsrv.engine.cohort import Answers, AnyOf, TooFewOrders, Trip
 from fedsrv.engine.odd_uploads import Norms, far_out, measured_in
 from fedsrv.engine.reduction import Reduced
 from fedsrv.engine.round_parts import RoundParts
@@ -166,8 +166,7 @@ class BufferedRounds:
         """
         ctx = self.parts.context(step, tuple(sorted(clients)))
         self.begun[step.interaction] = state.common.weights
-        trip = self.parts.training(ctx, state, self.experiment.evaluate.every > 0)
-        return replace(trip, enough=None)  # flushes say how many results are enough
+        return self.parts.training(ctx, state, self.experiment.evaluate.every > 0)
 
     def _draw(self, step: Step, present: Iterable[int], free: int) -> tuple[int, ...]:
         """Draw some clients that have no order."""
@@ -179,7 +178,7 @@ class BufferedRounds:
 
     # --- uploads ----------------------------------------------------------------------------------
 
-    def _take(self, ctx: ServerContext, step: Step, flush: BufferedUploads) -> Answers:
+    def _take(self, ctx: ServerContext, step: Step, flush: AnyOf) -> Answers:
         """Take the first uploads; let others train where those with orders failed or died."""
         while True:
             try:
@@ -191,7 +190,7 @@ class BufferedRounds:
                 self.under_way = found.under_way
                 return found
 
-    def _more(self, step: Step, found: Answers) -> BufferedUploads | None:
+    def _more(self, step: Step, found: Answers) -> AnyOf | None:
         """Return which further uploads a step needs in place of those that will be left out.
 
         Without them a client that lies and is quick would end round after round by itself.
@@ -200,16 +199,14 @@ class BufferedRounds:
         lacking = min(len(odd), len(self.under_way))
         if not lacking or len(found.by_client) - len(odd) >= self._size():
             return None
-        return BufferedUploads(step.interaction, step.round, size=lacking, needed=0)
+        return AnyOf(step.interaction, step.round, size=lacking, needed=0)
 
     def _size(self) -> int:
         """Return how many uploads end a step."""
         assert self.experiment.schedule.buffer is not None, "the config says so"
         return self.experiment.schedule.buffer
 
-    def _flush(
-        self, step: Step, followed: Record | None, present: Iterable[int]
-    ) -> BufferedUploads:
+    def _flush(self, step: Step, followed: Record | None, present: Iterable[int]) -> AnyOf:
         """Return which uploads end a step.
 
         Raises:
@@ -226,7 +223,7 @@ class BufferedRounds:
         needed = size if self.followed else min(self.experiment.min_clients, size)
         may_lack = self.experiment.server.min_clients is not None and not wanted
         idle = self._idle(present) if may_lack else ()
-        return BufferedUploads(step.interaction, step.round, size, needed, wanted, idle)
+        return AnyOf(step.interaction, step.round, size, needed, wanted, idle)
 
     def _rebase(self, step: Step, results: Answers) -> None:
         """Change late uploads as if their clients had begun with the present weights."""

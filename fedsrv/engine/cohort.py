@@ -9,15 +9,114 @@ from typing import Any, Protocol
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ClientFailed, TooFewClients
-from fedmodels.tensors.bundle import Bundle, ClientId, Weights
+from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.tensors.differences import Measured, TrainingBase
-from fedmodels.tensors.memory_blocks import lease
 from fedmodels.tensors.uploads import Summed
-from fedmodels.training.wire import Wire
 from fedpb.orders import WITHOUT_PAYLOAD
 from fedpb.peer_certificates import PeerCertificates
 from fedpb.v1 import coordinator_pb2 as rpc
+
+Allocate = Callable[[int], memoryview]
+"""Returns a buffer of so many bytes."""
+
+
+@dataclass(frozen=True)
+class UploadForm:
+    """What an upload must be, and what is made of it; its functions are called from any thread."""
+
+    spec: BundleSpec = field(default_factory=BundleSpec)
+    """The specification of an upload as it travels."""
+    count: Callable[[Bundle], float] | None = None
+    """Returns the coefficient of an upload in the mean; None if the method reads single uploads."""
+    check_report: Callable[[ClientId, rpc.Order, rpc.Report], None] = lambda *_: None
+    """Raises PayloadError for a report with impossible numbers, or beyond its order."""
+    check_upload: Callable[[ClientId, Bundle], None] = lambda *_: None
+    """Raises PayloadError for an upload with impossible values."""
+    restore: Callable[[Bundle, Allocate], Bundle] | None = None
+    """Makes what the method reads of an upload, or raises PayloadError for impossible values; None
+    where uploads travel as they are."""
+    measures: bool = False
+    """Whether it is kept how far an upload lies from what its client was given."""
+
+
+@dataclass(frozen=True)
+class AllOf:
+    """When enough results of one trip are there: all of them, unless fewer will do."""
+
+    needed: int | None = None
+    """Clients whose results suffice after the deadline or after failures, the evaluator left out;
+    all results unless given."""
+    enough: int | None = None
+    """Results that close the trip at once; by default all."""
+    least: int | None = None
+    """Clients whose results suffice where all others of the trip failed or are dead; as many as are
+    needed unless given."""
+
+    def is_full(self, results: Collection[ClientId]) -> bool:
+        """Tell whether no more results are wanted."""
+        return self.enough is not None and len(results) >= self.enough
+
+    def is_decided(
+        self,
+        asked: Collection[ClientId],
+        results: Collection[ClientId],
+        failed: Collection[ClientId],
+    ) -> bool:
+        """Tell whether every client that was asked answered, or too many of them failed."""
+        left = [client for client in asked if client not in failed]
+        reached = self._suffice(left, asked, self.least)
+        return self.is_full(results) or len(left) == len(results) or not reached
+
+    def has_enough(
+        self,
+        asked: Collection[ClientId],
+        results: Collection[ClientId],
+        missing: Collection[ClientId],
+        gone: Collection[ClientId],
+    ) -> bool:
+        """Tell whether the results suffice without those that are missing, some of them dead."""
+        nobody_comes = all(c in gone for c in missing if c != EVALUATOR)
+        return self._suffice(results, asked, self.least if nobody_comes else None)
+
+    def _suffice(
+        self, clients: Collection[ClientId], asked: Collection[ClientId], least: int | None
+    ) -> bool:
+        """Tell whether these clients would be enough; the evaluator stands in for no client.
+
+        ``least`` of them are enough; as many as are needed unless it is given.
+        """
+        if self.needed is None:
+            return len(clients) == len(asked)
+        enough = self.needed if least is None else least
+        return sum(isinstance(client, int) for client in clients) >= enough
+
+
+@dataclass(frozen=True)
+class AnyOf:
+    """When enough results of lasting trips are there: any so many of them, or those of some."""
+
+    interaction: int
+    round: int
+    size: int
+    """Results that are enough at once."""
+    needed: int
+    """Results that suffice after the deadline or after failures."""
+    wanted: Mapping[int, int] = field(default_factory=dict)
+    """The clients whose results are wanted, and the interaction of each one's order. Where it is
+    empty, the results that come first are taken."""
+    idle: Collection[int] = ()
+    """Clients without an order, who may get one where too few of those with orders are left."""
+
+    def wants(self, client: ClientId, interaction: int) -> bool:
+        """Tell whether the result of a client's order may count."""
+        return not self.wanted or (
+            isinstance(client, int) and self.wanted.get(client) == interaction
+        )
+
+    def is_decided(self, ready: int, left: int) -> bool:
+        """Tell whether more time brings nothing, with so many there and so many under way."""
+        return ready == self.size or not left or ready + left < self.needed
 
 
 @dataclass(frozen=True)
@@ -29,41 +128,23 @@ class Trip:
     """The part of the payload that everybody gets."""
     personal: Mapping[ClientId, Bundle] = field(default_factory=dict)
     """The part of the payload for a client alone, of clients that have one."""
-    spec: BundleSpec = field(default_factory=BundleSpec)
-    """The specification of an upload as it travels."""
-    needed: int | None = None
-    """Clients whose results suffice after the deadline or after failures, the evaluator left out;
-    all results unless given."""
-    count: Callable[[Bundle], float] | None = None
-    """Returns the coefficient of an upload in the mean; None if the method reads single uploads."""
-    check_report: Callable[[ClientId, rpc.Order, rpc.Report], None] = lambda *_: None
-    """Raises PayloadError for a report with impossible numbers, or beyond its order."""
-    check_upload: Callable[[ClientId, Bundle], None] = lambda *_: None
-    """Raises PayloadError for an upload with impossible values."""
-    enough: int | None = None
-    """Results that close the trip at once; by default all."""
-    wire: Wire = field(default_factory=Wire)
-    least: int | None = None
-    """Clients whose results suffice where all others of the trip failed or are dead; as many as are
-    needed unless given."""
+    form: UploadForm = field(default_factory=UploadForm)
+    """Of what comes back."""
+    until: AllOf = field(default_factory=AllOf)
+    """When enough of it is there; of lasting trips, whoever takes results says so."""
+    travels: Bundle | None = None
+    """The common part as it travels, where it does not travel as it is."""
+    zstd: bool = False
+    """Whether its frames are compressed, without loss."""
 
-    @cached_property
+    @property
     def sent(self) -> Bundle:
         """Return the common part as it travels."""
-        return self.wire.sent(self.common)
-
-    def restored(self, sent: Bundle, allocate: Callable[[int], memoryview] = lease) -> Bundle:
-        """Return an upload as the method gets it; raise PayloadError for impossible values."""
-        if not self.spec.required:  # an evaluation
-            return sent
-        return self.wire.restored(sent, self.common, allocate)
+        return self.common if self.travels is None else self.travels
 
     def measured(self, client: ClientId, upload: Bundle) -> Measured | None:
-        """Return how far an upload lies from what its client was given.
-
-        None of an evaluation, and of an upload under masks.
-        """
-        if self.sample.kind != rpc.ORDER_KIND_TRAIN or self.sample.HasField("secure_sum"):
+        """Return how far an upload lies from what its client was given; None if nobody asks."""
+        if not self.form.measures:
             return None
         own = self.personal.get(client)
         if own is None or not (len(own.weights) or own.prototypes):
@@ -90,23 +171,6 @@ def fewest_alive(experiment: Experiment, asked: Collection[ClientId]) -> int | N
     most = experiment.server.min_clients
     count = sum(isinstance(client, int) for client in asked)
     return None if most is None else max(0, count - (experiment.schedule.clients - most))
-
-
-@dataclass(frozen=True)
-class BufferedUploads:
-    """The results of lasting trips that end one asynchronous interaction."""
-
-    interaction: int
-    round: int
-    size: int
-    """Results that are enough at once."""
-    needed: int
-    """Results that suffice after the deadline or after failures."""
-    wanted: Mapping[int, int] = field(default_factory=dict)
-    """The clients whose results are wanted, and the interaction of each one's order. Where it is
-    empty, the results that come first are taken."""
-    idle: Collection[int] = ()
-    """Clients without an order, who may get one where too few of those with orders are left."""
 
 
 @dataclass
@@ -314,7 +378,7 @@ class Cohort(Protocol):
         """Give the orders of lasting trips, and wait for none of them."""
         ...
 
-    def take(self, flush: BufferedUploads) -> Answers:
+    def take(self, until: AnyOf) -> Answers:
         """Wait for results of lasting trips, take them out of the trips, and return them.
 
         Failures of lasting trips since the last flush come with them. A client has one order of

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -16,7 +17,7 @@ from torch import Tensor
 from fedmodels.errors import ConfigError, RunFailed
 from fedmodels.nets.cost import multiply_adds
 from fedmodels.numerics.metrics import frequency_groups
-from fedmodels.tensors.bundle import ClientId, Problem
+from fedmodels.tensors.bundle import Bundle, ClientId, Problem
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.training.announcement import check_announcement
 from fedmodels.training.criterion import check_own_loss
@@ -27,10 +28,11 @@ from fedmodels.training.server_optimizer import check_server_optimizer
 from fedmodels.training.settings import check_parts
 from fedmodels.training.stack_trial import check_together
 from fedmodels.training.wire import Wire
+from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine import schedule
 from fedsrv.engine.choice import check_stopping
 from fedsrv.engine.client_profile import Profile, common_limits
-from fedsrv.engine.cohort import Trip
+from fedsrv.engine.cohort import Allocate, AllOf, Trip, UploadForm
 from fedsrv.engine.report_validator import ReportValidator
 from fedsrv.engine.schedule import Growth, Step, takes_part
 from fedsrv.engine.summary import check_reference
@@ -182,10 +184,25 @@ class Plan:
         """Whether clients keep a private state."""
         return self.method.keeps_state(self.run) or self.wire.keeps
 
-    @property
-    def trip(self) -> partial[Trip]:
-        """Makes a trip whose answers keep to the terms."""
-        return partial(Trip, check_report=self.terms.check_report, wire=self.wire)
+    def trip(
+        self,
+        orders: Mapping[ClientId, rpc.Order],
+        common: Bundle,
+        personal: Mapping[ClientId, Bundle],
+        until: AllOf,
+        **form: Any,
+    ) -> Trip:
+        """Return a trip whose answers keep to the terms; ``form`` says more of its uploads."""
+        terms = UploadForm(check_report=self.terms.check_report, **form)
+        if self.wire.changes_uploads and terms.spec.required:
+            terms = replace(terms, restore=partial(self._restored, common))
+        sent = self.wire.sent(common)
+        travels = None if sent is common else sent
+        return Trip(orders, common, personal, terms, until, travels, self.wire.zstd)
+
+    def _restored(self, common: Bundle, sent: Bundle, allocate: Allocate) -> Bundle:
+        """Return an upload as the method gets it; called from any thread."""
+        return self.wire.restored(sent, common, allocate)
 
     @property
     def scores_classes(self) -> bool:

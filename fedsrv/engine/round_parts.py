@@ -22,7 +22,7 @@ from fedmodels.training.hooks import as_uploads, broadcast, evaluation, init_cli
 from fedmodels.training.method import Payload
 from fedmodels.training.private_uploads import count_of
 from fedpb.v1 import coordinator_pb2 as rpc
-from fedsrv.engine.cohort import Answers, Trip, fewest_alive
+from fedsrv.engine.cohort import AllOf, Answers, Trip, fewest_alive
 from fedsrv.engine.commits import Commits, add_wire, odd_commit, put_scores, record_of
 from fedsrv.engine.example_privacy import ExamplePrivacy
 from fedsrv.engine.plan import Plan
@@ -127,9 +127,10 @@ class RoundParts:
         is_sum = self.method.reduction == "mean" and not self.rule.reads_each
         bounds_each = self.privacy is not None and self.privacy.privacy.noise_at_server
         count = self.count if is_sum and not bounds_each else None
+        until = AllOf(plan.needed(ctx.cohort, wanted), wanted)
         return plan.trip(
-            orders, common, personal, plan.upload_spec, plan.needed(ctx.cohort, wanted), count,
-            check_upload=partial(self._check_upload, plan, ctx, state), enough=wanted,
+            orders, common, personal, until, spec=plan.upload_spec, count=count,
+            check_upload=partial(self._check_upload, plan, ctx, state), measures=True,
         )  # fmt: skip
 
     def payload(self, ctx: ServerContext, state: ServerState) -> Payload:
@@ -205,7 +206,7 @@ class RoundParts:
         numbered = [client for client in orders if client != EVALUATOR]
         may_lack = self.experiment.server.min_clients is not None  # else all, and the evaluator
         needed = self.plan.needed(numbered) if may_lack else None
-        trip = self.plan.trip(orders, common, personal, needed=needed, least=least)
+        trip = self.plan.trip(orders, common, personal, AllOf(needed, least=least))
         return self.cohort.send_and_receive(trip)
 
     # --- uploads ----------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from fedmodels.training.contexts import ServerContext, ServerData
 from fedsrv.engine.buffered_rounds import BufferedRounds
 from fedsrv.engine.choice import Stopping
 from fedsrv.engine.client_profile import untrained
-from fedsrv.engine.cohort import Answers, Cohort, StateLost
+from fedsrv.engine.cohort import AllOf, Answers, Cohort, StateLost
 from fedsrv.engine.commits import Commits, back_before_the_odd
 from fedsrv.engine.example_privacy import why_declined
 from fedsrv.engine.exclusions import ClientsExcluded, Exclusions
@@ -280,7 +280,7 @@ class Rounds:
         if not odd or results.mean is None:
             return results
         orders = {client: trip.orders[client] for client in left}
-        without = replace(trip, orders=orders, needed=parts.plan.needed(left), enough=None)
+        without = replace(trip, orders=orders, until=AllOf(parts.plan.needed(left)))
         return parts.cohort.send_and_receive(without).after(
             results
         )  # clients bring what they sent again

@@ -40,7 +40,7 @@ from fedpb.codec import merged
 from fedpb.peer_certificates import check_counted, check_keys
 from fedpb.secure_terms import payload_digest
 from fedpb.v1 import coordinator_pb2 as rpc
-from fedsrv.engine.cohort import Answer, Answers, Trip
+from fedsrv.engine.cohort import AllOf, Answer, Answers, Trip, UploadForm
 from fedsrv.engine.opened_sums import OpenedSums
 from fedsrv.engine.round_parts import RoundParts
 from fedsrv.engine.secure_group import SecureGroup, check_advertised, check_fields
@@ -234,11 +234,9 @@ class SecureRounds:
         needed = self._needed([*orders])
         check = partial(self._check_upload, ctx)
         personal = {c: part for c, part in trip.personal.items() if c in orders}
-        trip = replace(
-            trip, orders=dict(sorted(orders.items(), key=lambda one: int(one[0]))),
-            personal=personal, spec=secure.spec, count=None, check_upload=check, needed=needed,
-            enough=None,
-        )  # fmt: skip
+        form = replace(trip.form, spec=secure.spec, count=None, check_upload=check, measures=False)
+        in_order = dict(sorted(orders.items(), key=lambda one: int(one[0])))
+        trip = replace(trip, orders=in_order, personal=personal, form=form, until=AllOf(needed))
         answers = parts.cohort.send_and_receive(trip)
         found.add(answers)
         for group in [*found.groups]:
@@ -331,9 +329,8 @@ class SecureRounds:
                     raise PayloadError(f"the report says {field_.name!r}, which nobody asked for")
             check(int(client), report.secure_sum)
 
-        return self.parts.cohort.send_and_receive(
-            Trip(orders, Bundle(), needed=max(needed, 0), check_report=check_report)
-        )
+        form, until = UploadForm(check_report=check_report), AllOf(max(needed, 0))
+        return self.parts.cohort.send_and_receive(Trip(orders, Bundle(), form=form, until=until))
 
     def _check_upload(self, ctx: ServerContext, client: ClientId, upload: Bundle) -> None:
         """Check what an upload says that it counts: the masks hide the rest."""

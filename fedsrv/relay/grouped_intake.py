@@ -23,9 +23,9 @@ from fedmodels.tensors.differences import STATISTICS, Measured, TrainingBase
 from fedmodels.tensors.differences import WEIGHTS as PARAMETERS
 from fedmodels.tensors.weighted_mean import RunningMean, mean_of_sums
 from fedpb.v1 import coordinator_pb2 as rpc
-from fedsrv.engine.cohort import Answer, Answers, RelayedSum, Trip
+from fedsrv.engine.cohort import Allocate, Answer, Answers, RelayedSum, Trip
 from fedsrv.engine.reduction import without_weights
-from fedsrv.transport.intake import Allocate, Intake, Push
+from fedsrv.transport.intake import Intake, Push
 from fedsrv.transport.refusals import Superseded
 
 LEFT_OUT_S = 15.0
@@ -137,13 +137,13 @@ class GroupedIntake(Intake):
         """How far the mean behind each sum lies from what its clients were given."""
         self._left: set[int] = set()
         """Clients that have joined elsewhere since, and left their groups."""
-        self._overdue = OverdueSums(2 * trip.spec.max_bytes)
+        self._overdue = OverdueSums(2 * trip.form.spec.max_bytes)
 
     # --- one Push ---------------------------------------------------------------------------------
 
     def most_bytes(self, header: rpc.PushHeader) -> int:
         """Return the most bytes of a sum, in float64, or of an upload."""
-        return (2 if header.members else 1) * self.trip.spec.max_bytes
+        return (2 if header.members else 1) * self.trip.form.spec.max_bytes
 
     def check(self, header: rpc.PushHeader) -> None:
         """Let sums come as well."""
@@ -158,10 +158,10 @@ class GroupedIntake(Intake):
 
     def _read_promise(self, client: ClientId, push: Push, allocate: Allocate) -> Promise:
         """Receive all but the weights of an upload, and what its relay measured of them."""
-        trip, header = self.trip, push.header
-        trip.check_report(client, trip.orders[client], header.report)
-        upload = push.received(rest_spec(trip.spec), allocate)
-        trip.check_upload(client, upload)
+        trip, form, header = self.trip, self.trip.form, push.header
+        form.check_report(client, trip.orders[client], header.report)
+        upload = push.received(rest_spec(form.spec), allocate)
+        form.check_upload(client, upload)
         held = self.promised.get(client)
         if held is not None and self._count(held.upload) != self._count(upload):
             raise PayloadError("it counts differently than the same upload did before")
@@ -175,8 +175,8 @@ class GroupedIntake(Intake):
         """Receive the sum of a relay, and check it by what the relay said of its uploads."""
         trip, group = self.trip, self._members(clients)
         total = sum(self._count(self.promised[client].upload) for client in group)
-        sent = push.received(sum_spec(trip.spec, total), allocate)
-        mean = check_sum(trip.spec, sent.weights, total)
+        sent = push.received(sum_spec(trip.form.spec, total), allocate)
+        mean = check_sum(trip.form.spec, sent.weights, total)
         moved = trip.given.measured(Bundle(mean)) if mean else None
         promised = [self.promised[client].measured for client in group]
         check_moved(trip.given, moved, [one for one in promised if one is not None])
@@ -202,8 +202,8 @@ class GroupedIntake(Intake):
         return group
 
     def _count(self, upload: Bundle) -> float:
-        assert self.trip.count is not None, "nothing is summed that has no count"
-        return self.trip.count(upload)
+        assert self.trip.form.count is not None, "nothing is summed that has no count"
+        return self.trip.form.count(upload)
 
     def refusal(self, client: ClientId, header: rpc.PushHeader, error: PayloadError) -> str:
         """Name the relay where the fault is the relay's."""
@@ -247,7 +247,7 @@ class GroupedIntake(Intake):
         """Put the mean of sums and whole uploads into the answers, and what each relay added up."""
         if not self.sums:
             return super().end(answers)
-        dtypes = dtypes_of_weights(self.trip.spec)
+        dtypes = dtypes_of_weights(self.trip.form.spec)
         answers.mean = mean_with_sums(answers.by_client, self.sums, self._count, dtypes)
         answers.relayed = [
             RelayedSum(str(self.relays[group[0]]), group, self._measured.get(group))
@@ -341,16 +341,17 @@ def groups_of(trip: Trip, relays: Mapping[ClientId, Hashable]) -> dict[int, Grou
 
 
 def _may_be_summed(trip: Trip) -> bool:
-    weights = dtypes_of_weights(trip.spec)
+    form, enough = trip.form, trip.until.enough
+    weights = dtypes_of_weights(form.spec)
     floats = {dtype for dtype in weights.values() if dtype.is_floating_point}
     return (
         trip.sample.kind == rpc.ORDER_KIND_TRAIN
-        and trip.count is not None
-        and (trip.enough is None or trip.enough >= len(trip.orders))
-        and not trip.wire.changes_uploads
+        and form.count is not None
+        and (enough is None or enough >= len(trip.orders))
+        and form.restore is None
         and len(floats) == 1
         and not any(f"{WEIGHTS}{name}".startswith(ONLY_SCORED) for name in weights)
-        and not any(key.startswith(WEIGHTS) for key in trip.spec.optional)
+        and not any(key.startswith(WEIGHTS) for key in form.spec.optional)
     )
 
 

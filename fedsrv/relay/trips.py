@@ -23,7 +23,7 @@ from fedmodels.training.method import Method
 from fedmodels.training.run import RunFacts
 from fedmodels.training.wire import Wire
 from fedpb.v1 import coordinator_pb2 as rpc
-from fedsrv.engine.cohort import Answer, Trip
+from fedsrv.engine.cohort import Answer, Trip, UploadForm
 from fedsrv.engine.reduction import StreamingMean
 from fedsrv.events import EventLog
 from fedsrv.relay.uplink import Uplink
@@ -334,9 +334,12 @@ def _trip_of(delivery: Delivery, run: RelayedRun) -> Trip:
         delivery.orders,
         delivery.common,
         delivery.personal,
-        run.upload_spec if trains else BundleSpec(),
-        check_upload=lambda _, upload: check_numbers(upload),  # added up, nobody sees them again
-        wire=Wire(zstd=run.facts.experiment.zstd),
+        UploadForm(
+            run.upload_spec if trains else BundleSpec(),
+            check_upload=lambda _, upload: check_numbers(upload),  # nobody sees them again
+            measures=trains and not sample.HasField("secure_sum"),
+        ),
+        zstd=run.facts.experiment.zstd,
     )
 
 

@@ -15,12 +15,9 @@ from fedmodels.tensors.bundle import Bundle, ClientId
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedpb.codec import RawFrame, Receiver, read_chunk
 from fedpb.v1 import coordinator_pb2 as rpc
-from fedsrv.engine.cohort import Answer, Answers, Trip
+from fedsrv.engine.cohort import Allocate, Answer, Answers, Trip
 from fedsrv.engine.reduction import StreamingMean
 from fedsrv.transport.refusals import NotReady
-
-Allocate = Callable[[int], memoryview]
-"""Returns a buffer of so many bytes."""
 
 
 @dataclass
@@ -112,7 +109,7 @@ class Intake:
             kept_bytes: uploads of more in all may be folded; unless it is given, all stay whole.
         """
         self.trip = trip
-        count = None if kept_bytes is None else trip.count
+        count = None if kept_bytes is None else trip.form.count
         self._folding = StreamingMean(trip.orders, count, kept_bytes or 0)
         self.answered: set[ClientId] = set()
         """Clients whose results are whole, or that failed."""
@@ -121,7 +118,7 @@ class Intake:
 
     def most_bytes(self, header: rpc.PushHeader) -> int:
         """Return the most bytes that a Push may bring."""
-        return self.trip.spec.max_bytes
+        return self.trip.form.spec.max_bytes
 
     def check(self, header: rpc.PushHeader) -> None:
         """Check that a Push of this kind may come at all; no client fails for one that may not.
@@ -139,13 +136,13 @@ class Intake:
             PayloadError: it is refused.
             NotReady: it ended short.
         """
-        (client,), header = clients, push.header
-        self.trip.check_report(client, self.trip.orders[client], header.report)
+        (client,), header, form = clients, push.header, self.trip.form
+        form.check_report(client, self.trip.orders[client], header.report)
         if header.summed:
             raise PayloadError(f"the weights of client {client} come whole in this trip")
-        sent = push.received(self.trip.spec, allocate)
-        upload = self.trip.restored(sent, allocate)
-        self.trip.check_upload(client, upload)
+        sent = push.received(form.spec, allocate)
+        upload = sent if form.restore is None else form.restore(sent, allocate)
+        form.check_upload(client, upload)
         measured = self.trip.measured(client, upload)
         return Answer(upload, header.report, sent.num_bytes(), 0, push.wire, measured=measured)
 

@@ -14,7 +14,7 @@ from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.cohort import (
     Answer,
     Answers,
-    BufferedUploads,
+    AnyOf,
     TooFewOrders,
     Trip,
     stamped,
@@ -38,7 +38,7 @@ class OpenTrip:
     results: dict[ClientId, Answer] = field(default_factory=dict)
     failed: dict[ClientId, str] = field(default_factory=dict)
     taken: set[ClientId] = field(default_factory=set)
-    """Clients whose results or failures a flush took out of a lasting trip."""
+    """Clients whose results or failures were taken out of a lasting trip."""
     gone: Collection[ClientId] = ()
     """Clients that have not answered and were dead when somebody last looked."""
     issue: int = field(default_factory=lambda: secrets.randbits(63) | 1)
@@ -59,9 +59,8 @@ class OpenTrip:
                 whole: those of a lasting trip count one by one.
             through: through whom clients joined that joined through somebody.
         """
-        zstd = trip.wire.zstd
-        common = encode(trip.sent, zstd=zstd)
-        personal = _encoded_once(trip.personal, zstd=zstd)
+        common = encode(trip.sent, zstd=trip.zstd)
+        personal = _encoded_once(trip.personal, zstd=trip.zstd)
         trip = replace(trip, orders=numbered(trip.orders, common, personal))
         other = next(iter(through.values())).intake(trip, through) if through else None
         return cls(trip, common, personal, other or Intake(trip, kept_bytes))
@@ -100,13 +99,7 @@ class OpenTrip:
 
     def is_decided(self) -> bool:
         """Tell whether every client answered, or too many of them failed."""
-        left = [client for client in self.trip.orders if client not in self.failed]
-        reached = self._suffice(left, self.trip.least)
-        return self.is_full() or len(left) == len(self.results) or not reached
-
-    def is_full(self) -> bool:
-        """Tell whether no more results are wanted."""
-        return self.trip.enough is not None and len(self.results) >= self.trip.enough
+        return self.trip.until.is_decided(self.trip.orders, self.results, self.failed)
 
     def end(self) -> Answers:
         """Return the answers, once the trip is closed.
@@ -115,29 +108,16 @@ class OpenTrip:
             TooFewClients: too few clients answered; names those that failed.
         """
         found = Answers(by_id(self.results), by_id(self.failed), self.wire_down)
-        check_enough(found, self.has_enough(), self.trip.sample.round, self._needed)
+        needed = self.trip.until.needed
+        needed = len(self.trip.orders) if needed is None else needed
+        check_enough(found, self.has_enough(), self.trip.sample.round, needed)
         self.intake.end(found)
         found.wire_up = sum(result.wire_up for result in found.by_client.values())
         return found
 
-    @property
-    def _needed(self) -> int:
-        return len(self.trip.orders) if self.trip.needed is None else self.trip.needed
-
     def has_enough(self) -> bool:
         """Tell whether the results suffice to close the trip."""
-        nobody_comes = all(c in self.gone for c in self.missing() if c != EVALUATOR)
-        return self._suffice(self.results, self.trip.least if nobody_comes else None)
-
-    def _suffice(self, clients: Collection[ClientId], least: int | None = None) -> bool:
-        """Tell whether these clients would be enough; the evaluator stands in for no client.
-
-        ``least`` of them are enough; ``trip.needed`` unless it is given.
-        """
-        if self.trip.needed is None:
-            return len(clients) == len(self.trip.orders)
-        enough = self.trip.needed if least is None else least
-        return sum(isinstance(client, int) for client in clients) >= enough
+        return self.trip.until.has_enough(self.trip.orders, self.results, self.missing(), self.gone)
 
 
 def _encoded_once(bundles: Mapping[ClientId, Bundle], *, zstd: bool) -> dict[ClientId, Encoded]:
@@ -211,14 +191,16 @@ def answers(header: rpc.PushHeader, order: rpc.Order, orders: Iterable[rpc.Order
 
 
 class OpenTrips:
-    """All trips under way: one that the engine waits for as a whole, and lasting ones.
+    """All trips under way: those that end as a whole, and lasting ones.
 
     Used while the cohort holds its lock.
     """
 
     def __init__(self) -> None:
         self.current: OpenTrip | None = None
-        self._lasting: list[OpenTrip] = []
+        """The trip that the engine waits for as a whole."""
+        self.lasting: list[OpenTrip] = []
+        """Trips out of which results are taken."""
         self._arrived: list[tuple[int, OpenTrip]] = []
         """Clients with a result in a lasting trip, in the order in which the results came."""
         self.has_opened = False
@@ -230,23 +212,20 @@ class OpenTrips:
 
     def add_lasting(self, trips: Sequence[OpenTrip]) -> None:
         """Begin lasting trips beside those under way."""
-        self._lasting += trips
+        self.lasting += trips
         self.has_opened = True
 
     def recall(self) -> None:
         """End all lasting trips."""
-        self._lasting, self._arrived = [], []
+        self.lasting, self._arrived = [], []
 
-    def _all(self) -> list[OpenTrip]:
-        return self._lasting if self.current is None else [*self._lasting, self.current]
-
-    def has_any(self) -> bool:
-        """Tell whether any trip is under way."""
-        return bool(self._all())
+    def all(self) -> list[OpenTrip]:
+        """Return all trips under way."""
+        return self.lasting if self.current is None else [*self.lasting, self.current]
 
     def are_done_with(self, interaction: int) -> bool:
         """Tell whether no lasting trip of this interaction is under way; false before the first."""
-        found = any(trip.trip.sample.interaction == interaction for trip in self._lasting)
+        found = any(trip.trip.sample.interaction == interaction for trip in self.lasting)
         return self.has_opened and not found
 
     def next_for(
@@ -258,7 +237,7 @@ class OpenTrips:
         the caller has ``most_ahead`` orders that it did not answer. Who passes orders on may have
         any number.
         """
-        trips = {trip.issue: trip for trip in self._all()}
+        trips = {trip.issue: trip for trip in self.all()}
         left = caller.left_of({issue: trip.missing for issue, trip in trips.items()})
         ahead = sum(len(one.ahead) for one in left.values())
         caller.is_full = ahead >= most_ahead and not caller.passes_on
@@ -272,7 +251,7 @@ class OpenTrips:
 
     def answered_by(self, client: ClientId, header: rpc.PushHeader) -> OpenTrip | None:
         """Return the trip whose order a result answers; None if there is none."""
-        for trip in self._all():
+        for trip in self.all():
             orders = trip.trip.orders
             if client in orders and answers(header, orders[client], orders.values()):
                 return trip
@@ -285,7 +264,8 @@ class OpenTrips:
 
         Returns the results that are whole now, and failures, by client; None of what came too late.
         """
-        if trip.answered(client) or trip not in self._all() or trip.is_full():
+        is_full = trip is self.current and trip.trip.until.is_full(trip.results)
+        if is_full or trip.answered(client) or trip not in self.all():
             return None
         if isinstance(arrived, str):
             trip.fail(client, arrived)
@@ -300,68 +280,61 @@ class OpenTrips:
 
     def moved(self, client: ClientId, through: Through | None) -> None:
         """Note that a client joins again, maybe through somebody else."""
-        for trip in self._all():
+        for trip in self.all():
             trip.intake.moved(client, through)
 
     # --- lasting trips ----------------------------------------------------------------------------
 
     def at_work(self) -> list[ClientId]:
         """Return the clients with unanswered orders of lasting trips."""
-        return [client for trip in self._lasting for client in trip.missing()]
+        return [client for trip in self.lasting for client in trip.missing()]
 
-    def ready(self, flush: BufferedUploads) -> list[tuple[int, OpenTrip]]:
-        """Return the results that a flush would take now, by client and trip."""
-        if flush.wanted:
-            return [each for each in self._arrived if _is_wanted(flush, *each)]
-        return self._arrived[: flush.size]
+    def ready(self, until: AnyOf) -> list[tuple[int, OpenTrip]]:
+        """Return the results that would be taken now, by client and trip."""
+        return [each for each in self._arrived if _is_wanted(until, *each)][: until.size]
 
-    def is_decided(self, flush: BufferedUploads) -> bool:
-        """Tell whether more time brings a flush nothing: it is full, or nobody is left for it."""
-        left = [(client, trip) for trip in self._lasting for client in trip.missing()]
-        if flush.wanted:
-            left = [each for each in left if _is_wanted(flush, *each)]
-        ready = len(self.ready(flush))
-        return ready == flush.size or not left or ready + len(left) < flush.needed
+    def is_decided(self, until: AnyOf) -> bool:
+        """Tell whether more time brings nothing: enough are there, or nobody is left."""
+        at_work = ((client, trip) for trip in self.lasting for client in trip.missing())
+        left = sum(_is_wanted(until, *each) for each in at_work)
+        return until.is_decided(len(self.ready(until)), left)
 
-    def starved(
-        self, flush: BufferedUploads, who: Presence, *, dead_count: bool
-    ) -> TooFewOrders | None:
+    def starved(self, until: AnyOf, who: Presence, *, dead_count: bool) -> TooFewOrders | None:
         """Return who may train in place of those that failed or died; None while enough are left.
 
         With ``dead_count`` a dead client counts as gone; else it is waited for.
         """
         at_work = self.at_work()
         gone = who.dead(at_work) if dead_count else ()
-        short = flush.needed - len(self.ready(flush))
-        idle = [client for client in flush.idle if who.is_there(client)]
+        short = until.needed - len(self.ready(until))
+        idle = [client for client in until.idle if who.is_there(client)]
         return TooFewOrders(idle, short) if idle and short > len(at_work) - len(gone) else None
 
-    def take(self, flush: BufferedUploads) -> Answers:
-        """Take the results that are ready for a flush, and all failures, out of their trips."""
-        found, ready = Answers({}, {}), self.ready(flush)
+    def take(self, until: AnyOf) -> Answers:
+        """Take the results that are ready, and all failures, out of their trips."""
+        found, ready = Answers({}, {}), self.ready(until)
         for client, trip in ready:
             found.by_client[client] = trip.results.pop(client)
             found.arrivals[client] = trip.trip.sample.interaction
             trip.taken.add(client)
         self._arrived = [each for each in self._arrived if each not in ready]
-        for trip in self._lasting:
+        for trip in self.lasting:
             found.failed |= trip.failed
             trip.taken |= trip.failed.keys()
             trip.failed.clear()
             found.wire_down, trip.wire_down = found.wire_down + trip.wire_down, 0
-        self._lasting = [trip for trip in self._lasting if len(trip.taken) < len(trip.trip.orders)]
+        self.lasting = [trip for trip in self.lasting if len(trip.taken) < len(trip.trip.orders)]
         found.by_client, found.failed = by_id(found.by_client), by_id(found.failed)
         found.wire_up = sum(result.wire_up for result in found.by_client.values())
         found.under_way = {
             client: trip.trip.sample.interaction
-            for trip in self._lasting
+            for trip in self.lasting
             for client in trip.trip.orders
             if client not in trip.taken and isinstance(client, int)
         }
         return found
 
 
-def _is_wanted(flush: BufferedUploads, client: ClientId, trip: OpenTrip) -> bool:
-    """Tell whether a flush wants a client's result of this trip."""
-    interaction = trip.trip.sample.interaction
-    return isinstance(client, int) and flush.wanted.get(client) == interaction
+def _is_wanted(until: AnyOf, client: ClientId, trip: OpenTrip) -> bool:
+    """Tell whether a client's result of this trip may count."""
+    return until.wants(client, trip.trip.sample.interaction)

@@ -24,7 +24,7 @@ from fedsrv.engine.admission import Admission
 from fedsrv.engine.cohort import (
     Answer,
     Answers,
-    BufferedUploads,
+    AnyOf,
     HoldsState,
     News,
     TooFewOrders,
@@ -246,8 +246,8 @@ class RemoteCohort:
             self._trips.add_lasting(trips)
             self.wake()
 
-    def take(self, flush: BufferedUploads) -> Answers:
-        """Wait until results fill the buffer, or as few as needed when others fail or are late.
+    def take(self, until: AnyOf) -> Answers:
+        """Wait until as many results are there as are enough, or as few as are needed.
 
         Raises:
             RunFailed: too few clients can answer; names those that failed.
@@ -257,30 +257,29 @@ class RemoteCohort:
         trips = self._trips
 
         def is_done() -> bool:
-            found = trips.is_decided(flush) or self._holdings.lost is not None
-            return found or self._starved(flush) is not None
+            found = trips.is_decided(until) or self._holdings.lost is not None
+            return found or self._starved(until) is not None
 
         with self.changed:
             self._patience.check_begin()
+            what = f"training, interaction {until.interaction + 1}"
             self._patience.wait(
-                WaitNotice(
-                    f"training, interaction {flush.interaction + 1}", self.events, self._clock
-                ),
+                WaitNotice(what, self.events, self._clock),
                 trips.at_work,
                 is_done,
-                lambda: len(trips.ready(flush)) >= flush.needed,
+                lambda: len(trips.ready(until)) >= until.needed,
                 for_the_living=True,
             )
             self._holdings.check()
-            if starved := self._starved(flush):
+            if starved := self._starved(until):
                 raise starved
-            found = trips.take(flush)
-        check_enough(found, len(found.by_client) >= flush.needed, flush.round, flush.needed)
+            found = trips.take(until)
+        check_enough(found, len(found.by_client) >= until.needed, until.round, until.needed)
         return found
 
-    def _starved(self, flush: BufferedUploads) -> TooFewOrders | None:
+    def _starved(self, until: AnyOf) -> TooFewOrders | None:
         has_deadline = self._patience.has_deadline  # else a dead client is waited for
-        return self._trips.starved(flush, self.presence, dead_count=has_deadline)
+        return self._trips.starved(until, self.presence, dead_count=has_deadline)
 
     def recall(self) -> None:
         with self.changed:
@@ -298,7 +297,7 @@ class RemoteCohort:
     def stop(self, reason: str, kind: type[FedtideError] = RunFailed, grace_s: float = 0.0) -> None:
         """End the run with an error; a trip under way may still end within ``grace_s``."""
         with self.changed:
-            self._patience.stop(kind(reason), grace_s if self._trips.has_any() else 0.0)
+            self._patience.stop(kind(reason), grace_s if self._trips.all() else 0.0)
 
     def end(self, failure: str = "", *, returning: bool = False) -> None:
         """Tell every client that the run is over; wait until all left, for a lease at most.

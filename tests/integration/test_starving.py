@@ -26,7 +26,7 @@ from fedpb.descriptions import description_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedpb.v1 import coordinator_pb2_grpc
 from fedsrv.engine.admission import Admission
-from fedsrv.engine.cohort import Answers, Trip
+from fedsrv.engine.cohort import Answers, Trip, UploadForm
 from fedsrv.events import EventLog
 from fedsrv.transport import inbox
 from fedsrv.transport.remote_cohort import RemoteCohort
@@ -79,7 +79,7 @@ class Served:
 
     def send_and_receive(self) -> Future[Answers]:
         order = rpc.Order(kind=rpc.ORDER_KIND_TRAIN, client_id="0", trip=9)
-        trip = Trip({0: order}, Bundle(), spec=BundleSpec.of(UPLOAD))
+        trip = Trip({0: order}, Bundle(), form=UploadForm(BundleSpec.of(UPLOAD)))
         future = self.engine.submit(self.cohort.send_and_receive, trip)
         until(lambda: self.cohort._trips.current, "the trip did not open")
         return future

@@ -234,7 +234,7 @@ def sent_in(
     class Recording(inprocess.InProcessCohort):
         def send_and_receive(self, trip: Any) -> Any:
             found = super().send_and_receive(trip)
-            if trip.spec.required:
+            if trip.form.spec.required:
                 trips.append({c: a.upload for c, a in found.by_client.items()})
                 given.append(trip.common)
             return found

@@ -14,7 +14,7 @@ from fedmodels.tensors.bundle import EVALUATOR, Bundle
 from fedmodels.tensors.packed_weights import PackedWeights, names_and_layout
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
-from fedsrv.engine.cohort import Answer, BufferedUploads, StateLost, Trip
+from fedsrv.engine.cohort import AllOf, Answer, AnyOf, StateLost, Trip, UploadForm
 from fedsrv.events import EventLog
 from fedsrv.state.history import LossTooLarge
 from fedsrv.transport.refusals import AlreadyConnected, SetOut, Superseded, UnknownSession
@@ -111,9 +111,11 @@ def order_of(client, interaction=0, kind=rpc.ORDER_KIND_TRAIN, trip=0):
     )
 
 
-def trip_to(*clients, interaction=0, needed=None, kind=rpc.ORDER_KIND_TRAIN, **facts):
+def trip_to(*clients, interaction=0, kind=rpc.ORDER_KIND_TRAIN, personal=None, **until):
     orders = {c: order_of(c, interaction, kind) for c in clients}
-    return Trip(orders, Bundle(weights={"w": torch.zeros(3)}), needed=needed, **facts)
+    form = UploadForm(count=lambda upload: 1.0)
+    given = Bundle(weights={"w": torch.zeros(3)})
+    return Trip(orders, given, personal or {}, form, AllOf(**until))
 
 
 @pytest.fixture
@@ -772,7 +774,7 @@ def test_what_a_client_lost_does_not_matter_once_it_was_turned_away(tmp_path):
 
 
 def flush(size, interaction=1, needed=None, wanted=None):
-    return BufferedUploads(interaction, interaction, size, needed or size, wanted or {})
+    return AnyOf(interaction, interaction, size, needed or size, wanted or {})
 
 
 def taking(world, *args, **facts):
@@ -813,7 +815,7 @@ def test_a_result_that_comes_before_its_flush_waits_for_it(world):
 def test_the_bytes_of_lasting_orders_are_counted_in_one_flush(world):
     world.cohort.send(trip_to(0, 1, interaction=0))
     orders = {c: world.pull(c) for c in (0, 1)}
-    [trip] = world.cohort._trips._lasting
+    [trip] = world.cohort._trips.lasting
     for client, num_bytes in ((0, 100), (1, 7)):
         world.cohort.count_down(trip, num_bytes)
         world.push(client, orders[client])
@@ -823,10 +825,10 @@ def test_the_bytes_of_lasting_orders_are_counted_in_one_flush(world):
 def test_uploads_of_lasting_orders_stay_whole_however_large_they_are(world):
     """Each counts by its staleness, which nobody knows before the flush."""
     world.cohort.spool.budget = 0
-    world.cohort.send(trip_to(0, 1, interaction=0, count=lambda upload: 1.0))
+    world.cohort.send(trip_to(0, 1, interaction=0))
     for client in (0, 1):
         assert world.push(client, world.pull(client), value=float(client))
-    (trip,) = world.cohort._trips._lasting
+    (trip,) = world.cohort._trips.lasting
     assert trip.intake._folding.finish(trip.results) is None, "nothing is added up"
     assert values(taking(world, 2).result(30)) == {0: 0.0, 1: 1.0}
 

@@ -9,7 +9,7 @@ from fedmodels.errors import ConfigError, RunFailed, RunStopped
 from fedmodels.resolution import parse_experiment
 from fedmodels.tensors.bundle import EVALUATOR
 from fedpb.v1 import coordinator_pb2 as rpc
-from fedsrv.engine.cohort import BufferedUploads, TooFewOrders, fewest_alive
+from fedsrv.engine.cohort import AnyOf, TooFewOrders, fewest_alive
 from fedsrv.engine.rounds import Engine
 from fedsrv.events import EventLog
 from fedsrv.state.store import Store
@@ -295,7 +295,7 @@ def test_as_many_may_be_missing_of_those_asked_as_of_the_run(min_clients, asked,
 
 
 def taking(world, needed=2, idle=(2,)):
-    flush = BufferedUploads(1, 1, 2, needed, {}, idle)
+    flush = AnyOf(1, 1, 2, needed, {}, idle)
     return world.engine.submit(world.cohort.take, flush)
 
 

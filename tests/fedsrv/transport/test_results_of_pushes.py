@@ -15,7 +15,7 @@ from fedpb import AGAIN_AFTER
 from fedpb.codec import encode
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
-from fedsrv.engine.cohort import Answer, Trip
+from fedsrv.engine.cohort import Answer, Trip, UploadForm
 from fedsrv.events import EventLog
 from fedsrv.transport.refusals import RunOver, Superseded, UnknownSession
 from fedsrv.transport.remote_cohort import RemoteCohort
@@ -83,7 +83,7 @@ class World:
 
     def open(self, interaction=0, kind=rpc.ORDER_KIND_TRAIN):
         self.order = rpc.Order(kind=kind, client_id="0", interaction=interaction, trip=9)
-        self.trip = Trip({0: self.order}, Bundle(), spec=BundleSpec.of(UPLOAD))
+        self.trip = Trip({0: self.order}, Bundle(), form=UploadForm(BundleSpec.of(UPLOAD)))
         self.done = self.engine.submit(self.cohort.send_and_receive, self.trip)
         while self.cohort._trips.current is None:
             pass

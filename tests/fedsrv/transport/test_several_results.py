@@ -18,7 +18,7 @@ from fedpb.codec import encode
 from fedpb.frames import packed, unpacked
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
-from fedsrv.engine.cohort import Trip
+from fedsrv.engine.cohort import AllOf, Trip, UploadForm
 from fedsrv.events import EventLog
 from fedsrv.transport.remote_cohort import RemoteCohort
 from fedsrv.transport.service import Service
@@ -46,7 +46,7 @@ class World:
 
     def open(self) -> None:
         orders = {c: self.order(c) for c in range(3)}
-        trip = Trip(orders, Bundle(), spec=BundleSpec.of(UPLOAD), needed=1)
+        trip = Trip(orders, Bundle(), form=UploadForm(BundleSpec.of(UPLOAD)), until=AllOf(1))
         self.done = self.engine.submit(self.cohort.send_and_receive, trip)
         while self.cohort._trips.current is None:
             pass
@@ -177,12 +177,12 @@ def test_a_process_gets_its_orders_in_one_message(tmp_path):
     members = {c: cohort.session(c, tokens[c]) for c in range(4)}
     orders = {c: rpc.Order(kind=rpc.ORDER_KIND_TRAIN, client_id=str(c)) for c in range(4)}
     personal = {2: Bundle(weights={"w": torch.ones(1)})}
-    cohort.send(Trip(orders, Bundle(), personal, spec=BundleSpec()))
+    cohort.send(Trip(orders, Bundle(), personal))
     caller = cohort.caller(members, dict.fromkeys(range(4), 0))
     alone, _ = cohort.next_orders(caller, lambda: True) or ([], None)
     assert [o.client_id for o in alone] == ["0"], "payloads of others may differ"
     cohort.recall()
-    cohort.send(Trip(orders, Bundle(), spec=BundleSpec()))
+    cohort.send(Trip(orders, Bundle()))
     again = cohort.caller(members, dict.fromkeys(range(4), 0))
     found, _ = cohort.next_orders(again, lambda: True) or ([], None)
     assert [(o.client_id, o.following) for o in found] == [("0", 3), ("1", 2), ("2", 1), ("3", 0)]

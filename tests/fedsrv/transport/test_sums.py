@@ -18,7 +18,7 @@ from fedpb.codec import encode, read_chunk
 from fedpb.descriptions import description_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
-from fedsrv.engine.cohort import Answer, Trip
+from fedsrv.engine.cohort import AllOf, Answer, Trip, UploadForm
 from fedsrv.events import EventLog
 from fedsrv.identity import guard
 from fedsrv.identity.guard import Guard, Peer
@@ -74,10 +74,11 @@ class World:
         }
         self.engine = ThreadPoolExecutor(1)
 
-    def open(self, **more):
+    def open(self, **until):
         orders = {c: order(c) for c in range(3)}
         given = Bundle({"w": torch.zeros(3)})
-        self.trip = Trip(orders, given, spec=SPEC, count=count, check_upload=check, **more)
+        form = UploadForm(SPEC, count, check_upload=check, measures=True)
+        self.trip = Trip(orders, given, form=form, until=AllOf(**until))
         self.done = self.engine.submit(self.cohort.send_and_receive, self.trip)
         while self.cohort._trips.current is None:
             pass
@@ -395,8 +396,10 @@ def test_a_sum_that_is_received_while_its_trip_closes_changes_nothing(world):
     assert trip.intake.promised.keys() == {0, 1}
 
 
-def trip(**more):
-    return Trip({c: order(c) for c in range(4)}, Bundle(), spec=SPEC, count=count, **more)
+def trip(spec=SPEC, counts=True, kind=rpc.ORDER_KIND_TRAIN, enough=None):
+    form = UploadForm(spec, count if counts else None)
+    orders = {c: order(c, kind) for c in range(4)}
+    return Trip(orders, Bundle(), form=form, until=AllOf(enough=enough))
 
 
 RELAYS = {0: "a", 2: "a", 1: "b"}
@@ -410,13 +413,12 @@ def test_groups_are_those_of_the_relays():
 def test_what_cannot_be_summed_has_no_groups():
     scored = BundleSpec.of(Bundle({"eval/w": torch.ones(1), "w": torch.ones(1)}))
     mixed = BundleSpec.of(Bundle({"v": torch.ones(1).double(), "w": torch.ones(1)}))
-    evaluation = {c: order(c, rpc.ORDER_KIND_EVALUATE) for c in range(4)}
     for other in (
-        Trip(trip().orders, Bundle(), spec=SPEC),  # the method reads single uploads
+        trip(counts=False),  # the method reads single uploads
         trip(enough=3),  # some more are asked than are wanted
-        Trip(trip().orders, Bundle(), spec=scored, count=count),
-        Trip(trip().orders, Bundle(), spec=mixed, count=count),
-        Trip(evaluation, Bundle(), count=count),
+        trip(scored),
+        trip(mixed),
+        trip(kind=rpc.ORDER_KIND_EVALUATE),
     ):
         assert groups_of(other, RELAYS) == {}
 
@@ -436,7 +438,7 @@ def test_a_relay_may_have_more_orders_under_way_than_a_process(tmp_path):
     for relay, expected in ((Relay("0-8"), 9), (None, RemoteCohort.MAX_AHEAD)):
         tokens = {c: cohort.join(c, PROFILE, b"same", (), through=relay) for c in range(9)}
         orders = {c: order(c) for c in range(9)}
-        cohort.send(Trip(orders, Bundle(), spec=SPEC))
+        cohort.send(Trip(orders, Bundle(), form=UploadForm(SPEC)))
         sessions = {c: cohort.session(c, token) for c, token in tokens.items()}
         caller = cohort.caller(sessions, dict.fromkeys(range(9), 0))
         cohort.MAX_AT_ONCE = 1
