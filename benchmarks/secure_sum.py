@@ -37,8 +37,8 @@ from fedpb.peer_certificates import PeerCertificates
 from fedpb.pem import authorities_of
 from fedpb.secure_terms import payload_digest
 from fedpb.v1 import coordinator_pb2 as rpc
-from fedsrv.engine.secure_group import SecureGroup
 from fedsrv.identity.certificates import init_authority, issue
+from fedsrv.parts.secure_group import SecureGroup
 
 T = TypeVar("T")
 TITLE = "Masked uploads beside plain ones"

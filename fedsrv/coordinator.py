@@ -34,12 +34,13 @@ from fedpb.pem import authorities_of
 from fedpb.revocation import REVOKED, RevocationList
 from fedsrv.availability import with_digest
 from fedsrv.engine.admission import Admission
-from fedsrv.engine.buffered_rounds import check_schedule
 from fedsrv.engine.rounds import Engine
-from fedsrv.engine.server_data import server_data_for
 from fedsrv.events import HAS_FAILED, Ending, EventLog
 from fedsrv.identity.guard import Guard
 from fedsrv.identity.tls import Credentials, server_credentials
+from fedsrv.parts import parts_of
+from fedsrv.parts.buffered_rounds import check_schedule
+from fedsrv.parts.server_data import server_data_for
 from fedsrv.state.run_directory import beginning, writing
 from fedsrv.state.store import Store
 from fedsrv.tracking.trackers import check_extras, track
@@ -189,7 +190,8 @@ def serve(
         for watcher in watchers:
             stack.callback(watcher(events))
         cohort = _cohort_of(experiment, store, events, expects_evaluator, listen.peers)
-        engine = Engine(experiment, cohort, store, events, held)
+        options = parts_of(store, events, server_data=held)
+        engine = Engine(experiment, cohort, store, events, options)
         secret = None if store.releases is None else store.releases.secret
         service = Service(
             store.run_id,
@@ -198,7 +200,7 @@ def serve(
             events,
             guard=listen.guard(),
             journal=Journal(store.audit, store.chain, secret),
-            exclude=engine.exclusions.ask,
+            **{name: ask for one in options for name, ask in one.offers().items()},
         )
         address = listen.at(open_server(stack, service, listen))
         stack.callback(cohort.stop, "the server is shutting down")

@@ -33,12 +33,13 @@ from fedpb.peer_certificates import PeerCertificates
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.availability import with_digest
 from fedsrv.coordinator import config_text, set_aside, write_facts
-from fedsrv.engine.buffered_rounds import check_schedule
 from fedsrv.engine.cohort import Answer, Answers, AnyOf, News, Trip, stamped
 from fedsrv.engine.rounds import Engine
-from fedsrv.engine.server_data import server_data_for
-from fedsrv.engine.stages import AtRest
 from fedsrv.events import EventLog
+from fedsrv.parts import parts_of
+from fedsrv.parts.buffered_rounds import check_schedule
+from fedsrv.parts.server_data import server_data_for
+from fedsrv.parts.stages import AtRest
 from fedsrv.state.run_directory import (
     beginning,
     make_directory,
@@ -331,7 +332,9 @@ def run_in_process(
             store.expect("config.toml", config_text(experiment))
             write_facts(out, experiment, computes=store.ended() is None)
         cohort = InProcessCohort(experiment, data, out / "clients", **options)
-        engine = Engine(experiment, cohort, store, EventLog(), held, at_rest)
+        events = EventLog()
+        parts = parts_of(store, events, server_data=held, at_rest=at_rest)
+        engine = Engine(experiment, cohort, store, events, parts)
         with name_faults(engine.method), refuse_exits():
             summary = engine.run()
         if facts:

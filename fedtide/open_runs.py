@@ -91,7 +91,7 @@ class OpenRun:
         Raises:
             FedtideError: the run failed; one line says why.
         """
-        from fedsrv.engine.stages import RunPaused
+        from fedsrv.parts.stages import RunPaused
         from fedtide.inprocess import go_on
 
         try:

@@ -29,6 +29,7 @@ from fedsrv.coordinator import set_aside
 from fedsrv.engine.admission import Admission
 from fedsrv.engine.rounds import Engine
 from fedsrv.events import EventLog
+from fedsrv.parts import parts_of
 from fedsrv.state.store import Store
 from fedsrv.transport.remote_cohort import RemoteCohort
 from fedsrv.transport.service import Service
@@ -105,7 +106,7 @@ class Stage:
             out=store.gone(store.committed + 1), peers=self.peers,
         )  # fmt: skip
         self.service = Service(store.run_id, {}, self.cohort, events)
-        engine = Engine(self.experiment, self.cohort, store, events)
+        engine = Engine(self.experiment, self.cohort, store, events, parts_of(store, events))
         torch.set_num_threads(1)
         with ThreadPoolExecutor(1 + clients) as pool:
             ended: Future[dict[str, Any]] = pool.submit(engine.run)

@@ -1,7 +1,7 @@
 """Games with ``level = "client"``: one client, the canary, is in a run or not; who can tell?
 
 The engine's own code adds the noise: who takes part (:mod:`fedsrv.engine.schedule`), what a client
-sends (:mod:`fedmodels.training.private_uploads`), what is released (``PrivateRounds``) and what a
+sends (:mod:`fedmodels.training.private_uploads`), what is released (``ClientPrivacy``) and what a
 group of a secure sum is opened to (``SecureUpload``). Training is left out: the canary sends the
 longest change that its bound lets through, and always the same. The others send what the attacker
 knows. The attacker sees every release, as whoever has the models of all rounds does. It adds up
@@ -33,9 +33,11 @@ from fedmodels.training.contexts import ServerContext
 from fedmodels.training.private_uploads import contributions, noise_share, with_own_noise
 from fedmodels.training.run import RunFacts
 from fedmodels.training.secure_upload import SecureUpload
-from fedsrv.engine import private_rounds, schedule
+from fedsrv.engine import schedule
 from fedsrv.engine.plan import Plan
-from fedsrv.engine.private_rounds import FRACTION, WEIGHTS, PrivateRounds
+from fedsrv.events import EventLog
+from fedsrv.parts import private_rounds
+from fedsrv.parts.private_rounds import FRACTION, WEIGHTS, ClientPrivacy
 from fedsrv.state.store import Store
 
 CANARY = 0
@@ -148,10 +150,12 @@ class ClientGame:
         """Return the epsilon that the run says."""
         return self._private(Releases()).cost(self.experiment.schedule.rounds)
 
-    def _private(self, releases: Releases) -> PrivateRounds:
+    def _private(self, releases: Releases) -> ClientPrivacy:
         store = SimpleNamespace(experiment=self.experiment, releases=releases)
         store.ledger = SimpleNamespace(record=lambda number: None)
-        return PrivateRounds(self.plan, cast(Store, store))
+        private = ClientPrivacy(cast(Store, store), EventLog())
+        private.gathered(self.plan)
+        return private
 
     # --- a play -----------------------------------------------------------------------------------
 
@@ -176,7 +180,7 @@ class ClientGame:
             score += ratio if rate == 1 else math.log1p(rate * math.expm1(min(ratio, 700.0)))
         return score
 
-    def _ratio(self, private: PrivateRounds, ctx: ServerContext, size: float) -> float:
+    def _ratio(self, private: ClientPrivacy, ctx: ServerContext, size: float) -> float:
         """Return the logarithm of the ratio of a release's likelihoods, with a canary in it."""
         expected = self.rate * self.experiment.schedule.clients if self.rate < 1 else size
         clip = private._clip_at(ctx.interaction) if self._adapts else None
@@ -187,14 +191,14 @@ class ClientGame:
             return likelihood_ratio(found, canary, stds)
         sent = {client: self._upload(client, clip) for client in ctx.cohort}
         with recorded() as drawn:
-            private.uploads(ctx, expected, self.given, sent, None)
+            private.released(ctx, expected, self.given, sent, None)
         if not drawn:
             return 0.0
         ratio = likelihood_ratio(drawn[0][0], canary, drawn[0][1])
         return ratio + self._of_fraction(private, ctx, expected) if self._adapts else ratio
 
     def _of_clients(
-        self, private: PrivateRounds, ctx: ServerContext, size: int
+        self, private: ClientPrivacy, ctx: ServerContext, size: int
     ) -> tuple[Mapping[str, Tensor], Mapping[str, float]]:
         """Return the sum of the canary's company as colluders see it, and its noise.
 
@@ -232,10 +236,10 @@ class ClientGame:
         return seen, {part: left * std for part, std in whole.items()}
 
     def _released(
-        self, private: PrivateRounds, ctx: ServerContext, sent: Mapping[int, Bundle]
+        self, private: ClientPrivacy, ctx: ServerContext, sent: Mapping[int, Bundle]
     ) -> Mapping[str, Tensor]:
         """Return the mean of all uploads, as the engine releases it."""
-        private.uploads(ctx, len(sent), self.given, sent, None)
+        private.released(ctx, len(sent), self.given, sent, None)
         content = cast(Releases, private.releases).contents[-1]
         sizes = {part: len(one) for part, one in self.covered.zeros().items()}
         parts = torch.split(content, [*sizes.values()])
@@ -252,7 +256,7 @@ class ClientGame:
         assert opened is not None, "clients count"
         return self.covered.received(opened.mean, self.given)
 
-    def _of_fraction(self, private: PrivateRounds, ctx: ServerContext, expected: float) -> float:
+    def _of_fraction(self, private: ClientPrivacy, ctx: ServerContext, expected: float) -> float:
         """Return what the next bound tells of the canary, which lies within the present one."""
         clip, after = private.facts["clip"], private.facts["clip_next"]
         quantile = private.privacy.clip_quantile

@@ -16,8 +16,9 @@ from fedcli.runtime import spending
 from fedmodels.privacy import accounting
 from fedmodels.privacy.ledger import Charge
 from fedmodels.training import private_steps
-from fedsrv.engine import private_rounds, schedule
-from fedsrv.engine.private_rounds import PrivateRounds
+from fedsrv.engine import schedule
+from fedsrv.parts import private_rounds
+from fedsrv.parts.private_rounds import ClientPrivacy
 
 
 @contextmanager
@@ -26,7 +27,7 @@ def count_in_the_clear() -> Iterator[None]:
 
     So a client within it moves the count by 1, and the noise is for 1/2.
     """
-    release, adapt, came = PrivateRounds._at_server, PrivateRounds._adapt, [0.0]
+    release, adapt, came = ClientPrivacy._at_server, ClientPrivacy._adapt, [0.0]
 
     def at_server(self: Any, ctx: Any, of: Any, expected: float, given: Any, sent: Any) -> Any:
         came[0] = 0.5 * (len(sent) / expected - 1)
@@ -36,8 +37,8 @@ def count_in_the_clear() -> Iterator[None]:
         adapt(self, interaction, clip, within + came[0])
 
     with (
-        patch.object(PrivateRounds, "_at_server", at_server),
-        patch.object(PrivateRounds, "_adapt", adapted),
+        patch.object(ClientPrivacy, "_at_server", at_server),
+        patch.object(ClientPrivacy, "_adapt", adapted),
     ):
         yield
 

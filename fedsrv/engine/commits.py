@@ -10,80 +10,47 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Self
 
-from fedmodels.config.reduction import Reduction
-from fedmodels.errors import FedtideError, TooFewClients
-from fedmodels.numerics.data_drift import ALPHA
-from fedmodels.numerics.metric_tables import DEFINITIONS, DRIFT_PARTS
-from fedmodels.tensors.bundle import Bundle
+from fedmodels.numerics.metric_tables import DEFINITIONS
 from fedmodels.training.contexts import ServerState
 from fedpb.v1 import coordinator_pb2 as rpc
-from fedsrv.engine import odd_uploads
-from fedsrv.engine.client_profile import clients_text
 from fedsrv.engine.cohort import Answer, Answers, Cohort, StateLost
-from fedsrv.engine.odd_uploads import Oddity, first_odd
 from fedsrv.engine.plan import Plan
 from fedsrv.engine.reduction import Reduced
-from fedsrv.engine.relayed_sums import warnings_of
 from fedsrv.engine.schedule import Step, takes_part
 from fedsrv.engine.scores import Scores, accuracy_over, client_rows, own_test, round_metrics
+from fedsrv.engine.server_part import ServerPart
 from fedsrv.events import EventLog
 from fedsrv.state.history import History
 from fedsrv.state.record import Record, Traffic, trained_in
 from fedsrv.state.store import Store
 
+SHARE = "aggregation_weight"
 
-def record_of(
-    step: Step,
-    results: Answers,
-    found: Reduced,
-    count: Callable[[Bundle], float],
-    liars: int | None = None,
-) -> Record:
-    """Return the record of an interaction, without its scores.
 
-    ``liars`` clients may lie in it, where the config says how many.
-    """
+def record_of(step: Step, results: Answers, found: Reduced) -> Record:
+    """Return the record of an interaction, without its scores and what parts add."""
     clients = {c: r for c, r in results.by_client.items() if isinstance(c, int)}
     reports = {c: r.report for c, r in clients.items()}
-    metrics = {"loss": _mean_loss(reports), **_drift_of(reports), **found.metrics}
     record: Record = {
         "round": step.round,
         "interaction": step.interaction,
         "task": step.task,
         "definitions": DEFINITIONS,
         "cohort": sorted(clients),
-        "metrics": _finite(metrics),
+        "metrics": _finite({"loss": _mean_loss(reports), **found.metrics}),
         "bytes": _traffic_of(results, clients),
         "seconds": {"train": max((r.seconds for r in reports.values()), default=0.0)},
         "clients": {str(c): _told_in(r) for c, r in reports.items()},
     }
-    measured = results.measured()
-    counts = {c: count(results.by_client[c].upload) for c in measured}
-    for client, row in odd_uploads.rows(measured, counts, results.aside).items():
-        record["clients"].setdefault(client, {}).update(row)
     for number, share in found.shares.items():
         if (known := record["clients"].get(str(number))) is not None and math.isfinite(share):
-            known[odd_uploads.SHARE] = share
-    warned = warnings_of(results, liars)
-    if warned.clients:
-        record["warned"] = {str(client): why for client, why in warned.clients.items()}
-    if warned.agreed:
-        record["agreed"] = warned.agreed
-    if warned.relays:
-        record["warned_relays"] = warned.relays
-    if found.rare_classes:
-        record["rare_classes"] = dict(found.rare_classes)
+            known[SHARE] = share
     if results.failed:
         record["failed"] = {str(c): why for c, why in results.failed.items()}
-    if results.secure_sum is not None:
-        record["secure_sum"] = dict(results.secure_sum)
-    if results.arrivals:
-        record["arrivals"] = [*results.arrivals.items()]
-        record["under_way"] = [*results.under_way.items()]
     if found.series:
         record["series"] = found.series
     return record
@@ -112,63 +79,6 @@ def _told_in(report: rpc.Report) -> dict[str, float]:
             "peak_rss_bytes": report.peak_rss_bytes,
             **dict(sorted(report.extra.items())),
         }
-    )
-
-
-def _drift_of(reports: Mapping[int, rpc.Report]) -> dict[str, float]:
-    """Return the mean drift of the clients that report one, by part."""
-    names = [f"{part}_drift" for part in DRIFT_PARTS]
-    found = {name: [r.extra[name] for r in reports.values() if name in r.extra] for name in names}
-    return {name: math.fsum(values) / len(values) for name, values in found.items() if values}
-
-
-def drifted_in(record: Record) -> dict[str, dict[str, float]]:
-    """Return the clients whose examples moved beyond chance, and how far, by part."""
-    return {
-        part: moved
-        for part in DRIFT_PARTS
-        if (
-            moved := {
-                client: row[f"{part}_drift"]
-                for client, row in record["clients"].items()
-                if row.get(f"{part}_drift_p", 1.0) < ALPHA
-            }
-        )
-    }
-
-
-def left_out_of(record: Record) -> dict[str, str]:
-    """Return lines on the training examples that a record's clients left out, by what they are.
-
-    ``some`` are of a last batch of one; ``all`` are of clients that took no step.
-    """
-    rows = {c: r for c, r in record["clients"].items() if r.get("skipped_examples")}
-    idle = [c for c, r in rows.items() if r["skipped_examples"] == r["num_examples"]]
-    some = {c: r["skipped_examples"] for c, r in rows.items() if c not in idle}
-    why = "the net normalises over the batch, and a batch of one example cannot be normalised"
-    found = {}
-    if some:
-        found["some"] = (
-            f"round {record['round'] + 1} left {sum(some.values())} training examples out, at "
-            f"{clients_text([*some])}: {why}; in other epochs they are others"
-        )
-    if idle:
-        found["all"] = (
-            f"round {record['round'] + 1} trained nothing at {clients_text(idle)}: {why}; give "
-            "them more examples, or take a net without batch normalisation"
-        )
-    return found
-
-
-def rare_line(rare: Mapping[str, Sequence[int]], rule: Reduction) -> str:
-    """Return a line on classes whose prototypes too few clients have for the run's rule."""
-    classes = ", ".join(map(str, sorted({label for labels in rare.values() for label in labels})))
-    what = f"{rule.few_holders} clients or fewer have prototypes of classes {classes}"
-    if rule.rare_classes == "keep":
-        return f"{what}: these stay as they were (rare_classes)"
-    return (
-        f'{what}: liars among them may choose these prototypes; [server] rare_classes = "keep" '
-        "leaves such classes as they were"
     )
 
 
@@ -219,8 +129,9 @@ def _traffic_of(results: Answers, clients: Mapping[int, Answer]) -> Traffic:
     }
 
 
-def commit_facts(record: Record) -> dict[str, Any]:
-    """Return what listeners are told of a committed record."""
+def commit_facts(record: Record, further: Iterable[str] = ()) -> dict[str, Any]:
+    """Return what listeners are told of a committed record, with further fields of it."""
+    fields: Mapping[str, Any] = record
     return {
         "interaction": record["interaction"],
         "round": record["round"],
@@ -229,7 +140,7 @@ def commit_facts(record: Record) -> dict[str, Any]:
         "bytes": {way: record["bytes"][way] for way in ("down", "up")},
         "seconds": record["seconds"]["wall"],
         "failed": record.get("failed", {}),
-        **({"privacy": record["privacy"]} if "privacy" in record else {}),
+        **{name: fields[name] for name in further if name in fields},
     }
 
 
@@ -292,20 +203,16 @@ class Syncer:
 class Commits:
     """Writes commits one after the other, and knows who trained when."""
 
-    def __init__(self, store: Store, cohort: Cohort, events: EventLog) -> None:
-        self.store, self.cohort, self.events = store, cohort, events
+    def __init__(
+        self, store: Store, cohort: Cohort, events: EventLog, options: Sequence[ServerPart] = ()
+    ) -> None:
+        self.store, self.cohort, self.events, self.options = store, cohort, events, options
         self.history = History()
         self.last_trained: dict[int, int] = {}
         """Interaction of each client's last upload that counts; names the private state to hold."""
         self._writer = ThreadPoolExecutor(1, "committer")
         self._syncer = Syncer(store.sync)
         self._under_way: Future[None] | None = None
-        self._told = set[str]()
-        """Kinds of notes on skipped examples that were told."""
-        self._in_a_row: dict[str, int] = {}
-        """How often in a row each client's upload stood out, and each relay's sum."""
-        self._warned: dict[tuple[str, str], int] = {}
-        """The last task of which drift was told, by part and client."""
 
     def __enter__(self) -> Self:
         """Return it."""
@@ -389,82 +296,7 @@ class Commits:
         floor = self.store.advance(watermark)
         self.history = self.history.after(committed, trained_in(record), floor)
         self.cohort.commit(committed, self.store.oldest_begun(floor))
-        self.events.tell("commit", **commit_facts(record), of=of)
-        for kind, line in left_out_of(record).items():
-            if kind not in self._told:  # it is the same in most rounds
-                self._told.add(kind)
-                self.events.tell("note", line=line)
-        self._warn_of_drift(record)
-        self._warn_of_uploads(record)
-        if (rare := record.get("rare_classes")) and "rare classes" not in self._told:
-            self._told.add("rare classes")
-            self.events.tell("note", line=rare_line(rare, self.store.experiment.server))
-
-    def _warn_of_uploads(self, record: Record) -> None:
-        """Note that an upload or a relay's sum stands out: the 1st, 2nd, 4th ... time in a row."""
-        cohort = [str(client) for client in record["cohort"]]
-        relays = record.get("warned_relays", {})
-        before = {name for name in self._in_a_row if "-" in name}  # clients are plain numbers
-        for what, who, warned in (
-            ("the upload of client", cohort, record.get("warned", {})),
-            ("the sum of relay", sorted({*relays, *before}), relays),
-        ):
-            for name in who:
-                times = self._in_a_row[name] = (
-                    self._in_a_row.get(name, 0) + 1 if name in warned else 0
-                )
-                if times and times & (times - 1) == 0:
-                    row = f" (as its last {times} did)" if times > 1 else ""
-                    place = f"{what} {name} in interaction {record['interaction'] + 1}"
-                    line = f"{place} stands out and counts{row}: {warned[name]}"
-                    self.events.tell("note", line=line)
-
-    def _warn_of_drift(self, record: Record) -> None:
-        """Say once of each client and task that examples moved from those of the task before."""
-        for part, moved in drifted_in(record).items():
-            task = record["task"]
-            news = {c: d for c, d in moved.items() if self._warned.get((part, c), -1) < task}
-            self._warned |= {(part, client): task for client in news}
-            if news:
-                line = (
-                    f"{part}s of task {task} moved from those of the task before at "
-                    f"{clients_text([*news])}: by up to {max(news.values()):.2f} of 1 "
-                    f"(Kolmogorov-Smirnov, p < {ALPHA:g}; docs/metrics.md#drift)"
-                )
-                self.events.tell("note", line=line)
-
-
-# --- which one the run can go on from -------------------------------------------------------------
-
-
-def odd_commit(store: Store) -> tuple[int, int, Oddity] | None:
-    """Return where the odd uploads of one client begin (:func:`first_odd`).
-
-    Only commits count that a run can go back before.
-    """
-    numbers = range(store.committed, store.floor, -1)
-    return first_odd(record for n in numbers if (record := store.ledger.record(n)) is not None)
-
-
-def back_before_the_odd(store: Store, events: EventLog, failed: FedtideError) -> FedtideError:
-    """Go back before the latest commit with an odd upload; return the error that the run ends with.
-
-    Clients that fail right after such a commit most likely fail because of that upload.
-
-    No commit is under way. Where no upload was odd, ``failed`` is returned as it is.
-    """
-    found = odd_commit(store)
-    if found is None:
-        return failed
-    interaction, client, oddity = found
-    shown = interaction + 1
-    why = f"client {client}'s upload in interaction {shown} was odd: {oddity}"
-    reason = f"{why}; clients failed right after it"
-    events.tell("rollback", client, interaction=interaction - 1, reason=reason)
-    store.take_back(interaction - 1)
-    first = failed.line if isinstance(failed, TooFewClients) else failed
-    return TooFewClients(
-        f"{why}. Right after it clients failed, the first so: {first}. The run is back before it: "
-        f"--resume computes interaction {shown} again, and --resume --without {client} goes on "
-        f"without client {client}"
-    )
+        further = [name for one in self.options for name in one.tells]
+        self.events.tell("commit", **commit_facts(record, further), of=of)
+        for one in self.options:
+            one.committed(record)

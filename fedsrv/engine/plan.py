@@ -6,7 +6,7 @@ A plan is a value. Where a client joins late, the run gets another plan as a who
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -14,27 +14,24 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fedmodels.errors import ConfigError, RunFailed
+from fedmodels.errors import RunFailed
 from fedmodels.nets.cost import multiply_adds
 from fedmodels.numerics.metrics import frequency_groups
-from fedmodels.tensors.bundle import Bundle, ClientId, Problem
+from fedmodels.tensors.bundle import Bundle, ClientId
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.training.announcement import check_announcement
 from fedmodels.training.criterion import check_own_loss
 from fedmodels.training.method import Method
 from fedmodels.training.run import RunFacts
-from fedmodels.training.secure_upload import SecureUpload, check_secure_sum
 from fedmodels.training.server_optimizer import check_server_optimizer
 from fedmodels.training.settings import check_parts
-from fedmodels.training.stack_trial import check_together
 from fedmodels.training.wire import Wire
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine import schedule
-from fedsrv.engine.choice import check_stopping
 from fedsrv.engine.client_profile import Profile, common_limits
-from fedsrv.engine.cohort import Allocate, AllOf, Trip, UploadForm
+from fedsrv.engine.cohort import Allocate, AllOf, Cohort, Trip, UploadForm
 from fedsrv.engine.report_validator import ReportValidator
-from fedsrv.engine.schedule import Growth, Step, takes_part
+from fedsrv.engine.schedule import Step, takes_part
 from fedsrv.engine.summary import check_reference
 from fedsrv.state.store import Store
 
@@ -56,8 +53,6 @@ class Plan:
     """The first interaction without each client that was set aside."""
     terms: ReportValidator
     """What an answer has to keep to."""
-    growths: Sequence[Growth] = ()
-    """Of an open run: how it grew so far."""
 
     @classmethod
     def of(cls, method: Method, store: Store, descriptions: Mapping[int, str]) -> Plan:
@@ -70,28 +65,26 @@ class Plan:
         run = RunFacts(experiment, next(iter(profiles.values())).problem)
         check_server_optimizer(method, run)
         check_own_loss(method, run)
-        check_secure_sum(method, run)
         check_announcement(method, run)
         check_parts(method, run)
-        if experiment.training.together > 1:
-            check_together(method, run)
         tasks, aside = fixed_tasks(store, profiles), store.aside()
         steps = _steps(store, profiles, tasks)
         check_reference(experiment, steps)
-        check_stopping(experiment, tasks.values())
         terms = ReportValidator(method, run, profiles, steps)
         return cls(method, run, profiles, tasks, steps, aside, terms)
 
     def with_aside(self, store: Store) -> Plan:
-        """Return the plan without the clients that were set aside while the run went on.
-
-        Of an open run this replaces ``aside`` alone: ``Stages.plan_at`` then makes the steps anew.
-        """
-        if self.run.experiment.schedule.open:
-            return replace(self, aside=store.aside())
+        """Return the plan without the clients that were set aside while the run went on."""
         steps = _steps(store, self.profiles, self.tasks)
         terms = replace(self.terms, steps=steps)
         return replace(self, steps=steps, aside=store.aside(), terms=terms)
+
+    def met(self, store: Store, cohort: Cohort, step: Step) -> Plan:
+        """Return the plan with clients that have joined since, once enough of a step are there."""
+        if not step.cohort or len(self.profiles) == self.run.experiment.schedule.clients:
+            return self
+        needed = min(self.run.experiment.min_clients, len(step.cohort))
+        return self.with_clients(store, cohort.meet(step.cohort, needed))
 
     def with_clients(self, store: Store, descriptions: Mapping[int, str]) -> Plan:
         """Return the plan with clients that have joined since; known clients stay as they are."""
@@ -99,57 +92,6 @@ class Plan:
             return self
         profiles = stored_profiles(store, descriptions)
         return replace(self, profiles=profiles, terms=replace(self.terms, profiles=profiles))
-
-    @classmethod
-    def opened(cls, method: Method, store: Store, first: Growth, known: Profile) -> Plan:
-        """Return the plan of an open run before its first growth.
-
-        The first growth names the classes; the inputs of all clients are of one shape.
-
-        Raises:
-            ConfigError: the method, or the config, does not fit an open run.
-        """
-        experiment = store.experiment
-        problem = Problem(known.problem.input_shape, len(first.classes))
-        run = RunFacts(experiment, problem)
-        if experiment.method.pools_data:
-            raise ConfigError("centralized has all data in one place, and an open run gets more")
-        check_announcement(method, run)
-        check_parts(method, run)
-        if experiment.training.together > 1:
-            check_together(method, run)
-        terms = ReportValidator(method, run, {}, ())
-        return cls(method, run, {}, {}, (), store.aside(), terms)
-
-    def grown(self, growth: Growth, known: Mapping[int, Profile]) -> Plan:
-        """Return the plan of an open run from a growth on."""
-        experiment, growths = self.run.experiment, [*self.growths, growth]
-        names = [name for each in growths for name in each.classes]
-        tasks = {**self.tasks, **growth.tasks}
-        aside = {**self.aside, **dict.fromkeys(growth.retired, growth.interaction)}
-        profiles = {c: known[c].within(tasks[c], names) for c in sorted(tasks)}
-        present = {c: tasks[c] - 1 for c in profiles if takes_part(c, growth.interaction, aside)}
-        weights = None
-        if experiment.schedule.sampling == "weighted":
-            weights = {c: int(profiles[c].train[task].sum()) for c, task in present.items()}
-        before = self.steps[: growth.interaction]
-        steps = [
-            *before,
-            *schedule.stage_steps(
-                experiment,
-                len(self.growths),
-                before,
-                present,
-                experiment.schedule.rounds if growth.tasks else len(self.steps) - len(before),
-                weights,
-                aside,
-            ),
-        ]
-        run = self.run
-        if len(names) > run.problem.num_classes:
-            run = run.for_classes(len(names))
-        terms = self.terms.grown(run, profiles, steps)
-        return Plan(self.method, run, profiles, tasks, steps, aside, terms, growths)
 
     # --- what follows -----------------------------------------------------------------------------
 
@@ -172,12 +114,6 @@ class Plan:
     def upload_spec(self) -> BundleSpec:
         """The specification of an upload as it travels."""
         return self.wire.upload_spec(self.method.upload_spec(self.run))
-
-    @cached_property
-    def secure(self) -> SecureUpload | None:
-        """How uploads are summed under masks; None where they travel as they are."""
-        asked = self.run.experiment.secure_sum is not None
-        return SecureUpload.of(self.method, self.run) if asked else None
 
     @cached_property
     def is_stateful(self) -> bool:
@@ -231,45 +167,26 @@ class Plan:
         """Return the multiply-adds of one forward pass."""
         return multiply_adds(self.run.make_net(), self.run.problem.input_shape)
 
-    @cached_property
-    def classes(self) -> tuple[str, ...]:
-        """Of an open run: the names of its classes, in label order."""
-        return tuple(name for growth in self.growths for name in growth.classes)
+    @property
+    def members(self) -> Collection[int]:
+        """Return the clients of the run."""
+        return range(self.run.experiment.schedule.clients)
 
     @property
-    def new_classes(self) -> tuple[str, ...]:
-        """Of an open run: the names of the classes that it did not begin with."""
-        return self.classes[len(self.growths[0].classes) :] if self.growths else ()
+    def new_classes(self) -> Sequence[str]:
+        """Return the names of the classes that the run did not begin with."""
+        return ()
 
-    def resting(self, interaction: int) -> set[int]:
-        """Return the clients that have had all rounds of their present task by an interaction."""
-        began = {c: growth.interaction for growth in self.growths for c in growth.tasks}
-        rounds = self.run.experiment.schedule.rounds
-        if interaction >= len(self.steps):
-            return set(began)
-        return {c for c, first in began.items() if interaction - first >= rounds}
-
-    def tasks_seen(self, step: Step, client: ClientId | None = None) -> int:
-        """Return how many tasks clients are scored on: with ``rounds_outer``, all after a round.
-
-        Args:
-            step: after which.
-            client: whose tasks, in an open run; by default the most of any client.
-        """
-        if step.tasks:
-            own = step.tasks.get(client) if isinstance(client, int) else None
-            return 1 + (max(step.tasks.values()) if own is None else own)
+    def tasks_seen(self, step: Step) -> int:
+        """Return how many tasks clients are scored on: with ``rounds_outer``, all after a round."""
         all_seen = self.run.experiment.schedule.order == "rounds_outer" and step.ends_round
         return max(self.tasks.values()) if all_seen else step.task + 1
 
     def ends_task(self, step: Step) -> bool:
         """Tell whether the interaction after a step is on another task; false for the last one.
 
-        An interaction in which nothing changes does not count. An open run waits for the next task
-        after the last round of a stage.
+        An interaction in which nothing changes does not count.
         """
-        if step.tasks:
-            return step.ends_stage
         later = (self.steps[n] for n in range(step.interaction + 1, len(self.steps)))
         following = next((other for other in later if not self.is_idle(other)), step)
         return following.task != step.task

@@ -1,41 +1,36 @@
-"""What a round is made of, whoever waits for whom: orders, reduction, commit and scores."""
+"""What a round is made of, whoever waits for whom: orders, reduction, commit and scores.
+
+The parts of a run are asked at their seams here and in :mod:`fedsrv.engine.rounds`.
+"""
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from fedmodels.errors import ClientFailed, PayloadError, TooFewClients
+from fedmodels.errors import PayloadError
 from fedmodels.numerics.prototypes import drift
 from fedmodels.numerics.randomness import derive_seed
-from fedmodels.reductions.rule import rule_of
-from fedmodels.tensors.aggregation_rule import Facts
-from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId, Weights, state_digest
-from fedmodels.tensors.declared_counts import check_numbers
-from fedmodels.training.contexts import ServerContext, ServerData, ServerState
+from fedmodels.tensors.aggregation_rule import MEAN, Facts
+from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId, state_digest
+from fedmodels.training.contexts import ServerContext, ServerState
 from fedmodels.training.fault import name_faults
 from fedmodels.training.hooks import as_uploads, broadcast, evaluation, init_client, init_server
 from fedmodels.training.method import Payload
-from fedmodels.training.private_uploads import count_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.cohort import AllOf, Answers, Trip, fewest_alive
-from fedsrv.engine.commits import Commits, add_wire, odd_commit, put_scores, record_of
-from fedsrv.engine.example_privacy import ExamplePrivacy
+from fedsrv.engine.commits import Commits, add_wire, put_scores, record_of
 from fedsrv.engine.plan import Plan
-from fedsrv.engine.private_rounds import PrivateRounds
 from fedsrv.engine.reduction import Reduced, reduced
 from fedsrv.engine.schedule import Step
 from fedsrv.engine.scores import Scores, accuracy_over
+from fedsrv.engine.server_part import CheckUpload, Exchange, Interaction, ServerPart
 from fedsrv.engine.summary import summarise
 from fedsrv.state.record import Record
 
-log = logging.getLogger(__name__)
-REFUSED = "the method refuses its upload; the coordinator's log says why"
-"""What is told of an upload that noise hides: the reason may tell of its values."""
 LARGE_STATE = 64 << 20
 """Size from which a committed state leaves memory for the pages of its file."""
 MAX_CONFUSED = 100
@@ -45,20 +40,20 @@ MAX_CONFUSED = 100
 class RoundParts:
     """The parts of the rounds of one run, and its plan."""
 
-    def __init__(self, plan: Plan, commits: Commits, server_data: ServerData | None) -> None:
-        self.plan, self.commits, self.server_data = plan, commits, server_data
+    def __init__(self, plan: Plan, commits: Commits, options: Sequence[ServerPart] = ()) -> None:
+        self.plan, self.commits = plan, commits
         self.cohort, self.store, self.events = commits.cohort, commits.store, commits.events
         self.experiment, self.method = commits.store.experiment, plan.method
-        self.privacy = PrivateRounds(plan, self.store) if self.store.releases is not None else None
-        """Gives the method sums of uploads with noise, where the config hides clients."""
-        table = self.experiment.privacy
-        hides = table is not None and table.hides_examples
-        self.hidden = ExamplePrivacy(plan, self.store) if hides else None
-        """Ends a run whose clients hide their examples, before they spend too much."""
-        self._given: Weights = {}
-        """The weights that the present cohort was given, where noise is added to their mean."""
-        self.rule = rule_of(self.experiment.server)
+        self.options = options
+        """The parts that the config asks for, in their order."""
+        self.rule = next((one.rule for one in options if one.rule is not None), MEAN)
         """How uploads become one result."""
+        alike = self.rule.reads_each or any(one.counts_alike for one in options)
+        self.count: Callable[[Bundle], float] = _alike if alike else self.method.count
+        """What an upload counts in the mean."""
+        each = self.rule.reads_each or any(one.needs_each for one in options)
+        self._folds = self.method.reduction == "mean" and not each
+        """Whether uploads may be added up as they come."""
 
     # --- who and where ----------------------------------------------------------------------------
 
@@ -68,10 +63,7 @@ class RoundParts:
         A run may begin without some clients. Those that have joined since take part from now on.
         With ``over_select``, a replay asks the clients whose uploads counted the first time.
         """
-        is_open, clients = self.experiment.schedule.open, self.experiment.schedule.clients
-        if step.cohort and not is_open and len(self.plan.profiles) < clients:
-            needed = min(self.experiment.min_clients, len(step.cohort))
-            self.plan = self.plan.with_clients(self.store, self.cohort.meet(step.cohort, needed))
+        self.plan = self.plan.met(self.store, self.cohort, step)
         chosen = self.experiment.schedule.over_select > 0
         undone = self.store.ledger.record(step.interaction) if chosen else None
         return self.plan.cohort_of(step) if undone is None else tuple(undone["cohort"])
@@ -79,11 +71,10 @@ class RoundParts:
     def context(self, step: Step, cohort: tuple[int, ...]) -> ServerContext:
         """Return the context of the server half at a step."""
         plan, accumulates = self.plan, self.experiment.accumulates
-        return ServerContext(
+        ctx = ServerContext(
             plan.run,
             step,
             cohort,
-            server_data=self.server_data,
             labels={}
             if self.experiment.announced == "none"
             else {c: plan.profiles[c].labels(step.task_of(c), accumulates) for c in cohort},
@@ -92,6 +83,9 @@ class RoundParts:
             ends_task=plan.ends_task(step),
             tell=partial(self.tell_work, step),
         )
+        for one in self.options:
+            ctx = one.context(ctx)
+        return ctx
 
     def tell_work(self, step: Step, what: str, done: int, of: int, loss: float) -> None:
         """Report the progress of long work of the server half."""
@@ -119,25 +113,23 @@ class RoundParts:
     def training(self, ctx: ServerContext, state: ServerState, is_scored: bool) -> Trip:
         """Return the orders of a cohort to train from a state."""
         plan, wanted = self.plan, self._wanted(ctx)
-        if self.privacy is not None:
-            self.privacy.check_cohort(ctx)
         common, personal = self.payload(ctx, state)
         views = ["after_local"] if is_scored and plan.scores_trained else []
         orders = self.orders(ctx, rpc.ORDER_KIND_TRAIN, ctx.cohort, views)
-        is_sum = self.method.reduction == "mean" and not self.rule.reads_each
-        bounds_each = self.privacy is not None and self.privacy.privacy.noise_at_server
-        count = self.count if is_sum and not bounds_each else None
-        until = AllOf(plan.needed(ctx.cohort, wanted), wanted)
+        check: CheckUpload = partial(self._check_upload, plan, ctx, state)
+        for one in self.options:
+            check = one.checks(ctx, check)
         return plan.trip(
-            orders, common, personal, until, spec=plan.upload_spec, count=count,
-            check_upload=partial(self._check_upload, plan, ctx, state), measures=True,
+            orders, common, personal, AllOf(plan.needed(ctx.cohort, wanted), wanted),
+            spec=plan.upload_spec, count=self.count if self._folds else None, check_upload=check,
+            measures=True,
         )  # fmt: skip
 
     def payload(self, ctx: ServerContext, state: ServerState) -> Payload:
         """Return what a cohort gets to train from: the common part, and each client's own."""
         common, personal = broadcast(self.method, ctx, state)
-        if self.privacy is not None:
-            self._given = common.weights
+        for one in self.options:
+            one.gives(ctx, common)
         return common, personal
 
     def _wanted(self, ctx: ServerContext) -> int:
@@ -145,27 +137,14 @@ class RoundParts:
         schedule = self.experiment.schedule
         return len(ctx.cohort) if schedule.sampling == "poisson" else self.experiment.cohort_size
 
-    @property
-    def count(self) -> Callable[[Bundle], float]:
-        """What an upload counts in the mean: with noise on sums, all count alike."""
-        return count_of(self.method, self.plan.run)
-
     def _check_upload(
         self, plan: Plan, ctx: ServerContext, state: ServerState, client: ClientId, upload: Bundle
     ) -> None:
         """Check the values of an upload that was trained from a state; called from any thread."""
         assert isinstance(client, int), "the evaluator trains nothing"
-        if self.privacy is not None and self.privacy.privacy.noise_at_clients:
-            return check_numbers(upload)  # noise takes values beyond all other bounds
         announced = plan.terms.announced(client, plan.steps[ctx.interaction])
-        try:
-            with name_faults(self.method, PayloadError):
-                self.method.check_upload(ctx, state, upload, announced)
-        except PayloadError as error:
-            if self.privacy is None:
-                raise
-            log.warning("client %d, interaction %d: %s", client, ctx.interaction + 1, error)
-            raise PayloadError(REFUSED) from None
+        with name_faults(self.method, PayloadError):
+            self.method.check_upload(ctx, state, upload, announced)
 
     def orders(
         self,
@@ -218,34 +197,25 @@ class RoundParts:
             facts = {"interaction": ctx.interaction, "round": ctx.round, "reason": reason}
             self.events.tell("failed", client, **facts)
 
-    def check_failures(self, ctx: ServerContext, results: Answers) -> None:
-        """Refuse to go on if most clients failed right after a commit with an odd upload.
+    def judged(self, at: Interaction, results: Answers) -> dict[int, str]:
+        """Return whose uploads are to be left out, and why."""
+        found: dict[int, str] = {}
+        for one in self.options:
+            found |= one.leaves_out(at, results)
+        return found
 
-        Raises:
-            TooFewClients: most clients failed, and the commit before was odd.
-        """
-        failed = {c: why for c, why in results.failed.items() if c not in results.aside}
-        if len(failed) > len(results.by_client):
-            self.commits.settle()
-            if odd_commit(self.store) is not None:
-                client, why = next(iter(failed.items()))
-                raise TooFewClients(str(ClientFailed(client, ctx.round, "upload", why)))
-
-    def reduce(self, ctx: ServerContext, state: ServerState, results: Answers) -> Reduced:
+    def reduce(self, at: Interaction, state: ServerState) -> Reduced:
         """Reduce the uploads to the next state; mark clients that spoil it as failed.
 
-        Where there is no upload, and no noise stands in its place, the state stays as it is.
+        Where there is no upload, and nothing stands in its place, the state stays as it is.
         """
+        ctx, results = at.ctx, at.results
         sent = {c: r.upload for c, r in results.by_client.items() if isinstance(c, int)}
         seed = derive_seed(self.experiment.seed, "rule", ctx.interaction, "method")
         facts = Facts(seed, ctx.interaction, _given(state) if self.rule.reads_each else Bundle())
         uploads = as_uploads(self.method, sent, results.mean, self.rule, facts, results.sums)
-        if self.privacy is not None:
-            expected = self.privacy.expected(self.plan.steps[ctx.interaction], self.plan)
-            sums = results.sums
-            folded = sums[0].mean.weights if sums else results.mean
-            came = {} if sums == [] else sent
-            uploads = self.privacy.uploads(ctx, expected, self._given, came, folded) or uploads
+        for one in self.options:
+            uploads = one.uploads(at, uploads)
         if not uploads:
             return Reduced(state, {}, {})
         needed = self.plan.needed(ctx.cohort, self._wanted(ctx))
@@ -257,29 +227,19 @@ class RoundParts:
 
     # --- commit and scores ------------------------------------------------------------------------
 
-    def commit(
-        self, step: Step, results: Answers, also: Answers, found: Reduced, began: float, done: float
-    ) -> None:
-        """Commit an interaction while clients go on, or score it first where that is due.
-
-        Clients were asked at ``began`` and had answered at ``done``, on the monotonic clock.
-        ``also`` are answers of clients that trained for the score alone.
-        """
-        count = _alike if self.rule.reads_each else self.count
-        record = record_of(step, results, found, count, self.experiment.server.attackers)
-        if self.privacy is not None:
-            record["privacy"] = {**self.privacy.facts}
-            record["metrics"]["epsilon"] = self.privacy.facts["epsilon"]
-        if self.hidden is not None:
-            self.hidden.see(record, step)
-        if new := [g.to_json() for g in self.plan.growths if g.interaction == step.interaction]:
-            record["growths"] = new
-        record["seconds"]["server"] = time.monotonic() - done
+    def commit(self, at: Interaction, found: Reduced, exchange: Exchange) -> None:
+        """Commit an interaction while clients go on, or score it first where that is due."""
+        step = at.step
+        record = record_of(step, at.results, found)
+        exchange.records(at, found, record)
+        for one in self.options:
+            one.records(at, found, record)
+        record["seconds"]["server"] = time.monotonic() - at.answered
         self.commits.settle()
-        record["seconds"]["wall"] = time.monotonic() - began
-        add_wire(record, also)
+        record["seconds"]["wall"] = time.monotonic() - at.began
+        add_wire(record, at.tried)
         scores, is_scored = Scores(), self.plan.is_scored(step)
-        scores.add({**also.by_client, **results.by_client})
+        scores.add({**at.tried.by_client, **at.results.by_client})
         needs_trip = is_scored and bool(self.plan.views(step))
         if is_scored and not needs_trip:
             self._fill_in(step, record, scores)
@@ -316,12 +276,6 @@ class RoundParts:
         add_wire(record, results)
         self._fill_in(step, record, scores)
         self.store.add_scores(record)
-
-    def spent_up(self, step: Step) -> str:
-        """Return why the privacy of the run ends it before a step; empty if it may go on."""
-        if self.hidden is not None:
-            return self.hidden.spent_up(step, self.plan)
-        return self.privacy.spent_up(step) if self.privacy is not None else ""
 
     def score_unscored(self, state: ServerState) -> None:
         """Score the last committed state of a run that ends early, unless it has its scores."""
@@ -362,7 +316,7 @@ class RoundParts:
 
         Of a population, those that never trained have nothing to store.
         """
-        plan, clients = self.plan, self.experiment.schedule.clients
+        plan = self.plan
         members = [c for c in plan.profiles if c not in plan.aside]
         trained = set(self.commits.last_trained if self.experiment.schedule.selects else members)
         everyone: list[ClientId] = [c for c in members if c in trained]
@@ -383,8 +337,7 @@ class RoundParts:
         summary = summarise(records, self.experiment, view, digest, plan.count_macs, names)
         for figure, why in summary.get("figures_missing", {}).items():
             self.events.tell("note", line=f"the summary goes without {figure}: {why}")
-        expected = plan.profiles if plan.growths else range(clients)
-        missing = {*everyone, *expected} - plan.aside.keys() - results.by_client.keys()
+        missing = {*everyone, *plan.members} - plan.aside.keys() - results.by_client.keys()
         missing -= digests.keys()
         named: dict[str, list[Any]] = {
             "clients_missing": sorted(map(str, missing)),
@@ -392,6 +345,8 @@ class RoundParts:
             "clients_set_aside": sorted(plan.aside),
         }
         summary |= {key: clients for key, clients in named.items() if clients}
+        for one in self.options:
+            summary |= one.ended(records)
         self.events.tell("finished", metrics=summary["metrics"], state_sha256=digest)
         return summary
 

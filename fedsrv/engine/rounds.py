@@ -3,34 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedmodels.config.experiment import Experiment
-from fedmodels.errors import ClientFailed, TooFewClients
+from fedmodels.errors import ClientFailed, RunFailed, TooFewClients
 from fedmodels.methods import make
 from fedmodels.tensors.allocator import give_back_free_pages
 from fedmodels.tensors.memory_blocks import forget_free_blocks
-from fedmodels.training.class_growth import StateGrowth
-from fedmodels.training.contexts import ServerContext, ServerData
-from fedsrv.engine.buffered_rounds import BufferedRounds
-from fedsrv.engine.choice import Stopping
-from fedsrv.engine.client_profile import untrained
-from fedsrv.engine.cohort import AllOf, Answers, Cohort, StateLost
-from fedsrv.engine.commits import Commits, back_before_the_odd
-from fedsrv.engine.example_privacy import why_declined
-from fedsrv.engine.exclusions import ClientsExcluded, Exclusions
-from fedsrv.engine.odd_uploads import check_left
-from fedsrv.engine.plan import Plan, describe
-from fedsrv.engine.private_rounds import PrivacySpent
-from fedsrv.engine.relayed_sums import far_out_beside_relays
+from fedsrv.engine.cohort import Cohort, StateLost
+from fedsrv.engine.commits import Commits
+from fedsrv.engine.exchange import WholeCohort
+from fedsrv.engine.plan import Plan
+from fedsrv.engine.reduction import Reduced
 from fedsrv.engine.round_parts import RoundParts
 from fedsrv.engine.schedule import Step
 from fedsrv.engine.scores import Scores
-from fedsrv.engine.secure_rounds import SecureRounds
-from fedsrv.engine.server_data import check_fits, check_given
-from fedsrv.engine.stages import AtRest, Stages
+from fedsrv.engine.server_part import Interaction, ServerPart, Timetable
 from fedsrv.events import EventLog
 from fedsrv.state.store import Store
 
@@ -38,23 +27,17 @@ from fedsrv.state.store import Store
 class Engine:
     """Runs an experiment from its last commit to its end."""
 
-    stages: Stages | None = None
-    """What an open run learns; None where all is known from the beginning."""
-
     def __init__(
         self,
         experiment: Experiment,
         cohort: Cohort,
         store: Store,
         events: EventLog,
-        server_data: ServerData | None = None,
-        at_rest: AtRest = "wait",
+        options: Sequence[ServerPart] = (),
     ) -> None:
-        """Run nothing yet; ``at_rest`` says what an open run does that has nothing to learn."""
+        """Run nothing yet; ``options`` are the parts that the config asks for, in their order."""
         self.experiment, self.cohort, self.store, self.events = experiment, cohort, store, events
-        self.at_rest, self.exclusions = at_rest, Exclusions(store, events)
-        check_given(experiment, server_data is not None)
-        self.server_data = server_data
+        self.options = options
         self.method = make(experiment.method.name, **experiment.method.hyper_parameters())
 
     def run(self) -> dict[str, Any]:
@@ -62,23 +45,22 @@ class Engine:
 
         Raises:
             RunFailed: too many clients failed.
-            RunPaused: an open run has nothing to learn, and does not wait.
         """
-        plan, lost = self._meet_clients(), None
-        interaction: int | None = None
-        with Commits(self.store, self.cohort, self.events) as commits:
+        times, lost = self._meet_clients(), None
+        plan, interaction = times.first, None
+        with Commits(self.store, self.cohort, self.events, self.options) as commits:
             if plan.is_stateful:  # one that lost too much must join again, and learns what to do
                 commits.remember(plan, self.store.committed)
                 self.cohort.gather()
-            parts = RoundParts(plan, commits, self.server_data)
+            parts = RoundParts(plan, commits, self.options)
             while True:
                 try:
                     if interaction is None:
                         interaction = commits.go_to_common(parts.plan, lost)
-                    return self._go_on(parts, interaction)
-                except ClientsExcluded as excluded:
+                    return self._go_on(times, parts, interaction)
+                except ClientsLeave as leaving:
                     commits.settle()
-                    self.exclusions.store_them(excluded)
+                    self._set_aside(leaving.why)
                     parts.plan = parts.plan.with_aside(self.store)
                     interaction = self.store.committed
                     commits.remember(parts.plan, interaction)
@@ -87,37 +69,26 @@ class Engine:
                     lost, interaction = loss, None
                 except (TooFewClients, ClientFailed) as failed:
                     commits.settle()
-                    raise back_before_the_odd(self.store, self.events, failed) from failed
+                    others = (one.explains(failed) for one in self.options)
+                    raise next((e for e in others if e is not None), failed) from failed
 
-    def _meet_clients(self) -> Plan:
+    def _meet_clients(self) -> Timetable:
         """Wait for the clients; derive the plan from their descriptions."""
         descriptions = self.cohort.gather()
-        if self.experiment.schedule.open:
-            self.stages = Stages(
-                self.method, self.store, self.cohort, self.events, descriptions, self.at_rest
-            )
-            plan = self.stages.plan_at(self.store.committed)
-            describe(self.store, plan.profiles)
-        else:
-            plan = Plan.of(self.method, self.store, descriptions)
-        if not self.experiment.method.pools_data and (line := untrained(plan.profiles)):
-            self.events.tell("note", line=line)
-        if self.experiment.server.is_robust and (singly := self.method.reads_singly):
-            line = (
-                f"{self.experiment.server.named} does not reach all of {self.method.name}: {singly}"
-            )
-            self.events.tell("note", line=line)
-        check_fits(self.server_data, plan.run.problem)
-        return plan
+        made = (one.timetable(self.method, self.cohort, descriptions) for one in self.options)
+        times = next((one for one in made if one is not None), None)
+        if times is None:
+            times = Timetable(Plan.of(self.method, self.store, descriptions))
+        for one in self.options:
+            one.gathered(times.first)
+        return times
 
-    def _go_on(self, parts: RoundParts, interaction: int) -> dict[str, Any]:
+    def _go_on(self, times: Timetable, parts: RoundParts, interaction: int) -> dict[str, Any]:
         """Do everything that is left after a commit, and return the summary."""
         # --- begin: load what the run needs
-        if self.stages is not None:
-            parts.plan = self.stages.plan_at(interaction)
-        kind = BufferedRounds if self.experiment.schedule.is_asynchronous else Rounds
+        parts.plan = times.plan_at(parts.plan, interaction)
         give_back_free_pages()  # of the net that the plan looked at: initial weights come next
-        rounds = kind(parts, interaction)
+        rounds = Rounds(parts, interaction)
         parts.plan.run.forget_initial_weights()  # few methods need them again
         give_back_free_pages()
 
@@ -128,19 +99,14 @@ class Engine:
             parts.score(step, record, Scores.from_json(counts), rounds.state)
 
         # --- every interaction that is left
-        stopping = Stopping.of(self.experiment)
-        for step in self._steps_after(rounds, interaction):
-            if stopping.may and self._has_enough(stopping, parts.commits, step.interaction):
-                self.events.tell("note", line=f"{step.round} rounds are enough: {stopping.why()}")
-                break
-            if why := parts.spent_up(step) or self._done(parts, rounds, step):
-                self.events.tell("note", line=f"the run ends after round {step.round}: {why}")
+        for step in times.steps_after(rounds, interaction):
+            if why := self._why_not(parts, step) or self._done(parts, rounds, step):
+                self.events.tell("note", line=why)
                 parts.commits.settle()
                 parts.score_unscored(rounds.state)
                 break
         parts.commits.settle()
-        if isinstance(rounds, Rounds) and rounds.secure is not None:
-            rounds.secure.forget()
+        rounds.exchange.ended()
 
         # --- the end
         rounds.state = parts.mapped(rounds.state)
@@ -148,139 +114,83 @@ class Engine:
         give_back_free_pages()
         return parts.finish(rounds.state)
 
-    def _steps_after(self, rounds: Rounds | BufferedRounds, interaction: int) -> Iterator[Step]:
-        """Yield the steps after an interaction; an open run grows in between."""
-        if self.stages is None:
-            yield from rounds.parts.plan.steps[interaction + 1 :]
-            return
-        assert isinstance(rounds, Rounds), "open runs have no asynchronous rounds"
-        while True:
-            interaction += 1
-            plan = rounds.parts.plan
-            if interaction >= len(plan.steps):
-                rounds.parts.commits.settle()  # what comes may come much later
-            following = self.stages.following(plan, interaction, rounds.score_ahead)
-            if following is None:
-                return
-            if following is not plan:
-                rounds.grow(following)
-            yield following.steps[interaction]
+    def _why_not(self, parts: RoundParts, step: Step) -> str:
+        """Return the line that the run ends with before a step; empty if it goes on."""
+        settle = parts.commits.settle
+        return next(filter(None, (p.may_go_on(step, parts.plan, settle) for p in self.options)), "")
 
-    def _done(self, parts: RoundParts, rounds: Rounds | BufferedRounds, step: Step) -> str:
-        """Do an interaction; return why privacy ended the run before it, if it did.
+    def _done(self, parts: RoundParts, rounds: Rounds, step: Step) -> str:
+        """Do an interaction; return the line that the run ends with before it, if it does.
 
         Raises:
-            TooFewClients, ClientFailed: too few clients are left, and not for having declined.
-            PrivacySpent: nothing was committed that the run could end with.
-            ClientsExcluded: somebody is to be set aside first.
+            TooFewClients, ClientFailed: too few clients are left.
+            ClientsLeave: somebody is to be set aside first.
         """
-        self._check_exclusions(parts, step.interaction)
+        if parts.plan.aside:
+            self.cohort.set_out(self.store.gone(step.interaction))
+        why: dict[int, str] = {}
+        for one in self.options:
+            why |= one.sets_aside(step, parts.plan.aside, parts.commits.settle)
+        if why:
+            raise ClientsLeave(why)
         try:
             rounds.interact(step)
-        except (TooFewClients, ClientFailed) as failed:
-            if step.interaction and (why := why_declined(failed)):
-                return why
-            raise
-        except PrivacySpent as spent:
-            if step.interaction:
-                return str(spent)
+        except (RunFailed, ClientFailed) as failed:
+            lines = (one.ends_with(failed) for one in self.options)
+            if step.interaction and (line := next(filter(None, lines), "")):
+                return f"the run ends after round {step.round}: {line}"
             raise
         return ""
 
-    def _check_exclusions(self, parts: RoundParts, interaction: int) -> None:
-        """Check that nobody is to be set aside first; let those know that are.
+    def _set_aside(self, why: Mapping[int, str]) -> None:
+        """Write clients into the ledger, and say so; no commit is under way."""
+        self.store.set_aside(why)
+        for client, reason in why.items():
+            place = f"interaction {self.store.committed + 2}"
+            line = f"client {client} takes no part from {place} on: {reason}"
+            self.events.tell("note", line=line)
 
-        Raises:
-            ClientsExcluded: somebody is.
-        """
-        if parts.plan.aside:
-            self.cohort.set_out(self.store.gone(interaction))
-        if self.experiment.server.exclude_after is not None:
-            parts.commits.settle()
-        self.exclusions.check(interaction, parts.plan.aside)
 
-    def _has_enough(self, stopping: Stopping, commits: Commits, interaction: int) -> bool:
-        """Tell whether the run ends before an interaction; all committed ones before it count."""
-        commits.settle()
-        for number in range(stopping.seen, interaction):
-            record = self.store.ledger.record(number)
-            assert record is not None, "it was committed"
-            stopping.see(record["metrics"])
-        return bool(stopping.why())
+class ClientsLeave(Exception):
+    """Some clients take no part from the next interaction on; the line of each says why."""
+
+    def __init__(self, why: Mapping[int, str]) -> None:
+        super().__init__(f"clients {sorted(why)} leave")
+        self.why = why
 
 
 class Rounds:
-    """Rounds that wait for their cohorts."""
+    """The interactions of a run from a commit on, and the state that they lead to."""
 
     def __init__(self, parts: RoundParts, interaction: int) -> None:
         """Go on after the last commit, -1 before the first."""
         self.parts, self.state = parts, parts.state_after(interaction)
-        self.secure = SecureRounds(parts) if parts.experiment.secure_sum else None
-
-    def grow(self, plan: Plan) -> None:
-        """Go on with another plan of an open run: new classes get rows, and who left may go."""
-        before, self.parts.plan = self.parts.plan, plan
-        self.state = StateGrowth(self.parts.method, before.run, plan.run).server(self.state)
-        new = plan.growths[len(before.growths) :]
-        if gone := {c for growth in new if growth.forgets for c in growth.retired}:
-            self.state = self.parts.method.forgotten(self.state, gone)
-        if any(growth.retired for growth in new):  # nobody waits for their states any more
-            self.parts.commits.settle()
-            self.parts.commits.remember(plan, self.parts.store.committed)
-
-    def score_ahead(self, plan: Plan, clients: Sequence[int]) -> float | None:
-        """Return the accuracy of present models on the tasks that a plan would begin with."""
-        kept = self.parts.plan
-        state = StateGrowth(self.parts.method, kept.run, plan.run).server(self.state)
-        self.parts.plan = plan
-        try:
-            return self.parts.accuracy_on(plan.steps[-1], clients, state)
-        finally:
-            self.parts.plan = kept
+        made = (one.exchange(parts, interaction) for one in parts.options)
+        self.exchange = next((one for one in made if one is not None), WholeCohort(parts))
 
     def interact(self, step: Step) -> None:
         """Do one interaction."""
-        parts = self.parts
+        parts, exchange = self.parts, self.exchange
         # --- who takes part
         ctx = parts.context(step, parts.present(step))
-        began = time.monotonic()
+        at = Interaction(step, parts.plan, ctx, time.monotonic(), parts.count)
 
         # --- train: first those whom only the score needs, then the cohort
-        tried = parts.try_training(step, ctx.cohort, self.state)
-        results = self.train(ctx)
-        parts.check_failures(ctx, results)
-        done = time.monotonic()
+        if exchange.tries_first:
+            at.tried = parts.try_training(step, ctx.cohort, self.state)
+        at.results = exchange.train(at, self.state)
+        for one in parts.options:
+            one.came(at, parts.commits.settle)
+        at.answered = time.monotonic()
 
         # --- aggregate and finish
-        self.state = parts.mapped(self.state)
-        found = parts.reduce(ctx, self.state, results)
+        if exchange.maps_state:
+            self.state = parts.mapped(self.state)
+        found, aligned = Reduced(self.state, {}, {}), exchange.aligned(at, self.state)
+        if aligned is not None:  # else no upload counts, and the state stays
+            at.ctx = aligned
+            found = parts.reduce(at, self.state)
         self.state = found.state  # the one before leaves memory
 
         # --- commit while clients go on, or score first
-        parts.commit(step, results, tried, found, began, done)
-
-    def train(self, ctx: ServerContext) -> Answers:
-        """Let the cohort train; leave out uploads that lie far out of it."""
-        parts = self.parts
-        if not ctx.cohort:  # sampling = "poisson" drew nobody
-            parts.payload(ctx, self.state)
-            return Answers({}, {})
-        is_scored = parts.plan.is_scored(parts.plan.steps[ctx.interaction])
-        if self.secure is not None:  # masks hide how far an upload lies from others
-            return self.secure.train(ctx, self.state, is_scored)
-        trip = parts.training(ctx, self.state, is_scored)
-        results = parts.cohort.send_and_receive(trip)
-        if parts.privacy is not None:  # who counts, and records, would tell of single uploads
-            results.forget_measured()
-            return results
-        odd = far_out_beside_relays(results)
-        left = tuple(client for client in results.by_client if client not in odd)
-        check_left(odd, left, parts.experiment.server.min_clients, ctx.round)
-        parts.leave_out(ctx, results, odd)
-        if not odd or results.mean is None:
-            return results
-        orders = {client: trip.orders[client] for client in left}
-        without = replace(trip, orders=orders, until=AllOf(parts.plan.needed(left)))
-        return parts.cohort.send_and_receive(without).after(
-            results
-        )  # clients bring what they sent again
+        parts.commit(at, found, exchange)

@@ -1,17 +1,9 @@
-"""The interactions of a run, in order, with their cohorts, from its config and seed.
-
-A run of ``[schedule] open`` has no last round. It learns in stages. A stage begins with a
-:class:`Growth`: some clients go on to their next task, some join, some leave, and classes may be
-new. It lasts ``[schedule] rounds`` rounds, or until the next growth. A growth is stored before it
-takes effect, keyed by its first interaction. All else follows from the stored growths, so a replay
-comes to the same bits.
-"""
+"""The interactions of a run, in order, with their cohorts, from its config and seed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Self
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -34,9 +26,9 @@ class Step(Position):
     """Whether it is the last interaction of its round."""
     ends_run: bool
     ends_stage: bool = False
-    """Of an open run: whether no further round was due when this one was planned."""
+    """Whether a wait for news follows, as far as was known when this step was planned."""
     tasks: Mapping[int, int] = field(default_factory=dict)
-    """Of an open run: the present task of each client; ``task`` counts the stages."""
+    """Where clients are on tasks of their own: each one's; ``task`` then counts the stages."""
 
     def task_of(self, client: ClientId) -> int:
         """Return the task that a client trains on."""
@@ -114,8 +106,6 @@ def steps(
         ConfigError: the availability trace cannot be used, or nobody is there in any round.
     """
     aside = aside or {}
-    if experiment.schedule.open:
-        return []  # they come with the stages
     if trainers and {*trainers} <= aside.keys():
         raise ConfigError("every client that trains was set aside (--without): nobody is left")
     if experiment.schedule.sampling == "poisson":
@@ -215,38 +205,6 @@ def _seeded(seed: int) -> Chance:
     return lambda interaction, client: derive_seed(seed, client, interaction, "cohort") / 2.0**63
 
 
-def stage_steps(
-    experiment: Experiment,
-    stage: int,
-    before: Sequence[Step],
-    tasks: Mapping[int, int],
-    rounds: int,
-    weights: Mapping[int, int] | None = None,
-    aside: Mapping[int, int] | None = None,
-) -> list[Step]:
-    """Return the interactions of a stage of an open run; there are none where nobody may train.
-
-    Args:
-        experiment: gives cohort size and seed.
-        stage: from 0.
-        before: the interactions before it.
-        tasks: the present task of each client that may train.
-        rounds: how many.
-        weights: of each client, as for :func:`draw_cohort`.
-        aside: the first interaction without each client that was set aside.
-    """
-    size = experiment.cohort_size + experiment.schedule.over_select
-    cohorts = dict[int, tuple[int, ...]]()
-    for n in range(len(before), len(before) + rounds):  # every round is one interaction
-        present = [client for client in sorted(tasks) if takes_part(client, n, aside or {})]
-        if cohort := draw_cohort(experiment.seed, n, present, size, weights):
-            cohorts[n] = cohort
-    return [
-        Step(n, n, stage, cohort, True, False, n == max(cohorts), tasks)
-        for n, cohort in cohorts.items()
-    ]
-
-
 def takes_part(client: ClientId, interaction: int, aside: Mapping[int, int]) -> bool:
     """Tell whether a client may take part in an interaction: it was not set aside before."""
     return not isinstance(client, int) or interaction < aside.get(client, interaction + 1)
@@ -273,58 +231,6 @@ def is_scored(steps: Sequence[Step], step: Step, every: int) -> bool:
     """
     is_last = step.ends_stage if step.tasks else step.round == steps[-1].round
     return is_last or (every > 0 and (step.round + 1) % every == 0)
-
-
-@dataclass(frozen=True)
-class Growth:
-    """What a run knows from an interaction on, beyond what it knew before."""
-
-    interaction: int
-    tasks: Mapping[int, int] = field(default_factory=dict)
-    """The number of tasks of each client that goes on to another one, or is new."""
-    classes: tuple[str, ...] = ()
-    """Names of the new classes, in label order; of the first growth, those the run begins with."""
-    retired: tuple[int, ...] = ()
-    """Clients that left for good."""
-    forgets: bool = False
-    """Whether the server's state drops what it holds of the retired clients alone."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it for the database and the records."""
-        return {**asdict(self), "tasks": [*self.tasks.items()]}
-
-    @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> Self:
-        """Rebuild what :meth:`to_json` wrote."""
-        return cls(
-            int(found["interaction"]),
-            {int(client): int(tasks) for client, tasks in found["tasks"]},
-            tuple(map(str, found["classes"])),
-            tuple(map(int, found["retired"])),
-            bool(found["forgets"]),
-        )
-
-
-def movers(
-    experiment: Experiment,
-    known: Mapping[int, int],
-    present: Mapping[int, int],
-    resting: Collection[int],
-    is_idle: bool,
-) -> dict[int, int]:
-    """Return the clients that can go on to another task or join, with their new number of tasks.
-
-    Args:
-        experiment: bounds the newcomers of one growth.
-        known: how many tasks each client has announced.
-        present: how many tasks of each client the run has begun.
-        resting: the clients that have had all rounds of their present task.
-        is_idle: whether no round is due; with ``newcomers``, clients join at no other time.
-    """
-    most = experiment.schedule.newcomers
-    new = sorted(known.keys() - present.keys())[:most] if most is None or is_idle else []
-    on = sorted(c for c in known.keys() & present.keys() if known[c] > present[c] and c in resting)
-    return {**{c: present[c] + 1 for c in on}, **dict.fromkeys(new, 1)}
 
 
 def new_classes(known: Sequence[str], announced: Sequence[Sequence[str]]) -> tuple[str, ...]:

@@ -23,7 +23,6 @@ from fedmodels.numerics.metrics import (
 )
 from fedmodels.numerics.streams import lost_in_stream
 from fedmodels.own_code import short_name
-from fedmodels.privacy.coverage import assumptions
 from fedmodels.training.fault import line_of
 from fedsrv.engine.choice import chosen
 from fedsrv.engine.schedule import Step, is_scored
@@ -82,23 +81,9 @@ def summarise(
             "peak_client_rss_bytes": max((row.get("peak_rss_bytes", 0) for row in rows), default=0),
         },
         "state_sha256": state_sha256,
-        **privacy_of(records, experiment),
         **({"skipped_examples": skipped} if skipped else {}),
         **({"figures_missing": missing} if missing else {}),
     }
-
-
-def privacy_of(records: Sequence[Record], experiment: Experiment) -> dict[str, dict[str, Any]]:
-    """Return what the run spent of its clients' privacy, and under which assumptions."""
-    privacy, spent = experiment.privacy, [r["privacy"] for r in records if "privacy" in r]
-    if privacy is not None and privacy.hides_examples:
-        most = [r["metrics"]["epsilon"] for r in records if "epsilon" in r["metrics"]]
-        told = {"epsilon": max(most, default=0.0), "delta": privacy.delta}
-        return {"privacy": {**told, "assumes": assumptions(experiment)}}
-    if privacy is None or not spent:
-        return {}
-    noise = {"noise_multiplier": privacy.noise_multiplier}
-    return {"privacy": {**spent[-1], **noise, "assumes": assumptions(experiment)}}
 
 
 @contextmanager

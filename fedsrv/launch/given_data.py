@@ -16,8 +16,8 @@ from fedmodels.printable import printable
 from fedmodels.training.fault import name_faults
 from fedmodels.training.run import RunFacts
 from fedmodels.training.wire import Wire
-from fedsrv.engine.buffered_rounds import check_asynchronous
 from fedsrv.engine.summary import data_of
+from fedsrv.parts.buffered_rounds import check_asynchronous
 
 TABLE = "partition.json"
 STORE = "store"

@@ -32,8 +32,6 @@ from fedmodels.own_code import is_own
 from fedmodels.processes import Box, Child, ProcessLine, next_said, started
 from fedmodels.resolution import parse_experiment
 from fedmodels.tensors.bundle import EVALUATOR
-from fedsrv.engine.buffered_rounds import check_schedule
-from fedsrv.engine.server_data import check_given
 from fedsrv.events import HAS_FAILED, Event
 from fedsrv.launch.forked import (
     fork_coordinator,
@@ -45,6 +43,8 @@ from fedsrv.launch.given_data import check_given_data, check_net, clients_here, 
 from fedsrv.launch.hosts import Hosts, Joining, LocalHosts, error_in, notes_in
 from fedsrv.launch.progress import PlainLines, display_of
 from fedsrv.launch.stacking import could_train_together
+from fedsrv.parts.buffered_rounds import check_schedule
+from fedsrv.parts.server_data import check_given
 from fedsrv.ray_cluster import RayPlace
 from fedsrv.report.run_record import read_run
 from fedsrv.report.tables import PageNotWritten, write_page

@@ -13,7 +13,7 @@ ClientRow = dict[str, Any]
 own numbers, ``skipped_examples`` where the last epoch left out some, and ``views`` once the client
 is scored. Also what the coordinator measured of its upload, whether it counts or not:
 ``difference_norm``, ``difference_cosine`` and the norms of other parts. An upload that counts has
-its ``aggregation_weight`` (:mod:`fedsrv.engine.odd_uploads`)."""
+its ``aggregation_weight`` (:mod:`fedsrv.parts.odd_uploads`)."""
 
 
 class Traffic(TypedDict):

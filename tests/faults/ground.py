@@ -24,7 +24,7 @@ from fedmodels.tensors.bundle import Problem
 from fedmodels.training.method import Method
 from fedmodels.training.run import RunFacts
 from fedmodels.training.stack_trial import check_together
-from fedsrv.engine.buffered_rounds import check_asynchronous
+from fedsrv.parts.buffered_rounds import check_asynchronous
 from tests.faults.plans import Draw, Fault, Plan, Reached
 from tests.faults.playing import PATIENCE_S, Played, Player
 from tests.faults.processes import Nursery, Site

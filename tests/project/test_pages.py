@@ -20,7 +20,7 @@ from fedmodels.training.compression import Compression
 from fedmodels.training.method import Method
 from fedmodels.training.run import RunFacts
 from fedsrv.availability import is_there, read_availability
-from fedsrv.engine.buffered_rounds import check_asynchronous
+from fedsrv.parts.buffered_rounds import check_asynchronous
 from tests.conftest import script_of
 
 ROOT = Path(__file__).parent.parent.parent

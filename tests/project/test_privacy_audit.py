@@ -57,7 +57,7 @@ def test_the_audit_finds_noise_that_is_too_small_and_no_other(monkeypatch):
     no chance is left."""
     from benchmarks.privacy_audit.__main__ import audited, highest
     from benchmarks.privacy_audit.client_level import ClientGame
-    from fedsrv.engine import private_rounds
+    from fedsrv.parts import private_rounds
 
     number = itertools.count()
     fresh = classmethod(lambda cls: cls(next(number).to_bytes(32)))

@@ -154,9 +154,8 @@ def _begin(role: str, out: Path) -> None:
 
 
 def _engine(module: ModuleType) -> None:
-    for rounds in (module.Rounds, module.BufferedRounds):
-        for name in ("interact", "train"):
-            around(rounds, name, name)
+    around(module.Rounds, "interact", "interact")
+    around(module.WholeCohort, "train", "train")
     for name in ("score", "finish"):
         around(module.RoundParts, name, name)
     around(module.Commits, "_write", "commit")
@@ -170,6 +169,10 @@ def _engine(module: ModuleType) -> None:
         return method
 
     module.make = made  # type: ignore[attr-defined]
+
+
+def _buffer(module: ModuleType) -> None:
+    around(module.BufferedRounds, "train", "train")
 
 
 def _store(module: ModuleType) -> None:
@@ -299,6 +302,7 @@ def _archive(module: ModuleType) -> None:
 MODULES = {
     "fedsrv.coordinator": _coordinator,
     "fedsrv.engine.rounds": _engine,
+    "fedsrv.parts.buffered_rounds": _buffer,
     "fedsrv.state.store": _store,
     "fedsrv.transport.remote_cohort": _remote,
     "fedsrv.transport.service": _service,

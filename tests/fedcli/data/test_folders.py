@@ -23,7 +23,7 @@ from fedcli.data.store.client_data import ClientData, GlobalTest
 from fedcli.data.store.partition_store import PartitionStore
 from fedmodels.config.data import Columns, Data
 from fedmodels.errors import DataError
-from fedsrv.engine.server_data import read_server_data
+from fedsrv.parts.server_data import read_server_data
 
 FOREIGN = (
     ".ipynb_checkpoints/{name}-checkpoint{end}", "._{name}{end}", "__MACOSX/{name}{end}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,9 +12,10 @@ from fedcli.runtime.worker import Worker
 from fedmodels.config.experiment import Experiment
 from fedmodels.numerics.data_drift import NAMES
 from fedsrv.dashboard.live import charts_of
-from fedsrv.engine.commits import Commits
 from fedsrv.engine.rounds import Engine
 from fedsrv.events import EventLog
+from fedsrv.parts import parts_of
+from fedsrv.parts.drift import Drift
 from fedsrv.report.page import page
 from fedsrv.report.run_record import group_runs, read_run
 from fedsrv.state.store import Store
@@ -84,7 +86,7 @@ def test_a_shift_is_a_warning_once_and_shown(digits, tmp_path):
     experiment, events = experiment_with(), EventLog()
     store = Store(tmp_path / "run", experiment, resume=False)
     cohort = InProcessCohort(experiment, digits, tmp_path / "run" / "clients")
-    Engine(experiment, cohort, store, events).run()
+    Engine(experiment, cohort, store, events, parts_of(store, events)).run()
     store.close()
     lines = [event.detail["line"] for event in events._kept if event.kind == "note"]
     moved = [line for line in lines if "moved from those of the task before" in line]
@@ -101,15 +103,14 @@ def test_a_shift_is_a_warning_once_and_shown(digits, tmp_path):
 def test_each_client_and_task_is_warned_of_once():
     """With rounds_outer, tasks come again in each round."""
     events = EventLog()
-    commits = Commits.__new__(Commits)
-    commits.events, commits._warned = events, {}
+    told = Drift(SimpleNamespace(experiment=None), events)
 
     def record(task: int, *clients: str) -> Any:
         rows = {c: {"input_drift": 0.5, "input_drift_p": 0.001} for c in clients}
         return {"task": task, "clients": {**rows, "9": {"input_drift": 0.1, "input_drift_p": 0.5}}}
 
     for each in (record(1, "0"), record(2, "0"), record(1, "0"), record(2, "0", "4"), record(3)):
-        commits._warn_of_drift(each)
+        told.committed(each)
     said = [event.detail["line"].partition(":")[0] for event in events._kept]
     before = "moved from those of the task before at client"
     assert said == [f"inputs of task {t} {before} {c}" for t, c in ((1, 0), (2, 0), (2, 4))]

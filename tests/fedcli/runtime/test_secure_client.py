@@ -21,7 +21,7 @@ from fedmodels.training.secure_upload import SecureUpload
 from fedpb.codec import encode
 from fedpb.secure_terms import payload_digest
 from fedpb.v1 import coordinator_pb2 as rpc
-from fedsrv.engine.secure_group import SecureGroup
+from fedsrv.parts.secure_group import SecureGroup
 
 pytest.importorskip("Crypto.Protocol.SecretSharing", reason="needs the extra secure-sum")
 

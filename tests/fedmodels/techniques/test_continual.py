@@ -143,7 +143,7 @@ def test_the_engine_tells_the_server_half(digits, tmp_path):
         cohort = InProcessCohort(experiment, digits, tmp_path / "out" / "clients")
         plan = Plan.of(FedAvg(), store, cohort.gather())
         commits = SimpleNamespace(cohort=cohort, store=store, events=events)
-        parts = RoundParts(plan, commits, None)
+        parts = RoundParts(plan, commits)
         contexts = [parts.context(step, step.cohort) for step in plan.steps]
         assert [c.ends_task for c in contexts] == [False, True, False, False]
         for ctx in contexts:

@@ -16,8 +16,8 @@ import pytest
 from fedcli.data.store.growing import add_task
 from fedmodels.errors import ClientFailed, OrderDeclined, TooFewClients
 from fedmodels.privacy.accounting import GaussianReleases, epsilon_of
-from fedsrv.engine.example_privacy import ExamplePrivacy, why_declined
-from fedsrv.engine.stages import RunPaused
+from fedsrv.parts.example_privacy import ExamplePrivacy, why_declined
+from fedsrv.parts.stages import RunPaused
 from fedtide.inprocess import run_in_process
 from tests.conftest import records_of, tiny_experiment
 from tests.fedsrv.engine.test_private_rounds import BESIDE
@@ -178,19 +178,19 @@ def test_a_run_says_the_most_that_a_client_spent_and_ends_by_what_they_would_spe
     """Client 1 is at 2 and would be at 2.5; later client 0 is at 1.2, and would be at 1.6."""
     rounds: Any = ExamplePrivacy.__new__(ExamplePrivacy)
     rounds.most, rounds._next, rounds.limit, rounds.delta = 0.0, {}, None, DELTA
-    step: Any = SimpleNamespace(cohort=(0, 1), task_of=lambda client: 0)
+    step: Any = SimpleNamespace(round=1, cohort=(0, 1), task_of=lambda client: 0)
     plan: Any = SimpleNamespace(needed=len)
     said = []
     for clients in ({"0": (1.0, 1.5), "1": (2.0, 2.5)}, {"0": (1.2, 1.6)}):
         rows = {c: {"epsilon": now, "epsilon_next": then} for c, (now, then) in clients.items()}
         record: Any = {"clients": {**rows, "2": {}}, "metrics": {}}
-        rounds.see(record, step)
+        rounds._see(record, step)
         said.append(record["metrics"]["epsilon"])
         assert record["privacy"] == {"epsilon": said[-1], "delta": DELTA}
     assert said == [2.0, 2.0]
     rounds.limit = 2.5
-    assert rounds.spent_up(step, plan) == ""
+    assert rounds.may_go_on(step, plan, None) == ""
     rounds.limit = 2.4
-    assert "the privacy of client 1 is spent: one more" in rounds.spent_up(step, plan)
-    assert "would make epsilon 2.5 at delta 0.001" in rounds.spent_up(step, plan)
-    assert rounds.spent_up(step, SimpleNamespace(needed=lambda _: 1)) == ""
+    assert "the privacy of client 1 is spent: one more" in rounds.may_go_on(step, plan, None)
+    assert "would make epsilon 2.5 at delta 0.001" in rounds.may_go_on(step, plan, None)
+    assert rounds.may_go_on(step, SimpleNamespace(needed=lambda _: 1), None) == ""

@@ -10,8 +10,8 @@ from fedmodels.config.server import Server
 from fedmodels.errors import ConfigError, PayloadError, RunFailed
 from fedmodels.resolution import read_experiment
 from fedpb.v1 import coordinator_pb2 as rpc
-from fedsrv.engine.exclusions import FILE, Exclusions, warned_in_a_row
 from fedsrv.events import EventLog
+from fedsrv.parts.exclusions import FILE, Exclusions, warned_in_a_row
 from fedtide.inprocess import launch_in_process, run_in_process
 from tests.conftest import records_of, tiny_experiment
 from tests.runs import Killed, killed

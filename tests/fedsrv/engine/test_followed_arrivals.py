@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from fedmodels.errors import ConfigError, RunFailed
-from fedsrv.engine.buffered_rounds import BufferedRounds, check_schedule
+from fedsrv.parts.buffered_rounds import BufferedRounds, check_schedule
 from fedtide.inprocess import run_in_process
 from tests.conftest import tiny_experiment
 

@@ -13,9 +13,9 @@ from fedmodels.resolution import read_experiment
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.tensors.differences import SKETCH, Measured, against
 from fedpb.v1 import coordinator_pb2 as rpc
-from fedsrv.engine import odd_uploads
-from fedsrv.engine.odd_uploads import agreed_on, far_out, first_odd, oddities, standing_out
 from fedsrv.events import EventLog
+from fedsrv.parts import odd_uploads
+from fedsrv.parts.odd_uploads import agreed_on, far_out, first_odd, oddities, standing_out
 from fedtide.inprocess import launch_in_process, run_in_process
 from tests.conftest import records_of, tiny_experiment
 from tests.fedmodels.methods.test_conformance import experiment_for

@@ -20,11 +20,11 @@ from fedmodels.config.experiment import Trigger
 from fedmodels.errors import ConfigError, PayloadError, RunFailed
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
-from fedsrv.engine.exclusions import Exclusions
-from fedsrv.engine.schedule import Growth, movers
-from fedsrv.engine.stages import RunPaused, Stages
 from fedsrv.engine.summary import forgetting_of_streams
 from fedsrv.events import EventLog
+from fedsrv.parts.exclusions import Exclusions
+from fedsrv.parts.open_plan import Growth, movers
+from fedsrv.parts.stages import RunPaused, Stages
 from fedsrv.state.recovery import recover
 from fedsrv.transport.remote_cohort import RemoteCohort
 from fedtide.inprocess import run_in_process
@@ -275,8 +275,10 @@ def test_clients_retire_also_while_too_few_have_new_data(own, tmp_path):
 
 def test_an_excluded_client_takes_no_part_in_what_is_left_of_a_stage(own, tmp_path, monkeypatch):
     made: list[Exclusions] = []
-    ask = Exclusions.check
-    monkeypatch.setattr(Exclusions, "check", lambda self, *at: (made.append(self), ask(self, *at)))
+    init = Exclusions.__init__
+    monkeypatch.setattr(
+        Exclusions, "__init__", lambda self, *args: (made.append(self), init(self, *args))[1]
+    )
 
     def before(order: Any) -> None:
         if order.kind == rpc.ORDER_KIND_TRAIN and order.interaction == 1:

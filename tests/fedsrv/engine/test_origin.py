@@ -14,9 +14,9 @@ from fedmodels.errors import ConfigError, DataError, PayloadError
 from fedmodels.resolution import experiment_of
 from fedmodels.tensors.bundle import EVALUATOR
 from fedsrv.engine.admission import MAX_TASKS, Admission, OtherPartition
-from fedsrv.engine.server_data import server_data_for
 from fedsrv.engine.summary import summarise
 from fedsrv.launch.given_data import check_given_data, name_of
+from fedsrv.parts.server_data import server_data_for
 from fedsrv.transport.service import _CODES
 from fedtide.inprocess import run_in_process
 from tests.conftest import TABLES, tiny_experiment

@@ -21,7 +21,7 @@ from fedmodels.privacy.accounting import (
 from fedmodels.tensors.bundle import Problem
 from fedmodels.training.private_uploads import noise_share
 from fedmodels.training.run import RunFacts
-from fedsrv.engine.exclusions import Exclusions
+from fedsrv.parts.exclusions import Exclusions
 from fedsrv.report.run_record import group_runs, read_run
 from fedsrv.report.story import story
 from fedsrv.run_status import RunStatus

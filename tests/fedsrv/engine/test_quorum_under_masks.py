@@ -12,7 +12,7 @@ from fedmodels.tensors.bundle import Bundle
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.cohort import Answer, Answers, Trip
-from fedsrv.engine.secure_rounds import SecureRound, SecureRounds
+from fedsrv.parts.secure_rounds import SecureRound, SecureRounds
 from tests.conftest import records_of, tiny_experiment
 from tests.liars import Stage, silent
 
@@ -50,10 +50,10 @@ def test_no_sum_of_fewer_than_whose_noise_is_counted_on_is_made(fewest, summed):
         spec=BundleSpec(), declared=lambda upload: upload, integers=lambda _: np.ones(1, np.uint32)
     )
     cohort = SimpleNamespace(send_and_receive=lambda trip: Answers(came, {3: "gone", 4: "gone"}))
-    plan = SimpleNamespace(secure=secure, needed=lambda clients: 8)
+    plan = SimpleNamespace(needed=lambda clients: 8)
     rounds: Any = SecureRounds.__new__(SecureRounds)
     rounds.parts, rounds._fewest = SimpleNamespace(plan=plan, cohort=cohort), fewest
-    rounds.rules = SecureSum(threshold=0.51, groups=2)
+    rounds.secure, rounds.rules = secure, SecureSum(threshold=0.51, groups=2)
     found: Any = SecureRound("", groups)  # type: ignore[arg-type]
     rounds._trained(None, Trip({c: rpc.Order() for c in range(10)}, Bundle()), found)
     assert [len(group.counted) for group in found.groups] == summed

@@ -134,7 +134,7 @@ def test_the_run_goes_on_without_whom_no_check_caught(digits, tmp_path, monkeypa
 
     quiet = Stage(experiment, digits, tmp_path / "quiet", silent).run()
     monkeypatch.setattr(FedAvg, "check_upload", lambda *_: None)
-    monkeypatch.setattr("fedsrv.engine.rounds.far_out_beside_relays", lambda *_: {})
+    monkeypatch.setattr("fedsrv.parts.odd_uploads.far_out", lambda *_: {})
     found = Stage(experiment, digits, tmp_path / "run", lie).run()
     assert found["state_sha256"] == quiet["state_sha256"]
     for record in records_of(tmp_path / "run"):

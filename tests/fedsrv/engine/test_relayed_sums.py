@@ -7,7 +7,7 @@ from fedmodels.tensors.bundle import Bundle
 from fedmodels.tensors.differences import SKETCH, Measured
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.cohort import Answer, Answers, RelayedSum
-from fedsrv.engine.relayed_sums import Warnings, far_out_beside_relays, warnings_of
+from fedsrv.parts.relayed_sums import Warnings, far_out_beside_relays, warnings_of
 
 
 def measured(norm, row=(1.0, 0.0)):

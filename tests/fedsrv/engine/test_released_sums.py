@@ -15,7 +15,7 @@ from fedmodels.config.privacy import Privacy
 from fedmodels.privacy.contributions import Contributions
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.tensors.bundle_spec import BundleSpec
-from fedsrv.engine.private_rounds import RATE, PrivateRounds
+from fedsrv.parts.private_rounds import RATE, ClientPrivacy
 
 GIVEN = {"base/w": torch.zeros(2)}
 SPEC = BundleSpec.of(Bundle(GIVEN))
@@ -28,7 +28,7 @@ def released(cohort, noise, drawn, expected=4.0, quantile=0.5):
         level="client", clip=1.0, clip_quantile=quantile, noise_multiplier=noise, delta=1e-3
     )
     secret = SimpleNamespace(normal=lambda content, purpose: torch.full_like(content, drawn))
-    rounds = PrivateRounds.__new__(PrivateRounds)
+    rounds = ClientPrivacy.__new__(ClientPrivacy)
     rounds.privacy, rounds.noise, rounds._clips = privacy, noise, {-1: 1.0}
     rounds.releases = SimpleNamespace(secret=secret, has=lambda *_: True, note=lambda *_: None)
     rounds.method = SimpleNamespace(reduction="mean")
@@ -70,15 +70,15 @@ def test_who_was_set_aside_is_not_expected_any_more():
     experiment = SimpleNamespace(
         schedule=SimpleNamespace(sampling="poisson", clients=8), cohort_size=2
     )
-    rounds = PrivateRounds.__new__(PrivateRounds)
-    rounds.store = SimpleNamespace(experiment=experiment)
+    rounds = ClientPrivacy.__new__(ClientPrivacy)
+    rounds.experiment = experiment
     plan = SimpleNamespace(tasks=dict.fromkeys(range(8), 1), aside={0: 2, 1: 2, 5: 2})
     steps = [SimpleNamespace(interaction=n, cohort=(7,)) for n in range(4)]
     assert [rounds.expected(step, plan) for step in steps] == [2, 2, 5 / 4, 5 / 4]
 
 
 def test_a_bound_goes_on_after_a_restart_from_what_the_last_record_left():
-    rounds = PrivateRounds.__new__(PrivateRounds)
+    rounds = ClientPrivacy.__new__(ClientPrivacy)
     told = {3: {"privacy": {"clip": 0.5, "clip_next": 0.4}}}
     rounds.privacy, rounds._clips = SimpleNamespace(clip=1.0), {}
     rounds.store = SimpleNamespace(ledger=SimpleNamespace(record=told.get))

@@ -13,6 +13,7 @@ from fedsrv.engine.cohort import StateLost
 from fedsrv.engine.commits import Commits, Syncer
 from fedsrv.engine.rounds import Engine
 from fedsrv.events import EventLog
+from fedsrv.parts import parts_of
 from fedsrv.state.history import History, LossTooLarge
 from fedsrv.state.store import Store
 from fedsrv.transport.remote_cohort import RemoteCohort
@@ -352,4 +353,7 @@ def test_a_client_may_ask_to_start_over(joined, before):
 def test_the_engine_of_a_plain_run_starts_nothing_over(digits, tmp_path):
     with closing(Store(tmp_path / "run", LOCAL, False)) as store:
         cohort = InProcessCohort(LOCAL, digits, tmp_path / "run" / "clients")
-        assert "clients_started_over" not in Engine(LOCAL, cohort, store, EventLog()).run()
+        assert (
+            "clients_started_over"
+            not in Engine(LOCAL, cohort, store, EventLog(), parts_of(store, EventLog())).run()
+        )

@@ -14,7 +14,6 @@ from fedcli.data.store.commands import run_partition
 from fedcli.runtime import workers
 from fedcli.runtime.workers import Workers
 from fedmodels.errors import ArchiveError, ConfigError
-from fedmodels.methods.fedavg import FedAvg
 from fedmodels.resolution import experiment_of
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, Problem
 from fedmodels.training.run import RunFacts
@@ -27,6 +26,7 @@ from fedsrv.engine.rounds import Engine
 from fedsrv.engine.schedule import Step, scorers
 from fedsrv.event_lines import EventFormatter
 from fedsrv.events import EventLog
+from fedsrv.parts import parts_of
 from fedsrv.state.record import Durations, Record, Traffic
 from fedsrv.state.store import Store
 from fedtide.inprocess import InProcessCohort, run_in_process
@@ -87,7 +87,7 @@ def test_a_run_says_who_has_no_training_example(method, notes, tmp_path):
     experiment, events = experiment_of(tables), EventLog()
     cohort = InProcessCohort(experiment, tmp_path, tmp_path / "clients")
     store = Store(tmp_path / "run", experiment, False)
-    Engine(experiment, cohort, store, events).run()
+    Engine(experiment, cohort, store, events, parts_of(store, events)).run()
     store.close()
     events.close()
     told = [EventFormatter().line(event) for event in events.listen(from_start=True)]
@@ -212,7 +212,7 @@ def test_a_net_that_cannot_be_stacked_ends_the_run_before_it_begins(digits, tmp_
     def refused(method, run):
         raise ConfigError("it cannot")
 
-    monkeypatch.setattr("fedsrv.engine.plan.check_together", refused)
+    monkeypatch.setattr("fedsrv.parts.stacking.check_together", refused)
     together = tiny_experiment(training={"together": 2})
     with pytest.raises(ConfigError, match="it cannot"):
         run_in_process(together, digits, tmp_path / "refused")
@@ -267,13 +267,13 @@ def test_the_loss_of_a_record_is_that_of_an_example():
     step, nan = Step(5, 2, 1, (0, 1, 2, 3), True, False), float("nan")
     found = Answers({0: answer(1, 10), 1: answer(4, 5, own=nan), 2: answer(nan, 3)}, {3: "gone"})
     found.by_client[EVALUATOR] = answer(9, 99)
-    record = record_of(step, found, Reduced(None, {"mine": 0.5, "none": nan}, {}), FedAvg().count)
+    record = record_of(step, found, Reduced(None, {"mine": 0.5, "none": nan}, {}))
     assert record["metrics"] == {"loss": 2, "mine": 0.5}
     assert (record["cohort"], record["failed"]) == ([0, 1, 2], {"3": "gone"})
     assert (record["bytes"]["down"], record["bytes"]["up"]) == (18, 21)
     assert [row.get("loss") for row in record["clients"].values()] == [1, 4, None]
     assert "own" not in record["clients"]["1"]
-    none = record_of(step, Answers({2: answer(nan, 3)}, {}), Reduced(None, {}, {}), FedAvg().count)
+    none = record_of(step, Answers({2: answer(nan, 3)}, {}), Reduced(None, {}, {}))
     assert none["metrics"] == {}
     assert "failed" not in none
 

@@ -13,6 +13,7 @@ from fedsrv.availability import is_there, read_availability, with_digest
 from fedsrv.engine.rounds import Engine
 from fedsrv.engine.schedule import draw_cohort, steps
 from fedsrv.events import EventLog
+from fedsrv.parts import parts_of
 from fedsrv.state.store import Store
 from fedtide.inprocess import InProcessCohort, run_in_process
 from tests.conftest import records_of, tiny_experiment
@@ -120,7 +121,7 @@ def test_a_replay_counts_the_uploads_that_counted_before(digits, tmp_path):
     store = Store(out, experiment, resume=True)
     store.roll_back(-1)
     cohort = InProcessCohort(experiment, digits, tmp_path / "fresh", arrival=random.Random(2))
-    again = Engine(experiment, cohort, store, EventLog()).run()
+    again = Engine(experiment, cohort, store, EventLog(), parts_of(store, EventLog())).run()
     store.close()
     assert [r["cohort"] for r in records_of(out)] == [r["cohort"] for r in before]
     assert again["state_sha256"] == first["state_sha256"]

@@ -14,6 +14,7 @@ from fedmodels.resolution import experiment_of
 from fedsrv.engine.rounds import Engine
 from fedsrv.event_lines import EventFormatter
 from fedsrv.events import EventLog
+from fedsrv.parts import parts_of
 from fedsrv.state.store import Store
 from fedtide.inprocess import InProcessCohort
 
@@ -52,7 +53,9 @@ def experiment(root: Path, **training: object) -> Experiment:
 def run(root: Path, made: Experiment) -> tuple[list[dict], dict, list[str]]:
     """Return the records, the summary and the notes of a run."""
     events, store = EventLog(), Store(root / "run", made, False)
-    summary = Engine(made, InProcessCohort(made, root, root / "clients"), store, events).run()
+    summary = Engine(
+        made, InProcessCohort(made, root, root / "clients"), store, events, parts_of(store, events)
+    ).run()
     store.close()
     events.close()
     told = [EventFormatter().line(event) for event in events.listen(from_start=True)]

@@ -12,6 +12,7 @@ from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.cohort import AnyOf, TooFewOrders, fewest_alive
 from fedsrv.engine.rounds import Engine
 from fedsrv.events import EventLog
+from fedsrv.parts import parts_of
 from fedsrv.state.store import Store
 from fedsrv.transport.remote_cohort import RemoteCohort
 from fedsrv.transport.waiting import ClientWait, WaitNotice
@@ -419,7 +420,7 @@ def test_a_late_client_takes_part_from_the_next_interaction_on(method, digits, t
     experiment = experiment_for((method, {}), **quorum)
     store = Store(tmp_path / "run", experiment, False)
     cohort = LateCohort(experiment, digits, tmp_path / "clients", late=3)
-    summary = Engine(experiment, cohort, store, EventLog()).run()
+    summary = Engine(experiment, cohort, store, EventLog(), parts_of(store, EventLog())).run()
     records = [record for record, _ in store.ledger.records()]
     store.close()
     assert [r["cohort"] for r in records] == [[0, 2], [0, 2], [0, 1, 2], [0, 1, 2]]
@@ -432,7 +433,7 @@ def test_a_client_that_never_comes_is_missing_in_the_end(digits, tmp_path):
     experiment = tiny_experiment(server={"min_clients": 2, "deadline_s": 5.0})
     store = Store(tmp_path / "run", experiment, False)
     cohort = LateCohort(experiment, digits, tmp_path / "clients", late=99)
-    summary = Engine(experiment, cohort, store, EventLog()).run()
+    summary = Engine(experiment, cohort, store, EventLog(), parts_of(store, EventLog())).run()
     store.close()
     assert summary["clients_missing"] == ["1"]
 

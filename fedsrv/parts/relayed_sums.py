@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from fedmodels.tensors.differences import Measured
 from fedsrv.engine.cohort import Answers, RelayedSum
-from fedsrv.engine.odd_uploads import agreed_on, far_out, standing_out
+from fedsrv.parts.odd_uploads import agreed_on, far_out, standing_out
 
 
 @dataclass(frozen=True)

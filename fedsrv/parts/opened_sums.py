@@ -15,11 +15,12 @@ from fedmodels.secure_sum.masks import Vector
 from fedmodels.tensors.differences import Measured
 from fedmodels.tensors.uploads import Summed
 from fedmodels.training.contexts import ServerContext
+from fedmodels.training.secure_upload import SecureUpload
 from fedsrv.engine.client_profile import clients_text
 from fedsrv.engine.cohort import Answers, Trip
-from fedsrv.engine.odd_uploads import MIN_COHORT, SUSPECT, oddities
-from fedsrv.engine.round_parts import RoundParts
-from fedsrv.engine.secure_group import SecureGroup
+from fedsrv.engine.server_part import Kernel
+from fedsrv.parts.odd_uploads import MIN_COHORT, SUSPECT, oddities
+from fedsrv.parts.secure_group import SecureGroup
 
 Opened = Sequence[tuple[SecureGroup, Vector]]
 """Groups, and the sums of their uploads without masks."""
@@ -30,9 +31,9 @@ COMPARED = 10
 class OpenedSums:
     """Reads the sums of a run."""
 
-    def __init__(self, parts: RoundParts) -> None:
+    def __init__(self, parts: Kernel, secure: SecureUpload) -> None:
         """Begin; how far earlier sums moved the weights stands in the records."""
-        self.parts = parts
+        self.parts, self.secure = parts, secure
         records = (record for record, _ in parts.store.ledger.records())
         self._moved = [
             norms for record in records for norms in record.get("secure_sum", {}).get("moved", ())
@@ -51,12 +52,10 @@ class OpenedSums:
         Groups whose sums are no sums of honest uploads are set aside. Return how far each sum moved
         the parts of a model.
         """
-        secure = self.parts.plan.secure
-        assert secure is not None, "the config asks for it"
 
         def summed(clients: Sequence[int], total: Vector) -> Summed | None:
             declared = [results.by_client[client].upload for client in clients]
-            return secure.summed_up(total, numbers, trip.common.weights, declared)
+            return self.secure.summed_up(total, numbers, trip.common.weights, declared)
 
         sound, found = list[tuple[SecureGroup, Vector]](), list[Summed | None]()
         for group, total in opened:

@@ -19,6 +19,7 @@ from typing import Any
 from torch import Tensor
 
 from fedmodels.config.server import FEWEST_JUDGED
+from fedmodels.errors import ClientFailed, TooFewClients
 from fedmodels.tensors.differences import (
     GENERATORS,
     STATISTICS,
@@ -28,11 +29,13 @@ from fedmodels.tensors.differences import (
     against,
     cosines,
 )
-from fedsrv.engine.cohort import too_few
+from fedsrv.engine.cohort import Answers
+from fedsrv.engine.reduction import Reduced
+from fedsrv.engine.server_part import NOTHING, Interaction, Norms, ServerPart, Settle
+from fedsrv.events import EventLog
 from fedsrv.state.record import ClientRow, Record
+from fedsrv.state.store import Store
 
-Norms = Mapping[str, float]
-"""The norms of an upload by part, as in :class:`Measured`."""
 WARNED = 0.5
 """Fraction of the bounds of ``ODD`` beyond which an upload that counts gets a warning."""
 AGAINST, SPREADS, FEW = -0.2, 2.0, FEWEST_JUDGED
@@ -50,7 +53,6 @@ FAR, SUSPECT = 5.0, 1.0
 ``FAR`` before it is left out, ``SUSPECT`` before clients' failures are put down to it. A small move
 does no harm, however still the others stand."""
 NORM, GIVEN, COSINE = "difference_norm", "given_norm", "difference_cosine"
-SHARE = "aggregation_weight"
 ROWS = {STATISTICS: "statistics_norm", GENERATORS: "generator_norm"}
 PROTOTYPES, PROTOTYPE_NORM = "prototypes/", "prototype_norm"
 
@@ -169,18 +171,6 @@ def agreed_on(cohort: Mapping[int, Measured], liars: int | None) -> list[int]:
     return [] if free > most else sorted(standing_out(cohort, free))
 
 
-def check_left(
-    odd: Mapping[int, str], left: Sequence[object], min_clients: int | None, round: int
-) -> None:
-    """Check that enough uploads are left without the odd ones.
-
-    Raises:
-        TooFewClients: fewer than ``min_clients`` are, where the config gives it; says how to go on.
-    """
-    if odd and len(left) < (min_clients or 1):
-        raise too_few(odd, round, "upload", min_clients or 1)
-
-
 def rows(
     counting: Mapping[int, Measured], counts: Mapping[int, float], aside: Mapping[int, Measured]
 ) -> dict[str, ClientRow]:
@@ -242,3 +232,106 @@ def first_odd(records: Iterable[Record]) -> tuple[int, int, Oddity] | None:
             break
         found = record["interaction"], client, odd[client]
     return found
+
+
+def odd_commit(store: Store) -> tuple[int, int, Oddity] | None:
+    """Return where the odd uploads of one client begin (:func:`first_odd`).
+
+    Only commits count that a run can go back before.
+    """
+    numbers = range(store.committed, store.floor, -1)
+    return first_odd(record for n in numbers if (record := store.ledger.record(n)) is not None)
+
+
+class OddUploads(ServerPart):
+    """Leaves out what lies far out of its cohort, and says what stands out and counts."""
+
+    def __init__(self, store: Store, events: EventLog, given: Mapping[str, Any] = NOTHING) -> None:
+        """Begin; nobody stood out."""
+        super().__init__(store, events, given)
+        self._in_a_row: dict[str, int] = {}
+        """How often in a row each client's upload stood out, and each relay's sum."""
+
+    def leaves_out(self, at: Interaction, results: Answers) -> dict[int, str]:
+        """Return whose uploads lie too far out of their cohort."""
+        if results.relayed:
+            from fedsrv.parts.relayed_sums import far_out_beside_relays
+
+            return far_out_beside_relays(results)
+        return far_out(results.measured(), at.company)
+
+    def came(self, at: Interaction, settle: Settle) -> None:
+        """Refuse to go on if most clients failed right after a commit with an odd upload.
+
+        Raises:
+            TooFewClients: most clients failed, and the commit before was odd.
+        """
+        results = at.results
+        failed = {c: why for c, why in results.failed.items() if c not in results.aside}
+        if len(failed) > len(results.by_client):
+            settle()
+            if odd_commit(self.store) is not None:
+                client, why = next(iter(failed.items()))
+                raise TooFewClients(str(ClientFailed(client, at.step.round, "upload", why)))
+
+    def records(self, at: Interaction, found: Reduced, record: Record) -> None:
+        """Put down how far each upload lies from what was given, and which ones stand out."""
+        results, liars = at.results, self.experiment.server.attackers
+        measured = results.measured()
+        counts = {c: at.count(results.by_client[c].upload) for c in measured}
+        for client, row in rows(measured, counts, results.aside).items():
+            record["clients"].setdefault(client, {}).update(row)
+        if results.relayed:
+            from fedsrv.parts.relayed_sums import warnings_of
+
+            warned = warnings_of(results, liars)
+            clients, agreed = warned.clients, warned.agreed
+            if warned.relays:
+                record["warned_relays"] = warned.relays
+        else:
+            clients, agreed = standing_out(measured), agreed_on(measured, liars)
+        if clients:
+            record["warned"] = {str(client): why for client, why in clients.items()}
+        if agreed:
+            record["agreed"] = agreed
+
+    def committed(self, record: Record) -> None:
+        """Note that an upload or a relay's sum stands out: the 1st, 2nd, 4th ... time in a row."""
+        cohort = [str(client) for client in record["cohort"]]
+        relays = record.get("warned_relays", {})
+        before = {name for name in self._in_a_row if "-" in name}  # clients are plain numbers
+        for what, who, warned in (
+            ("the upload of client", cohort, record.get("warned", {})),
+            ("the sum of relay", sorted({*relays, *before}), relays),
+        ):
+            for name in who:
+                times = self._in_a_row[name] = (
+                    self._in_a_row.get(name, 0) + 1 if name in warned else 0
+                )
+                if times and times & (times - 1) == 0:
+                    row = f" (as its last {times} did)" if times > 1 else ""
+                    place = f"{what} {name} in interaction {record['interaction'] + 1}"
+                    line = f"{place} stands out and counts{row}: {warned[name]}"
+                    self.events.tell("note", line=line)
+
+    def explains(self, failed: Exception) -> Exception | None:
+        """Go back before the latest commit with an odd upload; return the error to end with.
+
+        Clients that fail right after such a commit most likely fail because of that upload. No
+        commit is under way. Where no upload was odd, nothing is done.
+        """
+        found = odd_commit(self.store)
+        if found is None:
+            return None
+        interaction, client, oddity = found
+        shown = interaction + 1
+        why = f"client {client}'s upload in interaction {shown} was odd: {oddity}"
+        reason = f"{why}; clients failed right after it"
+        self.events.tell("rollback", client, interaction=interaction - 1, reason=reason)
+        self.store.take_back(interaction - 1)
+        first = failed.line if isinstance(failed, TooFewClients) else failed
+        return TooFewClients(
+            f"{why}. Right after it clients failed, the first so: {first}. The run is back before "
+            f"it: --resume computes interaction {shown} again, and --resume --without {client} "
+            f"goes on without client {client}"
+        )

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import PayloadError, RunFailed
 from fedmodels.files import write_atomically
+from fedsrv.engine.schedule import Step
+from fedsrv.engine.server_part import NOTHING, ServerPart, Settle
 from fedsrv.events import EventLog
 from fedsrv.state.record import Record
 from fedsrv.state.store import Store
@@ -22,24 +25,16 @@ FILE = "excluded.json"
 BY_HAND = "an operator excluded it"
 
 
-class ClientsExcluded(Exception):
-    """Some clients take no part from the next interaction on; the line of each says why."""
-
-    def __init__(self, why: Mapping[int, str]) -> None:
-        super().__init__(f"clients {sorted(why)} are excluded")
-        self.why = why
-
-
-class Exclusions:
+class Exclusions(ServerPart):
     """Who is to take no part in one run; safe between threads."""
 
-    def __init__(self, store: Store, events: EventLog) -> None:
+    def __init__(self, store: Store, events: EventLog, given: Mapping[str, Any] = NOTHING) -> None:
         """Read what was asked before a restart.
 
         Raises:
             RunFailed: the file is damaged.
         """
-        self.store, self.events = store, events
+        super().__init__(store, events, given)
         self._file, self._lock = store.path / FILE, threading.Lock()
         self._asked = self._read()
         self._gone = {*store.aside()}
@@ -70,33 +65,32 @@ class Exclusions:
             self._asked = asked
 
     def _check_left(self, gone: Collection[int]) -> None:
-        needed, members = fewest(self.store.experiment), self.store.experiment.schedule.clients
+        needed, members = fewest(self.experiment), self.experiment.schedule.clients
         if members - len(gone) < needed:
             raise PayloadError(
                 f"{members - len(gone)} of {members} clients would be left, and the run needs "
                 f"{needed}"
             )
 
-    def check(self, interaction: int, aside: Collection[int]) -> None:
-        """Check that an interaction may begin with the clients that there are.
+    def offers(self) -> Mapping[str, Callable[..., None]]:
+        """Let an operator exclude clients."""
+        return {"exclude": self.ask}
 
-        Args:
-            interaction: the next one. With ``exclude_after``, all before it are committed.
-            aside: clients that were set aside.
-
-        Raises:
-            ClientsExcluded: some are to go first.
-        """
+    def sets_aside(self, step: Step, aside: Mapping[int, int], settle: Settle) -> dict[int, str]:
+        """Return who is to go before a step: as was asked, or by ``exclude_after``."""
         due = {client: BY_HAND for client in sorted(self._asked) if client not in aside}
-        if (times := self.store.experiment.server.exclude_after) is not None:
-            records = (self.store.ledger.record(n) for n in range(interaction - 1, -1, -1))
+        if (times := self.experiment.server.exclude_after) is not None:
+            settle()
+            before = range(step.interaction - 1, -1, -1)
+            records = (self.store.ledger.record(n) for n in before)
             odd = warned_in_a_row((r for r in records if r is not None), times)
             for client in sorted({*odd} - {*aside, *due}):
                 if self._may_go({*aside, *due, client}, client):
                     what = "upload" if times == 1 else f"{times} uploads"
                     due[client] = f"its last {what} stood out (exclude_after = {times})"
-        if due:
-            raise ClientsExcluded(due)
+        with self._lock:
+            self._gone |= {*due}
+        return due
 
     def _may_go(self, gone: Collection[int], client: int) -> bool:
         try:
@@ -109,16 +103,6 @@ class Exclusions:
             return False
         return True
 
-    def store_them(self, excluded: ClientsExcluded) -> None:
-        """Write clients into the ledger, and say so; no commit is under way."""
-        self.store.set_aside(excluded.why)
-        with self._lock:
-            self._gone |= {*excluded.why}
-        for client, why in excluded.why.items():
-            place = f"interaction {self.store.committed + 2}"
-            line = f"client {client} takes no part from {place} on: {why}"
-            self.events.tell("note", line=line)
-
 
 def fewest(experiment: Experiment) -> int:
     """Return how many clients a run needs to go on."""
@@ -130,7 +114,7 @@ def fewest(experiment: Experiment) -> int:
 def warned_in_a_row(records: Iterable[Record], times: int) -> set[int]:
     """Return the clients whose last ``times`` uploads all stood out, as all others agree.
 
-    Those that may lie need not agree (:func:`fedsrv.engine.odd_uploads.agreed_on`): a warning that
+    Those that may lie need not agree (:func:`fedsrv.parts.odd_uploads.agreed_on`): a warning that
     takes half of the cohort could be aimed. The latest record comes first.
     """
     found, open_, count = set[int](), dict[int, int](), 0

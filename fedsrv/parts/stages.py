@@ -1,6 +1,6 @@
 """The stages of an open run: what they begin with, and the wait until there is something to learn.
 
-:mod:`fedsrv.engine.schedule` says what a stage is. Between two rounds the run looks at what clients
+:mod:`fedsrv.parts.open_plan` says what a stage is. Between two rounds the run looks at what clients
 and its operator have said. Where enough clients have new data (``[trigger]``), it stores a growth
 and goes on with the plan that follows from it. Where no round is due, it waits without work.
 """
@@ -8,17 +8,23 @@ and goes on with the plan that follows from it. Where no round is due, it waits 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 from fedmodels.errors import RunFailed
+from fedmodels.training.class_growth import StateGrowth
 from fedmodels.training.method import Method
 from fedsrv.engine.client_profile import Profile, clients_text
 from fedsrv.engine.cohort import Cohort, News
 from fedsrv.engine.plan import Plan, describe
-from fedsrv.engine.schedule import Growth, movers, new_classes, takes_part
+from fedsrv.engine.reduction import Reduced
+from fedsrv.engine.schedule import Step, new_classes, takes_part
+from fedsrv.engine.server_part import NOTHING, Interaction, Running, ServerPart, Timetable
 from fedsrv.events import EventLog
+from fedsrv.parts.open_plan import Growth, OpenPlan, movers
+from fedsrv.state.record import Record
 from fedsrv.state.store import Store
 
 Ahead = Callable[[Plan, Sequence[int]], float | None]
@@ -31,7 +37,30 @@ class RunPaused(Exception):
     """An open run has nothing to learn, and its caller goes on with it later."""
 
 
-class Stages:
+class OpenRuns(ServerPart):
+    """Lets a run learn what comes while it goes on (``[schedule] open``)."""
+
+    def __init__(self, store: Store, events: EventLog, given: Mapping[str, Any] = NOTHING) -> None:
+        """Take what the run does that has nothing to learn: by default it waits."""
+        super().__init__(store, events, given)
+        self._at_rest: AtRest = given.get("at_rest", "wait")
+
+    def timetable(
+        self, method: Method, cohort: Cohort, descriptions: Mapping[int, str]
+    ) -> Timetable:
+        """Return the stages of the run."""
+        stages = Stages(method, self.store, cohort, self.events, descriptions, self._at_rest)
+        describe(self.store, stages.first.profiles)
+        return stages
+
+    def records(self, at: Interaction, found: Reduced, record: Record) -> None:
+        """Put down what the run grew by before an interaction."""
+        growths = at.plan.growths if isinstance(at.plan, OpenPlan) else ()
+        if new := [one.to_json() for one in growths if one.interaction == at.step.interaction]:
+            record["growths"] = new
+
+
+class Stages(Timetable):
     """What an open run learns, stage by stage."""
 
     def __init__(
@@ -58,13 +87,32 @@ class Stages:
         if not self.growths:
             self._store(self._first())
         cohort.begin(self.growths[0].classes)
+        super().__init__(self._plan_at(store.committed))
 
     # --- plans ------------------------------------------------------------------------------------
 
-    def plan_at(self, interaction: int) -> Plan:
+    def plan_at(self, plan: Plan, interaction: int) -> Plan:
         """Return the plan that an interaction was done by, or the first one."""
+        return self._plan_at(interaction)
+
+    def steps_after(self, rounds: Running, interaction: int) -> Iterator[Step]:
+        """Yield the steps after an interaction; the run grows in between."""
+        ahead = partial(score_ahead, rounds)
+        while True:
+            interaction += 1
+            plan = _opened(rounds.parts.plan)
+            if interaction >= len(plan.steps):
+                rounds.parts.commits.settle()  # what comes may come much later
+            following = self.following(plan, interaction, ahead)
+            if following is None:
+                return
+            if following is not plan:
+                grow(rounds, plan, following)
+            yield following.steps[interaction]
+
+    def _plan_at(self, interaction: int) -> OpenPlan:
         some = next(iter(self.known.values()))
-        plan = Plan.opened(self.method, self.store, self.growths[0], some)
+        plan = OpenPlan.opened(self.method, self.store, self.growths[0], some)
         for growth in self.growths:
             if growth.interaction <= max(interaction, 0):
                 plan = plan.grown(growth, self.known)
@@ -81,7 +129,7 @@ class Stages:
         self.store.grow(growth.to_json())
         self.growths.append(growth)
 
-    def _stored(self, plan: Plan, growth: Growth) -> Plan:
+    def _stored(self, plan: OpenPlan, growth: Growth) -> OpenPlan:
         """Store a growth, tell it, and return the plan from it on."""
         self._store(growth)
         if growth.retired:  # they know at once, also where the run rests from now on
@@ -93,7 +141,7 @@ class Stages:
 
     # --- what comes next --------------------------------------------------------------------------
 
-    def following(self, plan: Plan, interaction: int, ahead: Ahead) -> Plan | None:
+    def following(self, plan: OpenPlan, interaction: int, ahead: Ahead) -> OpenPlan | None:
         """Return the plan of an interaction that comes next; None if the run is to end.
 
         ``plan`` is that of the interaction before.
@@ -136,7 +184,7 @@ class Stages:
                 self.store.add_profile(client, text)
 
     def _growth_of(
-        self, plan: Plan, interaction: int, news: News, waited: float, ahead: Ahead
+        self, plan: OpenPlan, interaction: int, news: News, waited: float, ahead: Ahead
     ) -> Growth | None:
         """Return what the run grows by at an interaction; None if that is not due."""
         retired = tuple(c for c in news.retired if c in plan.tasks and c not in plan.aside)
@@ -158,7 +206,7 @@ class Stages:
         return replace(found, tasks={}, classes=()) if retired else None
 
     def _is_due(
-        self, plan: Plan, growth: Growth, waited: float, is_idle: bool, ahead: Ahead
+        self, plan: OpenPlan, growth: Growth, waited: float, is_idle: bool, ahead: Ahead
     ) -> bool:
         """Tell whether ``[trigger]`` lets clients go on."""
         begins, moving = self.store.experiment.begins, growth.tasks
@@ -216,3 +264,32 @@ def _line_of(growth: Growth, tasks: Mapping[int, int]) -> str:
         f"new classes {', '.join(growth.classes)}" if growth.classes else "",
     ]
     return "; ".join(filter(None, parts))
+
+
+def _opened(plan: Plan) -> OpenPlan:
+    assert isinstance(plan, OpenPlan), "an open run has open plans"
+    return plan
+
+
+def grow(rounds: Running, before: OpenPlan, plan: OpenPlan) -> None:
+    """Go on with another plan: new classes get rows, and what the state holds of others may go."""
+    parts = rounds.parts
+    parts.plan = plan
+    rounds.state = StateGrowth(parts.method, before.run, plan.run).server(rounds.state)
+    new = plan.growths[len(before.growths) :]
+    if gone := {c for growth in new if growth.forgets for c in growth.retired}:
+        rounds.state = parts.method.forgotten(rounds.state, gone)
+    if any(growth.retired for growth in new):  # nobody waits for their states any more
+        parts.commits.settle()
+        parts.commits.remember(plan, parts.store.committed)
+
+
+def score_ahead(rounds: Running, plan: Plan, clients: Sequence[int]) -> float | None:
+    """Return the accuracy of present models on the tasks that a plan would begin with."""
+    parts, kept = rounds.parts, rounds.parts.plan
+    state = StateGrowth(parts.method, kept.run, plan.run).server(rounds.state)
+    parts.plan = plan
+    try:
+        return parts.accuracy_on(plan.steps[-1], clients, state)
+    finally:
+        parts.plan = kept

@@ -9,6 +9,8 @@ here knows a data set: arrays are read as they lie.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,29 @@ from fedmodels.errors import ConfigError, DataError
 from fedmodels.files import open_regular
 from fedmodels.methods import method_class
 from fedmodels.tensors.bundle import Problem
-from fedmodels.training.contexts import ServerData
+from fedmodels.training.contexts import ServerContext, ServerData
+from fedsrv.engine.plan import Plan
+from fedsrv.engine.server_part import NOTHING, ServerPart
+from fedsrv.events import EventLog
+from fedsrv.state.store import Store
+
+
+class ServerExamples(ServerPart):
+    """Gives the method's server half the examples that the coordinator holds."""
+
+    def __init__(self, store: Store, events: EventLog, given: Mapping[str, Any] = NOTHING) -> None:
+        """Take the examples that the caller read; raise ConfigError if the method lacks some."""
+        super().__init__(store, events, given)
+        self._data: ServerData | None = given.get("server_data")
+        check_given(self.experiment, self._data is not None)
+
+    def gathered(self, plan: Plan) -> None:
+        """Check that they are of the clients' problem."""
+        check_fits(self._data, plan.run.problem)
+
+    def context(self, ctx: ServerContext) -> ServerContext:
+        """Add them."""
+        return replace(ctx, server_data=self._data)
 
 
 def server_data_for(experiment: Experiment, directory: Path | None) -> ServerData | None:

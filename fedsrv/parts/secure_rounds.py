@@ -36,14 +36,18 @@ from fedmodels.secure_sum.masks import Vector
 from fedmodels.tensors.archive import load, save
 from fedmodels.tensors.bundle import Bundle, ClientId, Prototypes
 from fedmodels.training.contexts import ServerContext, ServerState
+from fedmodels.training.secure_upload import SecureUpload, check_secure_sum
 from fedpb.codec import merged
 from fedpb.peer_certificates import check_counted, check_keys
 from fedpb.secure_terms import payload_digest
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.cohort import AllOf, Answer, Answers, Trip, UploadForm
-from fedsrv.engine.opened_sums import OpenedSums
-from fedsrv.engine.round_parts import RoundParts
-from fedsrv.engine.secure_group import SecureGroup, check_advertised, check_fields
+from fedsrv.engine.plan import Plan
+from fedsrv.engine.reduction import Reduced
+from fedsrv.engine.server_part import Exchange, Interaction, Kernel, ServerPart
+from fedsrv.parts.opened_sums import OpenedSums
+from fedsrv.parts.secure_group import SecureGroup, check_advertised, check_fields
+from fedsrv.state.record import Record
 
 
 @dataclass
@@ -71,16 +75,33 @@ class SecureRound:
         self.groups = [one for one in self.groups if one is not group]
 
 
-class SecureRounds:
+class SecureSums(ServerPart):
+    """Sums uploads under masks (``[privacy] secure_sum``)."""
+
+    def gathered(self, plan: Plan) -> None:
+        """Refuse a method whose uploads cannot be summed under masks."""
+        check_secure_sum(plan.method, plan.run)
+
+    def exchange(self, rounds: Kernel, interaction: int) -> Exchange:
+        """Return the exchange phase by phase."""
+        return SecureRounds(rounds)
+
+
+class SecureRounds(Exchange):
     """Lets cohorts train, and learns only the sums of their uploads."""
 
-    def __init__(self, parts: RoundParts) -> None:
+    def __init__(self, parts: Kernel) -> None:
         """Begin; what was under way when the last process ended is on the disk."""
         check_installed()
-        self.parts, self.store = parts, parts.store
+        super().__init__(parts)
+        self.store = parts.store
         rules = parts.experiment.secure_sum
+        secure = SecureUpload.of(parts.method, parts.plan.run)
         assert rules is not None, "the config asks for it"
-        self.rules, self.opened = rules, OpenedSums(parts)
+        assert secure is not None, "the config asks for it"
+        self.rules, self.secure = rules, secure
+        """What the config says, and how uploads are summed under masks."""
+        self.opened = OpenedSums(parts, secure)
         table = parts.experiment.privacy
         noisy = table is not None and table.noise_at_clients
         self._fewest = fewest_summed(parts.experiment) if noisy else 0
@@ -98,18 +119,20 @@ class SecureRounds:
         self._unopened = {client for clients in said for client in clients}
         """Clients whose secrets did not open."""
 
-    def train(self, ctx: ServerContext, state: ServerState, is_scored: bool) -> Answers:
+    def train(self, at: Interaction, state: ServerState) -> Answers:
         """Let a cohort train; return its reports, and sums of uploads that nobody saw one by one.
 
         Raises:
             TooFewClients: too few are left for any sum.
         """
-        parts = self.parts
+        parts, ctx = self.parts, at.ctx
+        if not ctx.cohort:
+            return self.nobody(at, state)
         if len(ctx.cohort) < MIN_GROUP:  # drawn by sampling = "poisson"
             why = f"a cohort of {len(ctx.cohort)} is too small for a secure sum"
             return Answers({}, dict.fromkeys(ctx.cohort, why), sums=[])
-        trip = parts.training(ctx, state, is_scored)
-        self.forget()
+        trip = parts.training(ctx, state, at.plan.is_scored(at.step))
+        self.ended()
         payload = payload_digest(self._payload(trip))
         work = _digest(trip, payload)
         found = self._load(ctx.interaction, work)
@@ -223,8 +246,7 @@ class SecureRounds:
 
     def _trained(self, ctx: ServerContext, trip: Trip, found: SecureRound) -> None:
         """Let the clients that shared train, and add up their masked uploads."""
-        parts, secure = self.parts, self.parts.plan.secure
-        assert secure is not None, "the config asks for it"
+        parts, secure = self.parts, self.secure
         orders: dict[ClientId, rpc.Order] = {}
         for group in found.groups:
             for client in group.shared:
@@ -334,8 +356,7 @@ class SecureRounds:
 
     def _check_upload(self, ctx: ServerContext, client: ClientId, upload: Bundle) -> None:
         """Check what an upload says that it counts: the masks hide the rest."""
-        plan, secure = self.parts.plan, self.parts.plan.secure
-        assert secure is not None, "the config asks for it"
+        plan, secure = self.parts.plan, self.secure
         announced = plan.terms.announced(int(client), plan.steps[ctx.interaction])
         secure.check(upload, announced, announced.most_examples(plan.method.trains_on))
 
@@ -364,8 +385,7 @@ class SecureRounds:
 
     def _numbers(self, ctx: ServerContext) -> FixedPoint:
         """Return how numbers become integers, so that sums of groups can be added up as well."""
-        plan, secure = self.parts.plan, self.parts.plan.secure
-        assert secure is not None, "the config asks for it"
+        plan, secure = self.parts.plan, self.secure
         step = plan.steps[ctx.interaction]
         examples = max(
             plan.terms.announced(c, step).most_examples(plan.method.trains_on) for c in ctx.cohort
@@ -378,7 +398,12 @@ class SecureRounds:
         """Return the file, beside the server's states, of an interaction under way."""
         return self.store.states / f"sum-{interaction:08d}.safetensors"
 
-    def forget(self) -> None:
+    def records(self, at: Interaction, found: Reduced, record: Record) -> None:
+        """Put down who was asked for a sum together, and what did not open."""
+        if at.results.secure_sum is not None:
+            record["secure_sum"] = dict(at.results.secure_sum)
+
+    def ended(self) -> None:
         """Delete what is kept of committed interactions."""
         for path in self.store.states.glob("sum-*.safetensors"):
             if int(path.stem.partition("-")[2]) <= self.store.committed:

@@ -9,15 +9,16 @@ out of its cohort: the bound of its contribution limits what it can do.
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedmodels.config.experiment import Experiment
-from fedmodels.errors import ConfigError, RunFailed, TooFewClients
+from fedmodels.errors import ConfigError, PayloadError, RunFailed, TooFewClients
 from fedmodels.privacy.accounting import (
     GaussianReleases,
     epsilon_of,
@@ -25,17 +26,24 @@ from fedmodels.privacy.accounting import (
     renyi_epsilon_of,
 )
 from fedmodels.privacy.contributions import Contributions
-from fedmodels.privacy.coverage import check_allowed, told_beside
+from fedmodels.privacy.coverage import assumptions, check_allowed, told_beside
 from fedmodels.privacy.mechanism import clipped, noise_stds, noised
 from fedmodels.privacy.releases import Over
-from fedmodels.tensors.bundle import Bundle, Weights, state_digest
+from fedmodels.tensors.bundle import Bundle, ClientId, Weights, state_digest
+from fedmodels.tensors.declared_counts import check_numbers
 from fedmodels.tensors.uploads import Uploads
 from fedmodels.tensors.weighted_mean import weighted_mean
 from fedmodels.training.contexts import ServerContext
+from fedmodels.training.method import Method
 from fedmodels.training.private_uploads import alike, contributions, noise_share
 from fedsrv.engine.client_profile import clients_text
+from fedsrv.engine.cohort import Answers
 from fedsrv.engine.plan import Plan
+from fedsrv.engine.reduction import Reduced
 from fedsrv.engine.schedule import Step, takes_part
+from fedsrv.engine.server_part import NOTHING, CheckUpload, Interaction, ServerPart, Settle
+from fedsrv.events import EventLog
+from fedsrv.state.record import Record
 from fedsrv.state.store import Store
 
 WEIGHTS, FRACTION = "weights", "fraction"
@@ -49,30 +57,116 @@ class PrivacySpent(RunFailed):
     """One release more would pass ``[privacy] epsilon``; nothing of it has left."""
 
 
-class PrivateRounds:
+REFUSED = "the method refuses its upload; the coordinator's log says why"
+"""What is told of an upload that noise hides: the reason may tell of its values."""
+log = logging.getLogger(__name__)
+
+
+class ClientPrivacy(ServerPart):
     """What ``[privacy] level = "client"`` adds to the rounds of a run."""
 
-    def __init__(self, plan: Plan, store: Store) -> None:
-        """Begin, or go on after the last commit.
+    counts_alike = True
+    tells = ("privacy",)
+    method: Method
+
+    def __init__(self, store: Store, events: EventLog, given: Mapping[str, Any] = NOTHING) -> None:
+        """Begin, or go on after the last commit."""
+        super().__init__(store, events, given)
+        assert self.experiment.privacy is not None, "there is something to hide"
+        assert store.releases is not None, "a run that hides something has them"
+        self.privacy, self.releases = self.experiment.privacy, store.releases
+        self.noise, self.delta = self.privacy.noise, self.privacy.chance
+        self.needs_each = self.privacy.noise_at_server  # which bounds each
+        self.facts: dict[str, Any] = {}
+        """What the record of the last release says of privacy."""
+        self._clips: dict[int, float] = {}
+        """Where the bound adapts: the last interaction, and the bound that it left to the next."""
+        self._given: Weights = {}
+        """The weights that the present cohort was given."""
+
+    def gathered(self, plan: Plan) -> None:
+        """Check that the run can keep what the config promises.
 
         Raises:
             ConfigError: the method, or the config, does not fit.
         """
-        assert store.experiment.privacy is not None, "there is something to hide"
-        assert store.releases is not None, "a run that hides something has them"
-        self.privacy, self.releases = store.experiment.privacy, store.releases
-        self.noise, self.delta = self.privacy.noise, self.privacy.chance
-        self.store, self.method = store, plan.method
-        check_private_rounds(plan, store.experiment)
+        self.method = plan.method
+        check_private_rounds(plan, self.experiment)
         if self.privacy.epsilon is not None and self.cost(1) > self.privacy.epsilon:
             raise ConfigError(
                 f"[privacy] epsilon = {self.privacy.epsilon:g}: one interaction alone costs "
                 f"{self.cost(1):.4g} with noise_multiplier = {self.noise:g}; give more noise"
             )
-        self.facts: dict[str, Any] = {}
-        """What the record of the last release says of privacy."""
-        self._clips: dict[int, float] = {}
-        """Where the bound adapts: the last interaction, and the bound that it left to the next."""
+
+    # --- at the seams of an interaction -----------------------------------------------------------
+
+    def may_go_on(self, step: Step, plan: Plan, settle: Settle) -> str:
+        """Return why the run ends before a step; empty if it may be done.
+
+        After a roll-back that is not known yet: the sum may be the one that was released before.
+        """
+        why = self._why_not(self.releases.after(step.interaction))
+        return why and f"the run ends after round {step.round}: {why}"
+
+    def ends_with(self, error: Exception) -> str:
+        """Return why the run ends: a release would pass its limit."""
+        return str(error) if isinstance(error, PrivacySpent) else ""
+
+    def gives(self, ctx: ServerContext, common: Bundle) -> None:
+        """Check that a cohort is as large as the noise of clients relies on, and note its weights.
+
+        Raises:
+            TooFewClients: it is smaller, as where clients left an open run.
+        """
+        least = self.experiment.min_clients
+        adds_up = self.privacy.noise_at_clients and self.method.reduction == "mean"
+        if adds_up and len(ctx.cohort) < least:
+            raise TooFewClients(
+                f"interaction {ctx.interaction + 1} has {len(ctx.cohort)} clients, and their noise "
+                f"adds up from {least} on: [privacy] level ends the run before it"
+            )
+        self._given = common.weights
+
+    def checks(self, ctx: ServerContext, check: CheckUpload) -> CheckUpload:
+        """Look at numbers alone where clients add noise; else keep to oneself what is wrong."""
+        if self.privacy.noise_at_clients:  # noise takes values beyond all other bounds
+            return lambda _, upload: check_numbers(upload)
+
+        def quietly(client: ClientId, upload: Bundle) -> None:
+            try:
+                check(client, upload)
+            except PayloadError as error:
+                log.warning("client %s, interaction %d: %s", client, ctx.interaction + 1, error)
+                raise PayloadError(REFUSED) from None
+
+        return quietly
+
+    def leaves_out(self, at: Interaction, results: Answers) -> dict[int, str]:
+        """Forget how far uploads lie from others: who counts, and records, would tell of it."""
+        results.forget_measured()
+        return {}
+
+    def uploads(self, at: Interaction, uploads: Uploads) -> Uploads:
+        """Return the mean with noise, or each upload with its own."""
+        results = at.results
+        sums = results.sums
+        sent = {c: r.upload for c, r in results.by_client.items() if isinstance(c, int)}
+        folded = sums[0].mean.weights if sums else results.mean
+        came = {} if sums == [] else sent
+        expected = self.expected(at.step, at.plan)
+        return self.released(at.ctx, expected, self._given, came, folded) or uploads
+
+    def records(self, at: Interaction, found: Reduced, record: Record) -> None:
+        """Put down what is spent."""
+        record["privacy"] = {**self.facts}
+        record["metrics"]["epsilon"] = self.facts["epsilon"]
+
+    def ended(self, records: Sequence[Record]) -> Mapping[str, Any]:
+        """Return what the run spent, and under which assumptions."""
+        if not (spent := [r["privacy"] for r in records if "privacy" in r]):
+            return {}
+        noise = {"noise_multiplier": self.privacy.noise_multiplier}
+        return {"privacy": {**spent[-1], **noise, "assumes": assumptions(self.experiment)}}
 
     # --- what it costs ----------------------------------------------------------------------------
 
@@ -83,14 +177,7 @@ class PrivateRounds:
     def _released(self, times: int) -> tuple[GaussianReleases, ...]:
         """Return a number of releases, as the accountant takes them."""
         reads_each = self.method.reduction == "each"
-        return releases_of_clients(self.store.experiment, self.noise, times, reads_each=reads_each)
-
-    def spent_up(self, step: Step) -> str:
-        """Return why the run ends before a step; empty if it may be done.
-
-        After a roll-back that is not known yet: the sum may be the one that was released before.
-        """
-        return self._why_not(self.releases.after(step.interaction))
+        return releases_of_clients(self.experiment, self.noise, times, reads_each=reads_each)
 
     def _note(self, interaction: int, content: Tensor, over: Over | None = None) -> None:
         """Write down a release, before anything of it leaves.
@@ -123,29 +210,15 @@ class PrivateRounds:
         Neither who has joined nor who answers changes it: it is told without noise. Where chances
         draw clients, all have the same number of tasks.
         """
-        schedule = self.store.experiment.schedule
+        schedule = self.experiment.schedule
         if schedule.sampling != "poisson":
             return float(len(step.cohort))
-        rate = self.store.experiment.cohort_size / schedule.clients
+        rate = self.experiment.cohort_size / schedule.clients
         return rate * sum(takes_part(c, step.interaction, plan.aside) for c in plan.tasks)
-
-    def check_cohort(self, ctx: ServerContext) -> None:
-        """Check that a cohort is as large as the noise of clients relies on.
-
-        Raises:
-            TooFewClients: it is smaller, as where clients left an open run.
-        """
-        least = self.store.experiment.min_clients
-        adds_up = self.privacy.noise_at_clients and self.method.reduction == "mean"
-        if adds_up and len(ctx.cohort) < least:
-            raise TooFewClients(
-                f"interaction {ctx.interaction + 1} has {len(ctx.cohort)} clients, and their noise "
-                f"adds up from {least} on: [privacy] level ends the run before it"
-            )
 
     # --- the release ------------------------------------------------------------------------------
 
-    def uploads(
+    def released(
         self,
         ctx: ServerContext,
         expected: float,

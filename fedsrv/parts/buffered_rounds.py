@@ -15,7 +15,6 @@ same bits: a replay after a roll-back, or a run with ``schedule.arrivals``.
 from __future__ import annotations
 
 import json
-import time
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -35,10 +34,10 @@ from fedmodels.training.optimizer import check_training
 from fedmodels.training.run import RunFacts
 from fedsrv.availability import read_availability
 from fedsrv.engine.cohort import Answers, AnyOf, TooFewOrders, Trip
-from fedsrv.engine.odd_uploads import Norms, far_out, measured_in
 from fedsrv.engine.reduction import Reduced
-from fedsrv.engine.round_parts import RoundParts
 from fedsrv.engine.schedule import Step, draw_cohort, takes_part
+from fedsrv.engine.server_part import Exchange, Interaction, Kernel, Norms, ServerPart
+from fedsrv.parts.odd_uploads import measured_in
 from fedsrv.state.record import Record
 
 
@@ -56,13 +55,23 @@ def check_schedule(experiment: Experiment) -> None:
         _check_reads_the_mean(make(experiment.method.name, **experiment.method.hyper_parameters()))
 
 
-class BufferedRounds:
+class AsynchronousRounds(ServerPart):
+    """Lets rounds end with the first uploads (``[schedule] order = "asynchronous"``)."""
+
+    def exchange(self, rounds: Kernel, interaction: int) -> Exchange:
+        """Return a buffer of uploads."""
+        return BufferedRounds(rounds, interaction)
+
+
+class BufferedRounds(Exchange):
     """Rounds that end with the first uploads."""
 
-    def __init__(self, parts: RoundParts, interaction: int) -> None:
+    tries_first = maps_state = False
+
+    def __init__(self, parts: Kernel, interaction: int) -> None:
         """Give the orders again that were under way at a commit."""
-        self.state = parts.state_after(interaction)
-        self.parts, self.experiment, self.cohort = parts, parts.experiment, parts.cohort
+        super().__init__(parts)
+        self.experiment, self.cohort = parts.experiment, parts.cohort
         self.followed = recorded_arrivals(self.experiment, len(parts.plan.steps))
         """Records of the run whose arrivals ``schedule.arrivals`` follows, by interaction."""
         check_asynchronous(parts.method, parts.plan.run)
@@ -93,45 +102,16 @@ class BufferedRounds:
 
     # --- one interaction --------------------------------------------------------------------------
 
-    def interact(self, step: Step) -> None:
-        """Do one interaction."""
-        parts = self.parts
-        # --- who may take part
-        ctx = parts.context(step, parts.present(step))
-        began = time.monotonic()
-
-        # --- idle clients begin to train; the first uploads are taken
-        results = self.train(ctx)
-        parts.check_failures(ctx, results)
-        done = time.monotonic()
-
-        # --- aggregate and finish, as if all had begun with the present weights
-        self._rebase(step, results)
-        found = Reduced(self.state, {}, {})
-        if results.by_client:  # else they were all left out, and the model stays
-            ctx = parts.context(step, tuple(sorted(results.arrivals)))
-            found = parts.reduce(ctx, self.state, results)
-            self.company += [one.norms for one in results.measured().values()]
-            counted = [c for c in ctx.cohort if c in results.by_client]
-            staleness = [step.interaction - results.arrivals[c] for c in counted]
-            mean = {"staleness": sum(staleness) / len(staleness)}
-            found = replace(found, metrics={**found.metrics, **mean})
-
-        self.state = found.state  # the one before leaves memory
-
-        # --- commit while clients go on, or score first
-        parts.commit(step, results, Answers({}, {}), found, began, done)
-
-    def train(self, ctx: ServerContext) -> Answers:
+    def train(self, at: Interaction, state: ServerState) -> Answers:
         """Let idle clients begin, and take the first uploads that come."""
-        step = self.parts.plan.steps[ctx.interaction]
+        step, present, at.company = at.step, at.ctx.cohort, self.company
         followed = self.undone.get(step.interaction) or self.followed.get(step.interaction)
         free = self.experiment.cohort_size - len(self.under_way)
-        begin = _begun_in(followed) if followed else self._draw(step, ctx.cohort, free)
-        self._begin(step, begin)
-        found = self._take(ctx, step, self._flush(step, followed, ctx.cohort))
-        while not followed and (more := self._more(step, found)):
-            others = self._take(ctx, step, more)
+        begin = _begun_in(followed) if followed else self._draw(step, present, free)
+        self._begin(step, state, begin)
+        found = self._take(at, state, self._flush(step, followed, present))
+        while not followed and (more := self._more(at, found)):
+            others = self._take(at, state, more)
             found = others.beside(found)
             if not others.by_client:
                 break
@@ -139,16 +119,40 @@ class BufferedRounds:
             self.undone = {}  # this went another way than before, so later records do not fit
         if step.ends_run:
             self.cohort.recall()
-        self.parts.leave_out(ctx, found, far_out(found.measured(), self.company))
+        self.parts.leave_out(at.ctx, found, self.parts.judged(at, found))
         return found
+
+    def aligned(self, at: Interaction, state: ServerState) -> ServerContext | None:
+        """Change late uploads as if all had begun with the present weights; return who came."""
+        self._rebase(at.step, at.results, state)
+        if not at.results.by_client:  # they were all left out, and the model stays
+            return None
+        return self.parts.context(at.step, tuple(sorted(at.results.arrivals)))
+
+    def records(self, at: Interaction, found: Reduced, record: Record) -> None:
+        """Put down which uploads came when, and what is under way; uploads that count are company.
+
+        Their mean staleness is a metric.
+        """
+        results = at.results
+        self.company += [one.norms for one in results.measured().values()]
+        if results.by_client:
+            begun = [
+                results.arrivals[c] for c in sorted(results.arrivals) if c in results.by_client
+            ]
+            staleness = [at.step.interaction - number for number in begun]
+            record["metrics"]["staleness"] = sum(staleness) / len(staleness)
+        if results.arrivals:
+            record["arrivals"] = [*results.arrivals.items()]
+            record["under_way"] = [*results.under_way.items()]
 
     # --- orders -----------------------------------------------------------------------------------
 
-    def _begin(self, step: Step, clients: Iterable[int]) -> None:
+    def _begin(self, step: Step, state: ServerState, clients: Iterable[int]) -> None:
         """Give orders to train from the present model."""
         begin = tuple(clients)
         if begin:
-            self.cohort.send(self._trip_of(step, self.state, begin))
+            self.cohort.send(self._trip_of(step, state, begin))
         self.under_way |= dict.fromkeys(begin, step.interaction)
 
     def _trip_again(self, begun: int) -> Trip:
@@ -178,28 +182,28 @@ class BufferedRounds:
 
     # --- uploads ----------------------------------------------------------------------------------
 
-    def _take(self, ctx: ServerContext, step: Step, flush: AnyOf) -> Answers:
+    def _take(self, at: Interaction, state: ServerState, flush: AnyOf) -> Answers:
         """Take the first uploads; let others train where those with orders failed or died."""
         while True:
             try:
                 found = self.cohort.take(flush)
             except TooFewOrders as starved:
-                self._begin(step, self._draw(step, starved.idle, starved.short))
-                flush = replace(flush, idle=self._idle(ctx.cohort))
+                self._begin(at.step, state, self._draw(at.step, starved.idle, starved.short))
+                flush = replace(flush, idle=self._idle(at.ctx.cohort))
             else:
                 self.under_way = found.under_way
                 return found
 
-    def _more(self, step: Step, found: Answers) -> AnyOf | None:
+    def _more(self, at: Interaction, found: Answers) -> AnyOf | None:
         """Return which further uploads a step needs in place of those that will be left out.
 
         Without them a client that lies and is quick would end round after round by itself.
         """
-        odd = far_out(found.measured(), self.company)
-        lacking = min(len(odd), len(self.under_way))
-        if not lacking or len(found.by_client) - len(odd) >= self._size():
+        out = self.parts.judged(at, found)
+        lacking = min(len(out), len(self.under_way))
+        if not lacking or len(found.by_client) - len(out) >= self._size():
             return None
-        return AnyOf(step.interaction, step.round, size=lacking, needed=0)
+        return AnyOf(at.step.interaction, at.step.round, size=lacking, needed=0)
 
     def _size(self) -> int:
         """Return how many uploads end a step."""
@@ -225,10 +229,10 @@ class BufferedRounds:
         idle = self._idle(present) if may_lack else ()
         return AnyOf(step.interaction, step.round, size, needed, wanted, idle)
 
-    def _rebase(self, step: Step, results: Answers) -> None:
+    def _rebase(self, step: Step, results: Answers, state: ServerState) -> None:
         """Change late uploads as if their clients had begun with the present weights."""
         now, exponent = step.interaction, self.experiment.schedule.staleness_exponent
-        present, parameters = self.state.common.weights, frozenset(self.parts.plan.run.parameters)
+        present, parameters = state.common.weights, frozenset(self.parts.plan.run.parameters)
         for client, begun in results.arrivals.items():
             answer = results.by_client.get(client)
             if answer is not None and begun < now:  # a fresh upload counts as it came
