@@ -10,6 +10,7 @@ or in direction, and counts, is a warning in its record.
 
 from __future__ import annotations
 
+import importlib
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -255,9 +256,8 @@ class OddUploads(ServerPart):
     def leaves_out(self, at: Interaction, results: Answers) -> dict[int, str]:
         """Return whose uploads lie too far out of their cohort."""
         if results.relayed:
-            from fedsrv.parts.relayed_sums import far_out_beside_relays
-
-            return far_out_beside_relays(results)
+            found: dict[int, str] = _sums().far_out_beside_relays(results)
+            return found
         return far_out(results.measured(), at.company)
 
     def came(self, at: Interaction, settle: Settle) -> None:
@@ -282,9 +282,7 @@ class OddUploads(ServerPart):
         for client, row in rows(measured, counts, results.aside).items():
             record["clients"].setdefault(client, {}).update(row)
         if results.relayed:
-            from fedsrv.parts.relayed_sums import warnings_of
-
-            warned = warnings_of(results, liars)
+            warned = _sums().warnings_of(results, liars)
             clients, agreed = warned.clients, warned.agreed
             if warned.relays:
                 record["warned_relays"] = warned.relays
@@ -335,3 +333,8 @@ class OddUploads(ServerPart):
             f"it: --resume computes interaction {shown} again, and --resume --without {client} "
             f"goes on without client {client}"
         )
+
+
+def _sums() -> Any:
+    """Return what compares sums of relays, where a relay brought one."""
+    return importlib.import_module("fedsrv.parts.relayed_sums")
