@@ -250,7 +250,7 @@ def _tell_the_beginning(
 
 
 def open_server(stack: ExitStack, service: Any, listen: Listen) -> int:
-    """Start a coordinator's or a relay's server, stop it when the stack ends; return its port."""
+    """Start a server, stop it when the stack ends; return its port."""
     stack.callback(service.complaints.close)
     server, port = start_server(service, listen.address, listen.credentials)
     stack.callback(service.gate.close)

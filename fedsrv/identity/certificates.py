@@ -1,9 +1,8 @@
 """A certificate authority and one certificate per identity, for mutual TLS.
 
 An identity is a client id ``7``, a range ``0-24`` (one host process that owns several clients),
-``relay:0-24``, ``evaluator``, ``watcher``, ``operator`` or ``server``
-(:mod:`fedsrv.identity.roles`). Beside the authority lies a list of the certificates that it issued,
-and one of the serial numbers that it revoked, which it signs.
+or one of the others that :mod:`fedpb.identities` lists. Beside the authority lies a list of the
+certificates that it issued, and one of the serial numbers that it revoked, which it signs.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ def issue(directory: Path, identity: str, hosts: Iterable[str] = ()) -> tuple[Pa
     Args:
         directory: where ``ca.pem`` and ``ca.key`` are, and where the new files go.
         identity: see the module.
-        hosts: names and addresses by which clients reach a server or a relay, beside loopback's.
+        hosts: names and addresses by which clients reach who is called, beside loopback's.
 
     Raises:
         ConfigError: the identity is none, there is no authority, or the files exist already.
@@ -109,8 +108,7 @@ class Authority:
         """Return a new certificate of an identity for this key.
 
         Raises:
-            ConfigError: only servers and relays have hosts, or a host is neither a name nor an
-                address.
+            ConfigError: only who is called has hosts, or a host is neither a name nor an address.
         """
         serves = role_of(uri) in (SERVER, RELAY)
         if hosts and not serves:

@@ -54,7 +54,7 @@ def invite(directory: Path, identity: str, days: float, hosts: Sequence[str] = (
         directory: of the authority.
         identity: whose certificate it gives.
         days: how long it may be used.
-        hosts: names of a server or a relay, beside loopback's.
+        hosts: names of who is called, beside loopback's.
 
     Raises:
         ConfigError: the identity is none, there is no authority, or nothing can be written there.

@@ -1,11 +1,7 @@
 """Who a certificate names, and which calls each role may make.
 
-A certificate says whose it is by one URI among its alternative names::
-
-    fedtide:client:7    fedtide:clients:0-24    fedtide:relay:0-24
-    fedtide:evaluator    fedtide:watcher    fedtide:operator    fedtide:server
-
-The coordinator compares that URI with the call (:data:`MAY`) and with the ids of the clients that
+A certificate says whose it is by one URI among its alternative names (:mod:`fedpb.identities`). The
+coordinator compares that URI with the call (:data:`MAY`) and with the ids of the clients that
 the caller speaks for (:func:`fedpb.identities.covers`).
 """
 
@@ -52,19 +48,19 @@ def identity_uri(identity: str) -> str:
     """
     if identity in (SERVER, EVALUATOR, WATCHER, OPERATOR, MONITOR):
         return f"{SCHEME}{identity}"
-    match = re.fullmatch(rf"(?:(relay):)?{IDS}(?:-{IDS})?", identity)
+    match = re.fullmatch(rf"(?:({RELAY}):)?{IDS}(?:-{IDS})?", identity)
     if match is None:
         raise ConfigError(
             f"{identity!r} is no identity: give a client id (7), a range (0-24), '{EVALUATOR}', "
-            f"'{WATCHER}', '{OPERATOR}', 'relay:0-24' or '{SERVER}'"
+            f"'{WATCHER}', '{OPERATOR}', '{RELAY}:0-24' or '{SERVER}'"
         )
-    relay, first, last = match.groups()
-    if last is None and not relay:
+    role, first, last = match.groups()
+    if last is None and not role:
         return f"{SCHEME}client:{int(first)}"
     last = last or first
     if int(first) > int(last):
         raise ConfigError(f"the range {identity!r} is empty: its first id exceeds its last")
-    return f"{SCHEME}{relay or 'clients'}:{int(first)}-{int(last)}"
+    return f"{SCHEME}{role or 'clients'}:{int(first)}-{int(last)}"
 
 
 def why_not(uri: str | None, call: str) -> str:

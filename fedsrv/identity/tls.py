@@ -1,4 +1,4 @@
-"""TLS of a coordinator, its watchers and relays: credentials, channels, and why a call fails."""
+"""TLS of a coordinator and those who call it: credentials, channels, and why a call fails."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def server_credentials(cert: Path, key: Path, client_ca: Path | None) -> grpc.Se
 def caller_credentials(
     ca: Path | None, cert: Path | None, key: Path | None, option: str
 ) -> ChannelCredentials | None:
-    """Return a watcher's or a relay's credentials; None where no file is given.
+    """Return a caller's credentials; None where no file is given.
 
     Args:
         ca: the coordinator's authority.
@@ -111,7 +111,7 @@ def caller_credentials(
 def caller_channel(
     address: str, credentials: ChannelCredentials | None, options: Sequence[tuple[str, Any]] = ()
 ) -> grpc.Channel:
-    """Return a watcher's or a relay's channel, over TLS if there are credentials."""
+    """Return a caller's channel, over TLS if there are credentials."""
     every = [*channel_options(address), *options]
     if credentials is None:
         return grpc.insecure_channel(address, options=every)

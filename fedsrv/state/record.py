@@ -62,7 +62,7 @@ class Record(TypedDict):
     agreed: NotRequired[list[int]]
     """Of ``warned`` those on whom all agree but as many as may lie: these may be excluded."""
     warned_relays: NotRequired[dict[str, str]]
-    """The relays whose sums count and stand out of the uploads beside them, and in what."""
+    """Who added up uploads whose sum counts and stands out of those beside it, and in what."""
     rare_classes: NotRequired[dict[str, list[int]]]
     """With a robust rule: by level the classes whose prototypes came from so few clients that all
     of them may lie."""

@@ -180,7 +180,7 @@ def verified(run: Path, kept: Head | None = None) -> Verified:
 
 
 def verified_log(place: Path, kept: Head | None = None) -> Verified:
-    """Check the audit log of a relay, which has no run beside it, against itself and a kept head.
+    """Check an audit log that has no run beside it, against itself and a kept head.
 
     The head is its last line. An end that was cut off shows only by a head that was kept.
 

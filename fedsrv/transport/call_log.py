@@ -59,7 +59,7 @@ class Journal:
         wire: int,
         digest: bytes,
     ) -> None:
-        """Add a line about a result that was taken, or about the sum of a relay."""
+        """Add a line about a result that was taken, or what several clients brought together."""
         sha256 = digest.hex() if self._secret is None else self._secret.keyed(digest.hex())
         whose: dict[str, Any] = {"clients": list(clients)} if header.members else {}
         self.tell(

@@ -172,8 +172,9 @@ def numbered(
     for client, order in orders.items():
         if not order.trip:
             own = personal[client].digest if client in personal else b""
-            secure = order.secure_sum.SerializeToString(deterministic=True)  # else empty
-            sha = hashlib.sha256(b"%d:" % order.base + common.digest + own + secure)
+            more = [part for field, part in order.ListFields() if field.message_type is not None]
+            besides = b"".join(part.SerializeToString(deterministic=True) for part in more)
+            sha = hashlib.sha256(b"%d:" % order.base + common.digest + own + besides)
             found[client] = numbered = rpc.Order()
             numbered.CopyFrom(order)
             numbered.trip = int.from_bytes(sha.digest()[:8]) >> 1 | 1

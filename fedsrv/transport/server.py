@@ -88,7 +88,7 @@ def _options(keepalive_ms: int) -> list[tuple[str, int]]:
 
 
 def start_server(
-    service: Any,  # the coordinator's, or a relay's
+    service: Any,  # a Service, or what answers the same calls
     address: str,
     credentials: grpc.ServerCredentials | None,
     keepalive_s: float = 20.0,

@@ -291,7 +291,7 @@ class Service:
             return None
         found: Through = importlib.import_module(PASSES_ON).admitted(
             request.relay, clients,
-            num_clients=self.cohort.num_clients, is_open=self._is_open,
+            num_clients=self.cohort.num_clients, takes_any=not self._is_open,
             check_covers=lambda client: self.client(client, context),
         )  # fmt: skip
         return found

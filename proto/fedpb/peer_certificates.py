@@ -41,7 +41,7 @@ class PeerCertificates:
         """Return the public key of a client's certificate, a SubjectPublicKeyInfo in DER.
 
         Args:
-            client: who must be named by it, as a client and not as a relay.
+            client: who must be named by it, as a client itself.
             shown: the certificate in DER, and those between it and its authority.
 
         Raises:

@@ -96,7 +96,7 @@ def check_pair(
 def caller_pems(
     ca: Path | None, cert: Path | None, key: Path | None, option: str
 ) -> tuple[bytes, bytes | None, bytes | None] | None:
-    """Read and check what a client, a monitor or a relay needs for a link over TLS.
+    """Read and check what a caller needs for a link over TLS.
 
     Args:
         ca: the authority of the server.

@@ -51,8 +51,8 @@ class AggregationRule:
     """Whether such a class stays as clients were given it; a class that nobody was given is left
     out."""
     reads_each: bool = False
-    """Whether it reads uploads one by one. Then they are not added up as they come, and no relay
-    may sum them."""
+    """Whether it reads uploads one by one. Then they are added up neither as they come nor on
+    their way."""
 
     def weights(
         self, sent: Mapping[int, Weights], counts: Mapping[int, float], facts: Facts

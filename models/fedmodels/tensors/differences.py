@@ -50,8 +50,8 @@ class Measured:
     sketch: Tensor | None = None  # (4096,) float32
     """The projection of that difference."""
     cosine: float | None = None
-    """The cosine between the difference and the mean over its relay's clients, where a relay has
-    measured it."""
+    """The cosine between the difference and the mean over its group, whose uploads somebody has
+    added up on their way, and has measured it; None elsewhere."""
 
 
 class TrainingBase:
