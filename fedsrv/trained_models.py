@@ -15,6 +15,7 @@ from fedmodels.nets.trained import ModelFacts, TrainedModel
 from fedmodels.resolution import experiment_of
 from fedmodels.tensors.archive import load_named
 from fedmodels.tensors.bundle import Problem
+from fedmodels.training.private_state import global_weights
 from fedmodels.training.run import RunFacts
 from fedsrv.report.run_record import read_run
 
@@ -68,7 +69,7 @@ def global_model(run: Path) -> TrainedModel:
     common = load_named(files[-1])[0]["common"]
     problem = Problem(tuple(described.input_shape), described.num_classes)
     frozen = RunFacts(experiment, problem).frozen_weights
-    return TrainedModel(facts, {**method.global_weights(common), **frozen})
+    return TrainedModel(facts, {**global_weights(method, common), **frozen})
 
 
 def _description(run: Path) -> ClientFile:

@@ -34,8 +34,9 @@ if TYPE_CHECKING:
     from fedmodels.tensors.bundle_spec import BundleSpec, prototype_spec, scalar_spec
     from fedmodels.tensors.uploads import Reduction, Uploads
     from fedmodels.training.contexts import ClientContext, ServerContext, ServerState
-    from fedmodels.training.method import Batch, Method, Output, Payload, Phase, Reduced, Scores
+    from fedmodels.training.method import Method, Payload, Reduced, Scores
     from fedmodels.training.run import RunFacts
+    from fedmodels.training.stepped import Batch, Output, Phase
     from fedtide.models import TrainedModel
     from fedtide.open_runs import OpenRun, open_run
     from fedtide.own_loop import LoopTask, client
@@ -58,10 +59,8 @@ _HOMES = {
     "FedAvg": "fedmodels.methods.fedavg",
     "FedtideError": "fedmodels.errors",
     "RunFacts": "fedmodels.training.run",
-    **dict.fromkeys(
-        ("Batch", "Method", "Output", "Payload", "Phase", "Reduced", "Scores"),
-        "fedmodels.training.method",
-    ),
+    **dict.fromkeys(("Method", "Payload", "Reduced", "Scores"), "fedmodels.training.method"),
+    **dict.fromkeys(("Batch", "Output", "Phase"), "fedmodels.training.stepped"),
     **dict.fromkeys(
         ("ClientContext", "ServerContext", "ServerState"), "fedmodels.training.contexts"
     ),

@@ -67,10 +67,10 @@ ROOMS = {
     ),
     "fedmodels": (
         "errors", "shortages", "machine", "devices", "printable", "units", "charts", "log_lines",
-        "files", "line_file", "processes", "own_code", "page_server", "commands", "options",
-        "tensors",
+        "files", "line_file", "processes", "asked", "own_code", "page_server", "commands",
+        "options", "tensors",
         "data_description", "numerics", "secure_sum", "config", "reductions", "nets", "privacy",
-        "training", "parts", "techniques", "methods",
+        "training", "techniques", "methods", "parts",
         "resolution",
     ),
     "fedpb": (

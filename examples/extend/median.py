@@ -16,7 +16,6 @@ class Median(FedAvg):
     """FedAvg with a median in place of the mean."""
 
     reduction = "each"
-    takes_means = False
 
     def aggregate(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> ServerState:
         trained = [u.weights for u in uploads.values() if u.scalars["num_examples"]]

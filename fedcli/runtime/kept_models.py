@@ -28,6 +28,7 @@ from fedmodels.nets.trained import ModelFacts, TrainedModel, header_of
 from fedmodels.numerics.randomness import seeded
 from fedmodels.tensors.bundle import Bundle, ClientId, state_digest
 from fedmodels.training.method import Method
+from fedmodels.training.private_state import local_view
 from fedpb.v1 import coordinator_pb2 as rpc
 
 BATCH = 256
@@ -64,7 +65,7 @@ class FinalModel:
 
         Where all clients train in every round, only those of the last round may be.
         """
-        if self.method.local_view != "after_local" or not isinstance(self.client, int):
+        if local_view(self.method) != "after_local" or not isinstance(self.client, int):
             return
         how = self.experiment.schedule
         per_task = how.order != "rounds_outer"

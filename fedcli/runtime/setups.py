@@ -16,11 +16,12 @@ from fedmodels.config.experiment import Experiment
 from fedmodels.data_description import MAX_CLASSES
 from fedmodels.errors import PayloadError
 from fedmodels.nets.split import SplitNet
+from fedmodels.parts.class_growth import StateGrowth
 from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.tensors.bundle_spec import BundleSpec
-from fedmodels.training.class_growth import StateGrowth
 from fedmodels.training.compression import Compression
 from fedmodels.training.method import Method
+from fedmodels.training.private_state import keeps_state
 from fedmodels.training.run import RunFacts
 from fedmodels.training.secure_upload import SecureUpload
 from fedmodels.training.wire import Wire
@@ -42,7 +43,7 @@ class SetUp:
         """``net``, and the nets of the clients that train at the same time."""
         self.wire = Wire.of(method, run)
         self.owed = self.wire.sections(learnt=True)
-        self.keeps = method.keeps_state(run) or bool(self.owed)
+        self.keeps = keeps_state(method, run) or bool(self.owed)
         """Whether a client's private state lasts from one interaction to the next."""
         self.compression = next((p for p in self.wire.parts if isinstance(p, Compression)), None)
         self.secure = next((p for p in self.wire.parts if isinstance(p, SecureUpload)), None)

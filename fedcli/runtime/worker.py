@@ -43,6 +43,7 @@ from fedmodels.training.hooks import init_client
 from fedmodels.training.loop import ClientHalf, score, train_locally
 from fedmodels.training.method import LocalResult
 from fedmodels.training.position import Position
+from fedmodels.training.private_state import local_view
 from fedmodels.training.private_uploads import with_own_noise
 from fedmodels.training.returned import check_upload
 from fedmodels.training.run import RunFacts
@@ -340,9 +341,9 @@ class Worker:
         self, order: rpc.Order, ctx: ClientContext, payload: Bundle, state: Bundle
     ) -> None:
         """Offer the model that a client holds before it trains, where that is its own model."""
-        if self.deployment is None or self.method.local_view == "after_local":
+        if self.deployment is None or local_view(self.method) == "after_local":
             return
-        ctx.view = self.method.local_view
+        ctx.view = local_view(self.method)
         self.method.load(ctx, payload, state if ctx.view == "after_downlink" else Bundle())
         self.deployment.offer(order, ctx.net, ctx.view)
         ctx.view = ""
@@ -384,7 +385,7 @@ class Worker:
         report.durable = self.states.durable
         self.progress = Progress()
         tell_trained(order, report, upload.num_bytes())
-        if self.deployment is not None and self.method.local_view == "after_local":
+        if self.deployment is not None and local_view(self.method) == "after_local":
             self.deployment.offer(order, half.ctx.net, "after_local")
         result = Result(order, upload, report)
         self._held = result if upload.num_bytes() <= self.keep_bytes else None
@@ -449,7 +450,7 @@ class Worker:
             else:
                 self.method.load(ctx, payload, state)
             self._add_counts(report, order, ctx, view, payload, after)
-            if self.deployment is not None and view == self.method.local_view != "after_local":
+            if self.deployment is not None and view == local_view(self.method) != "after_local":
                 self.deployment.offer(order, ctx.net, view)
         self.progress = Progress()
         tell_scored(order, report)
@@ -462,7 +463,7 @@ class Worker:
             return Result(order, Bundle(), rpc.Report())
         payload, ctx = self.set_up.wire.received(payload), self._scoring_context(order)
         state = self._state(order)
-        if self.method.local_view == "global":
+        if local_view(self.method) == "global":
             ctx.view = "global"
             self.method.load(ctx, payload, Bundle())
         else:
@@ -470,7 +471,7 @@ class Worker:
             self.method.load(ctx, payload, state)
         shared = ctx.view == "global" or not self.set_up.keeps
         self.final_model.store(order, self.net, ctx.view, shared=shared)
-        if self.deployment is not None and ctx.view == self.method.local_view:
+        if self.deployment is not None and ctx.view == local_view(self.method):
             self.deployment.offer(order, self.net, ctx.view)
         line = f": the run is over; its model is in {self.states.path}"
         tell("finished", self.client, line, order, path=str(self.states.path))
@@ -490,8 +491,10 @@ class Worker:
         self.stream.meet(known)
         tests = [self.stream.test(task) for task in range(known)]
         x, y = (torch.cat(parts) for parts in zip(*tests, strict=True))
+        from fedmodels.parts.pictures import pictures_of
+
         self.net.eval()
-        found = self.method.pictures(ctx, payload, state, x, y)
+        found = pictures_of(self.method, ctx, payload, state, x, y)
         if found:
             from fedcli.runtime.pictures import draw  # imports Pillow
 

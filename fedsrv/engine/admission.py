@@ -16,9 +16,9 @@ from fedmodels.config.origin import check_origin, placeless
 from fedmodels.config.privacy import DETAILS, CountDetail
 from fedmodels.errors import ConfigError, PayloadError, RunFailed
 from fedmodels.methods import make
+from fedmodels.parts.class_growth import check_grows
 from fedmodels.printable import printable
 from fedmodels.tensors.bundle import EVALUATOR, ClientId, Problem
-from fedmodels.training.class_growth import check_grows
 from fedmodels.training.run import RunFacts
 from fedsrv.engine.client_profile import CountTable, Profile
 from fedsrv.engine.schedule import new_classes

@@ -16,6 +16,7 @@ from typing import Any, Self
 
 from fedmodels.numerics.metric_tables import DEFINITIONS
 from fedmodels.training.contexts import ServerState
+from fedmodels.training.private_state import local_view
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.cohort import Answer, Answers, Cohort, StateLost
 from fedsrv.engine.plan import Plan
@@ -84,12 +85,12 @@ def _told_in(report: rpc.Report) -> dict[str, float]:
 
 def put_scores(record: Record, scores: Scores, plan: Plan, step: Step) -> None:
     """Put the scores of a step into its record."""
-    own, seen = scores.of(plan.method.local_view), plan.tasks_seen(step)
+    own, seen = scores.of(local_view(plan.method)), plan.tasks_seen(step)
     a_sel = accuracy_over(own_test(own[c]) for c in record["cohort"] if c in own)
     if a_sel is not None:
         record["metrics"]["a_sel"] = a_sel
     if step.ends_round:
-        view = plan.method.local_view
+        view = local_view(plan.method)
         record["metrics"] |= round_metrics(
             scores, view, plan.groups, plan.profiles, seen, plan.scores_classes
         )

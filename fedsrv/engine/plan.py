@@ -22,6 +22,7 @@ from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.training.announcement import check_announcement
 from fedmodels.training.criterion import check_own_loss
 from fedmodels.training.method import Method
+from fedmodels.training.private_state import keeps_state, local_view
 from fedmodels.training.run import RunFacts
 from fedmodels.training.server_optimizer import check_server_optimizer
 from fedmodels.training.settings import check_parts
@@ -118,7 +119,7 @@ class Plan:
     @cached_property
     def is_stateful(self) -> bool:
         """Whether clients keep a private state."""
-        return self.method.keeps_state(self.run) or self.wire.keeps
+        return keeps_state(self.method, self.run) or self.wire.keeps
 
     def trip(
         self,
@@ -160,7 +161,7 @@ class Plan:
             v for v in self.run.experiment.evaluate.views if v in self.method.views
         ]
         trip = [v for v in wanted if v != "after_local"]
-        of_task = ("after_downlink", self.method.local_view)
+        of_task = ("after_downlink", local_view(self.method))
         return trip if step.ends_round else [v for v in trip if v in of_task]
 
     def count_macs(self) -> int:

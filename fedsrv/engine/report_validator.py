@@ -22,6 +22,7 @@ from fedmodels.tensors.bundle import EVALUATOR, ClientId
 from fedmodels.tensors.declared_counts import DeclaredCounts, check_examples
 from fedmodels.training.class_masks import rules_of
 from fedmodels.training.method import Method
+from fedmodels.training.private_state import reported
 from fedmodels.training.run import RunFacts
 from fedmodels.training.wire import TOLD, Wire
 from fedpb.v1 import coordinator_pb2 as rpc
@@ -58,7 +59,7 @@ class ReportValidator:
 
     def __post_init__(self) -> None:
         """Refuse a method whose clients report what every report has already."""
-        for name in sorted(self.method.reported(self.run) & OWN_KEYS):
+        for name in sorted(reported(self.method, self.run) & OWN_KEYS):
             raise ConfigError(
                 f"clients of {type(self.method).__name__} cannot report {name!r}, which every "
                 "report has already: give it another name in ctx.metrics and in reported"
@@ -123,7 +124,7 @@ class ReportValidator:
             what = "no digest of a state" if is_last else "a digest that nobody asked for"
             raise PayloadError(f"the report holds {what}")
         trains = order.kind == rpc.ORDER_KIND_TRAIN
-        known = self.method.reported(self.run) - OWN_KEYS if trains else frozenset[str]()
+        known = reported(self.method, self.run) - OWN_KEYS if trains else frozenset[str]()
         parts = self.wire.parts if trains else ()
         for part in parts:
             part.check_told(report.extra, report.num_examples)

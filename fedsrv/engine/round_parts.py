@@ -20,6 +20,7 @@ from fedmodels.training.contexts import ServerContext, ServerState
 from fedmodels.training.fault import name_faults
 from fedmodels.training.hooks import as_uploads, broadcast, evaluation, init_client, init_server
 from fedmodels.training.method import Payload
+from fedmodels.training.private_state import local_view
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.cohort import AllOf, Answers, Trip, fewest_alive
 from fedsrv.engine.commits import Commits, add_wire, put_scores, record_of
@@ -333,7 +334,7 @@ class RoundParts:
         digest = state_digest(state.named(), [digests[c] for c in sorted(digests)])
         records = [record for record, _ in self.store.ledger.records()]
         names = [profile.dataset for profile in plan.profiles.values()]
-        view = self.method.local_view
+        view = local_view(self.method)
         summary = summarise(records, self.experiment, view, digest, plan.count_macs, names)
         for figure, why in summary.get("figures_missing", {}).items():
             self.events.tell("note", line=f"the summary goes without {figure}: {why}")

@@ -14,6 +14,7 @@ from fedmodels.errors import ConfigError, DataError, reason_of
 from fedmodels.methods import make
 from fedmodels.printable import printable
 from fedmodels.training.fault import name_faults
+from fedmodels.training.private_state import keeps_state
 from fedmodels.training.run import RunFacts
 from fedmodels.training.wire import Wire
 from fedsrv.engine.summary import data_of
@@ -91,7 +92,7 @@ def check_net(experiment: Experiment, root: Path) -> None:
     run.make_net()
     method = make(table.name, **table.hyper_parameters())
     with name_faults(method):
-        method.keeps_state(run)
+        keeps_state(method, run)
         method.payload_spec(run)
         Wire.of(method, run)
         if experiment.schedule.is_asynchronous:

@@ -35,6 +35,7 @@ from fedmodels.tensors.uploads import Uploads
 from fedmodels.tensors.weighted_mean import weighted_mean
 from fedmodels.training.contexts import ServerContext
 from fedmodels.training.method import Method
+from fedmodels.training.private_state import reported
 from fedmodels.training.private_uploads import alike, contributions, noise_share
 from fedsrv.engine.client_profile import clients_text
 from fedsrv.engine.cohort import Answers
@@ -401,7 +402,7 @@ def check_private_rounds(plan: Plan, experiment: Experiment) -> None:
 def told(plan: Plan, experiment: Experiment) -> list[str]:
     """Return the names of what clients tell beside uploads."""
     views = {*experiment.evaluate.views} & {*plan.method.views}
-    metrics = bool(plan.method.reported(plan.run)) or experiment.evaluate.drift
+    metrics = bool(reported(plan.method, plan.run)) or experiment.evaluate.drift
     return told_beside(experiment, scores=bool(views), metrics=metrics)
 
 

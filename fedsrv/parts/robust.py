@@ -7,6 +7,7 @@ from typing import Any
 
 from fedmodels.config.reduction import Reduction
 from fedmodels.reductions.rule import rule_of
+from fedmodels.training.hooks import reads_singly
 from fedsrv.engine.plan import Plan
 from fedsrv.engine.reduction import Reduced
 from fedsrv.engine.server_part import NOTHING, Interaction, ServerPart
@@ -27,7 +28,7 @@ class RobustRules(ServerPart):
 
     def gathered(self, plan: Plan) -> None:
         """Say that a method reads single uploads beside the rule."""
-        if singly := plan.method.reads_singly:
+        if singly := reads_singly(plan.method):
             named = self.experiment.server.named
             line = f"{named} does not reach all of {plan.method.name}: {singly}"
             self.events.tell("note", line=line)

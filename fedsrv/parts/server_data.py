@@ -24,6 +24,7 @@ from fedmodels.data_description import SCALES, Normaliser, ProblemFile, read_fil
 from fedmodels.errors import ConfigError, DataError
 from fedmodels.files import open_regular
 from fedmodels.methods import method_class
+from fedmodels.parts.server_data import needs_server_data
 from fedmodels.tensors.bundle import Problem
 from fedmodels.training.contexts import ServerContext, ServerData
 from fedsrv.engine.plan import Plan
@@ -58,7 +59,7 @@ def server_data_for(experiment: Experiment, directory: Path | None) -> ServerDat
         DataError: the directory is damaged.
     """
     check_given(experiment, directory is not None)
-    if directory is None or not method_class(experiment.method.name).needs_server_data:
+    if directory is None or not needs_server_data(method_class(experiment.method.name)):
         return None
     data = read_server_data(directory)
     origin = read_file(directory / "problem.json", ProblemFile).partition
@@ -73,7 +74,7 @@ def check_given(experiment: Experiment, given: bool) -> None:
     Raises:
         ConfigError: says how to get them.
     """
-    if method_class(experiment.method.name).needs_server_data and not given:
+    if needs_server_data(method_class(experiment.method.name)) and not given:
         raise ConfigError(
             f"{experiment.method.name} trains on data of the server's own: give [data] "
             "server_examples = N per class, and to fedsrv serve --server-data the directory "

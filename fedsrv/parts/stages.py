@@ -13,8 +13,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
+from fedmodels.asked import asked
 from fedmodels.errors import RunFailed
-from fedmodels.training.class_growth import StateGrowth
+from fedmodels.parts.class_growth import StateGrowth
+from fedmodels.parts.growth_by_method import forgotten
 from fedmodels.training.method import Method
 from fedsrv.engine.client_profile import Profile, clients_text
 from fedsrv.engine.cohort import Cohort, News
@@ -31,6 +33,10 @@ Ahead = Callable[[Plan, Sequence[int]], float | None]
 """Returns the accuracy of clients' present models on the tasks that a plan begins for them."""
 AtRest = Literal["wait", "close", "pause"]
 """What a run does that has nothing to learn: wait for news, end, or stop where it is."""
+
+AT_TASK_END = {"target": True, "mfcl": True}
+"""Methods whose server half reads ``ctx.ends_task``: an open run goes on to new tasks after the
+last round of a stage alone. A method of one's own says ``learns_at_task_end = True``."""
 
 
 class RunPaused(Exception):
@@ -192,7 +198,7 @@ class Stages(Timetable):
         if plan.tasks.keys() <= aside.keys():
             raise RunFailed("every client of the run has retired: nobody is left")
         moving, is_idle = {}, interaction >= len(plan.steps)
-        if not self.method.learns_at_task_end or is_idle:
+        if is_idle or not asked(self.method, "learns_at_task_end", AT_TASK_END, False):
             known = {
                 c: p.num_tasks for c, p in self.known.items() if takes_part(c, interaction, aside)
             }
@@ -278,7 +284,7 @@ def grow(rounds: Running, before: OpenPlan, plan: OpenPlan) -> None:
     rounds.state = StateGrowth(parts.method, before.run, plan.run).server(rounds.state)
     new = plan.growths[len(before.growths) :]
     if gone := {c for growth in new if growth.forgets for c in growth.retired}:
-        rounds.state = parts.method.forgotten(rounds.state, gone)
+        rounds.state = forgotten(parts.method, rounds.state, gone)
     if any(growth.retired for growth in new):  # nobody waits for their states any more
         parts.commits.settle()
         parts.commits.remember(plan, parts.store.committed)

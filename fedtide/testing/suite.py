@@ -18,19 +18,22 @@ import tomli_w
 import torch
 from torch import Tensor, nn
 
+from fedmodels.asked import HOOKS
 from fedmodels.errors import ConfigError
 from fedmodels.methods import make, method_class, settings_of
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import weights_of
+from fedmodels.parts.class_growth import StateGrowth, check_grows
 from fedmodels.tensors.archive import load, load_named, save, save_named
 from fedmodels.tensors.bundle import Bundle, Problem, Weights, check_finite, state_digest
-from fedmodels.training.class_growth import StateGrowth, check_grows
 from fedmodels.training.contexts import ClientContext
 from fedmodels.training.hooks import as_uploads, broadcast, reduce
 from fedmodels.training.loop import train_locally
-from fedmodels.training.method import Batch, Method, Output
+from fedmodels.training.method import Method
+from fedmodels.training.private_state import global_weights, keeps_state
 from fedmodels.training.returned import check_upload
 from fedmodels.training.run import RunFacts
+from fedmodels.training.stepped import Batch, Output, in_steps
 from fedpb.codec import merged
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedtide.inprocess import run_in_process, transported
@@ -87,6 +90,7 @@ def its_functions_are_spelt_as_known(case: Case) -> None:
     """No public function has nearly the name of one that fedtide calls: nothing would call it."""
     cls = method_class(case.name)
     known = {name for owner in cls.__mro__[1:] for name in vars(owner)} | vars(FedAvg).keys()
+    known |= HOOKS.keys()
     for name, value in vars(cls).items():
         is_public = inspect.isfunction(value) and not name.startswith("_")
         if is_public and name not in known:
@@ -158,7 +162,7 @@ def who_is_not_selected_keeps_its_state(case: Case) -> None:
             seen.append((trains, newest_states(out / "clients")))
 
     run_in_process(experiment, case.data, out, before=before)
-    stateful = method_of(experiment).keeps_state(RunFacts(experiment, Problem((1, 8, 8), 10)))
+    stateful = keeps_state(method_of(experiment), RunFacts(experiment, Problem((1, 8, 8), 10)))
     assert bool(seen[-1][1]) == stateful
     for (trains, states), (_, later) in itertools.pairwise(seen):
         for client in states:
@@ -282,7 +286,7 @@ def loss_leaves_inputs_alone(case: Case) -> None:
     out = Output(features, ctx.net.head(features))
     weights = bytes_of(Bundle(weights=_parameters(ctx)))
     kept = out.features.clone(), out.logits.clone()
-    loss = method.loss(ctx, batch, out, refs)
+    loss = in_steps(method).loss(ctx, batch, out, refs)
     assert loss.shape == (), loss.shape
     assert loss.requires_grad
     assert torch.equal(batch.x, x), "it changes batch.x"
@@ -353,7 +357,7 @@ def the_exported_global_model_is_the_scored_one(case: Case) -> None:
     state = made.after(server)
     ctx, payload = scored_by_the_evaluator(made.method, ctx, server, state)
     made.method.load(ctx, payload, Bundle())
-    exported = made.method.global_weights(state.common)
+    exported = global_weights(made.method, state.common)
     loaded = weights_of(ctx.net)
     for name in exported.keys() & loaded.keys():  # a net that lacks some is refused
         assert torch.equal(exported[name], loaded[name]), name
@@ -378,7 +382,7 @@ def private_state_has_one_shape(case: Case) -> None:
     """A client that was never selected holds what every other one does."""
     made = case.interaction
     initial, later = made.method.init_client(made.run, 0), made.results[0].state
-    keeps = made.method.keeps_state(made.run)
+    keeps = keeps_state(made.method, made.run)
     assert bool(initial.by_key()) <= keeps
     assert bool(later.by_key()) <= keeps
     assert not initial.weights.keys() - later.weights.keys()

@@ -126,7 +126,7 @@ def _told_of(source: str, tables: Mapping[str, Any]) -> Iterator[None]:
 
 def _check_method_fits(experiment: Experiment, method: Method) -> None:
     """Check that a method can do what the other tables ask for."""
-    from fedmodels.training.hooks import not_by_rule
+    from fedmodels.training.hooks import not_by_rule, takes_means
     from fedmodels.training.secure_upload import not_by_sums
 
     views = experiment.evaluate.views
@@ -137,7 +137,7 @@ def _check_method_fits(experiment: Experiment, method: Method) -> None:
         )
     for line in refusals(experiment, reads=method.reduction):
         raise ConfigError(line)
-    if experiment.server.is_robust and not method.takes_means:
+    if experiment.server.is_robust and not takes_means(method):
         raise not_by_rule(method)
     if experiment.secure_sum is not None and (why := not_by_sums(method)):
         raise ConfigError(f"[privacy] secure_sum: {method.name} {why}")
@@ -177,10 +177,12 @@ def received_data(tables: Mapping[str, Any], source: str) -> Data:
 
 def _check_declared(method: Method) -> None:
     """Refuse words of a method's declarations that nothing knows."""
+    from fedmodels.training.private_state import local_view
+
     models = ("global", "after_local", "after_downlink")
     given = {
         "views": (method.views, models),
-        "local_view": ((method.local_view,), models),
+        "local_view": ((local_view(method),), models),
         "reduction": ((method.reduction,), ("each", "mean")),
     }
     for key, (words, known) in given.items():

@@ -19,6 +19,7 @@ from fedcli.data.store.commands import run_partition
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ConfigError
 from fedmodels.methods import make, method_class
+from fedmodels.parts.server_data import needs_server_data
 from fedmodels.resolution import experiment_of
 from fedmodels.tensors.bundle import Problem
 from fedmodels.training.method import Method
@@ -111,14 +112,14 @@ class Ground:
         root = self.root / f"{self._made}-{str(setting).replace(' ', '-')}"
         root.mkdir(parents=True)
         launched = setting.launched
-        needs_server_data = method_class(setting.method).needs_server_data
+        on_server = needs_server_data(method_class(setting.method))
         site = Site(
             write_config(root / "config.toml", made),
             root / "run",
             None if launched and made.method.pools_data else self._partition(made),
             free_port(),
             {} if launched else CLIENTS,
-            self.data / "server" if needs_server_data else None,
+            self.data / "server" if on_server else None,
             free_port() if setting.relayed else None,
         )
         return Player(self.nursery, site, plan).play(self.patience_s)

@@ -43,14 +43,12 @@ class Mine(FedAvg):
         common = noisy(state.common) if self.where == "finish" else state.common
         return replace(state, common=common), {}
 
-    def keeps_state(self, run):
-        return self.where == "init_client"
-
     def after_local(self, ctx, state, refs):
         return state
 
     def init_client(self, run, client):
-        return Bundle(scalars={"own": float(torch.randn(()))} if self.keeps_state(run) else {})
+        own = {"own": float(torch.randn(()))} if self.where == "init_client" else {}
+        return Bundle(scalars=own)
 
     def uplink(self, ctx, state, refs):
         sent = super().uplink(ctx, state, refs)

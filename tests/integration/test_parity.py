@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from fedmodels.methods import method_class
+from fedmodels.parts.server_data import needs_server_data
 from fedtide.testing.trial import digits_in
 from tests.fedmodels.methods.test_conformance import CASES, experiment_for
 from tests.integration.conftest import tables
@@ -34,7 +35,7 @@ def test_every_method_over_loopback_is_the_same_run(case, loopback, digits, tmp_
     alone = whole_run(experiment, digits).summary
     unpooled = {"server": {"upload_memory_mb": 0}}
     run = loopback(experiment_for(case, **ONE_ROUND, **unpooled), partition=digits)
-    needs = method_class(case[0]).needs_server_data
+    needs = needs_server_data(method_class(case[0]))
     more = ["--server-data", str(digits / "server")] if needs else []
     assert_same_bytes(run.run("0-1", "2", serve=more), alone)
 

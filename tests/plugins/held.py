@@ -23,7 +23,7 @@ from fedmodels.methods.fedavg import FedAvg
 from fedmodels.tensors.bundle import Bundle, ClientId
 from fedmodels.tensors.uploads import Uploads
 from fedmodels.training.contexts import ClientContext, ServerContext, ServerState
-from fedmodels.training.method import Batch
+from fedmodels.training.stepped import Batch
 from fedsrv.state.store import Store
 from fedsrv.transport.remote_cohort import RemoteCohort
 

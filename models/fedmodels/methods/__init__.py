@@ -138,6 +138,6 @@ def settings_of(method: Method) -> dict[str, Any]:
     is_own_class = type(method).__module__.startswith(OWN_MODULE)
     is_registered = not is_own_class and isinstance(method, _CLASSES.get(method.name, ()))
     variants = variants_of(method.name if is_registered else "")
-    found = {**to_table(method), **variants.defaults(), **method.chosen}
+    found = {**to_table(method), **variants.defaults(), **getattr(method, "chosen", {})}
     readings = {key: found.pop(key) for key in variants.readings}
     return {**found, "reading": readings} if readings else found

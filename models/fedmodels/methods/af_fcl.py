@@ -37,7 +37,6 @@ from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.generative.flow import Flow, check_orders, is_order
 from fedmodels.nets.split import SplitNet, load_weights, weights_of
-from fedmodels.numerics.algebra import padded
 from fedmodels.numerics.distances import distillation
 from fedmodels.numerics.optimizers import Adam, descend
 from fedmodels.numerics.randomness import derive_seed, seeded
@@ -49,7 +48,7 @@ from fedmodels.techniques.continual import (
     mask_of,
     masks_spec,
 )
-from fedmodels.techniques.moments import grown_moments, load_moments, moments_of
+from fedmodels.techniques.moments import load_moments, moments_of
 from fedmodels.tensors.bundle import Bundle, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec, scalar_spec
 from fedmodels.tensors.declared_counts import TrainsOn
@@ -57,9 +56,10 @@ from fedmodels.tensors.roles import part_of, tensors_of, under, without
 from fedmodels.tensors.uploads import Uploads
 from fedmodels.training.contexts import ClientContext, ServerContext, ServerState
 from fedmodels.training.loop import EpochLoop, begin_phase
-from fedmodels.training.method import Batch, Output, Payload
+from fedmodels.training.method import Payload
 from fedmodels.training.optimizer import optimizer_of
 from fedmodels.training.run import RunFacts
+from fedmodels.training.stepped import Batch, Output
 
 TEMPERATURE = 2.0
 MIN_VARIANCE = 1e-2
@@ -101,8 +101,6 @@ class AFFCL(FedAvg):
     """A flow of embeddings beside the classifier, and credible ones of old classes replayed."""
 
     citation: ClassVar[str] = "Wuerkaixi et al., ICLR 2024"
-    tells_classes: ClassVar[bool] = True
-    takes_frozen: ClassVar[bool] = False
     trains_on: ClassVar[TrainsOn] = "memory"
 
     preset: Literal["paper", "released"] = "paper"
@@ -129,14 +127,6 @@ class AFFCL(FedAvg):
 
     def reported(self, run: RunFacts) -> frozenset[str]:
         return frozenset({"flow_loss", "flow_density", "credibility"})
-
-    def grown(self, run: RunFacts, state: Bundle) -> Mapping[str, Tensor]:
-        net, flow, held = run.make_net(), self._flow(run), state.weights
-        optimised = {"net": net, "head": net.head, "flow": flow}
-        found = grown_moments(held, {k: [*part.parameters()] for k, part in optimised.items()})
-        if BEFORE in held:
-            found = {**found, BEFORE: padded(held[BEFORE], (run.problem.num_classes,))}
-        return under("weights", found)
 
     # --- server half ---------------------------------------------------------------------------
 

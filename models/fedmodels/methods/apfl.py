@@ -32,9 +32,10 @@ from fedmodels.techniques.twins import TWIN, Twin, begin_twin
 from fedmodels.tensors.bundle import Bundle, Weights
 from fedmodels.tensors.roles import part_of, under
 from fedmodels.training.contexts import ClientContext
-from fedmodels.training.method import Batch, Scores
+from fedmodels.training.method import Scores
 from fedmodels.training.optimizer import lr_of
 from fedmodels.training.run import RunFacts
+from fedmodels.training.stepped import Batch
 
 
 def mix(

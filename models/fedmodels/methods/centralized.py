@@ -30,7 +30,6 @@ class Centralized(FedAvg):
 
     citation: ClassVar[str] = "upper bound"
     trains_on: ClassVar[TrainsOn] = "history"
-    takes_means: ClassVar[bool] = False  # one client trains
 
     data: Literal["pooled", "own"] = "pooled"
     """The union of all clients' data in one place, or each client's own history."""

@@ -27,8 +27,8 @@ from fedmodels.techniques.twins import TWIN, Twin, begin_twin
 from fedmodels.tensors.bundle import Bundle, Weights
 from fedmodels.tensors.roles import part_of, under
 from fedmodels.training.contexts import ClientContext
-from fedmodels.training.method import Batch
 from fedmodels.training.run import RunFacts
+from fedmodels.training.stepped import Batch
 
 
 @dataclass

@@ -51,9 +51,7 @@ class FedAli(FedAvg):
     """FedAvg of nets whose blocks draw tokens to prototypes, which the server clusters."""
 
     citation: ClassVar[str] = "Ek et al., 2024 (arXiv 2411.10595)"
-    takes_frozen: ClassVar[bool] = False
     reduction: ClassVar[Reduction] = "each"
-    reads_singly: ClassVar[str] = "k-means clusters the prototypes of every client"
 
     round0_beta: float | Literal["same"] = 0.0
     """Influence of the prototypes while training in round 0, when they are noise."""

@@ -5,8 +5,8 @@ Data, AISTATS 2017, Algorithm 1. https://arxiv.org/abs/1602.05629
     w_t     state.common.weights          n_k     scalars["num_examples"]
     w_k     weights_of(ctx.net)           E, B    training.local_epochs, training.batch_size
 
-What a method does unless it says otherwise is in ``training/method.py``. Here is what FedAvg adds:
-weights travel and are averaged. Other methods override whole functions of the two.
+What a method does unless it says otherwise is in ``training/method.py`` and ``stepped.py``. Here is
+what FedAvg adds: weights travel and are averaged. Other methods override whole functions of them.
 
 Deviations: buffers (batch-normalisation statistics) are averaged with the weights, integer
 counters by their maximum; the paper's nets have none.
@@ -26,12 +26,12 @@ from fedmodels.tensors.bundle_spec import BundleSpec, scalar_spec
 from fedmodels.tensors.uploads import Reduction, Uploads
 from fedmodels.training.contexts import ClientContext, ServerContext, ServerState
 from fedmodels.training.loop import EpochLoop
-from fedmodels.training.method import Method
 from fedmodels.training.run import RunFacts
+from fedmodels.training.stepped import Stepped
 
 
 @register("fedavg")
-class FedAvg(Method):
+class FedAvg(Stepped):
     """Clients train from the same weights; the server takes the weighted mean."""
 
     citation: ClassVar[str] = "McMahan et al., AISTATS 2017"
@@ -58,6 +58,10 @@ class FedAvg(Method):
         kept = [name for name in weights if self.shares(run, name)]
         return weights if len(kept) == len(weights) else {name: weights[name] for name in kept}
 
+    def global_weights(self, common: Bundle) -> Weights:
+        """Return the global model's weights, of the common part of a payload or of the state."""
+        return common.weights
+
     # --- server half ---------------------------------------------------------------------------
 
     def init_server(self, run: RunFacts) -> ServerState:
@@ -77,11 +81,6 @@ class FedAvg(Method):
         return state if mean is None else ServerState(Bundle(mean), state.own, state.clients)
 
     # --- client half ---------------------------------------------------------------------------
-
-    def keeps_state(self, run: RunFacts) -> bool:
-        """Tell whether clients keep a private state: private weights, or what a method adds."""
-        adds = type(self).after_local is not FedAvg.after_local
-        return adds or not all(self.shares(run, key) for key in run.forms)
 
     def init_client(self, run: RunFacts, client: int) -> Bundle:
         private = [key for key in run.forms if not self.shares(run, key)]
@@ -103,7 +102,9 @@ class FedAvg(Method):
         return EpochLoop(self, ctx, x, y, refs).run()
 
     def after_local(self, ctx: ClientContext, state: Bundle, refs: Any) -> Bundle:
-        return Bundle(weights=weights_of(ctx.net, lambda key: not self.shares(ctx.run, key)))
+        own = state.weights.keys()
+        private = weights_of(ctx.net, lambda key: key in own and not self.shares(ctx.run, key))
+        return Bundle(weights=private)
 
     def uplink(self, ctx: ClientContext, state: Bundle, refs: Any) -> Bundle:
         scalars = {"num_examples": float(ctx.num_examples)}

@@ -10,7 +10,6 @@ generators are trained again. Deviations: docs/methods/fedavg-replay.md.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import field
 from typing import ClassVar
 
@@ -27,7 +26,6 @@ from fedmodels.techniques.class_replay import (
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.tensors.declared_counts import TrainsOn
 from fedmodels.training.contexts import ClientContext
-from fedmodels.training.pictures import Picture
 from fedmodels.training.run import RunFacts
 
 
@@ -36,8 +34,6 @@ class FedAvgReplay(FedAvg):
     """FedAvg with class replay; no alignment, no personal model."""
 
     citation: ClassVar[str] = "Tan and Liu, arXiv 2410.01502v2, baseline"
-    tells_classes: ClassVar[bool] = True
-    takes_frozen: ClassVar[bool] = False
     trains_on: ClassVar[TrainsOn] = "replay"
 
     replay: Replay = field(default_factory=Replay)
@@ -57,8 +53,3 @@ class FedAvgReplay(FedAvg):
 
     def after_local(self, ctx: ClientContext, state: Bundle, refs: Rehearsal) -> Bundle:
         return self.replay.of(ctx.run).kept(ctx, state, refs)
-
-    def pictures(
-        self, ctx: ClientContext, payload: Bundle, state: Bundle, x: Tensor, y: Tensor
-    ) -> Mapping[str, Picture]:
-        return self.replay.of(ctx.run).pictures(ctx, state)

@@ -25,8 +25,8 @@ from fedmodels.numerics.randomness import seeded
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.tensors.uploads import Uploads
 from fedmodels.training.contexts import ClientContext, ServerContext, ServerState
-from fedmodels.training.method import Phase
 from fedmodels.training.run import RunFacts
+from fedmodels.training.stepped import Phase
 
 PARTS = {"all": ("base/", "head/"), "body": ("base/",), "head": ("head/",)}
 
@@ -58,9 +58,6 @@ class FedBABU(FedAvg):
 
     # --- client half ---------------------------------------------------------------------------
 
-    def keeps_state(self, run: RunFacts) -> bool:
-        return False
-
     def init_client(self, run: RunFacts, client: int) -> Bundle:
         return Bundle()
 
@@ -75,6 +72,3 @@ class FedBABU(FedAvg):
         if ctx.view:
             return [Phase(self.fine_tune_epochs, PARTS[self.fine_tune])]
         return [Phase(ctx.run.experiment.training.local_epochs, PARTS["body"])]
-
-    def after_local(self, ctx: ClientContext, state: Bundle, refs: None) -> Bundle:
-        return state

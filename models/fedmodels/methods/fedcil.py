@@ -49,7 +49,7 @@ from fedmodels.techniques.continual import (
     mask_of,
     masks_spec,
 )
-from fedmodels.techniques.moments import grown_moments, load_moments, moments_of
+from fedmodels.techniques.moments import load_moments, moments_of
 from fedmodels.tensors.bundle import Bundle, GeneratorState, Histogram, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.tensors.declared_counts import TrainsOn
@@ -102,11 +102,8 @@ class FedCIL(FedAvg):
     """An ACGAN on every client that replays its past, consolidated on the coordinator."""
 
     citation: ClassVar[str] = "Qi et al., ICLR 2023"
-    tells_classes: ClassVar[bool] = True
-    takes_frozen: ClassVar[bool] = False
     trains_on: ClassVar[TrainsOn] = "memory"
     reduction: ClassVar[Reduction] = "each"
-    reads_singly: ClassVar[str] = "images of each client's generator train the server's models"
 
     preset: Literal["paper", "released"] = "paper"
     """``released``: the consistency terms count nothing, as in the released code."""
@@ -170,20 +167,6 @@ class FedCIL(FedAvg):
 
     def reported(self, run: RunFacts) -> frozenset[str]:
         return frozenset({"generator_loss"})
-
-    def grown(self, run: RunFacts, state: Bundle) -> Mapping[str, Tensor]:
-        source, generator = self._fresh(run)
-        critic = [*run.make_net().parameters(), *source.parameters()]
-        optimised = {"critic": critic, "generator": [*generator.parameters()]}
-        found = dict(under("weights", grown_moments(state.weights, optimised)))
-        label, first = run.problem.num_classes - 1, generator.state_dict()[LABELLED]
-        for key, tensor in state.by_key().items():
-            if key.split("/")[1] in ("generator", NOW, LAST):
-                found[key] = tensor
-            if found.get(key) is tensor and key.endswith(f"/{LABELLED}"):
-                found[key] = tensor.clone()  # the coordinate of this label was noise up to now
-                found[key][:, label] = first[:, label]
-        return found
 
     # --- server half ---------------------------------------------------------------------------
 

@@ -30,8 +30,9 @@ from fedmodels.tensors.bundle_spec import BundleSpec, scalar_spec
 from fedmodels.tensors.roles import part_of, under
 from fedmodels.training.contexts import ClientContext, ServerState
 from fedmodels.training.loop import EpochLoop
-from fedmodels.training.method import Batch, Output, Scores
+from fedmodels.training.method import Scores
 from fedmodels.training.run import RunFacts
+from fedmodels.training.stepped import Batch, Output
 
 
 @dataclass

@@ -91,10 +91,7 @@ class FEDIC(FedAvg):
 
     citation: ClassVar[str] = "Shang et al., ICME 2022"
     local_view: ClassVar[str] = "global"  # all clients get one model
-    takes_frozen: ClassVar[bool] = False
     reduction: ClassVar[Reduction] = "each"
-    reads_singly: ClassVar[str] = "the teachers are the models of single clients"
-    needs_server_data: ClassVar[bool] = True
 
     fine_tuning_steps: Count = 100
     """Steps on a copy of the mean, which helps the teacher; the copy is dropped."""

@@ -18,7 +18,6 @@ minority examples. Other readings of the paper: variants/fedmlp.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
@@ -46,11 +45,12 @@ from fedmodels.techniques.class_prototypes import (
 )
 from fedmodels.tensors.bundle import Bundle, Prototypes, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec
-from fedmodels.tensors.roles import under, without
+from fedmodels.tensors.roles import without
 from fedmodels.tensors.uploads import Reduction, Uploads
 from fedmodels.training.contexts import ClientContext, ServerContext, ServerState
-from fedmodels.training.method import Batch, Output, Reduced, Scores
+from fedmodels.training.method import Reduced, Scores
 from fedmodels.training.run import RunFacts
+from fedmodels.training.stepped import Batch, Output
 
 
 @dataclass(frozen=True)
@@ -99,9 +99,6 @@ class FedMLP(FedAvg):
     def global_weights(self, common: Bundle) -> Weights:
         return without(common.weights, "levels")
 
-    def grown(self, run: RunFacts, state: Bundle) -> Mapping[str, Tensor]:
-        return under("weights", levels.grown_levels(state.weights, run.problem.num_classes))
-
     # --- server half ---------------------------------------------------------------------------
 
     def init_server(self, run: RunFacts) -> ServerState:
@@ -130,10 +127,6 @@ class FedMLP(FedAvg):
         prototypes = {"class": g, "semantic": Prototypes.by_position(p)}
         common = Bundle({**state.common.weights, **found}, prototypes)
         return replace(state, common=common), {"known_share": len(g.labels) / classes}
-
-    def forgotten(self, state: ServerState, clients: Collection[int]) -> ServerState:
-        own = Bundle(levels.counts_of_others(state.own.weights, clients))
-        return replace(super().forgotten(state, clients), own=own)
 
     # --- client half ---------------------------------------------------------------------------
 

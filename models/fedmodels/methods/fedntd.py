@@ -25,7 +25,7 @@ from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.distances import distillation
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.training.contexts import ClientContext
-from fedmodels.training.method import Batch, Output
+from fedmodels.training.stepped import Batch, Output
 
 
 def not_true(logits: Tensor, labels: Tensor) -> Tensor:

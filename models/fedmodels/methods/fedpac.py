@@ -37,8 +37,9 @@ from fedmodels.tensors.roles import of_role
 from fedmodels.tensors.uploads import Reduction, Uploads
 from fedmodels.tensors.weighted_mean import weighted_mean
 from fedmodels.training.contexts import ClientContext, ServerContext, ServerState
-from fedmodels.training.method import Batch, Output, Payload, Phase, Reduced
+from fedmodels.training.method import Payload, Reduced
 from fedmodels.training.run import RunFacts
+from fedmodels.training.stepped import Batch, Output, Phase
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,6 @@ class FedPAC(FedAvg):
     citation: ClassVar[str] = "Xu et al., ICLR 2023"
     views: ClassVar[tuple[str, ...]] = ("after_local", "after_downlink")
     reduction: ClassVar[Reduction] = "each"
-    reads_singly: ClassVar[str] = "each client's head is mixed from the heads of others"
 
     lam: NonNegative = 1.0
     """Weight of the alignment to prototypes."""

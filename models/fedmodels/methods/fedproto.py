@@ -42,8 +42,9 @@ from fedmodels.tensors.bundle import Bundle, Prototypes
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.tensors.uploads import Uploads
 from fedmodels.training.contexts import ClientContext, ServerContext, ServerState
-from fedmodels.training.method import Batch, Output, Scores
+from fedmodels.training.method import Scores
 from fedmodels.training.run import RunFacts
+from fedmodels.training.stepped import Batch, Output
 
 
 @dataclass
@@ -74,10 +75,6 @@ class FedProto(FedAvg):
     def rules(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys((self.inference, "nearest", "classifier")))
 
-    @property
-    def weighs_prototypes(self) -> bool:
-        return self.weighting == "examples"
-
     # --- server half ---------------------------------------------------------------------------
 
     def init_server(self, run: RunFacts) -> ServerState:
@@ -87,7 +84,7 @@ class FedProto(FedAvg):
         return prototype_upload(run)
 
     def aggregate(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> ServerState:
-        uniform = not self.weighs_prototypes
+        uniform = self.weighting == "uniform"
         found = mean_class_prototypes(ctx.run, uploads, uniform=uniform)  # eq. 6
         now = moved(state.common.prototypes["class"], found, beta=0.0)
         return ServerState(Bundle(prototypes={"class": now}), state.own, state.clients)

@@ -21,7 +21,7 @@ from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.training.contexts import ClientContext
-from fedmodels.training.method import Batch, Output
+from fedmodels.training.stepped import Batch, Output
 
 
 @register("fedprox")

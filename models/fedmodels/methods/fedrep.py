@@ -19,7 +19,7 @@ from fedmodels.config.bounds import NonNegative
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.training.contexts import ClientContext
-from fedmodels.training.method import Phase
+from fedmodels.training.stepped import Phase
 
 
 @register("fedrep")

@@ -41,8 +41,9 @@ from fedmodels.tensors.bundle import Bundle, Prototypes
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.tensors.uploads import Uploads
 from fedmodels.training.contexts import ClientContext, ServerContext, ServerState
-from fedmodels.training.method import Batch, Output, Phase, Scores
+from fedmodels.training.method import Scores
 from fedmodels.training.run import RunFacts
+from fedmodels.training.stepped import Batch, Output, Phase
 
 
 @dataclass

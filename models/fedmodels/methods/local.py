@@ -19,7 +19,6 @@ class Local(FedAvg):
 
     citation: ClassVar[str] = "baseline"
     private: ClassVar[tuple[str, ...]] = ("",)  # all weights
-    takes_means: ClassVar[bool] = False
 
     def upload_spec(self, run: RunFacts) -> BundleSpec:
         return BundleSpec()

@@ -50,9 +50,9 @@ from fedmodels.tensors.roles import tensors_of
 from fedmodels.tensors.uploads import Uploads
 from fedmodels.training.contexts import ClientContext, Metrics, ServerContext, ServerState
 from fedmodels.training.loop import EpochLoop
-from fedmodels.training.method import Batch, Output, Payload, Reduced
-from fedmodels.training.pictures import Picture
+from fedmodels.training.method import Payload, Reduced
 from fedmodels.training.run import RunFacts
+from fedmodels.training.stepped import Batch, Output
 
 ANY = "any"
 """The generator's key: it draws any class."""
@@ -65,9 +65,7 @@ class MFCL(FedAvg):
     """Replay and distillation with a generator that the server trains without data."""
 
     citation: ClassVar[str] = "Babakniya et al., NeurIPS 2023"
-    takes_frozen: ClassVar[bool] = False
     trains_on: ClassVar[TrainsOn] = "memory"
-    learns_at_task_end: ClassVar[bool] = True
 
     weighting: Literal["examples", "uniform"] = "uniform"
     """Aggregation weights of the mean model: 1 / the number of participants, or n_k / n."""
@@ -213,11 +211,6 @@ class MFCL(FedAvg):
         kept = through[:, refs.known].square().mean()  # L_KD
         total: Tensor = new + self.w_ft * both + self.w_kd * kept
         return total
-
-    def pictures(
-        self, ctx: ClientContext, payload: Bundle, state: Bundle, x: Tensor, y: Tensor
-    ) -> Mapping[str, Picture]:
-        return server_memory.picture_of(ctx, payload, self.recalled)
 
 
 EPSILON = 1e-5

@@ -29,8 +29,8 @@ from fedmodels.nets.split import SplitNet, load_weights, weights_of
 from fedmodels.tensors.bundle import Bundle, Weights
 from fedmodels.tensors.roles import of_role, part_of, under
 from fedmodels.training.contexts import ClientContext
-from fedmodels.training.method import Batch, Output
 from fedmodels.training.run import RunFacts
+from fedmodels.training.stepped import Batch, Output
 
 PREVIOUS = "previous"
 

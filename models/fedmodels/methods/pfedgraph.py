@@ -26,7 +26,7 @@ from fedmodels.config.bounds import NonNegative
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import load_weights
-from fedmodels.numerics.algebra import padded, simplex_projection
+from fedmodels.numerics.algebra import simplex_projection
 from fedmodels.techniques.class_replay import (
     Rehearsal,
     Replay,
@@ -40,9 +40,9 @@ from fedmodels.tensors.declared_counts import TrainsOn
 from fedmodels.tensors.roles import part_of, under, without
 from fedmodels.tensors.uploads import Reduction, Uploads
 from fedmodels.training.contexts import ClientContext, ServerContext, ServerState
-from fedmodels.training.method import Batch, Output, Payload, Reduced
-from fedmodels.training.pictures import Picture
+from fedmodels.training.method import Payload, Reduced
 from fedmodels.training.run import RunFacts
+from fedmodels.training.stepped import Batch, Output
 
 NEIGHBOURS = "neighbours"
 """Role of u_i, the normed mean of a client's neighbours."""
@@ -120,9 +120,7 @@ class PFedGraph(FedAvg):
 
     citation: ClassVar[str] = "Ye et al., ICML 2023"
     views: ClassVar[tuple[str, ...]] = ("after_local", "after_downlink")
-    takes_frozen: ClassVar[bool] = False
     reduction: ClassVar[Reduction] = "each"
-    takes_means: ClassVar[bool] = False
 
     alpha: NonNegative = 0.8
     """How much the data shares count against likeness; 0 is likeness alone."""
@@ -132,12 +130,6 @@ class PFedGraph(FedAvg):
     """Parameters that are compared."""
     official_sign: bool = False
     """Repel, as all official ports do by their sign, instead of attract, as the paper says."""
-
-    def grown(self, run: RunFacts, state: Bundle) -> Mapping[str, Tensor]:
-        near = part_of(state.weights, NEIGHBOURS)  # they say nothing of the class
-        kept = under(NEIGHBOURS, {key: padded(t, run.forms[key].shape) for key, t in near.items()})
-        rows = {key: t for key, t in state.weights.items() if key == ROWS}  # of clients
-        return under("weights", {**kept, **rows})
 
     # --- server half ---------------------------------------------------------------------------
 
@@ -199,7 +191,6 @@ class PFedGraphReplay(PFedGraph):
     """pFedGraph with class replay; no alignment."""
 
     citation: ClassVar[str] = "Tan and Liu, arXiv 2410.01502v2, baseline"
-    tells_classes: ClassVar[bool] = True
     trains_on: ClassVar[TrainsOn] = "replay"
 
     replay: Replay = field(default_factory=Replay)
@@ -223,11 +214,6 @@ class PFedGraphReplay(PFedGraph):
 
     def after_local(self, ctx: ClientContext, state: Bundle, refs: ReplayReferences) -> Bundle:
         return self.replay.of(ctx.run).kept(ctx, state, refs.replay)
-
-    def pictures(
-        self, ctx: ClientContext, payload: Bundle, state: Bundle, x: Tensor, y: Tensor
-    ) -> Mapping[str, Picture]:
-        return self.replay.of(ctx.run).pictures(ctx, state)
 
 
 def _neighbours_in(ctx: ClientContext, payload: Bundle) -> Weights | None:

@@ -13,7 +13,6 @@ Deviations: docs/methods/pfedgrp.md. Ablations that change functions: variants/p
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import field, replace
 from typing import ClassVar, Literal
 
@@ -40,9 +39,9 @@ from fedmodels.tensors.roles import part_of, under, without
 from fedmodels.tensors.uploads import Reduction, Uploads
 from fedmodels.training.contexts import ClientContext, ServerContext, ServerState
 from fedmodels.training.loop import EpochLoop
-from fedmodels.training.method import Batch, Output, Payload, Reduced
-from fedmodels.training.pictures import Picture
+from fedmodels.training.method import Payload, Reduced
 from fedmodels.training.run import RunFacts
+from fedmodels.training.stepped import Batch, Output
 
 PERSONAL = "personal"
 """Prefix of the weights of C_{g,i} in a payload and in the server's state."""
@@ -54,10 +53,7 @@ class PFedGRP(FedAvg):
 
     citation: ClassVar[str] = "Tan and Liu, arXiv 2410.01502v2"
     views: ClassVar[tuple[str, ...]] = ("global", "after_local", "after_downlink")
-    tells_classes: ClassVar[bool] = True
-    takes_frozen: ClassVar[bool] = False
     reduction: ClassVar[Reduction] = "each"
-    reads_singly: ClassVar[str] = "each client's model is mixed from the models of others"
     trains_on: ClassVar[TrainsOn] = "replay"
 
     lam: NonNegative = 0.3
@@ -166,8 +162,3 @@ class PFedGRP(FedAvg):
     def payload_spec(self, run: RunFacts) -> tuple[BundleSpec, BundleSpec]:
         personal = Bundle(under(PERSONAL, run.forms))
         return super().payload_spec(run)[0], BundleSpec.of(personal)
-
-    def pictures(
-        self, ctx: ClientContext, payload: Bundle, state: Bundle, x: Tensor, y: Tensor
-    ) -> Mapping[str, Picture]:
-        return self.replay.of(ctx.run).pictures(ctx, state)

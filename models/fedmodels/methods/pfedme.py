@@ -30,8 +30,9 @@ from fedmodels.tensors.roles import part_of, under
 from fedmodels.tensors.uploads import Uploads
 from fedmodels.training.contexts import ClientContext, ServerContext, ServerState
 from fedmodels.training.loop import EpochLoop
-from fedmodels.training.method import Batch, Output, Reduced
+from fedmodels.training.method import Reduced
 from fedmodels.training.run import RunFacts
+from fedmodels.training.stepped import Batch, Output
 
 
 @dataclass(frozen=True)

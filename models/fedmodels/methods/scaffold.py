@@ -28,8 +28,9 @@ from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.tensors.roles import part_of, under, without
 from fedmodels.tensors.uploads import Uploads
 from fedmodels.training.contexts import ClientContext, ServerContext, ServerState
-from fedmodels.training.method import Batch, Output, Reduced
+from fedmodels.training.method import Reduced
 from fedmodels.training.run import RunFacts
+from fedmodels.training.stepped import Batch, Output
 
 CONTROL = "control"
 

@@ -22,7 +22,6 @@ Deviations: docs/methods/target.md.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import field
 from functools import partial
 from typing import ClassVar, Literal
@@ -47,9 +46,9 @@ from fedmodels.tensors.declared_counts import TrainsOn
 from fedmodels.tensors.uploads import Uploads
 from fedmodels.training.augmentation import augment
 from fedmodels.training.contexts import ClientContext, Metrics, ServerContext, ServerState
-from fedmodels.training.method import Batch, Output, Payload, Reduced
-from fedmodels.training.pictures import Picture
+from fedmodels.training.method import Payload, Reduced
 from fedmodels.training.run import RunFacts
+from fedmodels.training.stepped import Batch, Output
 
 IMAGES = f"{MEMORY}/images"
 
@@ -59,9 +58,7 @@ class TARGET(FedAvg):
     """Distillation on images that the server synthesises from the old model."""
 
     citation: ClassVar[str] = "Zhang et al., ICCV 2023"
-    takes_frozen: ClassVar[bool] = False
     trains_on: ClassVar[TrainsOn] = "memory"
-    learns_at_task_end: ClassVar[bool] = True
 
     kd: NonNegative = 25.0
     """Weight of the distillation on clients."""
@@ -147,8 +144,3 @@ class TARGET(FedAvg):
             teacher = refs.old(x)[:, refs.known]
         student = ctx.net(x)[:, refs.known]
         return new + self.kd * distillation(teacher, student, self.kd_temperature)
-
-    def pictures(
-        self, ctx: ClientContext, payload: Bundle, state: Bundle, x: Tensor, y: Tensor
-    ) -> Mapping[str, Picture]:
-        return server_memory.picture_of(ctx, payload, self.recalled)

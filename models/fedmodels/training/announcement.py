@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from fedmodels.asked import asked
 from fedmodels.errors import ConfigError
 from fedmodels.training.method import Method
 from fedmodels.training.run import RunFacts
+
+TELLS = dict.fromkeys(("af-fcl", "fedcil", "pfedgrp", "fedavg-replay", "pfedgraph-replay"), True)
+"""Methods whose server half reads ``ctx.labels``, or whose clients report figures by class."""
 
 
 def check_announcement(method: Method, run: RunFacts) -> None:
@@ -27,6 +31,6 @@ def _reason(method: Method, run: RunFacts) -> str:
         labels = none and (key.endswith("/labels") or key.startswith("generators/"))
         if (counts or labels) and each.shape != (0,):
             return f"uploads of {method.name} hold {key}"
-    if none and method.tells_classes:
+    if none and asked(method, "tells_classes", TELLS, False):
         return f"{method.name} has to tell which classes a client has"
     return ""

@@ -14,13 +14,15 @@ from fedmodels.training.method import Method
 
 TAKEN = ("name", "code_sha256")
 """Keys of ``[method]`` that are no hyper-parameters."""
-PROPERTIES = ("views", "rules", "local_view")
+PROPERTIES = ("views", "rules")
 GONE = {
     "evaluation": "broadcast with ctx.scores",
     "load_global": 'load with ctx.view == "global"',
     "keeps_history": 'trains_on = "history"',
     "replays": 'trains_on = "replay"',
     "replaces_old_data": 'trains_on = "memory"',
+    "keeps_state": "what init_client and after_local return",
+    "takes_means": "uploads.mean()",
 }
 """Attributes of earlier versions that nothing reads any more, and what stands for each now."""
 T = TypeVar("T")

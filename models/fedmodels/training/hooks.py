@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cache
 
+from fedmodels.asked import asked
 from fedmodels.errors import ConfigError
 from fedmodels.numerics.metric_names import is_written_by_runs
 from fedmodels.numerics.randomness import derive_seed, started
@@ -26,6 +27,25 @@ from fedmodels.training.run import RunFacts
 from fedmodels.training.server_optimizer import stepped
 
 log = logging.getLogger(__name__)
+NO_MEANS = {"centralized": False, "local": False, "pfedgraph": False}
+SINGLY = {
+    "pfedgrp": "each client's model is mixed from the models of others",
+    "fedcil": "images of each client's generator train the server's models",
+    "fedali": "k-means clusters the prototypes of every client",
+    "MeanPrototypes": "",
+    "fedic": "the teachers are the models of single clients",
+    "fedpac": "each client's head is mixed from the heads of others",
+}
+WHOLE = dict.fromkeys(
+    ("af-fcl", "fedcil", "fedali", "fedic", "target", "mfcl", "pfedgrp", "pfedgraph",
+     "fedavg-replay"), False,
+)  # fmt: skip
+"""Methods that train nets whole: they send or generate what stands for all of a net."""
+
+
+def takes_frozen(method: Method | type[Method]) -> bool:
+    """Tell whether parts of the net may be frozen: they are no weights, and stay as they are."""
+    return bool(asked(method, "takes_frozen", WHOLE, True))
 
 
 def init_server(method: Method, run: RunFacts) -> ServerState:
@@ -34,7 +54,7 @@ def init_server(method: Method, run: RunFacts) -> ServerState:
     Raises:
         ConfigError: a part of the net is frozen, and the method trains all of it.
     """
-    if not method.takes_frozen and run.frozen_weights:
+    if run.frozen_weights and not takes_frozen(method):
         raise ConfigError(
             f"method {method.name!r} trains the whole net, and a part of [net] "
             f"{run.experiment.net.name!r} is frozen here: leave out frozen and adapters, or take a "
@@ -94,6 +114,16 @@ def reduce(
     return after, metrics
 
 
+def takes_means(method: Method) -> bool:
+    """Tell whether a server half takes means, which another rule can stand for.
+
+    Of a method of one's own the first round shows it: :func:`reduce` refuses the rule then.
+    """
+    return bool(
+        asked(method, "", dict.fromkeys(("centralized", "local", "pfedgraph"), False), True)
+    )
+
+
 def not_by_rule(method: Method) -> ConfigError:
     """Return the refusal of another rule than the mean, where a method takes no mean."""
     return ConfigError(
@@ -118,6 +148,14 @@ def init_client(method: Method, run: RunFacts, client: int) -> Bundle:
     """Return the private state of a client before its first order."""
     with _seeded_for(run, f"init_client/{client}", 0):
         return method.init_client(run, client)
+
+
+def reads_singly(method: Method) -> str:
+    """Return what a server half makes of single uploads, beside means; empty if nothing.
+
+    ``[server] reduce`` has no effect on that. A method of one's own says it by that name.
+    """
+    return str(asked(method, "reads_singly", SINGLY, ""))
 
 
 @cache

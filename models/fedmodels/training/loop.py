@@ -29,7 +29,7 @@ from fedmodels.training.class_masks import mask_scores
 from fedmodels.training.contexts import ClientContext
 from fedmodels.training.criterion import Criterion, criterion_of
 from fedmodels.training.divergence import check_weights, explained
-from fedmodels.training.method import Batch, LocalResult, Method, Output, Phase
+from fedmodels.training.method import LocalResult, Method
 from fedmodels.training.optimizer import optimizer_of
 from fedmodels.training.private_steps import HiddenExamples, PrivateSteps, check_hidden
 from fedmodels.training.returned import (
@@ -39,6 +39,7 @@ from fedmodels.training.returned import (
     check_scores,
     check_trained,
 )
+from fedmodels.training.stepped import Batch, Output, Phase, Stepped
 
 TestSets = Mapping[str, tuple[Tensor, Tensor]]
 
@@ -127,7 +128,7 @@ def mean_loss(batches: Sequence[tuple[Tensor, int]]) -> float:
 class EpochLoop:
     """One client's way through its phases: its batches in order, and their losses."""
 
-    method: Method
+    method: Stepped
     ctx: ClientContext
     x: Tensor  # (n, …)
     y: Tensor  # (n,)

@@ -33,8 +33,9 @@ from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.secrecy import Secret
 from fedmodels.privacy.accounting import GaussianReleases, least_noise
 from fedmodels.tensors.bundle import Bundle, state_digest
-from fedmodels.training.method import Batch, Method, Output
+from fedmodels.training.method import Method
 from fedmodels.training.run import RunFacts
+from fedmodels.training.stepped import Batch, Output, in_steps
 from fedmodels.training.wire import SharedPart
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ class HiddenExamples:
                 f"and its data are {len(contents)}"
             )
         size = min(run.experiment.training.batch_size, len(y))
-        epochs = sum(phase.epochs for phase in method.phases(ctx))
+        epochs = sum(phase.epochs for phase in in_steps(method).phases(ctx))
         levels = any(k.startswith("prototypes/") for k in method.upload_spec(run).required)
         known = state_digest([("payload", payload), ("state", state)])
         made = hashlib.blake2b(f"{ctx.interaction}/{known}/".encode(), key=ctx.secret().key)

@@ -19,6 +19,7 @@ from fedmodels.tensors.bundle import Bundle, ClientId
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.training.contexts import ClientContext, Metrics, ServerState
 from fedmodels.training.method import Method
+from fedmodels.training.private_state import reported
 from fedmodels.training.run import RunFacts
 
 
@@ -50,15 +51,9 @@ def check_trained(method: Method, ctx: ClientContext, state: object, upload: obj
         raise _wrong(
             method, "after_local", f"a {type(state).__name__}", "a Bundle; Bundle() is empty"
         )
-    if (held := [*state.by_key()]) and not method.keeps_state(ctx.run):
-        raise ConfigError(
-            f"after_local of {type(method).__name__} returns a private state "
-            f"({', '.join(held[:3])}), which clients do not keep: override keeps_state to "
-            "return True, or return an empty Bundle"
-        )
     if not isinstance(upload, Bundle):
         raise _wrong(method, "uplink", f"a {type(upload).__name__}", "a Bundle")
-    known = method.reported(ctx.run)
+    known = reported(method, ctx.run)
     for name, value in ctx.metrics.items():
         what = f"ctx.metrics of {type(method).__name__} holds {name!r}"
         if name not in known:

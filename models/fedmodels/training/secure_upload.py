@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedmodels.asked import asked
 from fedmodels.config.privacy import MIN_GROUP, SecureSum
 from fedmodels.errors import ConfigError, PayloadError
 from fedmodels.secure_sum.fixed_point import CountedNumbers, FixedPoint, signed
@@ -27,6 +28,7 @@ from fedmodels.tensors.bundle import Bundle, Prototypes, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec, TensorSpec
 from fedmodels.tensors.declared_counts import DeclaredCounts, check_numbers, check_upload
 from fedmodels.tensors.uploads import Summed
+from fedmodels.training.hooks import reads_singly
 from fedmodels.training.method import Method
 from fedmodels.training.private_uploads import contributions, count_of
 from fedmodels.training.run import RunFacts
@@ -36,6 +38,8 @@ MASKED, COUNTS = "masked", "counts"
 """Names among the weights of an upload as it travels: of the masked integers, and of what the
 prototypes of each level and class count."""
 _PREFIX = "weights/"
+WEIGHS = {"fedproto": lambda method: method.weighting == "examples"}
+"""Methods whose mean of prototypes counts examples; a sum has to know before it adds them up."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,8 @@ class SecureUpload(SharedPart):
         rows = {k.split("/")[1]: s.shape for k, s in sorted(spec.required.items()) if _is_rows(k)}
         levels = {level: (classes, shape[1] or 0) for level, shape in rows.items()}
         scalars = {k: s for k, s in spec.required.items() if k.startswith("scalars/")}
-        by_examples = method.weighs_prototypes
+        told = asked(method, "weighs_prototypes", WEIGHS, False)
+        by_examples = bool(told() if callable(told) else told)
         count = count_of(method, run)
         return cls(rules, summed, tuple(given), levels, by_examples, BundleSpec(scalars), count)
 
@@ -306,7 +311,7 @@ def not_by_sums(method: Method) -> str:
     """Return why a method needs more than sums, as far as its declaration says it."""
     if method.reduction == "mean":
         return ""
-    why = method.reads_singly or "its server half reads what single clients sent"
+    why = reads_singly(method) or "its server half reads what single clients sent"
     return f"needs every upload by itself: {why}; a sum hides single ones"
 
 

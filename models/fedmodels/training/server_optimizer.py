@@ -22,6 +22,7 @@ from fedmodels.numerics.algebra import padded
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.training.contexts import ServerContext, ServerState
 from fedmodels.training.method import Method
+from fedmodels.training.private_state import global_weights
 from fedmodels.training.run import RunFacts
 
 
@@ -79,7 +80,7 @@ def grown_moments(run: RunFacts, moments: Bundle, common: Bundle) -> Bundle:
 
 def trained_keys(method: Method, run: RunFacts, common: Bundle) -> list[str]:
     """Return the names of the global model's weights that are parameters: of one net or several."""
-    known, names = frozenset(run.parameters), method.global_weights(common).keys()
+    known, names = frozenset(run.parameters), global_weights(method, common).keys()
     found = sorted(names & common.weights.keys())
     return [key for key in found if key in known or key.partition("/")[2] in known]
 

@@ -31,9 +31,10 @@ from fedmodels.numerics.randomness import seeded
 from fedmodels.training.contexts import ClientContext
 from fedmodels.training.divergence import explained
 from fedmodels.training.loop import ClientHalf, EpochLoop, begin_phase
-from fedmodels.training.method import Batch, LocalResult, Method, Output, Phase
+from fedmodels.training.method import LocalResult
 from fedmodels.training.returned import check_loss
 from fedmodels.training.run import RunFacts
+from fedmodels.training.stepped import Batch, Output, Phase, Stepped, in_steps
 
 
 def begin_apart(half: ClientHalf) -> None:
@@ -62,7 +63,7 @@ def fit_together(halves: Sequence[ClientHalf]) -> list[float]:
         ConfigError: phases or references of clients differ in more than the values of tensors, or
             the loss asks for what is one client's alone.
     """
-    method = halves[0].method
+    method = in_steps(halves[0].method)
     loops = [EpochLoop(method, half.ctx, half.x, half.y, half.refs) for half in halves]
     for phase in _common_phases(method, loops):
         stack = _ParameterStack(method, loops, phase)
@@ -86,7 +87,7 @@ def _run(stack: _ParameterStack, phase: Phase, loops: Sequence[EpochLoop]) -> No
             loop.end_step(batch, losses[loop])
 
 
-def _common_phases(method: Method, loops: Sequence[EpochLoop]) -> Sequence[Phase]:
+def _common_phases(method: Stepped, loops: Sequence[EpochLoop]) -> Sequence[Phase]:
     """Return the phases of local training, which all clients have in common."""
     first, *others = (list(method.phases(loop.ctx)) for loop in loops)
     for loop, phases in zip(loops[1:], others, strict=True):
@@ -141,7 +142,7 @@ class _ParameterStack:
     While it lasts, a row of the stack is what the net of its client holds.
     """
 
-    def __init__(self, method: Method, loops: Sequence[EpochLoop], phase: Phase) -> None:
+    def __init__(self, method: Stepped, loops: Sequence[EpochLoop], phase: Phase) -> None:
         first = loops[0].ctx
         self.method, self.net, self.ctx = method, first.net, _CommonContext.of(first)
         self._rows = list(loops)

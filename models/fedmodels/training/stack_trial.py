@@ -27,6 +27,7 @@ from fedmodels.training.method import LocalResult, Method
 from fedmodels.training.position import Position
 from fedmodels.training.run import RunFacts
 from fedmodels.training.stack import begin_apart, check_stacks, end_apart, fit_together
+from fedmodels.training.stepped import in_steps, root_of
 
 SIZES = (16, 12)
 """Examples of each client: two batches of 8, and one of 8 with a rest of 4."""
@@ -98,8 +99,7 @@ def _close(a: Tensor, b: Tensor, before: Tensor | None = None) -> bool:
 
 def _trains_in_phases(method: Method) -> bool:
     """Tell whether local training is that of the class its own inherits all from: FedAvg."""
-    above = [kind for kind in type(method).__mro__ if issubclass(kind, Method)]
-    return type(method).fit is above[-2].fit  # the last one is Method
+    return type(method).fit is root_of(method).fit
 
 
 def _refusal(method: Method, run: RunFacts, why: str) -> ConfigError:
@@ -113,7 +113,7 @@ def _short(method: Method) -> Method:
     """Return a copy of a method whose phases have one epoch each."""
     found = copy(method)
     vars(found)["phases"] = lambda ctx: [
-        replace(phase, epochs=min(phase.epochs, 1)) for phase in method.phases(ctx)
+        replace(phase, epochs=min(phase.epochs, 1)) for phase in in_steps(method).phases(ctx)
     ]
     return found
 

@@ -14,6 +14,7 @@ from fedmodels.methods import make
 from fedmodels.nets.trained import TrainedModel
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.training.contexts import ServerState
+from fedmodels.training.private_state import local_view
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.round_parts import RoundParts
 from fedtide.inprocess import run_in_process
@@ -41,7 +42,7 @@ def accuracy(model: TrainedModel, data: ClientData) -> float:
 def test_the_stored_model_scores_as_the_record_says(name, digits, tmp_path):
     experiment = experiment_for((name, {}), schedule={"rounds": 1})
     run_in_process(experiment, digits, tmp_path / "run")
-    view = make(name, **experiment.method.hyper_parameters()).local_view
+    view = local_view(make(name, **experiment.method.hyper_parameters()))
     scored = 0
     for client, row in last_rows(tmp_path / "run").items():
         views = row.get("views", {})

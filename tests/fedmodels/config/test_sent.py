@@ -23,6 +23,7 @@ from fedmodels.nets.alp import ALP
 from fedmodels.resolution import received_experiment
 from fedmodels.tensors.bundle import Problem
 from fedmodels.training.hooks import init_client
+from fedmodels.training.private_state import reported
 from fedmodels.training.run import RunFacts
 from tests.conftest import method_of, tiny_experiment
 
@@ -193,7 +194,7 @@ def test_what_travels_is_known_without_the_initial_weights():
         method, run = method_of(experiment), RunFacts(experiment, Problem((1, 8, 8), 10))
         lacking = RunFacts(experiment.model_copy(update={"net": net}), run.problem)
         wanted, found = (
-            (*method.payload_spec(r), method.upload_spec(r), method.reported(r))
+            (*method.payload_spec(r), method.upload_spec(r), reported(method, r))
             for r in (run, lacking)
         )
         assert found == wanted, name

@@ -19,7 +19,7 @@ from fedmodels.tensors.bundle import Bundle, Histogram
 from fedmodels.tensors.roles import part_of, under, without
 from fedmodels.training.hooks import as_uploads, evaluation
 from fedmodels.training.loop import batches, train_locally
-from fedmodels.training.method import Batch, Output
+from fedmodels.training.stepped import Batch, Output
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedtide.inprocess import run_in_process
 from tests.conftest import (

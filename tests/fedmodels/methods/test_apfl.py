@@ -10,7 +10,7 @@ from fedmodels.tensors.archive import load, load_named
 from fedmodels.tensors.bundle import Bundle, tensor_bytes
 from fedmodels.tensors.roles import part_of, under
 from fedmodels.training.loop import train_locally
-from fedmodels.training.method import Batch
+from fedmodels.training.stepped import Batch
 from fedtide.inprocess import run_in_process
 from tests.conftest import context_of, linear_context, method_of, payload_of, tiny_experiment
 

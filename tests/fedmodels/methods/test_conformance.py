@@ -24,8 +24,10 @@ from fedmodels.tensors.bundle import Bundle
 from fedmodels.tensors.declared_counts import DeclaredCounts
 from fedmodels.tensors.uploads import Uploads
 from fedmodels.training.contexts import ClientContext, ServerContext, ServerState
-from fedmodels.training.method import Batch, LocalResult, Method, Output
+from fedmodels.training.hooks import takes_means
+from fedmodels.training.method import LocalResult, Method
 from fedmodels.training.run import RunFacts
+from fedmodels.training.stepped import Batch, Output
 from fedtide.testing import CHECKS, Case, check_method
 from fedtide.testing.case import Finished
 from fedtide.testing.trial import context_of, server_context, tiny_experiment
@@ -142,7 +144,7 @@ def test_a_method_that_takes_means_takes_them_by_the_rule(case, cases):
     uploads = made.uploads
     made.method.aggregate(server_context(made.run, 0, (0, 1)), made.state, uploads)
     pools = made.method.name == "centralized" and not made.method.private  # one upload alone
-    assert uploads.was_asked == (made.method.takes_means or pools)
+    assert uploads.was_asked == (takes_means(made.method) or pools)
 
 
 @EVERY_NAME
@@ -308,9 +310,6 @@ class Failing(FedAvg):
         if self.mistake == "predict":
             state.scalars["seen"]
         return super().predict(ctx, payload, state, x)
-
-    def keeps_state(self, run: RunFacts) -> bool:
-        return True
 
     def after_local(self, ctx: ClientContext, state: Bundle, refs: Any) -> Bundle:
         return Bundle(scalars={"seen": 1.0})

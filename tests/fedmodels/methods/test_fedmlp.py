@@ -22,6 +22,7 @@ from fedmodels.numerics.clustering import cluster, nearest
 from fedmodels.numerics.distances import divergence, smooth_l1
 from fedmodels.numerics.metrics import minority_classes
 from fedmodels.numerics.prototypes import ByClass
+from fedmodels.parts.growth_by_method import forgotten
 from fedmodels.techniques.levels import (
     CLUSTER,
     MINORITY,
@@ -35,6 +36,7 @@ from fedmodels.training.contexts import ServerContext, ServerState
 from fedmodels.training.hooks import as_uploads, evaluation
 from fedmodels.training.loop import train_locally
 from fedmodels.training.position import START, Position
+from fedmodels.training.private_state import local_view
 from fedmodels.training.run import RunFacts
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedtide.inprocess import run_in_process, transported
@@ -565,7 +567,7 @@ def test_experiment_keeps_its_switches():
     assert (method.alpha, method.tau, method.u, method.v) == (1, 1, 0, 0)
     assert settings_of(method)["reading"]["share"] == "extractor"
     assert method.views == ("after_local", "after_downlink")
-    assert method.local_view == "after_downlink"
+    assert local_view(method) == "after_downlink"
     assert make("fedmlp", share="all").views == ("global", "after_local")
     for wrong in ({"tau": 0.0}, {"u": -1}, {"kl_dir": "zc"}):
         with pytest.raises(ConfigError, match="method"):
@@ -624,8 +626,9 @@ def test_counts_of_earlier_tasks_are_one_sum_by_hand():
         "counts/8/0": [9, 0],
     }
     assert minority_by_counts(own) == [1]  # 5 of 17
-    forgotten = make("fedmlp").forgotten(ServerState(Bundle(), Bundle(own), {7: Bundle()}), {7})
-    assert (forgotten.own.weights.keys(), forgotten.clients) == ({"counts/8/0"}, {})
+    state = ServerState(Bundle(), Bundle(own), {7: Bundle()})
+    found = forgotten(make("fedmlp"), state, {7})
+    assert (found.own.weights.keys(), found.clients) == ({"counts/8/0"}, {})
     closed, uploads = counted(7, 0, 1, 1)
     kept = class_counts(replace(closed, tasks={}), own, uploads)  # a client may come back to a task
     assert kept.keys() == {*own, "counts/7/5"}

@@ -7,9 +7,9 @@ from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.training.contexts import ServerContext, ServerState
 from fedmodels.training.hooks import as_uploads
 from fedmodels.training.loop import train_locally
-from fedmodels.training.method import Batch, Output
 from fedmodels.training.position import START
 from fedmodels.training.run import RunFacts
+from fedmodels.training.stepped import Batch, Output
 from fedtide.inprocess import run_in_process
 from tests.conftest import context_of, linear_context, method_of, payload_of, tiny_experiment
 

@@ -14,9 +14,9 @@ from fedmodels.tensors.bundle import EVALUATOR, Bundle, Problem, Prototypes, ten
 from fedmodels.training.contexts import ClientContext, ServerContext, ServerState
 from fedmodels.training.hooks import as_uploads, evaluation
 from fedmodels.training.loop import train_locally
-from fedmodels.training.method import Batch, Output
 from fedmodels.training.position import START, Position
 from fedmodels.training.run import RunFacts
+from fedmodels.training.stepped import Batch, Output
 from fedtide.inprocess import run_in_process
 from tests.conftest import (
     OneTask,

@@ -20,6 +20,7 @@ from fedmodels.methods.mfcl import (
 from fedmodels.nets.generative.upsampling import Upsampling
 from fedmodels.nets.split import SplitNet, load_weights, weights_of
 from fedmodels.numerics.randomness import seeded
+from fedmodels.parts.pictures import pictures_of
 from fedmodels.techniques.continual import columns_of, cross_entropy_among, mask_of
 from fedmodels.techniques.datafree import LayerMoments, freeze, shuffle, watch_moments
 from fedmodels.techniques.server_memory import KNOWN, OLD, MemoryReferences
@@ -27,8 +28,8 @@ from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.tensors.roles import part_of
 from fedmodels.training.hooks import evaluation
 from fedmodels.training.loop import EpochLoop
-from fedmodels.training.method import Batch, Output
 from fedmodels.training.run import RunFacts
+from fedmodels.training.stepped import Batch, Output
 from tests.conftest import context_of, linear_context, method_of, tiny_experiment
 from tests.interactions import Course, same
 
@@ -340,7 +341,7 @@ def test_what_is_remembered_can_be_seen(digits):
     course.interact(0, ends_task=True)
     payloads.append(course.payload(course.server(1, 1), 0))
     nothing = torch.zeros(0)
-    found = [course.method.pictures(ctx, p, Bundle(), nothing, nothing) for p in payloads]
+    found = [pictures_of(course.method, ctx, p, Bundle(), nothing, nothing) for p in payloads]
     assert found[0] == {}
     images = found[1]["remembered"].images["any"]
     assert images.shape == (6, 1, 8, 8)

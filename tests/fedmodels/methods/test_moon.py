@@ -12,7 +12,7 @@ from fedmodels.methods import make
 from fedmodels.methods.moon import Moon, Teachers
 from fedmodels.nets.split import weights_of
 from fedmodels.training.loop import train_locally
-from fedmodels.training.method import Batch, Output
+from fedmodels.training.stepped import Batch, Output
 from tests.conftest import context_of, method_of, payload_of, tiny_experiment
 
 LABELS = torch.zeros(1, dtype=torch.int64)

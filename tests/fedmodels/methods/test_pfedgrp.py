@@ -21,10 +21,10 @@ from fedmodels.tensors.bundle import Bundle, GeneratorState, Histogram, Problem,
 from fedmodels.training.contexts import ServerContext
 from fedmodels.training.hooks import as_uploads, evaluation
 from fedmodels.training.loop import train_locally
-from fedmodels.training.method import Batch, Output
 from fedmodels.training.position import START, Position
 from fedmodels.training.run import RunFacts
 from fedmodels.training.settings import keys_of
+from fedmodels.training.stepped import Batch, Output
 from fedtide.inprocess import InProcessCohort, run_in_process, transported
 from tests.conftest import context_of, method_of, payload_of, records_of, tiny_experiment
 from tests.runs import dies, ends_as, killed

@@ -32,7 +32,7 @@ from fedmodels.techniques.synthesis import (
 )
 from fedmodels.tensors.bundle import Bundle, tensor_bytes
 from fedmodels.tensors.bundle_spec import BundleSpec
-from fedmodels.training.method import Batch, Output
+from fedmodels.training.stepped import Batch, Output
 from fedtide.inprocess import transported
 from tests.conftest import context_of, linear_context, method_of, tiny_experiment
 from tests.interactions import Course, same

@@ -19,7 +19,7 @@ from fedmodels.nets.adapters import add_adapters
 from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.randomness import seeded
 from fedmodels.tensors.bundle import Problem
-from fedmodels.training.hooks import as_uploads, init_server, reduce
+from fedmodels.training.hooks import as_uploads, init_server, reduce, takes_frozen
 from fedmodels.training.initial_weights import pin_weights
 from fedmodels.training.loop import train_locally
 from fedmodels.training.run import RunFacts
@@ -53,7 +53,7 @@ FROZEN = {
     "base/net.stem.1.num_batches_tracked", "base/net.stem.5.layer.weight",
     "base/net.stem.5.layer.bias",
 }  # fmt: skip
-WHOLE = {n for n in names() if not method_class(n).takes_frozen}
+WHOLE = {n for n in names() if not takes_frozen(method_class(n))}
 """Methods that train nets whole."""
 
 

@@ -19,7 +19,7 @@ from fedmodels.numerics.secrecy import Secret
 from fedmodels.tensors.aggregation_rule import mean_prototypes
 from fedmodels.tensors.bundle import Bundle, Prototypes
 from fedmodels.tensors.bundle_spec import BundleSpec, prototype_spec
-from fedmodels.training.method import Batch
+from fedmodels.training.stepped import Batch
 from fedtide.inprocess import transported
 
 

@@ -7,8 +7,8 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from fedmodels.numerics.secrecy import Secret
-from fedmodels.training.method import Batch
 from fedmodels.training.private_steps import private_class_sums
+from fedmodels.training.stepped import Batch
 from tests.fedmodels.training.test_private_steps import RUN, hidden_of, loss, steps_of
 
 pytest.importorskip("dp_accounting", reason="needs the extra privacy")

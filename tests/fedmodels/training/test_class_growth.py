@@ -15,15 +15,16 @@ from fedmodels.errors import ConfigError
 from fedmodels.methods import make
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.methods.fedcil import LABELLED
+from fedmodels.parts.class_growth import StateGrowth, check_grows
 from fedmodels.tensors.archive import save
 from fedmodels.tensors.bundle import Bundle, ClientId, Problem
-from fedmodels.training.class_growth import StateGrowth, check_grows
 from fedmodels.training.compression import RESIDUAL, Compression
 from fedmodels.training.contexts import ClientContext, ServerState
 from fedmodels.training.hooks import as_uploads, broadcast, init_client, init_server, reduce
 from fedmodels.training.loop import train_locally
 from fedmodels.training.method import Method
 from fedmodels.training.position import Position
+from fedmodels.training.private_state import keeps_state
 from fedmodels.training.returned import check_upload
 from fedmodels.training.run import RunFacts
 from fedpb.codec import merged
@@ -89,7 +90,7 @@ class World:
             done = train_locally(self.method, self.context(client), payload, self.clients[client])
             check_upload(self.method, self.method.upload_spec(self.run), done.upload)
             sent[client] = done.upload
-            if self.method.keeps_state(self.run):
+            if keeps_state(self.method, self.run):
                 self.clients[client] = done.state
         ctx = server_context(self.run, self.interaction, CLIENTS)
         at = Position(self.interaction, self.interaction, self.interaction)

@@ -61,10 +61,6 @@ class Raises(FedAvg):
         self._maybe("predict")
         return super().predict(ctx, payload, state, x)
 
-    def keeps_state(self, run):
-        self._maybe("keeps_state")
-        return super().keeps_state(run)
-
     def payload_spec(self, run):
         self._maybe("payload_spec")
         return super().payload_spec(run)
@@ -163,8 +159,8 @@ def test_an_upload_that_cannot_be_checked_is_refused(digits, tmp_path):
         run_in_process(experiment, digits, tmp_path / "run")
 
 
-@pytest.mark.parametrize("where", ["keeps_state", "payload_spec"])
-def test_what_everybody_needs_is_named_before_a_run_begins(digits, tmp_path, where):
+def test_what_everybody_needs_is_named_before_a_run_begins(digits, tmp_path):
+    where = "payload_spec"
     experiment = tiny_experiment(method={"name": "raises-for-tests", "where": where})
     workers = Workers([0], digits, tmp_path / "states", torch.device("cpu"))
     for begin in (lambda: workers.begin(experiment), lambda: check_net(experiment, digits)):

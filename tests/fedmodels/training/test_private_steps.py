@@ -12,7 +12,6 @@ from fedcli.runtime.workers import Workers
 from fedmodels.errors import ConfigError, FedtideError
 from fedmodels.numerics.secrecy import Secret
 from fedmodels.tensors.bundle import Bundle, Problem
-from fedmodels.training.method import Batch
 from fedmodels.training.private_steps import (
     HiddenExamples,
     PrivateSteps,
@@ -20,6 +19,7 @@ from fedmodels.training.private_steps import (
     private_class_sums,
 )
 from fedmodels.training.run import RunFacts
+from fedmodels.training.stepped import Batch
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedtide.inprocess import run_in_process
 from tests.conftest import records_of, tiny_experiment

@@ -7,8 +7,8 @@ from torch import nn
 from fedmodels.errors import ConfigError
 from fedmodels.methods import names
 from fedmodels.methods.fedavg import FedAvg
+from fedmodels.parts.class_growth import StateGrowth
 from fedmodels.tensors.bundle import Bundle, Problem
-from fedmodels.training.class_growth import StateGrowth
 from fedmodels.training.contexts import ServerContext, ServerState
 from fedmodels.training.hooks import as_uploads, reduce
 from fedmodels.training.position import Position

@@ -20,11 +20,11 @@ from fedmodels.numerics.randomness import seeded
 from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.training.contexts import ClientContext
 from fedmodels.training.loop import ClientHalf, train_locally
-from fedmodels.training.method import Phase
 from fedmodels.training.position import START
 from fedmodels.training.run import RunFacts
 from fedmodels.training.stack import begin_apart, end_apart, fit_together
 from fedmodels.training.stack_trial import check_together
+from fedmodels.training.stepped import Phase
 from tests.conftest import OneTask, context_of, method_of, payload_of, tiny_experiment
 from tests.fedmodels.methods.test_conformance import experiment_for
 

@@ -8,6 +8,7 @@ from torch.nn.functional import cross_entropy
 
 from fedmodels.config.training import Training
 from fedmodels.errors import ConfigError, TrainingFailed
+from fedmodels.methods import make
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets import make_net
 from fedmodels.nets.split import SplitNet, weights_of
@@ -22,9 +23,10 @@ from fedmodels.training.loop import (
     score,
     train_locally,
 )
-from fedmodels.training.method import Phase
 from fedmodels.training.position import Position
+from fedmodels.training.private_state import keeps_state
 from fedmodels.training.run import RunFacts
+from fedmodels.training.stepped import Phase
 from tests.conftest import OneTask, linear_context, tiny_experiment
 
 
@@ -476,26 +478,21 @@ def test_a_run_tells_parameters_from_buffers():
 
 @dataclass(frozen=True, kw_only=True)
 class Remembers(FedAvg):
-    """A method that returns a private state, and maybe says so."""
-
-    says_so: bool = False
-
-    def keeps_state(self, run):
-        return self.says_so
+    """A method that returns a private state."""
 
     def after_local(self, ctx, state, refs):
         return Bundle(scalars={"n": 1.0})
 
 
-def test_a_private_state_that_nobody_would_keep_is_refused():
+def test_what_clients_keep_is_found_out():
+    """Whatever a method adds to FedAvg's local training, or private weights it begins with."""
     ctx = context()
     payload = Bundle(weights=weights_of(ctx.net))
-    with pytest.raises(
-        ConfigError, match=r"of Remembers returns .* \(scalars/n\), .*override keeps_state"
-    ):
-        train_locally(Remembers(), ctx, payload, Bundle())
-    kept = train_locally(Remembers(says_so=True), ctx, payload, Bundle()).state
-    assert kept.scalars == {"n": 1.0}
+    assert not keeps_state(FedAvg(), ctx.run)
+    assert not keeps_state(make("fedbabu"), ctx.run)
+    assert keeps_state(make("fedrep"), ctx.run)
+    assert keeps_state(Remembers(), ctx.run)
+    assert train_locally(Remembers(), ctx, payload, Bundle()).state.scalars == {"n": 1.0}
 
 
 def test_scores_that_are_no_numbers_are_refused():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 from fedmodels.methods.fedali import FedAli
 from fedmodels.methods.variants import Variants
@@ -53,8 +53,6 @@ class KeepsPrototypes(FedAli):
 
 class MeanPrototypes(FedAli):
     """Global prototypes are the weighted mean of the clients' ones, where k-means begins."""
-
-    reads_singly: ClassVar[str] = ""
 
     def finish(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> Reduced:
         return state, {}

@@ -32,8 +32,9 @@ from fedmodels.tensors.roles import under
 from fedmodels.tensors.uploads import Uploads
 from fedmodels.tensors.weighted_mean import weighted_mean
 from fedmodels.training.contexts import ClientContext, ServerContext, ServerState
-from fedmodels.training.method import Batch, Output, Payload, Phase
+from fedmodels.training.method import Payload
 from fedmodels.training.run import RunFacts
+from fedmodels.training.stepped import Batch, Output, Phase
 
 ROUND, COUNT = "round", "stages"
 """In the server's own state: the round that goes on, and how many of its interactions ended."""

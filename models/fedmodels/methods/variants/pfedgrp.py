@@ -10,7 +10,7 @@ from fedmodels.methods.variants import Variants
 from fedmodels.techniques.class_replay import Rehearsal
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.training.contexts import ClientContext
-from fedmodels.training.method import Batch, Output
+from fedmodels.training.stepped import Batch, Output
 
 
 class FromPersonal(PFedGRP):

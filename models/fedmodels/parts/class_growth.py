@@ -19,9 +19,12 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from fedmodels.asked import asked
 from fedmodels.errors import ConfigError
 from fedmodels.nets.split import load_weights, weights_of
 from fedmodels.numerics.randomness import generator
+from fedmodels.parts.growth_by_method import grown
+from fedmodels.parts.server_data import needs_server_data
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.tensors.bundle_spec import TensorSpec
 from fedmodels.training.contexts import ServerState
@@ -45,9 +48,9 @@ def check_grows(method: Method, run: RunFacts) -> None:
         ConfigError: the method, or the net, cannot take one more.
     """
     try:
-        if not method.grows_classes:
+        if not asked(method, "grows_classes", {}, True):
             raise ConfigError("its class says grows_classes = False")
-        if method.needs_server_data:
+        if needs_server_data(method):
             raise ConfigError("its server half trains on examples of its own, which lack the class")
         _check_net(run)
         growth = StateGrowth(method, run, run.for_classes(run.problem.num_classes + 1))
@@ -127,7 +130,7 @@ class StateGrowth:
         owed = tuple(f"weights/{prefix}" for prefix in owed)
         own = [bundle.by_key() for bundle in first]
         sources = [own, *zip(*(each.forms for each in given), strict=True)]
-        told = self.method.grown(given[1].run, held)
+        told = grown(self.method, given[1].run, held)
         found = {key: tensor for key, tensor in own[1].items() if key not in own[0]}
         for key, tensor in held.by_key().items():
             if key in told:

@@ -1,0 +1,11 @@
+"""Which methods train on examples of the server's own."""
+
+from __future__ import annotations
+
+from fedmodels.asked import asked
+from fedmodels.training.method import Method
+
+
+def needs_server_data(method: Method | type[Method]) -> bool:
+    """Tell whether a server half trains on examples; a class of one's own says it by that name."""
+    return bool(asked(method, "needs_server_data", {"fedic": True}, False))
