@@ -16,6 +16,7 @@ from fedmodels.tensors.uploads import Summed
 from fedpb.orders import WITHOUT_PAYLOAD
 from fedpb.peer_certificates import PeerCertificates
 from fedpb.v1 import coordinator_pb2 as rpc
+from fedsrv.state.record import Record
 
 Allocate = Callable[[int], memoryview]
 """Returns a buffer of so many bytes."""
@@ -185,20 +186,25 @@ class Answer:
     """What the payload's tensors held, in bytes."""
     wire_up: int = 0
     """What the messages that brought the upload held, in bytes."""
-    is_promise: bool = False
-    """Whether the upload lacks its weights, which come in the sum of the client's relay."""
     measured: Measured | None = None
     """How far the upload lies from what its client was given."""
 
 
-@dataclass(frozen=True)
-class RelayedSum:
-    """The sum that a relay brought of the weights of some clients."""
+class AddedUp(Protocol):
+    """What somebody added up of the uploads on their way, who alone has seen them one by one."""
 
-    relay: str
-    clients: tuple[int, ...]
-    moved: Measured | None
-    """How far the mean behind it lies from what they were given; None where nothing counts."""
+    def far_out(self, results: Answers) -> dict[int, str]:
+        """Return the clients whose uploads, or whose sum, lie too far out, and why."""
+        ...
+
+    def stand_out(
+        self, results: Answers, liars: int | None, record: Record
+    ) -> tuple[dict[int, str], list[int]]:
+        """Return whose uploads stand out and in what, and on whom all agree but ``liars``.
+
+        The record says which sums stand out.
+        """
+        ...
 
 
 @dataclass
@@ -221,8 +227,8 @@ class Answers:
     """What the record says of a secure sum, where there was one."""
     aside: dict[int, Measured] = field(default_factory=dict)
     """What is kept of uploads that came and do not count."""
-    relayed: Sequence[RelayedSum] = ()
-    """What relays added up."""
+    added: AddedUp | None = None
+    """What was added up on its way, if anything was."""
 
     def measured(self) -> dict[int, Measured]:
         """Return what is kept of the uploads that count, by client."""
@@ -233,7 +239,7 @@ class Answers:
         """Keep nothing of single uploads, where noise hides them."""
         for answer in self.by_client.values():
             answer.measured = None
-        self.relayed = ()
+        self.added = None
 
     def after(self, first: Answers) -> Answers:
         """Return these answers as those to a second try, without clients that failed before it."""

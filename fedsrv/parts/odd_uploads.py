@@ -10,7 +10,6 @@ or in direction, and counts, is a warning in its record.
 
 from __future__ import annotations
 
-import importlib
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -251,13 +250,12 @@ class OddUploads(ServerPart):
         """Begin; nobody stood out."""
         super().__init__(store, events, given)
         self._in_a_row: dict[str, int] = {}
-        """How often in a row each client's upload stood out, and each relay's sum."""
+        """How often in a row each client's upload stood out, and each sum."""
 
     def leaves_out(self, at: Interaction, results: Answers) -> dict[int, str]:
         """Return whose uploads lie too far out of their cohort."""
-        if results.relayed:
-            found: dict[int, str] = _sums().far_out_beside_relays(results)
-            return found
+        if results.added is not None:
+            return results.added.far_out(results)
         return far_out(results.measured(), at.company)
 
     def came(self, at: Interaction, settle: Settle) -> None:
@@ -281,11 +279,8 @@ class OddUploads(ServerPart):
         counts = {c: at.count(results.by_client[c].upload) for c in measured}
         for client, row in rows(measured, counts, results.aside).items():
             record["clients"].setdefault(client, {}).update(row)
-        if results.relayed:
-            warned = _sums().warnings_of(results, liars)
-            clients, agreed = warned.clients, warned.agreed
-            if warned.relays:
-                record["warned_relays"] = warned.relays
+        if results.added is not None:
+            clients, agreed = results.added.stand_out(results, liars, record)
         else:
             clients, agreed = standing_out(measured), agreed_on(measured, liars)
         if clients:
@@ -294,13 +289,13 @@ class OddUploads(ServerPart):
             record["agreed"] = agreed
 
     def committed(self, record: Record) -> None:
-        """Note that an upload or a relay's sum stands out: the 1st, 2nd, 4th ... time in a row."""
+        """Note that an upload or a sum stands out: the 1st, 2nd, 4th ... time in a row."""
         cohort = [str(client) for client in record["cohort"]]
-        relays = record.get("warned_relays", {})
+        sums = record.get("warned_relays", {})
         before = {name for name in self._in_a_row if "-" in name}  # clients are plain numbers
         for what, who, warned in (
             ("the upload of client", cohort, record.get("warned", {})),
-            ("the sum of relay", sorted({*relays, *before}), relays),
+            ("the sum of relay", sorted({*sums, *before}), sums),
         ):
             for name in who:
                 times = self._in_a_row[name] = (
@@ -333,8 +328,3 @@ class OddUploads(ServerPart):
             f"it: --resume computes interaction {shown} again, and --resume --without {client} "
             f"goes on without client {client}"
         )
-
-
-def _sums() -> Any:
-    """Return what compares sums of relays, where a relay brought one."""
-    return importlib.import_module("fedsrv.parts.relayed_sums")

@@ -23,8 +23,9 @@ from fedmodels.tensors.differences import STATISTICS, Measured, TrainingBase
 from fedmodels.tensors.differences import WEIGHTS as PARAMETERS
 from fedmodels.tensors.weighted_mean import RunningMean, mean_of_sums
 from fedpb.v1 import coordinator_pb2 as rpc
-from fedsrv.engine.cohort import Allocate, Answer, Answers, RelayedSum, Trip
+from fedsrv.engine.cohort import Allocate, Answer, Answers, Trip
 from fedsrv.engine.reduction import without_weights
+from fedsrv.relay.relayed_sums import RelayedSum, RelayedSums
 from fedsrv.transport.intake import Intake, Push
 from fedsrv.transport.refusals import Superseded
 
@@ -249,10 +250,12 @@ class GroupedIntake(Intake):
             return super().end(answers)
         dtypes = dtypes_of_weights(self.trip.form.spec)
         answers.mean = mean_with_sums(answers.by_client, self.sums, self._count, dtypes)
-        answers.relayed = [
-            RelayedSum(str(self.relays[group[0]]), group, self._measured.get(group))
-            for group in self.sums
-        ]
+        answers.added = RelayedSums(
+            [
+                RelayedSum(str(self.relays[group[0]]), group, self._measured.get(group))
+                for group in self.sums
+            ]
+        )
         return None
 
     # --- who is there -----------------------------------------------------------------------------

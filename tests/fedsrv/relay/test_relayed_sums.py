@@ -6,8 +6,8 @@ import torch
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.tensors.differences import SKETCH, Measured
 from fedpb.v1 import coordinator_pb2 as rpc
-from fedsrv.engine.cohort import Answer, Answers, RelayedSum
-from fedsrv.parts.relayed_sums import Warnings, far_out_beside_relays, warnings_of
+from fedsrv.engine.cohort import Answer, Answers
+from fedsrv.relay.relayed_sums import RelayedSum, RelayedSums
 
 
 def measured(norm, row=(1.0, 0.0)):
@@ -20,7 +20,17 @@ def answers(whole, told, moved):
     """Return answers of clients with these norms, of which a relay told some, and moved the sum."""
     held = {**whole, **{c: Measured({"weights": n}, {"weights": 0.1}, n) for c, n in told.items()}}
     found = {c: Answer(Bundle(), rpc.Report(), measured=one) for c, one in held.items()}
-    return Answers(found, {}, relayed=[RelayedSum("0-1", tuple(told), moved)])
+    return Answers(found, {}, added=RelayedSums([RelayedSum("0-1", tuple(told), moved)]))
+
+
+def far_out(results):
+    return results.added.far_out(results)
+
+
+def warnings(results):
+    """Return whose uploads stand out, on whom all agree, and which sums stand out."""
+    record = {}
+    return *results.added.stand_out(results, None, record), record.get("warned_relays", {})
 
 
 WHOLE = {c: measured(1.0) for c in range(2, 7)}
@@ -29,7 +39,7 @@ WHOLE = {c: measured(1.0) for c in range(2, 7)}
 @pytest.mark.parametrize(("norm", "out"), [(10.0, []), (10.1, [0, 1])])
 def test_a_sum_beyond_the_bound_of_an_upload_is_left_out_and_the_relay_is_named(norm, out):
     """Its relay says of its uploads what fits, and the others have moved by 1."""
-    found = far_out_beside_relays(answers(WHOLE, {0: 9.0, 1: 9.0}, measured(norm)))
+    found = far_out(answers(WHOLE, {0: 9.0, 1: 9.0}, measured(norm)))
     assert [*found] == out
     for line in found.values():
         assert line == (
@@ -39,7 +49,7 @@ def test_a_sum_beyond_the_bound_of_an_upload_is_left_out_and_the_relay_is_named(
 
 
 def test_what_a_relay_says_of_an_upload_is_told_as_its_word():
-    (line,) = far_out_beside_relays(answers(WHOLE, {0: 20.0, 1: 1.0}, measured(1.0))).values()
+    (line,) = far_out(answers(WHOLE, {0: 20.0, 1: 1.0}, measured(1.0))).values()
     assert line.endswith("as the median of 7 uploads (as its relay 0-1 says)")
 
 
@@ -52,10 +62,10 @@ def test_what_a_relay_says_of_an_upload_is_told_as_its_word():
     ],
 )
 def test_a_sum_that_is_turned_or_large_is_a_warning_of_its_relay(moved, why):
-    found = warnings_of(answers(WHOLE, {0: 60.0, 1: 6.0}, moved), None)
-    assert found == Warnings({}, {"0-1": why} if why else {}, []), "its word warns of no client"
+    found = warnings(answers(WHOLE, {0: 60.0, 1: 6.0}, moved))
+    assert found == ({}, [], {"0-1": why} if why else {}), "its word warns of no client"
 
 
 def test_a_relay_that_brings_everything_stands_alone():
-    assert far_out_beside_relays(answers({}, {0: 1.0, 1: 1.0}, measured(50.0))) == {}
-    assert warnings_of(answers({}, {0: 1.0, 1: 1.0}, measured(50.0)), None) == Warnings({}, {}, [])
+    assert far_out(answers({}, {0: 1.0, 1: 1.0}, measured(50.0))) == {}
+    assert warnings(answers({}, {0: 1.0, 1: 1.0}, measured(50.0))) == ({}, [], {})
