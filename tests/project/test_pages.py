@@ -170,6 +170,15 @@ def test_the_schema_has_every_message():
     assert told == {n for f in files for n in re.findall(named, f.read_text(), flags=re.MULTILINE)}
 
 
+def test_the_page_of_combinations_is_current():
+    """Of methods, every sixth: some try generators at several numbers of classes."""
+    script, page = script_of("combinations"), (ROOT / "docs" / "combinations.md").read_text()
+    assert page.startswith("\n".join(script.sections())), "make docs writes it"
+    rows = [line for line in page.splitlines() if line.startswith("| ") and "methods/" in line]
+    assert set(map(script.row_of, script.names()[::6])) <= {*rows}
+    assert len(rows) > 20
+
+
 def constants() -> Iterator[tuple[str, str, float]]:
     """Yield file, name and seconds of every public constant that is a time."""
     for package in ("proto/fedpb", "models/fedmodels", "fedsrv", "fedcli"):

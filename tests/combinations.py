@@ -1,0 +1,155 @@
+"""Tiny experiments that switch on parts of a config, and sets of parts that cover every pair."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedmodels.config.combinations import NEEDED, PARTS, REFUSED
+
+Tables = Mapping[str, Any]
+NOISE = {
+    "level": "client", "noise_multiplier": 1.0, "delta": 1e-3, "clip": 0.5,
+    "allow": ["announced", "examples", "loss", "scores"],
+}  # fmt: skip
+FIXED = {"mean": [0.3], "std": [0.3]}
+NET = """
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, num_classes, input_shape):
+        super().__init__()
+        self.base = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU())
+        self.base.requires_grad_(False)
+        self.head = nn.Linear(16, num_classes)
+
+    def features(self, x):
+        return self.base(x)
+"""
+SETTINGS: Mapping[str, Tables] = {
+    "poisson sampling": {"schedule": {"sampling": "poisson", "per_round": 5}},
+    "weighted sampling": {"schedule": {"sampling": "weighted", "per_round": 5}},
+    "over-selection": {"schedule": {"per_round": 5, "over_select": 1}},
+    "availability": {"schedule": {"availability": "there.csv", "per_round": 5}},
+    "asynchronous rounds": {"schedule": {"order": "asynchronous", "buffer": 5}},
+    "open runs": {"schedule": {"order": "tasks_outer", "open": True}},
+    "triggers": {"trigger": {"new_data": 6}},
+    "stopping": {"schedule": {"patience": 5}, "evaluate": {"select_by": "accuracy"}},
+    "fewer clients": {"server": {"min_clients": 5}},
+    "validation": {"data": {"validation_share": 0.2}},
+    "accumulated data": {"scenario": {"training_data": "accumulated"}},
+    "reference run": {"evaluate": {"reference": "reference"}},
+    "rate of all rounds": {"training": {"lr_schedule": {"kind": "cosine"}}},
+    "trained by all": {"evaluate": {"trained": "all"}, "schedule": {"per_round": 5}},
+    "drift": {"evaluate": {"drift": True}},
+    "class masks": {"evaluate": {"class_masks": True}},
+    "probabilities": {"evaluate": {"probabilities": True}},
+    "deployment": {"deploy": {"guard": "held_out"}},
+    "compressed uploads": {"compression": {"up": "int8"}},
+    "compressed payloads": {"compression": {"down": "bfloat16"}},
+    "zstd": {"compression": {"zstd": True}},
+    "noise at the server": {"privacy": NOISE, "data": FIXED},
+    "noise at clients": {"privacy": {**NOISE, "where": "clients", "colluders": 0}, "data": FIXED},
+    "example privacy": {"privacy": {**NOISE, "level": "example"}, "data": FIXED},
+    "hidden counts": {"privacy": {"announce": "rounded"}},
+    "secure sums": {"privacy": {"secure_sum": {"trust": "coordinator"}}},
+    "robust rules": {"server": {"reduce": "median"}},
+    "exclusion by rule": {"server": {"exclude_after": 3}},
+    "server optimiser": {"server_optimizer": {"name": "fedadam", "lr": 0.01}},
+    "own loss": {"training": {"loss": "focal"}},
+    "balanced weights": {"training": {"class_weights": "balanced"}},
+    "clipped gradients": {"training": {"clip_norm": 1.0}},
+    "rate of epochs": {"training": {"lr_schedule": {"kind": "cosine", "over": "epochs"}}},
+    "bfloat16": {"training": {"precision": "bfloat16"}},
+    "together": {"training": {"together": 3}},
+    "frozen parts": {"net": {"name": "net.py:Net"}},
+}
+"""What switches each part on; paths are files of a test's directory."""
+APART = {
+    "triggers": "does nothing but begin stages of an open run, which is on in every such set",
+    "trackers": "they read what is in the records; tests/fedsrv has them",
+    "odd uploads": "always on",
+    "relays": "no key; tests/integration has them over loopback",
+}
+"""Parts without a setting here, or with one that another part needs, and why."""
+ALONE = {"secure sums", "robust rules"}
+"""A pair that needs three groups of three clients; tests/fedsrv has it."""
+
+
+def one_key(one: str, other: str) -> bool:
+    """Tell whether two parts are values of one key, of which a config has one."""
+    first, second = (PARTS[name].keys.split(" = ")[0].split(" over")[0] for name in (one, other))
+    return first == second
+
+
+def is_refused(one: str, other: str, reads: str = "mean") -> bool:
+    """Tell whether two parts are refused together, whatever else a config says."""
+    pair = {one, other}
+    return pair == ALONE or any(
+        {*r.pair} == pair and r.only in ("", reads) and not r.where for r in REFUSED
+    )
+
+
+def needed_by(names: Sequence[str]) -> list[str]:
+    """Return parts with those that they need."""
+    wanted = [each.pair[1] for each in NEEDED if each.pair[0] in names]
+    return [*dict.fromkeys([*names, *wanted])]
+
+
+def fits(names: Sequence[str]) -> bool:
+    """Tell whether parts, with those that they need, go together."""
+    pairs = itertools.combinations(needed_by(names), 2)
+    return not any(is_refused(*pair) or one_key(*pair) for pair in pairs)
+
+
+def pairs() -> Iterator[tuple[str, str]]:
+    """Yield every pair of parts that goes together."""
+    yield from (pair for pair in itertools.combinations(SETTINGS, 2) if fits(pair))
+
+
+def covering(most: int = 20) -> list[list[str]]:
+    """Return sets of parts, each of which goes together, that have every pair in one of them."""
+    known = {frozenset(pair) for pair in pairs()}
+    left, sets = dict.fromkeys(map(frozenset, pairs())), list[list[str]]()
+    while left:
+        chosen = needed_by(sorted(next(iter(left))))
+        while len(chosen) < most:
+            wanted: dict[str, list[str]] = {
+                name: [name, *(n for n in needed_by([name]) if n not in (name, *chosen))]
+                for name in SETTINGS
+                if name not in chosen
+            }
+            gains = {
+                name: sum(frozenset((one, name)) in left for one in chosen)
+                for name, more in wanted.items()
+                if all(frozenset((one, new)) in known for one in chosen for new in more)
+            }
+            if not gains or not max(gains.values()):
+                break
+            chosen += wanted[max(gains, key=lambda name: gains[name])]
+        for pair in itertools.combinations(chosen, 2):
+            left.pop(frozenset(pair), None)
+        sets.append(chosen)
+    return sets
+
+
+def tables_of(names: Sequence[str], place: Path) -> dict[str, Any]:
+    """Return the tables that switch parts on, whose files are in a directory."""
+    found: dict[str, Any] = {"schedule": {"rounds": 1, "clients": 6}}
+    for name in names:
+        for table, keys in SETTINGS[name].items():
+            found[table] = {**found.get(table, {}), **keys}
+    schedule, evaluate = found["schedule"], found.get("evaluate", {})
+    if "availability" in schedule:
+        schedule["availability"] = str(place / schedule["availability"])
+    if "reference" in evaluate:
+        evaluate["reference"] = str(place / evaluate["reference"])
+    if "net" in found:
+        found["net"] = {"name": str(place / found["net"]["name"])}
+    told = {"drift": "metrics", "stopping": "stopping"}
+    if "level" in found.get("privacy", {}):
+        more = [word for name, word in told.items() if name in names]
+        found["privacy"]["allow"] = [*found["privacy"]["allow"], *more]
+    return found
