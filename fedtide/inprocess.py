@@ -46,6 +46,7 @@ from fedsrv.state.run_directory import (
     refuse_existing,
 )
 from fedsrv.state.store import Store
+from fedsrv.tracking.trackers import track
 
 log = logging.getLogger(__name__)
 
@@ -323,7 +324,7 @@ def run_in_process(
     torch.set_num_threads(experiment.training.threads)  # the count changes floats
     place = data / "server"
     held = server_data_for(experiment, place if place.is_dir() else None)
-    store = Store(out, experiment, resume)
+    store, events, end_trackers = Store(out, experiment, resume), EventLog(), None
     for line in store.differences:
         log.warning("%s", line)
     try:
@@ -331,8 +332,9 @@ def run_in_process(
         if facts:
             store.expect("config.toml", config_text(experiment))
             write_facts(out, experiment, computes=store.ended() is None)
+        if experiment.tracking.is_on and store.ended() is None:
+            end_trackers = track(events, experiment, out, store.run_id)
         cohort = InProcessCohort(experiment, data, out / "clients", **options)
-        events = EventLog()
         parts = parts_of(store, events, server_data=held, at_rest=at_rest)
         engine = Engine(experiment, cohort, store, events, parts)
         with name_faults(engine.method), refuse_exits():
@@ -341,4 +343,6 @@ def run_in_process(
             store.publish("summary.json", json.dumps(summary, indent=2) + "\n")
         return summary
     finally:
+        if end_trackers is not None:
+            end_trackers()
         store.close()

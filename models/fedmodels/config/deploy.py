@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from fedmodels.config.strict_table import StrictTable
 
@@ -23,3 +23,9 @@ class Deploy(StrictTable):
     tolerance: Annotated[float, Field(ge=0, le=1)] = 0.0
     """A new model goes live with an accuracy this much lower than the live one's; with more than 0,
     models may get worse step by step."""
+
+    @model_validator(mode="after")
+    def _tolerance_has_a_guard(self) -> Deploy:
+        if self.guard == "none" and self.differs("tolerance"):
+            raise ValueError('tolerance does nothing with guard = "none": leave it out')
+        return self

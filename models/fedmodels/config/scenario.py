@@ -66,6 +66,10 @@ class ScenarioTable(StrictTable):
             raise ConfigError(f"[scenario] imbalance_factor = {factor:g} as a ratio must be >= 1")
         if factor is not None and self.if_reading == "percent" and factor > 100:
             raise ConfigError(f"[scenario] imbalance_factor = {factor:g} percent must be <= 100")
+        if self.test_long_tail and self.tail_gamma == 1:
+            raise ConfigError(
+                "[scenario] test_long_tail cuts the tail of gamma or imbalance_factor: give one"
+            )
         if self.tail_gamma < 1 and not self.has_long_tail:
             raise ConfigError(
                 f"[scenario] {self.name} keeps the data as they are: it has no gamma or "

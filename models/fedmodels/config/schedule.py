@@ -90,8 +90,8 @@ class Schedule(StrictTable):
     def _open_fits(self) -> Schedule:
         if self.open and self.order == "rounds_outer":
             raise ValueError(TASKS_IN_TURN.format(self.order))
-        for key in ("begin_with", "newcomers"):
-            if not self.open and getattr(self, key) is not None:
+        for key in ("begin_with", "newcomers", "max_classes"):
+            if not self.open and self.differs(key):
                 raise ValueError(f"{key} belongs to open = true")
         if self.begin_with is not None and self.begin_with > self.clients:
             raise ValueError(f"begin_with = {self.begin_with} exceeds clients = {self.clients}")

@@ -158,3 +158,10 @@ class ServerOptimizer(StrictTable):
     """Memory of the squares of FedAdam and FedYogi."""
     tau: Positive = 1e-3
     """Degree of adaptivity: it is added to the root of the squares, which begin at its square."""
+
+    @model_validator(mode="after")
+    def _moments_are_used(self) -> ServerOptimizer:
+        for key in ("beta_2", "tau"):
+            if self.name == "fedavgm" and self.differs(key):
+                raise ValueError(f'{key} does nothing with name = "fedavgm": leave it out')
+        return self

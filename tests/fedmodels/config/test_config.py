@@ -228,6 +228,14 @@ def test_there_are_examples():
             "method.heads and method.reading.heads are one switch: give one",
         ),
         (["evaluate.views=['local']"], "evaluate.views.0: "),
+        (["schedule.max_classes=5"], "schedule: max_classes belongs to open = true"),
+        (["deploy.guard=none", "deploy.tolerance=0.1"], "deploy: tolerance does nothing with"),
+        (
+            [f"server_optimizer.{it}" for it in ("name=fedavgm", "lr=1.0", "tau=0.1")],
+            'server_optimizer: tau does nothing with name = "fedavgm"',
+        ),
+        (["scenario.test_long_tail=true"], "[scenario] test_long_tail cuts the tail of gamma"),
+        (["evaluate.influence=true"], "[evaluate] influence measures prototypes"),
         (["evaluate.views=['global', 'global']"], "evaluate: views names 'global' twice"),
         (
             ["method.name=fedem", "evaluate.views=['global']"],

@@ -155,6 +155,17 @@ def test_what_a_finished_run_gives(digits, tmp_path, monkeypatch):
     assert [file.name for file in files("local")] == ["report.html"], "every model is private"
 
 
+def test_a_run_in_one_process_has_its_trackers(monkeypatch, tmp_path, digits):
+    written = []
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", Recorder(written))
+    experiment = tiny_experiment(tracking={"tensorboard": True})
+    run_in_process(experiment, digits, tmp_path / "run", facts=True)
+    calls = [call[0] for call in written]
+    assert calls[0] == "SummaryWriter"
+    assert calls[-1] == "close"
+    assert "add_scalar" in calls
+
+
 @pytest.mark.parametrize("name", TRACKERS)
 def test_without_its_package_there_is_one_line(monkeypatch, tmp_path, name):
     module = "torch.utils.tensorboard" if name == "tensorboard" else name
