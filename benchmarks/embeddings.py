@@ -15,7 +15,7 @@ import torch
 from benchmarks.measure import parser_of
 from fedcli.data.store.client_data import GlobalTest
 from fedcli.data.store.stream import global_test_tensors
-from fedcli.runtime.pictures import draw
+from fedcli.parts.pictures import draw
 from fedmodels.errors import DataError
 from fedmodels.nets.embedding import embeddings
 from fedmodels.nets.trained import TrainedModel

@@ -24,8 +24,8 @@ import torch
 
 from benchmarks.measure import parser_of, tell
 from benchmarks.measured import given_as, keep
-from fedcli.runtime.secure_client import SecureClient
-from fedcli.runtime.secure_peers import SecurePeers
+from fedcli.parts.secure_client import SecureClient
+from fedcli.parts.secure_peers import SecurePeers
 from fedmodels.config.privacy import SecureSum
 from fedmodels.secure_sum.fixed_point import added
 from fedmodels.tensors.bundle import Bundle

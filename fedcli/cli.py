@@ -182,7 +182,7 @@ def join(
 
     keep_large_blocks()
     clients = clients_of(client_id)
-    from fedcli.runtime.host import host_of
+    from fedcli.joining import host_of
     from fedcli.runtime.shown import Shown
     from fedmodels.config.privacy import DETAILS
 

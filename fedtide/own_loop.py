@@ -23,7 +23,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from fedcli.runtime.host import Host, host_of
+from fedcli.joining import host_of
+from fedcli.runtime.host import Host
 from fedcli.runtime.worker import Result, Task
 from fedmodels.errors import ConfigError, TrainingFailed
 from fedmodels.files import require_utf8
@@ -207,7 +208,7 @@ def _trained(found: Task) -> Generator[LoopTask, None, list[Result]]:
         if not math.isfinite(task._loss):
             raise TrainingFailed(f"the loss of client {task.client} is {task._loss}")
         _as_before(half.ctx.net.to(half.ctx.device))
-        done = worker.end(order, half, end_apart(half, task._loss), time.monotonic() - begun)
+        done = worker.end(half, end_apart(half, task._loss), time.monotonic() - begun)
     except Exception as error:
         done = worker.failed(order, error)
     return [] if done is None else [done]

@@ -14,7 +14,7 @@ import grpc
 import torch
 
 from fedcli.data.store.partition_store import open_data
-from fedcli.runtime.secure_peers import SecurePeers
+from fedcli.parts.secure_peers import SecurePeers, SumTerms
 from fedcli.runtime.state import StateDirectory
 from fedcli.runtime.worker import Worker
 from fedmodels.config.experiment import Experiment
@@ -129,7 +129,7 @@ class Stage:
         worker = Worker(
             client, open_data(self.data, client),
             StateDirectory(self.out / "clients" / str(client)),
-            self.experiment, torch.device("cpu"), peers=self.signing(client),
+            self.experiment, torch.device("cpu"), brought={"sums": SumTerms(self.signing(client))},
         )  # fmt: skip
         request = rpc.JoinRequest(
             client_id=str(client), description=description_of(self.announcement(client)),
@@ -137,8 +137,7 @@ class Stage:
         )  # fmt: skip
         reply = self.service.join(request, Caller())
         token = reply.token
-        if worker.peers is not None:
-            worker.peers.run_id = reply.run_id
+        worker.brought["sums"].joined(self.experiment, reply.run_id, [])
         member, issue = self.cohort.session(client, token), 0
         while not ended.done():
             caller = self.cohort.caller({client: member}, {client: issue})

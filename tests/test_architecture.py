@@ -88,7 +88,8 @@ ROOMS = {
         "launch", "cli", "__main__",
     ),
     "fedcli": (
-        "data", "data.cuts", "data.sets", "data.own", "data.store", "runtime", "prediction",
+        "data", "data.cuts", "data.sets", "data.own", "data.store", "runtime", "parts", "joining",
+        "prediction",
         "serving", "pretrain", "cli", "hosts", "__main__",
     ),
 }  # fmt: skip

@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from fedcli.runtime import spending
+from fedcli.parts.privacy import examples
 from fedmodels.privacy import accounting
 from fedmodels.privacy.ledger import Charge
 from fedmodels.training import private_steps
@@ -85,7 +85,7 @@ def no_root_of_two() -> Iterator[None]:
 @contextmanager
 def tasks_as_if_disjoint() -> Iterator[None]:
     """The examples of each task count as other ones, whatever they hold."""
-    real = spending.charge_of
+    real = examples.charge_of
 
     def charge_of(client: Any, order: Any, hidden: Any, cut: str) -> Charge:
         charge = real(client, order, hidden, cut)
@@ -93,5 +93,5 @@ def tasks_as_if_disjoint() -> Iterator[None]:
         salt = np.uint64((order.task + 1) * 0x9E3779B97F4A7C15 % 2**64)
         return replace(charge, contents=charge.contents ^ salt)
 
-    with patch.object(spending, "charge_of", charge_of):
+    with patch.object(examples, "charge_of", charge_of):
         yield

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
-from fedcli.runtime.worker import Progress, Result, Task, execute_together
+from fedcli.runtime.worker import Progress, Result, Task
 from fedmodels.errors import ArchiveNotWritten
 from fedmodels.printable import printable
 from fedmodels.shortages import is_passing
@@ -36,6 +36,8 @@ def executed(tasks: Sequence[Task], *, together: bool) -> list[Result]:
         ArchiveNotWritten: the shortage stays.
     """
     if together and tasks[0].order.kind == rpc.ORDER_KIND_TRAIN:
+        from fedcli.runtime.together import execute_together  # only where the config asks for it
+
         return tried_again(tasks, lambda: execute_together(tasks))
     return [one for task in tasks for one in tried_again([task], partial(_alone, task))]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from typing import Any
 
 import torch
 
@@ -19,11 +20,9 @@ from fedmodels.nets.split import SplitNet
 from fedmodels.parts.class_growth import StateGrowth
 from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.tensors.bundle_spec import BundleSpec
-from fedmodels.training.compression import Compression
 from fedmodels.training.method import Method
 from fedmodels.training.private_state import keeps_state
 from fedmodels.training.run import RunFacts
-from fedmodels.training.secure_upload import SecureUpload
 from fedmodels.training.wire import Wire
 
 KEPT = 2
@@ -42,12 +41,10 @@ class SetUp:
         self.nets = [self.net]
         """``net``, and the nets of the clients that train at the same time."""
         self.wire = Wire.of(method, run)
-        self.owed = self.wire.sections(learnt=True)
+        self.owed, self.beside = (self.wire.sections(learnt=how) for how in (True, False))
+        """Prefixes of what parts keep: it is learnt as the state is, or stands beside it."""
         self.keeps = keeps_state(method, run) or bool(self.owed)
         """Whether a client's private state lasts from one interaction to the next."""
-        self.compression = next((p for p in self.wire.parts if isinstance(p, Compression)), None)
-        self.secure = next((p for p in self.wire.parts if isinstance(p, SecureUpload)), None)
-        """How uploads become integers under masks; None where they travel as they are."""
         self._growths: dict[int, StateGrowth] = {}
 
     @cached_property
@@ -58,7 +55,7 @@ class SetUp:
 
     @cached_property
     def upload_spec(self) -> BundleSpec:
-        """The specification of an upload before it is compressed."""
+        """The specification of an upload as the method makes it."""
         return self.method.upload_spec(self.run)
 
     def grown(self, client: int, state: Bundle, classes: int) -> Bundle:
@@ -101,6 +98,8 @@ class SetUps:
         self.busy = threading.RLock()
         """Held while a client works: nets that another thread built then would draw from the
         random numbers of its training."""
+        self.shared: dict[str, Any] = {}
+        """What parts of the clients of a process share, by name."""
         self.classes, self._device = tuple(classes), device
         _check_names(self.classes, ())
         self._first = RunFacts(experiment, Problem(problem.input_shape, len(self.classes)))

@@ -17,14 +17,12 @@ import torch
 
 from fedcli.data.store.client_data import ClientData
 from fedcli.data.store.partition_store import PartitionStore, open_data
-from fedcli.runtime.floor import FloorLedger
-from fedcli.runtime.secure_peers import SecurePeers
+from fedcli.runtime.client_part import NOTHING, Brought
 from fedcli.runtime.setups import SetUps
 from fedcli.runtime.state import StateDirectory
 from fedcli.runtime.worker import Worker
 from fedmodels.config.experiment import Experiment
 from fedmodels.devices import free_on, give_back
-from fedmodels.errors import DataError
 from fedmodels.machine import cores, free_bytes
 from fedmodels.methods import make
 from fedmodels.tensors.bundle import ClientId
@@ -53,15 +51,13 @@ class Workers:
         data: Path,
         states: Path,
         device: torch.device,
-        floor: FloorLedger | None = None,
-        peers: SecurePeers | None = None,
+        brought: Mapping[str, Brought] = NOTHING,
     ) -> None:
         """Open nothing yet; data lie in a partition's root, states in one directory for all.
 
-        ``floor`` is what the site itself requires of privacy, and ``peers`` signs for the clients
-        in secure sums.
+        ``brought`` is what the site brings for parts, by name.
         """
-        self._floor, self.peers = floor, peers
+        self.brought = brought
         self.clients = tuple(clients)
         self.root, self._states_root, self._device = data, states, device
         """Where clients' directories are."""
@@ -132,8 +128,7 @@ class Workers:
         """Return a client's worker, and close those idle for the longest where there is no room."""
         self._idle_bytes -= self._idle.pop(client, 0)
         self._open[client] = worker = self._open.pop(client, None) or self._opened(client)
-        if worker.is_open:
-            _refresh(worker)
+        worker.woken()
         idle = next(islice(reversed(self._open), self._last, None), None)
         if idle is not None and idle not in self._idle:
             self._idle[idle] = self._open[idle].held_bytes()
@@ -174,8 +169,7 @@ class Workers:
             sibling=self._first,
             keep_bytes=KEEP_BYTES // min(len(self.clients), KEEPING),
             classes=self._classes,
-            floor=self._floor if isinstance(client, int) else None,
-            peers=self.peers,
+            brought=self.brought,
         )
         self._first = self._first or worker
         return worker
@@ -185,13 +179,3 @@ class Workers:
             if client not in self._states:
                 self._states[client] = StateDirectory(self._states_root / str(client))
             return self._states[client]
-
-
-def _refresh(worker: Worker) -> None:
-    """Read a client's description again if tasks were added to its data."""
-    if not worker.data.is_stale:
-        return
-    try:
-        worker.data.refresh()
-    except DataError as error:
-        log.error("client %s goes on with the data that it had: %s", worker.client, error)

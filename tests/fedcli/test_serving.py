@@ -27,8 +27,8 @@ from PIL import Image
 import fedtide
 from fedcli.cli import main
 from fedcli.data.own.number_marks import is_number
+from fedcli.parts import deployment
 from fedcli.runtime import deployed as deployed_module
-from fedcli.runtime import kept_models
 from fedcli.runtime.deployed import Deployed
 from fedcli.serving import bodies, http_server, model_server
 from fedcli.serving.live_model import LiveModel, NoModelYet
@@ -173,7 +173,7 @@ def test_what_goes_live_is_no_worse_on_the_clients_own_test_data(tmp_path, metho
     """Each model is compared with the live one, on the tasks met by then."""
     judged: list[tuple[str, int | None]] = []
     sizes: list[int] = []
-    original = kept_models.rightly_named
+    original = deployment.rightly_named
 
     def seen(net: Any, sets: Any) -> int | None:
         found = original(net, sets)
@@ -181,7 +181,7 @@ def test_what_goes_live_is_no_worse_on_the_clients_own_test_data(tmp_path, metho
         sizes.append(sum(len(y) for _, y in sets))
         return found
 
-    monkeypatch.setattr(kept_models, "rightly_named", seen)
+    monkeypatch.setattr(deployment, "rightly_named", seen)
     tables = {**TINY, "method": {"name": method}, "deploy": {}}
     run = fedtide.run(tables, backend="inprocess", out=tmp_path / "run")
     assert {tasks for tasks, _ in judged} == {"1 tasks", "2 tasks"}
@@ -222,7 +222,7 @@ def test_what_goes_live_is_no_worse_on_the_clients_own_test_data(tmp_path, metho
 )
 def test_the_guard_refuses_worse_models(tmp_path, guard, rights, live, monkeypatch, caplog):
     left = list(rights)
-    monkeypatch.setattr(kept_models, "rightly_named", lambda net, sets: left.pop(0))
+    monkeypatch.setattr(deployment, "rightly_named", lambda net, sets: left.pop(0))
     caplog.set_level("INFO")
     more = {"schedule": {"clients": 1, "rounds": 2}, "scenario": {"kind": "iid"}}
     tables = {**TINY, "method": {"name": "fedavg"}, **more, "deploy": guard}

@@ -21,7 +21,8 @@ import tomli_w
 import torch
 
 import fedtide
-from fedcli.runtime.worker import Result, Task, execute_together
+from fedcli.runtime.together import execute_together
+from fedcli.runtime.worker import Result, Task
 from fedmodels.errors import ArchiveError, ConfigError, DataError, FedtideError, RunFailed
 from fedmodels.nets.trained import ModelFacts, TrainedModel, header_of
 from fedsrv.state.run_directory import launching

@@ -48,11 +48,7 @@ def train_locally(
     method: Method, ctx: ClientContext, payload: Bundle, state: Bundle
 ) -> LocalResult:
     """Run one client's half of an interaction; the net in ``ctx`` is overwritten."""
-    half = ClientHalf(method, ctx, payload, state)
-    with seeded(ctx.seed("dropout")):  # dropout and other random layers draw from here
-        half.begin()
-        with explained(half):
-            return half.end(method.fit(ctx, half.x, half.y, half.refs))
+    return ClientHalf(method, ctx, payload, state).train()
 
 
 def _noting(loss: Criterion, asked: set[str]) -> Criterion:
@@ -78,6 +74,13 @@ class ClientHalf:
     y: Tensor = field(init=False)
     drawn: Tensor = field(init=False)
     """State of torch's generator after ``begin``, where others train before ``end``."""
+
+    def train(self) -> LocalResult:
+        """Begin, fit the net and end."""
+        with seeded(self.ctx.seed("dropout")):  # dropout and other random layers draw from here
+            self.begin()
+            with explained(self):
+                return self.end(self.method.fit(self.ctx, self.x, self.y, self.refs))
 
     def begin(self) -> None:
         """Load the net, the references of the loss and the training data."""

@@ -10,9 +10,10 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 from fedmodels.config.experiment import Experiment
+from fedmodels.errors import ConfigError
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.tensors.memory_blocks import lease
@@ -20,6 +21,24 @@ from fedmodels.training.method import Method
 from fedmodels.training.run import RunFacts
 
 Allocate = Callable[[int], memoryview]
+P = TypeVar("P", bound="SharedPart")
+
+
+def part_at(place: str) -> Any:
+    """Return what stands at a place, ``module:name``; it is imported when it is first asked for.
+
+    Raises:
+        ConfigError: this installation has no such module.
+    """
+    module, _, name = place.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # the module lacks another one
+        raise ConfigError(
+            f"the config asks for a part that this installation lacks: {module}"
+        ) from None
 
 
 class SharedPart:
@@ -122,11 +141,13 @@ class Wire:
     def of(cls, method: Method, run: RunFacts) -> Wire:
         """Return what the config of a run asks for; raise ConfigError if the method cannot."""
         entries = [entry for entry in PARTS if entry.is_on(run.experiment)]
-        found = list[SharedPart]()
-        for module, _, name in (entry.place.partition(":") for entry in entries):
-            found.append(getattr(importlib.import_module(module), name).of(method, run))
         tells = frozenset(name for entry in entries for name in entry.tells)
-        return cls(found, tells, run.experiment.zstd)
+        parts = [part_at(entry.place).of(method, run) for entry in entries]
+        return cls(parts, tells, run.experiment.zstd)
+
+    def part(self, kind: type[P]) -> P:
+        """Return the part of a kind, which the config asks for."""
+        return next(part for part in self.parts if isinstance(part, kind))
 
     @property
     def changes_uploads(self) -> bool:

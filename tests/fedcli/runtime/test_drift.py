@@ -72,8 +72,6 @@ def test_a_client_that_restarts_before_each_order_says_the_same(digits, tmp_path
     def restarted(worker: Worker, *args: Any) -> Any:
         worker.close()
         worker.stream.num_seen = 0
-        if worker.drift is not None:
-            worker.drift._kept, worker.drift.figures = {}, {}
         return began(worker, *args)
 
     monkeypatch.setattr(Worker, "begin", restarted)

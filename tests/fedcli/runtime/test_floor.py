@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedcli.runtime.floor import FloorLedger, PrivacyFloor
+from fedcli.parts.privacy.floor import FloorLedger, PrivacyFloor
 from fedcli.runtime.worker import Result, Worker
 from fedcli.runtime.workers import Workers
 from fedmodels.errors import ConfigError, OrderDeclined
@@ -93,7 +93,7 @@ def test_runs_that_offer_as_much_are_taken():
 
 def worker_of(digits: Path, states: Path, experiment: Any, text: str, ledger: Path) -> Worker:
     floor = FloorLedger(PrivacyFloor.of(text), ledger)
-    workers = Workers([0], digits, states, torch.device("cpu"), floor)
+    workers = Workers([0], digits, states, torch.device("cpu"), {"floor": floor})
     workers.begin(experiment)
     return workers.of(0)
 

@@ -14,9 +14,10 @@ import torch
 from fedcli.data.store.growing import add_task
 from fedcli.data.store.own_files import CUT_FILE
 from fedcli.data.store.partition_store import open_data
+from fedcli.parts.kept_models import described
+from fedcli.parts.open_runs import Spare
 from fedcli.runtime.announcer import Announcer, how_cut
 from fedcli.runtime.answers import RunOver, SessionGone, UploadRefused
-from fedcli.runtime.client_log import Spare
 from fedcli.runtime.enrolment import Enrolment
 from fedcli.runtime.host import Host
 from fedcli.runtime.link import Membership
@@ -93,10 +94,10 @@ def test_a_worker_goes_on_with_new_classes_and_back(data, tmp_path, synced):
     state, facts = load(one.states.path / "state-00000001.safetensors")
     assert facts["classes"] == "4"
     assert state.weights["head/weight"].shape == (4, 4)
-    begun = one._stored(order_of(base=0, new_classes=NEW)).weights["head/weight"]
+    begun = one._private(order_of(base=0, new_classes=NEW)).learnt.weights["head/weight"]
     before = load(one.states.path / "state-00000000.safetensors")[0].weights["head/weight"]
     assert torch.equal(begun[:2], before)
-    one.states.save_personal(*one.final_model.described(one.net, "after_downlink", 1))
+    one.states.save_personal(*described(one, one.net, "after_downlink", 1))
     model = TrainedModel.load(one.states.path / "personal.safetensors")
     assert [*model.class_names] == ["a", "b", "cow", "fox"]
     again = executed(one, order_of(trip=1))  # the run went back, and has two classes
@@ -167,7 +168,7 @@ def test_a_description_is_read_again_before_the_next_order(data, tmp_path, caplo
     add_task(data, 0, images(tmp_path / "month", "b"))
     assert one.data.num_tasks == 1  # not in the middle of an order
     assert known.of(0) is one
-    assert (held.num_tasks, stream.num_tasks, one.final_model.data.num_tasks) == (2, 2, 2)
+    assert (held.num_tasks, stream.num_tasks, one.data.num_tasks) == (2, 2, 2)
     (data / "0" / "client.json").write_text("{")
     assert known.of(0).data.num_tasks == 2
     assert "client 0 goes on with the data that it had: " in caplog.text

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key as generate_rsa
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from fedcli.runtime.secure_peers import SecurePeers, check_run
+from fedcli.parts.secure_peers import SecurePeers, check_run
 from fedmodels.errors import ConfigError, PayloadError
 from fedmodels.secure_sum.fixed_point import added
 from fedmodels.secure_sum.keys import Secrets, own_key, pair_key, private_key, secret_of

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcli.runtime.secure_client import SecureClient
+from fedcli.parts.secure_client import SecureClient
 from fedmodels.config.privacy import SecureSum
 from fedmodels.errors import ArchiveError, PayloadError
 from fedmodels.secure_sum.fixed_point import added

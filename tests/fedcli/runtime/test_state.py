@@ -256,7 +256,7 @@ def trained(worker, interaction, base, committed=-1):
 
 def test_a_result_is_kept_until_it_is_committed(worker, monkeypatch):
     first = trained(worker, 0, -1)
-    monkeypatch.setattr("fedcli.runtime.worker.train_locally", None)  # must not be needed
+    monkeypatch.setattr("fedmodels.training.loop.ClientHalf.train", None)  # must not be needed
     again = trained(worker, 0, -1)
     assert again.report == first.report
     evaluate = order_of(rpc.ORDER_KIND_EVALUATE, 0, 0, committed=0, views=["after_downlink"])
@@ -298,7 +298,9 @@ def test_after_a_roll_back_nothing_kept_in_memory_is_sent(worker, monkeypatch):
     trained(worker, 0, -1)
     trained(worker, 1, 0, committed=0)
     trained(worker, 2, 1, committed=1)
-    monkeypatch.setattr("fedcli.runtime.worker.train_locally", None)  # computed again: it is called
+    monkeypatch.setattr(
+        "fedmodels.training.loop.ClientHalf.train", None
+    )  # computed again: it is called
     assert "NoneType" in worker.execute(order_of(rpc.ORDER_KIND_TRAIN, 2, 0, 0), Bundle()).failure
 
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 import fedpb.v1
-from fedcli.runtime.worker import coarse
+from fedcli.parts.privacy import coarse
 from fedmodels.errors import FedtideError, PayloadError
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.numerics.secrecy import Secret

@@ -12,7 +12,8 @@ import torch
 
 from fedcli.data.store.partition_store import open_data
 from fedcli.runtime.state import StateDirectory
-from fedcli.runtime.worker import Task, Worker, execute_together
+from fedcli.runtime.together import execute_together
+from fedcli.runtime.worker import Task, Worker
 from fedcli.runtime.workers import Workers
 from fedmodels.errors import ClientFailed, ConfigError, RunFailed
 from fedmodels.methods import register

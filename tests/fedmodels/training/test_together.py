@@ -10,7 +10,8 @@ import torch
 from fedcli.data.store.partition_store import open_data
 from fedcli.runtime.host import Host
 from fedcli.runtime.state import StateDirectory
-from fedcli.runtime.worker import Task, Worker, execute_together
+from fedcli.runtime.together import execute_together
+from fedcli.runtime.worker import Task, Worker
 from fedmodels.errors import ArchiveError
 from fedmodels.tensors.bundle import Bundle
 from fedpb.v1 import coordinator_pb2 as rpc
@@ -94,7 +95,7 @@ def test_an_error_in_their_steps_fails_them_all(workers, monkeypatch):
     def broken(halves):
         raise RuntimeError("no such operator")
 
-    monkeypatch.setattr("fedcli.runtime.worker.fit_together", broken)
+    monkeypatch.setattr("fedcli.runtime.together.fit_together", broken)
     results = execute_together(tasks_of(workers))
     assert [r.failure for r in results] == ["RuntimeError: no such operator"] * 3
 
@@ -105,7 +106,7 @@ def test_a_result_that_is_there_is_sent_again(workers, monkeypatch):
     assert again["0"].report == first[0].report
     assert again["1"].report == first[1].report
     assert again["2"].failure == ""
-    monkeypatch.setattr("fedcli.runtime.worker.fit_together", None)  # must not be needed any more
+    monkeypatch.setattr("fedcli.runtime.together.fit_together", None)  # must not be needed any more
     assert all(r.failure == "" for r in execute_together(tasks_of(workers)))
 
 

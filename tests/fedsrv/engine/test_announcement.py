@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fedcli.data.store.client_data import ClientData
-from fedcli.runtime.host import count_detail_in
+from fedcli.joining import count_detail_in
 from fedcli.runtime.worker import Result
 from fedmodels.data_description import ClientFile, TaskCounts
 from fedmodels.errors import ConfigError, LinkError, PayloadError

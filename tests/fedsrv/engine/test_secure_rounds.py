@@ -13,8 +13,8 @@ import pytest
 from rich.console import Console
 
 from fedcli.data.store.commands import run_partition
-from fedcli.runtime import secure_client
-from fedcli.runtime.secure_peers import SecurePeers
+from fedcli.parts import secure_client
+from fedcli.parts.secure_peers import SecurePeers
 from fedmodels.errors import ConfigError, TooFewClients
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.tensors.bundle import Bundle

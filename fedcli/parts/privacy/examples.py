@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedcli.runtime.floor import FloorLedger
-from fedmodels.errors import ArchiveError, OrderDeclined
+from fedcli.parts.privacy import coarse
+from fedcli.parts.privacy.floor import FloorLedger
+from fedcli.runtime.client_part import Client, ClientPart, Training
+from fedmodels.errors import ArchiveError, OrderDeclined, PayloadError
 from fedmodels.privacy.ledger import Charge, PrivacyLedger
 from fedmodels.tensors.bundle import ClientId
 from fedmodels.training.private_steps import HiddenExamples
@@ -18,6 +20,45 @@ NAME = "privacy.db"
 """The file in the state directory of a client that hides its examples."""
 OF_DATA = ("fill",)
 """What a description says of how files are cut that follows from the examples themselves."""
+
+
+class ExamplePrivacy(ClientPart):
+    """Refuses a training that would spend too much, and tells what was spent."""
+
+    hides = True
+
+    def __init__(self, client: Client) -> None:
+        """Open nothing yet."""
+        super().__init__(client)
+        floor: FloorLedger | None = client.brought.get("floor")
+        self._spending = Spending(client.client, client.states.path, floor)
+
+    def begins(self, half: Training) -> None:
+        """Let the training be checked once its examples are known, before its first step."""
+        half.ctx.may_train = lambda hidden: self._spending.check(half.order, hidden, self._cut)
+
+    def tries(self, order: rpc.Order) -> None:
+        """Refuse a training for a score alone."""
+        raise PayloadError("an order to train for a score, which nobody would charge")
+
+    def charges(self, half: Training) -> None:
+        """Charge a training that has hidden its examples."""
+        if half.ctx.hidden is not None:
+            half.figures |= self._spending.note(half.order, half.ctx.hidden, self._cut)
+
+    def reports(self, order: rpc.Order, report: rpc.Report) -> None:
+        """Blur how long the training took."""
+        if order.kind == rpc.ORDER_KIND_TRAIN:
+            report.seconds = coarse(report.seconds)
+
+    def close(self) -> None:
+        """Close the ledger."""
+        self._spending.close()
+
+    @property
+    def _cut(self) -> str:
+        """How the client's examples were cut of files."""
+        return cut_of(self.client.data.file.transform, self.client.data.file.input_shape)
 
 
 class Spending:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -22,7 +22,7 @@ from fedmodels.numerics.secrecy import Secret
 from fedmodels.privacy.accounting import GaussianReleases, fewest_summed, noise_seen
 from fedmodels.privacy.exposures import Keys
 from fedmodels.privacy.ledger import Charge, Level, PrivacyLedger
-from fedmodels.tensors.bundle import Bundle, state_digest
+from fedmodels.tensors.bundle import Bundle, ClientId, state_digest
 from fedmodels.training.method import Method
 from fedmodels.training.private_uploads import noise_share
 from fedmodels.training.run import RunFacts
@@ -159,6 +159,10 @@ class FloorLedger:
         self.floor, self.path = floor, path
         self._ledger: PrivacyLedger | None = None
 
+    def joined(self, experiment: Experiment, run_id: str, clients: Sequence[ClientId]) -> None:
+        """Check that a run's config keeps to the floor; raise ConfigError if it does not."""
+        self.floor.check(experiment)
+
     def check(self, charge: Charge) -> None:
         """Check that a training keeps within the floor.
 
@@ -178,6 +182,11 @@ class FloorLedger:
         if self._ledger is None:
             self._ledger = PrivacyLedger(self.path, self.floor.level)
         return self._ledger
+
+
+def floor_of(text: str, ledger: Path | None, states: Path) -> FloorLedger:
+    """Return what a site requires, with its ledger; beside the states unless a place is given."""
+    return FloorLedger(PrivacyFloor.of(text), ledger or states.absolute().parent / NAME)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, load_pem_priv
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ConfigError, PayloadError
+from fedmodels.tensors.bundle import ClientId
 from fedpb.identities import CLIENT, role_of
 from fedpb.peer_certificates import PeerCertificates, check_counted, check_keys
 from fedpb.pem import authorities_of, identities_of, read_pem
@@ -159,6 +161,30 @@ class SecurePeers:
         for client, signature in agreed.items():
             with _named(client, "it has not agreed on whose uploads came"):
                 check_counted(signers[client], self.run_id, terms, client, asked.counted, signature)
+
+
+@dataclass(frozen=True)
+class SumTerms:
+    """What a site wants of secure sums."""
+
+    peers: SecurePeers | None = None
+    """Signs for the clients of the process; None without a certificate."""
+    least: int = 0
+    """Certificates in a sum at least; 0 for any."""
+
+    def joined(self, experiment: Experiment, run_id: str, clients: Sequence[ClientId]) -> None:
+        """Check that a run's sums are such as the site wants; raise ConfigError if not."""
+        if any(isinstance(client, int) for client in clients):
+            check_run(experiment, self.peers, self.least)
+        if self.peers is not None:
+            self.peers.run_id = run_id
+
+
+def terms_of(
+    ca: Path | None, cert: Path | None, key: Path | None, crl: Path | None, least: int
+) -> SumTerms:
+    """Return what a site wants of secure sums, with its certificate; errors as of SecurePeers."""
+    return SumTerms(SecurePeers.of(ca, cert, key, crl, least), least)
 
 
 def check_run(experiment: Experiment, peers: SecurePeers | None, least: int) -> None:

@@ -5,7 +5,7 @@ for one interaction it opens the sum over one set of clients alone: two sums tha
 would tell its upload. What it has answered is on the disk before it leaves, so that a crash repeats
 the same bits.
 
-Who the others are, it takes from their certificates (:mod:`fedcli.runtime.secure_peers`). With
+Who the others are, it takes from their certificates (:mod:`fedcli.parts.secure_peers`). With
 ``trust = "coordinator"`` it takes that from the coordinator, who may then invent clients.
 """
 
@@ -15,13 +15,17 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedcli.runtime.secure_peers import SecurePeers
+from fedcli.parts.secure_peers import SecurePeers, SumTerms, check_run
+from fedcli.runtime.client_part import Client, ClientPart, Training
 from fedcli.runtime.sessions import write_private
 from fedmodels.config.privacy import MIN_GROUP, SecureSum
+from fedmodels.config.sent import settings_digest
 from fedmodels.errors import ArchiveError, PayloadError
+from fedmodels.privacy.accounting import fewest_summed
 from fedmodels.secure_sum.fixed_point import FixedPoint
 from fedmodels.secure_sum.keys import (
     ATTEMPT_BYTES,
@@ -37,10 +41,51 @@ from fedmodels.secure_sum.keys import (
 from fedmodels.secure_sum.masks import add_mask
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.training.secure_upload import SecureUpload
+from fedpb.orders import WITHOUT_PAYLOAD
 from fedpb.secure_terms import payload_digest, terms_of
 from fedpb.v1 import coordinator_pb2 as rpc
 
 PLACE = "secure-sum"
+
+
+class SecureSums(ClientPart):
+    """Masks what leaves, and answers the orders of a secure sum."""
+
+    def __init__(self, client: Client) -> None:
+        """Take what the site brings: a certificate, and what it requires of privacy."""
+        super().__init__(client)
+        terms: SumTerms | None = client.brought.get("sums")
+        if terms is None:  # nobody has checked the run for it
+            check_run(client.experiment, None, 0)
+        self._terms, self._fewest = terms or SumTerms(), 0
+        if (floor := client.brought.get("floor")) is not None:
+            self._fewest = floor.floor.min_cohort
+            if self._terms.peers is not None:
+                self._terms.peers.least = max(self._terms.least, self._fewest)
+
+    @cached_property
+    def _talk(self) -> SecureClient:
+        client, experiment = self.client, self.client.experiment
+        privacy = experiment.privacy
+        assert privacy is not None, "secure_sum is a key of it"
+        assert privacy.secure_sum is not None, "the config asks for it"
+        assert isinstance(client.client, int), "the evaluator trains nothing"
+        fewest = max(fewest_summed(experiment) if privacy.noise_at_clients else 0, self._fewest)
+        return SecureClient(
+            client.client, client.states.path, client.states.secret().key, privacy.secure_sum,
+            fewest, settings_digest(experiment), self._terms.peers,
+        )  # fmt: skip
+
+    def leaves(self, half: Training, upload: Bundle) -> Bundle:
+        """Return an upload under masks."""
+        form = self.client.set_up.wire.part(SecureUpload)
+        return self._talk.masked(half.order, upload, half.payload, form)
+
+    def answer(self, order: rpc.Order) -> rpc.Report | None:
+        """Answer an order to advertise a key, to share secrets, to agree, or to open shares."""
+        if order.kind not in WITHOUT_PAYLOAD:
+            return None
+        return rpc.Report(secure_sum=self._talk.answer(order))
 
 
 class SecureClient:

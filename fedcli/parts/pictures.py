@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,9 +14,14 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from fedcli.runtime.client_part import ClientPart
 from fedmodels.charts import file_of, words
 from fedmodels.files import write_atomically
+from fedmodels.parts.pictures import pictures_of
+from fedmodels.tensors.bundle import Bundle
+from fedmodels.training.contexts import ClientContext
 from fedmodels.training.pictures import Gallery, Picture, PrototypeMap
+from fedpb.v1 import coordinator_pb2 as rpc
 
 SIDE, TILE = 300, 48
 """Pixels of a map's plot, and of an image of a gallery."""
@@ -23,6 +29,31 @@ MARKS = ("M0-6L6 0L0 6L-6 0Z", "M0-6L6 5H-6Z", "M-5-5H5V5H-5Z", "M-6 0L-3-5H3L6 
 """Marks of prototypes, by whose they are: SVG paths around the origin."""
 MAX_NAMED = 12
 """Classes that a legend can name."""
+log = logging.getLogger(__name__)
+
+
+class Pictures(ClientPart):
+    """Draws what the method shows of the client's last model, at the end of the run."""
+
+    def final(self, order: rpc.Order, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
+        """Draw into the client's state directory; a fault is no reason to lose a run."""
+        try:
+            self._draw(ctx, payload, state)
+        except Exception as error:
+            log.warning("client %s drew no picture: %s", self.client.client, error)
+
+    def _draw(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
+        client, stream = self.client, self.client.stream
+        grows = client.experiment.schedule.open
+        known = ctx.at.task + 1 if grows else client.data.num_tasks
+        stream.meet(known)
+        tests = [stream.test(task) for task in range(known)]
+        x, y = (torch.cat(parts) for parts in zip(*tests, strict=True))
+        client.net.eval()
+        found = pictures_of(client.method, ctx, payload, state, x, y)
+        for name, picture in found.items():
+            path = client.states.path / "pictures" / f"{name}.svg"
+            draw(picture, path, client.data.class_names)
 
 
 def draw(picture: Picture, path: Path, class_names: Sequence[str] = ()) -> None:

@@ -1,0 +1,167 @@
+"""The models that a client keeps live while it trains.
+
+A model goes live if it classifies as many of the client's held-out examples correctly as the live
+model does, less a tolerance. Both are scored on the same examples: those of the tasks that the
+client has met by now. Both are scored as they are served: by the net's classifier.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+from torch import Tensor
+
+from fedcli.data.store.stream import Examples
+from fedcli.parts.kept_models import described
+from fedcli.runtime.client_log import tell
+from fedcli.runtime.client_part import Client, ClientPart, Scored, Training
+from fedcli.runtime.deployed import AFTER, DIGEST, Deployed
+from fedmodels.errors import FedtideError
+from fedmodels.nets.split import SplitNet
+from fedmodels.nets.trained import TrainedModel
+from fedmodels.numerics.randomness import seeded
+from fedmodels.tensors.bundle import Bundle, state_digest
+from fedmodels.training.contexts import ClientContext
+from fedmodels.training.private_state import local_view
+from fedpb.v1 import coordinator_pb2 as rpc
+
+BATCH = 256
+"""Examples that are scored together."""
+log = logging.getLogger(__name__)
+
+
+class Deployment(ClientPart):
+    """Offers one client's models to its folder of live models."""
+
+    def __init__(self, client: Client) -> None:
+        """Clear what a crash left."""
+        super().__init__(client)
+        experiment = client.experiment
+        assert experiment.deploy is not None, "the config asks for it"
+        self.how, self.deployed = experiment.deploy, Deployed(client.states.path)
+        self.visits_tasks = experiment.schedule.order == "rounds_outer"
+        """Whether a round has an interaction for each task."""
+        self.last_tasks = experiment.evaluate.last_tasks
+        self._offered: int | None = None
+        """The interaction after which the last offered model stood."""
+        self._says_held = False
+        if self.deployed.folder.is_dir():
+            self.deployed.clear_leftovers()
+
+    def begins(self, half: Training) -> None:
+        """Offer the model that a client holds before it trains, where that is its own model."""
+        method, ctx, view = self.client.method, half.ctx, local_view(self.client.method)
+        if view != "after_local":
+            ctx.view = view
+            method.load(ctx, half.payload, half.state if view == "after_downlink" else Bundle())
+            self.offer(half.order, ctx.net, view)
+            ctx.view = ""
+
+    def saved(self, half: Training) -> None:
+        """Offer the model right after training, where that is the client's own model."""
+        if local_view(self.client.method) == "after_local":
+            self.offer(half.order, half.ctx.net, "after_local")
+
+    def scored(self, at: Scored) -> None:
+        """Offer a model that was received and scored."""
+        if at.ctx.view == local_view(self.client.method) != "after_local":
+            self.offer(at.order, at.ctx.net, at.ctx.view)
+
+    def final(self, order: rpc.Order, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
+        """Offer the last model of the run."""
+        if ctx.view == local_view(self.client.method):
+            self.offer(order, ctx.net, ctx.view)
+
+    def offer(self, order: rpc.Order, net: SplitNet, view: str) -> None:
+        """Put the personal model in a net live, unless the guard refuses it.
+
+        No fault of this ends a run. An untrained model is not offered, and one model is offered
+        once.
+        """
+        after, round = order.interaction, order.round
+        if order.kind == rpc.ORDER_KIND_TRAIN and view != "after_local":  # as it was received
+            after -= 1
+            round -= 0 if self.visits_tasks and order.task else 1
+        if after < 0 or after == self._offered:
+            return
+        self._offered = after
+        try:
+            with seeded(0):  # a custom net may draw
+                self._offer(order, net, view, round, after)
+        except (FedtideError, OSError) as error:
+            log.warning("client %s: its model does not go live: %s", self.client.client, error)
+
+    def _offer(self, order: rpc.Order, net: SplitNet, view: str, round: int, after: int) -> None:
+        held = self.deployed.status().held
+        if held and not self._says_held:
+            line = ": a roll-back holds its live model; fedcli rollback --release lets others live"
+            tell("held", self.client.client, line, order)
+        self._says_held = held
+        if held:
+            return
+        weights, header = described(self.client, net, view, round)
+        digest, before = state_digest([("", weights)]), self.deployed.digest()
+        if digest == before:
+            return
+        is_better, why = self._judged(net, self._live(before), order)
+        line = f"the model of round {round + 1}: {why}"
+        if not is_better:
+            if self.deployed.refuse(digest, f"refused {line}"):
+                tell("refused", self.client.client, f" refuses {line}", order)
+            return
+        header = {**header, DIGEST: digest, AFTER: str(after)}
+        if self.deployed.go_live(weights, header, before, f"live is {line}"):
+            tell("deployed", self.client.client, f" serves {line}", order)
+
+    def _live(self, digest: str) -> SplitNet | None:
+        """Return the net of the live model, if it can be compared with another one."""
+        if not digest or self.how.guard == "none":
+            return None
+        try:
+            model = TrainedModel.load(self.deployed.current)
+        except FedtideError as error:
+            log.warning("client %s: its live model is replaced: %s", self.client.client, error)
+            return None
+        told, file = model.facts, self.client.data.file
+        scales = (told.scale, *told.mean, *told.std), (file.scale, *file.mean, *file.std)
+        is_alike = tuple(told.input_shape) == tuple(file.input_shape) and scales[0] == scales[1]
+        return model.net.to(self.client.stream.device) if is_alike else None
+
+    def _judged(self, net: SplitNet, live: SplitNet | None, order: rpc.Order) -> tuple[bool, str]:
+        """Tell whether a net may go live in place of the live one, and why."""
+        if self.how.guard == "none":
+            return True, "nothing guards it"
+        seen = self.client.data.num_tasks
+        if order.tasks_seen and not (self.visits_tasks and order.round):
+            seen = min(order.tasks_seen, seen)
+        stream = self.client.stream
+        stream.meet(seen)
+        first = max(0, seen - (self.last_tasks or seen))
+        of_task = (stream.validation(t) or stream.test(t) for t in range(first, seen))
+        sets, kept = [*of_task], "test" if stream.kept is None else "validation"
+        count = sum(len(y) for _, y in sets)
+        if not count:
+            return True, f"there are no {kept} data to compare it on"
+        right = rightly_named(net, sets)
+        if right is None:
+            return False, "its outputs are not finite"
+        before = rightly_named(live, sets) if live is not None else None
+        share = f"{right} of {count} {kept} examples are right"
+        if before is None:
+            return True, f"{share}, and no earlier model is comparable" if live else share
+        return right >= before - self.how.tolerance * count, f"{share}, {before} by the live model"
+
+
+@torch.no_grad()
+def rightly_named(net: SplitNet, sets: list[Examples]) -> int | None:
+    """Return how many examples a net classifies correctly; None if outputs are not finite."""
+    net.eval()
+    right = 0
+    for x, y in sets:
+        for xs, ys in zip(net.split(x, BATCH), net.split(y, BATCH), strict=True):
+            logits: Tensor = net(xs)
+            if not bool(torch.isfinite(logits).all()):
+                return None
+            right += int((logits.argmax(1) == ys).sum())
+    return right

@@ -1,0 +1,94 @@
+"""The last model of a client: what its run leaves behind."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fedcli.runtime.client_part import Client, ClientPart, Scored
+from fedcli.runtime.state import PERSONAL
+from fedmodels.errors import ArchiveError
+from fedmodels.nets.split import SplitNet, whole
+from fedmodels.nets.trained import ModelFacts, header_of
+from fedmodels.tensors.bundle import Bundle, state_digest
+from fedmodels.training.contexts import ClientContext
+from fedmodels.training.private_state import local_view
+from fedpb.v1 import coordinator_pb2 as rpc
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class LastStored:
+    """Everybody's model, where a client of this process has stored it last."""
+
+    stored: tuple[Mapping[str, str], str] | None = None
+    """What it is, and its digest."""
+    file: Path = field(default_factory=Path)
+
+
+class FinalModel(ClientPart):
+    """One client's last model, stored in its state directory.
+
+    Where ``a_loc`` is scored after local training, it is the model that was scored last. Elsewhere
+    it is the model after the last downlink.
+    """
+
+    def __init__(self, client: Client) -> None:
+        """Share what was stored last with the clients of the process."""
+        super().__init__(client)
+        self._last: LastStored = client.set_ups.shared.setdefault("last stored", LastStored())
+
+    def scored(self, at: Scored) -> None:
+        """Keep a model that was scored after local training, if it may be the client's last one.
+
+        Where all clients train in every round, only those of the last round may be.
+        """
+        client, order = self.client, at.order
+        if order.kind != rpc.ORDER_KIND_TRAIN or local_view(client.method) != "after_local":
+            return
+        how = client.experiment.schedule
+        per_task = how.order != "rounds_outer"
+        last = how.rounds * (client.data.num_tasks if per_task else 1) - 1
+        any_round = how.selects or how.is_asynchronous or how.open
+        if any_round or order.round == last:
+            model = described(client, at.ctx.net, "after_local", order.round)
+            client.states.keep_scored(order.interaction, order.base, *model)
+
+    def final(self, order: rpc.Order, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
+        """Store the model that was scored last; where none was kept, the net.
+
+        A net that is the same at all clients is one file.
+        """
+        client, states = self.client, self.client.states
+        if scored := self._scored(order.base):
+            return states.save_personal(*scored)
+        weights, facts = described(client, ctx.net, ctx.view, order.round)
+        is_shared = ctx.view == "global" or not client.set_up.keeps
+        stored = (facts, state_digest([("", weights)])) if is_shared else None
+        same = stored is not None and stored == self._last.stored
+        states.save_personal(weights, facts, self._last.file if same else None)
+        self._last.stored, self._last.file = stored, states.path / PERSONAL
+
+    def _scored(self, interaction: int) -> tuple[Bundle, Mapping[str, str], Path] | None:
+        """Return the model that was scored after an interaction, where it was kept."""
+        try:
+            return self.client.states.scored(interaction)
+        except ArchiveError as error:
+            log.warning("%s; the model after the downlink is stored instead", error)
+            return None
+
+
+def described(
+    client: Client, net: SplitNet, view: str, round: int
+) -> tuple[Bundle, Mapping[str, str]]:
+    """Return a net's weights, and the header of their file."""
+    data, file, asked = client.data, client.data.file, client.experiment.net
+    facts = ModelFacts(
+        asked.name, asked.options(), file.input_shape, data.num_classes, file.scale,
+        file.mean, file.std, data.class_names, client.method.name, view, round,
+        client.method.rules[0], asked.code_sha256 or "", file.transform,
+    )  # fmt: skip
+    return Bundle(weights=whole(net)), header_of(facts)

@@ -1,0 +1,63 @@
+"""A client in an open run: its data grow, classes come, and earlier tasks become spare."""
+
+from __future__ import annotations
+
+import logging
+
+from fedcli.runtime.client_part import Client, ClientPart
+from fedmodels.errors import DataError
+from fedpb.v1 import coordinator_pb2 as rpc
+
+log = logging.getLogger(__name__)
+
+
+class OpenRuns(ClientPart):
+    """Follows what comes while a run goes on."""
+
+    def __init__(self, client: Client) -> None:
+        """Begin before the first order."""
+        super().__init__(client)
+        self._spare = Spare()
+
+    def woken(self) -> None:
+        """Read the client's description again if tasks were added to its data."""
+        if not self.client.data.is_stale:
+            return
+        try:
+            self.client.data.refresh()
+        except DataError as error:
+            name = self.client.client
+            log.error("client %s goes on with the data that it had: %s", name, error)
+
+    def grown(self) -> None:
+        """Take the order of the run's classes for labels."""
+        client = self.client
+        client.data.order_by(client.set_up.classes, len(client.set_ups.classes))
+
+    def follows(self, order: rpc.Order) -> None:
+        """Say when the training data of earlier tasks may be deleted."""
+        if isinstance(self.client.client, int):
+            self._spare.tell(order)
+
+
+class Spare:
+    """Says when the training data of earlier tasks may be deleted, in a run that gets new tasks.
+
+    A run goes back to its durable watermark at most. So once that lies behind all training on a
+    task, nobody asks for the training data of that task again.
+    """
+
+    def __init__(self) -> None:
+        self._task, self._first, self._told = -1, -1, 0
+
+    def tell(self, order: rpc.Order) -> None:
+        """Log a line when the training data of earlier tasks have become spare."""
+        if order.kind == rpc.ORDER_KIND_TRAIN and order.task != self._task:
+            self._task, self._first = order.task, order.interaction
+        if self._task > self._told and order.durable >= self._first - 1:
+            self._told = self._task
+            tasks = "task 0" if self._task == 1 else f"tasks 0 to {self._task - 1}"
+            log.info(
+                "client %s: the run has gone on to task %d: the training data of %s are not needed "
+                "any more", order.client_id, self._task, tasks,
+            )  # fmt: skip

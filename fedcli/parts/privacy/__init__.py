@@ -1,0 +1,10 @@
+"""What hides a client, or its examples, and what a site itself requires of that."""
+
+from __future__ import annotations
+
+import math
+
+
+def coarse(seconds: float) -> float:
+    """Return seconds as they leave where noise hides a client: up to a power of two, from 1 on."""
+    return float(2 ** max(0, math.ceil(math.log2(max(seconds, 1.0)))))

@@ -1,0 +1,190 @@
+"""What the kernel of a client offers to parts: the client, a training, a score, and the seams.
+
+A part is one capability that a config can leave out; :mod:`fedcli.parts` has the list. The kernel
+calls each seam of all parts that are there, in the order of the list, and asks none by its name.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import InitVar, dataclass, field
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from fedcli.data.store.client_data import ClientData
+from fedcli.data.store.stream import TaskStream, Validation
+from fedcli.runtime.setups import SetUp, SetUps
+from fedcli.runtime.state import StateDirectory
+from fedmodels.config.experiment import Experiment
+from fedmodels.methods import make
+from fedmodels.nets.split import SplitNet
+from fedmodels.tensors.bundle import Bundle, ClientId, Weights
+from fedmodels.training.contexts import ClientContext
+from fedmodels.training.loop import ClientHalf, TestSets
+from fedmodels.training.run import RunFacts
+from fedpb.v1 import coordinator_pb2 as rpc
+
+
+class Brought(Protocol):
+    """What a site brings to a run for one of the parts, for all clients of a process."""
+
+    def joined(self, experiment: Experiment, run_id: str, clients: Sequence[ClientId]) -> None:
+        """Look at the run that the clients have joined; raise ConfigError to stay out of it."""
+
+
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+@dataclass
+class Client:
+    """One client of a run: its data, its private state, and what it shares with its process."""
+
+    client: ClientId
+    data: ClientData
+    states: StateDirectory
+    experiment: Experiment
+    device: torch.device
+    sibling: InitVar[Client | None] = None
+    """Another client of this process. The two train in turn, and share one net to work with."""
+    keep_bytes: int = 256 << 20
+    """A larger upload is not kept until its commit; the client computes it again if asked."""
+    classes: Sequence[str] = ()
+    """Names of the classes that the run began with; those of the client unless given."""
+    brought: Mapping[str, Any] = field(default_factory=dict)
+    """What the site brings for parts, by name."""
+    set_ups: SetUps = field(init=False)
+    """Shared by the clients of a process."""
+    set_up: SetUp = field(init=False)
+    """That for the classes of the last order."""
+
+    def __post_init__(self, sibling: Client | None) -> None:
+        """Build the method, the net, the stream of tasks, and the parts."""
+        table = self.experiment.method
+        self.method = make(table.name, **table.hyper_parameters())
+        self.set_ups = sibling.set_ups if sibling else SetUps(
+            self.method, self.experiment, self.data.problem,
+            self.classes or self.data.file.classes, self.device,
+        )  # fmt: skip
+        self.stream = TaskStream(
+            self.data,
+            self.device,
+            keep_history=self.method.trains_on == "history",
+            accumulates=self.experiment.accumulates,
+            validation=Validation.of(self.experiment.data),
+        )
+        self.parts: list[ClientPart] = importlib.import_module("fedcli.parts").parts_of(self)
+        self.take(())
+
+    @property
+    def run(self) -> RunFacts:
+        """The facts of the run."""
+        return self.set_up.run
+
+    @property
+    def net(self) -> SplitNet:
+        """The net to work with."""
+        return self.set_up.net
+
+    def take(self, new_classes: Sequence[str]) -> None:
+        """Work with the classes of an order: the first ones, and new ones."""
+        wanted = self.set_ups.of(new_classes)
+        if wanted is not self.__dict__.get("set_up"):
+            self.set_up = wanted
+            self.states.classes = wanted.run.problem.num_classes if wanted.run.began_with else None
+            for part in self.parts:
+                part.grown()
+
+    @cached_property
+    def hides(self) -> bool:
+        """Whether a part hides something of the client: the text of an error may tell of it."""
+        return any(part.hides for part in self.parts)
+
+
+@dataclass(kw_only=True)
+class Training(ClientHalf):
+    """A training that counts, and what parts add to it."""
+
+    order: rpc.Order
+    kept: Weights
+    """What parts kept beside the private state before, by name with its prefix."""
+    sections: dict[str, Tensor] = field(default_factory=dict)
+    """What they keep after it."""
+    figures: dict[str, float] = field(default_factory=dict)
+    """What they tell beside the method's own metrics."""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A model that was scored; ``ctx.net`` holds it, and ``ctx.view`` says which one it is."""
+
+    order: rpc.Order
+    ctx: ClientContext
+    report: rpc.Report
+    sets: TestSets
+    logits: Mapping[str, Sequence[Tensor]]
+    """The scores (n, K) of each test set in pieces, where a part reads them."""
+
+
+class ClientPart:
+    """One capability at a client; each function is a seam, and does nothing by default."""
+
+    hides = False
+    """Whether it hides something of the client."""
+    reads_logits = False
+    """Whether it needs single scores, beside counts."""
+
+    def __init__(self, client: Client) -> None:
+        """Take the client; raise ConfigError where it cannot take part."""
+        self.client = client
+
+    # --- between orders ---------------------------------------------------------------------------
+
+    def woken(self) -> None:
+        """Look at the client that is about to get an order."""
+
+    def grown(self) -> None:
+        """Look at the classes that ``client.set_up`` has from now on."""
+
+    def follows(self, order: rpc.Order) -> None:
+        """Look at an order, and at what it says of earlier ones."""
+
+    def close(self) -> None:
+        """Free what is open; it is opened again when it is needed."""
+
+    # --- a training -------------------------------------------------------------------------------
+
+    def begins(self, half: Training) -> None:
+        """Look at a training that counts, before its first step; the net may be overwritten."""
+
+    def tries(self, order: rpc.Order) -> None:
+        """Look at a training for a score alone; raise PayloadError to refuse it."""
+
+    def charges(self, half: Training) -> None:
+        """Charge a training, before anything of it leaves; raise OrderDeclined to refuse."""
+
+    def leaves(self, half: Training, upload: Bundle) -> Bundle:
+        """Return an upload as it leaves the client."""
+        return upload
+
+    def saved(self, half: Training) -> None:
+        """Look at a training whose private state is stored; the net holds its model."""
+
+    # --- a model, a report, an order of its own ---------------------------------------------------
+
+    def scored(self, at: Scored) -> None:
+        """Look at a model that was scored."""
+
+    def final(self, order: rpc.Order, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
+        """Look at the client's last model, which ``ctx.net`` holds as ``ctx.view``."""
+
+    def reports(self, order: rpc.Order, report: rpc.Report) -> None:
+        """Change what a report says."""
+
+    def answer(self, order: rpc.Order) -> rpc.Report | None:
+        """Answer an order of a kind that is this part's own."""
+        return None
