@@ -17,13 +17,12 @@ from fedmodels.config.experiment import Experiment
 from fedmodels.data_description import MAX_CLASSES
 from fedmodels.errors import PayloadError
 from fedmodels.nets.split import SplitNet
-from fedmodels.parts.class_growth import StateGrowth
 from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.training.method import Method
 from fedmodels.training.private_state import keeps_state
 from fedmodels.training.run import RunFacts
-from fedmodels.training.wire import Wire
+from fedmodels.training.wire import Wire, part_at
 
 KEPT = 2
 """Set-ups that are held: that of the last order, and the one before or after it."""
@@ -45,7 +44,7 @@ class SetUp:
         """Prefixes of what parts keep: it is learnt as the state is, or stands beside it."""
         self.keeps = keeps_state(method, run) or bool(self.owed)
         """Whether a client's private state lasts from one interaction to the next."""
-        self._growths: dict[int, StateGrowth] = {}
+        self._growths: dict[int, Any] = {}
 
     @cached_property
     def payload_spec(self) -> Mapping[str, BundleSpec]:
@@ -72,9 +71,10 @@ class SetUp:
                 f"the order is of {now} classes, and the private state that it names of {classes}"
             )
         if classes not in self._growths:
-            before = self.run.for_classes(classes)
-            self._growths[classes] = StateGrowth(self.method, before, self.run)
-        return self._growths[classes].client(client, state, self.owed)
+            kind = part_at("fedmodels.parts.class_growth:StateGrowth")
+            self._growths[classes] = kind(self.method, self.run.for_classes(classes), self.run)
+        found: Bundle = self._growths[classes].client(client, state, self.owed)
+        return found
 
 
 class SetUps:

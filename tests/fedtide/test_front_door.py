@@ -379,7 +379,7 @@ def test_different_clients_train_together(tmp_path, monkeypatch):
         stacks.append([task.worker.client for task in tasks])
         return execute_together(tasks)
 
-    monkeypatch.setattr("fedcli.runtime.patience.execute_together", counted)
+    monkeypatch.setattr("fedcli.runtime.together.execute_together", counted)
     changes = {"training.together": 2, "schedule.clients": 3, "schedule.rounds": 1}
     fedtide.run(TINY, changes, backend="inprocess", out=tmp_path / "run")
     assert stacks == 2 * [[0, 1], [2]]

@@ -31,7 +31,6 @@ from fedmodels.training.criterion import Criterion, criterion_of
 from fedmodels.training.divergence import check_weights, explained
 from fedmodels.training.method import LocalResult, Method
 from fedmodels.training.optimizer import optimizer_of
-from fedmodels.training.private_steps import HiddenExamples, PrivateSteps, check_hidden
 from fedmodels.training.returned import (
     check_asked,
     check_loss,
@@ -40,6 +39,7 @@ from fedmodels.training.returned import (
     check_trained,
 )
 from fedmodels.training.stepped import Batch, Output, Phase, Stepped
+from fedmodels.training.wire import part_at
 
 TestSets = Mapping[str, tuple[Tensor, Tensor]]
 
@@ -88,10 +88,13 @@ class ClientHalf:
         self.refs = self.method.prepare(self.ctx, self.payload, self.state)
         self.x, self.y = self.method.training_data(self.ctx, self.refs)
         self.ctx.num_examples = len(self.y)
-        hidden = HiddenExamples.of(self.method, self.ctx, self.y, self.payload, self.state)
-        if hidden is not None:
-            self.ctx.hidden = hidden
-            self.ctx.may_train(hidden)
+        privacy = self.ctx.run.experiment.privacy
+        if privacy is not None and privacy.hides_examples:
+            kind = part_at("fedmodels.training.private_steps:HiddenExamples")
+            hidden = kind.of(self.method, self.ctx, self.y, self.payload, self.state)
+            if hidden is not None:
+                self.ctx.hidden = hidden
+                self.ctx.may_train(hidden)
         if (training := self.ctx.run.experiment.training).own_loss:
             loss = criterion_of(training, self.y, self.ctx.run.problem.num_classes)
             self.ctx.criterion = _noting(loss, self.ctx.asked)
@@ -109,7 +112,7 @@ class ClientHalf:
             check_weights(self.ctx)
         state = self.method.after_local(self.ctx, self.state, self.refs)
         if self.ctx.hidden is not None:
-            check_hidden(self.method, self.ctx, state)
+            self.ctx.hidden.check(self.method, self.ctx, state)
         upload = self.method.uplink(self.ctx, state, self.refs)
         check_trained(self.method, self.ctx, state, upload)
         return LocalResult(upload, state, loss, len(self.y))
@@ -150,7 +153,7 @@ class EpochLoop:
         augments = ctx.run.experiment.training.augment != "none"
         self._augment = ctx.generator("augment") if augments else self._order
         self._epoch, self._losses = -1, list[tuple[Tensor, int]]()
-        self.private = PrivateSteps(ctx, ctx.hidden) if ctx.hidden is not None else None
+        self.private = ctx.hidden.steps_of(ctx) if ctx.hidden is not None else None
         """Takes the steps of a training that hides its examples."""
         if self.private is not None and not (self.renewed is None and self.joined is None):
             raise ConfigError(
@@ -185,7 +188,7 @@ class EpochLoop:
         self.ctx.asked |= {"private", "criterion", "optimizer"}
         optimizer.zero_grad(set_to_none=True)
         loss_of = partial(self.method.loss, self.ctx, refs=self.refs)
-        loss = self.private.put_gradients(batch, loss_of, self.method.name)
+        loss: Tensor = self.private.put_gradients(batch, loss_of, self.method.name)
         optimizer.step()
         return loss
 

@@ -112,6 +112,24 @@ class HiddenExamples:
             made.hexdigest()[:32],
         )  # fmt: skip
 
+    def steps_of(self, ctx: ClientContext) -> PrivateSteps:
+        """Return what takes the steps of a training."""
+        return PrivateSteps(ctx, self)
+
+    def check(self, method: Method, ctx: ClientContext, state: Bundle) -> None:
+        """Check that a training took nothing from its examples but by steps and means with noise.
+
+        Raises:
+            ConfigError: the method trains, or keeps something of them, in a way of its own.
+        """
+        made = "class means" in ctx.asked
+        kept = [k for k in state.by_key() if not k.startswith(("weights/", "prototypes/"))]
+        kept += [k for k in state.prototypes if not made]
+        kept += [k for k in state.weights if k not in ctx.run.forms]
+        if "private" not in ctx.asked or kept or (self.sends_prototypes and not made):
+            why = f"keeps {kept[0]!r} of them" if kept else "trains on them in a way of its own"
+            raise ConfigError(f'[privacy] level = "example": method {method.name!r} {why}')
+
     @property
     def examples(self) -> int:
         """How many inputs there are."""
@@ -175,21 +193,6 @@ def check_hides_examples(method: Method, run: RunFacts) -> None:
             '[privacy] level = "example": batch normalisation mixes the examples of a batch, so '
             'none has a gradient of its own; take a net with norm = "layer" or without'
         )
-
-
-def check_hidden(method: Method, ctx: ClientContext, state: Bundle) -> None:
-    """Check that a training took nothing from its examples but by steps and means with noise.
-
-    Raises:
-        ConfigError: the method trains, or keeps something of its examples, in a way of its own.
-    """
-    made = "class means" in ctx.asked
-    kept = [k for k in state.by_key() if not k.startswith(("weights/", "prototypes/"))]
-    kept += [k for k in state.prototypes if not made]
-    kept += [k for k in state.weights if k not in ctx.run.forms]
-    if "private" not in ctx.asked or kept or (ctx.hidden.sends_prototypes and not made):
-        why = f"keeps {kept[0]!r} of them" if kept else "trains on them in a way of its own"
-        raise ConfigError(f'[privacy] level = "example": method {method.name!r} {why}')
 
 
 class PrivateSteps:

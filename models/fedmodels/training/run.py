@@ -13,7 +13,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ConfigError
 from fedmodels.nets import make_net
-from fedmodels.nets.grouped import can_be_grouped
 from fedmodels.nets.split import SplitNet, weights_of
 from fedmodels.numerics.randomness import derive_seed, seeded
 from fedmodels.tensors.bundle import Problem, Weights
@@ -161,6 +160,8 @@ class RunFacts:
     @cached_property
     def nets_group(self) -> bool:
         """Return whether several of the run's nets can run as one net of groups."""
+        from fedmodels.nets.grouped import can_be_grouped  # only where clients train together
+
         net = self._built()
         return not net.frozen and can_be_grouped(net.train(), self.problem.input_shape)
 
