@@ -128,7 +128,6 @@ def _told_of(source: str, tables: Mapping[str, Any]) -> Iterator[None]:
 def _check_method_fits(experiment: Experiment, method: Method) -> None:
     """Check that a method can do what the other tables ask for."""
     from fedmodels.training.hooks import not_by_rule, takes_means
-    from fedmodels.training.secure_upload import not_by_sums
 
     views = experiment.evaluate.views
     if views and not {*views} & {*method.views}:
@@ -145,8 +144,11 @@ def _check_method_fits(experiment: Experiment, method: Method) -> None:
             f"[evaluate] influence measures prototypes in the tokens of FedAli's nets, and method "
             f"{method.name!r} has none: leave it out"
         )
-    if experiment.secure_sum is not None and (why := not_by_sums(method)):
-        raise ConfigError(f"[privacy] secure_sum: {method.name} {why}")
+    if experiment.secure_sum is not None:
+        from fedmodels.training.secure_upload import not_by_sums
+
+        if why := not_by_sums(method):
+            raise ConfigError(f"[privacy] secure_sum: {method.name} {why}")
     if experiment.accumulates and method.trains_on in ("memory", "replay"):
         raise ConfigError(
             '[scenario] training_data = "accumulated" keeps the data of old tasks, and method '

@@ -1,0 +1,147 @@
+"""Each part can be taken out again: a plain run loads none of them, and few files name one."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+import fedcli.parts
+import fedsrv.parts
+from fedmodels.training import wire
+from fedtide.testing.trial import tiny_experiment
+from tests.sizes import PACKAGES, ROOT, sources
+
+PLAIN = tiny_experiment()
+AT_A_CLIENT = SimpleNamespace(client=0, experiment=PLAIN)
+LISTED = [
+    *((entry.place, entry.is_on(PLAIN)) for entry in wire.PARTS),
+    *((f"fedcli.parts.{place}", is_on(AT_A_CLIENT)) for place, is_on in fedcli.parts.PARTS),
+    *((f"fedsrv.parts.{place}", is_on(PLAIN)) for place, is_on in fedsrv.parts.PARTS),
+]  # fmt: skip
+"""Where each part stands, and whether a plain run asks for it."""
+STILL_LOADED = {
+    "fedsrv.parts.buffered_rounds": "a run in one process checks its schedule by it",
+    "fedsrv.parts.stages": "a run in one process names what an open run does at rest",
+}
+"""Modules of parts that a run in one process loads though the parts are off, and why."""
+NAMED: dict[str, tuple[str, str, str]] = {
+    "compression": (
+        r"parts/compression|training/compression|config/compression|compact_forms",
+        r"(?<!De)[cC]ompression",
+        """
+        fedcli/parts/__init__.py fedmodels/config/combinations.py fedmodels/config/experiment.py
+        fedmodels/training/wire.py fedsrv/sweep/plan.py
+        """,
+    ),
+    "drift": (
+        r"parts/drift|data_drift",
+        r"data_drift|evaluate\.drift|DriftMeter|parts\.drift|DRIFT_PARTS",
+        """
+        fedcli/parts/__init__.py fedmodels/config/combinations.py
+        fedmodels/numerics/metric_tables.py fedmodels/training/wire.py fedsrv/parts/__init__.py
+        fedsrv/parts/private_rounds.py fedsrv/report/panels.py
+        """,
+    ),
+    "secure sums": (
+        r"secure_|opened_sums",
+        r"Secure[A-Z]\w+|secure_(?!channel|server|port)\w+",
+        """
+        fedcli/joining.py fedcli/parts/__init__.py fedcli/parts/privacy/floor.py
+        fedmodels/config/combinations.py fedmodels/config/experiment.py
+        fedmodels/config/privacy.py fedmodels/privacy/accounting.py fedmodels/privacy/told.py
+        fedmodels/resolution.py fedmodels/tensors/uploads.py fedmodels/training/wire.py
+        fedsrv/coordinator.py fedsrv/engine/cohort.py fedsrv/engine/report_validator.py
+        fedsrv/launch/launcher.py
+        fedsrv/parts/__init__.py fedsrv/relay/trips.py fedsrv/state/record.py
+        fedsrv/transport/server.py fedtide/inprocess.py
+        """,
+    ),
+    "client privacy": (
+        r"/privacy/|private_rounds|private_uploads|config/privacy",
+        r"hides_clients|fedmodels\.privacy|private_(rounds|uploads)|parts\.privacy",
+        """
+        fedcli/joining.py fedcli/parts/__init__.py fedcli/parts/secure_client.py
+        fedmodels/resolution.py fedmodels/training/private_steps.py
+        fedmodels/training/secure_upload.py fedmodels/training/wire.py fedsrv/parts/__init__.py
+        fedsrv/parts/example_privacy.py fedsrv/parts/secure_rounds.py fedsrv/state/store.py
+        """,
+    ),
+    "example privacy": (
+        r"/privacy/|private_steps|example_privacy|config/privacy",
+        r"hides_examples|private_steps|PrivateSteps|HiddenExamples",
+        """
+        fedcli/parts/__init__.py fedmodels/config/combinations.py
+        fedmodels/techniques/class_prototypes.py fedmodels/training/contexts.py
+        fedmodels/training/loop.py fedmodels/training/wire.py fedsrv/parts/__init__.py
+        """,
+    ),
+    "live models": (
+        r"/serving/|parts/(deployment|kept_models)|runtime/deployed|config/deploy",
+        r"\bDeployment\b|experiment\.deploy\b|\bDeployed\b",
+        """
+        fedcli/parts/__init__.py fedcli/prediction.py fedcli/runtime/host.py
+        """,
+    ),
+}
+"""Of each part: its own files, what names it, and the other files that do; these become fewer."""
+REMOVED = """
+import sys
+from pathlib import Path
+
+gone = set({gone!r})
+
+class Refuses:
+    def find_spec(self, name, path=None, target=None):
+        if name in gone:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Refuses())
+from fedmodels.errors import FedtideError
+from fedtide.inprocess import run_in_process
+from fedtide.testing.trial import digits_in, tiny_experiment
+
+data = digits_in(Path("data"))
+assert run_in_process(tiny_experiment(), data, Path("run"))["state_sha256"]
+for name, table in {{"drift": {{"evaluate": {{"drift": True}}}}}}.items():
+    try:
+        run_in_process(tiny_experiment(**table), data, Path(name))
+    except FedtideError as error:
+        print(error)
+"""
+
+
+def test_a_plain_run_needs_no_module_of_a_part(tmp_path):
+    """Nothing can import them; a config that asks for one is told which is missing."""
+    needed = {place.partition(":")[0] for place, is_on in LISTED if is_on}
+    gone = {place.partition(":")[0] for place, _ in LISTED} - needed - STILL_LOADED.keys()
+    assert len(gone) > 15
+    program = REMOVED.format(gone=sorted(gone))
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert "the config asks for a part that this installation lacks: fedmodels.parts.drift" in (
+        done.stdout
+    )
+
+
+@pytest.mark.parametrize("part", NAMED)
+def test_no_other_file_names_a_part(part):
+    """A new name outside of a part's files says that a seam is missing, or a call is in its way."""
+    own, words, known = NAMED[part]
+    places = {
+        path: path.relative_to(ROOT).as_posix().removeprefix("models/")
+        for package in PACKAGES
+        for path in sources(package)
+        if package != "fedpb"
+    }
+    naming = {
+        name
+        for path, name in places.items()
+        if not re.search(own, name) and re.search(words, path.read_text())
+    }
+    assert naming - {*known.split()} == set()
