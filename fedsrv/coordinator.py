@@ -268,13 +268,15 @@ def _cohort_of(
 ) -> RemoteCohort:
     """Return the cohort of a run; nobody has joined it."""
     budget = experiment.server.upload_memory_mb << 20
+    classes = store.first_classes()
     return RemoteCohort(
         experiment.schedule.clients,
         Spool(store.path / "server" / "spool", budget),
         events,
         deadline_s=experiment.server.deadline_s,
         min_clients=experiment.min_clients,
-        admission=Admission.of(experiment, store.ledger.profiles()),
+        admission=Admission.of(experiment, store.ledger.profiles(), classes),
+        class_names=classes,
         expects_evaluator=expects_evaluator,
         out=store.gone(store.committed + 1),
         beginners=experiment.schedule.beginners,

@@ -116,7 +116,8 @@ class Enrolment:
         """Renew sessions that the server has forgotten, unless another thread has done so."""
         with self._joining:
             again = [c for c, member in gone.items() if self.members[c] is member]
-            self._join_with(again)
+            if (reply := self._join_with(again)) is not None:
+                self.workers.name(reply.class_names)
 
     def description(self, client: ClientId) -> ClientDescription:
         """Return what a client says of its data, and note that the server is told of it.

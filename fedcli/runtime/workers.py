@@ -23,6 +23,7 @@ from fedcli.runtime.state import StateDirectory
 from fedcli.runtime.worker import Worker
 from fedmodels.config.experiment import Experiment
 from fedmodels.devices import free_on, give_back
+from fedmodels.errors import LinkError
 from fedmodels.machine import cores, free_bytes
 from fedmodels.methods import make
 from fedmodels.tensors.bundle import ClientId
@@ -81,11 +82,15 @@ class Workers:
     def begin(self, experiment: Experiment, classes: Sequence[str] = ()) -> None:
         """Take the run's experiment; a process that joins again goes on with the first one.
 
-        Clients that were opened with other classes are opened again. Unless names of the classes
-        are given that the run began with, they are those of the first client.
+        ``classes`` are those that an open run began with. Until the server names them, they are
+        those that the first client has.
+
+        Raises:
+            LinkError: the server names other classes than before.
         """
-        others = classes and self._first and tuple(classes) != self.set_ups.classes
-        if self._experiment is None or others:
+        if self._experiment is not None:
+            experiment = self._experiment
+        if self._experiment is None or self._are_others(classes):
             self._experiment, self._classes = experiment, tuple(classes)
             self._open, self._idle, self._idle_bytes, self._first = {}, {}, 0, None
             self._last = 2 * experiment.training.together
@@ -95,6 +100,29 @@ class Workers:
                 assert self.payload_spec()
                 if experiment.net.weights_sha256 and isinstance(first.client, int):
                     init_client(first.method, first.run, first.client)
+
+    def name(self, classes: Sequence[str]) -> None:
+        """Take the classes that an open run began with, as who joins again is told.
+
+        Raises:
+            LinkError: it names other ones than before.
+        """
+        if self._experiment is not None:
+            self.begin(self._experiment, classes)
+
+    def _are_others(self, classes: Sequence[str]) -> bool:
+        """Tell whether clients were opened with other classes than the run began with."""
+        assert self._experiment is not None, "the process has joined"
+        if self._first is None or not self._experiment.schedule.open:
+            return self._first is None
+        if not self._classes:
+            wanted = tuple(classes) or self.data(self.clients[0]).file.classes
+            if wanted != self.set_ups.classes:
+                return True
+            self._classes = tuple(classes)
+        elif classes and tuple(classes) != self._classes:
+            raise LinkError("the server names other classes than those that the run began with")
+        return False
 
     def data(self, client: ClientId) -> ClientData:
         """Open a client's data; raise DataError if they are missing or damaged."""

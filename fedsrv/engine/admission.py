@@ -60,6 +60,7 @@ class Admission:
         most_tasks: Callable[[int, int], int] | None = None,
         experiment: Experiment | None = None,
         refusal: Callable[[Problem], str] | None = None,
+        classes: Sequence[str] = (),
     ) -> None:
         """Start from earlier descriptions and the config.
 
@@ -70,6 +71,7 @@ class Admission:
             most_tasks: gives a client's number of tasks by the config, for a number of classes.
             experiment: the config that dealt-out data are compared with.
             refusal: says why an open run of a problem cannot take in new classes; empty if it can.
+            classes: names of those that an open run began with; none where it has not begun.
         """
         self._lock = threading.Lock()
         self._known = dict(known)
@@ -88,16 +90,24 @@ class Admission:
         """Whether the config itself says how the classes are called."""
         self._origin: Mapping[str, Any] | None = None
         """The partition of the client that was checked last; it is the config's."""
-        for client, text in known.items():
+        if self._is_open and not classes:
+            self._known = {}  # it has not begun: what clients had may have grown since
+        for client, text in self._known.items():
             profile = Profile.parse(client, text)
             self._problem = self._problem or profile.problem
             self._names = self._names or profile.class_names
+        if classes and self._problem is not None:  # clients may have more by now
+            numbers = tuple(map(str, range(len(classes))))
+            self._problem = Problem(self._problem.input_shape, len(classes))
+            self._names = () if tuple(classes) == numbers else tuple(classes)
         self._has_begun = False
         """Whether the clients of an open run may bring more than it began with."""
         self._begin()
 
     @classmethod
-    def of(cls, experiment: Experiment, known: Mapping[int, str]) -> Self:
+    def of(
+        cls, experiment: Experiment, known: Mapping[int, str], classes: Sequence[str] = ()
+    ) -> Self:
         """Return an admission that knows what an experiment says of its problem."""
         data, clients = experiment.data, experiment.schedule.clients
         problem = None
@@ -118,7 +128,7 @@ class Admission:
                 return str(error)
             return ""
 
-        return cls(known, clients, problem, most_tasks, experiment, refusal)
+        return cls(known, clients, problem, most_tasks, experiment, refusal, classes)
 
     def check(self, client: ClientId, text: str) -> None:
         """Check a client's description.

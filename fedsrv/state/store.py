@@ -381,6 +381,11 @@ class Store:
             self.ledger.grow(growth)
         self._grown = max(self._grown, int(growth["interaction"]))
 
+    def first_classes(self) -> tuple[str, ...]:
+        """Return the names of the classes that an open run began with; none before it began."""
+        first = next(iter(self.ledger.growths()), None)
+        return () if first is None else tuple(map(str, first["classes"]))
+
     # --- clients ----------------------------------------------------------------------------------
 
     def add_profile(self, client: int, client_json: str) -> None:

@@ -21,6 +21,7 @@ from fedpb.orders import WITHOUT_PAYLOAD
 from fedpb.peer_certificates import PeerCertificates
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
+from fedsrv.engine.client_profile import Profile
 from fedsrv.engine.cohort import (
     Answer,
     Answers,
@@ -83,6 +84,7 @@ class RemoteCohort:
         beginners: Collection[int] = (),
         together: int = 1,
         peers: PeerCertificates | None = None,
+        class_names: Sequence[str] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.num_clients, self.most_present = num_clients, most_present or num_clients
@@ -115,7 +117,7 @@ class RemoteCohort:
         self._patience = ClientWait(self.changed, who.is_there, who.may_come, deadline_s, clock)
         self._gathering = WaitNotice("gathering the run's clients", events, clock)
         self.committed = self.watermark = -1
-        self.class_names: tuple[str, ...] = ()
+        self.class_names = tuple(class_names)
         """Of the classes that an open run began with; none before."""
         self._said = 0
         """Counts what clients and the operator of an open run said."""
@@ -188,7 +190,23 @@ class RemoteCohort:
                     )
 
     def begin(self, classes: Sequence[str]) -> None:
-        self.class_names = tuple(classes)
+        """Name the classes that an open run began with.
+
+        Clients that joined before went by their own classes. Those that have others join again.
+        """
+        with self.changed:
+            if self.class_names == tuple(classes):
+                return
+            self.class_names = tuple(classes)
+            others = [
+                client
+                for client, session in self.sessions.items()
+                if Profile.parse(client, session.joined_with).classes != self.class_names
+            ]
+            for client in others:
+                self._holdings.dismiss(client)
+            self._replaced += len(others)
+            self.wake()
 
     def news(self) -> News:
         with self.changed:
@@ -415,7 +433,7 @@ class RemoteCohort:
                 self._holdings.lose(client)
             session = ClientSession(
                 token or secrets.token_bytes(16), client_json, tuple(versions), self._clock(),
-                trained=trained, start_over=start_over, through=through,
+                joined_with=client_json, trained=trained, start_over=start_over, through=through,
             )  # fmt: skip
             self._holdings.admit(client, session)
             self._replaced += known is not None

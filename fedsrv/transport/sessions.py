@@ -36,6 +36,8 @@ class ClientSession:
     """Private states that the client holds; it may have pruned some below the watermark."""
     seen: float
     """Time of the client's last call, on the monotonic clock."""
+    joined_with: str = ""
+    """The description that it joined with; ``client_json`` is that of now."""
     durable: int = -1
     issue: int = 0
     """Issue of the last order that the client got."""

@@ -140,6 +140,22 @@ def test_classes_of_the_server_are_checked(data, tmp_path):
             made.begin(tiny_experiment(schedule=OPEN), [*wrong])
 
 
+def test_classes_are_the_clients_own_until_the_server_names_them(data, tmp_path):
+    """Data that come before the run has begun count, too, if the server forgot the client."""
+    made = Workers([0], data, tmp_path / "states", torch.device("cpu"))
+    made.begin(tiny_experiment(schedule=OPEN, net={"name": "mlp", "hidden": [4]}))
+    one = made.of(0)
+    made.name([])
+    assert made.of(0) is one
+    add_task(data, 0, images(tmp_path / "month", "fox"))
+    for named in ([], ["a", "b", "fox"]):
+        made.name(named)
+        assert made.set_ups.classes == ("a", "b", "fox")
+    made.name([])
+    with pytest.raises(LinkError, match="other classes than those that the run began with"):
+        made.name(["a", "b"])
+
+
 def test_tests_of_the_last_tasks_alone(data, tmp_path):
     add_task(data, 0, images(tmp_path / "month", "b"))
     one = workers_of(data, tmp_path / "states", method="fedavg").of(0)

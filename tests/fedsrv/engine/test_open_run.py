@@ -329,6 +329,21 @@ def test_an_open_run_takes_more_tasks_and_classes_behind_those_it_knows():
     taken.check(0, described([3, 3, 0], [0, 4, 0], [0, 0, 5], class_names=["0", "1", "fox"]))
 
 
+def test_a_resumed_run_knows_the_classes_that_it_began_with():
+    """Client 0 brought a class with a name to a run without names; client 1 has none still."""
+    experiment = tiny_experiment(method="fedavg", net="mlp", schedule=OPEN)
+    experiment = experiment.model_copy(update={"scenario": None, "data": None})
+    longer = described([3, 3, 0], [0, 4, 5], class_names=["0", "1", "fox"])
+    begun = {0: longer, 1: described([2, 2])}
+    resumed = Admission.of(experiment, begun, ("0", "1"))
+    resumed.check(0, longer)
+    resumed.check(1, begun[1])
+    resumed.check(2, described([1, 1]))
+    with pytest.raises(PayloadError, match="calls its classes"):
+        resumed.check(2, described([1, 1], class_names=["fox", "1"]))
+    Admission.of(experiment, begun).check(0, described([3, 3]))  # stored, and not begun
+
+
 def test_a_class_that_the_config_does_not_list_may_come_once_an_open_run_has_begun():
     data = {"name": "table", "classes": ["sit", "run"], "columns": {"label": "a", "window": 4}}
     experiment = tiny_experiment(method="fedavg", net="mlp", schedule=OPEN, data=data)
