@@ -265,6 +265,7 @@ class Worker(Client):
         """Save the private state, and keep the upload until it is committed."""
         order, upload = half.order, done.upload
         check_upload(self.method, self.set_up.upload_spec, upload)
+        self._check_names(done.state)
         report = rpc.Report(
             loss=done.loss if done.num_examples else 0.0,
             seconds=seconds,
@@ -296,6 +297,15 @@ class Worker(Client):
         result = Result(order, upload, report)
         self._held = result if upload.num_bytes() <= self.keep_bytes else None
         return result
+
+    def _check_names(self, state: Bundle) -> None:
+        """Check that no name of a method's private state is that of something a part keeps."""
+        sections = self.set_up.owed + self.set_up.beside
+        if taken := [name for name in state.weights if sections and name.startswith(sections)]:
+            raise ConfigError(
+                f"after_local of {type(self.method).__name__} keeps {taken[0]!r}, and the run "
+                "keeps something of its own under this name: give it another one"
+            )
 
     def _peak_rss_bytes(self) -> int:
         """Return the peak memory of this process, rounded up; measured once a second at most."""

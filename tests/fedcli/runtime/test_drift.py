@@ -7,10 +7,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from fedcli.runtime.worker import Worker
 from fedmodels.config.experiment import Experiment
+from fedmodels.errors import ClientFailed
+from fedmodels.methods.fedrep import FedRep
 from fedmodels.numerics.data_drift import NAMES
+from fedmodels.tensors.bundle import Bundle
 from fedsrv.dashboard.live import charts_of
 from fedsrv.engine.rounds import Engine
 from fedsrv.events import EventLog
@@ -77,6 +81,21 @@ def test_a_client_that_restarts_before_each_order_says_the_same(digits, tmp_path
     monkeypatch.setattr(Worker, "begin", restarted)
     run_in_process(experiment_with(), digits, tmp_path / "again")
     assert figures_of(tmp_path / "again") == figures_of(tmp_path / "run")
+
+
+def test_a_method_may_not_keep_something_by_the_name_of_a_part(digits, tmp_path, monkeypatch):
+    """It was taken for a summary, and the method began without it."""
+    after = FedRep.after_local
+
+    def kept(self: FedRep, ctx: Any, state: Bundle, refs: Any) -> Bundle:
+        found = after(self, ctx, state, refs)
+        return Bundle({**found.weights, "drift/mine": torch.ones(2)})
+
+    monkeypatch.setattr(FedRep, "after_local", kept)
+    experiment = experiment_with(method="fedrep")
+    with pytest.raises(ClientFailed, match="after_local of FedRep keeps 'drift/mine', and the run"):
+        run_in_process(experiment, digits, tmp_path / "run")
+    run_in_process(experiment_with(drift=False, method="fedrep"), digits, tmp_path / "plain")
 
 
 def test_a_shift_is_a_warning_once_and_shown(digits, tmp_path):
