@@ -280,7 +280,7 @@ def _cohort_of(
         expects_evaluator=expects_evaluator,
         out=store.gone(store.committed + 1),
         beginners=experiment.schedule.beginners,
-        together=experiment.training.together,
+        at_once=experiment.training.together,
         peers=peers,
     )
 

@@ -7,7 +7,7 @@
     round 3, ConsistencyCheck  ``_agreed``: where clients sign (``trust = "certificates"``)
     round 4, Unmasking       ``_opened``
 
-Each phase is a trip like any other: sessions, deadlines and relays are those of all trips. What a
+Each phase is a trip like any other: sessions and deadlines are those of all trips. What a
 phase brought is on the disk before the next one begins. So a coordinator that is killed goes on
 with the same attempt, and asks clients the same questions.
 """

@@ -65,7 +65,7 @@ class RemoteCohort:
     """A client neither waiting nor heard of for this long is no longer connected."""
     MAX_AHEAD = 3
     """Orders a process may have: one its client trains for, one it holds, one on its way; and
-    twice as many as train together, if that is more."""
+    twice as many as train at once, if that is more."""
     MAX_AT_ONCE = 1000
     """Orders in one message."""
 
@@ -82,7 +82,7 @@ class RemoteCohort:
         expects_evaluator: bool = False,
         out: Mapping[int, str] | None = None,
         beginners: Collection[int] = (),
-        together: int = 1,
+        at_once: int = 1,
         peers: PeerCertificates | None = None,
         class_names: Sequence[str] = (),
         clock: Callable[[], float] = time.monotonic,
@@ -103,7 +103,7 @@ class RemoteCohort:
         self.presence = Presence(self.sessions, lambda: self.LEASE_S, clock)
         self.spool = spool
         self._most_ahead = self.MAX_AHEAD
-        self.look_ahead(together)
+        self.look_ahead(at_once)
         self._min_clients = min_clients or num_clients
         evaluators = [EVALUATOR] if expects_evaluator else []
         self._members: list[ClientId] = [*(beginners or range(num_clients)), *evaluators]
@@ -124,9 +124,9 @@ class RemoteCohort:
         self._steered: tuple[tuple[int, ...], bool, bool, bool] = (), False, False, False
         """Who retires, whether they are forgotten, and whether the run ends, or ends now."""
 
-    def look_ahead(self, together: int) -> None:
-        """Let a process have orders enough for clients that train together."""
-        self._most_ahead = max(self.MAX_AHEAD, 2 * together)
+    def look_ahead(self, at_once: int) -> None:
+        """Let a process have orders enough for so many clients that train at once."""
+        self._most_ahead = max(self.MAX_AHEAD, 2 * at_once)
 
     @property
     def _expected(self) -> list[ClientId]:
