@@ -11,7 +11,7 @@ from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ConfigError
 from fedmodels.numerics.randomness import derive_seed
 from fedmodels.tensors.bundle import ClientId
-from fedmodels.training.position import Position
+from fedmodels.training.position import Position, Stage, Task
 from fedsrv.availability import is_there, read_availability
 
 
@@ -19,6 +19,7 @@ from fedsrv.availability import is_there, read_availability
 class Step(Position):
     """One interaction of the schedule."""
 
+    task: Stage
     cohort: tuple[int, ...]
     """Clients that train, ascending; with ``asynchronous``, all that may. Empty where independent
     chances drew nobody: then nothing changes, but for the noise that hides whole clients."""
@@ -27,12 +28,13 @@ class Step(Position):
     ends_run: bool
     ends_stage: bool = False
     """Whether a wait for news follows, as far as was known when this step was planned."""
-    tasks: Mapping[int, int] = field(default_factory=dict)
+    tasks: Mapping[int, Task] = field(default_factory=dict)
     """Where clients are on tasks of their own: each one's; ``task`` then counts the stages."""
 
-    def task_of(self, client: ClientId) -> int:
+    def task_of(self, client: ClientId) -> Task:
         """Return the task that a client trains on."""
-        return self.tasks.get(client, self.task) if isinstance(client, int) else self.task
+        common = Task(self.task)  # of everybody, unless clients are on tasks of their own
+        return self.tasks.get(client, common) if isinstance(client, int) else common
 
 
 def draw_cohort(
@@ -119,7 +121,7 @@ def steps(
         Step(
             number,
             round,
-            task,
+            Stage(task),
             cohort,
             ends_round=number + 1 == len(found) or found[number + 1][0] != round,
             ends_run=number + 1 == len(found),

@@ -8,6 +8,7 @@ from typing import Any
 
 from fedmodels.numerics.data_drift import ALPHA
 from fedmodels.numerics.metric_tables import DRIFT_PARTS
+from fedmodels.training.position import Task
 from fedsrv.engine.client_profile import clients_text
 from fedsrv.engine.reduction import Reduced
 from fedsrv.engine.server_part import NOTHING, Interaction, ServerPart
@@ -22,26 +23,33 @@ class Drift(ServerPart):
     def __init__(self, store: Store, events: EventLog, given: Mapping[str, Any] = NOTHING) -> None:
         """Begin; nothing was told."""
         super().__init__(store, events, given)
-        self._warned: dict[tuple[str, str], int] = {}
+        self._tasks: dict[int, dict[str, Task]] = {}
+        """The task of each client, of interactions that are not on the disk yet."""
+        self._warned: dict[tuple[str, str], Task] = {}
         """The last task of which drift was told, by part and client."""
 
     def records(self, at: Interaction, found: Reduced, record: Record) -> None:
         """Put down the mean drift of the clients that report one, by part."""
         rows = record["clients"].values()
+        tasks = {client: at.step.task_of(int(client)) for client in record["clients"]}
+        self._tasks[at.step.interaction] = tasks
         for name in (f"{part}_drift" for part in DRIFT_PARTS):
             if values := [row[name] for row in rows if name in row]:
                 record["metrics"][name] = math.fsum(values) / len(values)
 
     def committed(self, record: Record) -> None:
         """Say once of each client and task that examples moved from those of the task before."""
+        tasks = self._tasks.pop(record["interaction"])
         for part, moved in drifted_in(record).items():
-            task = record["task"]
-            news = {c: d for c, d in moved.items() if self._warned.get((part, c), -1) < task}
-            self._warned |= {(part, client): task for client in news}
-            if news:
+            news: dict[Task, list[str]] = {}
+            for client in moved:
+                if self._warned.get((part, client), -1) < tasks[client]:
+                    self._warned[part, client] = tasks[client]
+                    news.setdefault(tasks[client], []).append(client)
+            for task, clients in sorted(news.items()):
                 line = (
                     f"{part}s of task {task} moved from those of the task before at "
-                    f"{clients_text([*news])}: by up to {max(news.values()):.2f} of 1 "
+                    f"{clients_text(clients)}: by up to {max(moved[c] for c in clients):.2f} of 1 "
                     f"(Kolmogorov-Smirnov, p < {ALPHA:g}; docs/metrics.md#drift)"
                 )
                 self.events.tell("note", line=line)

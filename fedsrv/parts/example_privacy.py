@@ -12,6 +12,7 @@ from typing import Any
 
 from fedmodels.errors import ClientFailed, OrderDeclined, TooFewClients
 from fedmodels.privacy.coverage import assumptions, check_allowed
+from fedmodels.training.position import Task
 from fedmodels.training.private_steps import check_hides_examples
 from fedmodels.training.private_uploads import contributions
 from fedsrv.engine.client_profile import clients_text
@@ -35,7 +36,7 @@ class ExamplePrivacy(ServerPart):
         super().__init__(store, events, given)
         self.most = 0.0
         """Epsilon of the client that has spent most."""
-        self._next: dict[tuple[int, int], float] = {}
+        self._next: dict[tuple[int, Task], float] = {}
         """What each client would have spent after one more training on a task, as it last said."""
         privacy = self.experiment.privacy
         assert privacy is not None, "there is something to hide"

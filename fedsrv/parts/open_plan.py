@@ -19,6 +19,7 @@ from fedmodels.errors import ConfigError
 from fedmodels.tensors.bundle import Problem
 from fedmodels.training.announcement import check_announcement
 from fedmodels.training.method import Method
+from fedmodels.training.position import Stage, Task
 from fedmodels.training.run import RunFacts
 from fedmodels.training.settings import check_parts
 from fedsrv.engine.client_profile import Profile
@@ -92,7 +93,9 @@ class OpenPlan(Plan):
         tasks = {**self.tasks, **growth.tasks}
         aside = {**self.aside, **dict.fromkeys(growth.retired, growth.interaction)}
         profiles = {c: known[c].within(tasks[c], names) for c in sorted(tasks)}
-        present = {c: tasks[c] - 1 for c in profiles if takes_part(c, growth.interaction, aside)}
+        present = {
+            c: Task(tasks[c] - 1) for c in profiles if takes_part(c, growth.interaction, aside)
+        }
         weights = None
         if experiment.schedule.sampling == "weighted":
             weights = {c: int(profiles[c].train[task].sum()) for c, task in present.items()}
@@ -101,7 +104,7 @@ class OpenPlan(Plan):
             *before,
             *stage_steps(
                 experiment,
-                len(self.growths),
+                Stage(len(self.growths)),
                 before,
                 present,
                 experiment.schedule.rounds if growth.tasks else len(self.steps) - len(before),
@@ -157,9 +160,9 @@ class OpenPlan(Plan):
 
 def stage_steps(
     experiment: Experiment,
-    stage: int,
+    stage: Stage,
     before: Sequence[Step],
-    tasks: Mapping[int, int],
+    tasks: Mapping[int, Task],
     rounds: int,
     weights: Mapping[int, int] | None = None,
     aside: Mapping[int, int] | None = None,

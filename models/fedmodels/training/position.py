@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NewType
+
+Task = NewType("Task", int)
+"""A task of one client, from 0: what it trains on."""
+Stage = NewType("Stage", int)
+"""What a run counts in place of tasks: a stage of an open run, whose clients are on tasks of their
+own. In any other run all clients are on the task of that number."""
 
 
 @dataclass(frozen=True)

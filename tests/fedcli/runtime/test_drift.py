@@ -17,6 +17,7 @@ from fedmodels.numerics.data_drift import NAMES
 from fedmodels.tensors.bundle import Bundle
 from fedsrv.dashboard.live import charts_of
 from fedsrv.engine.rounds import Engine
+from fedsrv.engine.schedule import Step
 from fedsrv.events import EventLog
 from fedsrv.parts import parts_of
 from fedsrv.parts.drift import Drift
@@ -124,13 +125,31 @@ def test_each_client_and_task_is_warned_of_once():
 
     def record(task: int, *clients: str) -> Any:
         rows = {c: {"input_drift": 0.5, "input_drift_p": 0.001} for c in clients}
-        return {"task": task, "clients": {**rows, "9": {"input_drift": 0.1, "input_drift_p": 0.5}}}
+        still = {"9": {"input_drift": 0.1, "input_drift_p": 0.5}}
+        return {"interaction": 0, "task": task, "clients": {**rows, **still}, "metrics": {}}
 
     for each in (record(1, "0"), record(2, "0"), record(1, "0"), record(2, "0", "4"), record(3)):
+        step = Step(0, 0, each["task"], (), True, False)
+        told.records(SimpleNamespace(step=step), None, each)
         told.committed(each)
     said = [event.detail["line"].partition(":")[0] for event in events._kept]
     before = "moved from those of the task before at client"
     assert said == [f"inputs of task {t} {before} {c}" for t, c in ((1, 0), (2, 0), (2, 4))]
+
+
+def test_an_open_run_warns_of_the_clients_own_tasks():
+    """Client 1 has its first new data, its second task, in stage 3; client 0 stays on its third."""
+    events = EventLog()
+    told = Drift(SimpleNamespace(experiment=None), events)
+    for stage, tasks in ((2, {0: 2, 1: 0}), (3, {0: 2, 1: 1}), (4, {0: 2, 1: 1})):
+        moved = {"input_drift": 0.5, "input_drift_p": 0.001}
+        rows = {str(client): dict(moved) if task else {} for client, task in tasks.items()}
+        record: Any = {"interaction": stage, "task": stage, "clients": rows, "metrics": {}}
+        step = Step(stage, stage, stage, (0, 1), True, False, tasks=tasks)
+        told.records(SimpleNamespace(step=step), None, record)
+        told.committed(record)
+    said = [event.detail["line"].partition(" moved")[0] for event in events._kept]
+    assert said == ["inputs of task 2", "inputs of task 1"]
 
 
 def test_the_figures_are_those_of_the_page_of_metrics():
