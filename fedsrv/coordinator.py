@@ -32,18 +32,16 @@ from fedpb.channels import is_loopback
 from fedpb.peer_certificates import PeerCertificates
 from fedpb.pem import authorities_of
 from fedpb.revocation import REVOKED, RevocationList
+from fedsrv import parts
 from fedsrv.availability import with_digest
 from fedsrv.engine.admission import Admission
 from fedsrv.engine.rounds import Engine
 from fedsrv.events import HAS_FAILED, Ending, EventLog
 from fedsrv.identity.guard import Guard
 from fedsrv.identity.tls import Credentials, server_credentials
-from fedsrv.parts import parts_of
-from fedsrv.parts.buffered_rounds import check_schedule
 from fedsrv.parts.server_data import server_data_for
 from fedsrv.state.run_directory import beginning, writing
 from fedsrv.state.store import Store
-from fedsrv.tracking.trackers import check_extras, track
 from fedsrv.transport.call_log import Journal
 from fedsrv.transport.remote_cohort import RemoteCohort
 from fedsrv.transport.server import start_server, stop_server
@@ -170,8 +168,7 @@ def serve(
         FedtideError: the run could not start, or could not go on; clients that are there were told.
     """
     listen.check()
-    check_extras(experiment)
-    check_schedule(experiment)
+    parts.check(experiment)
     check_trust(experiment.secure_sum, certified=listen.requires_identity)
     experiment = with_digest(pin_weights(experiment))
     held = server_data_for(experiment, server_data)
@@ -185,12 +182,12 @@ def serve(
         store.expect("config.toml", config_text(experiment))
         with writing(out):
             changed = write_facts(out, experiment, computes=store.ended() is None)
-        if store.ended() is None:
-            stack.callback(track(events, experiment, out, store.run_id))
+        options = parts.parts_of(store, events, server_data=held)
+        for ending in filter(None, (one.follows() for one in options)):
+            stack.callback(ending)
         for watcher in watchers:
             stack.callback(watcher(events))
         cohort = _cohort_of(experiment, store, events, expects_evaluator, listen.peers)
-        options = parts_of(store, events, server_data=held)
         engine = Engine(experiment, cohort, store, events, options)
         secret = None if store.releases is None else store.releases.secret
         service = Service(

@@ -6,6 +6,7 @@ import json
 import logging
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -36,8 +37,7 @@ from fedsrv.coordinator import config_text, set_aside, write_facts
 from fedsrv.engine.cohort import Answer, Answers, AnyOf, News, Trip, stamped
 from fedsrv.engine.rounds import Engine
 from fedsrv.events import EventLog
-from fedsrv.parts import parts_of
-from fedsrv.parts.buffered_rounds import check_schedule
+from fedsrv.parts import check, parts_of
 from fedsrv.parts.server_data import server_data_for
 from fedsrv.parts.stages import AtRest
 from fedsrv.state.run_directory import (
@@ -46,7 +46,6 @@ from fedsrv.state.run_directory import (
     refuse_existing,
 )
 from fedsrv.state.store import Store
-from fedsrv.tracking.trackers import track
 
 log = logging.getLogger(__name__)
 
@@ -253,7 +252,7 @@ def deal_out(experiment: Experiment, out: Path, *, resume: bool = False) -> Expe
     """
     if not resume:
         refuse_existing(out)
-    check_schedule(experiment)
+    check(experiment)
     experiment = with_digest(pin_weights(_without_certificates(experiment)))
     data, schedule = out / "data", experiment.schedule
     with beginning(out) as began:
@@ -324,25 +323,23 @@ def run_in_process(
     torch.set_num_threads(experiment.training.threads)  # the count changes floats
     place = data / "server"
     held = server_data_for(experiment, place if place.is_dir() else None)
-    store, events, end_trackers = Store(out, experiment, resume), EventLog(), None
-    for line in store.differences:
-        log.warning("%s", line)
-    try:
+    with ExitStack() as stack:
+        store = Store(out, experiment, resume)
+        stack.callback(store.close)
+        for line in store.differences:
+            log.warning("%s", line)
         set_aside(store, without)
         if facts:
             store.expect("config.toml", config_text(experiment))
             write_facts(out, experiment, computes=store.ended() is None)
-        if experiment.tracking.is_on and store.ended() is None:
-            end_trackers = track(events, experiment, out, store.run_id)
         cohort = InProcessCohort(experiment, data, out / "clients", **options)
+        events = EventLog()
         parts = parts_of(store, events, server_data=held, at_rest=at_rest)
+        for ending in filter(None, (one.follows() for one in parts)):
+            stack.callback(ending)
         engine = Engine(experiment, cohort, store, events, parts)
         with name_faults(engine.method), refuse_exits():
             summary = engine.run()
         if facts:
             store.publish("summary.json", json.dumps(summary, indent=2) + "\n")
         return summary
-    finally:
-        if end_trackers is not None:
-            end_trackers()
-        store.close()

@@ -23,7 +23,7 @@ from fedsrv.engine.cohort import Answers, Cohort, Trip
 from fedsrv.engine.plan import Plan
 from fedsrv.engine.reduction import Reduced
 from fedsrv.engine.schedule import Step
-from fedsrv.events import EventLog
+from fedsrv.events import Ending, EventLog
 from fedsrv.state.record import Record
 from fedsrv.state.store import Store
 
@@ -213,11 +213,18 @@ class ServerPart:
         """Take the run, and what its caller gives to parts, by name; no client is known yet."""
         self.store, self.events, self.experiment = store, events, store.experiment
 
+    @classmethod
+    def check(cls, experiment: Experiment) -> None:
+        """Refuse a config, as far as that needs neither data nor clients; raise ConfigError."""
+
     # --- before the first step --------------------------------------------------------------------
 
     def offers(self) -> Mapping[str, Callable[..., None]]:
         """Return what an operator may ask of this part while the run goes on, by name."""
         return {}
+
+    def follows(self) -> Ending | None:
+        """Begin to follow the run's events, and return what ends that."""
 
     def gathered(self, plan: Plan) -> None:
         """Look at the plan, once clients are known; raise ConfigError if it does not fit."""

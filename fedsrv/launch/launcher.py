@@ -32,6 +32,7 @@ from fedmodels.own_code import is_own
 from fedmodels.processes import Box, Child, ProcessLine, next_said, started
 from fedmodels.resolution import parse_experiment
 from fedmodels.tensors.bundle import EVALUATOR
+from fedsrv import parts
 from fedsrv.events import HAS_FAILED, Event
 from fedsrv.launch.forked import (
     fork_coordinator,
@@ -43,7 +44,6 @@ from fedsrv.launch.given_data import check_given_data, check_net, clients_here, 
 from fedsrv.launch.hosts import Hosts, Joining, LocalHosts, error_in, notes_in
 from fedsrv.launch.progress import PlainLines, display_of
 from fedsrv.launch.stacking import could_train_together
-from fedsrv.parts.buffered_rounds import check_schedule
 from fedsrv.parts.server_data import check_given
 from fedsrv.ray_cluster import RayPlace
 from fedsrv.report.run_record import read_run
@@ -57,7 +57,6 @@ from fedsrv.state.run_directory import (
     require_run,
     using,
 )
-from fedsrv.tracking.trackers import check_extras
 
 MAX_RESTARTS = 3
 """Restarts of one process without progress of the run, after which the run has failed."""
@@ -467,8 +466,7 @@ def check_start(experiment: Experiment, data: Path | None, held: Path, device: s
         FedtideError: the first thing that is wrong.
     """
     gpu_of(device)  # whether it is there, a fork will say
-    check_extras(experiment)
-    check_schedule(experiment)
+    parts.check(experiment)
     check_trust(experiment.secure_sum, certified=False)
     check_given_data(experiment, data)
     asked = experiment.data is not None and experiment.data.server_examples is not None

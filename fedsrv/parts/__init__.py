@@ -7,39 +7,68 @@ The module of a part is imported where the config asks for it, and not before.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from fedmodels.config.experiment import Experiment
+from fedmodels.config.tracking import Tracking
+from fedmodels.training.optimizer import check_training
+from fedpb import zstd
+from fedsrv.availability import read_availability
 from fedsrv.engine.server_part import ServerPart
 from fedsrv.events import EventLog
 from fedsrv.state.store import Store
 
 IsOn = Callable[[Experiment], bool]
 PARTS: Sequence[tuple[str, IsOn]] = (
-    ("stages:OpenRuns", lambda e: e.schedule.open),
-    ("server_data:ServerExamples", lambda e: True),
-    ("stacking:Stacking", lambda e: e.training.together > 1),
-    ("stopping:Patience", lambda e: not {e.schedule.patience, e.schedule.target} <= {None}),
-    ("unused_data:UnusedData", lambda e: True),
-    ("robust:RobustRules", lambda e: e.server.is_robust),
-    ("private_rounds:ClientPrivacy", lambda e: bool(e.privacy and e.privacy.hides_clients)),
-    ("example_privacy:ExamplePrivacy", lambda e: bool(e.privacy and e.privacy.hides_examples)),
-    ("secure_rounds:SecureSums", lambda e: e.secure_sum is not None),
-    ("buffered_rounds:AsynchronousRounds", lambda e: e.schedule.is_asynchronous),
-    ("odd_uploads:OddUploads", lambda e: True),
-    ("exclusions:Exclusions", lambda e: True),
-    ("drift:Drift", lambda e: e.evaluate.drift),
+    ("parts.stages:OpenRuns", lambda e: e.schedule.open),
+    ("parts.server_data:ServerExamples", lambda e: True),
+    ("parts.stacking:Stacking", lambda e: e.training.together > 1),
+    (
+        "fedsrv.parts.stopping:Patience",
+        lambda e: (e.schedule.patience, e.schedule.target) != (None, None),
+    ),
+    ("parts.unused_data:UnusedData", lambda e: True),
+    ("parts.robust:RobustRules", lambda e: e.server.is_robust),
+    (
+        "fedsrv.parts.private_rounds:ClientPrivacy",
+        lambda e: _hides(e, "client"),
+    ),
+    (
+        "fedsrv.parts.example_privacy:ExamplePrivacy",
+        lambda e: _hides(e, "example"),
+    ),
+    ("parts.secure_rounds:SecureSums", lambda e: e.secure_sum is not None),
+    ("parts.buffered_rounds:AsynchronousRounds", lambda e: e.schedule.is_asynchronous),
+    ("parts.odd_uploads:OddUploads", lambda e: True),
+    ("parts.exclusions:Exclusions", lambda e: True),
+    ("parts.drift:Drift", lambda e: e.evaluate.drift),
+    ("tracking.trackers:Trackers", lambda e: e.tracking != Tracking()),
 )
 """The module and class of each part, and whether an experiment asks for it."""
 
 
+def check(experiment: Experiment) -> None:
+    """Refuse a config, as far as that needs neither data nor clients; raise ConfigError."""
+    if experiment.zstd:
+        zstd.check_installed()
+    check_training(experiment)
+    read_availability(experiment)
+    for part in _classes(experiment):
+        part.check(experiment)
+
+
 def parts_of(store: Store, events: EventLog, **given: Any) -> list[ServerPart]:
     """Return the parts that a run asks for; ``given`` is what the caller brings for single ones."""
-    found: list[ServerPart] = []
+    return [part(store, events, given) for part in _classes(store.experiment)]
+
+
+def _classes(experiment: Experiment) -> Iterator[type[ServerPart]]:
     for place, is_on in PARTS:
-        if is_on(store.experiment):
+        if is_on(experiment):
             module, _, name = place.partition(":")
-            part = getattr(importlib.import_module(f"fedsrv.parts.{module}"), name)
-            found.append(part(store, events, given))
-    return found
+            yield getattr(importlib.import_module(f"fedsrv.{module}"), name)
+
+
+def _hides(experiment: Experiment, level: str) -> bool:
+    return experiment.privacy is not None and experiment.privacy.level == level

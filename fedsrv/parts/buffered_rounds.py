@@ -30,9 +30,7 @@ from fedmodels.tensors.staleness import discount, rebase
 from fedmodels.training.contexts import ServerContext, ServerState
 from fedmodels.training.hooks import init_server
 from fedmodels.training.method import Method
-from fedmodels.training.optimizer import check_training
 from fedmodels.training.run import RunFacts
-from fedsrv.availability import read_availability
 from fedsrv.engine.cohort import Answers, AnyOf, TooFewOrders, Trip
 from fedsrv.engine.reduction import Reduced
 from fedsrv.engine.schedule import Step, draw_cohort, takes_part
@@ -41,22 +39,14 @@ from fedsrv.parts.odd_uploads import measured_in
 from fedsrv.state.record import Record
 
 
-def check_schedule(experiment: Experiment) -> None:
-    """Check a run's schedule, and its optimiser, as far as that needs neither data nor clients.
-
-    Raises:
-        ConfigError: the schedule names a file that cannot be used, no client is there in any
-            round, the method's rounds may not be asynchronous, or the optimiser lacks an option.
-    """
-    check_training(experiment)
-    read_availability(experiment)
-    recorded_arrivals(experiment)
-    if experiment.schedule.is_asynchronous:
-        _check_reads_the_mean(make(experiment.method.name, **experiment.method.hyper_parameters()))
-
-
 class AsynchronousRounds(ServerPart):
     """Lets rounds end with the first uploads (``[schedule] order = "asynchronous"``)."""
+
+    @classmethod
+    def check(cls, experiment: Experiment) -> None:
+        """Refuse arrivals that cannot be followed, and methods that read single uploads."""
+        recorded_arrivals(experiment)
+        _check_reads_the_mean(make(experiment.method.name, **experiment.method.hyper_parameters()))
 
     def exchange(self, rounds: Kernel, interaction: int) -> Exchange:
         """Return a buffer of uploads."""

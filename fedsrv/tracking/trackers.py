@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ArchiveError, ConfigError, pip_line
 from fedmodels.printable import without_passwords
-from fedpb.zstd import check_installed
+from fedsrv.engine.server_part import ServerPart
 from fedsrv.events import Ending, EventLog
 from fedsrv.report.run_record import leaves_of, read_run
 from fedsrv.report.tables import write_html
@@ -146,17 +146,21 @@ def wanted(experiment: Experiment) -> list[str]:
     return [name for name in TRACKERS if getattr(experiment.tracking, name)]
 
 
-def check_extras(experiment: Experiment) -> None:
-    """Check that what the config asks for is installed.
+class Trackers(ServerPart):
+    """Hands scores to the trackers of the config as they come."""
 
-    Raises:
-        ConfigError: says how to install it.
-    """
-    if experiment.zstd:
-        check_installed()
-    for name in wanted(experiment):
-        if importlib.util.find_spec(name) is None:
-            raise ConfigError(_missing(name))
+    @classmethod
+    def check(cls, experiment: Experiment) -> None:
+        """Refuse a tracker that is not installed; say how to install it."""
+        for name in wanted(experiment):
+            if importlib.util.find_spec(name) is None:
+                raise ConfigError(_missing(name))
+
+    def follows(self) -> Ending | None:
+        """Begin, unless the run has ended before."""
+        if self.store.ended() is not None:
+            return None
+        return track(self.events, self.experiment, self.store.path, self.store.run_id)
 
 
 def _missing(name: str) -> str:

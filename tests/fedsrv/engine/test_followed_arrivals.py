@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from fedmodels.errors import ConfigError, RunFailed
-from fedsrv.parts.buffered_rounds import BufferedRounds, check_schedule
+from fedsrv.parts import check
+from fedsrv.parts.buffered_rounds import BufferedRounds
 from fedtide.inprocess import run_in_process
 from tests.conftest import tiny_experiment
 
@@ -33,11 +34,11 @@ def change(run, **changed):
 
 def test_a_run_without_arrivals_is_refused(first, digits, tmp_path):
     with pytest.raises(ConfigError, match="nothing is no run directory"):
-        check_schedule(asynchronous(arrivals=str(tmp_path / "nothing")))
+        check(asynchronous(arrivals=str(tmp_path / "nothing")))
     plain = tiny_experiment(schedule={"order": "tasks_outer"})
     run_in_process(plain, digits, tmp_path / "plain")
     with pytest.raises(ConfigError, match="plain records no arrivals"):
-        check_schedule(asynchronous(arrivals=str(tmp_path / "plain")))
+        check(asynchronous(arrivals=str(tmp_path / "plain")))
     longer = asynchronous(rounds=4, arrivals=str(first))
     with pytest.raises(ConfigError, match="records 6 interactions, this run has 8"):
         run_in_process(longer, digits, tmp_path / "longer")
@@ -56,7 +57,7 @@ def test_a_run_without_arrivals_is_refused(first, digits, tmp_path):
 def test_a_file_that_holds_no_records_is_one_line(text, why, tmp_path):
     (tmp_path / "rounds.jsonl").write_text(text)
     with pytest.raises(ConfigError, match=why):
-        check_schedule(asynchronous(arrivals=str(tmp_path)))
+        check(asynchronous(arrivals=str(tmp_path)))
 
 
 @pytest.mark.parametrize(
@@ -77,13 +78,13 @@ def test_a_file_that_holds_no_records_is_one_line(text, why, tmp_path):
 def test_damaged_arrivals_are_one_line(changed, first):
     change(first, **changed)
     with pytest.raises(ConfigError, match=r"interaction 1 of .+ is damaged"):
-        check_schedule(asynchronous(arrivals=str(first)))
+        check(asynchronous(arrivals=str(first)))
 
 
 def test_an_order_that_nobody_gave_is_damage(first):
     change(first, under_way=[[1, 0]])  # client 2's order of interaction 0 is counted in 2
     with pytest.raises(ConfigError, match=r"interaction 2 of .+ an order comes from nowhere"):
-        check_schedule(asynchronous(arrivals=str(first)))
+        check(asynchronous(arrivals=str(first)))
 
 
 @pytest.mark.parametrize(
@@ -99,7 +100,7 @@ def test_arrivals_that_the_schedule_does_not_allow_are_refused(schedule, why, di
     run_in_process(asynchronous(buffer=2), digits, tmp_path / "pairs")
     follows = asynchronous(**{"buffer": 2, **schedule, "arrivals": str(tmp_path / "pairs")})
     with pytest.raises(ConfigError, match=rf"interaction 1 of .+ {why}"):
-        check_schedule(follows)
+        check(follows)
 
 
 def test_arrivals_of_a_client_that_has_failed_here_cannot_be_followed():

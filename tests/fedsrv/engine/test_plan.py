@@ -13,7 +13,8 @@ from fedmodels.config.experiment import Experiment
 from fedmodels.errors import RunFailed
 from fedmodels.methods.fedavg import FedAvg
 from fedsrv.engine.plan import Plan, fixed_tasks, fixed_weights, stored_profiles
-from fedsrv.engine.schedule import Growth, Step
+from fedsrv.engine.schedule import Step
+from fedsrv.parts.open_plan import Growth, OpenPlan
 from fedsrv.state.store import Store
 from tests.conftest import tiny_experiment
 
@@ -124,7 +125,7 @@ def test_a_client_rests_once_it_has_had_all_rounds_of_its_task():
     run: Any = SimpleNamespace(experiment=problem)
     steps: Any = [None] * 5
     nothing: Any = None
-    begun = Plan(FedAvg(), run, {}, {}, steps, {}, nothing, growths[:2])
+    begun = OpenPlan(FedAvg(), run, {}, {}, steps, {}, nothing, growths[:2])
     assert [begun.resting(n) for n in range(6)] == [set(), set(), {0}, {0, 1}, {0, 1}, {0, 1}]
-    grown = Plan(FedAvg(), run, {}, {}, steps, {}, nothing, growths)
+    grown = OpenPlan(FedAvg(), run, {}, {}, steps, {}, nothing, growths)
     assert [grown.resting(n) for n in (3, 4, 5)] == [{1}, {1}, {0, 1}]
