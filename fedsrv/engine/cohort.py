@@ -223,8 +223,6 @@ class Answers:
     """Of a flush: the interaction of each client's order, in the order of arrival."""
     under_way: dict[int, int] = field(default_factory=dict)
     """Of a flush: the interaction of each client's order that is not answered yet."""
-    secure_sum: Mapping[str, Any] | None = None
-    """What the record says of a secure sum, where there was one."""
     aside: dict[int, Measured] = field(default_factory=dict)
     """What is kept of uploads that came and do not count."""
     added: AddedUp | None = None

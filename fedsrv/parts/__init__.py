@@ -25,17 +25,17 @@ PARTS: Sequence[tuple[str, IsOn]] = (
     ("parts.server_data:ServerExamples", lambda e: True),
     ("parts.stacking:Stacking", lambda e: e.training.together > 1),
     (
-        "fedsrv.parts.stopping:Patience",
+        "parts.stopping:Patience",
         lambda e: (e.schedule.patience, e.schedule.target) != (None, None),
     ),
     ("parts.unused_data:UnusedData", lambda e: True),
     ("parts.robust:RobustRules", lambda e: e.server.is_robust),
     (
-        "fedsrv.parts.private_rounds:ClientPrivacy",
+        "parts.private_rounds:ClientPrivacy",
         lambda e: _hides(e, "client"),
     ),
     (
-        "fedsrv.parts.example_privacy:ExamplePrivacy",
+        "parts.example_privacy:ExamplePrivacy",
         lambda e: _hides(e, "example"),
     ),
     ("parts.secure_rounds:SecureSums", lambda e: e.secure_sum is not None),

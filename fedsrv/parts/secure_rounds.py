@@ -118,6 +118,8 @@ class SecureRounds(Exchange):
         said = (record.get("secure_sum", {}).get("unopened", ()) for record in records)
         self._unopened = {client for clients in said for client in clients}
         """Clients whose secrets did not open."""
+        self._said: dict[str, Any] = {}
+        """What the record says of the sum under way."""
 
     def train(self, at: Interaction, state: ServerState) -> Answers:
         """Let a cohort train; return its reports, and sums of uploads that nobody saw one by one.
@@ -125,7 +127,7 @@ class SecureRounds(Exchange):
         Raises:
             TooFewClients: too few are left for any sum.
         """
-        parts, ctx = self.parts, at.ctx
+        parts, ctx, self._said = self.parts, at.ctx, {}
         if not ctx.cohort:
             return self.nobody(at, state)
         if len(ctx.cohort) < MIN_GROUP:  # drawn by sampling = "poisson"
@@ -317,7 +319,7 @@ class SecureRounds(Exchange):
             self.opened.set_aside(ctx, results, group, why)
         moved = self.opened.of(ctx, trip, self._numbers(ctx), opened, results)
         self._unopened.update(unopened)
-        results.secure_sum = {
+        self._said = {
             "groups": [[*group.keys] for group in found.groups],
             "thresholds": [group.threshold for group in found.groups],
             "unopened": unopened,
@@ -400,8 +402,8 @@ class SecureRounds(Exchange):
 
     def records(self, at: Interaction, found: Reduced, record: Record) -> None:
         """Put down who was asked for a sum together, and what did not open."""
-        if at.results.secure_sum is not None:
-            record["secure_sum"] = dict(at.results.secure_sum)
+        if self._said:
+            record["secure_sum"] = self._said
 
     def ended(self) -> None:
         """Delete what is kept of committed interactions."""

@@ -20,14 +20,13 @@ import os
 import sqlite3
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedmodels.config.changes import forbidden_changes
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ArchiveError, ArchiveNotRead, RunFailed
 from fedmodels.files import LEFTOVER, sync_path, write_atomically
 from fedmodels.line_file import append_lines
-from fedmodels.privacy.releases import NAME, ReleaseLog
 from fedmodels.tensors.bundle import state_digest
 from fedmodels.training.contexts import ServerState
 from fedsrv.state.audit import AUDIT, Audit
@@ -46,6 +45,9 @@ from fedsrv.state.run_directory import (
 )
 from fedsrv.state.state_files import StateFiles
 from fedsrv.state.verification import differences, last_audited, written_last
+
+if TYPE_CHECKING:
+    from fedmodels.privacy.releases import ReleaseLog
 
 log = logging.getLogger(__name__)
 
@@ -98,13 +100,19 @@ class Store:
             with writing(path):
                 self._reconcile_files()
                 self.rewrite_lines()
-                privacy = experiment.privacy
-                hides = privacy is not None and privacy.hides_clients
-                self.releases = ReleaseLog(path / NAME, self.committed) if hides else None
+                self.releases = self._releases_of(path)
                 """What was spent of the clients' privacy, where noise hides them."""
         except BaseException:
             self.close()
             raise
+
+    def _releases_of(self, path: Path) -> ReleaseLog | None:
+        privacy = self.experiment.privacy
+        if privacy is None or not privacy.hides_clients:
+            return None
+        from fedmodels.privacy.releases import NAME, ReleaseLog
+
+        return ReleaseLog(path / NAME, self.committed)
 
     def _compare_experiment(self) -> None:
         """Compare the stored experiment with the present one, and store the present one."""

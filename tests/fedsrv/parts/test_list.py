@@ -1,0 +1,94 @@
+"""The list of parts: a part is loaded where a config asks for it, and the kernel knows none."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsrv.engine.server_part import ServerPart
+from fedsrv.parts import PARTS
+from tests.conftest import tiny_experiment
+from tests.sizes import ROOT
+
+ALWAYS = ["ServerExamples", "UnusedData", "OddUploads", "Exclusions"]
+"""What takes effect without a key of its own."""
+HIDING = {
+    "clip": 1.0, "noise_multiplier": 1.0, "delta": 1e-3,
+    "allow": ["announced", "examples", "loss", "scores"],
+}  # fmt: skip
+SIX = {"schedule": {"clients": 6}}
+ASKED: dict[str, dict[str, Any]] = {
+    "OpenRuns": {"schedule": {"order": "tasks_outer", "rounds": 2, "open": True}},
+    "Stacking": {"training": {"together": 3}},
+    "Patience": {"data": {"validation_share": 0.2}, "schedule": {"patience": 1}},
+    "RobustRules": {"server": {"reduce": "median"}},
+    "ClientPrivacy": {
+        "privacy": {"level": "client", **HIDING}, "data": {"mean": [0.3], "std": [0.3]}
+    },
+    "ExamplePrivacy": {
+        "privacy": {"level": "example", **HIDING}, "data": {"mean": [0.3], "std": [0.3]}
+    },
+    "SecureSums": {"privacy": {"secure_sum": {"trust": "coordinator"}}, **SIX},
+    "AsynchronousRounds": {"schedule": {"order": "asynchronous", "buffer": 2}},
+    "Drift": {"evaluate": {"drift": True}},
+    "Trackers": {"tracking": {"tensorboard": True}},
+}  # fmt: skip
+"""By part a config that asks for it and for no other one."""
+
+
+def on(**tables: Any) -> list[str]:
+    experiment = tiny_experiment(**tables)
+    return [place.partition(":")[2] for place, is_on in PARTS if is_on(experiment)]
+
+
+def test_a_plain_run_has_the_parts_that_need_no_key():
+    assert on() == ALWAYS
+
+
+@pytest.mark.parametrize("part", ASKED)
+def test_a_part_is_there_where_its_section_asks_for_it(part):
+    assert {*on(**ASKED[part])} == {*ALWAYS, part}
+
+
+def test_every_part_is_tried_here_and_is_a_part():
+    assert {place.partition(":")[2] for place, _ in PARTS} == {*ALWAYS, *ASKED}
+    for place, _ in PARTS:
+        module, _, name = place.partition(":")
+        assert issubclass(getattr(import_module(f"fedsrv.{module}"), name), ServerPart)
+
+
+def loaded(module: str) -> Iterator[str]:
+    """Yield the modules of ``fedsrv`` that a module loads with itself."""
+    path = ROOT / f"{module.replace('.', '/')}.py"
+    path = path if path.is_file() else path.with_suffix("") / "__init__.py"
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fedsrv"):
+            for name in (node.module, *(f"{node.module}.{alias.name}" for alias in node.names)):
+                place = ROOT / str(name).replace(".", "/")
+                if place.with_suffix(".py").is_file() or place.is_dir():
+                    yield str(name)
+
+
+def test_a_coordinator_loads_the_list_and_no_part_that_is_off():
+    seen, due = set[str](), ["fedsrv.coordinator", "fedsrv.parts"]
+    while due:
+        if (module := due.pop()) not in seen:
+            seen.add(module)
+            due += loaded(module)
+    held = {m for m in seen if m.startswith(("fedsrv.parts.", "fedsrv.tracking", "fedsrv.relay"))}
+    assert held == {"fedsrv.parts.server_data"}, "whose examples a coordinator reads"
+
+
+def test_the_kernel_imports_no_part():
+    found = {
+        path.name: node.module
+        for path in sorted(Path(ROOT / "fedsrv" / "engine").glob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fedsrv.parts")
+    }
+    assert found == {}
