@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.console import Console
@@ -39,13 +39,15 @@ from fedsrv.engine.rounds import Engine
 from fedsrv.events import EventLog
 from fedsrv.parts import check, parts_of
 from fedsrv.parts.server_data import server_data_for
-from fedsrv.parts.stages import AtRest
 from fedsrv.state.run_directory import (
     beginning,
     make_directory,
     refuse_existing,
 )
 from fedsrv.state.store import Store
+
+if TYPE_CHECKING:
+    from fedsrv.parts.stages import AtRest
 
 log = logging.getLogger(__name__)
 

@@ -81,9 +81,8 @@ ROOMS = {
     "fedsrv": (
         "presets", "events", "availability", "ray_cluster", "ray_driver", "identity", "state",
         "report",
-        "trained_models", "run_status", "event_lines", "sweep", "engine", "parts", "transport",
-        "watching",
-        "tracking", "dashboard", "coordinator", "relay", "catalogue",
+        "trained_models", "run_status", "event_lines", "sweep", "engine", "tracking", "parts",
+        "transport", "watching", "dashboard", "coordinator", "relay", "catalogue",
         "net_catalogue", "config_schema", "export", "commands",
         "launch", "cli", "__main__",
     ),

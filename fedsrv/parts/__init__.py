@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from fedmodels.config.experiment import Experiment
-from fedmodels.config.tracking import Tracking
 from fedmodels.training.optimizer import check_training
 from fedpb import zstd
 from fedsrv.availability import read_availability
@@ -21,29 +20,20 @@ from fedsrv.state.store import Store
 
 IsOn = Callable[[Experiment], bool]
 PARTS: Sequence[tuple[str, IsOn]] = (
-    ("parts.stages:OpenRuns", lambda e: e.schedule.open),
-    ("parts.server_data:ServerExamples", lambda e: True),
-    ("parts.stacking:Stacking", lambda e: e.training.together > 1),
-    (
-        "parts.stopping:Patience",
-        lambda e: (e.schedule.patience, e.schedule.target) != (None, None),
-    ),
-    ("parts.unused_data:UnusedData", lambda e: True),
-    ("parts.robust:RobustRules", lambda e: e.server.is_robust),
-    (
-        "parts.private_rounds:ClientPrivacy",
-        lambda e: _hides(e, "client"),
-    ),
-    (
-        "parts.example_privacy:ExamplePrivacy",
-        lambda e: _hides(e, "example"),
-    ),
-    ("parts.secure_rounds:SecureSums", lambda e: e.secure_sum is not None),
-    ("parts.buffered_rounds:AsynchronousRounds", lambda e: e.schedule.is_asynchronous),
-    ("parts.odd_uploads:OddUploads", lambda e: True),
-    ("parts.exclusions:Exclusions", lambda e: True),
-    ("parts.drift:Drift", lambda e: e.evaluate.drift),
-    ("tracking.trackers:Trackers", lambda e: e.tracking != Tracking()),
+    ("stages:OpenRuns", lambda e: e.schedule.open),
+    ("server_data:ServerExamples", lambda e: True),
+    ("stacking:Stacking", lambda e: e.training.together > 1),
+    ("stopping:Patience", lambda e: (e.schedule.patience, e.schedule.target) != (None, None)),
+    ("unused_data:UnusedData", lambda e: True),
+    ("robust:RobustRules", lambda e: e.server.is_robust),
+    ("private_rounds:ClientPrivacy", lambda e: _hides(e, "client")),
+    ("example_privacy:ExamplePrivacy", lambda e: _hides(e, "example")),
+    ("secure_rounds:SecureSums", lambda e: e.secure_sum is not None),
+    ("buffered_rounds:AsynchronousRounds", lambda e: e.schedule.is_asynchronous),
+    ("odd_uploads:OddUploads", lambda e: True),
+    ("exclusions:Exclusions", lambda e: True),
+    ("drift:Drift", lambda e: e.evaluate.drift),
+    ("trackers:Trackers", lambda e: e.tracking.is_on),
 )
 """The module and class of each part, and whether an experiment asks for it."""
 
@@ -67,7 +57,7 @@ def _classes(experiment: Experiment) -> Iterator[type[ServerPart]]:
     for place, is_on in PARTS:
         if is_on(experiment):
             module, _, name = place.partition(":")
-            yield getattr(importlib.import_module(f"fedsrv.{module}"), name)
+            yield getattr(importlib.import_module(f"fedsrv.parts.{module}"), name)
 
 
 def _hides(experiment: Experiment, level: str) -> bool:

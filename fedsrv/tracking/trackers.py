@@ -18,7 +18,6 @@ from typing import Any, Protocol
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ArchiveError, ConfigError, pip_line
 from fedmodels.printable import without_passwords
-from fedsrv.engine.server_part import ServerPart
 from fedsrv.events import Ending, EventLog
 from fedsrv.report.run_record import leaves_of, read_run
 from fedsrv.report.tables import write_html
@@ -146,21 +145,11 @@ def wanted(experiment: Experiment) -> list[str]:
     return [name for name in TRACKERS if getattr(experiment.tracking, name)]
 
 
-class Trackers(ServerPart):
-    """Hands scores to the trackers of the config as they come."""
-
-    @classmethod
-    def check(cls, experiment: Experiment) -> None:
-        """Refuse a tracker that is not installed; say how to install it."""
-        for name in wanted(experiment):
-            if importlib.util.find_spec(name) is None:
-                raise ConfigError(_missing(name))
-
-    def follows(self) -> Ending | None:
-        """Begin, unless the run has ended before."""
-        if self.store.ended() is not None:
-            return None
-        return track(self.events, self.experiment, self.store.path, self.store.run_id)
+def check_installed(experiment: Experiment) -> None:
+    """Refuse a tracker that is not installed; raise ConfigError, which says how to install it."""
+    for name in wanted(experiment):
+        if importlib.util.find_spec(name) is None:
+            raise ConfigError(_missing(name))
 
 
 def _missing(name: str) -> str:

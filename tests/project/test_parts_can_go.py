@@ -23,11 +23,6 @@ LISTED = [
     *((f"fedsrv.parts.{place}", is_on(PLAIN)) for place, is_on in fedsrv.parts.PARTS),
 ]  # fmt: skip
 """Where each part stands, and whether a plain run asks for it."""
-STILL_LOADED = {
-    "fedsrv.parts.buffered_rounds": "a run in one process checks its schedule by it",
-    "fedsrv.parts.stages": "a run in one process names what an open run does at rest",
-}
-"""Modules of parts that a run in one process loads though the parts are off, and why."""
 NAMED: dict[str, tuple[str, str, str]] = {
     "compression": (
         r"parts/compression|training/compression|config/compression|compact_forms",
@@ -117,7 +112,7 @@ for name, table in {{"drift": {{"evaluate": {{"drift": True}}}}}}.items():
 def test_a_plain_run_needs_no_module_of_a_part(tmp_path):
     """Nothing can import them; a config that asks for one is told which is missing."""
     needed = {place.partition(":")[0] for place, is_on in LISTED if is_on}
-    gone = {place.partition(":")[0] for place, _ in LISTED} - needed - STILL_LOADED.keys()
+    gone = {place.partition(":")[0] for place, _ in LISTED} - needed
     assert len(gone) > 15
     program = REMOVED.format(gone=sorted(gone))
     done = subprocess.run(

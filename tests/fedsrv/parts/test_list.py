@@ -59,7 +59,7 @@ def test_every_part_is_tried_here_and_is_a_part():
     assert {place.partition(":")[2] for place, _ in PARTS} == {*ALWAYS, *ASKED}
     for place, _ in PARTS:
         module, _, name = place.partition(":")
-        assert issubclass(getattr(import_module(f"fedsrv.{module}"), name), ServerPart)
+        assert issubclass(getattr(import_module(f"fedsrv.parts.{module}"), name), ServerPart)
 
 
 def loaded(module: str) -> Iterator[str]:

@@ -1,0 +1,23 @@
+"""Trackers of experiments (``[tracking]``) follow the scores of a run."""
+
+from __future__ import annotations
+
+from fedmodels.config.experiment import Experiment
+from fedsrv.engine.server_part import ServerPart
+from fedsrv.events import Ending
+from fedsrv.tracking.trackers import check_installed, track
+
+
+class Trackers(ServerPart):
+    """Hands scores to the trackers of the config as they come."""
+
+    @classmethod
+    def check(cls, experiment: Experiment) -> None:
+        """Refuse a tracker that is not installed."""
+        check_installed(experiment)
+
+    def follows(self) -> Ending | None:
+        """Begin, unless the run has ended before."""
+        if self.store.ended() is not None:
+            return None
+        return track(self.events, self.experiment, self.store.path, self.store.run_id)
