@@ -17,7 +17,7 @@ from fedsrv.tracking import trackers
 from fedsrv.tracking.prometheus import export
 from fedsrv.tracking.trackers import TRACKERS, results_of, track
 from fedtide.inprocess import run_in_process
-from tests.conftest import records_of, tiny_experiment
+from tests.conftest import tiny_experiment
 
 
 class Recorder:
@@ -314,15 +314,3 @@ def test_without_prometheus_there_is_one_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(ConfigError, match="pip install 'prometheus-client>="):
         export(EventLog(), "127.0.0.1", 0)
-
-
-def test_a_run_in_one_process_tells_its_trackers(monkeypatch, digits, tmp_path):
-    """They get what the records say, and the end."""
-    told = []
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", Recorder(told))
-    experiment = tiny_experiment(schedule={"rounds": 2}, tracking={"tensorboard": True})
-    run_in_process(experiment, digits, tmp_path / "run", facts=True)
-    accuracies = [call[2] for call in told if call[:2] == ("add_scalar", "a_glo")]
-    records = [r["metrics"] for r in records_of(tmp_path / "run")]
-    assert accuracies == [metrics["a_glo"] for metrics in records if "a_glo" in metrics] != []
-    assert told[-1] == ("close",)
