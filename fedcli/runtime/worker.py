@@ -115,7 +115,7 @@ class Worker(Client):
                 if (report := part.answer(order)) is not None:
                     report.durable = self.states.durable
                     return Result(order, Bundle(), report)
-            raise PayloadError(f"an order of a kind that this client cannot do, {order.kind}")
+            raise PayloadError(f"an order of an unknown kind, {order.kind}")
         except Exception as error:  # whatever the method's code raises
             return self.failed(order, error)
 
