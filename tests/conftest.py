@@ -9,7 +9,7 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ from fedtide.testing.trial import (
     tiny_experiment,
     write_server_data,
 )
+from tests.integration.harness import ForkServer
 from tests.runs import WholeRuns
 
 __all__ = [
@@ -87,6 +88,20 @@ def whole_run(tmp_path_factory: pytest.TempPathFactory) -> WholeRuns:
     shared = root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
     (shared / "whole-runs").mkdir(exist_ok=True)
     return WholeRuns(shared / "whole-runs")
+
+
+@pytest.fixture(scope="session")
+def steer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the directory that steers the method ``held`` in processes of the fork server."""
+    return tmp_path_factory.mktemp("steer")
+
+
+@pytest.fixture(scope="session")
+def fork_server(tmp_path_factory: pytest.TempPathFactory, steer: Path) -> Iterator[ForkServer]:
+    """The one fork server of this process of pytest, whichever directories need it."""
+    server = ForkServer(tmp_path_factory.mktemp("forks") / "forks.log", HELD_DIR=str(steer))
+    yield server
+    server.close()
 
 
 @pytest.fixture

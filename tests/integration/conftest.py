@@ -60,19 +60,6 @@ def partition(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture(scope="session")
-def steer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the directory that steers the method ``held`` in processes of the fork server."""
-    return tmp_path_factory.mktemp("steer")
-
-
-@pytest.fixture(scope="session")
-def fork_server(tmp_path_factory: pytest.TempPathFactory, steer: Path) -> Iterator[ForkServer]:
-    server = ForkServer(tmp_path_factory.mktemp("forks") / "forks.log", HELD_DIR=str(steer))
-    yield server
-    server.close()
-
-
 class Loopback:
     """One run over loopback, whose processes a test may kill and start again."""
 

@@ -85,10 +85,15 @@ class ForkServer:
 
     def typed(self, folder: Path, program: str, *words: object) -> tuple[int, str]:
         """Type a command in a folder; return its status and what it printed."""
+        command = self.begun(folder, program, *words)
+        return command.wait(), command.log.read_text()
+
+    def begun(self, folder: Path, program: str, *words: object) -> Client:
+        """Type a command in a folder, and do not wait for its end."""
         log = folder.with_name(f"{folder.name}-{self._next}.log")
         order = {"call": f"{program}.cli:main", "argv": [program, *map(str, words)]}
-        key, _ = self._forked({**order, "place": str(folder), "log": str(log)})
-        return self._fact(key, "status"), log.read_text()
+        key, pid = self._forked({**order, "place": str(folder), "log": str(log)})
+        return Client(self, key, pid, log)
 
     def start_fedsrv(
         self, argv: Sequence[str], log: Path | None = None, lease_s: float = 0.0
@@ -127,7 +132,7 @@ class ForkServer:
 
 
 class Client:
-    """One forked client process."""
+    """One forked process, such as a client."""
 
     def __init__(self, server: ForkServer, key: str, pid: int, log: Path) -> None:
         self.server, self.key, self.pid, self.log = server, key, pid, log
@@ -139,6 +144,9 @@ class Client:
     def wait(self, timeout_s: float = TIMEOUT_S) -> int:
         """Return its exit status."""
         return self.server._fact(self.key, "status", timeout_s)
+
+    def has_ended(self) -> bool:
+        return "status" in self.server._told[self.key]
 
     def output(self) -> str:
         return self.log.read_text(errors="replace") if self.log.exists() else ""

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.integration.conftest import Loopback, _plugins, fork_server, loopback, partition, steer
+from tests.integration.conftest import Loopback, _plugins, loopback, partition
 from tests.links.proxy import Fates, Proxy
 
-__all__ = ["_plugins", "fork_server", "loopback", "partition", "steer"]
+__all__ = ["_plugins", "loopback", "partition"]
 
 Behind = Callable[[Loopback, Fates], Proxy]
 

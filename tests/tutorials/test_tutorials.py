@@ -10,10 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.conftest import fork_server, steer
-from tests.integration.harness import ForkServer, environment
-
-__all__ = ["fork_server", "steer"]
+from tests.integration.harness import ForkServer, until
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 BLOCK = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -68,27 +65,27 @@ def test_sensors(tmp_path, fork_server):
 class FirstTerminal:
     """A command that goes on while others are typed elsewhere."""
 
-    def __init__(self, line: str, folder: Path) -> None:
-        program, *words = line.split()
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", program, *words], cwd=folder, text=True, env=environment(),
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-        self.printed = ""
+    def __init__(self, line: str, folder: Path, forks: ForkServer) -> None:
+        self.command = forks.begun(folder, *line.split())
+        self.read = 0
+
+    @property
+    def printed(self) -> str:
+        return self.command.output()
 
     def until(self, words: str) -> None:
-        """Read what it prints until there are these words."""
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.printed += line
-            if words in line:
-                return
-        raise AssertionError(f"it ended without {words!r}:\n{self.printed}")
+        """Read what it prints, from where this ended last, until there are these words."""
+        until(
+            lambda: words in self.printed[self.read :] or self.command.has_ended(),
+            f"no {words!r} came:\n{self.printed}",
+        )
+        found = self.printed.find(words, self.read)
+        assert found >= 0, f"it ended without {words!r}:\n{self.printed}"
+        self.read = found + len(words)
 
     def end(self) -> int:
         """Wait for its end, and return its status."""
-        self.printed += self.process.communicate(timeout=60)[0]
-        return self.process.returncode
+        return self.command.wait(60)
 
 
 @pytest.mark.loopback
@@ -101,7 +98,7 @@ def test_stream(tmp_path, fork_server):
         if title:
             (tmp_path / title).write_text(content)
         elif language == "console":
-            first = FirstTerminal(content, tmp_path)
+            first = FirstTerminal(content, tmp_path, fork_server)
             first.until(rests)
         elif "months.py" in content:
             subprocess.run([sys.executable, "months.py"], cwd=tmp_path, check=True)
