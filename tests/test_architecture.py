@@ -7,6 +7,7 @@ import graphlib
 import re
 import subprocess
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -109,19 +110,27 @@ ALL = [(package, path) for package in PACKAGES for path in sources(package)]
 METHOD_FILES = [p for p in sources("fedmodels") if p.parent.name == "methods" and p.stem[0] != "_"]
 
 
-def imports(tree: ast.AST, package: str) -> Iterator[str]:
-    """Yield the dotted names a file imports or, of torch, uses; ``from a import b`` is ``a.b``."""
-    for node in ast.walk(tree):
+@cache
+def said(source: str) -> tuple[tuple[int, str], ...]:
+    """Return the names that a source imports or, of torch, uses, each with its leading dots."""
+    found: list[tuple[int, str]] = []
+    for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += ((0, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            origin = ".".join(filter(None, [package if node.level else "", node.module]))
-            yield from (f"{origin}.{alias.name}" for alias in node.names)
+            origin = f"{node.module}." if node.module else ""
+            found += ((node.level, f"{origin}{alias.name}") for alias in node.names)
         elif isinstance(node, ast.Attribute):
             if isinstance(node.value, ast.Name) and node.value.id == "torch":
-                yield f"torch.{node.attr}"
+                found.append((0, f"torch.{node.attr}"))
         elif isinstance(node, ast.keyword) and node.arg == "allow_pickle":
-            yield from () if ast.unparse(node.value) == "False" else ("pickle",)
+            found += () if ast.unparse(node.value) == "False" else ((0, "pickle"),)
+    return tuple(found)
+
+
+def imports(source: str, package: str) -> list[str]:
+    """Return the dotted names a file imports or, of torch, uses; ``from a import b`` is ``a.b``."""
+    return [f"{package}.{name}" if level else name for level, name in said(source)]
 
 
 def is_below(name: str, parents: tuple[str, ...]) -> bool:
@@ -136,7 +145,7 @@ def offences(package: str, name: str, source: str) -> list[str]:
     if package in ("fedmodels", "fedpb") and name != "fedmodels/options.py":
         forbidden += ("typer",)
     found = []
-    for imported in imports(ast.parse(source), package):
+    for imported in imports(source, package):
         into_fedpb = package == "fedpb" and is_below(imported, ("fedmodels",))
         another_method = (
             name.startswith("fedmodels/methods/")
@@ -210,7 +219,7 @@ MODULES = {dotted(path): path for _, path in ALL}
 def imported_modules(module: str) -> set[str]:
     """Return the modules of this project that a module imports, also inside of functions."""
     found = set()
-    for name in imports(ast.parse(MODULES[module].read_text()), module):
+    for name in imports(MODULES[module].read_text(), module):
         found |= {known for known in (name, name.rpartition(".")[0]) if known in MODULES}
     packages = {f"{name}.__init__" for name in found}
     return {n for n in found if not any(o.startswith(f"{n}.") for o in found)} - packages - {module}

@@ -65,9 +65,10 @@ from fedtide.inprocess import run_in_process
 from fedtide.testing.trial import digits_in, tiny_experiment
 
 heavy = ["torch._dynamo", "sklearn", "scipy", "torchvision", "matplotlib", "pandas", "ot"]
+data = digits_in(Path("data"))
 for optimizer in ("sgd", "adam", "adamw"):
     experiment = tiny_experiment(training={"optimizer": optimizer})
-    run_in_process(experiment, digits_in(Path(optimizer) / "data"), Path(optimizer) / "run")
+    run_in_process(experiment, data, Path(optimizer))
 loaded = {name for name in heavy if name in sys.modules}
 assert not loaded, ("a run", loaded)
 """

@@ -96,13 +96,19 @@ def _differences(column: Values) -> Iterator[NDArray[np.float64]]:
 
 
 @cache
+def quantile(count: int) -> float:
+    """Return how many standard errors an interval of so many pairs reaches to each side."""
+    return float(t.ppf((1 + CONFIDENCE) / 2, count - 1))
+
+
+@cache
 def intervals(record: str) -> NDArray[np.float64]:
     """Return mean, low and high end of every paired difference of a record, (n, 3)."""
     found, outcome = [], read_record(RECORDS / f"{record}.json")
     columns = map(_differences, _columns(record, outcome))
     for pairs in chain(chain.from_iterable(columns), _of_views(outcome)):
         if len(pairs) > 1:
-            half = t.ppf((1 + CONFIDENCE) / 2, len(pairs) - 1) * pairs.std(ddof=1)
+            half = quantile(len(pairs)) * pairs.std(ddof=1)
             half /= np.sqrt(len(pairs))
             found.append((pairs.mean(), pairs.mean() - half, pairs.mean() + half))
     return np.array(found).reshape(-1, 3)
