@@ -178,7 +178,9 @@ class Worker(Client):
 
     def _context(self, order: rpc.Order, net: SplitNet | None = None) -> ClientContext:
         self.progress = Progress(order.interaction)
-        at = Position(order.interaction, order.round, order.task)
+        if not 0 <= order.task_began <= max(order.round, 0):
+            raise PayloadError(f"a task cannot begin in round {order.task_began} of {order.round}")
+        at = Position(order.interaction, order.round, order.task, began=order.task_began)
         return ClientContext(
             self.run, self.client, at, net or self.net, self.stream, self.device, self._tick,
             secret=self.states.secret,

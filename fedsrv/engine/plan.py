@@ -178,6 +178,10 @@ class Plan:
         """Return the names of the classes that the run did not begin with."""
         return ()
 
+    def task_began(self, client: ClientId, step: Step) -> int:
+        """Return the round in which a client's task of a step began, of an open run; else 0."""
+        return 0
+
     def tasks_seen(self, step: Step) -> int:
         """Return how many tasks clients are scored on: with ``rounds_outer``, all after a round."""
         all_seen = self.run.experiment.schedule.order == "rounds_outer" and step.ends_round

@@ -166,6 +166,7 @@ class RoundParts:
             kind=kind, client_id=str(client), interaction=ctx.interaction, round=ctx.round,
             task=step.task_of(client), views=views, tasks_seen=tasks,
             first_task=max(0, tasks - (most or tasks)), new_classes=self.plan.new_classes,
+            task_began=self.plan.task_began(client, step),
             global_test=self.experiment.evaluate.generalization,
             confusion=confusion and bool(views) and client != EVALUATOR,
             base=last_trained.get(client, -1) if isinstance(client, int) else -1,

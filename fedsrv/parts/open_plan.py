@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ConfigError
-from fedmodels.tensors.bundle import Problem
+from fedmodels.tensors.bundle import ClientId, Problem
 from fedmodels.training.announcement import check_announcement
 from fedmodels.training.method import Method
 from fedmodels.training.position import Stage, Task
@@ -140,6 +140,11 @@ class OpenPlan(Plan):
     def new_classes(self) -> Sequence[str]:
         """Return the names of the classes that the run did not begin with."""
         return self.classes[len(self.growths[0].classes) :] if self.growths else ()
+
+    def task_began(self, client: ClientId, step: Step) -> int:
+        """Return the round in which a client's task of a step began; 0 for the evaluator."""
+        began = [g.interaction for g in self.growths if client in g.tasks]
+        return max((first for first in began if first <= step.interaction), default=0)
 
     def tasks_seen(self, step: Step) -> int:
         """Return the most tasks that a client is scored on."""

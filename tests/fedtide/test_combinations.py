@@ -95,6 +95,8 @@ def test_a_refused_pair_has_its_line(refusal, place):
         tables["privacy"]["announce"] = "none"
     if refusal.where.startswith("[evaluate]"):
         tables["evaluate"]["select_by"] = "f1"
+    if refusal.where.startswith("[training.lr_schedule]"):
+        tables["training"]["lr_schedule"] = {"kind": "exponential", "gamma": 0.5}
     told = refusal.why.split("{")[0][:40]
     with pytest.raises(ConfigError) as error:
         tiny_experiment(**tables)

@@ -220,6 +220,13 @@ REFUSED: tuple[Refusal, ...] = (
         "[training.lr_schedule] ends with the run, and an open run has no last round: give length",
     ),
     Refusal(
+        ("open runs", "together"),
+        "[training.lr_schedule] over rounds begins anew with each client's task of an open run, "
+        "and [training] together gives clients one rate: leave together out",
+        when=lambda e: e.training.lr_schedule is not None and not e.training.follows_epochs,
+        where="[training.lr_schedule] over rounds",
+    ),
+    Refusal(
         ("open runs", "hidden counts"),
         '[privacy] announce = "none" cannot be kept: an open run has to know which classes its '
         "clients bring",

@@ -27,8 +27,8 @@ class LrSchedule(StrictTable):
     kind: Literal["constant", "linear", "cosine", "step", "exponential"]
     """Course after the warm-up, as in ``torch.optim.lr_scheduler``."""
     over: Literal["rounds", "epochs"] = "rounds"
-    """What it counts: rounds, on each task anew with ``tasks_outer`` and ``asynchronous``, or the
-    epochs of one local training."""
+    """What it counts: rounds, on each task anew with ``tasks_outer`` and ``asynchronous`` (of an
+    open run, on each task of a client), or the epochs of one local training."""
     warmup: Count = 0
     """So many rounds or epochs at first, over which the rate rises evenly to ``lr``."""
     length: PositiveCount | None = None

@@ -83,8 +83,8 @@ place:
   Waiting.durable Waiting.issue PullRequest.held PushHeader.kind PushHeader.interaction
   PushHeader.trip PushHeader.summed Report.durable BeatRequest.durable BeatRequest.interaction
   Order.interaction Order.round Order.task Order.committed Order.durable Order.tasks_seen Order.trip
-  Order.issue Order.following Order.base Order.first_task PartHeader.role PartHeader.digest
-  SecureSum.payload
+  Order.issue Order.following Order.base Order.task_began Order.first_task PartHeader.role
+  PartHeader.digest SecureSum.payload
   PartHeader.held PullHeader.more PushResponse.repeated_upload Outcome.code
   Outcome.repeated_upload BeatResponse.superseded Event.interaction Event.round Committed.task
   Missed.events TensorHeader.name TensorHeader.dtype TensorHeader.offset

@@ -79,7 +79,9 @@ def lr_factor(ctx: ClientContext) -> float:
         return 1.0
     if course.over == "epochs":
         return factor_at(course, ctx.epoch, experiment.training.local_epochs)
-    anew = schedule.order != "rounds_outer" and not schedule.open
+    if schedule.open:  # each client has its tasks at its own time
+        return factor_at(course, ctx.round - ctx.at.began, schedule.rounds)
+    anew = schedule.order != "rounds_outer"
     return factor_at(course, ctx.round % schedule.rounds if anew else ctx.round, schedule.rounds)
 
 

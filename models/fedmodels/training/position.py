@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NewType
 
 Task = NewType("Task", int)
@@ -19,6 +19,8 @@ class Position:
     interaction: int
     round: int
     task: int
+    began: int = field(default=0, kw_only=True)
+    """Of an open run: the round in which the client's present task began."""
 
 
 START = Position(0, 0, 0)

@@ -200,7 +200,7 @@ class SecurePeer(_message.Message):
     def __init__(self, client: _Optional[int] = ..., channel_key: _Optional[bytes] = ..., mask_key: _Optional[bytes] = ..., share: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., certificates: _Optional[_Iterable[bytes]] = ..., agreed: _Optional[bytes] = ...) -> None: ...
 
 class Order(_message.Message):
-    __slots__ = ("kind", "client_id", "interaction", "round", "task", "committed", "durable", "views", "tasks_seen", "trip", "global_test", "issue", "following", "base", "confusion", "new_classes", "first_task", "secure_sum")
+    __slots__ = ("kind", "client_id", "interaction", "round", "task", "committed", "durable", "views", "tasks_seen", "trip", "global_test", "issue", "following", "base", "confusion", "new_classes", "first_task", "task_began", "secure_sum")
     KIND_FIELD_NUMBER: _ClassVar[int]
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     INTERACTION_FIELD_NUMBER: _ClassVar[int]
@@ -218,6 +218,7 @@ class Order(_message.Message):
     CONFUSION_FIELD_NUMBER: _ClassVar[int]
     NEW_CLASSES_FIELD_NUMBER: _ClassVar[int]
     FIRST_TASK_FIELD_NUMBER: _ClassVar[int]
+    TASK_BEGAN_FIELD_NUMBER: _ClassVar[int]
     SECURE_SUM_FIELD_NUMBER: _ClassVar[int]
     kind: OrderKind
     client_id: str
@@ -236,8 +237,9 @@ class Order(_message.Message):
     confusion: bool
     new_classes: _containers.RepeatedScalarFieldContainer[str]
     first_task: int
+    task_began: int
     secure_sum: SecureSum
-    def __init__(self, kind: _Optional[_Union[OrderKind, str]] = ..., client_id: _Optional[str] = ..., interaction: _Optional[int] = ..., round: _Optional[int] = ..., task: _Optional[int] = ..., committed: _Optional[int] = ..., durable: _Optional[int] = ..., views: _Optional[_Iterable[str]] = ..., tasks_seen: _Optional[int] = ..., trip: _Optional[int] = ..., global_test: _Optional[bool] = ..., issue: _Optional[int] = ..., following: _Optional[int] = ..., base: _Optional[int] = ..., confusion: _Optional[bool] = ..., new_classes: _Optional[_Iterable[str]] = ..., first_task: _Optional[int] = ..., secure_sum: _Optional[_Union[SecureSum, _Mapping]] = ...) -> None: ...
+    def __init__(self, kind: _Optional[_Union[OrderKind, str]] = ..., client_id: _Optional[str] = ..., interaction: _Optional[int] = ..., round: _Optional[int] = ..., task: _Optional[int] = ..., committed: _Optional[int] = ..., durable: _Optional[int] = ..., views: _Optional[_Iterable[str]] = ..., tasks_seen: _Optional[int] = ..., trip: _Optional[int] = ..., global_test: _Optional[bool] = ..., issue: _Optional[int] = ..., following: _Optional[int] = ..., base: _Optional[int] = ..., confusion: _Optional[bool] = ..., new_classes: _Optional[_Iterable[str]] = ..., first_task: _Optional[int] = ..., task_began: _Optional[int] = ..., secure_sum: _Optional[_Union[SecureSum, _Mapping]] = ...) -> None: ...
 
 class PartHeader(_message.Message):
     __slots__ = ("role", "digest", "bundle", "held")

@@ -167,6 +167,20 @@ def test_each_task_has_the_course_anew_where_tasks_come_one_after_another():
     assert rates("rounds_outer") == [1, 0.5, 0.25, 0.125]
 
 
+def test_each_task_of_a_client_has_the_course_anew_in_an_open_run():
+    """A line from 1 to 0 over four rounds; the second task begins in round 3, the third in 5."""
+    experiment = tiny_experiment(
+        schedule={"rounds": 2, "order": "tasks_outer", "open": True},
+        training={"lr": 1.0, "lr_schedule": {"kind": "linear", "length": 4}},
+    )
+    ctx = linear_context(experiment, X.tolist(), Y.tolist())
+    found = []
+    for t, began in enumerate([0, 0, 0, 3, 3, 5, 5]):
+        ctx.at = Position(t, t, 0, began=began)
+        found.append(lr_of(ctx))
+    assert found == [1, 0.75, 0.5, 1, 0.75, 1, 0.75]
+
+
 @pytest.mark.parametrize(
     ("course", "said"),
     [

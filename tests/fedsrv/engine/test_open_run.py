@@ -17,7 +17,9 @@ import pytest
 import fedtide
 from fedcli.data.store.growing import add_task
 from fedmodels.config.experiment import Trigger
+from fedmodels.config.training import LrSchedule
 from fedmodels.errors import ConfigError, PayloadError, RunFailed
+from fedmodels.training.optimizer import factor_at
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
 from fedsrv.engine.summary import forgetting_of_streams
@@ -179,7 +181,9 @@ def arrays_in(place: Path, labels: list[int], seed: int) -> Path:
 def opened(data: Path, out: Path, at_rest: str = "pause", **options: Any) -> dict[str, Any] | None:
     """Go on with an open run of two clients, of which the first brings tasks."""
     schedule = {**OPEN, "rounds": options.pop("rounds", 1), "clients": 2}
-    tables = {name: options.pop(name) for name in ("method", "trigger") if name in options}
+    tables = {
+        name: options.pop(name) for name in ("method", "trigger", "training") if name in options
+    }
     experiment = tiny_experiment(schedule=schedule, **tables)
     experiment = experiment.model_copy(update={"scenario": None, "data": None})
     try:
@@ -251,6 +255,34 @@ def test_a_run_that_grows_and_dies_ends_in_the_same_bits(method, own, tmp_path):
     new = [g["classes"] for record in records for g in record.get("growths", ())]
     assert [*filter(None, new)][1:] == [["10"], ["11"], ["12"], ["13"]]
     assert growths_of(tmp_path / "whole") == growths_of(tmp_path / "again")
+
+
+@pytest.mark.parametrize("kills", [{}, {0: 1, 1: 3, 2: 1}])
+def test_a_course_of_the_rate_begins_anew_with_each_task_of_a_client(kills, own, tmp_path):
+    """Client 0 has three tasks of two rounds, client 1 stays at its first one.
+
+    A line from 1 to 0 over two rounds: 1, 0.5 for each task, then 0 for who has no other one.
+    """
+    rates: dict[int, dict[int, float]] = {0: {}, 1: {}}
+
+    def note(order: Any) -> None:
+        if order.kind == rpc.ORDER_KIND_TRAIN:
+            course = LrSchedule(kind="linear", length=2)
+            rate = factor_at(course, order.round - order.task_began, 2)
+            assert rates[int(order.client_id)].setdefault(order.interaction, rate) == rate
+
+    training = {"lr": 0.1, "lr_schedule": {"kind": "linear", "length": 2}}
+    for stretch in range(3):
+        if stretch:
+            add_task(own, 0, arrays_in(tmp_path / "in" / f"{stretch}", [stretch, 3], stretch))
+        facts = {"rounds": 2, "training": training}
+        if stretch in kills:
+            dies = Dies(kills[stretch])
+            with pytest.raises(Killed):
+                opened(own, tmp_path / "run", before=lambda o, d=dies: (note(o), d(o)), **facts)
+        opened(own, tmp_path / "run", "pause" if stretch < 2 else "close", before=note, **facts)
+    assert [*rates[0].values()] == [1, 0.5, 1, 0.5, 1, 0.5]
+    assert [*rates[1].values()] == [1, 0.5, 0, 0, 0, 0]
 
 
 def test_clients_that_retire_are_asked_no_more_and_may_be_forgotten(own, tmp_path):
