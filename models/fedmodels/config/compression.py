@@ -29,6 +29,11 @@ class Compression(StrictTable):
     """Compress all payloads as well, without loss, where that makes them smaller; the coordinator
     and all clients need the extra ``zstd``."""
 
+    @property
+    def changes_tensors(self) -> bool:
+        """Whether tensors travel in another form; ``zstd`` alone changes frames."""
+        return {self.up, self.down} != {"float32"}
+
     @model_validator(mode="after")
     def _has_an_effect(self) -> Compression:
         if self.differs("share") and self.up != "top-k":

@@ -116,9 +116,7 @@ PARTS: Sequence[Entry] = (
     ),
     Entry(
         "fedmodels.training.compression:Compression",
-        lambda e: (
-            e.compression is not None and {e.compression.up, e.compression.down} != {"float32"}
-        ),
+        lambda e: e.compression is not None and e.compression.changes_tensors,
     ),
     Entry("fedmodels.training.secure_upload:SecureUpload", lambda e: e.secure_sum is not None),
 )
