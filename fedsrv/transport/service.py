@@ -230,12 +230,12 @@ class Service:
     ) -> rpc.JoinSeveralResponse:
         """Admit several clients of one process; if one is refused, those before it are admitted."""
         clients = [self.client(one.client_id, context) for one in request.clients]
+        self._check_run(request, "these clients' state directories belong")
         if not clients:
             raise PayloadError("a JoinSeveral must name at least one client")
         if len({*clients}) < len(clients):
             raise PayloadError("a JoinSeveral must name each client once")
         through = self._through(request, clients, context)
-        self._check_run(request, "these clients' state directories belong")
         start_over, room = request.start_over, MAX_DESCRIBED
         for client, one in zip(clients, request.clients, strict=True):
             if not one.token:
