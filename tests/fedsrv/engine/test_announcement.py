@@ -82,13 +82,17 @@ def test_a_run_learns_the_same_whatever_is_announced(digits, tmp_path):
     ],
 )  # fmt: skip
 def test_who_can_do_without(how, method, more, line):
-    experiment = experiment_of(how, method=method, **more)
-    run = RunFacts(experiment, Problem((1, 8, 8), 10))
+    """A method is asked when its tensors are known, the rest of the config when it is read."""
+
+    def checked() -> None:
+        experiment = experiment_of(how, method=method, **more)
+        check_announcement(method_of(experiment), RunFacts(experiment, Problem((1, 8, 8), 10)))
+
     if not line:
-        check_announcement(method_of(experiment), run)
+        checked()
         return
     with pytest.raises(ConfigError, match=f'announce = "{how}".*{line}'):
-        check_announcement(method_of(experiment), run)
+        checked()
 
 
 def test_who_rounds_is_no_client_of_a_run_that_needs_exact_counts(digits):
