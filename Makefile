@@ -129,7 +129,7 @@ docs-check: $(STAMP)  ## check what the pages link to
 sizes: $(STAMP)  ## name the long files and the large rooms; advice, no gate
 	@$(PYTHON) -m tests.sizes
 
-demo: $(STAMP)  ## FedAvg, GLDP and pFedGRP on a stream of digits: what each forgets, in a table and a page
+demo: $(STAMP)  ## FedAvg, FedRep and pFedGRP on a stream of digits: what each forgets, in a table and a page
 	rm -rf demo-run && $(BIN)/fedsrv sweep benchmarks/studies/demo.toml --out demo-run --jobs 2
 
 bench: $(STAMP)  ## measure transport, rounds and memory on this machine

@@ -11,6 +11,7 @@ from fedmodels.printable import printable
 from fedmodels.units import bytes_text
 from fedsrv.report import quantities as q
 from fedsrv.report.comparison import best_group, main_metrics
+from fedsrv.report.frame import MIN_SEEDS
 from fedsrv.report.panels import listed
 from fedsrv.report.quantities import view_name
 from fedsrv.report.run_record import RunRecord, SeedGroup, number, rare_classes, table
@@ -53,8 +54,18 @@ def _how_good(groups: Sequence[SeedGroup], name: str) -> Iterator[str]:
         yield f"{first} is better than every other in a paired test over seeds."
     elif all(len(group.runs) == 1 for group in groups):
         yield "With one seed each, no test says whether such differences are chance."
+    elif _seeds_of_all(groups) < MIN_SEEDS:
+        yield (
+            f"With fewer than {MIN_SEEDS} seeds that all have, no test says whether such "
+            "differences are chance."
+        )
     else:
         yield "No one of them is better than every other in a paired test over seeds."
+
+
+def _seeds_of_all(groups: Sequence[SeedGroup]) -> int:
+    """Return how many seeds every group has a run of."""
+    return len(set.intersection(*({str(run.seed) for run in group.runs} for group in groups)))
 
 
 def _on_rare_classes(groups: Sequence[SeedGroup], name: str) -> Iterator[str]:

@@ -340,6 +340,12 @@ def test_a_winner_beats_every_other_in_a_paired_test(tmp_path):
     assert best_of(*a, *b, *c) == {}
     two = [*seeds(tmp_path / "two", "a", 0.5, 0.6), *seeds(tmp_path / "two", "b", 0.625, 0.725)]
     assert best_of(*two) == {}, "two seeds are too few"
+    untold = (
+        "With fewer than 3 seeds that all have, no test says whether such differences are chance."
+    )
+    assert untold in story(group_runs(two))
+    assert untold in story(group_runs([*a, *b[1:]])), "two seeds in common"
+    assert untold not in story(group_runs([*a, *b, *c]))
     assert best_of(*a, *b[1:]) == {}, "pairs have the seed in common"
     assert "paired t-test over seeds" in text_of(report.compare([*a, *b]))
     assert "paired" not in text_of(report.compare([*a, *b, *c]))
