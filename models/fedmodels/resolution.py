@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from fedmodels.asked import asked
 from fedmodels.config.combinations import check_combinations, refusals
 from fedmodels.config.data import Data
 from fedmodels.config.experiment import Experiment, MethodTable, NetTable
@@ -139,11 +138,6 @@ def _check_method_fits(experiment: Experiment, method: Method) -> None:
         raise ConfigError(line)
     if experiment.server.is_robust and not takes_means(method):
         raise not_by_rule(method)
-    if experiment.evaluate.influence and not asked(method, "", {"fedali": True}, False):
-        raise ConfigError(
-            f"[evaluate] influence measures prototypes in the tokens of FedAli's nets, and method "
-            f"{method.name!r} has none: leave it out"
-        )
     if experiment.secure_sum is not None:
         from fedmodels.training.secure_upload import not_by_sums
 

@@ -235,7 +235,6 @@ def test_there_are_examples():
             'server_optimizer: tau does nothing with name = "fedavgm"',
         ),
         (["scenario.test_long_tail=true"], "[scenario] test_long_tail cuts the tail of gamma"),
-        (["evaluate.influence=true"], "[evaluate] influence measures prototypes"),
         (["evaluate.views=['global', 'global']"], "evaluate: views names 'global' twice"),
         (
             ["method.name=fedem", "evaluate.views=['global']"],
