@@ -116,9 +116,11 @@ def _relaying(module: ModuleType) -> None:
     original = module.serve_relay
 
     @functools.wraps(original)
-    def serve_relay(clients: Any, above: Any, listen: Any, telling: Any, code: Any) -> None:
+    def serve_relay(
+        clients: Any, above: Any, listen: Any, telling: Any, code: Any, *more: Any
+    ) -> None:
         _begin("relay", code[0])  # a file beside the plan: a relay has no directory of its own
-        original(clients, above, listen, telling)
+        original(clients, above, listen, telling, (), *more)
 
     module.serve_relay = serve_relay  # type: ignore[attr-defined]
     around(module.Relaying, "_send", "send-sum")

@@ -63,7 +63,9 @@ HAND = {
 
 @pytest.mark.parametrize("name", HAND)
 def test_two_steps_by_hand(name):
-    settings = {"lr": 0.1, "beta_1": 0.5, "beta_2": 0.75, "tau": 0.5}
+    settings = {"lr": 0.1, "beta_1": 0.5}
+    if name != "fedavgm":
+        settings |= {"beta_2": 0.75, "tau": 0.5}
     states = states_of(CHANGES, name=name, **settings)
     wanted = torch.tensor(HAND[name])
     if name != "fedavgm":

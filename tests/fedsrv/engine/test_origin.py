@@ -72,6 +72,9 @@ def test_a_refused_client_ends_as_a_wrong_config_does():
         def details(self):
             return "seed = 1 in the config, 0 there"
 
+        def trailing_metadata(self):
+            return ()
+
     with pytest.raises(ConfigError, match="client 1: seed = 1") as refused:
         raise_if_final("client 1", Answer())
     assert refused.value.exit_code == 2
