@@ -8,7 +8,8 @@ import grpc
 
 from fedmodels.errors import ConfigError, LinkError, SetOut
 from fedmodels.printable import printable
-from fedpb import AGAIN_AFTER, CROWDED, PROTOCOL, SET_OUT
+from fedpb import AGAIN_AFTER, CROWDED, PROTOCOL
+from fedpb.channels import set_out_by
 from fedpb.v1 import coordinator_pb2 as rpc
 
 _RETRIED = (
@@ -50,9 +51,8 @@ def said(error: Any) -> str:
 
 def raise_if_final(what: str, error: grpc.RpcError) -> None:
     """Raise the error that a server's answer means, unless the call may be made again."""
-    for key, value in error.trailing_metadata() or ():
-        if key == SET_OUT and str(value).isdecimal() and len(value) < 10:
-            raise SetOut(said(error), int(value)) from None
+    if (client := set_out_by(error)) is not None:
+        raise SetOut(said(error), client) from None
     found = meaning_of(what, error.code(), said(error))
     if found is not None:
         raise found from None

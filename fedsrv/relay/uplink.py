@@ -11,8 +11,8 @@ from google.protobuf.message import Message
 from fedmodels.errors import LinkError, PayloadError, PayloadTooLarge
 from fedmodels.printable import printable
 from fedmodels.tensors.bundle import Bundle
-from fedpb import AGAIN_AFTER, CROWDED, SERVICE, SET_OUT
-from fedpb.channels import in_words, why_unreachable
+from fedpb import AGAIN_AFTER, CROWDED, SERVICE
+from fedpb.channels import in_words, set_out_by, why_unreachable
 from fedpb.codec import frames_of, messages
 from fedpb.handshakes import distrust
 from fedpb.headers import header_of
@@ -66,9 +66,8 @@ def meaning_of(error: Any) -> Exception:
     again = any(key == AGAIN_AFTER for key, _ in error.trailing_metadata() or ())
     if again or error.details() == CROWDED:
         return NotReady(line)
-    for key, value in error.trailing_metadata() or ():
-        if key == SET_OUT and str(value).isdecimal():
-            return SetOut(int(value), line)
+    if (client := set_out_by(error)) is not None:
+        return SetOut(client, line)
     kind = _MEANINGS.get(error.code(), CoordinatorUnreachable)
     return kind(
         f"the coordinator above is away: {in_words(line)}"

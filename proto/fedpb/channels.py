@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
+from fedpb import SET_OUT
 from fedpb.handshakes import meaning_of_failure
 
 KEEPALIVE_MS, KEEPALIVE_TIMEOUT_MS = 20_000, 10_000
@@ -100,6 +101,17 @@ _WORDS = {
     ),
 }  # fmt: skip
 """What is said of a failed call, and which of gRPC's words mean it."""
+
+
+def set_out_by(error: Any) -> int | None:
+    """Return the client that a refusal says takes no part any more; None of another error.
+
+    The other side wrote the number: longer ones than ids have are none.
+    """
+    for key, value in error.trailing_metadata() or ():
+        if key == SET_OUT and str(value).isdecimal() and len(value) < 10:
+            return int(value)
+    return None
 
 
 def in_words(details: str) -> str:

@@ -12,7 +12,7 @@ from fedmodels.methods import make
 from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.tensors.bundle_spec import BundleSpec, scalar_spec
 from fedmodels.training.run import RunFacts
-from fedpb import AGAIN_AFTER, CROWDED
+from fedpb import AGAIN_AFTER, CROWDED, SET_OUT
 from fedpb.codec import encode
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.events import EventLog
@@ -20,7 +20,7 @@ from fedsrv.relay.relaying import Relaying
 from fedsrv.relay.service import RelayService
 from fedsrv.relay.trips import SUMS_BY, Delivery, PassedOn, RelayedRun, RelayedTrips
 from fedsrv.relay.uplink import CoordinatorUnreachable, meaning_of
-from fedsrv.transport.refusals import NotReady, RunOver, Superseded, UnknownSession
+from fedsrv.transport.refusals import NotReady, RunOver, SetOut, Superseded, UnknownSession
 from fedsrv.transport.remote_cohort import RemoteCohort
 from fedsrv.transport.spool import Spool
 from tests.conftest import tiny_experiment
@@ -497,3 +497,13 @@ def test_a_net_that_cannot_be_built_ends_the_relay_with_a_line(world, monkeypatc
     world.relaying._pull_forever()
     assert str(world.relaying._ended).endswith("sent what does not fit: [net] cannot be built")
     assert "Traceback" not in caplog.text
+
+
+@pytest.mark.parametrize("said", ["9" * 5000, "-1", "", "1.5", "two"])
+def test_a_coordinator_that_sets_out_no_id_is_one_that_refuses(said):
+    """A number of 5,000 digits is none that Python reads."""
+    error = Failed(grpc.StatusCode.FAILED_PRECONDITION, "gone", ((SET_OUT, said),))
+    assert not isinstance(meaning_of(error), SetOut)
+    known = meaning_of(Failed(grpc.StatusCode.FAILED_PRECONDITION, "gone", ((SET_OUT, "7"),)))
+    assert isinstance(known, SetOut)
+    assert known.client == 7
