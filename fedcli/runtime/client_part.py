@@ -25,8 +25,9 @@ from fedmodels.methods import make
 from fedmodels.nets.split import SplitNet
 from fedmodels.tensors.bundle import Bundle, ClientId, Weights
 from fedmodels.training.contexts import ClientContext
-from fedmodels.training.loop import ClientHalf, TestSets
+from fedmodels.training.loop import ClientHalf
 from fedmodels.training.run import RunFacts
+from fedmodels.training.scoring import TestSets
 from fedpb.v1 import coordinator_pb2 as rpc
 
 

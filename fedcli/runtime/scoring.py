@@ -12,7 +12,7 @@ from fedcli.runtime.client_part import Client, Scored
 from fedmodels.numerics.metrics import VALIDATION
 from fedmodels.tensors.bundle import EVALUATOR, Bundle
 from fedmodels.training.contexts import ClientContext
-from fedmodels.training.loop import score
+from fedmodels.training.scoring import score
 from fedpb.v1 import coordinator_pb2 as rpc
 
 

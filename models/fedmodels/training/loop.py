@@ -1,47 +1,36 @@
-"""The stock loop: one client's local training, and the scoring of a model.
+"""The stock loop: one client's local training.
 
-Shapes: B batch, n training set, d features, K classes.
+Shapes: B batch, n training set, d features.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from fedmodels.config.training import Training
 from fedmodels.devices import to_device
 from fedmodels.errors import ConfigError, TrainingFailed
 from fedmodels.nets.embedding import embed
 from fedmodels.nets.split import SplitNet
-from fedmodels.numerics.metrics import ClassCounts
 from fedmodels.numerics.optimizers import descend
 from fedmodels.numerics.randomness import seeded
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.training.augmentation import augment
-from fedmodels.training.class_masks import mask_scores
 from fedmodels.training.contexts import ClientContext
 from fedmodels.training.criterion import Criterion, criterion_of
 from fedmodels.training.divergence import check_weights, explained
 from fedmodels.training.method import LocalResult, Method
 from fedmodels.training.optimizer import optimizer_of
-from fedmodels.training.returned import (
-    check_asked,
-    check_loss,
-    check_numbers,
-    check_scores,
-    check_trained,
-)
+from fedmodels.training.returned import check_asked, check_loss, check_trained
 from fedmodels.training.stepped import Batch, Output, Phase, Stepped
 from fedmodels.training.wire import part_at
-
-TestSets = Mapping[str, tuple[Tensor, Tensor]]
 
 
 def train_locally(
@@ -306,72 +295,3 @@ def placed(indices: Sequence[Tensor], device: torch.device) -> Sequence[Tensor]:
     if device.type == "cpu" or not indices:
         return indices
     return torch.split(to_device(torch.cat([*indices]), device), [len(index) for index in indices])
-
-
-@torch.no_grad()
-def score(
-    method: Method,
-    ctx: ClientContext,
-    payload: Bundle,
-    state: Bundle,
-    sets: TestSets,
-    seen: Tensor | None = None,
-    confusion: bool = False,
-    kept: dict[str, list[Tensor]] | None = None,
-) -> dict[tuple[str, str], ClassCounts]:
-    """Score the model in ``ctx.net`` on named test sets; return counts by (rule, test set).
-
-    Args:
-        method: predicts.
-        ctx: the place in the run, and the net.
-        payload: the server's payload, common and personal parts merged.
-        state: the client's private state.
-        sets: inputs and labels by name.
-        seen: (K,) bool, the classes a client has met, to score it among them too.
-        confusion: count what each class was taken for, by the method's first rule.
-        kept: gets the scores (n, K) by that rule, in pieces, by the name of the test set.
-
-    Raises:
-        TrainingFailed: scores are NaN, of which no class would be the largest.
-    """
-    classes = ctx.run.problem.num_classes
-    size = ctx.run.experiment.evaluate.batch_size
-    ctx.net.eval()
-    out: dict[tuple[str, str], ClassCounts] = {}
-    with seeded(ctx.seed("evaluate")):
-        for name, (x, y) in sets.items():
-            answers: dict[str, list[Answers]] = {}
-            for xs, ys in zip(ctx.net.split(x, size), ctx.net.split(y, size), strict=True):
-                found = method.predict(ctx, payload, state, xs)
-                check_scores(method, ctx, found, len(xs))
-                found = {rule: found[rule] for rule in method.rules if rule in found}
-                found = found if seen is None else mask_scores(found, seen)
-                if kept is not None:
-                    kept.setdefault(name, []).append(next(iter(found.values())))
-                for rule, scores in found.items():
-                    answers.setdefault(rule, []).append(Answers.of(scores, ys))
-            for place, (rule, parts) in enumerate(answers.items()):
-                check_numbers(ctx, rule, [part.nan for part in parts])
-                out[rule, name] = _counted(parts, y, classes, confusion and place == 0)
-    return out
-
-
-@dataclass(frozen=True)
-class Answers:
-    """A rule's answers to a batch, where they were calculated: reading them waits for a GPU."""
-
-    guess: Tensor  # (B,)
-    loss: Tensor  # (), sum over the batch
-    nan: Tensor  # (), whether a score is none
-
-    @classmethod
-    def of(cls, scores: Tensor, y: Tensor) -> Answers:
-        """Take the scores (B, K) of examples of the classes ``y`` (B,)."""
-        loss = cross_entropy(scores.float(), y, reduction="sum")
-        return cls(scores.argmax(1), loss, scores.isnan().any())
-
-
-def _counted(parts: Sequence[Answers], y: Tensor, classes: int, confusion: bool) -> ClassCounts:
-    """Return the counts of answers to a whole test set, of the classes ``y`` (n,)."""
-    counts = ClassCounts.of(torch.cat([part.guess for part in parts]), y, classes, confusion)
-    return replace(counts, loss_sum=sum(torch.stack([part.loss for part in parts]).tolist()))

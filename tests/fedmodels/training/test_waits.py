@@ -26,9 +26,10 @@ from fedmodels.techniques.generators import Family
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.training.contexts import ClientContext
 from fedmodels.training.hooks import as_uploads, broadcast, init_client, init_server, reduce
-from fedmodels.training.loop import ClientHalf, score, train_locally
+from fedmodels.training.loop import ClientHalf, train_locally
 from fedmodels.training.position import Position
 from fedmodels.training.run import RunFacts
+from fedmodels.training.scoring import score
 from fedmodels.training.stack import begin_apart, fit_together
 from fedpb.codec import merged
 from fedtide.testing.case import bytes_of, states_of
