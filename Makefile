@@ -20,6 +20,7 @@ PAPER ?=
 SEEDS ?=
 JOBS ?= 1
 KILLS ?= 300
+AT_ONCE ?= $(shell n=$$(nproc); echo $$((n < 12 ? n : 12)))
 SEED ?= 0
 METHODS ?=
 INPUTS ?= 100000
@@ -86,8 +87,8 @@ test-unit: $(STAMP)  ## run the tests that need no port
 test-loopback: $(STAMP)  ## run the tests that talk gRPC over loopback
 	$(PYTEST_BY_TWO) -m "loopback and not gpu"
 
-test-gpu: $(STAMP)  ## run the tests that need a CUDA device
-	$(PYTEST) -m gpu
+test-gpu: $(STAMP)  ## run the tests that need a CUDA device (AT_ONCE=8: so many processes use it)
+	$(PYTEST) -n $(AT_ONCE) --dist worksteal -m gpu $(sort $(shell grep -rlF pytest.mark.gpu tests --include='test_*.py'))
 
 AS_avx2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
 AS_sse := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_ENABLE_INSTRUCTIONS=SSE4_2

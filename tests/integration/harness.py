@@ -13,16 +13,26 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO, Any
 
+import pytest
 import tomli_w
 
 from fedmodels.config.experiment import Experiment
 
 PLUGINS = Path(__file__).parent.parent / "plugins"
 ROOT = PLUGINS.parent.parent
-PATH = ":".join(str(place) for place in (PLUGINS, ROOT / "models", ROOT / "proto", ROOT))
+
+
+def path_with(given: str) -> str:
+    """Return a path of Python's: the code beside these tests, and behind it what is given."""
+    beside = map(str, (PLUGINS, ROOT / "models", ROOT / "proto", ROOT))
+    return ":".join(dict.fromkeys([*beside, *filter(None, given.split(":"))]))
+
+
+PATH = path_with(os.environ.get("PYTHONPATH", ""))
 """The code beside these tests goes before what is installed, as it does in pytest's process."""
 TIMEOUT_S = 200.0
 """Above what a process that imports torch takes on a busy machine, below a test's own limit."""
@@ -30,6 +40,11 @@ TIMEOUT_S = 200.0
 
 def environment(**more: str) -> dict[str, str]:
     """Return the environment of every process a test starts."""
+    try:
+        version("fedtide")
+    except PackageNotFoundError:
+        lacks = "fedtide is on the path and not installed, and the programs ask for its version"
+        pytest.fail(f"{lacks}: `make setup`, or `pip install --editable .`", pytrace=False)
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": PATH, **more}
 
 
@@ -43,6 +58,7 @@ class ForkServer:
     """``python -m tests.integration.forks``, or a module that does more, started once for many."""
 
     def __init__(self, log: Path, module: str = "tests.integration.forks", **env: str) -> None:
+        self._log, self._has_ended = log, False
         with log.open("ab") as errors:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", module],
@@ -61,12 +77,22 @@ class ForkServer:
             with self._changed:
                 self._told.setdefault(str(fact.pop("id", "")), {}).update(fact)
                 self._changed.notify_all()
+        with self._changed:
+            self._has_ended = True
+            self._changed.notify_all()
 
     def _fact(self, key: str, name: str, timeout_s: float = TIMEOUT_S) -> int:
         with self._changed:
-            came = self._changed.wait_for(lambda: name in self._told.get(key, {}), timeout_s)
-            assert came, f"{key}: no {name} within {timeout_s} s"
-            return self._told[key][name]
+            self._changed.wait_for(
+                lambda: self._has_ended or name in self._told.get(key, {}), timeout_s
+            )
+            told = self._told.get(key, {})
+        assert name in told or not self._has_ended, f"the fork server ended: {self._said()}"
+        assert name in told, f"{key}: no {name} within {timeout_s} s"
+        return told[name]
+
+    def _said(self) -> str:
+        return self._log.read_text(errors="replace")[-2000:]
 
     def start(self, argv: list[str], log: Path) -> Client:
         """Fork one ``fedcli`` with these arguments."""
@@ -119,14 +145,16 @@ class ForkServer:
         key = str(self._next)
         self._next += 1
         assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps({"id": key, **order}).encode() + b"\n")
-        self.process.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # it has ended, and what follows says so
+            self.process.stdin.write(json.dumps({"id": key, **order}).encode() + b"\n")
+            self.process.stdin.flush()
         return key, self._fact(key, "pid")
 
     def close(self) -> None:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        self.process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
         self.process.wait(TIMEOUT_S)
         self.process.stdout.close()
 

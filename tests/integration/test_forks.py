@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ from fedsrv.launch.hosts import Joining, LocalHosts, error_in
 from fedsrv.launch.launcher import Launch
 from fedsrv.launch.progress import PlainLines
 from tests.conftest import tiny_experiment
+from tests.integration import harness
+from tests.integration.harness import ForkServer
 
 pytestmark = pytest.mark.loopback
 
@@ -217,3 +220,25 @@ def what_a_forked_fedcli_says_is_in_its_log(tmp_path: Path) -> None:
 def test_a_fork(check, fork_server, tmp_path):
     status, output = fork_server.call(f"{__name__}:{check.__name__}", tmp_path)
     assert status == 0, output
+
+
+def test_a_fork_server_that_ends_says_why_at_once(tmp_path):
+    server = ForkServer(tmp_path / "forks.log", "no_such_module")
+    for _ in range(2):  # the order may still be taken, or there is nobody to take it
+        with pytest.raises(AssertionError, match=r"server ended: .*No module named no_such_module"):
+            server.start(["join"], tmp_path / "client.log")
+    server.close()
+
+
+def test_processes_find_what_pytest_found(monkeypatch):
+    """As where the dependencies are on the path alone."""
+    assert harness.path_with(f"one::{harness.ROOT}:two").split(":")[-3:] == [
+        str(harness.ROOT), "one", "two",
+    ]  # fmt: skip
+
+    def lacking(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(harness, "version", lacking)
+    with pytest.raises(pytest.fail.Exception, match="fedtide is on the path and not installed"):
+        harness.environment()

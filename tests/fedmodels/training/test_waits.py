@@ -126,13 +126,13 @@ def test_no_step_waits_for_a_gpu(case, digits):
 
 def synchronisations(case, root, size):
     """Return how often CUDA says that the processor waited for it."""
-    torch.cuda.set_sync_debug_mode("warn")
-    try:
-        with warnings.catch_warnings(record=True) as found:
-            warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")  # the mode itself warns once that it is a prototype
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
             two_tasks(torch.device("cuda:0"), short(case, size), root)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
     return sum("synchronizing CUDA operation" in str(one.message) for one in found)
 
 
