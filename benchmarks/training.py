@@ -26,6 +26,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from benchmarks.measure import config_in, in_turn, launching, parser_of, records_of, tell
+from fedmodels.config.training import Training
 from fedmodels.devices import repeat_bits
 from fedmodels.methods import make
 from fedmodels.nets import make_net
@@ -41,11 +43,14 @@ from fedmodels.nets.split import SplitNet, load_weights, weights_of
 from fedmodels.resolution import experiment_of
 from fedmodels.tensors.allocator import keep_large_blocks
 from fedmodels.tensors.bundle import Bundle, Problem
-from fedmodels.training.contexts import ClientContext
+from fedmodels.training.contexts import ClientContext, ServerContext, ServerState
+from fedmodels.training.hooks import as_uploads, broadcast, init_client, init_server, reduce
 from fedmodels.training.loop import ClientHalf, train_locally
+from fedmodels.training.method import Method
 from fedmodels.training.position import START
 from fedmodels.training.run import RunFacts
 from fedmodels.training.stack import begin_apart, fit_together
+from fedpb.codec import merged
 
 DIGITS = {"data": {"name": "digits"}, "net": {"name": "digits-cnn"}, "batch_size": 16}
 JOBS: Mapping[str, Mapping[str, Any]] = {
@@ -318,43 +323,65 @@ def stacked_row(
 ) -> dict[str, Any]:
     """Compare clients that train in turn with the same clients trained together, over an epoch."""
     facts = {**DIGITS, "net": {"name": net}, "clients": clients}
-    experiment = experiment_of(experiment_tables(facts, 1))
-    run, there = RunFacts(experiment, Problem((1, side, side), 10)), torch.device(device)
-    nets = [run.make_net().to(there).pack() for _ in range(clients)]
-    draw = torch.Generator().manual_seed(0)
+    there, draw = torch.device(device), torch.Generator().manual_seed(0)
     streams = [Examples(examples, (1, side, side), draw, there) for _ in range(clients)]
-    alone = [half_of(run, c, nets[0], streams[c]) for c in range(clients)]
-    beside = [half_of(run, c, nets[c], streams[c]) for c in range(clients)]
+    run = _run(facts, (1, side, side))
+    alone = _halves(run, streams, run.make_net().to(there).pack())
 
     def one_by_one() -> None:
         for half in alone:
             train_locally(half.method, half.ctx, half.payload, half.state)
 
-    def together() -> None:
-        for half in beside:
+    def together(halves: list[ClientHalf]) -> None:
+        for half in halves:
             begin_apart(half)
-        for half, loss in zip(beside, fit_together(beside), strict=True):
+        for half, loss in zip(halves, fit_together(halves), strict=True):
             half.end(loss)
 
-    ways = {"turn": one_by_one, "together": together}
-    took = in_turn(ways, times, 2, lambda: wait_for(there))
-    return {
-        "net": net,
-        "clients": clients,
-        "examples": examples,
-        "side": side,
-        "in_turn_ms": 1e3 * took["turn"],
-        "stacked": took["together"] / took["turn"],
+    stacks = {
+        _stacked_as(how): partial(together, _halves(_run(facts, (1, side, side), how), streams))
+        for how in captures(device)
     }
+    took = in_turn({"turn": one_by_one, **stacks}, times, 2, lambda: wait_for(there))
+    row = {"net": net, "clients": clients, "examples": examples, "side": side}
+    return row | {
+        "in_turn_ms": 1e3 * took["turn"],
+        **{name: took[name] / took["turn"] for name in stacks},
+    }
+
+
+def _stacked_as(how: str) -> str:
+    return "stacked" if how == "off" else "captured"
+
+
+def _halves(
+    run: RunFacts, streams: Sequence[Examples], net: SplitNet | None = None
+) -> list[ClientHalf]:
+    """Return a half of each client, with a net of its own unless they share one."""
+    nets = [net or run.make_net().to(stream.x.device).pack() for stream in streams]
+    return [half_of(run, client, nets[client], stream) for client, stream in enumerate(streams)]
+
+
+def _run(facts: Mapping[str, Any], shape: tuple[int, ...], how: str = "off", **tables: Any) -> Any:
+    """Return the facts of a run of one round, with steps eager (off) or captured (auto)."""
+    base = experiment_tables(facts, 1) | tables
+    if "capture" in Training.model_fields:
+        base["training"] |= {"capture": how}
+    return RunFacts(experiment_of(base), Problem(shape, 10))
+
+
+def captures(device: str) -> list[str]:
+    """Return what ``[training] capture`` is measured at: steps are captured on a GPU alone."""
+    can = device.startswith("cuda") and "capture" in Training.model_fields
+    return ["off", "auto"] if can else ["off"]
 
 
 def loop_row(name: str, device: str, batches: int, times: int = 7) -> dict[str, Any]:
     """Compare a client's epoch by the training loop with one by hand, data on the device."""
     (shape, batch), there = NETS[name], torch.device(device)
     facts = {**DIGITS, "net": {"name": name}, "clients": 1, "batch_size": batch}
-    run = RunFacts(experiment_of(experiment_tables(facts, 1)), Problem(shape, 10))
     stream = Examples(batches * batch, shape, torch.Generator().manual_seed(0), there)
-    half = half_of(run, 0, run.make_net().to(there).pack(), stream)
+    run = _run(facts, shape)
     plain = run.make_net().to(there)
     before = {key: tensor.to(there) for key, tensor in run.initial_weights.items()}
 
@@ -366,13 +393,47 @@ def loop_row(name: str, device: str, batches: int, times: int = 7) -> dict[str, 
             by_hand()
             wait_for(there)
 
-    def here() -> None:
-        train_locally(half.method, half.ctx, half.payload, half.state)
-
-    ways = {"by_hand": by_hand_freely, "repeatable": by_hand, "here": here}
+    ways = {"by_hand": by_hand_freely, "repeatable": by_hand}
+    for how, way in zip(captures(device), ("here", "captured"), strict=False):
+        made = _run(facts, shape, how)
+        half = half_of(made, 0, made.make_net().to(there).pack(), stream)
+        ways[way] = partial(train_locally, half.method, half.ctx, half.payload, half.state)
     took = in_turn(ways, times, 2, lambda: wait_for(there))
     row = {"net": name, "batch": batch, "step_ms": 1e3 * took["by_hand"] / batches}
-    return row | {f"{way}_ratio": took[way] / took["by_hand"] for way in ("repeatable", "here")}
+    return row | {f"{way}_ratio": took[way] / took["by_hand"] for way in ways if way != "by_hand"}
+
+
+def method_row(name: str, net: str, device: str, batches: int, times: int = 7) -> dict[str, Any]:
+    """Compare a client's epoch of a method's second round, captured and eager."""
+    (shape, batch), there = NETS[net], torch.device(device)
+    facts = {**DIGITS, "net": {"name": net}, "clients": 1, "batch_size": batch}
+    stream = Examples(batches * batch, shape, torch.Generator().manual_seed(0), there)
+    ways = {}
+    for how in captures(device):
+        run = _run(facts, shape, how, method={"name": name})
+        own = run.make_net().to(there).pack()
+        ctx = ClientContext(run, 0, START, own, stream, there)
+        ways[how] = partial(train_locally, make(name), ctx, *_second(make(name), ctx))
+    took = in_turn(ways, times, 2, lambda: wait_for(there))
+    row = {"method": name, "net": net, "batch": batch}
+    row |= {"eager_ms": 1e3 * took["off"] / batches}
+    return row | ({"captured_of_eager": took["auto"] / took["off"]} if "auto" in took else {})
+
+
+def _second(method: Method, ctx: ClientContext) -> tuple[Bundle, Bundle]:
+    """Return what a method's only client trains with in its second round: payload and state."""
+    from fedtide.testing.trial import server_context  # more than a step needs
+
+    server = server_context(ctx.run, 0, (0,))
+    state, own = init_server(method, ctx.run), init_client(method, ctx.run, 0)
+    done = train_locally(method, ctx, _payload(method, server, state), own)
+    state, _ = reduce(method, server, state, as_uploads(method, {0: done.upload}))
+    return _payload(method, server, state), done.state
+
+
+def _payload(method: Method, server: ServerContext, state: ServerState) -> Bundle:
+    common, personal = broadcast(method, server, state)
+    return merged({"common": common, "personal": personal.get(0, Bundle())})
 
 
 @contextmanager

@@ -56,7 +56,7 @@ def test_launches_are_told_the_device_and_how_many_hosts(capsys, monkeypatch):
     def launched(command: list[str], **_: object) -> None:
         commands.append(command)
         out = Path(command[command.index("--out") + 1])
-        out.mkdir()
+        (out / "data").mkdir(parents=True)
         record = json.dumps({"seconds": {"wall": 0.5}})
         (out / "rounds.jsonl").write_text("\n".join([record] * 4))
 
@@ -67,6 +67,20 @@ def test_launches_are_told_the_device_and_how_many_hosts(capsys, monkeypatch):
     assert all(c[c.index("--device") + 1] == "cpu" for c in commands)
     assert ["--data" in command for command in commands] == [False, True, True]
     assert "| 1 | 4 | 0.500 | 2 | 8.00 |" in capsys.readouterr().out
+
+
+def test_a_case_that_fails_and_one_without_time_are_told(capsys, monkeypatch):
+    def ended(command: list[str], timeout: float, **_: object) -> None:
+        assert timeout <= gpu.LAUNCH_S
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    monkeypatch.setattr(subprocess, "run", ended)
+    gpu.main([*QUICK, "--parts", "layouts"])
+    gpu.main([*QUICK, "--parts", "sums", "--seconds", "0"])
+    said = capsys.readouterr().out
+    assert "layouts 1 by 2: TimeoutExpired: Command" in said
+    assert "sums 10000: left out, there is no time left" in said
+    assert "|" not in said.partition("On no GPU")[2], "no table without a row"
 
 
 def test_a_machine_without_a_gpu_is_told(capsys, monkeypatch):
