@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTHON := $(BIN)/python
 PYTEST := $(PYTHON) -m pytest
+PROTOC := $(VENV)/protoc
 PYTEST_BY_TWO := $(PYTEST) -n 2 --dist worksteal
 STAMP := $(VENV)/.set-up
 
@@ -45,11 +46,13 @@ setup: $(STAMP)  ## make .venv and install everything into it; again only when p
 
 $(STAMP): pyproject.toml
 	test -x $(PYTHON) || python3 -m venv $(VENV)
-	$(PYTHON) -m pip install --quiet --editable '.[dev]' && touch $@
+	$(PYTHON) -m pip install --quiet --editable '.[dev]'
+	$(PYTHON) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["protoc"])' \
+		| xargs $(PYTHON) -m pip install --quiet --no-deps --upgrade --target $(PROTOC) && touch $@
 
 proto: $(STAMP)  ## write the stubs of the schema
-	$(PYTHON) -m grpc_tools.protoc -I proto --python_out=$(STUBS) --pyi_out=$(STUBS) $(PROTOS)
-	$(PYTHON) -m grpc_tools.protoc -I proto --grpc_python_out=$(STUBS) $(SERVICES)
+	PYTHONPATH=$(PROTOC) $(PYTHON) -m grpc_tools.protoc -I proto --python_out=$(STUBS) --pyi_out=$(STUBS) $(PROTOS)
+	PYTHONPATH=$(PROTOC) $(PYTHON) -m grpc_tools.protoc -I proto --grpc_python_out=$(STUBS) $(SERVICES)
 
 proto-check: $(STAMP)  ## fail when stubs are stale, or the schema breaks a rule or a promise
 	rm -rf build/stubs && mkdir -p build/stubs/new build/stubs/old && cp proto/fedpb/v1/*_pb2* build/stubs/old
@@ -61,7 +64,7 @@ else
 endif
 
 proto-freeze: $(STAMP)  ## make the schema as it is what later ones are compared with
-	$(PYTHON) -m grpc_tools.protoc -I proto --include_imports --descriptor_set_out=$(FROZEN) $(PROTOS)
+	PYTHONPATH=$(PROTOC) $(PYTHON) -m grpc_tools.protoc -I proto --include_imports --descriptor_set_out=$(FROZEN) $(PROTOS)
 
 format: $(STAMP)  ## put the code into its form, and mend what can be mended
 	$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format .

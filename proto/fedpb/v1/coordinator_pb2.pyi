@@ -83,7 +83,7 @@ class JoinRequest(_message.Message):
     description: _description_pb2.ClientDescription
     relay: str
     known: int
-    def __init__(self, client_id: _Optional[str] = ..., run_id: _Optional[str] = ..., token: _Optional[bytes] = ..., versions: _Optional[_Iterable[int]] = ..., protocol: _Optional[int] = ..., start_over: _Optional[bool] = ..., description: _Optional[_Union[_description_pb2.ClientDescription, _Mapping]] = ..., relay: _Optional[str] = ..., known: _Optional[int] = ...) -> None: ...
+    def __init__(self, client_id: _Optional[str] = ..., run_id: _Optional[str] = ..., token: _Optional[bytes] = ..., versions: _Optional[_Iterable[int]] = ..., protocol: _Optional[int] = ..., start_over: bool = ..., description: _Optional[_Union[_description_pb2.ClientDescription, _Mapping]] = ..., relay: _Optional[str] = ..., known: _Optional[int] = ...) -> None: ...
 
 class JoinSeveralRequest(_message.Message):
     __slots__ = ("run_id", "protocol", "start_over", "descriptions", "clients", "relay", "known")
@@ -101,7 +101,7 @@ class JoinSeveralRequest(_message.Message):
     clients: _containers.RepeatedCompositeFieldContainer[Joining]
     relay: str
     known: int
-    def __init__(self, run_id: _Optional[str] = ..., protocol: _Optional[int] = ..., start_over: _Optional[bool] = ..., descriptions: _Optional[_Iterable[_Union[_description_pb2.ClientDescription, _Mapping]]] = ..., clients: _Optional[_Iterable[_Union[Joining, _Mapping]]] = ..., relay: _Optional[str] = ..., known: _Optional[int] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., protocol: _Optional[int] = ..., start_over: bool = ..., descriptions: _Optional[_Iterable[_Union[_description_pb2.ClientDescription, _Mapping]]] = ..., clients: _Optional[_Iterable[_Union[Joining, _Mapping]]] = ..., relay: _Optional[str] = ..., known: _Optional[int] = ...) -> None: ...
 
 class Joining(_message.Message):
     __slots__ = ("client_id", "token", "versions", "description", "tasks", "name")
@@ -239,7 +239,7 @@ class Order(_message.Message):
     first_task: int
     task_began: int
     secure_sum: SecureSum
-    def __init__(self, kind: _Optional[_Union[OrderKind, str]] = ..., client_id: _Optional[str] = ..., interaction: _Optional[int] = ..., round: _Optional[int] = ..., task: _Optional[int] = ..., committed: _Optional[int] = ..., durable: _Optional[int] = ..., views: _Optional[_Iterable[str]] = ..., tasks_seen: _Optional[int] = ..., trip: _Optional[int] = ..., global_test: _Optional[bool] = ..., issue: _Optional[int] = ..., following: _Optional[int] = ..., base: _Optional[int] = ..., confusion: _Optional[bool] = ..., new_classes: _Optional[_Iterable[str]] = ..., first_task: _Optional[int] = ..., task_began: _Optional[int] = ..., secure_sum: _Optional[_Union[SecureSum, _Mapping]] = ...) -> None: ...
+    def __init__(self, kind: _Optional[_Union[OrderKind, str]] = ..., client_id: _Optional[str] = ..., interaction: _Optional[int] = ..., round: _Optional[int] = ..., task: _Optional[int] = ..., committed: _Optional[int] = ..., durable: _Optional[int] = ..., views: _Optional[_Iterable[str]] = ..., tasks_seen: _Optional[int] = ..., trip: _Optional[int] = ..., global_test: bool = ..., issue: _Optional[int] = ..., following: _Optional[int] = ..., base: _Optional[int] = ..., confusion: bool = ..., new_classes: _Optional[_Iterable[str]] = ..., first_task: _Optional[int] = ..., task_began: _Optional[int] = ..., secure_sum: _Optional[_Union[SecureSum, _Mapping]] = ...) -> None: ...
 
 class PartHeader(_message.Message):
     __slots__ = ("role", "digest", "bundle", "held")
@@ -251,7 +251,7 @@ class PartHeader(_message.Message):
     digest: bytes
     bundle: _bundle_pb2.BundleHeader
     held: bool
-    def __init__(self, role: _Optional[str] = ..., digest: _Optional[bytes] = ..., bundle: _Optional[_Union[_bundle_pb2.BundleHeader, _Mapping]] = ..., held: _Optional[bool] = ...) -> None: ...
+    def __init__(self, role: _Optional[str] = ..., digest: _Optional[bytes] = ..., bundle: _Optional[_Union[_bundle_pb2.BundleHeader, _Mapping]] = ..., held: bool = ...) -> None: ...
 
 class PullHeader(_message.Message):
     __slots__ = ("order", "parts", "group", "more")
@@ -406,7 +406,7 @@ class PushHeader(_message.Message):
     summed: bool
     members: _containers.RepeatedCompositeFieldContainer[Member]
     distance: Distance
-    def __init__(self, client_id: _Optional[str] = ..., token: _Optional[bytes] = ..., kind: _Optional[_Union[OrderKind, str]] = ..., interaction: _Optional[int] = ..., trip: _Optional[int] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., bundle: _Optional[_Union[_bundle_pb2.BundleHeader, _Mapping]] = ..., failure: _Optional[str] = ..., summed: _Optional[bool] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., distance: _Optional[_Union[Distance, _Mapping]] = ...) -> None: ...
+    def __init__(self, client_id: _Optional[str] = ..., token: _Optional[bytes] = ..., kind: _Optional[_Union[OrderKind, str]] = ..., interaction: _Optional[int] = ..., trip: _Optional[int] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., bundle: _Optional[_Union[_bundle_pb2.BundleHeader, _Mapping]] = ..., failure: _Optional[str] = ..., summed: bool = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., distance: _Optional[_Union[Distance, _Mapping]] = ...) -> None: ...
 
 class Distance(_message.Message):
     __slots__ = ("weights", "statistics")
@@ -438,7 +438,7 @@ class PushResponse(_message.Message):
     __slots__ = ("repeated_upload",)
     REPEATED_UPLOAD_FIELD_NUMBER: _ClassVar[int]
     repeated_upload: bool
-    def __init__(self, repeated_upload: _Optional[bool] = ...) -> None: ...
+    def __init__(self, repeated_upload: bool = ...) -> None: ...
 
 class PushSeveralRequest(_message.Message):
     __slots__ = ("results",)
@@ -460,7 +460,7 @@ class Outcome(_message.Message):
     code: int
     line: str
     repeated_upload: bool
-    def __init__(self, code: _Optional[int] = ..., line: _Optional[str] = ..., repeated_upload: _Optional[bool] = ...) -> None: ...
+    def __init__(self, code: _Optional[int] = ..., line: _Optional[str] = ..., repeated_upload: bool = ...) -> None: ...
 
 class BeatRequest(_message.Message):
     __slots__ = ("client_id", "token", "epoch", "batch", "durable", "interaction", "known")
@@ -486,7 +486,7 @@ class BeatResponse(_message.Message):
     HISTORY_FIELD_NUMBER: _ClassVar[int]
     superseded: bool
     history: History
-    def __init__(self, superseded: _Optional[bool] = ..., history: _Optional[_Union[History, _Mapping]] = ...) -> None: ...
+    def __init__(self, superseded: bool = ..., history: _Optional[_Union[History, _Mapping]] = ...) -> None: ...
 
 class LeaveRequest(_message.Message):
     __slots__ = ("client_id", "token", "reason", "known", "others")
@@ -542,7 +542,7 @@ class SteerRequest(_message.Message):
     close: bool
     now: bool
     exclude: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, retire: _Optional[_Iterable[str]] = ..., forget: _Optional[bool] = ..., close: _Optional[bool] = ..., now: _Optional[bool] = ..., exclude: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, retire: _Optional[_Iterable[str]] = ..., forget: bool = ..., close: bool = ..., now: bool = ..., exclude: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class SteerResponse(_message.Message):
     __slots__ = ()
@@ -552,7 +552,7 @@ class WatchRequest(_message.Message):
     __slots__ = ("from_start",)
     FROM_START_FIELD_NUMBER: _ClassVar[int]
     from_start: bool
-    def __init__(self, from_start: _Optional[bool] = ...) -> None: ...
+    def __init__(self, from_start: bool = ...) -> None: ...
 
 class WatchResponse(_message.Message):
     __slots__ = ("event", "head")

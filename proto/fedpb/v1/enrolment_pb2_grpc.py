@@ -5,7 +5,7 @@ import warnings
 
 from fedpb.v1 import enrolment_pb2 as fedpb_dot_v1_dot_enrolment__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -25,7 +25,7 @@ if _version_not_supported:
     )
 
 
-class EnrolmentServiceStub:
+class EnrolmentServiceStub(object):
     """One authority's service; it runs where the authority's key lies.
     """
 
@@ -42,7 +42,7 @@ class EnrolmentServiceStub:
                 _registered_method=True)
 
 
-class EnrolmentServiceServicer:
+class EnrolmentServiceServicer(object):
     """One authority's service; it runs where the authority's key lies.
     """
 
@@ -69,7 +69,7 @@ def add_EnrolmentServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class EnrolmentService:
+class EnrolmentService(object):
     """One authority's service; it runs where the authority's key lies.
     """
 

@@ -34,7 +34,7 @@ class Value(_message.Message):
     text: str
     list: ValueList
     table: Table
-    def __init__(self, boolean: _Optional[bool] = ..., integer: _Optional[int] = ..., number: _Optional[float] = ..., text: _Optional[str] = ..., list: _Optional[_Union[ValueList, _Mapping]] = ..., table: _Optional[_Union[Table, _Mapping]] = ...) -> None: ...
+    def __init__(self, boolean: bool = ..., integer: _Optional[int] = ..., number: _Optional[float] = ..., text: _Optional[str] = ..., list: _Optional[_Union[ValueList, _Mapping]] = ..., table: _Optional[_Union[Table, _Mapping]] = ...) -> None: ...
 
 class ValueList(_message.Message):
     __slots__ = ("values",)
