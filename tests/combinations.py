@@ -35,6 +35,7 @@ SETTINGS: Mapping[str, Tables] = {
     "availability": {"schedule": {"availability": "there.csv", "per_round": 5}},
     "asynchronous rounds": {"schedule": {"order": "asynchronous", "buffer": 5}},
     "open runs": {"schedule": {"order": "tasks_outer", "open": True}},
+    "participants": {"schedule": {"participants": "new + 1"}},
     "triggers": {"trigger": {"new_data": 6}},
     "stopping": {"schedule": {"patience": 5}, "evaluate": {"select_by": "accuracy"}},
     "fewer clients": {"server": {"min_clients": 5}},

@@ -318,6 +318,8 @@ class News:
     """Whether the run is to end once nothing is left to learn."""
     closes_now: bool = False
     """Whether it is to end before the next round."""
+    away: Collection[int] = ()
+    """Clients that have joined and are not connected now."""
 
 
 HoldsState = Callable[[int, Sequence[int]], bool]

@@ -2,9 +2,9 @@
 
 A run of ``[schedule] open`` has no last round. It learns in stages. A stage begins with a
 :class:`Growth`: some clients go on to their next task, some join, some leave, and classes may be
-new. It lasts ``[schedule] rounds`` rounds, or until the next growth. A growth is stored before it
-takes effect, keyed by its first interaction. All else follows from the stored growths, so a replay
-comes to the same bits.
+new. A growth says how often each client has still to train on its task. Its stage lasts until all
+have, or until the next growth. A growth is stored before it takes effect, keyed by its first
+interaction. All else follows from the stored growths, so a replay comes to the same bits.
 """
 
 from __future__ import annotations
@@ -43,20 +43,34 @@ class Growth:
     """Clients that left for good."""
     forgets: bool = False
     """Whether the server's state drops what it holds of the retired clients alone."""
+    owed: Mapping[int, int] = field(default_factory=dict)
+    """How often each client has still to train on its present task; none that has learned it."""
+    failed: Mapping[int, int] = field(default_factory=dict)
+    """How many uploads of their present tasks came to nothing, of clients that have to train."""
+    away: tuple[int, ...] = ()
+    """Clients that have to train and are not connected: the stage does not last for them."""
 
     def to_json(self) -> dict[str, Any]:
         """Return it for the database and the records."""
-        return {**asdict(self), "tasks": [*self.tasks.items()]}
+        numbers = {name: [*getattr(self, name).items()] for name in ("tasks", "owed", "failed")}
+        return {**asdict(self), **numbers}
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Self:
         """Rebuild what :meth:`to_json` wrote."""
+        tasks, owed, failed = (
+            {int(client): int(number) for client, number in found[name]}
+            for name in ("tasks", "owed", "failed")
+        )
         return cls(
             int(found["interaction"]),
-            {int(client): int(tasks) for client, tasks in found["tasks"]},
+            tasks,
             tuple(map(str, found["classes"])),
             tuple(map(int, found["retired"])),
             bool(found["forgets"]),
+            owed,
+            failed,
+            tuple(map(int, found["away"])),
         )
 
 
@@ -99,19 +113,10 @@ class OpenPlan(Plan):
         weights = None
         if experiment.schedule.sampling == "weighted":
             weights = {c: int(profiles[c].train[task].sum()) for c, task in present.items()}
-        before = self.steps[: growth.interaction]
-        steps = [
-            *before,
-            *stage_steps(
-                experiment,
-                Stage(len(self.growths)),
-                before,
-                present,
-                experiment.schedule.rounds if growth.tasks else len(self.steps) - len(before),
-                weights,
-                aside,
-            ),
-        ]
+        before, stage = self.steps[: growth.interaction], Stage(len(self.growths))
+        owed = {c: n for c, n in growth.owed.items() if c not in growth.away}
+        added = stage_steps(experiment, stage, len(before), present, owed, weights, aside)
+        steps = [*before, *added]
         run = self.run
         if len(names) > run.problem.num_classes:
             run = run.for_classes(len(names))
@@ -142,9 +147,18 @@ class OpenPlan(Plan):
         return self.classes[len(self.growths[0].classes) :] if self.growths else ()
 
     def task_began(self, client: ClientId, step: Step) -> int:
-        """Return the round in which a client's task of a step began; 0 for the evaluator."""
+        """Return the round in which a client's task of a step began; 0 for the evaluator.
+
+        Rounds without the client do not count, where a course of the rate follows its rounds.
+        """
         began = [g.interaction for g in self.growths if client in g.tasks]
-        return max((first for first in began if first <= step.interaction), default=0)
+        first = max((n for n in began if n <= step.interaction), default=0)
+        experiment = self.run.experiment
+        course, schedule = experiment.training.lr_schedule, experiment.schedule
+        takes_all = schedule.participants == "all" and not schedule.selects
+        if takes_all or course is None or course.over != "rounds":
+            return first
+        return step.round - sum(client in s.cohort for s in self.steps[first : step.interaction])
 
     def tasks_seen(self, step: Step) -> int:
         """Return the most tasks that a client is scored on."""
@@ -154,45 +168,86 @@ class OpenPlan(Plan):
         """Tell whether a wait for the next task follows a step, as after the last of a stage."""
         return step.ends_stage
 
-    def resting(self, interaction: int) -> set[int]:
-        """Return the clients that have had all rounds of their present task by an interaction."""
-        began = {c: growth.interaction for growth in self.growths for c in growth.tasks}
-        rounds = self.run.experiment.schedule.rounds
-        if interaction >= len(self.steps):
-            return set(began)
-        return {c for c, first in began.items() if interaction - first >= rounds}
+
+def rounds_of(
+    experiment: Experiment, tasks: Mapping[int, int], known: Mapping[int, Profile]
+) -> dict[int, int]:
+    """Return how often clients have to train on the tasks that they go on to.
+
+    That is in as many rounds as the schedule says; never where there is nothing to train on.
+    """
+    rounds = experiment.schedule.rounds
+    return {c: rounds for c, number in tasks.items() if known[c].train[number - 1].any()}
 
 
 def stage_steps(
     experiment: Experiment,
     stage: Stage,
-    before: Sequence[Step],
+    first: int,
     tasks: Mapping[int, Task],
-    rounds: int,
+    owed: Mapping[int, int],
     weights: Mapping[int, int] | None = None,
     aside: Mapping[int, int] | None = None,
 ) -> list[Step]:
-    """Return the interactions of a stage of an open run; there are none where nobody may train.
+    """Return the interactions of a stage of an open run, until everybody has trained as is owed.
 
     Args:
-        experiment: gives cohort size and seed.
+        experiment: gives cohort size, who takes part, and the seed.
         stage: from 0.
-        before: the interactions before it.
+        first: its first interaction.
         tasks: the present task of each client that may train.
-        rounds: how many.
+        owed: how often clients have still to train on it.
         weights: of each client, as for :func:`draw_cohort`.
         aside: the first interaction without each client that was set aside.
     """
-    size = experiment.cohort_size + experiment.schedule.over_select
-    cohorts = dict[int, tuple[int, ...]]()
-    for n in range(len(before), len(before) + rounds):  # every round is one interaction
-        present = [client for client in sorted(tasks) if takes_part(client, n, aside or {})]
-        if cohort := draw_cohort(experiment.seed, n, present, size, weights):
-            cohorts[n] = cohort
+    left = {c: n for c, n in owed.items() if n and c in tasks}
+    cohorts = list[tuple[int, ...]]()
+    while True:  # every round is one interaction
+        n = first + len(cohorts)
+        there = [client for client in sorted(tasks) if takes_part(client, n, aside or {})]
+        owing = {client: left[client] for client in there if left.get(client)}
+        if not owing:
+            break
+        cohorts.append(stage_cohort(experiment, n, there, owing, weights))
+        left |= {client: left[client] - 1 for client in cohorts[-1] if client in owing}
+    last = first + len(cohorts) - 1
     return [
-        Step(n, n, stage, cohort, True, False, n == max(cohorts), tasks)
-        for n, cohort in cohorts.items()
+        Step(n, n, stage, cohort, True, False, n == last, tasks)
+        for n, cohort in enumerate(cohorts, first)
     ]
+
+
+def stage_cohort(
+    experiment: Experiment,
+    interaction: int,
+    there: Sequence[int],
+    owing: Mapping[int, int],
+    weights: Mapping[int, int] | None = None,
+) -> tuple[int, ...]:
+    """Return who trains in a round of an open run, ascending: first those with the most to learn.
+
+    Args:
+        experiment: gives cohort size, who takes part beside them, and the seed.
+        interaction: which one.
+        there: clients that may train.
+        owing: how often those of them have still to train that have new data.
+        weights: of each client, as for :func:`draw_cohort`.
+    """
+    schedule, size = experiment.schedule, experiment.cohort_size
+    if len(owing) > size:  # else nobody stands in for who has new data
+        size += schedule.over_select
+
+    def drawn(some: Sequence[int], most: int) -> tuple[int, ...]:
+        return draw_cohort(experiment.seed, interaction, some, most, weights) if most > 0 else ()
+
+    cohort = list[int]()
+    for rounds in sorted({*owing.values()}, reverse=True):
+        cohort += drawn([c for c in there if owing.get(c) == rounds], size - len(cohort))
+    beside = [c for c in there if c not in owing]
+    most = schedule.beside_new
+    room = size - len(cohort)
+    cohort += drawn(beside, room if most is None else min(most, room))
+    return tuple(sorted(cohort))
 
 
 def movers(
@@ -208,7 +263,7 @@ def movers(
         experiment: bounds the newcomers of one growth.
         known: how many tasks each client has announced.
         present: how many tasks of each client the run has begun.
-        resting: the clients that have had all rounds of their present task.
+        resting: the clients that have learned their present task.
         is_idle: whether no round is due; with ``newcomers``, clients join at no other time.
     """
     most = experiment.schedule.newcomers

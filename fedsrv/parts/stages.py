@@ -8,7 +8,8 @@ and goes on with the plan that follows from it. Where no round is due, it waits 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -25,7 +26,7 @@ from fedsrv.engine.reduction import Reduced
 from fedsrv.engine.schedule import Step, new_classes, takes_part
 from fedsrv.engine.server_part import NOTHING, Interaction, Running, ServerPart, Timetable
 from fedsrv.events import EventLog
-from fedsrv.parts.open_plan import Growth, OpenPlan, movers
+from fedsrv.parts.open_plan import Growth, OpenPlan, movers, rounds_of
 from fedsrv.state.record import Record
 from fedsrv.state.store import Store
 
@@ -37,6 +38,8 @@ AtRest = Literal["wait", "close", "pause"]
 AT_TASK_END = {"target": True, "mfcl": True}
 """Methods whose server half reads ``ctx.ends_task``: an open run goes on to new tasks after the
 last round of a stage alone. A method of one's own says ``learns_at_task_end = True``."""
+FEWEST_TRIES = 3
+"""Uploads of a task that may come to nothing, if a task has no more rounds than this."""
 
 
 class RunPaused(Exception):
@@ -57,10 +60,12 @@ class OpenRuns(ServerPart):
         """Return the stages of the run."""
         stages = Stages(method, self.store, cohort, self.events, descriptions, self._at_rest)
         describe(self.store, stages.first.profiles)
+        self._stages = stages
         return stages
 
     def records(self, at: Interaction, found: Reduced, record: Record) -> None:
-        """Put down what the run grew by before an interaction."""
+        """Put down what the run grew by before an interaction, and note who has trained in it."""
+        self._stages.trained(record)
         growths = at.plan.growths if isinstance(at.plan, OpenPlan) else ()
         if new := [one.to_json() for one in growths if one.interaction == at.step.interaction]:
             record["growths"] = new
@@ -87,6 +92,12 @@ class Stages(Timetable):
         """The tasks that present models were last scored on before anybody trained on them."""
         self.known: dict[int, Profile] = {}
         """What each client announced, its classes in its own order."""
+        self._owed: dict[int, int] = {}
+        """How often each client has still to train on its present task, as records have it."""
+        self._failed = Counter[int]()
+        """How many uploads of clients that have to train came to nothing."""
+        self._told = set[tuple[int, int]]()
+        """The clients and tasks of which is told that they are given up."""
         self._learn(store.ledger.profiles())
         self._learn(descriptions)
         self.growths = [Growth.from_json(found) for found in store.ledger.growths()]
@@ -122,6 +133,10 @@ class Stages(Timetable):
         for growth in self.growths:
             if growth.interaction <= max(interaction, 0):
                 plan = plan.grown(growth, self.known)
+        self._begin(plan.growths[-1])
+        for n in range(plan.growths[-1].interaction, interaction + 1):
+            if (record := self.store.ledger.record(n)) is not None:
+                self.trained(record)
         return plan
 
     def _first(self) -> Growth:
@@ -129,11 +144,25 @@ class Stages(Timetable):
         beginners = sorted(self.known.keys() & {*self.store.experiment.schedule.beginners})
         if not beginners:
             raise RunFailed("no client that an open run could begin with has joined")
-        return Growth(0, dict.fromkeys(beginners, 1), self.known[beginners[0]].classes)
+        tasks = dict.fromkeys(beginners, 1)
+        classes = self.known[beginners[0]].classes
+        return Growth(0, tasks, classes, owed=rounds_of(self.store.experiment, tasks, self.known))
 
     def _store(self, growth: Growth) -> None:
         self.store.grow(growth.to_json())
         self.growths.append(growth)
+
+    def _begin(self, growth: Growth) -> None:
+        """Begin to count what clients train from a growth on."""
+        self._owed, self._failed = dict(growth.owed), Counter(growth.failed)
+
+    def trained(self, record: Record) -> None:
+        """Note whose uploads of an interaction counted, and whose came to nothing."""
+        for client in record["cohort"]:
+            self._owed[client] = max(0, self._owed.get(client, 0) - 1)
+        for name in record.get("failed", ()):
+            if name.isdecimal() and self._owed.get(int(name)):
+                self._failed[int(name)] += 1
 
     def _stored(self, plan: OpenPlan, growth: Growth) -> OpenPlan:
         """Store a growth, tell it, and return the plan from it on."""
@@ -142,6 +171,7 @@ class Stages(Timetable):
             self.cohort.set_out(self.store.gone(growth.interaction))
         self.events.tell("note", line=f"the run goes on: {_line_of(growth, plan.tasks)}")
         grown = plan.grown(growth, self.known)
+        self._begin(growth)
         describe(self.store, grown.profiles)
         return grown
 
@@ -158,6 +188,7 @@ class Stages(Timetable):
         replayed = [g for g in self.growths[len(plan.growths) :] if g.interaction == interaction]
         for stored in replayed:
             plan = plan.grown(stored, self.known)
+            self._begin(stored)
         if replayed and interaction < len(plan.steps):
             return plan
         since, told = self._clock(), False
@@ -176,7 +207,7 @@ class Stages(Timetable):
             if news.closes or self._ends(waited):
                 return None
             if not told:
-                self._tell_rest()
+                self._tell_rest(news.away)
                 told = True
             self.cohort.rest(news.number, self._seconds_left(waited))
 
@@ -198,18 +229,47 @@ class Stages(Timetable):
         if plan.tasks.keys() <= aside.keys():
             raise RunFailed("every client of the run has retired: nobody is left")
         moving, is_idle = {}, interaction >= len(plan.steps)
+        owed = self._still_owed(plan, interaction, aside)
         if is_idle or not asked(self.method, "learns_at_task_end", AT_TASK_END, False):
             known = {
                 c: p.num_tasks for c, p in self.known.items() if takes_part(c, interaction, aside)
             }
-            resting = plan.resting(interaction)
+            resting = plan.tasks.keys() - owed.keys()
             moving = movers(self.store.experiment, known, plan.tasks, resting, is_idle)
         added = new_classes(plan.classes, [self.known[c].classes for c in moving])
         forgets = bool(retired) and news.forgets
         found = Growth(interaction, moving, added, retired, forgets)
-        if self._is_due(plan, found, waited, is_idle, ahead):
-            return found
-        return replace(found, tasks={}, classes=()) if retired else None
+        if not self._is_due(plan, found, waited, is_idle, ahead):
+            again = is_idle and bool(owed.keys() - {*news.away})
+            if not (retired or again):
+                return None
+            found = replace(found, tasks={}, classes=())
+        failed = {c: n for c, n in sorted(self._failed.items()) if c in owed}
+        owed |= rounds_of(self.store.experiment, found.tasks, self.known)
+        away = tuple(c for c in owed if c in news.away)
+        return replace(found, owed=owed, failed=failed, away=away)
+
+    def _still_owed(
+        self, plan: OpenPlan, interaction: int, aside: Mapping[int, int]
+    ) -> dict[int, int]:
+        """Return how often clients have to train on their tasks, but for tasks that are given up.
+
+        A client whose uploads come to nothing again and again goes on without having learned.
+        """
+        found = dict[int, int]()
+        for client, left in sorted(self._owed.items()):
+            if not left or not takes_part(client, interaction, aside):
+                continue
+            if self._failed[client] < max(FEWEST_TRIES, self.store.experiment.schedule.rounds):
+                found[client] = left
+            elif (place := (client, plan.tasks[client] - 1)) not in self._told:
+                self._told.add(place)
+                line = (
+                    f"client {client} has not learned its task {place[1]}: {self._failed[client]} "
+                    f"of its uploads came to nothing, {left} rounds are missing"
+                )
+                self.events.tell("note", line=line)
+        return found
 
     def _is_due(
         self, plan: OpenPlan, growth: Growth, waited: float, is_idle: bool, ahead: Ahead
@@ -248,11 +308,17 @@ class Stages(Timetable):
         left = [s - waited for s in (begins.every_s, begins.close_after_s) if s is not None]
         return min((s for s in left if s > 0), default=None)
 
-    def _tell_rest(self) -> None:
+    def _tell_rest(self, away: Collection[int]) -> None:
         """Say that the run waits, and for what."""
         needed = self.store.experiment.begins.new_data
+        late = sorted(client for client, left in self._owed.items() if left and client in away)
         line = f"the run has learned all it has: it waits for new data at {_number_of(needed)}"
-        self.events.tell("waiting", line=line, clients=[], seconds=0)
+        if late:
+            line = (
+                f"the run waits for {clients_text(late)}, which did not learn all and left, and "
+                f"for new data at {_number_of(needed)}"
+            )
+        self.events.tell("waiting", line=line, clients=[*map(str, late)], seconds=0)
 
 
 def _number_of(clients: int) -> str:
@@ -263,8 +329,10 @@ def _line_of(growth: Growth, tasks: Mapping[int, int]) -> str:
     """Return what is new in words."""
     new = [c for c in growth.tasks if c not in tasks]
     on = [c for c in growth.tasks if c in tasks]
+    again = [c for c in growth.owed if c not in growth.tasks and c not in growth.away]
     parts = [
         f"{clients_text(on)} with another task" if on else "",
+        f"{clients_text(again)} on what is not learned yet" if again and not growth.tasks else "",
         f"{clients_text(new)} joined" if new else "",
         f"{clients_text(growth.retired)} retired" if growth.retired else "",
         f"new classes {', '.join(growth.classes)}" if growth.classes else "",

@@ -119,6 +119,8 @@ class RemoteCohort:
         self.committed = self.watermark = -1
         self.class_names = tuple(class_names)
         """Of the classes that an open run began with; none before."""
+        self._awaited = set[int]()
+        """The clients of an open run that were away at the last news."""
         self._said = 0
         """Counts what clients and the operator of an open run said."""
         self._steered: tuple[tuple[int, ...], bool, bool, bool] = (), False, False, False
@@ -210,8 +212,10 @@ class RemoteCohort:
 
     def news(self) -> News:
         with self.changed:
-            found = News(self._said, self._descriptions(), *self._steered)
-        return found
+            self._awaited = {
+                c for c in self.sessions if isinstance(c, int) and not self.presence.is_there(c)
+            }
+            return News(self._said, self._descriptions(), *self._steered, away=self._awaited)
 
     def rest(self, number: int, seconds: float | None) -> None:
         until = None if seconds is None else self._clock() + seconds
@@ -477,6 +481,7 @@ class RemoteCohort:
                 session.end_pull()
                 session.caller, session.issue = caller, issues[client]
             self.moves += 1
+            self._said += not self._awaited.isdisjoint(clients)
             self.changed.notify_all()
         return caller
 

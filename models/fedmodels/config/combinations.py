@@ -61,6 +61,8 @@ PARTS: Mapping[str, Part] = {
         Part("asynchronous rounds", '[schedule] order = "asynchronous"',
              lambda e: e.schedule.is_asynchronous, "asynchronous.md"),
         Part("open runs", "[schedule] open", lambda e: e.schedule.open, "streams.md"),
+        Part("participants", "[schedule] participants",
+             lambda e: e.schedule.participants != "all", "streams.md"),
         Part("triggers", "[trigger]", lambda e: e.trigger is not None, "streams.md"),
         Part("stopping", "[schedule] patience, target", lambda e: bool(e.schedule.stops),
              "metrics.md", _scores_rounds),
@@ -171,6 +173,10 @@ OWN_STEP = (
     "[training] {} is each client's own, and together = {{0.training.together}} makes one step of "
     "several: leave together out"
 )
+FEW_HAVE_NEW = (
+    "{} needs rounds with as many clients as there can be, and [schedule] participants = "
+    "{{0.schedule.participants!r}} lets a round have as few as have new data: leave it out"
+)
 REFUSED: tuple[Refusal, ...] = (
     Refusal(("poisson sampling", "over-selection"), POISSON),
     Refusal(("poisson sampling", "availability"), POISSON),
@@ -196,6 +202,15 @@ REFUSED: tuple[Refusal, ...] = (
     Refusal(
         ("asynchronous rounds", "relays"),
         "asynchronous rounds take no relay: let the clients join the coordinator itself",
+    ),
+    Refusal(
+        ("participants", "robust rules"),
+        FEW_HAVE_NEW.format("[server] reduce = {0.server.reduce!r}"),
+    ),
+    Refusal(("participants", "exclusion by rule"), FEW_HAVE_NEW.format("[server] exclude_after")),
+    Refusal(
+        ("participants", "noise at clients"),
+        FEW_HAVE_NEW.format('[privacy] where = "clients"'),
     ),
     Refusal(
         ("open runs", "relays"),
@@ -292,6 +307,9 @@ RESTS: Mapping[tuple[str, str], str] = {
 
 NEEDED: tuple[Refusal, ...] = (
     Refusal(("triggers", "open runs"), "[trigger] belongs to [schedule] open = true"),
+    Refusal(
+        ("participants", "open runs"), "[schedule] participants belongs to [schedule] open = true"
+    ),
     Refusal(
         ("stopping", "validation"),
         "[schedule] {0.schedule.stops} looks at a validation part: give [data] validation_share",

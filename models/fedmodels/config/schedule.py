@@ -62,6 +62,11 @@ class Schedule(StrictTable):
     newcomers: PositiveCount | None = None
     """With ``open``, how many new clients at most are taken in at the end of a stage, and none
     before it; by default all, before the next round."""
+    participants: Annotated[str, Field(pattern=r"^(all|new|new \+ [1-9][0-9]{0,6})$")] = "all"
+    """With ``open``, who trains in a round beside the clients with new data, which come first:
+    ``all`` others as far as ``per_round`` has room, nobody (``new``), or so many as ``new + 3``
+    says. Clients without new data train again on what they have, which costs their time and,
+    where there is one, their budget of privacy, and lets the model forget less."""
     max_classes: Annotated[int, Field(ge=1, le=100_000)] = 1000
     """With ``open``, limit of the classes that clients may bring in the end."""
 
@@ -80,6 +85,13 @@ class Schedule(StrictTable):
         """The key by which the run may end early; empty where none is given."""
         keys = ("patience", "target")
         return next((key for key in keys if getattr(self, key) is not None), "")
+
+    @property
+    def beside_new(self) -> int | None:
+        """How many clients train beside those with new data in an open run; None for no limit."""
+        if self.participants == "all":
+            return None
+        return int(self.participants.removeprefix("new").removeprefix(" + ") or 0)
 
     @property
     def beginners(self) -> range:

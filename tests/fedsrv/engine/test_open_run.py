@@ -181,6 +181,7 @@ def arrays_in(place: Path, labels: list[int], seed: int) -> Path:
 def opened(data: Path, out: Path, at_rest: str = "pause", **options: Any) -> dict[str, Any] | None:
     """Go on with an open run of two clients, of which the first brings tasks."""
     schedule = {**OPEN, "rounds": options.pop("rounds", 1), "clients": 2}
+    schedule |= options.pop("schedule", {})
     tables = {
         name: options.pop(name) for name in ("method", "trigger", "training") if name in options
     }

@@ -4,7 +4,6 @@ import json
 import logging
 from contextlib import closing
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from fedmodels.errors import RunFailed
 from fedmodels.methods.fedavg import FedAvg
 from fedsrv.engine.plan import Plan, fixed_tasks, fixed_weights, stored_profiles
 from fedsrv.engine.schedule import Step
-from fedsrv.parts.open_plan import Growth, OpenPlan
 from fedsrv.state.store import Store
 from tests.conftest import tiny_experiment
 
@@ -116,16 +114,3 @@ def test_rare_classes_are_those_of_all_tasks_together(tmp_path):
     with closing(Store(tmp_path / "run", own_data(), resume=False)) as store:
         plan = plan_of(store, {0: described(2, (6, 4)), 1: described(1, (0, 3))})
         assert plan.groups["minority"] == [1]
-
-
-def test_a_client_rests_once_it_has_had_all_rounds_of_its_task():
-    """A task has two rounds; client 1 joins an interaction later, and client 0 goes on at 3."""
-    problem = tiny_experiment(schedule={"order": "tasks_outer", "rounds": 2, "open": True})
-    growths = [Growth(0, {0: 1}), Growth(1, {1: 1}), Growth(3, {0: 2})]
-    run: Any = SimpleNamespace(experiment=problem)
-    steps: Any = [None] * 5
-    nothing: Any = None
-    begun = OpenPlan(FedAvg(), run, {}, {}, steps, {}, nothing, growths[:2])
-    assert [begun.resting(n) for n in range(6)] == [set(), set(), {0}, {0, 1}, {0, 1}, {0, 1}]
-    grown = OpenPlan(FedAvg(), run, {}, {}, steps, {}, nothing, growths)
-    assert [grown.resting(n) for n in (3, 4, 5)] == [{1}, {1}, {0, 1}]
