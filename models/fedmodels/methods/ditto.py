@@ -15,7 +15,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from fedmodels.config.bounds import NonNegative
@@ -23,6 +22,7 @@ from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import load_weights, weights_of
 from fedmodels.numerics.optimizers import descend
+from fedmodels.numerics.weight_terms import squared_distance
 from fedmodels.techniques.twins import TWIN, Twin, begin_twin
 from fedmodels.tensors.bundle import Bundle, Weights
 from fedmodels.tensors.roles import part_of, under
@@ -67,8 +67,7 @@ class Ditto(FedAvg):
     def after_step(self, ctx: ClientContext, batch: Batch, refs: DittoReferences) -> None:
         twin = refs.twin
         with twin.apart():
-            pairs = zip(twin.net.parameters_by_key().values(), refs.global_, strict=True)
-            distance = torch.stack([(v - w).square().sum() for v, w in pairs]).sum()
+            distance = squared_distance(twin.net.parameters_by_key().values(), refs.global_)
             loss = ctx.criterion(twin.net(batch.x), batch.y) + self.lam / 2 * distance  # eq. 2
             descend(loss, twin.optimizer)
 

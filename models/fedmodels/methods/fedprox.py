@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from fedmodels.config.bounds import NonNegative
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
+from fedmodels.numerics.weight_terms import squared_distance
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.training.contexts import ClientContext
 from fedmodels.training.stepped import Batch, Output
@@ -37,6 +37,5 @@ class FedProx(FedAvg):
         return [w.detach().clone() for w in ctx.net.parameters_by_key().values()]  # w^t
 
     def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: list[Tensor]) -> Tensor:
-        pairs = zip(ctx.net.parameters_by_key().values(), refs, strict=True)
-        proximal = torch.stack([(w - w0).square().sum() for w, w0 in pairs]).sum()
+        proximal = squared_distance(ctx.net.parameters_by_key().values(), refs)
         return super().loss(ctx, batch, out, refs) + self.mu / 2 * proximal  # eq. 2

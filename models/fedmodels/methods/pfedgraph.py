@@ -27,6 +27,7 @@ from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import load_weights
 from fedmodels.numerics.algebra import simplex_projection
+from fedmodels.numerics.weight_terms import inner_product, squared_norm
 from fedmodels.techniques.class_replay import (
     Rehearsal,
     Replay,
@@ -108,9 +109,9 @@ def neighbours(models: Sequence[Weights], row: Tensor, keys: Iterable[str]) -> W
 
 def likeness(net: nn.Module, reference: Mapping[str, Tensor]) -> Tensor:
     """Return ``<u_i, theta> / ‖theta‖``: the mean of cosines with the neighbours (eq. 5)."""
-    pairs = [(p, reference[k.replace(".", "/", 1)]) for k, p in net.named_parameters()]
-    product = torch.stack([(p * u).sum() for p, u in pairs]).sum()
-    squares = torch.stack([p.square().sum() for p, _ in pairs]).sum()
+    theta = dict(net.named_parameters())
+    product = inner_product(theta.values(), [reference[k.replace(".", "/", 1)] for k in theta])
+    squares = squared_norm(theta.values())
     return product / squares.clamp_min(torch.finfo(squares.dtype).tiny).sqrt()  # of no weights: 0
 
 

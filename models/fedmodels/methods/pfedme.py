@@ -24,6 +24,7 @@ from fedmodels.config.bounds import NonNegative, Positive, PositiveCount
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import load_weights, weights_of
+from fedmodels.numerics.weight_terms import squared_distance
 from fedmodels.techniques.twins import TWIN
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.tensors.roles import part_of, under
@@ -82,8 +83,8 @@ class PFedMe(FedAvg):
 
     def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: Envelope) -> Tensor:
         live = ctx.net.parameters_by_key()
-        squares = [(live[key] - w).square().sum() for key, w in refs.local.items()]
-        return super().loss(ctx, batch, out, refs) + self.lam / 2 * torch.stack(squares).sum()
+        distance = squared_distance(live.values(), [refs.local[key] for key in live])
+        return super().loss(ctx, batch, out, refs) + self.lam / 2 * distance
 
     @torch.no_grad()
     def after_step(self, ctx: ClientContext, batch: Batch, refs: Envelope) -> None:

@@ -23,6 +23,7 @@ from torch import Tensor
 from fedmodels.config.bounds import Positive
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
+from fedmodels.numerics.weight_terms import tilt
 from fedmodels.tensors.bundle import Bundle, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.tensors.roles import part_of, under, without
@@ -87,9 +88,8 @@ class Scaffold(FedAvg):
 
     def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: Controls) -> Tensor:
         live = ctx.net.parameters_by_key()
-        terms = [(c * live[key]).sum() for key, c in refs.correction.items()]
-        linear = torch.stack(terms).sum()  # its gradient is c - c_i
-        return super().loss(ctx, batch, out, refs) + linear - linear.detach()
+        linear = tilt(live.values(), [refs.correction[key] for key in live])  # 0; gradient c - c_i
+        return super().loss(ctx, batch, out, refs) + linear
 
     @torch.no_grad()
     def after_step(self, ctx: ClientContext, batch: Batch, refs: Controls) -> None:
