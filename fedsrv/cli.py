@@ -24,6 +24,7 @@ from fedsrv.commands.catalogue import methods, metrics, nets, schema
 from fedsrv.commands.certs import certs_app
 from fedsrv.commands.relay import relay
 from fedsrv.commands.sweep import sweep_app
+from fedsrv.commands.track import track_app
 from fedsrv.commands.watching import watching_app
 from fedsrv.ray_cluster import ray_place
 
@@ -41,6 +42,7 @@ app.command()(relay)
 app.add_typer(watching_app)
 app.add_typer(sweep_app)
 app.add_typer(audit_app)
+app.add_typer(track_app)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -134,12 +134,15 @@ class EventPrinter:
     def __init__(self, *, names_address: bool, prints: bool) -> None:
         """Choose whether to print the address, and each event, for the launcher."""
         self._names_address, self._prints = names_address, prints
+        self._notes = WarningsAsNotes(logging.WARNING)
         self.has_begun = False
 
     def begin(self, address: str, events: EventLog) -> None:
         """Tell events from now on, in a thread."""
         if self._names_address:
             print(f"listening on {address}", flush=True)
+        if self._prints:
+            logging.getLogger("fedsrv").addHandler(self._notes)
         self._thread = threading.Thread(target=tell, args=(events, self._prints), daemon=True)
         self._thread.start()
         self.has_begun = True
@@ -153,6 +156,18 @@ class EventPrinter:
     def end(self) -> None:
         """Wait until the last event is told."""
         self._thread.join(LAST_WORDS_S)
+        logging.getLogger("fedsrv").removeHandler(self._notes)
+
+
+class WarningsAsNotes(logging.Handler):
+    """Prints warnings that are no events for the launcher, which shows no log."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print a warning as a note."""
+        if not hasattr(record, "event"):
+            line = {"line": record.getMessage()}
+            sys.stdout.write(Event("note", detail=line, unix_time=record.created).to_json() + "\n")
+            sys.stdout.flush()
 
 
 class ComingsLimit:

@@ -53,7 +53,7 @@ def require_place(path: Path, handle: int) -> None:
 
 WRITTEN = {
     "run.db", "run.db-wal", "run.db-shm", "server", "config.toml", "env.json", "data.json",
-    "mlflow.db", "mlartifacts", "wandb", "privacy.jsonl",
+    "mlflow.db", "mlartifacts", "wandb", "tracked.json", "privacy.jsonl",
     "tensorboard", "rounds.jsonl", "audit.jsonl", "excluded.json", ".lock", "logs", "clients",
     "data",
 }  # fmt: skip

@@ -1,14 +1,20 @@
-"""Metrics to experiment trackers as they come (``[tracking]``): TensorBoard, MLflow, W&B."""
+"""Metrics to experiment trackers as they come (``[tracking]``): TensorBoard, MLflow, W&B.
+
+``tracked.json`` of the run holds which interaction each tracker has. A tracker that is slow, fails
+or is killed is sent the rest from ``rounds.jsonl``, by a run that goes on or by ``fedsrv track``.
+"""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 import logging
 import os
+import shlex
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,7 +22,8 @@ from textwrap import shorten
 from typing import Any, Protocol
 
 from fedmodels.config.experiment import Experiment
-from fedmodels.errors import ArchiveError, ConfigError, pip_line
+from fedmodels.errors import ArchiveError, ConfigError, FedtideError, pip_line
+from fedmodels.files import read_regular, write_atomically
 from fedmodels.printable import without_passwords
 from fedsrv.events import Ending, EventLog
 from fedsrv.report.run_record import leaves_of, read_run
@@ -31,6 +38,10 @@ TAG = "fedtide_run"
 """What MLflow finds the run of a resumed run by: it holds the run's id."""
 CLOSE_S = 60.0
 """Time for trackers to write what is left, at the end of a run."""
+MAX_BATCH = 1000
+"""Values that MLflow takes in one call."""
+TRACKED = "tracked.json"
+"""The file of a run with the last interaction of each tracker."""
 MAX_LETTERS = 300
 """Length of a tracker's error in our lines, at most."""
 
@@ -98,8 +109,10 @@ class MLflow:
 
     def log(self, interaction: int, metrics: Mapping[str, float]) -> None:
         """Take the metrics after an interaction."""
-        for name, value in metrics.items():
-            self._client.log_metric(self._run, name, value, step=interaction)
+        now, kind = int(time.time() * 1000), importlib.import_module("mlflow.entities").Metric
+        values = [kind(name, value, now, interaction) for name, value in metrics.items()]
+        for first in range(0, len(values), MAX_BATCH):  # one call each
+            self._client.log_batch(self._run, metrics=values[first : first + MAX_BATCH])
 
     def close(self, results: Results | None) -> None:
         """Take the results, and say how the run has ended."""
@@ -165,30 +178,128 @@ def track(events: EventLog, experiment: Experiment, out: Path, run_id: str) -> E
     Raises:
         ConfigError: one of them is not installed, or cannot begin.
     """
-    trackers = {name: _begun(name, experiment, out, run_id) for name in wanted(experiment)}
-    threads = {
-        name: threading.Thread(
-            target=_write, args=(events, name, tracker, out), name=name, daemon=True
-        )
-        for name, tracker in trackers.items()
-    }
-    for thread in threads.values():
+    sinks = [Sink(name, _begun(name, experiment, out, run_id), out) for name in wanted(experiment)]
+    threads = [
+        threading.Thread(target=sink.follow, args=(events,), name=sink.name, daemon=True)
+        for sink in sinks
+    ]
+    for thread in threads:
         thread.start()
 
     def end() -> None:
         events.close()
         until = time.monotonic() + CLOSE_S
-        for name, thread in threads.items():
+        for sink, thread in zip(sinks, threads, strict=True):
             thread.join(max(0.0, until - time.monotonic()))
             if thread.is_alive():
                 log.warning(
-                    "%s does not close within %g s; the run ends without it, and its last metrics "
-                    "may be missing there",
-                    name,
+                    "%s does not close within %g s; the run ends without it: it has metrics %s, %s",
+                    sink.name,
                     CLOSE_S,
+                    sink.until,
+                    sink.later,
                 )
 
     return end
+
+
+def send(experiment: Experiment, out: Path, run_id: str, names: Sequence[str]) -> list[str]:
+    """Send trackers what they lack of a run that nobody computes; return a line of each.
+
+    Raises:
+        ConfigError: a tracker is not installed, or cannot begin.
+        FedtideError: a tracker failed; the others have what there is.
+    """
+    said, failed = [], []
+    for name in names:
+        sink = Sink(name, _begun(name, experiment, out, run_id), out)
+        try:
+            sink.catch_up()
+            sink.close(read_run(out).is_finished)
+            said.append(f"{name} has metrics {sink.until}")
+        except Exception as error:  # a package of somebody else raises errors of its own
+            failed.append(f"{name} failed and has metrics {sink.until}: {_in_one_line(error)}")
+    if failed:
+        raise FedtideError("; ".join(failed))
+    return said
+
+
+class Sink:
+    """A tracker, and the place in the run up to which it has the metrics."""
+
+    def __init__(self, name: str, tracker: Tracker, out: Path) -> None:
+        """Begin behind the last interaction that the tracker was sent and that the run still has.
+
+        An exclusion takes interactions back.
+        """
+        self.name, self._tracker, self._out = name, tracker, out
+        kept = [interaction for interaction, _ in _scored(out)]
+        self._last = min(_tracked(out).get(name, -1), max(kept, default=-1))
+        self.later = f"fedsrv track {shlex.quote(str(out))} sends it the rest"
+
+    @property
+    def until(self) -> str:
+        """How far the metrics go that the tracker has."""
+        return "of no interaction" if self._last < 0 else f"up to interaction {self._last + 1}"
+
+    def follow(self, events: EventLog) -> None:
+        """Tell the tracker everything, until the run ends or the tracker fails."""
+        finished = False
+        try:
+            self.catch_up()
+            for event in events.listen(from_start=True):
+                if event.kind == "scores":
+                    self._take(event.interaction, event.detail["metrics"])
+                elif event.kind == "missed":
+                    self.catch_up()
+                elif event.kind == "rollback":
+                    self._last = min(self._last, event.interaction)
+                finished = finished or event.kind == "finished"
+            self.close(finished)
+        except Exception as error:  # a package of somebody else raises errors of its own
+            said, reason = (self.until, self.later), _in_one_line(error)
+            line = "%s failed and has metrics %s, %s; the run goes on: %s"
+            log.warning(line, self.name, *said, reason)
+
+    def catch_up(self) -> None:
+        """Send what ``rounds.jsonl`` holds and the tracker has not."""
+        for interaction, metrics in _scored(self._out):
+            self._take(interaction, metrics)
+
+    def close(self, finished: bool) -> None:
+        """Close the tracker, with the results of a run that has finished."""
+        with TemporaryDirectory(prefix="fedtide-results-") as place:
+            self._tracker.close(partial(results_of, self._out, Path(place)) if finished else None)
+
+    def _take(self, interaction: int, metrics: Mapping[str, float]) -> None:
+        """Send the metrics after an interaction, unless the tracker has them."""
+        if interaction <= self._last:
+            return
+        self._tracker.log(interaction, metrics)
+        self._last = interaction
+        with _writing:
+            now = {**_tracked(self._out), self.name: interaction}
+            write_atomically(self._out / TRACKED, json.dumps(now), private=True)
+
+
+_writing = threading.Lock()
+
+
+def _tracked(out: Path) -> dict[str, int]:
+    """Return the last interaction that each tracker of a run has; a damaged file tells of none."""
+    try:
+        found = json.loads(read_regular(out / TRACKED))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return {n: v for n, v in found.items() if type(v) is int} if isinstance(found, dict) else {}
+
+
+def _scored(out: Path) -> Iterator[tuple[int, Mapping[str, float]]]:
+    """Yield the interactions of a run that have scores, and their metrics."""
+    if (out / "rounds.jsonl").exists():
+        for row in read_run(out).rows:
+            if any("views" in client for client in row["clients"].values()):
+                yield row["interaction"], row["metrics"]
 
 
 def _begun(name: str, experiment: Experiment, out: Path, run_id: str) -> Tracker:
@@ -201,21 +312,6 @@ def _begun(name: str, experiment: Experiment, out: Path, run_id: str) -> Tracker
             f"[tracking] {name} cannot begin: {_in_one_line(error)}; log in or set it up as its "
             f"documentation says, or leave it out: --set tracking.{name}=false"
         ) from None
-
-
-def _write(events: EventLog, name: str, tracker: Tracker, out: Path) -> None:
-    """Tell one tracker everything, until the run ends or the tracker fails."""
-    finished = False
-    try:
-        for event in events.listen(from_start=True):
-            if event.kind == "scores":
-                tracker.log(event.interaction, event.detail["metrics"])
-            finished = finished or event.kind == "finished"
-        with TemporaryDirectory(prefix="fedtide-results-") as place:
-            tracker.close(partial(results_of, out, Path(place)) if finished else None)
-    except Exception as error:  # a package of somebody else raises errors of its own
-        reason = _in_one_line(error)
-        log.warning("%s failed and gets no further metrics; the run goes on: %s", name, reason)
 
 
 def results_of(run: Path, place: Path) -> Sequence[Path]:

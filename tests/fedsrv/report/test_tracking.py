@@ -11,8 +11,10 @@ import tomli_w
 
 from fedmodels.errors import ConfigError
 from fedmodels.nets.trained import TrainedModel
+from fedsrv import cli
 from fedsrv.events import Event, EventLog
 from fedsrv.report.run_record import leaves_of
+from fedsrv.state.store import Store
 from fedsrv.tracking import trackers
 from fedsrv.tracking.prometheus import export
 from fedsrv.tracking.trackers import TRACKERS, results_of, track
@@ -76,8 +78,11 @@ def test_mlflow_is_told(monkeypatch, tmp_path, before, results):
     fake = types.SimpleNamespace(
         MlflowClient=lambda tracking_uri: told.append(("at", tracking_uri)) or client
     )
+    entities = types.SimpleNamespace(Metric=lambda name, value, now, step: (name, value, step))
+    monkeypatch.setattr(trackers, "MAX_BATCH", 1)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setitem(sys.modules, "mlflow", fake)
+    monkeypatch.setitem(sys.modules, "mlflow.entities", entities)
     follow("mlflow", tmp_path, finishes=True)
     assert told[:2] == [
         ("at", f"sqlite:///{tmp_path}/mlflow.db"),
@@ -89,8 +94,8 @@ def test_mlflow_is_told(monkeypatch, tmp_path, before, results):
     assert (("set_tag", "r7", "schedule.clients", "3") in told) is before
     assert ("set_tag", "r7", "seed", "0") not in told
     assert told[-4:] == [
-        ("log_metric", "r7", "a_glo", 0.5, ("step", 3)),
-        ("log_metric", "r7", "loss", 1.0, ("step", 3)),
+        ("log_batch", "r7", ("metrics", [("a_glo", 0.5, 3)])),
+        ("log_batch", "r7", ("metrics", [("loss", 1.0, 3)])),
         ("log_artifact", "r7", str(results)),
         ("set_terminated", "r7", "FINISHED"),
     ]
@@ -100,6 +105,7 @@ def test_wandb_is_told(monkeypatch, tmp_path, results):
     told = []
     fake = Recorder(told, id="the-run", config=Recorder(told))
     monkeypatch.setitem(sys.modules, "wandb", fake)
+    (tmp_path / "my-run").mkdir()
     follow("wandb", tmp_path / "my-run", finishes=True)
     init = dict(told[0][1:])
     assert (init["project"], init["name"]) == ("fedtide", "my-run")
@@ -192,7 +198,8 @@ def test_a_tracker_that_fails_ends_neither_the_run_nor_the_others(monkeypatch, t
     assert online == []
     (line,) = caplog.messages
     assert (
-        line == "wandb failed and gets no further metrics; the run goes on: quota exceeded details"
+        line == f"wandb failed and has metrics of no interaction, fedsrv track {tmp_path} sends it "
+        "the rest; the run goes on: quota exceeded details"
     )
 
 
@@ -217,9 +224,88 @@ def test_a_tracker_that_hangs_holds_up_neither_the_end_nor_the_others(
     assert told[-1] == ("close",)
     (line,) = caplog.messages
     assert line == (
-        "wandb does not close within 0.2 s; the run ends without it, and its last metrics may be "
-        "missing there"
+        "wandb does not close within 0.2 s; the run ends without it: it has metrics up to "
+        f"interaction 4, fedsrv track {tmp_path} sends it the rest"
     )
+
+
+def row(interaction, loss):
+    """Return a line of ``rounds.jsonl`` of an interaction that was scored."""
+    scored = {"0": {"views": {}}}
+    return {"interaction": interaction, "metrics": {"loss": loss}, "clients": scored}
+
+
+def write_rows(out, *losses):
+    lines = [json.dumps(row(n, loss)) + "\n" for n, loss in enumerate(losses)]
+    (out / "rounds.jsonl").write_text("".join(lines))
+
+
+@pytest.fixture
+def board(monkeypatch):
+    """Return the values that TensorBoard was told, by name, value and step; it may be made fail."""
+    told = []
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", Recorder(told))
+    return lambda: [call[1:] for call in told if call[0] == "add_scalar"]
+
+
+def test_a_run_that_goes_on_sends_what_a_tracker_lacks(board, tmp_path):
+    follow("tensorboard", tmp_path, step=0)
+    write_rows(tmp_path, 1.0, 0.9, 0.8)
+    follow("tensorboard", tmp_path, step=3)
+    assert board() == [
+        ("a_glo", 0.5, 0),
+        ("loss", 1.0, 0),
+        ("loss", 0.9, 1),
+        ("loss", 0.8, 2),
+        ("a_glo", 0.5, 3),
+        ("loss", 1.0, 3),
+    ]
+
+
+def test_what_a_run_took_back_is_sent_again(board, tmp_path):
+    write_rows(tmp_path, 1.0, 0.9, 0.8)
+    (tmp_path / "tracked.json").write_text('{"tensorboard": 7}')
+    events = EventLog()
+    end = track(events, tiny_experiment(tracking={"tensorboard": True}), tmp_path, "the-run")
+    for step in (2, 3):
+        events.tell("scores", interaction=step, metrics={"a_glo": 0.5})
+    events.tell("rollback", interaction=2, reason="")
+    events.tell("scores", interaction=3, metrics={"a_glo": 0.6})
+    end()
+    assert board() == [("a_glo", 0.5, 3), ("a_glo", 0.6, 3)]
+
+
+def test_a_run_can_be_sent_later(board, tmp_path, digits, capsys, monkeypatch):
+    out, experiment = tmp_path / "run", tiny_experiment(schedule={"rounds": 2})
+    run_in_process(experiment, digits, out, facts=True)
+    (out / "config.toml").write_text(tomli_w.dumps(experiment.to_dict()))
+    for _ in range(2):
+        with pytest.raises(SystemExit, match="^0$"):
+            cli.main(["track", str(out), "--to", "tensorboard"])
+    rows = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
+    assert board() == [
+        (name, value, row["interaction"]) for row in rows for name, value in row["metrics"].items()
+    ]
+    said = f"tensorboard has metrics up to interaction {len(rows)}\n"
+    assert capsys.readouterr().out == 2 * said
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["nowhere"], "nowhere holds no run: name the directory that --out made"),
+        (["run"], "run has no tracker: name one of tensorboard, mlflow, wandb by --to"),
+        (["run", "--to", "mlfow"], "--to mlfow is no tracker. Did you mean 'mlflow'?"),
+    ],
+)
+def test_what_cannot_be_sent_gets_one_line(words, line, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Store(tmp_path / "run", tiny_experiment(), resume=False).close()
+    (tmp_path / "run" / "config.toml").write_text(tomli_w.dumps(tiny_experiment().to_dict()))
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["track", *words])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == f"error: {line}\n"
 
 
 def test_a_tracker_that_cannot_begin_gets_one_line(monkeypatch, tmp_path):

@@ -1,0 +1,52 @@
+"""``fedsrv track``: trackers get what they lack of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+track_app = typer.Typer()
+
+
+@track_app.command()
+def track(
+    run: Annotated[Path, typer.Argument(help="The run directory.")],
+    to: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--to",
+            metavar="NAME",
+            help="A tracker: tensorboard, mlflow or wandb; once for each. By default those of the "
+            "run's config.",
+        ),
+    ] = None,
+) -> None:
+    """Send trackers the metrics of a run that they do not have yet, and its results.
+
+    For a tracker that was too slow, failed, or was not asked for. A run that is resumed does it
+    by itself.
+    """
+    from contextlib import closing
+
+    from fedmodels.errors import ConfigError, suggestion
+    from fedmodels.resolution import read_experiment
+    from fedsrv.state.ledger import Ledger
+    from fedsrv.state.run_directory import refuse_in_use
+    from fedsrv.tracking.trackers import TRACKERS, send, wanted
+
+    if not (run / "run.db").is_file():
+        raise ConfigError(f"{run} holds no run: name the directory that --out made")
+    refuse_in_use(run)
+    experiment = read_experiment(run / "config.toml")
+    names = list(dict.fromkeys(to or wanted(experiment)))
+    for name in names:
+        if name not in TRACKERS:
+            raise ConfigError(f"--to {name} is no tracker.{suggestion(name, TRACKERS)}")
+    if not names:
+        raise ConfigError(f"{run} has no tracker: name one of {', '.join(TRACKERS)} by --to")
+    with closing(Ledger(run / "run.db", strict=False, new=False)) as ledger:
+        run_id = ledger.run_id
+    for line in send(experiment, run, run_id, names):
+        typer.echo(line)
