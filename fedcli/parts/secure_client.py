@@ -25,6 +25,7 @@ from fedcli.runtime.sessions import write_private
 from fedmodels.config.privacy import MIN_GROUP, SecureSum
 from fedmodels.config.sent import settings_digest
 from fedmodels.errors import ArchiveError, PayloadError
+from fedmodels.line_file import append_lines
 from fedmodels.privacy.accounting import fewest_summed
 from fedmodels.secure_sum.fixed_point import FixedPoint
 from fedmodels.secure_sum.keys import (
@@ -33,7 +34,6 @@ from fedmodels.secure_sum.keys import (
     Channel,
     Secrets,
     Share,
-    check_point,
     own_key,
     pair_key,
     private_key,
@@ -121,6 +121,8 @@ class SecureClient:
         self._settings, self._peers = settings, peers if rules.signs else None
         self.channel = Channel.of(secret)
         self._path = path / PLACE
+        self._secret: set[int] | None = None
+        """Interactions whose secrets are on the disk; None until the directory was read."""
 
     def answer(self, order: rpc.Order) -> rpc.SecureAnswer:
         """Answer an order to advertise a key, to share secrets, or to open shares.
@@ -174,7 +176,7 @@ class SecureClient:
             "share": _digest(asked), "answer": found.SerializeToString().hex(),
             "keys": {str(peer.client): peer.channel_key.hex() for peer in asked.peers},
         }  # fmt: skip
-        self._keep(order, {"opened": held.get("opened"), **news})
+        self._begin(order, {"opened": held.get("opened"), **news})
         return found
 
     def masked(
@@ -195,13 +197,11 @@ class SecureClient:
         _check_same(held, "train", asked)
         rules = self.rules
         numbers = FixedPoint(rules.bits, rules.largest, asked.clients, asked.most)
+        keys = self._pair_keys(attempt, asked, held)
         vector = form.encoded(upload, payload.weights, numbers)
-        pair = private_key(attempt, self.client, bytes.fromhex(held["pair"]))
         add_mask(vector, own_key(attempt, self.client, bytes.fromhex(held["own"])), 1)
-        for peer in asked.peers:
-            if peer.client != self.client:
-                key = pair_key(attempt, self.client, pair, peer.client, peer.mask_key)
-                add_mask(vector, key, 1 if peer.client > self.client else -1)
+        for peer, key in keys.items():
+            add_mask(vector, key, 1 if peer > self.client else -1)
         digest = hashlib.sha256(vector.data).hexdigest()
         if held.get("masked", digest) != digest:
             raise PayloadError(
@@ -210,8 +210,19 @@ class SecureClient:
             )
         partners = [peer.client for peer in asked.peers]
         news = {"train": _digest(asked), "masked": digest, "partners": partners}
-        self._keep(order, {**held, **news})
+        self._keep(order, news)
         return form.travelling(upload, vector)
+
+    def _pair_keys(
+        self, attempt: Attempt, asked: rpc.SecureSum, held: Mapping[str, Any]
+    ) -> dict[int, bytes]:
+        """Return the key of the mask with each peer; PayloadError for a point of small order."""
+        own, pair = self.client, private_key(attempt, self.client, bytes.fromhex(held["pair"]))
+        return {
+            peer.client: pair_key(attempt, own, pair, peer.client, peer.mask_key)
+            for peer in asked.peers
+            if peer.client != own
+        }
 
     def _agree(self, order: rpc.Order) -> rpc.SecureAnswer:
         """Sign whose uploads came; once signed, the masks of no other set are opened."""
@@ -219,7 +230,7 @@ class SecureClient:
             raise PayloadError("clients of this run sign nothing")
         attempt, held = self._of_attempt(order)
         counted = self._check_counted(order.secure_sum, held)
-        self._keep(order, {**held, "agreed": counted})
+        self._keep(order, {"agreed": counted})
         signature = self._peers.prove_counted(attempt.terms, self.client, counted)
         return rpc.SecureAnswer(signature=signature)
 
@@ -233,7 +244,7 @@ class SecureClient:
             if held.get("agreed") != counted:
                 raise PayloadError("masks are to be opened before this client agreed on whose")
             self._peers.check_agreed(attempt.terms, asked, _signers(held))
-        self._keep(order, {**held, "opened": counted})
+        self._keep(order, {"opened": counted})
         found = rpc.SecureAnswer()
         for peer in asked.peers:
             if (share := self._opened(attempt, peer)) is None:
@@ -303,7 +314,8 @@ class SecureClient:
         keys = {peer.client: peer.channel_key for peer in asked.peers}
         if keys[self.client] != self.channel.public:
             raise PayloadError("a secure sum names another key for this client than its own")
-        _check_keys(keys)
+        _check_distinct(keys)
+        self.channel.agree(keys)
 
     def _check_partners(
         self, attempt: Attempt, asked: rpc.SecureSum, held: Mapping[str, Any]
@@ -322,7 +334,7 @@ class SecureClient:
         shared = self.rules.needed(len(known))
         if asked.threshold != shared or [asked.clients, asked.most] != held["numbers"]:
             raise PayloadError("the threshold or the numbers are not those of the shares")
-        _check_keys({peer.client: peer.mask_key for peer in asked.peers})
+        _check_distinct({peer.client: peer.mask_key for peer in asked.peers})
         if self._peers is not None:
             self._peers.check_keys(attempt.terms, asked.peers, _signers(held))
             self._peers.check_enough(_signers(held), ids)
@@ -333,9 +345,18 @@ class SecureClient:
         return self._path / f"{interaction:08d}.json"
 
     def _held(self, order: rpc.Order) -> dict[str, Any]:
+        """Return what was answered of an interaction: each line of its file adds to those above.
+
+        A last line without an end was never safe on the disk, so its answer has not left.
+        """
         path = self._file(order.interaction)
         try:
-            found: dict[str, Any] = json.loads(path.read_text("utf-8"))
+            first, *more = path.read_bytes().splitlines(keepends=True)
+            found: dict[str, Any] = json.loads(first)
+            if not first.endswith(b"\n"):  # by a version that wrote one line without an end
+                self._write(path, found)
+            for line in more:
+                found |= json.loads(line) if line.endswith(b"\n") else {}
         except FileNotFoundError:
             return {}
         except OSError as error:
@@ -354,17 +375,37 @@ class SecureClient:
             raise PayloadError("this client has shared no secrets in this attempt")
         return _attempt(order, bytes.fromhex(held["terms"])), held
 
-    def _keep(self, order: rpc.Order, facts: Mapping[str, Any]) -> None:
+    def _begin(self, order: rpc.Order, facts: Mapping[str, Any]) -> None:
+        """Store what an attempt begins with."""
         self._path.mkdir(exist_ok=True)
-        write_private(self._file(order.interaction), json.dumps(facts).encode())
+        self._secrets().add(order.interaction)
+        self._write(self._file(order.interaction), facts)
+
+    def _keep(self, order: rpc.Order, facts: Mapping[str, Any]) -> None:
+        """Store what was answered in an attempt."""
+        path = self._file(order.interaction)
+        try:
+            append_lines(path, json.dumps(facts).encode() + b"\n", sync=True)
+        except OSError as error:
+            raise ArchiveError(f"cannot write {path}: {error.strerror}") from None
 
     def _forget(self, committed: int) -> None:
         """Delete secrets of committed interactions; keep over which clients each sum was opened."""
-        for path in self._path.glob("*.json"):
-            if path.stem.isdecimal() and int(path.stem) <= committed:
-                facts = json.loads(path.read_text("utf-8"))
-                if "pair" in facts:
-                    write_private(path, json.dumps({"opened": facts.get("opened")}).encode())
+        for interaction in [one for one in self._secrets() if one <= committed]:
+            facts = self._held(rpc.Order(interaction=interaction))
+            if "pair" in facts:
+                self._write(self._file(interaction), {"opened": facts.get("opened")})
+            self._secrets().remove(interaction)
+
+    def _write(self, path: Path, facts: Mapping[str, Any]) -> None:
+        write_private(path, json.dumps(facts).encode() + b"\n")
+
+    def _secrets(self) -> set[int]:
+        """Return the interactions whose secrets may be on the disk."""
+        if self._secret is None:
+            stems = (path.stem for path in self._path.glob("*.json"))
+            self._secret = {int(stem) for stem in stems if stem.isdecimal()}
+        return self._secret
 
 
 def _attempt(order: rpc.Order, terms: bytes) -> Attempt:
@@ -408,12 +449,6 @@ def _ascending(ids: Iterable[int], what: str) -> set[int]:
     return {*listed}
 
 
-def _check_keys(keys: Mapping[int, bytes]) -> None:
-    """Check public keys: points of X25519, no two of them equal."""
+def _check_distinct(keys: Mapping[int, bytes]) -> None:
     if len({*keys.values()}) < len(keys):
         raise PayloadError("two peers of a secure sum have one key")
-    for client, key in keys.items():
-        try:
-            check_point(key)
-        except PayloadError as error:
-            raise PayloadError(f"client {client}: {error}") from None

@@ -9,7 +9,7 @@ with others.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import astuple, dataclass, field, replace
 from typing import Any, Self
 
@@ -27,7 +27,7 @@ from fedmodels.secure_sum.keys import (
     own_key,
     pair_key,
     private_key,
-    secret_of,
+    secrets_of,
 )
 from fedmodels.secure_sum.masks import Vector, add_mask
 from fedpb.secure_terms import terms_of
@@ -138,11 +138,11 @@ class SecureGroup:
             PayloadError: names what is wrong.
         """
         check_fields(said, {"opened"})
-        seen = [one.client for one in said.opened]
+        seen, counted = [one.client for one in said.opened], {*self.counted}
         if len({*seen}) < len(seen) or not {*seen} <= self.shared.keys():
             raise PayloadError("it opens shares of strangers, or of one peer twice")
         for one in said.opened:
-            sizes = (0, SHARE_BYTES) if one.client in self.counted else (SHARE_BYTES, 0)
+            sizes = (0, SHARE_BYTES) if one.client in counted else (SHARE_BYTES, 0)
             if (len(one.pair), len(one.own)) != sizes:
                 raise PayloadError(f"it opens another share of client {one.client} than asked for")
 
@@ -160,12 +160,13 @@ class SecureGroup:
             too few peers opened their shares of its secret.
         """
         assert self.total is not None, "uploads came"
-        total, closed = self.total.copy(), list[int]()
+        total, closed, counted = self.total.copy(), list[int](), {*self.counted}
+        secrets = secrets_of(self._shares(said, counted), self.threshold)
         for client in self.shared:
-            secret = self._secret(client, said)
-            if secret is None:
+            own, secret = client in counted, secrets.get(client)
+            if secret is None or not self._fits(client, secret, own=own):
                 closed.append(client)
-            elif client in self.counted:
+            elif own:
                 add_mask(total, own_key(self.attempt, client, secret), -1)
             else:
                 self._take_off(total, client, secret)
@@ -178,28 +179,28 @@ class SecureGroup:
             key = pair_key(self.attempt, gone, private, client, self.shared[client].mask_key)
             add_mask(total, key, -1 if gone > client else 1)
 
-    def _secret(self, client: int, said: Mapping[int, rpc.SecureAnswer]) -> bytes | None:
-        """Return the secret of a client that the sum needs; None if it does not open."""
-        own, held = client in self.counted, dict[int, bytes]()
-        announced = self.shared[client]
+    def _shares(
+        self, said: Mapping[int, rpc.SecureAnswer], counted: Collection[int]
+    ) -> dict[int, dict[int, bytes]]:
+        """Return the right shares of each client's secret that were opened, by holder's place."""
+        found: dict[int, dict[int, bytes]] = {client: {} for client in self.shared}
         for place, holder in enumerate(self.keys):
             for one in said[holder].opened if holder in said else ():
-                if one.client != client:
-                    continue
-                share, sent = one.own if own else one.pair, announced.shares[place]
-                kind, digest = ("own-share", sent.own_digest) if own else (
-                    "pair-share", sent.pair_digest)  # fmt: skip
-                if self.attempt.digest(kind, share, client, holder) == digest:
-                    held[place] = share
-        if len(held) < self.threshold:
-            return None
-        secret = secret_of(held, self.threshold)
-        found = Secrets(secret, secret)
+                sent, own = self.shared[one.client].shares[place], one.client in counted
+                kind, share, digest = (
+                    ("own-share", one.own, sent.own_digest) if own
+                    else ("pair-share", one.pair, sent.pair_digest)
+                )  # fmt: skip
+                if self.attempt.digest(kind, share, one.client, holder) == digest:
+                    found[one.client][place] = share
+        return found
+
+    def _fits(self, client: int, secret: bytes, *, own: bool) -> bool:
+        """Tell whether a secret is the one that a client has announced."""
+        announced, found = self.shared[client], Secrets(secret, secret)
         if own:
-            fits = found.digest(self.attempt, client) == announced.own_digest
-        else:
-            fits = found.public(self.attempt, client) == announced.mask_key
-        return secret if fits else None
+            return found.digest(self.attempt, client) == announced.own_digest
+        return found.public(self.attempt, client) == announced.mask_key
 
     # --- at rest ----------------------------------------------------------------------------------
 

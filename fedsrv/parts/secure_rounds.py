@@ -31,7 +31,6 @@ from fedmodels.errors import ArchiveError, ConfigError, PayloadError, TooFewClie
 from fedmodels.numerics.randomness import derive_seed
 from fedmodels.privacy.accounting import fewest_summed
 from fedmodels.secure_sum.fixed_point import FixedPoint, added
-from fedmodels.secure_sum.keys import check_installed
 from fedmodels.secure_sum.masks import Vector
 from fedmodels.tensors.archive import load, save
 from fedmodels.tensors.bundle import Bundle, ClientId, Prototypes
@@ -92,7 +91,6 @@ class SecureRounds(Exchange):
 
     def __init__(self, parts: Kernel) -> None:
         """Begin; what was under way when the last process ended is on the disk."""
-        check_installed()
         super().__init__(parts)
         self.store = parts.store
         rules = parts.experiment.secure_sum
@@ -215,10 +213,12 @@ class SecureRounds(Exchange):
             if len(keys) < MIN_GROUP:
                 found.leave_out(group, len(keys), group.threshold)
         self._check_left(ctx, found)
-        by_client = {client: group for group in found.groups for client in group.keys}
+        by_client, asked = dict[int, SecureGroup](), dict[int, rpc.SecureSum]()
+        for group in found.groups:
+            by_client |= dict.fromkeys(group.keys, group)
+            asked |= dict.fromkeys(group.keys, group.to_share())
         answers = self._ask(
-            ctx, rpc.ORDER_KIND_SHARE, {c: g.to_share() for c, g in by_client.items()},
-            self._needed([*by_client]),
+            ctx, rpc.ORDER_KIND_SHARE, asked, self._needed([*by_client]),
             lambda client, said: self._check_shared(by_client[client], client, said),
         )  # fmt: skip
         found.add(answers)

@@ -10,7 +10,6 @@ from tests.integration.test_relay import up_options
 from tests.integration.test_tls_run import client_options, server_options
 from tests.runs import assert_same
 
-pytest.importorskip("Crypto.Protocol.SecretSharing", reason="needs the extra secure-sum")
 pytestmark = pytest.mark.loopback
 TABLES = {"schedule": {"rounds": 1, "clients": 3}, "evaluate": {"every": 0}}
 

@@ -17,7 +17,15 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 DISTRIBUTIONS = {"Crypto": "pycryptodome"}
 """Of modules that are named otherwise."""
-ORACLES = {"byzfl", "dp-accounting", "opacus", "pot", "scikit-learn", "torchmetrics"}
+ORACLES = {
+    "byzfl",
+    "dp-accounting",
+    "opacus",
+    "pot",
+    "pycryptodome",
+    "scikit-learn",
+    "torchmetrics",
+}
 """What results are compared with."""
 ON_A_CARD = "tests/integration/test_gpu.py"
 

@@ -152,7 +152,7 @@ class Privacy(StrictTable):
     classes. Methods that send or read class counts are refused: docs/privacy.md."""
     secure_sum: Annotated[SecureSum | None, BeforeValidator(_defaults)] = None
     """Let the coordinator see sums of uploads alone: ``true``, or a table with what differs from
-    the defaults (docs/secure-aggregation.md). Needs the extra ``secure-sum``."""
+    the defaults (docs/secure-aggregation.md)."""
 
     @model_validator(mode="after")
     def _is_whole(self) -> Privacy:

@@ -11,17 +11,17 @@ https://eprint.iacr.org/2017/281
     u, v, t       ids, clients, threshold
 
 Every key is derived for one purpose, attempt, interaction and pair of clients. X25519, HKDF with
-SHA-256 and ChaCha20-Poly1305 are those of ``cryptography``, and Shamir's secret sharing is that of
-``pycryptodome``.
+SHA-256 and ChaCha20-Poly1305 are those of ``cryptography``.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -29,9 +29,10 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from fedmodels.errors import ConfigError, PayloadError, pip_line
+from fedmodels.errors import PayloadError
+from fedmodels.secure_sum.shamir import SECRET_BYTES, combined, split
 
-ATTEMPT_BYTES = SECRET_BYTES = SHARE_BYTES = 16
+ATTEMPT_BYTES = SHARE_BYTES = 16
 KEY_BYTES = DIGEST_BYTES = 32
 NONCE_BYTES, TAG_BYTES = 12, 16
 SEALED_BYTES = NONCE_BYTES + 2 * SHARE_BYTES + TAG_BYTES
@@ -67,6 +68,8 @@ class Channel:
     """The key pair with which a client seals shares for others, and opens those for itself."""
 
     private: bytes = field(repr=False)
+    _agreed: dict[bytes, bytes] = field(default_factory=dict, repr=False)
+    """What was agreed on with the peers of the last attempt, by their public keys."""
 
     @classmethod
     def of(cls, secret: bytes) -> Channel:
@@ -76,13 +79,30 @@ class Channel:
     @property
     def public(self) -> bytes:
         """Return the public key, 32 bytes, with which others seal shares for this client."""
-        return _public(self.private)
+        return _public(self._key)
+
+    @cached_property
+    def _key(self) -> X25519PrivateKey:
+        return X25519PrivateKey.from_private_bytes(self.private)
+
+    def agree(self, keys: Mapping[int, bytes]) -> None:
+        """Agree with the peers of an attempt, once for all shares either way.
+
+        Args:
+            keys: the public key of each peer.
+
+        Raises:
+            PayloadError: a key is a point of small order; names the peer.
+        """
+        found = {key: self._agreed_with(key, client) for client, key in keys.items()}
+        self._agreed.clear()
+        self._agreed.update(found)
 
     def seal(self, attempt: Attempt, own: int, other: int, key: bytes, share: Share) -> bytes:
         """Return the share that a client gives to another, for that one alone to read."""
         label = attempt.label("share", own, other)
         nonce = os.urandom(NONCE_BYTES)
-        cipher = ChaCha20Poly1305(_agreed(self.private, key, label))
+        cipher = ChaCha20Poly1305(_derived(self._agreed_with(key, other), label))
         return nonce + cipher.encrypt(nonce, share.pair + share.own, label)
 
     def open(self, attempt: Attempt, other: int, own: int, key: bytes, sealed: bytes) -> Share:
@@ -92,7 +112,7 @@ class Channel:
             PayloadError: it was not sealed by that client, for this one, in this attempt.
         """
         label = attempt.label("share", other, own)
-        cipher = ChaCha20Poly1305(_agreed(self.private, key, label))
+        cipher = ChaCha20Poly1305(_derived(self._agreed_with(key, other), label))
         try:
             plain = cipher.decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], label)
         except (InvalidTag, ValueError):
@@ -100,6 +120,10 @@ class Channel:
         if len(plain) != 2 * SHARE_BYTES:
             raise PayloadError(f"the share of client {other} has {len(plain)} bytes")
         return Share(plain[:SHARE_BYTES], plain[SHARE_BYTES:])
+
+    def _agreed_with(self, key: bytes, client: int) -> bytes:
+        known = self._agreed.get(key)
+        return _agreed(self._key, key, client) if known is None else known
 
 
 @dataclass(frozen=True)
@@ -134,26 +158,25 @@ class Secrets:
 
     def shares(self, threshold: int, count: int) -> list[Share]:
         """Return ``count`` shares, any ``threshold`` of which give the two secrets."""
-        pairs, owns = (_split(secret, threshold, count) for secret in (self.pair, self.own))
+        pairs, owns = (split(secret, threshold, count) for secret in (self.pair, self.own))
         return [Share(pair, own) for pair, own in zip(pairs, owns, strict=True)]
 
 
-def private_key(attempt: Attempt, client: int, secret: bytes) -> bytes:
+def private_key(attempt: Attempt, client: int, secret: bytes) -> X25519PrivateKey:
     """Return the private key of a client's masks with others."""
-    return _derived(secret, attempt.label("pair", client))
+    return X25519PrivateKey.from_private_bytes(_derived(secret, attempt.label("pair", client)))
 
 
-def pair_key(attempt: Attempt, own: int, private: bytes, other: int, public: bytes) -> bytes:
+def pair_key(
+    attempt: Attempt, own: int, private: X25519PrivateKey, other: int, public: bytes
+) -> bytes:
     """Return the key of the mask that two clients share; both come to the same.
 
     Raises:
         PayloadError: the public key is a point of small order.
     """
     label = attempt.label("mask", *sorted((own, other)))
-    try:
-        return _agreed(private, public, label)
-    except PayloadError as error:
-        raise PayloadError(f"client {other}: {error}") from None
+    return _derived(_agreed(private, public, other), label)
 
 
 def own_key(attempt: Attempt, client: int, secret: bytes) -> bytes:
@@ -168,56 +191,42 @@ def check_point(public: bytes) -> None:
         PayloadError: it has another size, or is a point of small order: every agreement with it
             comes to nothing.
     """
-    _agreed(b"\1" * KEY_BYTES, public, b"check")
+    _agreed(_PROBE, public)
 
 
-def secret_of(shares: Mapping[int, bytes], threshold: int) -> bytes:
-    """Return the secret behind shares.
+def secrets_of(held: Mapping[int, Mapping[int, bytes]], threshold: int) -> dict[int, bytes]:
+    """Return the secrets behind shares, but of clients with too few shares.
 
     Args:
-        shares: by the place of their holder, from 0; ``threshold`` of them at least.
-        threshold: how many shares give the secret.
+        held: the shares of each client's secret, by the place of their holder, from 0.
+        threshold: how many shares give a secret.
     """
-    some = sorted(shares.items())[:threshold]
-    found: bytes = _shamir().combine([(place + 1, share) for place, share in some])
+    by_places = defaultdict[tuple[int, ...], list[int]](list)
+    for client, shares in held.items():
+        if len(shares) >= threshold:
+            by_places[tuple(sorted(shares)[:threshold])].append(client)
+    found = dict[int, bytes]()
+    for places, clients in by_places.items():
+        shares_of = [[held[client][place] for place in places] for client in clients]
+        found |= zip(clients, combined(places, shares_of), strict=True)
     return found
 
 
-def check_installed() -> None:
-    """Check that the package for secret sharing is installed.
-
-    Raises:
-        ConfigError: the extra ``secure-sum`` is missing.
-    """
-    _shamir()
+def _public(private: X25519PrivateKey) -> bytes:
+    return private.public_key().public_bytes_raw()
 
 
-def _split(secret: bytes, threshold: int, count: int) -> Sequence[bytes]:
-    return [share for _, share in _shamir().split(threshold, count, secret)]
-
-
-def _shamir() -> Any:
+def _agreed(private: X25519PrivateKey, public: bytes, client: int | None = None) -> bytes:
+    """Return what two keys agree on; name the client of the public one where it is no good."""
     try:
-        from Crypto.Protocol.SecretSharing import Shamir
-    except ImportError:
-        raise ConfigError(
-            f"[privacy] secure_sum needs a package more: {pip_line('secure-sum')}"
-        ) from None
-    return Shamir
-
-
-def _public(private: bytes) -> bytes:
-    return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
-
-
-def _agreed(private: bytes, public: bytes, label: bytes) -> bytes:
-    try:
-        other = X25519PublicKey.from_public_bytes(public)
-        agreed = X25519PrivateKey.from_private_bytes(private).exchange(other)
+        return private.exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError:
-        raise PayloadError("its public key is no usable point of X25519") from None
-    return _derived(agreed, label)
+        whose = "" if client is None else f"client {client}: "
+        raise PayloadError(f"{whose}its public key is no usable point of X25519") from None
 
 
 def _derived(secret: bytes, label: bytes) -> bytes:
     return HKDF(SHA256(), KEY_BYTES, salt=None, info=label).derive(secret)
+
+
+_PROBE = X25519PrivateKey.from_private_bytes(b"\1" * KEY_BYTES)

@@ -16,11 +16,8 @@ _ZEROS = memoryview(bytes(CHUNK))
 def add_mask(vector: Vector, key: bytes, sign: int) -> None:
     """Add the mask of a key to a vector in place, or subtract it where the sign is below 0."""
     stream = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
-    add, drawn, per = (
-        np.add if sign > 0 else np.subtract,
-        bytearray(CHUNK),
-        CHUNK // vector.itemsize,
-    )
+    add, per = np.add if sign > 0 else np.subtract, CHUNK // vector.itemsize
+    drawn = bytearray(min(CHUNK, vector.nbytes))
     for start in range(0, len(vector), per):
         part = vector[start : start + per]
         stream.update_into(_ZEROS[: part.nbytes], drawn)

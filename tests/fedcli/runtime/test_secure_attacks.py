@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from fedcli.parts.secure_peers import SecurePeers, check_run
 from fedmodels.errors import ConfigError, PayloadError
 from fedmodels.secure_sum.fixed_point import added
-from fedmodels.secure_sum.keys import Secrets, own_key, pair_key, private_key, secret_of
+from fedmodels.secure_sum.keys import Secrets, own_key, pair_key, private_key, secrets_of
 from fedmodels.secure_sum.masks import add_mask
 from fedpb.peer_certificates import PeerCertificates
 from fedpb.revocation import RevocationList
@@ -31,7 +31,6 @@ from fedsrv.identity.roles import identity_uri
 from tests.conftest import tiny_experiment
 from tests.fedcli.runtime.test_secure_client import World, counting, upload, without
 
-pytest.importorskip("Crypto.Protocol.SecretSharing", reason="needs the extra secure-sum")
 IDS = (2, 3, 5, 7)
 EC = partial(generate_private_key, SECP256R1())
 
@@ -129,7 +128,8 @@ def read_by_exchanging_keys(world: World, sent: Any, ours: Secrets, target: int 
         for one in world.unmask(c).opened
         if one.client == target
     }
-    own = own_key(group.attempt, target, secret_of(shares, group.threshold))
+    secret = secrets_of({target: shares}, group.threshold)[target]
+    own = own_key(group.attempt, target, secret)
     add_mask(vector, own, -1)
     for peer in (c for c in IDS if c != target):
         pair = private_key(group.attempt, peer, ours.pair)

@@ -23,9 +23,6 @@ from fedpb.secure_terms import payload_digest
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.parts.secure_group import SecureGroup
 
-pytest.importorskip("Crypto.Protocol.SecretSharing", reason="needs the extra secure-sum")
-
-
 GIVEN = Bundle(scalars={"given": 1.0})
 """What everybody trains from."""
 SETTINGS = b"s" * 32
@@ -350,6 +347,39 @@ def test_a_share_that_is_damaged_is_left_to_the_others(world):
     world.group.shared[5].own_digest = announced
     world.group.shared[3].shares[1].own_digest = bytes(32)
     assert world.group.open(said) == (None, [3]), "two shares of three are left"
+
+
+def test_an_answer_that_was_cut_short_was_not_given_and_what_is_above_it_holds(world):
+    """Each answer is a line; a version before wrote one without an end, and it holds as well."""
+    world.share()
+    world.take(dict.fromkeys((2, 3, 5, 7), upload()))
+    path = world.path / "2" / "secure-sum" / "00000004.json"
+    whole = path.read_text()
+    assert whole.count("\n") == 2, "secrets, and the upload"
+    path.write_text(whole + '{"opened": [2, 3, 5]')
+    first = world.unmask(2)
+    path.write_text(
+        json.dumps(json.loads(whole.splitlines()[0]) | json.loads(whole.splitlines()[1]))
+    )
+    assert world.unmask(2) == first
+    assert world.unmask(2) == first
+    with pytest.raises(PayloadError, match="has opened the sum of this interaction over other"):
+        world.unmask(2, counting(2, 3, 5))
+
+
+def test_secrets_of_a_process_before_are_deleted_and_files_are_read_once(world, monkeypatch):
+    world.share()
+    world.clients[2] = world.client(2)
+    read = list[int]()
+    held = SecureClient._held
+    monkeypatch.setattr(SecureClient, "_held", lambda self, order: read.append(order.interaction)
+                        or held(self, order))  # fmt: skip
+    for interaction in (5, 6, 7):
+        world.group = world.attempt(interaction=interaction)
+        world.share(interaction=interaction, committed=interaction - 1)
+    facts = [path.read_text() for path in sorted((world.path / "2" / "secure-sum").glob("*.json"))]
+    assert ["pair" in one for one in facts] == [False, False, False, True]
+    assert read.count(4) == len(world.clients), "once a client, when it is forgotten"
 
 
 def test_a_file_that_is_damaged_opens_nothing(world):

@@ -20,11 +20,10 @@ from fedmodels.secure_sum.keys import (
     own_key,
     pair_key,
     private_key,
-    secret_of,
+    secrets_of,
 )
 from fedmodels.secure_sum.masks import CHUNK, Vector, add_mask
 
-pytest.importorskip("Crypto.Protocol.SecretSharing", reason="needs the extra secure-sum")
 ATTEMPT = Attempt(bytes(range(16)), 7)
 RFC_8439 = "76b8e0ada0f13d90405d6ae55386bd28bdd219b8a08ded1aa836efcc8b770dc7"
 """Appendix A.1, test vector 1: the first bytes of the stream of a key and a nonce of zeros."""
@@ -150,16 +149,25 @@ def test_two_clients_come_to_one_key_and_other_attempts_to_others():
 @pytest.mark.parametrize("point", SMALL_ORDER)
 def test_points_of_small_order_are_refused(point):
     with pytest.raises(PayloadError, match=r"client 5: its public key is no usable point"):
-        pair_key(ATTEMPT, 0, b"k" * 32, 5, point)
+        pair_key(ATTEMPT, 0, private_key(ATTEMPT, 0, b"k" * 16), 5, point)
+    with pytest.raises(PayloadError, match=r"client 5: its public key is no usable point"):
+        Channel.of(b"k" * 32).agree({5: point})
 
 
 def test_shares_below_the_threshold_do_not_tell_the_secret():
     secrets = Secrets.fresh()
     shares = secrets.shares(3, 5)
     held = {place: share.own for place, share in enumerate(shares)}
-    assert secret_of({p: held[p] for p in (4, 0, 2)}, 3) == secrets.own
-    assert secret_of({p: shares[p].pair for p in (1, 2, 3, 4)}, 3) == secrets.pair
-    assert secret_of({p: held[p] for p in (0, 1)}, 2) != secrets.own
+    found = secrets_of(
+        {
+            7: {p: held[p] for p in (4, 0, 2)},
+            8: {p: shares[p].pair for p in (1, 2, 3, 4)},
+            9: {p: held[p] for p in (0, 1)},
+        },
+        3,
+    )
+    assert found == {7: secrets.own, 8: secrets.pair}
+    assert secrets_of({9: {p: held[p] for p in (0, 1)}}, 2)[9] != secrets.own
 
 
 def test_a_sealed_share_opens_for_its_receiver_from_its_sender_in_its_attempt_alone():

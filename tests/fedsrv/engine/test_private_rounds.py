@@ -297,7 +297,6 @@ def test_a_secure_sum_of_uploads_with_noise_is_one_release_of_prototypes_too(
     """Clients' noise and masks go together: the coordinator learns the sum with noise alone, also
     of prototypes, which a secure sum without noise refuses. Of a class that no client has, noise
     alone may make a prototype, another one in each run."""
-    pytest.importorskip("Crypto.Protocol.SecretSharing", reason="needs the extra secure-sum")
     table = {"where": "clients", "secure_sum": True, "noise_multiplier": 1e-6, "clip": 5.0}
     commit, committed = Store.commit, []
 

@@ -16,8 +16,6 @@ from fedsrv.parts.secure_rounds import SecureRound, SecureRounds
 from tests.conftest import records_of, tiny_experiment
 from tests.liars import Stage, silent
 
-pytest.importorskip("Crypto.Protocol.SecretSharing", reason="needs the extra secure-sum")
-
 
 @pytest.mark.parametrize("kind", [rpc.ORDER_KIND_SHARE, rpc.ORDER_KIND_TRAIN])
 def test_masks_that_two_of_three_can_open_do_not_make_two_enough(kind, digits, tmp_path):

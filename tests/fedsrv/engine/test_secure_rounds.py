@@ -30,7 +30,6 @@ from tests.conftest import records_of, tiny_experiment
 from tests.liars import Stage, silent
 from tests.runs import Killed
 
-pytest.importorskip("Crypto.Protocol.SecretSharing", reason="needs the extra secure-sum")
 ADVERTISE, SHARE, UNMASK = rpc.ORDER_KIND_ADVERTISE, rpc.ORDER_KIND_SHARE, rpc.ORDER_KIND_UNMASK
 AGREE = rpc.ORDER_KIND_AGREE
 TRAIN = rpc.ORDER_KIND_TRAIN
