@@ -26,6 +26,8 @@ from torch import Tensor
 from benchmarks.measure import Peak, in_turn, parser_of, said_by, tell
 from fedmodels.numerics.clustering import cluster
 from fedmodels.numerics.neighbour_clustering import cluster_near
+from fedmodels.tensors.block_layout import layout_of
+from fedmodels.tensors.packed_weights import PackedWeights
 from fedmodels.tensors.weighted_mean import weighted_mean
 from fedsrv.transport.spool import Spool
 
@@ -66,13 +68,14 @@ def _mean_alone(way: str, clients: int, parameters: int, budget_mib: int) -> tup
     shares = [1 / clients] * clients
     with tempfile.TemporaryDirectory() as place:
         spool = Spool(Path(place), budget_mib << 20)
-        uploads = []
+        layout, blocks = layout_of(((torch.float32, (parameters,)),)), []
         for i in range(clients):
-            buffer = np.frombuffer(spool.allocate(4 * parameters), np.float32)
-            buffer[:] = np.float32(i)
-            uploads.append(torch.from_numpy(buffer))
+            buffer = np.frombuffer(spool.allocate(layout.size), np.uint8)
+            buffer.view(np.float32)[:] = np.float32(i)
+            blocks.append(PackedWeights(("w",), layout, torch.from_numpy(buffer)))
+        uploads = [block["w"] for block in blocks]
         work: dict[str, Callable[[], object]] = {
-            "fedtide": lambda: weighted_mean([{"w": u} for u in uploads], shares),
+            "fedtide": lambda: weighted_mean(blocks, shares),
             "torch": lambda: running_sum(uploads, shares),
             "numpy": lambda: np.average(np.stack([u.numpy() for u in uploads]), 0, shares),
         }

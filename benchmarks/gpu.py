@@ -11,8 +11,8 @@
 - **layouts**: clients of digits that are trained a second, by processes on the GPU.
 - **generators**: pFedGRP's GANs of ten classes as one, of their time in turn.
 - **transfers**: a net's weights to the GPU and back, beside plain copies of as many bytes.
-- **sums**: the mean of ten uploads on the processor, as the coordinator takes it, beside a sum on
-  the GPU that has to copy them there.
+- **sums**: the mean of ten uploads in blocks on the processor, as the coordinator takes it, beside
+  a sum on the GPU that has to copy them there.
 
 ``--parts`` chooses among them. What has not begun after ``--seconds`` is left out, and named; a
 launch that lasts longer is stopped. The tables go to docs/results/speed.md as they are printed
@@ -21,7 +21,6 @@ last.
 
 from __future__ import annotations
 
-import itertools
 import statistics
 import subprocess
 import tempfile
@@ -52,7 +51,7 @@ from fedmodels.nets import make_net
 from fedmodels.nets.split import load_weights, weights_of
 from fedmodels.techniques.generator_training import Lesson
 from fedmodels.techniques.generators import Family
-from fedmodels.tensors.packed_weights import PackedWeights
+from fedmodels.tensors.packed_weights import PackedWeights, packed
 from fedmodels.tensors.weighted_mean import weighted_mean
 
 Row = dict[str, Any]
@@ -62,7 +61,7 @@ LAUNCH_S = 60.0
 """After which a launch is stopped."""
 GANS = ((8, 20, 16, 10), (28, 64, 16, 10), (32, 64, 64, 10))
 """Pixels of a side, images of each class, batch, epochs."""
-PLAIN, AGAIN = "a plain copy", "weights that come again"
+PLAIN, ARRIVED = "a plain copy", "weights as they arrive"
 METHODS = ("fedavg", "fedprox", "ditto", "scaffold", "moon", "gldp", "fedmlp")
 """Whose steps are measured eager and captured."""
 
@@ -212,16 +211,15 @@ def _transfers(device: str, quick: bool) -> list[Case]:
         if what == PLAIN:
             to, back = partial(there.copy_, block), partial(block.copy_, there)
         else:
-            count = 1 if what == AGAIN else 2
-            held = [PackedWeights(told.names, told.layout, block.clone()) for _ in range(count)]
-            turns = itertools.cycle(held)
-            to, back = lambda: load_weights(net, next(turns)), partial(weights_of, net)
+            other = PackedWeights(told.names, told.layout, block.clone())
+            came = told if what == ARRIVED else other
+            to, back = partial(load_weights, net, came), partial(weights_of, net)
         took = _beside(device, 2 if quick else 20, to=to, back=back)
         facts = {"net": name, "what": what, "mb": block.nbytes / 1e6}
         return {**facts, "to_ms": took["to"], "from_ms": took["back"]}
 
     nets = ["digits-cnn"] if quick else ["digits-cnn", "resnet20", "resnet18"]
-    kinds = (PLAIN, AGAIN, "weights that come new")
+    kinds = (PLAIN, ARRIVED, "weights from other memory")
     return [Case(f"{net}, {what}", partial(row, net, what)) for net in nets for what in kinds]
 
 
@@ -233,7 +231,7 @@ def _sums(device: str, quick: bool) -> list[Case]:
             device,
             2 if quick else 5,
             by_hand=partial(running_sum, uploads, shares, device),
-            here=partial(weighted_mean, [{"w": upload} for upload in uploads], shares),
+            here=partial(weighted_mean, [packed({"w": upload}) for upload in uploads], shares),
         )
         facts = {"clients": len(uploads), "parameters": parameters, "plain_ms": took["by_hand"]}
         return {**facts, "here_ms": took["here"], "ratio": took["here"] / took["by_hand"]}

@@ -18,7 +18,8 @@ import torch
 
 from fedmodels.devices import device_of
 from fedmodels.methods import make
-from fedmodels.nets import net_names
+from fedmodels.nets import make_net, net_names
+from fedmodels.nets.split import load_weights, weights_of
 from fedmodels.resolution import experiment_of
 from fedmodels.tensors.bundle import Bundle, Problem, state_digest
 from fedmodels.training.contexts import ClientContext
@@ -128,6 +129,23 @@ def test_every_net_twice_takes_the_same_steps(name, used):
         torch.isfinite(tensor).all() for tensor in one.values() if tensor.is_floating_point()
     )
     assert state_digest([("weights", Bundle(one))]) == state_digest([("weights", Bundle(other))])
+
+
+def test_weights_come_and_go_through_pinned_blocks(used):
+    """A payload that has arrived, a net that takes it, and the upload behind that."""
+    device = device_of(DEVICE)
+    nets = [make_net("resnet20", num_classes=4, input_shape=IMAGES) for _ in "ab"]
+    one, other = (net.to(device).pack() for net in nets)
+    sent = weights_of(one)
+    load_weights(other, sent)
+    back = weights_of(other)
+    live = other.tensors()
+    for key, tensor in one.tensors().items():
+        assert live[key].device == tensor.device == device
+        assert torch.equal(live[key], tensor)
+        assert torch.equal(sent[key], tensor.cpu())
+        assert torch.equal(back[key], tensor.cpu())
+    assert sent.block.is_pinned() == back.block.is_pinned() == ON_GPU
 
 
 # --- layouts --------------------------------------------------------------------------------------

@@ -382,7 +382,37 @@ def test_only_a_few_blocks_wait():
     held = [lease(7777) for _ in range(blocks.KEPT_BLOCKS + 3)]
     del held
     assert len(blocks._free) <= blocks.KEPT_SIZES
-    assert len(blocks._free[7777]) == blocks.KEPT_BLOCKS
+    assert len(blocks._free[7777, False]) == blocks.KEPT_BLOCKS
+
+
+def test_a_process_that_uses_a_gpu_pins_its_blocks_up_to_a_limit(monkeypatch):
+    """One block of 4,000 bytes fits the limit; it is used again, and counted until it is gone."""
+    before, made = lease(4000), []
+
+    def pinned(size):
+        made.append(torch.zeros(size, dtype=torch.uint8))
+        return made[-1]
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(blocks, "pinned_tensor", pinned)
+    monkeypatch.setattr(blocks, "PINNED_BYTES", 5000)
+    del before
+    for _ in range(3):
+        held = lease(4000)
+        assert np.frombuffer(held, np.uint8).ctypes.data == made[0].data_ptr(), "it is used again"
+        other = lease(4000)  # memory as any other
+        del held, other
+    assert len(made) == 1
+    assert blocks._pinned_bytes == 4000
+    blocks.forget_free_blocks()
+    assert blocks._pinned_bytes == 0
+
+    def refused(size):
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(blocks, "pinned_tensor", refused)
+    assert len(lease(4000)) == 4000
+    assert blocks._pinned_bytes == 0
 
 
 def test_layouts_are_shared():
