@@ -20,6 +20,8 @@ MEASURED = {"seconds", "peak_rss_bytes", "wire_down", "wire_up"}
 
 ROUNDING = 0.1
 """How far figures may lie apart where a crash may change rounding: an example of a small test."""
+SHOWN, LETTERS, ABSENT = 12, 160, "nothing"
+"""Lines of a record that differs, letters of a value in them, and a key's value where it is not."""
 
 
 def troubles(played: Played, undisturbed: Played, *, to_the_bit: bool = True) -> list[str]:
@@ -37,9 +39,11 @@ def troubles(played: Played, undisturbed: Played, *, to_the_bit: bool = True) ->
         if not to_the_bit:
             one, other = _without_digests(one), _without_digests(other)
         differ = operator.ne if to_the_bit else _far_apart
-        found += [
-            f"{key}: {_shown(one, other, key)}" for key in other if differ(one[key], other[key])
-        ]
+        for key in other:
+            if differ(one[key], other[key]):
+                lines = [*_differences(one[key], other[key], key)]
+                found += lines[:SHOWN]
+                found += [f"{key}: {len(lines) - SHOWN} more differ"] if lines[SHOWN:] else []
     return found
 
 
@@ -129,6 +133,19 @@ def _sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _shown(one: dict[str, Any], other: dict[str, Any], key: str) -> str:
-    found, expected = (json.dumps(each[key], sort_keys=True) for each in (one, other))
-    return f"{found[:160]} instead of {expected[:160]}"
+def _differences(one: Any, other: Any, where: str) -> Iterator[str]:
+    """Yield a line of each place at which two records differ."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        for key in sorted({*one, *other}):
+            pair = one.get(key, ABSENT), other.get(key, ABSENT)
+            yield from _differences(*pair, f"{where}.{key}")
+    elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        for place, pair in enumerate(zip(one, other, strict=True)):
+            yield from _differences(*pair, f"{where}[{place}]")
+    elif one != other:
+        yield f"{where}: {_shown(one)} instead of {_shown(other)}"
+
+
+def _shown(value: Any) -> str:
+    said = json.dumps(value, sort_keys=True)
+    return said if len(said) <= LETTERS else f"{said[:LETTERS]}… ({len(said)} letters)"
