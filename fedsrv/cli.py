@@ -22,6 +22,7 @@ from fedsrv.commands import options
 from fedsrv.commands.audit import audit_app
 from fedsrv.commands.catalogue import methods, metrics, nets, schema
 from fedsrv.commands.certs import certs_app
+from fedsrv.commands.doctor import doctor_app
 from fedsrv.commands.relay import relay
 from fedsrv.commands.sweep import sweep_app
 from fedsrv.commands.track import track_app
@@ -43,6 +44,7 @@ app.add_typer(watching_app)
 app.add_typer(sweep_app)
 app.add_typer(audit_app)
 app.add_typer(track_app)
+app.add_typer(doctor_app)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -39,7 +39,12 @@ class CommandGroup(Commands, TyperGroup):
 
 def program(about: str) -> typer.Typer:
     """Return a program without commands, which has ``--version``; its help begins with a line."""
-    app = typer.Typer(cls=CommandGroup, no_args_is_help=True, pretty_exceptions_enable=False)
+    app = typer.Typer(
+        cls=CommandGroup,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["--help", "-h"]},
+    )
 
     @app.callback(help=about)
     def of_all(
