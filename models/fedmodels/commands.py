@@ -128,12 +128,23 @@ def _noted(option: Any, consume: Callable[..., tuple[Any, Any]], *given: Any) ->
 
 
 def _plain(options: list[Any]) -> list[Any]:
-    """Have help show a flag as ``--quiet``, without Typer's type, and no variables."""
+    """Have help show a flag as ``--quiet``, kinds of values in words, and no variables."""
     for option in options:
+        option.display_type = partial(_kind_of_value, option.display_type)
         if getattr(option, "is_flag", False) and option.metavar is None:
             option.metavar = ""
         option.show_envvar = False
     return options
+
+
+WORDS = {"str": "text", "int": "number", "float": "number", "Path": "path"}
+"""What help calls a kind of value that Typer names by its type in Python."""
+
+
+def _kind_of_value(typed: Callable[[Any], str], ctx: Any) -> str:
+    """Return what help says of an option's values, such as ``<path>`` for ``<list[Path]>``."""
+    name = typed(ctx).strip("<>").removeprefix("list[").removesuffix("]").removesuffix(" range")
+    return f"<{WORDS.get(name, name)}>"
 
 
 def end_on_sigterm() -> None:

@@ -105,14 +105,16 @@ def test_no_help_loses_words_in_brackets(app):
 
 @pytest.mark.parametrize(
     ("app", "words"),
-    [(fedsrv.cli.app, w.split()) for w in ("", "certs", *FEDSRV)]
+    [(fedsrv.cli.app, w.split()) for w in ("", "certs", "sweep", *FEDSRV)]
     + [(fedcli.cli.app, w.split()) for w in ("", *FEDCLI)],
 )
 def test_help(app, words):
-    found = CliRunner().invoke(app, [*words, "--help"])
+    found = CliRunner().invoke(app, [*words, "-h"])
     assert found.exit_code == 0
     assert "Usage" in found.output
     assert "<bool>" not in found.output, "a flag takes no value"
+    kinds = {kind for kind in re.findall(r"(?<= )<([^>]+)>", found.output) if kind != "id"}
+    assert kinds <= {"path", "text", "number"}, "types of Python"
 
 
 def test_the_help_of_a_sweep_says_where_its_file_is_described():
