@@ -256,6 +256,16 @@ def open_server(stack: ExitStack, service: Any, listen: Listen) -> int:
     return port
 
 
+def admission_of(experiment: Experiment, store: Store) -> Admission:
+    """Return what checks the clients of a run, which may have begun before."""
+    known = store.ledger.profiles()
+    if not experiment.schedule.open:
+        return Admission.of(experiment, known)
+    from fedsrv.parts.open_admission import OpenAdmission
+
+    return OpenAdmission.of(experiment, known, classes=store.first_classes())
+
+
 def _cohort_of(
     experiment: Experiment,
     store: Store,
@@ -272,7 +282,7 @@ def _cohort_of(
         events,
         deadline_s=experiment.server.deadline_s,
         min_clients=experiment.min_clients,
-        admission=Admission.of(experiment, store.ledger.profiles(), classes),
+        admission=admission_of(experiment, store),
         class_names=classes,
         expects_evaluator=expects_evaluator,
         out=store.gone(store.committed + 1),

@@ -33,7 +33,8 @@ from fedpb.orders import WITHOUT_PAYLOAD
 from fedpb.peer_certificates import PeerCertificates
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.availability import with_digest
-from fedsrv.coordinator import config_text, set_aside, write_facts
+from fedsrv.coordinator import admission_of, config_text, set_aside, write_facts
+from fedsrv.engine.admission import Admission
 from fedsrv.engine.cohort import Answer, Answers, AnyOf, News, Trip, stamped
 from fedsrv.engine.rounds import Engine
 from fedsrv.events import EventLog
@@ -82,6 +83,7 @@ class InProcessCohort:
         after: Callable[[Result], None] = lambda result: None,
         retired: Sequence[int] = (),
         forgets: bool = False,
+        admission: Admission | None = None,
     ) -> None:
         ids: list[ClientId] = [*range(experiment.schedule.clients)]
         if evaluator:
@@ -91,6 +93,11 @@ class InProcessCohort:
         if not experiment.schedule.open:
             self.workers.begin(experiment)
         self._steered = tuple(retired), forgets
+        self._admission = admission
+        self._looked_at: dict[int, str] = {}
+        """What clients of an open run described last."""
+        self._admitted: dict[int, str] = {}
+        """What they described last of that which fits the run."""
         self.arrival, self.before, self.after = arrival, before, after
         self.committed = self.watermark = -1
         self._lasting: dict[ClientId, Trip] = {}
@@ -98,7 +105,32 @@ class InProcessCohort:
 
     def gather(self) -> Mapping[int, str]:
         how = self._experiment.announced
-        return {c: self.workers.data(c).announcement(how=how) for c in self._numbered()}
+        texts = {c: self.workers.data(c).announcement(how=how) for c in self._numbered()}
+        if self._admission is None:
+            return texts
+        is_new = {c: text for c, text in texts.items() if self._looked_at.get(c) != text}
+        self._looked_at |= is_new
+        for client, text in is_new.items():
+            self._admit(self._admission, client, text)
+        for client in self._admission.settle() if is_new else ():
+            self._leaves(client)
+        return dict(self._admitted)
+
+    def _admit(self, admission: Admission, client: int, text: str) -> None:
+        """Take what a client of an open run describes, unless it does not fit."""
+        try:
+            admission.check(client, text)
+        except PayloadError as error:
+            log.error("%s", error)
+            return
+        self._admitted[client] = text
+        for other in admission.admit(client, text):
+            self._leaves(other)
+
+    def _leaves(self, client: ClientId) -> None:
+        """Let a client take no part that has other inputs than most."""
+        log.error("client %s has inputs of another shape than most clients", client)
+        self._admitted.pop(int(client), None)
 
     def _numbered(self) -> Iterator[int]:
         """Yield the clients; those of an open run that have no data yet join later."""
@@ -334,7 +366,8 @@ def run_in_process(
         if facts:
             store.expect("config.toml", config_text(experiment))
             write_facts(out, experiment, computes=store.ended() is None)
-        cohort = InProcessCohort(experiment, data, out / "clients", **options)
+        admission = admission_of(experiment, store) if experiment.schedule.open else None
+        cohort = InProcessCohort(experiment, data, out / "clients", admission=admission, **options)
         events = EventLog()
         parts = parts_of(store, events, server_data=held, at_rest=at_rest)
         for ending in filter(None, (one.follows() for one in parts)):

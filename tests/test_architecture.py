@@ -69,7 +69,7 @@ ROOMS = {
     "fedmodels": (
         "errors", "shortages", "machine", "devices", "printable", "units", "charts", "log_lines",
         "files", "line_file", "processes", "asked", "own_code", "page_server", "commands",
-        "options", "tensors",
+        "options", "tensors", "class_names",
         "data_description", "numerics", "secure_sum", "config", "reductions", "nets", "privacy",
         "training", "techniques", "methods", "parts",
         "resolution",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from unicodedata import normalize
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 from fedcli.data.arrays import AT_ONCE, IntArray, check_memory
 from fedcli.data.folders import entries
 from fedcli.data.image_files import ENDS, OTHERS, PLAIN, Pixels, read_image
+from fedmodels.class_names import composed
 from fedmodels.config.transforms import ImageTransform
 from fedmodels.errors import DataError
 
@@ -139,7 +139,7 @@ def called(place: Path) -> str:
 
     A Mac writes ``ü`` in a name as ``u`` and an accent, which looks the same.
     """
-    return normalize("NFC", place.name)
+    return composed(place.name)
 
 
 def class_of(place: Path, class_names: Sequence[str]) -> str | None:

@@ -7,21 +7,17 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
-from unicodedata import normalize
 
 import numpy as np
 
+from fedmodels.class_names import composed
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.origin import check_origin, placeless
 from fedmodels.config.privacy import DETAILS, CountDetail
 from fedmodels.errors import ConfigError, PayloadError, RunFailed
-from fedmodels.methods import make
-from fedmodels.parts.class_growth import check_grows
 from fedmodels.printable import printable
 from fedmodels.tensors.bundle import EVALUATOR, ClientId, Problem
-from fedmodels.training.run import RunFacts
-from fedsrv.engine.client_profile import CountTable, Profile
-from fedsrv.engine.schedule import new_classes
+from fedsrv.engine.client_profile import Profile
 
 Names = tuple[str, ...]
 _HELP = (
@@ -59,8 +55,6 @@ class Admission:
         problem: Problem | None = None,
         most_tasks: Callable[[int, int], int] | None = None,
         experiment: Experiment | None = None,
-        refusal: Callable[[Problem], str] | None = None,
-        classes: Sequence[str] = (),
     ) -> None:
         """Start from earlier descriptions and the config.
 
@@ -70,44 +64,27 @@ class Admission:
             problem: the problem, if the config states it.
             most_tasks: gives a client's number of tasks by the config, for a number of classes.
             experiment: the config that dealt-out data are compared with.
-            refusal: says why an open run of a problem cannot take in new classes; empty if it can.
-            classes: names of those that an open run began with; none where it has not begun.
         """
         self._lock = threading.Lock()
         self._known = dict(known)
         self._clients, self._problem, self._most_tasks = clients, problem, most_tasks
         self._experiment = experiment
-        self._is_open = experiment is not None and experiment.schedule.open
-        self._refusal = refusal
-        self._classes = set[str]()
-        """Of an open run: the names of all classes that clients announced."""
         self._said: dict[ClientId, _Said] = {}
         """What each admitted client states."""
         self._votes, self._voices = Counter[Problem](), Counter[Names]()
         """How many admitted clients state each problem, and each tuple of class names."""
-        self._names: Names = _listed_in(experiment)
+        self._names: Names = listed_in(experiment)
         self._lists_names = bool(self._names)
         """Whether the config itself says how the classes are called."""
         self._origin: Mapping[str, Any] | None = None
         """The partition of the client that was checked last; it is the config's."""
-        if self._is_open and not classes:
-            self._known = {}  # it has not begun: what clients had may have grown since
         for client, text in self._known.items():
             profile = Profile.parse(client, text)
             self._problem = self._problem or profile.problem
             self._names = self._names or profile.class_names
-        if classes and self._problem is not None:  # clients may have more by now
-            numbers = tuple(map(str, range(len(classes))))
-            self._problem = Problem(self._problem.input_shape, len(classes))
-            self._names = () if tuple(classes) == numbers else tuple(classes)
-        self._has_begun = False
-        """Whether the clients of an open run may bring more than it began with."""
-        self._begin()
 
     @classmethod
-    def of(
-        cls, experiment: Experiment, known: Mapping[int, str], classes: Sequence[str] = ()
-    ) -> Self:
+    def of(cls, experiment: Experiment, known: Mapping[int, str], **more: Any) -> Self:
         """Return an admission that knows what an experiment says of its problem."""
         data, clients = experiment.data, experiment.schedule.clients
         problem = None
@@ -119,16 +96,7 @@ class Admission:
                 return MAX_TASKS
             return experiment.scenario.tasks_per_client(clients, num_classes)[client]
 
-        def refusal(problem: Problem) -> str:
-            table = experiment.method
-            method = make(table.name, **table.hyper_parameters())
-            try:
-                check_grows(method, RunFacts(experiment, problem))
-            except ConfigError as error:
-                return str(error)
-            return ""
-
-        return cls(known, clients, problem, most_tasks, experiment, refusal, classes)
+        return cls(known, clients, problem, most_tasks, experiment, **more)
 
     def check(self, client: ClientId, text: str) -> None:
         """Check a client's description.
@@ -140,34 +108,7 @@ class Admission:
         """
         profile = Profile.parse(client, text)
         with self._lock:
-            known = self._known.get(client) if isinstance(client, int) else None
-            if not self._has_begun and known is not None and _facts(known) != _facts(text):
-                raise PayloadError(
-                    f"client {client} had other data when it first joined this run, by its "
-                    "description; a run keeps the data that it began with, so begin a new run "
-                    "(its [net] weights may be this run's exported model)"
-                )
-            strange = [name for name in profile.class_names if name not in self._names]
-            if self._lists_names and strange and not self._has_begun:
-                raise PayloadError(
-                    f"client {client} has the class {printable(strange[0], 60)!r}, which the run "
-                    f"does not know: it has {_listed(self._names)}; add it to [data] classes of "
-                    "the coordinator's config, or leave it out of the client's data"
-                )
-            if self._problem is not None and self._differs(profile.problem):
-                others = profile.class_names not in ((), self._names)
-                raise PayloadError(
-                    f"client {client} has {_described(profile.problem)}; the run has "
-                    f"{_described(self._problem)}{_HELP if others and self._names else ''}"
-                )
-            if self._calls_differently(profile.class_names):
-                raise PayloadError(
-                    f"client {client} calls its classes {_listed(profile.class_names)}, which the "
-                    f'run names differently: write into its client.json "class_names": '
-                    f"{_listed(self._names)}, and number its labels so"
-                )
-            if self._has_begun and isinstance(client, int):
-                self._check_extends(client, known, profile, text)
+            self._check_fits(client, profile, text)
         self._check_origin(client, profile)
         self._check_counted(client, profile)
         self._check_moments(client, profile)
@@ -178,61 +119,42 @@ class Admission:
         with self._lock:
             return client in self._known or client in self._said
 
+    def _check_fits(self, client: ClientId, profile: Profile, text: str) -> None:
+        """Check a description against the run's problem, and against the client's earlier one."""
+        known = self._known.get(client) if isinstance(client, int) else None
+        if known is not None and facts_in(known) != facts_in(text):
+            raise PayloadError(
+                f"client {client} had other data when it first joined this run, by its "
+                "description; a run keeps the data that it began with, so begin a new run "
+                "(its [net] weights may be this run's exported model)"
+            )
+        strange = [name for name in profile.class_names if name not in self._names]
+        if self._lists_names and strange:
+            raise PayloadError(
+                f"client {client} has the class {printable(strange[0], 60)!r}, which the run "
+                f"does not know: it has {listed(self._names)}; add it to [data] classes of "
+                "the coordinator's config, or leave it out of the client's data"
+            )
+        if self._problem is not None and self._differs(profile.problem):
+            others = profile.class_names not in ((), self._names)
+            raise PayloadError(
+                f"client {client} has {_described(profile.problem)}; the run has "
+                f"{_described(self._problem)}{_HELP if others and self._names else ''}"
+            )
+        if self._calls_differently(profile.class_names):
+            raise PayloadError(
+                f"client {client} calls its classes {listed(profile.class_names)}, which the "
+                f'run names differently: write into its client.json "class_names": '
+                f"{listed(self._names)}, and number its labels so"
+            )
+
     def _differs(self, problem: Problem) -> bool:
-        """Tell whether a problem is not the run's; an open run may get classes that it lacks."""
-        if self._problem is None:
-            return False
-        if self._has_begun:
-            return problem.input_shape != self._problem.input_shape
-        return problem != self._problem
+        """Tell whether a problem is not the run's."""
+        return self._problem is not None and problem != self._problem
 
     def _calls_differently(self, names: Names) -> bool:
         """Tell whether a client's names of the classes are none that the run can have."""
-        if self._has_begun:  # classes go by name then; without names, numbers are these
-            known = self._problem.num_classes if self._problem else 0
-            numbers = tuple(map(str, range(min(known, len(names)))))
-            return not names if self._names else names[: len(numbers)] != numbers
         return bool(self._names) and names not in ((), self._names)
-
-    def _check_extends(self, client: int, known: str | None, profile: Profile, text: str) -> None:
-        """Check that a client of an open run has what it had, and more tasks at most.
-
-        Raises:
-            PayloadError: says what is missing, or what the run cannot take in.
-        """
-        if known is not None:
-            before = Profile.parse(client, known)
-            if profile.num_tasks < before.num_tasks:
-                raise PayloadError(
-                    f"client {client} has {profile.num_tasks} tasks, and had {before.num_tasks}: "
-                    "put back its client.json, which counts earlier tasks whose data are gone"
-                )
-            if profile.classes[: len(before.classes)] != before.classes:
-                raise PayloadError(
-                    f"client {client} calls its classes {_listed(profile.classes)}, and called "
-                    f"them {_listed(before.classes)}: new ones come behind those that it had"
-                )
-            same = all(
-                _begins_with(getattr(profile, part), getattr(before, part))
-                for part in ("train", "test")
-            )
-            if not same or _fixed_part(known) != _fixed_part(text):
-                raise PayloadError(
-                    f"client {client} had other data in its first {before.num_tasks} tasks; an "
-                    "open run takes new tasks behind those that it knows"
-                )
-        new = new_classes(sorted(self._classes), [profile.classes])
-        if not new:
-            return
-        assert self._problem is not None, "the run has begun"
-        if self._refusal is not None and (why := self._refusal(self._problem)):
-            raise PayloadError(f"client {client} has a new class {printable(new[0], 60)!r}: {why}")
-        most = self._experiment.schedule.max_classes if self._experiment else 0
-        if len(self._classes) + len(new) > most:
-            raise PayloadError(
-                f"client {client} brings {len(new)} new classes to {len(self._classes)}, and "
-                f"[schedule] max_classes = {most}"
-            )
 
     def _check_origin(self, client: ClientId, profile: Profile) -> None:
         """Check that data come from the config's partition, pooled if the method needs it."""
@@ -285,10 +207,6 @@ class Admission:
     def _check_tasks(self, client: ClientId, profile: Profile) -> None:
         if self._most_tasks is None or not isinstance(client, int):
             return
-        if self._is_open:
-            if profile.num_tasks > MAX_TASKS:
-                raise PayloadError(f"client {client} announces more than {MAX_TASKS} tasks")
-            return
         try:
             most = self._most_tasks(client, profile.problem.num_classes)
         except ConfigError as error:
@@ -306,10 +224,7 @@ class Admission:
         with self._lock:
             profile = Profile.parse(client, text)
             self._forget(client)
-            self._said[client] = _Said(text, profile.problem, profile.class_names)
-            if self._has_begun and isinstance(client, int):
-                self._known[client] = text
-                self._classes |= {*profile.classes}
+            self._said[client] = _Said(text, self._ballot(profile.problem), profile.class_names)
             self._count(client, 1)
             settled = self._problem, self._names
             names, voices = _most(self._voices)
@@ -331,32 +246,37 @@ class Admission:
             problem, votes = _most(self._votes)
             voters = [c for c in self._said if isinstance(c, int)]
             if self._problem is None and voters and 2 * votes <= len(voters):
-                found = {c: _described(self._said[c].problem) for c in sorted(voters)}
+                found = {c: self._described(self._said[c].problem) for c in sorted(voters)}
                 shown = "; ".join(f"client {c} has {what}" for c, what in list(found.items())[:3])
                 raise RunFailed(
                     f"no more than half of the clients describe the same problem: {shown}; say "
                     "which it is with [data] input_shape and num_classes"
                 )
             self._problem = self._problem or problem
-            names, voices = _most(self._voices)
-            named = {c: self._said[c].names for c in sorted(voters) if self._said[c].names}
-            if not self._names and named and 2 * voices <= len(named):
-                raise RunFailed(
-                    "no more than half of the clients name the classes alike and in one order: "
-                    + "; ".join(f"client {c} {_listed(own)}" for c, own in list(named.items())[:3])
-                    + "; class_names in client.json must be the same list everywhere"
-                )
-            self._names = self._names or names or ()
+            self._settle_names(voters)
             away = self._turned_away(list(self._said))
             self._known |= {c: self._said[c].text for c in voters if c in self._said}
-            self._begin()
             return away
 
-    def _begin(self) -> None:
-        """Bind an open run to what its first clients describe: from now on it may grow."""
-        self._has_begun = self._is_open and bool(self._known)
-        for client, text in self._known.items() if self._has_begun else ():
-            self._classes |= {*Profile.parse(client, text).classes}
+    def _settle_names(self, voters: Sequence[int]) -> None:
+        """Decide how the classes are called; raise RunFailed where most voters say nothing."""
+        names, voices = _most(self._voices)
+        named = {c: self._said[c].names for c in sorted(voters) if self._said[c].names}
+        if not self._names and named and 2 * voices <= len(named):
+            raise RunFailed(
+                "no more than half of the clients name the classes alike and in one order: "
+                + "; ".join(f"client {c} {listed(own)}" for c, own in list(named.items())[:3])
+                + "; class_names in client.json must be the same list everywhere"
+            )
+        self._names = self._names or names or ()
+
+    def _ballot(self, problem: Problem) -> Problem:
+        """Return what a client with this problem votes for."""
+        return problem
+
+    def _described(self, problem: Problem) -> str:
+        """Return in words what clients vote for."""
+        return _described(problem)
 
     def _turned_away(self, clients: Sequence[ClientId]) -> list[ClientId]:
         """Forget the clients whose problem or class names are not the run's; return them."""
@@ -393,19 +313,7 @@ def _most(votes: Counter[Any]) -> tuple[Any, int]:
     return votes.most_common(1)[0] if votes else (None, 0)
 
 
-def _begins_with(table: CountTable, before: CountTable) -> bool:
-    """Tell whether counts (T', K') begin with (T, K), and have nothing of new classes there."""
-    tasks, classes = before.shape
-    return np.array_equal(table[:tasks, :classes], before) and not table[:tasks, classes:].any()
-
-
-def _fixed_part(text: str) -> dict[str, Any]:
-    """Return what a description says beside its tasks and classes, which may become more."""
-    grows = "tasks", "num_classes", "class_names"
-    return {k: v for k, v in _facts(text).items() if k not in grows}
-
-
-def _facts(text: str) -> dict[str, Any]:
+def facts_in(text: str) -> dict[str, Any]:
     """Return a description without the path of a custom data set, which earlier versions told."""
     found: dict[str, Any] = json.loads(text)
     if isinstance(dealt := found.get("partition"), dict):
@@ -413,20 +321,20 @@ def _facts(text: str) -> dict[str, Any]:
     return found
 
 
-def _listed_in(experiment: Experiment | None) -> Names:
+def listed_in(experiment: Experiment | None) -> Names:
     """Return the names of the classes that a config lists; none where it lists none."""
     data = None if experiment is None else experiment.data
     if data is None:
         return ()
     names = data.classes or (data.columns.classes if data.columns else None) or ()
-    return tuple(normalize("NFC", name) for name in names)
+    return tuple(composed(name) for name in names)
 
 
 def _described(problem: Problem) -> str:
     return f"inputs {list(problem.input_shape)} and {problem.num_classes} classes"
 
 
-def _listed(names: Names) -> str:
+def listed(names: Names) -> str:
     """Return the names of classes as a client.json has them, the first of many."""
     some = [name[:30] for name in names[:12]]
     return json.dumps(some, ensure_ascii=False)[:-1] + (", …]" if len(names) > 12 else "]")

@@ -26,6 +26,7 @@ from fedsrv.engine.reduction import Reduced
 from fedsrv.engine.schedule import Step, new_classes, takes_part
 from fedsrv.engine.server_part import NOTHING, Interaction, Running, ServerPart, Timetable
 from fedsrv.events import EventLog
+from fedsrv.parts.open_admission import first_classes
 from fedsrv.parts.open_plan import Growth, OpenPlan, movers, rounds_of
 from fedsrv.state.record import Record
 from fedsrv.state.store import Store
@@ -145,7 +146,8 @@ class Stages(Timetable):
         if not beginners:
             raise RunFailed("no client that an open run could begin with has joined")
         tasks = dict.fromkeys(beginners, 1)
-        classes = self.known[beginners[0]].classes
+        announced = {client: profile.classes for client, profile in self.known.items()}
+        classes = first_classes(self.store.experiment, announced)
         return Growth(0, tasks, classes, owed=rounds_of(self.store.experiment, tasks, self.known))
 
     def _store(self, growth: Growth) -> None:

@@ -10,15 +10,12 @@ from __future__ import annotations
 import math
 from codecs import BOM_UTF8
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
-from unicodedata import normalize
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import (
-    AfterValidator,
     BaseModel,
     ConfigDict,
     FailFast,
@@ -27,6 +24,7 @@ from pydantic import (
     model_validator,
 )
 
+from fedmodels.class_names import ClassName
 from fedmodels.errors import DataError, reason_of, suggestion
 from fedmodels.files import open_regular
 from fedmodels.printable import printable
@@ -44,8 +42,6 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Counts = Annotated[tuple[Annotated[int, Field(ge=0, lt=MAX_EXAMPLES)], ...], FailFast()]
 """Examples of each class, (K,)."""
-ClassName = Annotated[str, AfterValidator(partial(normalize, "NFC"))]
-"""A Mac writes ``ü`` as ``u`` and an accent, which looks the same and is the same name."""
 SCALES = {"uint8": 255.0, "uint16": 65535.0, "float32": 1.0, "float64": 1.0}
 """Types in which inputs are stored, and the ``scale`` of each unless a file says another."""
 Limits = tuple[NDArray[np.float32], NDArray[np.float32]]

@@ -8,13 +8,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
-from unicodedata import normalize
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedcli.data.arrays import IntArray, channel_moments, narrowed
 from fedcli.data.sets.dataset import Dataset, Examples
+from fedmodels.class_names import composed
 from fedmodels.data_description import SCALES
 from fedmodels.errors import DataError, suggestion
 
@@ -79,12 +79,12 @@ def coded(
         DataError: a value is none of the given names.
     """
     found, places = np.unique(values.astype(str), return_inverse=True)
-    texts = [normalize("NFC", value) for value in found.tolist()]  # accents written in one way
+    texts = [composed(value) for value in found.tolist()]  # accents and spaces in one way
     if names is None:
         size = {name: float(name) if _NUMBER.fullmatch(name) else math.inf for name in texts}
         names = sorted(size, key=lambda name: (size[name], name))
         _check_unlike(names, what)
-    names = [normalize("NFC", name) for name in names]
+    names = [composed(name) for name in names]
     unknown = [text for text in texts if text not in names]
     if unknown:
         known = ", ".join(names[:SHOWN])

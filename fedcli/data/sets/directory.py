@@ -15,7 +15,6 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unicodedata import normalize
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +33,7 @@ from fedcli.data.folders import check_inside, note_left_out
 from fedcli.data.image_files import OTHERS, PLAIN, first_set, stated
 from fedcli.data.sets.dataset import Dataset, Examples, check_finite, named_classes
 from fedcli.data.sets.source import Source
+from fedmodels.class_names import composed
 from fedmodels.config.data import Data
 from fedmodels.data_description import SCALES
 from fedmodels.errors import ConfigError, DataError, reason_of, suggestion
@@ -55,7 +55,7 @@ def directory(source: Source) -> Dataset:
     for key in about:
         if key not in KEYS:
             raise DataError(f"{root / ABOUT}: unknown key {key!r}.{suggestion(key, KEYS)}")
-    names = [normalize("NFC", name) for name in source.data.classes or ()]
+    names = [composed(name) for name in source.data.classes or ()]
     names = names or _class_names(root, about)
     if holds_arrays(root):
         train, test = _arrays_of(root, source.data)
@@ -194,7 +194,7 @@ def _class_names(root: Path, about: dict[str, Any]) -> list[str]:
     names = about.get("class_names", [])
     if not isinstance(names, list) or not all(isinstance(name, str | int) for name in names):
         raise DataError(f"{root / ABOUT}: class_names must be a list of names")
-    return [normalize("NFC", str(name)) for name in names]
+    return [composed(str(name)) for name in names]
 
 
 def _read_json(path: Path, root: Path) -> dict[str, Any]:

@@ -39,6 +39,7 @@ from fedcli.data.store.commands import thinned
 from fedcli.data.store.own_files import How
 from fedcli.data.store.partition_store import open_data
 from fedcli.data.store.site import loaded
+from fedmodels.class_names import near
 from fedmodels.config.data import OF_IMAGES, Data
 from fedmodels.config.transforms import TableTransform, parse_transform
 from fedmodels.data_description import ClientFile, TaskCounts
@@ -292,6 +293,9 @@ def _in_own_order(dataset: Dataset, file: ClientFile, source: Path) -> Dataset:
 
     Where the source is arrays or folders of training and test images, a number stands for the
     label, as it does in the client's own directory.
+
+    Raises:
+        DataError: a name differs in case or spaces alone from one that the client has.
     """
     names, by_number = list(file.classes), _is_prepared(source)
     places: IntArray = np.zeros(dataset.num_classes, dtype=np.int64)
@@ -301,6 +305,11 @@ def _in_own_order(dataset: Dataset, file: ClientFile, source: Path) -> Dataset:
             places[label] = int(name)
             continue
         if name not in names:
+            if (other := near(name, names)) is not None:
+                raise DataError(
+                    f"{source}: the class {name!r} differs from {other!r}, which the client has, "
+                    "in case or spaces alone: write it like that"
+                )
             names.append(name)
         places[label] = names.index(name)
     return dataset.relabelled(places, names)

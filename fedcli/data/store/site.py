@@ -13,7 +13,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from unicodedata import normalize
 
 import numpy as np
 
@@ -31,6 +30,7 @@ from fedcli.data.store.partition_writer import (
     write_wholes,
     written_whole,
 )
+from fedmodels.class_names import composed, named
 from fedmodels.config.data import Data
 from fedmodels.data_description import ClientFile, TaskCounts
 from fedmodels.errors import ConfigError, DataError
@@ -87,10 +87,20 @@ def cut(files: Path, tables: Mapping[str, Any], seed: int, client: int, cache: P
 
 
 def loaded(files: Path, data: Data) -> Dataset:
-    """Load a site's files as ``[data]`` says; classes are those that occur."""
+    """Load a site's files as ``[data]`` says; classes are those that occur.
+
+    Raises:
+        DataError: they cannot be read, or the name of a class is none.
+    """
     columns = data.columns and data.columns.model_copy(update={"classes": None})
     update = {"classes": None, "columns": columns, "root": str(files)}
-    return load(data.model_copy(update=update))
+    found = load(data.model_copy(update=update))
+    for name in found.class_names:
+        try:
+            named(name)
+        except ValueError as error:
+            raise DataError(f"{files}: {error}") from None
+    return found
 
 
 def _by_names(dataset: Dataset, classes: Sequence[str]) -> Dataset:
@@ -100,7 +110,7 @@ def _by_names(dataset: Dataset, classes: Sequence[str]) -> Dataset:
     """
     if not classes:
         return dataset
-    names = [normalize("NFC", name) for name in classes]
+    names = [composed(name) for name in classes]
     names += [name for name in dataset.class_names if name not in names]
     places: IntArray = np.array([names.index(name) for name in dataset.class_names], dtype=np.int64)
     return dataset.relabelled(places, names)

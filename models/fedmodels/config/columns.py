@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from fedmodels.class_names import ClassName
 from fedmodels.config.bounds import Positive, PositiveCount
 from fedmodels.config.strict_table import StrictTable
 from fedmodels.errors import ConfigError
@@ -28,7 +29,7 @@ class Columns(StrictTable):
     """Column that names the class of a row."""
     features: Annotated[tuple[str, ...], Field(strict=False, min_length=1)] | None = None
     """Columns that a net sees, in this order; by default all others that hold numbers."""
-    classes: Annotated[tuple[str, ...], Field(strict=False, min_length=1)] | None = None
+    classes: Annotated[tuple[ClassName, ...], Field(strict=False, min_length=1)] | None = None
     """Names of the classes in label order; by default those that occur, sorted."""
     client: str | None = None
     """Column that names the natural client of a row, such as a person or a device."""

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from fedmodels.class_names import ClassName
 from fedmodels.config.bounds import PositiveCount
 from fedmodels.config.columns import Columns
 from fedmodels.config.strict_table import CodeName, Place, StrictTable
@@ -49,7 +50,7 @@ class Data(StrictTable):
     """HHAR, RealWorld: leave out a window that ends exactly where its recording does."""
     columns: Columns | None = None
     """What the columns of a ``table`` or of a ``huggingface`` data set are."""
-    classes: Annotated[tuple[str, ...], Field(strict=False, min_length=1)] | None = None
+    classes: Annotated[tuple[ClassName, ...], Field(strict=False, min_length=1)] | None = None
     """Names of the classes in label order; by default those that occur, sorted. Where sites
     bring their own files, each may lack some of them."""
     test_share: Annotated[float, Field(gt=0, lt=1)] | None = None

@@ -48,7 +48,7 @@ CASES: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
     "gaps": (([0, 1] * 8, [0, 1]), {}, "1 of 3 classes have no example: run"),
     "capitals": (
         (GOOD, [0, 1, 2]), {"class_names": ["walk", "Walk ", "run"]},
-        "classes 'walk' and 'Walk ' differ in capitals or signs alone",
+        "classes 'walk' and 'Walk' differ in capitals or signs alone",
     ),
     "constant": ((GOOD, [0, 1, 2], HALF), {}, "column 1 has one value in all examples"),
     "stand-in": (

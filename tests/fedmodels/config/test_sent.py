@@ -40,6 +40,7 @@ WORDS = {
     "data.columns.missing_values": "cells",
     "training.optimizer_options": "arguments of a class of torch",
     **dict.fromkeys(("data.classes", "data.columns.classes"), "classes"),
+    "schedule.participants": "a word and a number",
     "privacy.allow": "of what leaves a client",
 }
 """Keys that take any text, which names nothing on a machine."""

@@ -1,0 +1,189 @@
+"""Who may take part in an open run: its clients bring tasks and classes, and classes go by name.
+
+The clients of an open run share the shape of their inputs. Each may have other classes, and may get
+more. The run has all of them. So nobody votes on classes; what names may be one class under two
+spellings is refused.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedmodels.class_names import spelt
+from fedmodels.config.experiment import Experiment
+from fedmodels.errors import ConfigError, PayloadError
+from fedmodels.methods import make
+from fedmodels.parts.class_growth import check_grows
+from fedmodels.printable import printable
+from fedmodels.tensors.bundle import ClientId, Problem
+from fedmodels.training.run import RunFacts
+from fedsrv.engine.admission import MAX_TASKS, Admission, Names, facts_in, listed, listed_in
+from fedsrv.engine.client_profile import CountTable, Profile
+from fedsrv.engine.schedule import new_classes
+
+MAX_LETTERS = 60
+
+
+class OpenAdmission(Admission):
+    """Checks that everyone who takes part has the inputs of an open run, and what it had before."""
+
+    def __init__(
+        self, known: Mapping[int, str], *args: Any, classes: Sequence[str] = (), **options: Any
+    ) -> None:
+        """Start as :class:`Admission` does.
+
+        ``classes`` are the names of those that the run began with; none where it has not begun.
+        """
+        began = known if classes else {}  # before that, what clients had may have grown since
+        super().__init__(began, *args, **options)
+        assert self._experiment is not None, "a config says that the run is open"
+        self._has_begun = bool(classes)
+        """Whether the clients may bring more than they had, and no less."""
+        self._classes = Counter[str]([*classes, *listed_in(self._experiment)])
+        """The names of all classes that the run and its clients have, and how many have each."""
+        for text in self._known.values():
+            self._classes.update(Profile.parse(0, text).classes)
+
+    def _check_fits(self, client: ClientId, profile: Profile, text: str) -> None:
+        """Check the shape of inputs, the names of classes, and that nothing is gone."""
+        if self._problem is not None and self._differs(profile.problem):
+            raise PayloadError(
+                f"client {client} has inputs {[*profile.problem.input_shape]}; the run has inputs "
+                f"{[*self._problem.input_shape]}"
+            )
+        known = self._known.get(client) if isinstance(client, int) else None
+        if known is not None:
+            self._check_extends(client, Profile.parse(client, known), known, profile, text)
+        self._check_names(client, profile.classes)
+
+    def _differs(self, problem: Problem) -> bool:
+        """Tell whether inputs are of another shape than the run's."""
+        return self._problem is not None and problem.input_shape != self._problem.input_shape
+
+    def _calls_differently(self, names: Names) -> bool:
+        """Tell that any names will do: classes go by them."""
+        return False
+
+    def _check_names(self, client: ClientId, names: Names) -> None:
+        """Check the classes that a client has and nobody had before.
+
+        Raises:
+            PayloadError: one may be a class that the run has under another name, or the run can
+                take in no more.
+        """
+        known = [name for name, count in self._classes.items() if count > 0]
+        new = new_classes(known, [names])
+        if not new:
+            return
+        if why := spelt(new, known, names):
+            raise PayloadError(f"client {client} {why}")
+        if self._has_begun and (why := self._refusal()):
+            raise PayloadError(
+                f"client {client} has a new class {printable(new[0], MAX_LETTERS)!r}: {why}"
+            )
+        assert self._experiment is not None
+        most = self._experiment.schedule.max_classes
+        if len(known) + len(new) > most:
+            raise PayloadError(
+                f"client {client} brings {len(new)} new classes to {len(known)}, and "
+                f"[schedule] max_classes = {most}"
+            )
+
+    def _refusal(self) -> str:
+        """Return why the run's method cannot take in new classes; empty if it can."""
+        assert self._experiment is not None
+        assert self._problem is not None, "the run has begun"
+        table = self._experiment.method
+        method = make(table.name, **table.hyper_parameters())
+        problem = Problem(self._problem.input_shape, len(self._classes))
+        try:
+            check_grows(method, RunFacts(self._experiment, problem))
+        except ConfigError as error:
+            return str(error)
+        return ""
+
+    def _check_extends(
+        self, client: ClientId, before: Profile, known: str, profile: Profile, text: str
+    ) -> None:
+        """Check that a client has what it had, and more tasks at most.
+
+        Raises:
+            PayloadError: says what is missing.
+        """
+        if profile.num_tasks < before.num_tasks:
+            raise PayloadError(
+                f"client {client} has {profile.num_tasks} tasks, and had {before.num_tasks}: "
+                "put back its client.json, which counts earlier tasks whose data are gone"
+            )
+        if profile.classes[: len(before.classes)] != before.classes:
+            raise PayloadError(
+                f"client {client} calls its classes {listed(profile.classes)}, and called "
+                f"them {listed(before.classes)}: new ones come behind those that it had"
+            )
+        same = all(
+            _begins_with(getattr(profile, part), getattr(before, part))
+            for part in ("train", "test")
+        )
+        if not same or _fixed_part(known) != _fixed_part(text):
+            raise PayloadError(
+                f"client {client} had other data in its first {before.num_tasks} tasks; an "
+                "open run takes new tasks behind those that it knows"
+            )
+
+    def _check_tasks(self, client: ClientId, profile: Profile) -> None:
+        if isinstance(client, int) and profile.num_tasks > MAX_TASKS:
+            raise PayloadError(f"client {client} announces more than {MAX_TASKS} tasks")
+
+    def admit(self, client: ClientId, text: str) -> list[ClientId]:
+        """Count a checked description; return admitted clients that turn out not to fit."""
+        with self._lock:
+            before = self._said.get(client)
+            for said, count in ((before and before.text, -1), (text, 1)):
+                for name in Profile.parse(client, said).classes if said else ():
+                    self._classes[name] += count
+            if self._has_begun and isinstance(client, int):
+                self._known[client] = text
+        return super().admit(client, text)
+
+    def settle(self) -> list[ClientId]:
+        """Bind the clients to what they describe: from now on it may become more."""
+        away = super().settle()
+        self._has_begun = bool(self._known)
+        return away
+
+    def _settle_names(self, voters: Sequence[int]) -> None:
+        """Decide nothing: the run has all names."""
+
+    def _ballot(self, problem: Problem) -> Problem:
+        """Return what a client votes for: the shape of its inputs, with any number of classes."""
+        return Problem(problem.input_shape, 1)
+
+    def _described(self, problem: Problem) -> str:
+        """Return in words what clients vote for."""
+        return f"inputs {[*problem.input_shape]}"
+
+
+def first_classes(experiment: Experiment, announced: Mapping[int, Names]) -> Names:
+    """Return the names of the classes that an open run begins with, in label order.
+
+    Those that its config lists come first. Those that clients have beside come in the order of the
+    clients.
+    """
+    named = listed_in(experiment)
+    return named + new_classes(named, [announced[client] for client in sorted(announced)])
+
+
+def _begins_with(table: CountTable, before: CountTable) -> bool:
+    """Tell whether counts (T', K') begin with (T, K), and have nothing of new classes there."""
+    tasks, classes = before.shape
+    return np.array_equal(table[:tasks, :classes], before) and not table[:tasks, classes:].any()
+
+
+def _fixed_part(text: str) -> dict[str, Any]:
+    """Return what a description says beside its tasks and classes, which may become more."""
+    grows = "tasks", "num_classes", "class_names"
+    return {k: v for k, v in facts_in(text).items() if k not in grows}
