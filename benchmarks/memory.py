@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -25,21 +26,23 @@ from benchmarks.measure import ENV, anonymous_bytes, config_in, parser_of, tell
 CLIENTS, INPUTS, CLASSES = 2, 64, 10
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Measure fedtide and both floors, and print a row of each."""
     parser = parser_of("memory", __doc__)
     parser.add_argument("--hidden", type=int, nargs="+", default=[4096, 8192, 1024])
     parser.add_argument("--rounds", type=int, default=3)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     sizes = pairwise([INPUTS, *options.hidden, CLASSES])
     parameters = sum(math.prod(size) + size[1] for size in sizes)
     with tempfile.TemporaryDirectory() as place:
         rows = [{"program": "fedtide", **_fedtide(Path(place), options.hidden, options.rounds)}]
     for name, kind in (("bare gRPC", []), ("gRPC with duties", ["duties"])):
-        words = [*map(str, (CLIENTS, parameters, options.rounds)), *kind]
+        words = [*map(str, (CLIENTS, parameters, options.rounds, CLIENTS)), *kind]
         floor = [sys.executable, "-m", "benchmarks.floor", *words]
-        process = subprocess.Popen(floor, stdout=subprocess.DEVNULL)
-        rows.append({"program": name, "peak_mb": _peak_mb(process)})
+        with subprocess.Popen(floor, stdout=subprocess.DEVNULL) as process:
+            rows.append({"program": name, "peak_mb": _peak_mb(process)})
+        if process.returncode:
+            raise SystemExit(f"{name} failed with status {process.returncode}")
     payload = {"payload_mb": 4 * parameters / 1e6}
     tell("memory", [{**row, **payload, "multiple": row["peak_mb"] / payload["payload_mb"]}
                     for row in rows])  # fmt: skip
