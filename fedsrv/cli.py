@@ -239,6 +239,7 @@ def launch(
     host_cpus: options.HostCpus = 1.0,
     host_gpus: options.HostGpus = 0.0,
     node_dir: options.NodeDir = None,
+    together: options.Together = False,
 ) -> None:
     """Run coordinator and clients as processes, with live progress and a final table."""
     level = options.set_up(quiet, log_level, as_json)
@@ -269,6 +270,7 @@ def launch(
         ],
         ray=ray_place(on, host_cpus, host_gpus, node_dir, device),
         strict=strict,
+        together=together,
     )
 
 

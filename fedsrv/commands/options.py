@@ -50,6 +50,14 @@ NodeDir = Annotated[
     Path | None,
     typer.Option(help="With --on ray: data and states lie here on each node, not in OUT."),
 ]
+Together = Annotated[
+    bool,
+    typer.Option(
+        "--together",
+        help="Let clients of a GPU train as one step where that pays: faster, and a crash may "
+        "change the last bits.",
+    ),
+]
 Place = Annotated[str, typer.Option(help="HOST:PORT; port 0 is any free one.")]
 RunDirectory = Annotated[Path, typer.Option(help="The run directory.")]
 Certificate = Annotated[Path | None, typer.Option(help="The server's certificate.")]

@@ -76,7 +76,15 @@ class Hosts(Protocol):
         """Get ready to start hosts. The launcher has no thread yet."""
         ...
 
-    def divide(self, clients: int, cohort: int, hosts: int | None, evaluator: bool) -> list[str]:
+    def divide(
+        self,
+        clients: int,
+        cohort: int,
+        hosts: int | None,
+        evaluator: bool,
+        *,
+        stacked: bool = False,
+    ) -> list[str]:
         """Return the ``--client-id`` of each host, the evaluator's last.
 
         Args:
@@ -84,6 +92,7 @@ class Hosts(Protocol):
             cohort: how many train in a round.
             hosts: over how many processes; by default as many as fit.
             evaluator: whether there is one; it has a host of its own.
+            stacked: whether those of a host train as one step.
         """
         ...
 
@@ -107,9 +116,9 @@ class LocalHosts:
     listen = "127.0.0.1:0"
     serve_options: Sequence[str] = ()
 
-    def __init__(self, joining: Joining, logs: Path, *, stacked: bool = False) -> None:
-        """Remember how hosts join; ``stacked`` says whether those of a host train as one step."""
-        self._joining, self._logs, self._stacked = joining, logs, stacked
+    def __init__(self, joining: Joining, logs: Path) -> None:
+        """Remember how hosts join, and where their logs lie."""
+        self._joining, self._logs = joining, logs
         self._server: Child | None = None
         self._look: Look | None = None
         self._devices: dict[str, str] = {}
@@ -130,12 +139,20 @@ class LocalHosts:
         process = started(["-m", "fedcli.hosts"], self._log("hosts"))
         self._server = Child("hosts", process, self._box)
 
-    def divide(self, clients: int, cohort: int, hosts: int | None, evaluator: bool) -> list[str]:
+    def divide(
+        self,
+        clients: int,
+        cohort: int,
+        hosts: int | None,
+        evaluator: bool,
+        *,
+        stacked: bool = False,
+    ) -> list[str]:
         """Give every host every n-th client; by default as many hosts as pay here."""
         assert self._look is not None
         machine = Machine(cores(), free_bytes(), self._look.gpus())
         self._devices = layout(
-            clients, cohort, machine, hosts=hosts, evaluator=evaluator, stacked=self._stacked
+            clients, cohort, machine, hosts=hosts, evaluator=evaluator, stacked=stacked
         )
         return [*self._devices]
 

@@ -43,7 +43,7 @@ from fedsrv.launch.forked import (
 from fedsrv.launch.given_data import check_given_data, check_net, clients_here, name_of
 from fedsrv.launch.hosts import Hosts, Joining, LocalHosts, error_in, notes_in
 from fedsrv.launch.progress import PlainLines, display_of
-from fedsrv.launch.stacking import could_train_together
+from fedsrv.launch.stacking import as_it_began, could_train_together, trained_together
 from fedsrv.parts.server_data import check_given
 from fedsrv.ray_cluster import RayPlace
 from fedsrv.report.run_record import read_run
@@ -79,6 +79,7 @@ def launch(
     serve_options: Sequence[str] = (),
     ray: RayPlace | None = None,
     strict: bool = False,
+    together: bool = False,
 ) -> None:
     """Run an experiment to its end; print the final table and write ``report.html``.
 
@@ -98,6 +99,7 @@ def launch(
         serve_options: more options of ``fedsrv serve``.
         ray: the cluster on which the hosts run; by default this machine.
         strict: refuse data in which something may not be meant.
+        together: let clients of a GPU train as one step where that pays.
 
     Raises:
         FedtideError: the run failed; says why.
@@ -111,6 +113,7 @@ def launch(
     held = server_data or root / "server"
     if resume:
         require_run(out)
+        experiment = as_it_began(experiment, out) if together else experiment
         check_resumed(experiment, out / "config.toml")
     else:
         refuse_existing(out)
@@ -135,6 +138,7 @@ def launch(
             logs,
             serve_options,
             strict,
+            together,
         )
         with launching(out), processes as run:
             run.partition()
@@ -180,7 +184,7 @@ def _hosts_of(
     ``deals`` says whether the data are dealt out for this run.
     """
     if ray is None:
-        return LocalHosts(joining, out / "logs", stacked=experiment.training.together > 1)
+        return LocalHosts(joining, out / "logs")
     from fedsrv.launch.ray_hosts import RayHosts
 
     return RayHosts(ray, joining, out, tomli_w.dumps(experiment.to_dict()), deals=deals)
@@ -220,6 +224,8 @@ class Launch:
     """More options of ``fedsrv serve``."""
     strict: bool = False
     """Whether data are refused in which something may not be meant."""
+    together: bool = False
+    """Whether clients of a GPU train as one step where that pays."""
     box: Box = field(default_factory=Box)
     address: str = ""
     """Where the coordinator listens; empty until it does."""
@@ -298,20 +304,35 @@ class Launch:
         evaluator = (self.data / "global-test").is_dir()
         clients = clients_here(self.experiment, self.data)
         cohort = min(self.experiment.cohort_size, clients)
-        self.clients = self.hosts.divide(clients, cohort, hosts, evaluator)
-        is_resumed = (self.out / "config.toml").exists()
+        stacked = self.experiment.training.together > 1
+        self.clients = self.hosts.divide(clients, cohort, hosts, evaluator, stacked=stacked)
+        if not (self.out / "config.toml").exists() and self._begins_together(cohort):
+            self.clients = self.hosts.divide(clients, cohort, hosts, evaluator, stacked=True)
         self.coordinator.tell(self._arguments())
-        if not is_resumed:  # else it keeps its config
-            self._propose_together(cohort)
 
-    def _propose_together(self, cohort: int) -> None:
-        """Say how many clients of a GPU could make one step, where they could."""
+    def _begins_together(self, cohort: int) -> bool:
+        """Let clients of a GPU train as one step, or say that they could; return if they will."""
         number = could_train_together(self.experiment, self.data, cohort, self.hosts.gpus)
+        if number > 1 and self.together:
+            self.experiment = trained_together(self.experiment, number)
+            self.config.write_text(tomli_w.dumps(self.experiment.to_dict()), "utf-8")
+            self.display.say(
+                f"clients train together, {number} as one step on a GPU ([training] together): "
+                "faster, and the last bits depend on who is in a step, which a crash may change"
+            )
+            return True
         if number > 1:
             self.display.say(
-                f"note: clients train in turn; --set training.together={number} makes one step of "
-                f"{number} on a GPU, and the layout of hosts may then change the last bits"
+                "note: clients train in turn, and the run's bits are those of any layout; "
+                f"--together makes one step of {number} on a GPU, and a crash may then change the "
+                "last bits"
             )
+        elif self.together and self.experiment.training.together == 1:
+            self.display.say(
+                "clients train in turn: a step of several pays on a GPU that has five of a round "
+                "or more, for a small net whose method can"
+            )
+        return False
 
     def _arguments(self) -> list[str]:
         """Return the arguments of ``fedsrv``; resuming an empty directory starts afresh."""

@@ -83,7 +83,15 @@ class RayHosts:
         how = f"it ended with {status}" if status >= 0 else f"killed by signal {-status}"
         return f"{how}; see {self._log('ray')}"
 
-    def divide(self, clients: int, cohort: int, hosts: int | None, evaluator: bool) -> list[str]:
+    def divide(
+        self,
+        clients: int,
+        cohort: int,
+        hosts: int | None,
+        evaluator: bool,
+        *,
+        stacked: bool = False,
+    ) -> list[str]:
         """Give every host clients that follow each other, as a certificate names a range.
 
         Raises:

@@ -1,4 +1,4 @@
-"""Which clients of a GPU could train as one step: what a launch then proposes.
+"""Which clients of a GPU could train as one step: what a launch proposes, or does if asked to.
 
 It is not done unasked: stacked steps round otherwise, and the layout of hosts and crashes would
 change the bits of a run (docs/decisions/099-hosts-by-gpus.md).
@@ -12,7 +12,7 @@ from pathlib import Path
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import FedtideError
 from fedmodels.methods import make
-from fedmodels.resolution import experiment_of
+from fedmodels.resolution import experiment_of, parse_experiment
 from fedmodels.training.run import RunFacts
 from fedmodels.training.stack_trial import check_together
 from fedsrv.launch.given_data import description_of
@@ -38,10 +38,8 @@ def could_train_together(experiment: Experiment, data: Path, cohort: int, gpus: 
     number = min(AT_MOST, math.ceil(cohort / max(1, gpus)))
     if not gpus or number < AT_LEAST or experiment.training.together > 1:
         return 1
-    tables = experiment.to_dict()
-    tables["training"] = {**tables.get("training", {}), "together": number}
     try:
-        run = RunFacts(experiment_of(tables), description_of(data).problem)
+        run = RunFacts(trained_together(experiment, number), description_of(data).problem)
         if sum(form.numel() for form in run.forms.values()) > SMALL:
             return 1
         table = run.experiment.method
@@ -49,3 +47,23 @@ def could_train_together(experiment: Experiment, data: Path, cohort: int, gpus: 
     except FedtideError:
         return 1
     return number
+
+
+def trained_together(experiment: Experiment, number: int) -> Experiment:
+    """Return an experiment in which so many clients make one step.
+
+    Raises:
+        ConfigError: something of it goes with clients in turn alone.
+    """
+    tables = experiment.to_dict()
+    tables["training"] = {**tables.get("training", {}), "together": number}
+    return experiment_of(tables)
+
+
+def as_it_began(experiment: Experiment, run: Path) -> Experiment:
+    """Return an experiment with as many clients a step as its run has begun with."""
+    try:
+        before = parse_experiment((run / "config.toml").read_text("utf-8"), str(run))
+    except (OSError, UnicodeDecodeError, FedtideError):
+        return experiment  # whoever resumes the run looks again
+    return trained_together(experiment, before.training.together)

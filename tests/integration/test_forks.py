@@ -180,9 +180,9 @@ def hosts_are_told_their_gpus(tmp_path: Path) -> None:
     torch.cuda.get_device_name = "AA".__getitem__
     torch.cuda.mem_get_info = lambda gpu: (8 << 30, 1 << 40)
     joining = Joining(tmp_path, tmp_path / "clients", "auto")
-    hosts = LocalHosts(joining, tmp_path, stacked=True)
+    hosts = LocalHosts(joining, tmp_path)
     hosts.begin(box)
-    assert hosts.divide(5, 5, None, True) == ["0-4:2", "1-3:2", "evaluator"]
+    assert hosts.divide(5, 5, None, True, stacked=True) == ["0-4:2", "1-3:2", "evaluator"]
     assert hosts.gpus == 2
     told: list[dict[str, Any]] = []
     hosts._server.tell = told.append
