@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from ipaddress import ip_address
 
+OTHER_NAME = ("Hostname Verification Check failed", "is not in peer certificate")
+"""What gRPC says of a certificate that does not name the server: 1.85, and 1.76."""
+
 
 def distrust(details: str, address: str) -> str:
     """Return why the certificate of a server was not accepted; empty if that is not the reason.
@@ -12,7 +15,7 @@ def distrust(details: str, address: str) -> str:
         details: what gRPC says of the failed call.
         address: HOST:PORT of the server, as the user gave it.
     """
-    if "Hostname Verification Check failed" in details:
+    if any(words in details for words in OTHER_NAME):
         host = address.rpartition(":")[0].strip("[]")
         return (
             f"TLS: the certificate of the server at {address} does not name {_kind(host)} {host}; "
