@@ -5,7 +5,7 @@ from __future__ import annotations
 from ipaddress import ip_address
 
 OTHER_NAME = ("Hostname Verification Check failed", "is not in peer certificate")
-"""What gRPC says of a certificate that does not name the server: 1.85, and 1.76."""
+"""What gRPC says of a certificate that does not name the server: 1.85, and 1.80."""
 
 
 def distrust(details: str, address: str) -> str:

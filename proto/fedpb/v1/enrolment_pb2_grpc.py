@@ -5,7 +5,7 @@ import warnings
 
 from fedpb.v1 import enrolment_pb2 as fedpb_dot_v1_dot_enrolment__pb2
 
-GRPC_GENERATED_VERSION = '1.76.0'
+GRPC_GENERATED_VERSION = '1.80.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
