@@ -40,6 +40,7 @@ READS = {
     aten.histc, aten.multinomial,
 }  # fmt: skip
 """Operators of which the processor has to know the result, or its size."""
+MASKS = (torch.bool, torch.uint8)
 LOOSE = {
     "torch.nn.AvgPool3d": ("avg_pool3d_backward",),
     "torch.nn.AdaptiveAvgPool2d": ("_adaptive_avg_pool2d_backward",),
@@ -178,7 +179,7 @@ class Card(TorchDispatchMode):
     def _indexed(self, packet: Any, args: Any) -> None:
         filled = packet is not aten.index and args[2].numel() == 1  # as masked_fill does it
         for index in args[1]:
-            if index is not None and index.dtype in (torch.bool, torch.uint8) and not filled:
+            if index is not None and index.dtype in MASKS and not filled:
                 self._wait(f"{_name(packet)} by a mask")
             elif index is not None and _is_on_card(args[0]) and not _is_on_card(index):
                 self._wait(f"{_name(packet)} by an index of the processor")
@@ -194,8 +195,16 @@ class Card(TorchDispatchMode):
 class _FromNumbers(TorchFunctionMode):
     """Makes tensors of Python's numbers on the processor first, as torch does for a GPU."""
 
+    def __init__(self, card: Card) -> None:
+        super().__init__()
+        self._card = card
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func is Tensor.__setitem__ and not isinstance(args[2], Tensor):
+            place = args[1] if isinstance(args[1], tuple) else (args[1],)
+            if any(_is_on_card(i) and i.dtype not in MASKS for i in place):
+                self._card._wait("a number by an index")  # which masked_fill cannot do
         if func in (torch.tensor, torch.as_tensor) and _is_card(kwargs.get("device")):
             return func(*args, **{**kwargs, "device": "cpu"}).to(CARD)
         return func(*args, **kwargs)
@@ -215,8 +224,8 @@ def card() -> Iterator[Card]:
     with (
         patch.object(torch, "autocast", _autocast),
         patch.object(optimizer, "_get_fused_kernels_supported_devices", lambda: [CARD.type, "cpu"]),
-        _FromNumbers(),
         Card() as found,
+        _FromNumbers(found),
     ):
         yield found
 

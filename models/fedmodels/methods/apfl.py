@@ -141,10 +141,16 @@ class Apfl(FedAvg):
         return Bundle(weights=refs.trained, scalars={"num_examples": float(ctx.num_examples)})
 
     def predict(self, ctx: ClientContext, payload: Bundle, state: Bundle, x: Tensor) -> Scores:
-        own = part_of(state.weights, TWIN)
-        if self.mix == "params" or ctx.view == "global" or not own:
+        mixes = self.mix == "logits" and ctx.view != "global"
+        v = ctx.once(_own_model, state) if mixes else {}
+        if not v:
             return {self.rules[0]: ctx.net(x)}
         alpha = state.scalars["alpha"]
-        v = {k.replace("/", ".", 1): to_device(t, x.device) for k, t in own.items()}
         logits: Tensor = functional_call(ctx.net, v, (x,))
         return {"mixture": alpha * logits + (1 - alpha) * ctx.net(x)}
+
+
+def _own_model(ctx: ClientContext, state: Bundle) -> dict[str, Tensor]:
+    """Return v on the client's device, by the names that modules have."""
+    own = part_of(state.weights, TWIN)
+    return {k.replace("/", ".", 1): to_device(t, ctx.device) for k, t in own.items()}

@@ -133,10 +133,17 @@ class FedEM(FedAvg):
         return Bundle(_side_by_side(refs.learners), scalars=scalars)
 
     def predict(self, ctx: ClientContext, payload: Bundle, state: Bundle, x: Tensor) -> Scores:
-        pi = self._mixture(ctx, payload, state).tolist()
-        parts = [_logits(ctx, w, x).softmax(1) for w in self._learners(payload)]
+        pi, learners = ctx.once(self._model, payload, state)
+        parts = [_logits(ctx, learner, x).softmax(1) for learner in learners]
         mixture = torch.stack([p * part for p, part in zip(pi, parts, strict=True)]).sum(0)
         return {"mixture": mixture.clamp_min(1e-30).log()}  # logs, for the loss
+
+    def _model(
+        self, ctx: ClientContext, payload: Bundle, state: Bundle
+    ) -> tuple[list[float], list[dict[str, Tensor]]]:
+        """Return the pi (M,) that predicts, and the learners."""
+        learners = [_placed(ctx, learner) for learner in self._learners(payload)]
+        return self._mixture(ctx, payload, state).tolist(), learners
 
 
 def responsibilities(losses: Tensor, pi: Tensor) -> Tensor:
@@ -161,13 +168,17 @@ def losses_of(ctx: ClientContext, learners: list[Weights], x: Tensor, y: Tensor)
     ctx.net.eval()
     columns = [
         torch.cat([_logits(ctx, learner, part) for part in ctx.net.split(x, size)])
-        for learner in learners
+        for learner in (_placed(ctx, learner) for learner in learners)
     ]
     return torch.stack([cross_entropy(c, y, reduction="none") for c in columns], 1)
 
 
-def _logits(ctx: ClientContext, weights: Weights, x: Tensor) -> Tensor:
+def _placed(ctx: ClientContext, learner: Weights) -> dict[str, Tensor]:
+    """Return a learner's weights on the client's device, by the names that modules have."""
+    return {k.replace("/", ".", 1): to_device(t, ctx.device) for k, t in learner.items()}
+
+
+def _logits(ctx: ClientContext, placed: dict[str, Tensor], x: Tensor) -> Tensor:
     """Return the logits of a learner; the net in ``ctx`` lends its form."""
-    tensors = {k.replace("/", ".", 1): to_device(t, x.device) for k, t in weights.items()}
-    logits: Tensor = functional_call(ctx.net, tensors, x)
+    logits: Tensor = functional_call(ctx.net, placed, x)
     return logits

@@ -186,5 +186,5 @@ class FedMLP(FedAvg):
         return replace(upload, prototypes=found)  # eq. 2
 
     def predict(self, ctx: ClientContext, payload: Bundle, state: Bundle, x: Tensor) -> Scores:
-        z, g = ctx.net.features(x), by_class(ctx, payload)
+        z, g = ctx.net.features(x), ctx.once(by_class, payload)
         return {"classifier": ctx.net.head(z), "prototype": nearest_scores(z, g, g.known)}

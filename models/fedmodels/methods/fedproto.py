@@ -109,6 +109,6 @@ class FedProto(FedAvg):
         return Bundle(prototypes=self.limits.released(ctx, refs.fresh))
 
     def predict(self, ctx: ClientContext, payload: Bundle, state: Bundle, x: Tensor) -> Scores:
-        z, met = ctx.net.features(x), by_class(ctx, state).known
-        nearest = nearest_scores(z, by_class(ctx, payload), met)
+        z, met = ctx.net.features(x), ctx.once(by_class, state).known
+        nearest = nearest_scores(z, ctx.once(by_class, payload), met)
         return {"nearest": nearest, "classifier": ctx.net.head(z)}

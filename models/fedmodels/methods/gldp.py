@@ -174,7 +174,8 @@ class Gldp(FedAvg):
     # --- inference -----------------------------------------------------------------------------
 
     def predict(self, ctx: ClientContext, payload: Bundle, state: Bundle, x: Tensor) -> Scores:
-        z, own, everyone = ctx.net.features(x), by_class(ctx, state), by_class(ctx, payload)
+        z, own = ctx.net.features(x), ctx.once(by_class, state)
+        everyone = ctx.once(by_class, payload)
         local = own.or_else(everyone)
         rules = {
             "gldp_gp": nearest_scores(z, everyone, own.known),  # eq. 13

@@ -8,7 +8,7 @@ unweighted unless said otherwise.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -69,18 +69,38 @@ class ClassCounts:
                 loss = float(cross_entropy(logits.float(), true, reduction="sum"))
             logits = logits.argmax(1)
         truth, guess = (t.cpu().numpy().astype(np.int64) for t in (true, logits))
-        for name, classes in (("label", truth), ("prediction", guess)):
-            if len(classes) and not 0 <= classes.min() <= classes.max() < num_classes:
-                raise DataError(f"a {name} lies outside of 0…{num_classes - 1}")
-        right = truth[truth == guess]
-        support, predicted, correct = (
-            np.bincount(c, minlength=num_classes).astype(np.int64) for c in (truth, guess, right)
-        )
-        cells = None
+        [counts] = cls.each(guess, truth, [len(truth)], num_classes, confusion)
+        return replace(counts, loss_sum=loss)
+
+    @classmethod
+    def each(
+        cls, guess: Ints, truth: Ints, sizes: Sequence[int], classes: int, confusion: bool = False
+    ) -> list[Self]:
+        """Count several test sets, which lie one after the other, without losses.
+
+        Args:
+            guess: (N,) predicted classes.
+            truth: (N,) true classes.
+            sizes: how many examples each set has.
+            classes: K.
+            confusion: as of :meth:`of`.
+
+        Raises:
+            DataError: a class is out of range.
+        """
+        for name, codes in (("label", truth), ("prediction", guess)):
+            if len(codes) and not 0 <= codes.min() <= codes.max() < classes:
+                raise DataError(f"a {name} lies outside of 0…{classes - 1}")
+        sets, place, right = len(sizes), np.repeat(np.arange(len(sizes)), sizes), truth == guess
+        support = _table(place, truth, (sets, classes))
+        predicted = _table(place, guess, (sets, classes))
+        correct = _table(place[right], truth[right], (sets, classes))
+        found = [cls(*row) for row in zip(support, predicted, correct, strict=True)]
         if confusion:
-            flat = np.bincount(truth * num_classes + guess, minlength=num_classes**2)
-            cells = flat.astype(np.int64).reshape(num_classes, num_classes)
-        return cls(support, predicted, correct, loss, cells)
+            cells = _table(place * classes + truth, guess, (sets * classes, classes))
+            split = cells.reshape(sets, classes, classes)
+            found = [replace(c, confusion=own) for c, own in zip(found, split, strict=True)]
+        return found
 
     def __add__(self, other: ClassCounts) -> ClassCounts:
         """Return the counts of both test sets together; the confusion, if both have it."""
@@ -127,6 +147,12 @@ class ClassCounts:
             return 0.0
         f1 = 2 * self.correct[occurs] / (self.support + self.predicted)[occurs]
         return float(f1.mean())
+
+
+def _table(rows: Ints, columns: Ints, shape: tuple[int, int]) -> Ints:
+    """Return how often each pair of a row and a column occurs."""
+    flat = np.bincount(rows * shape[1] + columns, minlength=shape[0] * shape[1])
+    return flat.astype(np.int64).reshape(shape)
 
 
 def _tensor(values: Tensor | ArrayLike) -> Tensor:

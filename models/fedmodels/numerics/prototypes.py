@@ -33,7 +33,7 @@ class ByClass:
         if prototypes is not None and len(prototypes.labels):
             labels = to_device(prototypes.labels.long(), device)
             vectors[labels] = to_device(prototypes.vectors, device)
-            known[labels] = True
+            known.index_fill_(0, labels, True)  # `known[labels] = True` waits for a GPU
         return cls(vectors, known)
 
     def or_else(self, others: ByClass) -> ByClass:

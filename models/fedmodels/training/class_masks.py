@@ -26,15 +26,19 @@ def rules_of(method: Method, experiment: Experiment) -> tuple[str, ...]:
     return (first, SEEN, ALL, *(rule for rule in others if rule != ALL))
 
 
-def mask_scores(scores: Mapping[str, Tensor], seen: Tensor) -> dict[str, Tensor]:
+def candidates_of(seen: Tensor, device: torch.device) -> Tensor:
+    """Return the classes ``seen`` (K,), or all where there is none: a mask on a device."""
+    return to_device(seen if bool(seen.any()) else torch.ones_like(seen), device)
+
+
+def mask_scores(scores: Mapping[str, Tensor], candidates: Tensor) -> dict[str, Tensor]:
     """Return scores with those of the method's own rule among two sets of classes.
 
     Args:
         scores: (B, K) by rule, the method's own first.
-        seen: (K,) bool, the classes a client has met; where there is none, all are candidates.
+        candidates: (K,) bool, the classes that a client has met.
     """
     (first, own), *others = scores.items()
-    candidates = seen if bool(seen.any()) else torch.ones_like(seen)
-    among_seen = own.masked_fill(~to_device(candidates, own.device), -torch.inf)
+    among_seen = own.masked_fill(~candidates, -torch.inf)
     # A method that masks by itself says what it scores without its mask.
     return {first: own, SEEN: among_seen, ALL: scores.get(ALL, own), **dict(others)}

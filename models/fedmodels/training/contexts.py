@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from fedmodels.training.position import Position
 from fedmodels.training.run import RunFacts
 
 Metrics = dict[str, float]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -180,6 +181,8 @@ class ClientContext(Context):
     """Raises what stands against a training that hides its examples, before its first step."""
     secret: Callable[[], Secret] = field(default_factory=lambda: cache(Secret.fresh))
     """Returns the client's secret; a worker keeps it in its state directory."""
+    made: dict[tuple[Any, ...], Any] = field(default_factory=dict, repr=False)
+    """What was made :meth:`once`, and the bundles that it was made of."""
 
     @property
     def whose(self) -> int | str:
@@ -196,6 +199,18 @@ class ClientContext(Context):
         if privacy is None or not privacy.hides_examples or self.client == EVALUATOR:
             return known
         return int(self.secret().chance(f"seed/{known}") * 2**53)
+
+    def once(self, make: Callable[..., T], *bundles: Bundle) -> T:
+        """Return ``make(ctx, *bundles)``, made once for these bundles and this view.
+
+        It is for ``predict``, which is called for each batch: what depends on payload and state
+        alone, such as prototypes laid out by class, is the same for all of them.
+        """
+        key = (make, self.view, *map(id, bundles))
+        if key not in self.made:
+            self.made[key] = make(self, *bundles), bundles  # held, so that no other has their id
+        found: T = self.made[key][0]
+        return found
 
     def secret_normal(self, content: Tensor, purpose: str) -> Tensor:
         """Return N(0, 1) numbers to blur ``content``; nobody else can draw them again."""

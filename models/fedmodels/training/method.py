@@ -157,5 +157,9 @@ class Method(ABC):
         """Return the upload. Beside it only loss, scores and ``ctx.metrics`` leave the client."""
 
     def predict(self, ctx: ClientContext, payload: Bundle, state: Bundle, x: Tensor) -> Scores:
-        """Return scores (B, K) by rule; the evaluator's state is empty."""
+        """Return scores (B, K) by rule; the evaluator's state is empty.
+
+        An example's scores depend on no other example: a batch may hold several test sets'.
+        ``ctx.once`` keeps what all batches need of payload and state.
+        """
         return {"classifier": ctx.net(x)}

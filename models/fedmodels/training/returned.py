@@ -8,10 +8,9 @@ Shapes: B batch, K classes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from numbers import Real
 
-import torch
 from torch import Tensor
 
 from fedmodels.errors import ConfigError, PayloadError, TrainingFailed, suggestion
@@ -149,13 +148,24 @@ def check_scores(method: Method, ctx: ClientContext, found: object, examples: in
             raise _wrong(method, "predict", f"{what} by the rule {rule!r}", wanted)
 
 
-def check_numbers(ctx: ClientContext, rule: str, nan: Sequence[Tensor]) -> None:
-    """Check that scores are numbers; ``nan`` tells of each batch whether one is none.
+def check_rules(method: Method, found: Mapping[str, Tensor], before: Mapping[str, object]) -> None:
+    """Check that ``predict`` answers each batch with the rules that it gave ``before``.
 
     Raises:
-        TrainingFailed: scores are NaN, of which no class would be the largest.
+        ConfigError: it answers this one with others.
     """
-    if bool(torch.stack([*nan]).any()):
+    if before and found.keys() != before.keys():
+        one, other = (", ".join(rules) or "none" for rules in (before, found))
+        raise _wrong(method, "predict", f"the rules {one}, then {other}", "the same ones each time")
+
+
+def check_numbers(ctx: ClientContext, rule: str, has_nan: bool) -> None:
+    """Check that the scores by a rule are numbers.
+
+    Raises:
+        TrainingFailed: some are NaN, of which no class would be the largest.
+    """
+    if has_nan:
         raise TrainingFailed(
             f"predict gives NaN scores by the rule {rule!r}, of client {ctx.client} in "
             f"round {ctx.round + 1} ({ctx.view or 'after_local'}); give -inf to a class that "

@@ -1,13 +1,14 @@
 """The scoring of a model on named test sets.
 
-Shapes: B batch, n test set, K classes.
+Shapes: B batch, n test set, N all test sets, K classes, R rules.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -15,12 +16,14 @@ from torch.nn.functional import cross_entropy
 from fedmodels.numerics.metrics import ClassCounts
 from fedmodels.numerics.randomness import seeded
 from fedmodels.tensors.bundle import Bundle
-from fedmodels.training.class_masks import mask_scores
+from fedmodels.training.class_masks import candidates_of, mask_scores
 from fedmodels.training.contexts import ClientContext
 from fedmodels.training.method import Method
-from fedmodels.training.returned import check_numbers, check_scores
+from fedmodels.training.returned import check_numbers, check_rules, check_scores
 
 TestSets = Mapping[str, tuple[Tensor, Tensor]]
+FULL = 96
+"""On a processor an example takes as long in a batch of so many as in one of more."""
 
 
 @torch.no_grad()
@@ -36,6 +39,9 @@ def score(
 ) -> dict[tuple[str, str], ClassCounts]:
     """Score the model in ``ctx.net`` on named test sets; return counts by (rule, test set).
 
+    Answers stay on the device until the last one is there: a GPU is waited for once. Small test
+    sets share batches, but for a net whose embeddings depend on their batch.
+
     Args:
         method: predicts.
         ctx: the place in the run, and the net.
@@ -48,27 +54,47 @@ def score(
 
     Raises:
         TrainingFailed: scores are NaN, of which no class would be the largest.
+        ConfigError: ``predict`` answers with something else than its rules say.
     """
-    classes = ctx.run.problem.num_classes
-    size = ctx.run.experiment.evaluate.batch_size
-    ctx.net.eval()
-    out: dict[tuple[str, str], ClassCounts] = {}
+    net, size = ctx.net.eval(), ctx.run.experiment.evaluate.batch_size
+    candidates = None if seen is None else candidates_of(seen, ctx.device)
+    most = 0 if net.mixes_examples or kept is not None else size
+    answers: dict[str, list[Answers]] = {}
     with seeded(ctx.seed("evaluate")):
-        for name, (x, y) in sets.items():
-            answers: dict[str, list[Answers]] = {}
-            for xs, ys in zip(ctx.net.split(x, size), ctx.net.split(y, size), strict=True):
+        for group in _groups(sets, min(most, FULL) if ctx.device.type == "cpu" else most):
+            (name, *_), (x, y) = group, _as_one(group)
+            for xs, ys in zip(net.split(x, size), net.split(y, size), strict=True):
                 found = method.predict(ctx, payload, state, xs)
                 check_scores(method, ctx, found, len(xs))
                 found = {rule: found[rule] for rule in method.rules if rule in found}
-                found = found if seen is None else mask_scores(found, seen)
+                found = found if candidates is None else mask_scores(found, candidates)
+                check_rules(method, found, answers)
                 if kept is not None:
                     kept.setdefault(name, []).append(next(iter(found.values())))
                 for rule, scores in found.items():
                     answers.setdefault(rule, []).append(Answers.of(scores, ys))
-            for place, (rule, parts) in enumerate(answers.items()):
-                check_numbers(ctx, rule, [part.nan for part in parts])
-                out[rule, name] = _counted(parts, y, classes, confusion and place == 0)
-    return out
+    return _counts(ctx, answers, sets, confusion)
+
+
+def _groups(sets: TestSets, most: int) -> Iterator[TestSets]:
+    """Yield test sets in their order, neighbours of at most ``most`` examples at once."""
+    group, room = dict[str, tuple[Tensor, Tensor]](), 0
+    for name, (x, y) in sets.items():
+        if group and not 0 < len(y) <= room:
+            yield group
+            group = {}
+        room = (room if group else most) - len(y)
+        group[name] = x, y
+    if group:
+        yield group
+
+
+def _as_one(group: TestSets) -> tuple[Tensor, Tensor]:
+    """Return the inputs and labels of some test sets."""
+    if len(group) == 1:
+        return next(iter(group.values()))
+    inputs, labels = zip(*group.values(), strict=True)
+    return torch.cat(inputs), torch.cat(labels)
 
 
 @dataclass(frozen=True)
@@ -76,17 +102,34 @@ class Answers:
     """A rule's answers to a batch, where they were calculated: reading them waits for a GPU."""
 
     guess: Tensor  # (B,)
-    loss: Tensor  # (), sum over the batch
-    nan: Tensor  # (), whether a score is none
+    loss: Tensor  # (B,)
+    nan: Tensor  # (B,), whether a score is none
 
     @classmethod
     def of(cls, scores: Tensor, y: Tensor) -> Answers:
         """Take the scores (B, K) of examples of the classes ``y`` (B,)."""
-        loss = cross_entropy(scores.float(), y, reduction="sum")
-        return cls(scores.argmax(1), loss, scores.isnan().any())
+        loss = cross_entropy(scores.float(), y, reduction="none")
+        return cls(scores.argmax(1), loss, scores.isnan().any(1))
 
 
-def _counted(parts: Sequence[Answers], y: Tensor, classes: int, confusion: bool) -> ClassCounts:
-    """Return the counts of answers to a whole test set, of the classes ``y`` (n,)."""
-    counts = ClassCounts.of(torch.cat([part.guess for part in parts]), y, classes, confusion)
-    return replace(counts, loss_sum=sum(torch.stack([part.loss for part in parts]).tolist()))
+def _counts(
+    ctx: ClientContext, answers: Mapping[str, Sequence[Answers]], sets: TestSets, confusion: bool
+) -> dict[tuple[str, str], ClassCounts]:
+    """Return the counts of each rule's answers to all test sets, which are in their order."""
+    columns = [[y for _, y in sets.values()]] if answers else []
+    for parts in answers.values():
+        columns += [[p.guess for p in parts], [p.loss for p in parts], [p.nan for p in parts]]
+    if not columns:
+        return {}
+    table = torch.stack([torch.cat(column).double() for column in columns]).cpu().numpy()
+    truth, sizes = table[0].astype(np.int64), [len(y) for _, y in sets.values()]
+    classes, cuts = ctx.run.problem.num_classes, np.cumsum(sizes)[:-1]
+    found: dict[str, list[ClassCounts]] = {}
+    for place, rule in enumerate(answers):
+        guess, losses, nan = table[1 + 3 * place : 4 + 3 * place]  # (N,)
+        check_numbers(ctx, rule, bool(nan.any()))
+        confused = confusion and place == 0
+        counts = ClassCounts.each(guess.astype(np.int64), truth, sizes, classes, confused)
+        sums = [float(own.sum()) for own in np.split(losses, cuts)]
+        found[rule] = [replace(c, loss_sum=own) for c, own in zip(counts, sums, strict=True)]
+    return {(rule, name): found[rule][k] for k, name in enumerate(sets) for rule in found}

@@ -33,6 +33,18 @@ def counts(correct: int, total: int) -> ClassCounts:
 # --- counts --------------------------------------------------------------------------------------
 
 
+@given(PAIRS, st.data())
+def test_several_sets_at_once_count_as_each_alone(pairs, data):
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(pairs)), max_size=3)))
+    guess, truth = (np.array(side) for side in zip(*pairs, strict=True))
+    ends = [0, *cuts, len(pairs)]
+    found = ClassCounts.each(guess, truth, np.diff(ends).tolist(), 6, confusion=True)
+    for begin, end, counts in zip(ends, ends[1:], found, strict=False):
+        alone = ClassCounts.of(guess[begin:end], truth[begin:end], 6, confusion=True)
+        for part in ("support", "predicted", "correct", "confusion"):
+            assert getattr(counts, part).tolist() == getattr(alone, part).tolist()
+
+
 def test_counts_of_logits():
     logits = torch.tensor([[2.0, 0, 0], [0, 1, 0], [0, 3, 0]])
     c = ClassCounts.of(logits, torch.tensor([0, 1, 2]), 3)

@@ -5,7 +5,7 @@ import math
 import torch
 
 from fedmodels.methods import make
-from fedmodels.training.class_masks import mask_scores, rules_of
+from fedmodels.training.class_masks import candidates_of, mask_scores, rules_of
 from fedtide.inprocess import run_in_process
 from tests.conftest import tiny_experiment
 
@@ -24,8 +24,9 @@ def test_the_own_rule_by_hand():
 
 
 def test_a_client_that_met_nothing_chooses_among_all():
-    found = mask_scores({"own": SCORES}, torch.zeros(3, dtype=torch.bool))
-    assert torch.equal(found["seen_classes"], SCORES)
+    assert (
+        candidates_of(torch.zeros(3, dtype=torch.bool), torch.device("cpu")).tolist() == [True] * 3
+    )
 
 
 def test_a_method_with_a_mask_of_its_own_says_what_it_does_without():
