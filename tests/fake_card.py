@@ -93,6 +93,9 @@ class CardTensor(Tensor):
     def __repr__(self, **_: Any) -> str:
         return f"CardTensor({self.elem!r})"
 
+    def untyped_storage(self) -> torch.UntypedStorage:
+        return self.elem.untyped_storage()
+
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         own = args[0] if args else None

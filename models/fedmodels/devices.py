@@ -41,6 +41,11 @@ def repeat_bits() -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
 
 
+def is_gpu(device: torch.device) -> bool:
+    """Tell whether a device takes work while the processor goes on."""
+    return device.type != "cpu"
+
+
 def to_device(tensor: Tensor, device: torch.device | str) -> Tensor:
     """Return a small tensor of the processor on a device, without waiting for the device.
 

@@ -107,6 +107,9 @@ class Training(StrictTable):
     shifts by up to 4 pixels; ``turn-flip`` turns by quarters of a circle, for images without an
     upright; ``affine-flip`` turns by up to 15 degrees, shifts and zooms by up to a tenth;
     ``jitter-flip`` changes brightness and contrast."""
+    capture: Literal["auto", "off"] = "auto"
+    """Whether a GPU repeats the steps of the stock loop as CUDA graphs, which have the same bits
+    and are faster. ``auto``: where a step can be one; ``off``: never."""
     together: PositiveCount = 1
     """Clients of one process that train as one stacked step at most; 1: in turn. Floats then depend
     on who trains beside whom, so a crash may change the last bits of a run. It pays for small nets

@@ -55,11 +55,12 @@ from fedmodels.tensors.declared_counts import TrainsOn
 from fedmodels.tensors.roles import part_of, tensors_of, under, without
 from fedmodels.tensors.uploads import Uploads
 from fedmodels.training.contexts import ClientContext, ServerContext, ServerState
-from fedmodels.training.loop import EpochLoop, begin_phase
+from fedmodels.training.loop import EpochLoop
 from fedmodels.training.method import Payload
 from fedmodels.training.optimizer import optimizer_of
 from fedmodels.training.run import RunFacts
 from fedmodels.training.stepped import Batch, Output
+from fedmodels.training.steps import begin_phase
 
 TEMPERATURE = 2.0
 MIN_VARIANCE = 1e-2

@@ -56,6 +56,8 @@ class ApflReferences:
 
     twin: Twin
     alpha: Tensor  # ()
+    adapts: bool = False
+    """Whether the next step changes alpha."""
     trained: Weights = field(default_factory=dict)
     """w_i after local training."""
     is_zero: bool = False
@@ -99,7 +101,8 @@ class Apfl(FedAvg):
         twin = begin_twin(ctx, state)
         load_weights(ctx.net, payload.weights)  # the net trains as in FedAvg
         alpha = state.scalars["alpha"]
-        return ApflReferences(twin, torch.tensor(alpha, device=ctx.device), is_zero=not alpha)
+        held = torch.tensor(alpha, device=ctx.device)
+        return ApflReferences(twin, held, adapts=self.adaptive, is_zero=not alpha)
 
     def mixture_loss(
         self, ctx: ClientContext, batch: Batch, refs: ApflReferences, alpha: Tensor
@@ -117,17 +120,15 @@ class Apfl(FedAvg):
         return ctx.criterion(logits, batch.y)
 
     def after_step(self, ctx: ClientContext, batch: Batch, refs: ApflReferences) -> None:
-        adapts = self.adaptive and (self.alpha_every == "step" or refs.twin.steps == 0)
-        if not adapts and refs.is_zero:
+        if not refs.adapts and refs.is_zero:
             return  # the gradient of v is alpha times something
         with refs.twin.apart():
-            alpha = refs.alpha.clone().requires_grad_(adapts)
+            alpha = refs.alpha.clone().requires_grad_(refs.adapts)
             descend(self.mixture_loss(ctx, batch, refs, alpha), refs.twin.optimizer)
-            if alpha.grad is not None:  # <v - w, grad f(v-bar)>, section 4.1 (adaptive alpha)
-                step = lr_of(ctx) * alpha.grad
-                refs.alpha = (refs.alpha - step).clamp(0, 1)
-                if self.alpha_every != "step":  # later steps ask
-                    refs.is_zero = not float(refs.alpha)
+        if alpha.grad is not None:  # <v - w, grad f(v-bar)>, section 4.1 (adaptive alpha)
+            refs.alpha.sub_(lr_of(ctx) * alpha.grad).clamp_(0, 1)
+            if self.alpha_every == "round":  # later steps ask
+                refs.adapts, refs.is_zero = False, not float(refs.alpha)
 
     def after_local(self, ctx: ClientContext, state: Bundle, refs: ApflReferences) -> Bundle:
         refs.trained, v = weights_of(ctx.net), weights_of(refs.twin.net)

@@ -201,7 +201,8 @@ class MFCL(FedAvg):
     def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: MemoryReferences) -> Tensor:
         if refs.old is None:
             return super().loss(ctx, batch, out, refs)
-        real = batch.rows(lambda positions: positions != SYNTHETIC)
+        generated = 0 if refs.draw is None else self.synthetic_batch
+        real = slice(len(batch.y) - generated)  # generated examples come last
         new = cross_entropy_among(out.logits[real], batch.y[real], refs.current)  # L_CE
         head = ctx.net.head(out.features.detach())
         both = cross_entropy_among(head, batch.y, refs.seen)  # L_FT

@@ -96,19 +96,21 @@ class PFedGRP(FedAvg):
         return EpochLoop(self, ctx, x, y, refs, refs.renewed(teaches=self.lam > 0)).run()
 
     def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: Rehearsal) -> Tensor:
-        first, size = len(refs.real[1]), len(batch.y)
-        replayed = batch.rows(lambda positions: positions >= first)
-        if not len(replayed):
-            return cross_entropy(out.logits, batch.y)
-        loss = self.supervised(batch, out, refs) / size
-        if refs.teacher is not None:
-            apart = out.logits[replayed] - refs.teacher[batch.index[replayed] - first]
-            loss = loss + self.lam * apart.square().mean(1).sum() / size
+        loss = self.supervised(batch, out, refs)
+        if refs.teacher is not None and len(refs.teacher):
+            replayed, place = self.replayed(batch, refs)
+            apart = (out.logits - refs.teacher[place]).square().mean(1)
+            loss = loss + self.lam * (apart * replayed).mean()
         return loss  # eq. 6
 
+    def replayed(self, batch: Batch, refs: Rehearsal) -> tuple[Tensor, Tensor]:
+        """Tell which examples of a batch are replayed, (B,) bool; and which ones, (B,), else 0."""
+        place = batch.index - len(refs.real[1])
+        return place >= 0, place.clamp(min=0)
+
     def supervised(self, batch: Batch, out: Output, refs: Rehearsal) -> Tensor:
-        """Return the first sum of eq. 6, over real and replayed examples."""
-        return cross_entropy(out.logits, batch.y, reduction="sum")
+        """Return the first mean of eq. 6, over real and replayed examples."""
+        return cross_entropy(out.logits, batch.y)
 
     def after_local(self, ctx: ClientContext, state: Bundle, refs: Rehearsal) -> Bundle:
         return self.replay.of(ctx.run).kept(ctx, state, refs)  # eq. 7, where TH_G says so

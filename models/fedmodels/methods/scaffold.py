@@ -42,7 +42,7 @@ class Controls:
 
     correction: dict[str, Tensor]  # c - c_i
     total: dict[str, Tensor]
-    steps: int = 0
+    steps: Tensor  # ()
 
 
 @register("scaffold")
@@ -84,7 +84,8 @@ class Scaffold(FedAvg):
         shared, own = (part_of(bundle.weights, CONTROL) for bundle in (payload, state))
         live = ctx.net.parameters_by_key()
         apart = {key: (shared[key] - own[key]).to(w.device) for key, w in live.items()}
-        return Controls(apart, {key: torch.zeros_like(w) for key, w in live.items()})
+        total = {key: torch.zeros_like(w) for key, w in live.items()}
+        return Controls(apart, total, torch.zeros((), dtype=torch.int64, device=ctx.device))
 
     def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: Controls) -> Tensor:
         live = ctx.net.parameters_by_key()
@@ -99,9 +100,10 @@ class Scaffold(FedAvg):
                 refs.total[key] += w.grad
 
     def after_local(self, ctx: ClientContext, state: Bundle, refs: Controls) -> Bundle:
-        if not refs.steps:
+        steps = int(refs.steps)
+        if not steps:
             return state
-        mean = {key: (t / refs.steps - refs.correction[key]).cpu() for key, t in refs.total.items()}
+        mean = {key: (t / steps - refs.correction[key]).cpu() for key, t in refs.total.items()}
         return Bundle({**state.weights, **under(CONTROL, mean)})  # c_i+
 
     def uplink(self, ctx: ClientContext, state: Bundle, refs: Controls) -> Bundle:

@@ -7,7 +7,8 @@ images change alike wherever it trains.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -24,49 +25,83 @@ CONTRAST, BRIGHTNESS = 0.2, 0.2
 """Limits of ``jitter-flip``: part of the contrast, and deviations of the data."""
 
 
+Draws = tuple[Tensor, ...]
+"""What was drawn for B images, on the processor, (B, …) each."""
+
+
 def augment(x: Tensor, training: Training, generator: torch.Generator) -> Tensor:
     """Return images (B, C, H, W), each changed at random as ``[training] augment`` says."""
-    return AUGMENTATIONS[training.augment](x, generator) if len(x) else x
+    draws = draw(len(x), x.shape[1:], training, generator) if len(x) else ()
+    return changed(x, training, [draws]) if len(x) else x
 
 
-def _keep(x: Tensor, _: torch.Generator) -> Tensor:
-    return x
+def draw(count: int, shape: torch.Size, training: Training, generator: torch.Generator) -> Draws:
+    """Draw how so many images of a shape (C, H, W) are changed."""
+    return AUGMENTATIONS[training.augment][0](count, shape, generator)
 
 
-def _flip(x: Tensor, generator: torch.Generator) -> Tensor:
+def changed(x: Tensor, training: Training, draws: Sequence[Draws]) -> Tensor:
+    """Return the images (n, C, H, W) of several batches, changed as was drawn for each batch."""
+    parts = zip(*draws, strict=True)
+    return AUGMENTATIONS[training.augment][1](x, *(torch.cat([*part]) for part in parts))
+
+
+def _flips(count: int, shape: torch.Size, generator: torch.Generator) -> Draws:
+    return (torch.rand(count, generator=generator) < 0.5,)
+
+
+def _flip(x: Tensor, flip: Tensor) -> Tensor:
     """Mirror every second image or so, left to right."""
-    flip = to_device(torch.rand(len(x), generator=generator) < 0.5, x.device)
+    flip = to_device(flip, x.device)
     return torch.where(flip[:, None, None, None], x.flip(3), x)
 
 
-def _crop(x: Tensor, generator: torch.Generator) -> Tensor:
+def _crops(count: int, shape: torch.Size, generator: torch.Generator) -> Draws:
+    shift = torch.randint(0, 2 * BORDER + 1, (2, count), generator=generator)
+    return shift.T, *_flips(count, shape, generator)
+
+
+def _crop(x: Tensor, shift: Tensor, flip: Tensor) -> Tensor:
     """Cut each image out of a 4-pixel border around it, and mirror some."""
     count, height, width = len(x), x.shape[2], x.shape[3]
-    shift = to_device(torch.randint(0, 2 * BORDER + 1, (2, count), generator=generator), x.device)
-    flip = to_device(torch.rand(count, generator=generator) < 0.5, x.device)
-    rows = shift[0, :, None] + torch.arange(height, device=x.device)  # (B, H)
-    columns = shift[1, :, None] + torch.arange(width, device=x.device)  # (B, W)
+    shift, flip = to_device(shift, x.device), to_device(flip, x.device)
+    rows = shift[:, 0, None] + torch.arange(height, device=x.device)  # (B, H)
+    columns = shift[:, 1, None] + torch.arange(width, device=x.device)  # (B, W)
     columns = torch.where(flip[:, None], columns.flip(1), columns)
     image = torch.arange(count, device=x.device)[:, None, None]
     padded = F.pad(x, (BORDER,) * 4).permute(0, 2, 3, 1)
     return padded[image, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
 
 
-def _rotate(x: Tensor, generator: torch.Generator) -> Tensor:
+def _turns(count: int, shape: torch.Size, generator: torch.Generator) -> Draws:
+    step = _quarter_step(shape)
+    quarters = step * torch.randint(0, 4 // step, (count,), generator=generator)
+    return quarters, *_flips(count, shape, generator)
+
+
+def _turn(x: Tensor, quarters: Tensor, flip: Tensor) -> Tensor:
     """Turn each image by quarters of a circle, by halves if it is no square, and mirror some."""
-    step = 1 if x.shape[2] == x.shape[3] else 2
-    quarters = step * torch.randint(0, 4 // step, (len(x),), generator=generator)
-    out = x.clone()
+    out, step = x.clone(), _quarter_step(x.shape)
     for k in range(step, 4, step):
         rows = to_device((quarters == k).nonzero().flatten(), x.device)
         out[rows] = torch.rot90(x[rows], k, (2, 3))
-    return _flip(out, generator)
+    return _flip(out, flip)
 
 
-def _translate(x: Tensor, generator: torch.Generator) -> Tensor:
+def _quarter_step(shape: torch.Size) -> int:
+    return 1 if shape[-2] == shape[-1] else 2
+
+
+def _numbers(count: int, shape: torch.Size, generator: torch.Generator, *, each: int) -> Draws:
+    """Draw numbers of -1 to 1 for ``each`` image, and which of them are mirrored."""
+    numbers = 2 * torch.rand(each, count, generator=generator) - 1
+    return numbers.T, *_flips(count, shape, generator)
+
+
+def _translate(x: Tensor, numbers: Tensor, flip: Tensor) -> Tensor:
     """Turn each image a little, shift and zoom it, and mirror some; the border goes on outside."""
     height, width = x.shape[2], x.shape[3]
-    draws = to_device(2 * torch.rand(4, len(x), generator=generator) - 1, x.device).to(x.dtype)
+    draws = to_device(numbers.T.contiguous(), x.device).to(x.dtype)
     angle, zoom = math.radians(DEGREES) * draws[0], 1 + ZOOM * draws[1]
     cos, sin = zoom * angle.cos(), zoom * angle.sin()
     across, down = 2 * SHIFT * draws[2], 2 * SHIFT * draws[3]
@@ -74,24 +109,26 @@ def _translate(x: Tensor, generator: torch.Generator) -> Tensor:
     matrix = torch.stack(rows, dim=1).reshape(-1, 2, 3)
     grid = F.affine_grid(matrix, list(x.shape), align_corners=False)
     moved = F.grid_sample(x, grid, padding_mode="border", align_corners=False)
-    return _flip(moved, generator)
+    return _flip(moved, flip)
 
 
-def _jitter(x: Tensor, generator: torch.Generator) -> Tensor:
+def _jitter(x: Tensor, numbers: Tensor, flip: Tensor) -> Tensor:
     """Change contrast and brightness of each image a little, and mirror some."""
-    draws = to_device(2 * torch.rand(2, len(x), generator=generator) - 1, x.device).to(x.dtype)
+    draws = to_device(numbers.T.contiguous(), x.device).to(x.dtype)
     contrast, brightness = (draws[k][:, None, None, None] for k in (0, 1))
     middle = x.mean(dim=(1, 2, 3), keepdim=True)
     changed = middle + (1 + CONTRAST * contrast) * (x - middle) + BRIGHTNESS * brightness
-    return _flip(changed, generator)
+    return _flip(changed, flip)
 
 
-AUGMENTATIONS: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
-    "none": _keep,
-    "flip": _flip,
-    "crop-flip": _crop,
-    "turn-flip": _rotate,
-    "affine-flip": _translate,
-    "jitter-flip": _jitter,
+AUGMENTATIONS: dict[
+    str, tuple[Callable[[int, torch.Size, torch.Generator], Draws], Callable[..., Tensor]]
+] = {
+    "none": (lambda count, shape, generator: (), lambda x: x),
+    "flip": (_flips, _flip),
+    "crop-flip": (_crops, _crop),
+    "turn-flip": (_turns, _turn),
+    "affine-flip": (partial(_numbers, each=4), _translate),
+    "jitter-flip": (partial(_numbers, each=2), _jitter),
 }
-"""What changes images, by its name in a config."""
+"""What draws how images are changed, and what changes them, by its name in a config."""

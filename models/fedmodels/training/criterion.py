@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -25,17 +26,49 @@ def criterion_of(training: Training, y: Tensor, classes: int) -> Criterion:
     """
     weights = _class_weights(training, y, classes)
     if training.loss == "cross-entropy":
-        smoothing = training.label_smoothing
-        return lambda logits, y: cross_entropy(logits, y, weights, label_smoothing=smoothing)
+        return CrossEntropy(weights, training.label_smoothing)
+    return Focal(weights, training.focal_gamma)
 
-    def focal(logits: Tensor, y: Tensor) -> Tensor:
-        """Return the focal loss: a mean by class weights, as that of the cross-entropy is."""
+
+@dataclass(frozen=True)
+class CrossEntropy:
+    """Cross-entropy with weights of classes (K,) and smoothed labels."""
+
+    weights: Tensor | None
+    smoothing: float
+
+    def __call__(self, logits: Tensor, y: Tensor) -> Tensor:
+        """Return the loss."""
+        return cross_entropy(logits, y, self.weights, label_smoothing=self.smoothing)
+
+
+@dataclass(frozen=True)
+class Focal:
+    """The focal loss: a mean by weights of classes (K,), as that of the cross-entropy is."""
+
+    weights: Tensor | None
+    gamma: float
+
+    def __call__(self, logits: Tensor, y: Tensor) -> Tensor:
+        """Return the loss."""
         log_p = logits.log_softmax(1).gather(1, y[:, None])[:, 0]
-        weight = torch.ones_like(log_p) if weights is None else weights.to(log_p.dtype)[y]
+        own = self.weights
+        weight = torch.ones_like(log_p) if own is None else own.to(log_p.dtype)[y]
         lack = -torch.expm1(log_p).clamp_max(-1e-12)  # 1 - p, with a gradient for every exponent
-        return -(weight * lack**training.focal_gamma * log_p).sum() / weight.sum()
+        return -(weight * lack**self.gamma * log_p).sum() / weight.sum()
 
-    return focal
+
+@dataclass(frozen=True)
+class Noted:
+    """A loss that notes that it was asked."""
+
+    loss: Criterion
+    asked: set[str]
+
+    def __call__(self, logits: Tensor, y: Tensor) -> Tensor:
+        """Return the loss."""
+        self.asked.add("criterion")
+        return self.loss(logits, y)
 
 
 def check_own_loss(method: Method, run: RunFacts) -> None:

@@ -12,25 +12,28 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedmodels.config.training import Training
-from fedmodels.devices import to_device
+from fedmodels.devices import is_gpu, to_device
 from fedmodels.errors import ConfigError, TrainingFailed
 from fedmodels.nets.embedding import embed
 from fedmodels.nets.split import SplitNet
-from fedmodels.numerics.optimizers import descend
 from fedmodels.numerics.randomness import seeded
 from fedmodels.tensors.bundle import Bundle
-from fedmodels.training.augmentation import augment
+from fedmodels.training.augmentation import changed, draw
+from fedmodels.training.captured import steps_of
 from fedmodels.training.contexts import ClientContext
-from fedmodels.training.criterion import Criterion, criterion_of
+from fedmodels.training.criterion import Noted, criterion_of
 from fedmodels.training.divergence import check_weights, explained
 from fedmodels.training.method import LocalResult, Method
-from fedmodels.training.optimizer import optimizer_of
-from fedmodels.training.returned import check_asked, check_loss, check_trained
-from fedmodels.training.stepped import Batch, Output, Phase, Stepped
+from fedmodels.training.returned import check_asked, check_trained
+from fedmodels.training.stepped import Batch, Phase, Stepped
+from fedmodels.training.steps import Steps, begin_phase
 from fedmodels.training.wire import part_at
+
+BLOCK = 2**26
+"""Bytes of inputs that a GPU lays out at once."""
 
 
 def train_locally(
@@ -38,16 +41,6 @@ def train_locally(
 ) -> LocalResult:
     """Run one client's half of an interaction; the net in ``ctx`` is overwritten."""
     return ClientHalf(method, ctx, payload, state).train()
-
-
-def _noting(loss: Criterion, asked: set[str]) -> Criterion:
-    """Return a loss that notes that it was asked."""
-
-    def noted(logits: Tensor, y: Tensor) -> Tensor:
-        asked.add("criterion")
-        return loss(logits, y)
-
-    return noted
 
 
 @dataclass
@@ -86,7 +79,7 @@ class ClientHalf:
                 self.ctx.may_train(hidden)
         if (training := self.ctx.run.experiment.training).own_loss:
             loss = criterion_of(training, self.y, self.ctx.run.problem.num_classes)
-            self.ctx.criterion = _noting(loss, self.ctx.asked)
+            self.ctx.criterion = Noted(loss, self.ctx.asked)
 
     def end(self, loss: float) -> LocalResult:
         """Return the result of local training; ``loss`` is the last epoch's mean over examples.
@@ -142,6 +135,7 @@ class EpochLoop:
         augments = ctx.run.experiment.training.augment != "none"
         self._augment = ctx.generator("augment") if augments else self._order
         self._epoch, self._losses = -1, list[tuple[Tensor, int]]()
+        self._steps: Steps | None = None
         self.private = ctx.hidden.steps_of(ctx) if ctx.hidden is not None else None
         """Takes the steps of a training that hides its examples."""
         if self.private is not None and not (self.renewed is None and self.joined is None):
@@ -155,21 +149,20 @@ class EpochLoop:
         Args:
             steps: of the optimiser on each batch.
         """
-        net, method = self.ctx.net, self.method
-        for phase in method.phases(self.ctx):
-            optimizer = begin_phase([net], phase, self.ctx)
+        for phase in self.method.phases(self.ctx):
+            if self.private is not None:
+                self._run_private(phase)
+                continue
+            self._steps = steps_of(self.method, self.ctx, phase, self.refs, steps)
             for batch, fixed in self.batches(phase):
-                if self.private is not None:
-                    self.end_step(batch, self.private_step(batch, optimizer))
-                    continue
-                for _ in range(steps):
-                    features = net.features(batch.x) if fixed is None else fixed
-                    out = Output(features, net.head(features))
-                    loss = method.loss(self.ctx, batch, out, self.refs)
-                    check_loss(method, loss)
-                    done = descend(loss, optimizer)
-                self.end_step(batch, done)
+                self.keep(batch, self._steps.take(batch, fixed))
+            self._steps.settle()
         return self.end()
+
+    def _run_private(self, phase: Phase) -> None:
+        optimizer = begin_phase([self.ctx.net], phase, self.ctx)
+        for batch, _ in self.batches(phase):
+            self.end_step(batch, self.private_step(batch, optimizer))
 
     def private_step(self, batch: Batch, optimizer: torch.optim.Optimizer) -> Tensor:
         """Take a step that hides the examples of a batch; return their mean loss."""
@@ -189,25 +182,43 @@ class EpochLoop:
         net, training = self.ctx.net, self.ctx.run.experiment.training
         is_same = self.renewed is None and self.joined is None
         fixed = embed_once(net, self.x, training) if is_same and not self.private else None
-        for _ in range(phase.epochs):
+        for epoch in range(phase.epochs):
             self._epoch, self._losses = self._epoch + 1, []
             self.ctx.epoch = self._epoch
+            if self._steps is not None:
+                self._steps.settle()
+            self.method.begin_epoch(self.ctx, phase, epoch, self.refs)
             if self.renewed is not None:
                 self.x, self.y = self.renewed(self._epoch)
             taken = [*(self.private.batches() if self.private is not None else
                        batches(len(self.y), net, training, self._order))]  # fmt: skip
             if self.private is None:
                 self.ctx.skipped = len(self.y) - sum(map(len, taken))
-            for drawn, index in zip(taken, placed(taken, self.x.device), strict=True):
-                inputs = augment(self.x[index], training, self._augment)
-                batch = Batch(inputs, self.y[index], index, drawn)
-                if self.joined is not None:
-                    batch = self.joined(batch)
-                yield batch, None if fixed is None else fixed[index]
+            for block in _blocks(taken, self.x):
+                for batch, index in self._laid_out(block):
+                    found = batch if self.joined is None else self.joined(batch)
+                    yield found, None if fixed is None else fixed[index]
+
+    def _laid_out(self, taken: Sequence[Tensor]) -> Iterator[tuple[Batch, Tensor]]:
+        """Yield the batches of index tensors, changed at random, and their positions."""
+        training, sizes = self.ctx.run.experiment.training, [len(drawn) for drawn in taken]
+        shape = self.x.shape[1:]
+        draws = [draw(size, shape, training, self._augment) for size in sizes]
+        index = to_device(torch.cat([*taken]) if len(taken) > 1 else taken[0], self.x.device)
+        whole = changed(self.x[index], training, draws), self.y[index], index
+        if len(taken) == 1:
+            yield Batch(*whole, taken[0]), index
+            return
+        for x, y, own, drawn in zip(*(torch.split(t, sizes) for t in whole), taken, strict=True):
+            yield Batch(x, y, own, drawn), own
 
     def end_step(self, batch: Batch, loss: Tensor) -> None:
         """Finish a step: call ``after_step``, keep the loss, report progress."""
         self.method.after_step(self.ctx, batch, self.refs)
+        self.keep(batch, loss)
+
+    def keep(self, batch: Batch, loss: Tensor) -> None:
+        """Keep the loss of a step, report progress."""
         self._losses.append((loss, len(batch.y)))
         self.ctx.tick(self._epoch, len(self._losses) - 1, loss)
 
@@ -229,40 +240,6 @@ class EpochLoop:
                 parameter.requires_grad_(True)
             parameter.grad = None
         return mean_loss(self._losses)
-
-
-def begin_phase(
-    nets: Sequence[SplitNet], phase: Phase, ctx: ClientContext
-) -> torch.optim.Optimizer:
-    """Freeze weights outside the phase, set modes, return a fresh optimiser for the others.
-
-    The nets have one shape; one optimiser steps all of them that have gradients.
-    """
-    groups: dict[float, list[nn.Parameter]] = {}
-    for net in nets:
-        for key, parameter in net.parameters_by_key().items():
-            trains = key.startswith(phase.trains)
-            if parameter.requires_grad != trains:
-                parameter.requires_grad_(trains)
-            if trains:
-                decay = ctx.run.experiment.training.weight_decay
-                for prefix, value in phase.weight_decay.items():
-                    decay = value if key.startswith(prefix) else decay
-                groups.setdefault(decay, []).append(parameter)
-        _set_modes(net, phase)
-    if not groups:
-        raise ConfigError(f"a phase trains {list(phase.trains)}, and the net has no such weights")
-    each = [{"params": ps, "weight_decay": decay} for decay, ps in groups.items()]
-    return optimizer_of(each, ctx, phase.lr)
-
-
-def _set_modes(net: SplitNet, phase: Phase) -> None:
-    if not all(part.training for part in net.parts):  # looking is faster than setting
-        net.train()
-    if phase.bn_of_frozen == "eval":
-        for role, module in (("base/", net.base), ("head/", net.head)):
-            if not any(role.startswith(p) or p.startswith(role) for p in phase.trains):
-                module.eval()
 
 
 def embed_once(net: SplitNet, x: Tensor, training: Training) -> Tensor | None:
@@ -288,6 +265,14 @@ def batches(n: int, net: SplitNet, training: Training, order: torch.Generator) -
     for index in torch.split(torch.randperm(n, generator=order), training.batch_size):
         if len(index) >= smallest:
             yield index
+
+
+def _blocks(taken: Sequence[Tensor], x: Tensor) -> Iterator[Sequence[Tensor]]:
+    """Yield the batches of an epoch that are laid out at once: on a GPU as many as have room."""
+    each = math.prod(x.shape[1:]) * x.element_size() * max(map(len, taken), default=1)
+    count = max(1, BLOCK // max(1, each)) if is_gpu(x.device) else 1
+    for first in range(0, len(taken), count):
+        yield taken[first : first + count]
 
 
 def placed(indices: Sequence[Tensor], device: torch.device) -> Sequence[Tensor]:

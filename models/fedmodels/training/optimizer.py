@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.training import LrSchedule, Training
+from fedmodels.devices import is_gpu
 from fedmodels.errors import ConfigError
 from fedmodels.numerics.optimizers import kind_of
 from fedmodels.training.contexts import ClientContext
@@ -30,16 +32,19 @@ def optimizer_of(
 ) -> torch.optim.Optimizer:
     """Return the run's optimiser over parameter groups; its state lives for one phase.
 
-    The rate ``lr`` is that before the schedule; by default the run's.
+    The rate ``lr`` is that before the schedule; by default the run's. On a GPU the rate is a tensor
+    and the state is there before the first step, so that no step differs from the next one.
     """
     training = ctx.run.experiment.training
     ctx.asked.add("optimizer")
     optimizer = _plain(groups, training, training.lr if lr is None else lr)
-    if training.lr_schedule is not None:
-        for group in optimizer.param_groups:
-            group["initial_lr"] = group["lr"]
+    for group in optimizer.param_groups:
+        group["initial_lr"] = group["lr"]
+    if is_gpu(ctx.device) and training.optimizer in FUSED:
+        _put_on_device(optimizer)
+    follow(optimizer, ctx)
     if training.lr_schedule is not None or training.clip_norm is not None:
-        optimizer.register_step_pre_hook(lambda *step: _before_step(optimizer, ctx))
+        optimizer.register_step_pre_hook(lambda *step: _before_step(optimizer, training))
     return optimizer
 
 
@@ -53,13 +58,79 @@ def _plain(groups: list[dict[str, Any]], training: Training, lr: float) -> torch
     return kind(groups, lr=lr, **options)
 
 
-def _before_step(optimizer: torch.optim.Optimizer, ctx: ClientContext) -> None:
+def _put_on_device(optimizer: torch.optim.Optimizer) -> None:
+    """Make the rates tensors, and the state that the first step would make."""
+    vars(optimizer)["_warned_capturable_if_run_uncaptured"] = True
+    for group in optimizer.param_groups:
+        device = group["params"][0].device
+        group["lr"] = torch.full((), group["initial_lr"], device=device)
+        if "capturable" in group:
+            group["capturable"] = True
+        for parameter in group["params"] if _begins_at_zero(group) else ():
+            like = {"step": torch.zeros((), device=device)}
+            optimizer.state[parameter] = {
+                key: torch.zeros_like(like.get(key, parameter)) for key in _state_of(group)
+            }
+
+
+def _state_of(group: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of the state that a fused step keeps of each parameter."""
+    if "betas" in group:
+        most = ("max_exp_avg_sq",) if group["amsgrad"] else ()
+        return ("step", "exp_avg", "exp_avg_sq", *most)
+    return ("momentum_buffer",) if group["momentum"] else ()
+
+
+def _begins_at_zero(group: Mapping[str, Any]) -> bool:
+    """Tell whether the first step is that from a state of zeros: not with dampened momentum."""
+    return not group.get("dampening")
+
+
+def is_ready(optimizer: torch.optim.Optimizer) -> bool:
+    """Tell whether all steps are alike: no rate is a number, no state is made by the first one."""
+    groups = optimizer.param_groups
+    return all(isinstance(g["lr"], Tensor) and _begins_at_zero(g) for g in groups)
+
+
+def restart(optimizer: torch.optim.Optimizer, ctx: ClientContext) -> None:
+    """Let an optimiser whose state lies ready begin anew, for another training."""
+    states = [t for state in optimizer.state.values() for t in state.values()]
+    if states:
+        torch._foreach_zero_(states)
+    ctx.asked.add("optimizer")
+    follow(optimizer, ctx)
+
+
+def tensors_of(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Return the rates and the state of an optimiser whose state lies ready."""
+    groups = enumerate(optimizer.param_groups)
+    rates = {f"lr/{n}": g["lr"] for n, g in groups if isinstance(g["lr"], Tensor)}
+    states = enumerate(optimizer.state.values())
+    return rates | {f"{key}/{n}": t for n, state in states for key, t in state.items()}
+
+
+def follow(optimizer: torch.optim.Optimizer, ctx: ClientContext) -> None:
+    """Let an optimiser take its rate from the round and the epoch of a context."""
+    vars(optimizer)["where"] = weakref.ref(ctx)
+
+
+def set_rates(optimizer: torch.optim.Optimizer) -> None:
+    """Set the rates of the present round and epoch, where they are not set yet."""
+    ctx = vars(optimizer)["where"]()
+    factor = 1.0 if ctx is None else lr_factor(ctx)
+    for group in optimizer.param_groups:
+        rate = group["initial_lr"] * factor
+        if not isinstance(group["lr"], Tensor):
+            group["lr"] = rate
+        elif group.get("rate", group["initial_lr"]) != rate:
+            group["lr"].fill_(rate)
+            group["rate"] = rate
+
+
+def _before_step(optimizer: torch.optim.Optimizer, training: Training) -> None:
     """Set the rate of a step, and clip its gradient."""
-    training = ctx.run.experiment.training
     if training.lr_schedule is not None:
-        factor = lr_factor(ctx)
-        for group in optimizer.param_groups:
-            group["lr"] = group["initial_lr"] * factor
+        set_rates(optimizer)
     if training.clip_norm is not None:
         nn.utils.clip_grad_norm_(
             [p for group in optimizer.param_groups for p in group["params"]], training.clip_norm

@@ -166,6 +166,16 @@ class RunFacts:
         return not net.frozen and can_be_grouped(net.train(), self.problem.input_shape)
 
     @cached_property
+    def nets_draw(self) -> bool:
+        """Return whether the run's nets draw random numbers in training, as dropout does."""
+        net = self._built().train()
+        x = torch.zeros(2, *self.problem.input_shape)
+        with torch.no_grad(), seeded(0):
+            before = torch.get_rng_state()
+            net(x)
+            return not torch.equal(before, torch.get_rng_state())
+
+    @cached_property
     def width(self) -> int:
         """Return d, the number of coordinates of an embedding."""
         return self._shape.width

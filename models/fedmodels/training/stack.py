@@ -17,7 +17,7 @@ Shapes: C clients, B batch.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields
 from typing import Any, Self
 
 import torch
@@ -30,11 +30,13 @@ from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.randomness import seeded
 from fedmodels.training.contexts import ClientContext
 from fedmodels.training.divergence import explained
-from fedmodels.training.loop import ClientHalf, EpochLoop, begin_phase
+from fedmodels.training.loop import ClientHalf, EpochLoop
 from fedmodels.training.method import LocalResult
 from fedmodels.training.returned import check_loss
 from fedmodels.training.run import RunFacts
 from fedmodels.training.stepped import Batch, Output, Phase, Stepped, in_steps
+from fedmodels.training.steps import begin_phase
+from fedmodels.training.trees import atoms, form, mapped
 
 
 def begin_apart(half: ClientHalf) -> None:
@@ -313,47 +315,24 @@ _PERSONAL = ("client", "metrics", "num_examples", "stream", "secret")
 """What a context holds of one client."""
 
 
-def _leaves(tree: Any) -> Iterator[Tensor]:
-    """Yield the tensors of a loss's arguments, in the order of :func:`_rebuild`."""
-    if isinstance(tree, Tensor):
-        yield tree
-    else:
-        for branch in _branches(tree):
-            yield from _leaves(branch)
-
-
 def _layout(tree: Any) -> Any:
-    """Return what is not a tensor's values: its form, and types, names and numbers of the rest."""
-    if isinstance(tree, Tensor):
-        return tree.shape, tree.dtype
-    branches = _branches(tree)
-    names = tuple(tree) if isinstance(tree, Mapping) else ()
-    value = tree if isinstance(tree, bool | int | float | str) else None
-    return type(tree), names, value, tuple(map(_layout, branches))
+    """Return all of references but the values of their tensors."""
+    return form(tree, lambda tensor: (tensor.shape, tensor.dtype))
+
+
+def _leaves(tree: Any) -> Iterator[Tensor]:
+    """Yield the tensors of references.
+
+    Raises:
+        TypeError: they hold something else.
+    """
+    for atom in atoms(tree):
+        if not isinstance(atom, Tensor):
+            name = type(atom).__name__
+            raise TypeError(f"a loss that is mapped over clients cannot refer to {name}")
+        yield atom
 
 
 def _rebuild(tree: Any, leaves: Iterator[Tensor]) -> Any:
-    """Return a copy of a tree with other tensors."""
-    if isinstance(tree, Tensor):
-        return next(leaves)
-    branches = [_rebuild(branch, leaves) for branch in _branches(tree)]
-    if isinstance(tree, Mapping):
-        return dict(zip(tree, branches, strict=True))
-    if is_dataclass(tree) and not isinstance(tree, type):
-        names = (each.name for each in fields(tree))
-        return replace(tree, **dict(zip(names, branches, strict=True)))
-    if hasattr(tree, "_fields"):  # a named tuple
-        return type(tree)(*branches)
-    return type(tree)(branches) if branches else tree
-
-
-def _branches(tree: Any) -> list[Any]:
-    if isinstance(tree, Mapping):
-        return list(tree.values())
-    if is_dataclass(tree):
-        return [getattr(tree, each.name) for each in fields(tree)]
-    if isinstance(tree, tuple | list):
-        return list(tree)
-    if tree is None or isinstance(tree, bool | int | float | str):
-        return []
-    raise TypeError(f"a loss that is mapped over clients cannot refer to {type(tree).__name__}")
+    """Return a copy of references with other tensors."""
+    return mapped(tree, lambda _: next(leaves))

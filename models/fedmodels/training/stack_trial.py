@@ -27,7 +27,7 @@ from fedmodels.training.method import LocalResult, Method
 from fedmodels.training.position import Position
 from fedmodels.training.run import RunFacts
 from fedmodels.training.stack import begin_apart, check_stacks, end_apart, fit_together
-from fedmodels.training.stepped import in_steps, root_of
+from fedmodels.training.stepped import Stepped, in_steps, root_of
 
 SIZES = (16, 12)
 """Examples of each client: two batches of 8, and one of 8 with a rest of 4."""
@@ -57,6 +57,8 @@ def check_together(method: Method, run: RunFacts) -> None:
         raise _refusal(method, run, "what stands for earlier tasks is not the same for all")
     if not _trains_in_phases(method):
         raise _refusal(method, run, "its fit is its own")
+    if type(in_steps(method)).begin_epoch is not Stepped.begin_epoch:
+        raise _refusal(method, run, "what its loss refers to changes between epochs")
     method, facts = _short(method), _small(run)
     state = init_server(method, facts)
     kept = [init_client(method, facts, client) for client in range(len(SIZES))]

@@ -69,6 +69,10 @@ class Stepped(Method):
         """Return the phases of local training, in order."""
         return [Phase(epochs=ctx.run.experiment.training.local_epochs)]
 
+    def begin_epoch(self, ctx: ClientContext, phase: Phase, epoch: int, refs: Any) -> None:
+        """Act before an epoch of a phase, counted from 0 in each phase."""
+        return None
+
     def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: Any) -> Tensor:
         """Return the scalar loss of a mini-batch: a mean over its examples."""
         return ctx.criterion(out.logits, batch.y)

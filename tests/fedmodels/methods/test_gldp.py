@@ -208,24 +208,25 @@ def test_local_average_by_hand():
 def test_own_prototypes_may_move_with_every_epoch():
     """Embeddings (0, 2) and (0, 4) of class 0 in one epoch, beta = .5: (1, 0) moves to (.5, 1.5).
 
-    The next epoch's first batch is what tells that the epoch is over; L_LP reads what moved then.
-    Epochs of the head, whose embeddings have no gradient, move nothing.
+    L_LP reads what moved before the next epoch. Epochs of the head move nothing.
     """
     method, ctx = client_with([[0.0, 2.0], [0.0, 4.0]], [0, 0], own_moves="epoch")
     state = Bundle(weights_of(ctx.net), {"class": prototypes({0: (1.0, 0.0)})})
     refs = method.prepare(ctx, Bundle(weights={}, prototypes={}), state)
     x, y = ctx.stream.x, ctx.stream.y
 
-    def step(index, trains=True):
-        z = x[[index]].clone().requires_grad_(trains)
-        batch = Batch(x[[index]], y[[index]], torch.tensor([index]))
-        method.loss(ctx, batch, Output(z, torch.zeros(1, 10, requires_grad=True)), refs)
+    def after(phase, epoch, steps=(0, 1)):
+        method.begin_epoch(ctx, phase, epoch, refs)
+        for index in steps:
+            z = x[[index]].clone().requires_grad_(phase is base)
+            batch = Batch(x[[index]], y[[index]], torch.tensor([index]))
+            method.loss(ctx, batch, Output(z, torch.zeros(1, 10, requires_grad=True)), refs)
         return refs.own.vectors[0].tolist()
 
-    assert [step(0), step(1)] == [[1.0, 0.0]] * 2
-    assert step(1) == [0.5, 1.5]
-    assert step(0) == [0.5, 1.5]
-    assert step(0, trains=False) == [0.5, 1.5]
+    base, head = method.phases(ctx)
+    assert after(base, 0) == [1.0, 0.0]
+    assert after(base, 1) == [0.5, 1.5]
+    assert [after(head, epoch) for epoch in (0, 1)] == [[0.5, 1.5]] * 2
     kept = method.after_local(ctx, state, refs)
     assert kept.prototypes["class"].rows()[0][0].tolist() == [0.25, 2.25]
 

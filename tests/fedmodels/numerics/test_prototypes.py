@@ -50,8 +50,6 @@ def test_latest_embeddings_are_those_of_this_epoch():
     z = torch.tensor([[2.0, 0.0], [4.0, 2.0]], requires_grad=True)
     latest.keep(_visiting(0, 1), z)
     assert not latest.vectors.requires_grad
-    assert latest.comes_again(_visiting(2, 1))  # one of two is enough
-    assert not latest.comes_again(_visiting(2, 3))
     latest.keep(_visiting(3), torch.ones(1, 2))
     found = latest.means(torch.tensor([0, 0, 1, 1]), 2)
     assert found.rows()[0][0].tolist() == [3, 1]

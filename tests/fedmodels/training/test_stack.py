@@ -139,14 +139,14 @@ def test_in_bfloat16_too(name, digits):
     ("name", "reading", "why"),
     [
         ("moon", {}, "cannot refer to SplitNet"),
-        ("ditto", {}, "cannot refer to SplitNet"),
+        ("ditto", {}, "cannot refer to Twin"),
         ("fedmlp", {}, "references differ"),
         ("fedpac", {}, "references differ"),
         ("creff", {}, "references differ"),
         ("fedem", {}, "its fit is its own"),
         ("pfedgrp", {}, "what stands for earlier tasks"),
         ("gldp", {"proto_pass": "running"}, "references differ"),
-        ("gldp", {"own_moves": "epoch"}, "references differ"),
+        ("gldp", {"own_moves": "epoch"}, "changes between epochs"),
     ],
 )
 def test_what_cannot_is_refused_before_the_run_begins(name, reading, why):
@@ -219,14 +219,14 @@ def test_a_method_that_fails_by_itself_is_told_so():
 
 def test_long_training_is_not_tried_in_full():
     """An epoch of each phase: GLDP has 30."""
-    phases, plain = [], fedmodels.training.loop.begin_phase
+    phases, plain = [], fedmodels.training.steps.begin_phase
 
     def watched(nets, phase, training):
         phases.append(phase.epochs)
         return plain(nets, phase, training)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedmodels.training.loop.begin_phase", watched)
+        patch.setattr("fedmodels.training.steps.begin_phase", watched)
         tried("gldp")
     assert phases == [1] * len(phases) != []
 

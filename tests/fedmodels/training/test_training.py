@@ -16,12 +16,13 @@ from fedmodels.numerics.randomness import seeded
 from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.training.augmentation import augment
 from fedmodels.training.contexts import ClientContext
-from fedmodels.training.loop import batches, begin_phase, embed_once, train_locally
+from fedmodels.training.loop import batches, embed_once, train_locally
 from fedmodels.training.position import Position
 from fedmodels.training.private_state import keeps_state
 from fedmodels.training.run import RunFacts
 from fedmodels.training.scoring import score
 from fedmodels.training.stepped import Phase
+from fedmodels.training.steps import begin_phase
 from tests.conftest import OneTask, linear_context, tiny_experiment
 
 

@@ -83,22 +83,18 @@ class LatestEmbeddings:
     """Each example's embedding when it was last trained on, in the epoch under way."""
 
     vectors: Tensor  # (n, d)
-    visited: Tensor  # (n,) bool, on the processor
+    visited: Tensor  # (n,) bool
 
     @classmethod
     def of(cls, examples: int, width: int, device: torch.device) -> LatestEmbeddings:
         """Return room for the embeddings (d,) of so many examples, none of them visited."""
         vectors = torch.zeros(examples, width, device=device)
-        return cls(vectors, torch.zeros(examples, dtype=torch.bool))
-
-    def comes_again(self, batch: Batch) -> bool:
-        """Tell whether a batch has an example that was visited: another epoch has begun."""
-        return bool(self.visited[batch.positions].any())
+        return cls(vectors, torch.zeros(examples, dtype=torch.bool, device=device))
 
     def keep(self, batch: Batch, features: Tensor) -> None:
         """Keep the embeddings (B, d) of a batch."""
         self.vectors[batch.index] = features.detach().float()
-        self.visited[batch.positions] = True
+        self.visited.index_fill_(0, batch.index, True)
 
     def forget_visits(self) -> None:
         """Begin another epoch."""
@@ -106,7 +102,7 @@ class LatestEmbeddings:
 
     def means(self, labels: Tensor, num_classes: int) -> Prototypes:
         """Return the class means of the examples visited, by the labels (n,) of all."""
-        rows = self.visited.nonzero().flatten().to(labels.device)
+        rows = self.visited.nonzero().flatten()
         return class_prototypes(self.vectors[rows], labels[rows], num_classes)
 
 
@@ -152,15 +148,14 @@ class MovesEachEpoch(KeepsEmbeddings):
     Algorithm 1 has both equations within the epochs (line 15).
     """
 
-    def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: Tables) -> Tensor:
-        latest = _latest(refs)
-        if out.features.requires_grad and latest.comes_again(batch):  # another epoch begins
+    def begin_epoch(self, ctx: ClientContext, phase: Phase, epoch: int, refs: Tables) -> None:
+        if epoch and phase.trains == ("base/",):
             assert isinstance(refs, EmbeddedTables)
+            latest = _latest(refs)
             found = latest.means(ctx.stream.train(ctx.task)[1], ctx.run.problem.num_classes)
             refs.held = moved(refs.held, found, self.beta)  # eq. 9
             refs.own = by_class(ctx, Bundle(prototypes={"class": refs.held}))
             latest.forget_visits()
-        return super().loss(ctx, batch, out, refs)
 
     def after_local(self, ctx: ClientContext, state: Bundle, refs: Tables) -> Bundle:
         assert isinstance(refs, EmbeddedTables)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
@@ -26,12 +27,13 @@ class SoftLabels(PFedGRP):
     """Replayed examples have the classifier's probabilities for labels (ablation AS3)."""
 
     def supervised(self, batch: Batch, out: Output, refs: Rehearsal) -> Tensor:
-        first = len(refs.real[1])
-        real, replayed = batch.rows(lambda i: i < first), batch.rows(lambda i: i >= first)
         assert refs.replayed.soft is not None
-        hard = cross_entropy(out.logits[real], batch.y[real], reduction="sum")
-        soft = refs.replayed.soft[batch.index[replayed] - first]
-        return hard + cross_entropy(out.logits[replayed], soft, reduction="sum")
+        if not len(refs.replayed.soft):
+            return super().supervised(batch, out, refs)
+        replayed, place = self.replayed(batch, refs)
+        hard = cross_entropy(out.logits, batch.y, reduction="none")
+        soft = cross_entropy(out.logits, refs.replayed.soft[place], reduction="none")
+        return torch.where(replayed, soft, hard).mean()
 
 
 OF = {

@@ -1,0 +1,105 @@
+"""The steps of a phase of local training, one operator after another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedmodels.errors import ConfigError
+from fedmodels.nets.split import SplitNet
+from fedmodels.numerics.optimizers import descend
+from fedmodels.training.contexts import ClientContext
+from fedmodels.training.optimizer import optimizer_of
+from fedmodels.training.returned import check_loss
+from fedmodels.training.stepped import Batch, Output, Phase, Stepped
+
+
+@dataclass(frozen=True)
+class Step:
+    """What all steps of a phase have in common."""
+
+    method: Stepped
+    net: SplitNet
+    optimizer: torch.optim.Optimizer
+    repeats: int
+    """Steps of the optimiser on each batch."""
+
+    def take(self, ctx: ClientContext, batch: Batch, fixed: Tensor | None, refs: Any) -> Tensor:
+        """Step down the loss of a batch; return its last value, without a gradient.
+
+        ``fixed`` has the embeddings (B, d) if the phase cannot change them.
+        """
+        for _ in range(self.repeats):
+            features = self.net.features(batch.x) if fixed is None else fixed
+            loss = self.method.loss(ctx, batch, Output(features, self.net.head(features)), refs)
+            check_loss(self.method, loss)
+            done = descend(loss, self.optimizer)
+        self.method.after_step(ctx, batch, refs)
+        return done
+
+
+class Steps:
+    """The steps of one phase of a client's training."""
+
+    def __init__(
+        self, method: Stepped, ctx: ClientContext, phase: Phase, refs: Any, repeats: int
+    ) -> None:
+        """Begin a phase: freeze weights, set modes, make an optimiser."""
+        self.ctx, self.refs = ctx, refs
+        self.step = Step(method, ctx.net, self._begun(phase), repeats)
+
+    def _begun(self, phase: Phase) -> torch.optim.Optimizer:
+        return begin_phase([self.ctx.net], phase, self.ctx)
+
+    def take(self, batch: Batch, fixed: Tensor | None) -> Tensor:
+        """Take a step; return the loss of its batch. See :class:`Step`."""
+        return self.step.take(self.ctx, batch, fixed, self.refs)
+
+    def settle(self) -> None:
+        """Give references what steps changed in them: others read them, or change them, now."""
+
+
+def begin_phase(
+    nets: Sequence[SplitNet], phase: Phase, ctx: ClientContext
+) -> torch.optim.Optimizer:
+    """Freeze weights outside the phase, set modes, return a fresh optimiser for the others.
+
+    The nets have one shape; one optimiser steps all of them that have gradients.
+    """
+    return optimizer_of(groups_of(nets, phase, ctx), ctx, phase.lr)
+
+
+def groups_of(nets: Sequence[SplitNet], phase: Phase, ctx: ClientContext) -> list[dict[str, Any]]:
+    """Freeze weights outside the phase and set modes; return the optimiser's groups of the others.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    groups: dict[float, list[nn.Parameter]] = {}
+    for net in nets:
+        for key, parameter in net.parameters_by_key().items():
+            trains = key.startswith(phase.trains)
+            if parameter.requires_grad != trains:
+                parameter.requires_grad_(trains)
+            if trains:
+                decay = ctx.run.experiment.training.weight_decay
+                for prefix, value in phase.weight_decay.items():
+                    decay = value if key.startswith(prefix) else decay
+                groups.setdefault(decay, []).append(parameter)
+        _set_modes(net, phase)
+    if not groups:
+        raise ConfigError(f"a phase trains {list(phase.trains)}, and the net has no such weights")
+    return [{"params": ps, "weight_decay": decay} for decay, ps in groups.items()]
+
+
+def _set_modes(net: SplitNet, phase: Phase) -> None:
+    if not all(part.training for part in net.parts):  # looking is faster than setting
+        net.train()
+    if phase.bn_of_frozen == "eval":
+        for role, module in (("base/", net.base), ("head/", net.head)):
+            if not any(role.startswith(p) or p.startswith(role) for p in phase.trains):
+                module.eval()
