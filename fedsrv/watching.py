@@ -109,6 +109,7 @@ def steer(
     close: bool = False,
     now: bool = False,
     exclude: Sequence[str] = (),
+    set_aside: Sequence[tuple[str, int]] = (),
     within_s: float = CONNECT_S,
 ) -> None:
     """Let clients retire from an open run, or end it; exclude clients from any run.
@@ -121,12 +122,16 @@ def steer(
         close: end the run once nothing is left to learn.
         now: end it after the round under way.
         exclude: ids of clients that are set aside.
+        set_aside: ids of clients, each with a task of an open run that is set aside.
         within_s: how long the answer may take.
 
     Raises:
         LinkError: nobody answers, the coordinator refuses, or its certificate is not trusted.
     """
-    request = rpc.SteerRequest(retire=retire, forget=forget, close=close, now=now, exclude=exclude)
+    tasks = [rpc.TaskOf(client_id=client, task=task) for client, task in set_aside]
+    request = rpc.SteerRequest(
+        retire=retire, forget=forget, close=close, now=now, exclude=exclude, set_aside=tasks
+    )
     with caller_channel(address, credentials) as channel:
         call: Any = channel.unary_unary(
             f"/{SERVICE}/Steer", rpc.SteerRequest.SerializeToString, rpc.SteerResponse.FromString

@@ -34,7 +34,6 @@ from fedpb.peer_certificates import PeerCertificates
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.availability import with_digest
 from fedsrv.coordinator import admission_of, config_text, set_aside, write_facts
-from fedsrv.engine.admission import Admission
 from fedsrv.engine.cohort import Answer, Answers, AnyOf, News, Trip, stamped
 from fedsrv.engine.rounds import Engine
 from fedsrv.events import EventLog
@@ -48,6 +47,7 @@ from fedsrv.state.run_directory import (
 from fedsrv.state.store import Store
 
 if TYPE_CHECKING:
+    from fedsrv.parts.open_admission import OpenAdmission
     from fedsrv.parts.stages import AtRest
 
 log = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ class InProcessCohort:
         after: Callable[[Result], None] = lambda result: None,
         retired: Sequence[int] = (),
         forgets: bool = False,
-        admission: Admission | None = None,
+        admission: OpenAdmission | None = None,
     ) -> None:
         ids: list[ClientId] = [*range(experiment.schedule.clients)]
         if evaluator:
@@ -112,14 +112,14 @@ class InProcessCohort:
         self._looked_at |= is_new
         for client, text in is_new.items():
             self._admit(self._admission, client, text)
-        for client in self._admission.settle() if is_new else ():
-            self._leaves(client)
+        for other in self._admission.settle() if is_new else ():
+            self._leaves(other)
         return dict(self._admitted)
 
-    def _admit(self, admission: Admission, client: int, text: str) -> None:
+    def _admit(self, admission: OpenAdmission, client: int, text: str) -> None:
         """Take what a client of an open run describes, unless it does not fit."""
         try:
-            admission.check(client, text)
+            admission.check_fits(client, text)
         except PayloadError as error:
             log.error("%s", error)
             return
@@ -206,6 +206,8 @@ class InProcessCohort:
     ) -> tuple[dict[ClientId, Answer], dict[ClientId, str]]:
         """Let clients do an order, as many at a time as train together; return who declined it.
 
+        In an open run a client that fails counts as one that declined.
+
         Raises:
             ClientFailed: a client failed, or too few are left of those that did not decline.
         """
@@ -219,8 +221,13 @@ class InProcessCohort:
                 down, result = task.payload.num_bytes(), results[task.order.client_id]
                 if result.failure.startswith(OrderDeclined.SAID):
                     declined[client] = result.failure
-                else:
+                    continue
+                try:
                     found[client] = self._answer(trip, client, result, down)
+                except ClientFailed as failed:
+                    if not self._experiment.schedule.open:
+                        raise
+                    declined[client] = failed.reason
         if declined and (needed is None or len(found) < needed):
             client, why = next(iter(declined.items()))
             raise ClientFailed(client, trip.sample.round, "order", why)
@@ -366,7 +373,7 @@ def run_in_process(
         if facts:
             store.expect("config.toml", config_text(experiment))
             write_facts(out, experiment, computes=store.ended() is None)
-        admission = admission_of(experiment, store) if experiment.schedule.open else None
+        admission: Any = admission_of(experiment, store) if experiment.schedule.open else None
         cohort = InProcessCohort(experiment, data, out / "clients", admission=admission, **options)
         events = EventLog()
         parts = parts_of(store, events, server_data=held, at_rest=at_rest)

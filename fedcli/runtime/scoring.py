@@ -67,6 +67,8 @@ def _sets(
     if client.client != EVALUATOR:
         stream.meet(order.tasks_seen, order.first_task)
         for task in range(order.first_task, min(order.tasks_seen, client.data.num_tasks)):
+            if task in order.set_aside:
+                continue
             yield f"task/{task}", stream.test(task)
             if (kept := stream.validation(task)) is not None:
                 yield f"{VALIDATION}/{task}", kept

@@ -162,6 +162,24 @@ def exclude(
     typer.echo(f"{server}: excluded before the next round: {', '.join(map(str, clients))}")
 
 
+@watching_app.command("set-aside")
+def set_aside(
+    server: Coordinator,
+    client: Annotated[int, typer.Option(min=0, help="Whose task it is.")],
+    task: Annotated[int, typer.Option(min=0, help="Which of its tasks, from 0.")],
+    ca: Authority = None,
+    cert: Cert = None,
+    key: Key = None,
+    crl: Revoked = None,
+) -> None:
+    """Set a task of an open run aside for good, before its next round: its client goes on without.
+
+    What the run has learned from it stays in the model. It is trained and scored no more.
+    """
+    _steer(server, ca, cert, key, crl, set_aside=[(str(client), task)])
+    typer.echo(f"{server}: task {task} of client {client} is set aside before the next round")
+
+
 @watching_app.command()
 def close(
     server: Coordinator,

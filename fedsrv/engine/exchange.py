@@ -27,7 +27,7 @@ class WholeCohort(Exchange):
         if not out or results.mean is None:
             return results
         orders = {client: trip.orders[client] for client in left}
-        without = replace(trip, orders=orders, until=AllOf(at.plan.needed(left)))
+        without = replace(trip, orders=orders, until=AllOf(at.plan.needed_uploads(left)))
         # clients bring what they sent again
         return parts.cohort.send_and_receive(without).after(results)
 

@@ -239,6 +239,14 @@ class Plan:
         others = (c for c in found if c not in cohort and tasks[c] > step.task_of(c))
         return tuple(c for c in others if takes_part(c, step.interaction, self.aside))
 
+    def unscored(self, client: ClientId) -> Sequence[int]:
+        """Return the tasks of a client that are not scored any more."""
+        return ()
+
+    def needed_uploads(self, clients: Sequence[ClientId], wanted: int | None = None) -> int:
+        """Return how many uploads of these clients a round needs."""
+        return self.needed(clients, wanted)
+
     def needed(self, clients: Sequence[ClientId], wanted: int | None = None) -> int:
         """Return how many of these clients a trip needs: all or as many as are wanted, or fewer."""
         most = min(wanted or len(clients), len(clients))

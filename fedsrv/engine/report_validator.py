@@ -199,7 +199,8 @@ class ReportValidator:
         if not isinstance(client, int):
             return {}
         rows = self.profiles[client].test[order.first_task : order.tasks_seen]
-        return {f"task/{task}": row.tolist() for task, row in enumerate(rows, order.first_task)}
+        found = enumerate(rows, order.first_task)
+        return {f"task/{n}": row.tolist() for n, row in found if n not in order.set_aside}
 
     def _kept(self, client: ClientId, order: rpc.Order) -> dict[str, list[int]]:
         """Return the most examples of each class that a client may keep for validation, by task."""

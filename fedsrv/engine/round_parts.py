@@ -121,7 +121,7 @@ class RoundParts:
         for one in self.options:
             check = one.checks(ctx, check)
         return plan.trip(
-            orders, common, personal, AllOf(plan.needed(ctx.cohort, wanted), wanted),
+            orders, common, personal, AllOf(plan.needed_uploads(ctx.cohort, wanted), wanted),
             spec=plan.upload_spec, count=self.count if self._folds else None, check_upload=check,
             measures=True,
         )  # fmt: skip
@@ -166,7 +166,7 @@ class RoundParts:
             kind=kind, client_id=str(client), interaction=ctx.interaction, round=ctx.round,
             task=step.task_of(client), views=views, tasks_seen=tasks,
             first_task=max(0, tasks - (most or tasks)), new_classes=self.plan.new_classes,
-            task_began=self.plan.task_began(client, step),
+            task_began=self.plan.task_began(client, step), set_aside=self.plan.unscored(client),
             global_test=self.experiment.evaluate.generalization,
             confusion=confusion and bool(views) and client != EVALUATOR,
             base=last_trained.get(client, -1) if isinstance(client, int) else -1,
@@ -220,7 +220,7 @@ class RoundParts:
             uploads = one.uploads(at, uploads)
         if not uploads:
             return Reduced(state, {}, {})
-        needed = self.plan.needed(ctx.cohort, self._wanted(ctx))
+        needed = self.plan.needed_uploads(ctx.cohort, self._wanted(ctx))
         found = reduced(self.method, ctx, state, uploads, needed)
         self.leave_out(ctx, results, found.left_out)
         moved = drift(*(s.common.prototypes.get("class") for s in (state, found.state)))

@@ -48,6 +48,11 @@ class OpenAdmission(Admission):
         for text in self._known.values():
             self._classes.update(Profile.parse(0, text).classes)
 
+    def check_fits(self, client: ClientId, text: str) -> None:
+        """Check a description of data that nobody sent, as in one process; raise PayloadError."""
+        with self._lock:
+            self._check_fits(client, Profile.parse(client, text), text)
+
     def _check_fits(self, client: ClientId, profile: Profile, text: str) -> None:
         """Check the shape of inputs, the names of classes, and that nothing is gone."""
         if self._problem is not None and self._differs(profile.problem):

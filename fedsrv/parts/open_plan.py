@@ -49,11 +49,14 @@ class Growth:
     """How many uploads of their present tasks came to nothing, of clients that have to train."""
     away: tuple[int, ...] = ()
     """Clients that have to train and are not connected: the stage does not last for them."""
+    set_aside: Mapping[tuple[int, int], str] = field(default_factory=dict)
+    """Clients and tasks that nobody trains or scores from here on, and why."""
 
     def to_json(self) -> dict[str, Any]:
         """Return it for the database and the records."""
         numbers = {name: [*getattr(self, name).items()] for name in ("tasks", "owed", "failed")}
-        return {**asdict(self), **numbers}
+        aside = [(client, task, why) for (client, task), why in self.set_aside.items()]
+        return {**asdict(replace(self, set_aside={})), **numbers, "set_aside": aside}
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Self:
@@ -71,6 +74,7 @@ class Growth:
             owed,
             failed,
             tuple(map(int, found["away"])),
+            {(int(client), int(task)): str(why) for client, task, why in found["set_aside"]},
         )
 
 
@@ -115,7 +119,10 @@ class OpenPlan(Plan):
             weights = {c: int(profiles[c].train[task].sum()) for c, task in present.items()}
         before, stage = self.steps[: growth.interaction], Stage(len(self.growths))
         owed = {c: n for c, n in growth.owed.items() if c not in growth.away}
-        added = stage_steps(experiment, stage, len(before), present, owed, weights, aside)
+        gone = {place for each in growths for place in each.set_aside}
+        untrained = {c: len(before) for c, task in present.items() if (c, task) in gone}
+        until = {**aside, **untrained}
+        added = stage_steps(experiment, stage, len(before), present, owed, weights, until)
         steps = [*before, *added]
         run = self.run
         if len(names) > run.problem.num_classes:
@@ -145,6 +152,26 @@ class OpenPlan(Plan):
     def new_classes(self) -> Sequence[str]:
         """Return the names of the classes that the run did not begin with."""
         return self.classes[len(self.growths[0].classes) :] if self.growths else ()
+
+    @cached_property
+    def set_aside(self) -> Mapping[tuple[int, int], str]:
+        """Of an open run: the clients and tasks that nobody trains or scores, and why."""
+        return {place: why for growth in self.growths for place, why in growth.set_aside.items()}
+
+    def unscored(self, client: ClientId) -> list[int]:
+        """Return the tasks of a client that were set aside, ascending."""
+        return sorted(task for other, task in self.set_aside if other == client)
+
+    def needed_uploads(self, clients: Sequence[ClientId], wanted: int | None = None) -> int:
+        """Return how many uploads a round needs: fewer than all, unless the config wants all.
+
+        A round may have one client alone, which then ends no run.
+        """
+        least, needed = self.run.experiment.server.min_clients, self.needed(clients, wanted)
+        most = min(wanted or len(clients), len(clients))
+        if least is None or least >= self.run.experiment.schedule.clients:
+            return needed
+        return min(needed, most - 1)
 
     def task_began(self, client: ClientId, step: Step) -> int:
         """Return the round in which a client's task of a step began; 0 for the evaluator.
@@ -198,7 +225,7 @@ def stage_steps(
         tasks: the present task of each client that may train.
         owed: how often clients have still to train on it.
         weights: of each client, as for :func:`draw_cohort`.
-        aside: the first interaction without each client that was set aside.
+        aside: the first interaction without each client that was set aside, or whose task was.
     """
     left = {c: n for c, n in owed.items() if n and c in tasks}
     cohorts = list[tuple[int, ...]]()
@@ -256,6 +283,7 @@ def movers(
     present: Mapping[int, int],
     resting: Collection[int],
     is_idle: bool,
+    set_aside: Collection[tuple[int, int]] = (),
 ) -> dict[int, int]:
     """Return the clients that can go on to another task or join, with their new number of tasks.
 
@@ -265,8 +293,15 @@ def movers(
         present: how many tasks of each client the run has begun.
         resting: the clients that have learned their present task.
         is_idle: whether no round is due; with ``newcomers``, clients join at no other time.
+        set_aside: clients and tasks that are left out.
     """
+
+    def following(client: int) -> int:
+        """Return the client's number of tasks with its next one; 0 where there is none."""
+        tasks = range(present.get(client, 0), known[client])
+        return 1 + next((task for task in tasks if (client, task) not in set_aside), -1)
+
     most = experiment.schedule.newcomers
     new = sorted(known.keys() - present.keys())[:most] if most is None or is_idle else []
-    on = sorted(c for c in known.keys() & present.keys() if known[c] > present[c] and c in resting)
-    return {**{c: present[c] + 1 for c in on}, **dict.fromkeys(new, 1)}
+    on = sorted(c for c in known.keys() & present.keys() if c in resting)
+    return {c: tasks for c in (*on, *new) if (tasks := following(c))}

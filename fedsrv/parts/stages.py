@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Literal
 
 from fedmodels.asked import asked
-from fedmodels.errors import RunFailed
+from fedmodels.errors import OrderDeclined, PayloadError, RunFailed
 from fedmodels.parts.class_growth import StateGrowth
 from fedmodels.parts.growth_by_method import forgotten
 from fedmodels.training.method import Method
@@ -28,6 +28,7 @@ from fedsrv.engine.server_part import NOTHING, Interaction, Running, ServerPart,
 from fedsrv.events import EventLog
 from fedsrv.parts.open_admission import first_classes
 from fedsrv.parts.open_plan import Growth, OpenPlan, movers, rounds_of
+from fedsrv.parts.tasks_aside import TasksAside
 from fedsrv.state.record import Record
 from fedsrv.state.store import Store
 
@@ -41,6 +42,7 @@ AT_TASK_END = {"target": True, "mfcl": True}
 last round of a stage alone. A method of one's own says ``learns_at_task_end = True``."""
 FEWEST_TRIES = 3
 """Uploads of a task that may come to nothing, if a task has no more rounds than this."""
+BY_HAND = "an operator set it aside"
 
 
 class RunPaused(Exception):
@@ -54,12 +56,31 @@ class OpenRuns(ServerPart):
         """Take what the run does that has nothing to learn: by default it waits."""
         super().__init__(store, events, given)
         self._at_rest: AtRest = given.get("at_rest", "wait")
+        self._wished = TasksAside(store.path)
+
+    def offers(self) -> Mapping[str, Callable[..., None]]:
+        """Let an operator set single tasks aside."""
+        return {"set_aside": self._ask}
+
+    def _ask(self, tasks: Sequence[tuple[int, int]]) -> None:
+        """Set tasks aside before the next round, also after a crash from now on.
+
+        Raises:
+            PayloadError: a client has not told of a task.
+        """
+        for client, task in tasks:
+            known = self._stages.known[client].num_tasks if client in self._stages.known else 0
+            if not 0 <= task < known:
+                raise PayloadError(f"client {client} has no task {task}: the run knows of {known}")
+        self._wished.add(tasks)
 
     def timetable(
         self, method: Method, cohort: Cohort, descriptions: Mapping[int, str]
     ) -> Timetable:
         """Return the stages of the run."""
-        stages = Stages(method, self.store, cohort, self.events, descriptions, self._at_rest)
+        stages = Stages(
+            method, self.store, cohort, self.events, descriptions, self._at_rest, self._wished.read
+        )
         describe(self.store, stages.first.profiles)
         self._stages = stages
         return stages
@@ -83,11 +104,12 @@ class Stages(Timetable):
         events: EventLog,
         descriptions: Mapping[int, str],
         at_rest: AtRest = "wait",
+        wished: Callable[[], Collection[tuple[int, int]]] = tuple,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Take what clients announced so far; the run's first ones have joined."""
         self.method, self.store, self.cohort, self.events = method, store, cohort, events
-        self.at_rest, self._clock = at_rest, clock
+        self.at_rest, self._wished, self._clock = at_rest, wished, clock
         self._texts: dict[int, str] = {}
         self._looked_at: Mapping[int, int] = {}
         """The tasks that present models were last scored on before anybody trained on them."""
@@ -97,8 +119,8 @@ class Stages(Timetable):
         """How often each client has still to train on its present task, as records have it."""
         self._failed = Counter[int]()
         """How many uploads of clients that have to train came to nothing."""
-        self._told = set[tuple[int, int]]()
-        """The clients and tasks of which is told that they are given up."""
+        self._why: dict[int, str] = {}
+        """Why the last upload of a client came to nothing."""
         self._learn(store.ledger.profiles())
         self._learn(descriptions)
         self.growths = [Growth.from_json(found) for found in store.ledger.growths()]
@@ -162,16 +184,24 @@ class Stages(Timetable):
         """Note whose uploads of an interaction counted, and whose came to nothing."""
         for client in record["cohort"]:
             self._owed[client] = max(0, self._owed.get(client, 0) - 1)
-        for name in record.get("failed", ()):
+        for name, why in record.get("failed", {}).items():
             if name.isdecimal() and self._owed.get(int(name)):
-                self._failed[int(name)] += 1
+                declined = why.startswith(OrderDeclined.SAID)  # as it will the next time
+                self._failed[int(name)] += self._most_tries if declined else 1
+                self._why[int(name)] = why
 
     def _stored(self, plan: OpenPlan, growth: Growth) -> OpenPlan:
         """Store a growth, tell it, and return the plan from it on."""
         self._store(growth)
         if growth.retired:  # they know at once, also where the run rests from now on
             self.cohort.set_out(self.store.gone(growth.interaction))
-        self.events.tell("note", line=f"the run goes on: {_line_of(growth, plan.tasks)}")
+        for (client, task), why in growth.set_aside.items():
+            line = f"task {task} of client {client} is set aside: {why}"
+            self.events.tell("note", client, line=line)
+            facts = {"client": client, "task": task, "interaction": growth.interaction}
+            self.store.audit.tell("set aside", **facts, reason=why)
+        if line := _line_of(growth, plan.tasks):
+            self.events.tell("note", line=f"the run goes on: {line}")
         grown = plan.grown(growth, self.known)
         self._begin(growth)
         describe(self.store, grown.profiles)
@@ -231,19 +261,26 @@ class Stages(Timetable):
         if plan.tasks.keys() <= aside.keys():
             raise RunFailed("every client of the run has retired: nobody is left")
         moving, is_idle = {}, interaction >= len(plan.steps)
-        owed = self._still_owed(plan, interaction, aside)
+        gone = self._set_aside(plan)
+        out = {*plan.set_aside, *gone}
+        owed = {
+            client: left
+            for client, left in sorted(self._owed.items())
+            if left and takes_part(client, interaction, aside)
+            and (client, plan.tasks[client] - 1) not in out
+        }  # fmt: skip
         if is_idle or not asked(self.method, "learns_at_task_end", AT_TASK_END, False):
             known = {
                 c: p.num_tasks for c, p in self.known.items() if takes_part(c, interaction, aside)
             }
             resting = plan.tasks.keys() - owed.keys()
-            moving = movers(self.store.experiment, known, plan.tasks, resting, is_idle)
+            moving = movers(self.store.experiment, known, plan.tasks, resting, is_idle, out)
         added = new_classes(plan.classes, [self.known[c].classes for c in moving])
         forgets = bool(retired) and news.forgets
-        found = Growth(interaction, moving, added, retired, forgets)
+        found = Growth(interaction, moving, added, retired, forgets, set_aside=gone)
         if not self._is_due(plan, found, waited, is_idle, ahead):
             again = is_idle and bool(owed.keys() - {*news.away})
-            if not (retired or again):
+            if not (retired or again or gone):
                 return None
             found = replace(found, tasks={}, classes=())
         failed = {c: n for c, n in sorted(self._failed.items()) if c in owed}
@@ -251,26 +288,25 @@ class Stages(Timetable):
         away = tuple(c for c in owed if c in news.away)
         return replace(found, owed=owed, failed=failed, away=away)
 
-    def _still_owed(
-        self, plan: OpenPlan, interaction: int, aside: Mapping[int, int]
-    ) -> dict[int, int]:
-        """Return how often clients have to train on their tasks, but for tasks that are given up.
+    @property
+    def _most_tries(self) -> int:
+        """How many uploads of a task may come to nothing before it is set aside."""
+        return max(FEWEST_TRIES, self.store.experiment.schedule.rounds)
 
-        A client whose uploads come to nothing again and again goes on without having learned.
+    def _set_aside(self, plan: OpenPlan) -> dict[tuple[int, int], str]:
+        """Return the clients and tasks to be set aside: as people asked, or where uploads fail.
+
+        A client whose uploads come to nothing again and again goes on without its task.
         """
-        found = dict[int, int]()
-        for client, left in sorted(self._owed.items()):
-            if not left or not takes_part(client, interaction, aside):
-                continue
-            if self._failed[client] < max(FEWEST_TRIES, self.store.experiment.schedule.rounds):
-                found[client] = left
-            elif (place := (client, plan.tasks[client] - 1)) not in self._told:
-                self._told.add(place)
-                line = (
-                    f"client {client} has not learned its task {place[1]}: {self._failed[client]} "
-                    f"of its uploads came to nothing, {left} rounds are missing"
-                )
-                self.events.tell("note", line=line)
+        found = {place: BY_HAND for place in sorted(self._wished()) if place not in plan.set_aside}
+        for client, failed in sorted(self._failed.items()):
+            if failed >= self._most_tries and self._owed.get(client):
+                place = client, plan.tasks[client] - 1
+                last = f"; the last one: {self._why[client]}" if client in self._why else ""
+                why = f"{failed} of its uploads came to nothing{last}"
+                if self._why.get(client, "").startswith(OrderDeclined.SAID):
+                    why = f"its client {self._why[client]}"
+                found |= {place: why} if place not in plan.set_aside else {}
         return found
 
     def _is_due(

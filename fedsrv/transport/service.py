@@ -111,6 +111,7 @@ class Service:
         passed_on: Ends | None = None,
         check_id: Callable[[str], None] = lambda text: None,
         exclude: Callable[[Sequence[int]], None] | None = None,
+        set_aside: Callable[[Sequence[tuple[int, int]]], None] | None = None,
     ) -> None:
         """Answer calls.
 
@@ -124,6 +125,7 @@ class Service:
             passed_on: takes results on their way up; by default the cohort keeps them.
             check_id: refuses the ids of clients that have to join elsewhere.
             exclude: keeps in mind whom an operator excludes; by default nobody can be.
+            set_aside: the same of single tasks.
         """
         self.run_id, self.experiment = run_id, table_of(experiment)
         self._data: Mapping[str, Any] | None = experiment.get("data")
@@ -134,7 +136,7 @@ class Service:
         self.cohort, self.events = cohort, events
         self.guard, self.journal, self.check_id = guard or Guard(), journal or Journal(), check_id
         self.journal.guard = self.guard
-        self._exclude = exclude
+        self._exclude, self._set_aside = exclude, set_aside
         self.complaints = RejectionLog(log)
         self.gate = Gate(cohort.most_present, admitted=self._admitted, look=self._look)
         self.inbox = Inbox(cohort, self.gate, passed_on)
@@ -428,6 +430,7 @@ class Service:
         """Note what the operator wants."""
         excluded = self._numbers_of(request.exclude, "is not excluded")
         of_open = request.retire or request.forget or request.close or request.now
+        of_open = of_open or len(request.set_aside) > 0
         if of_open or not excluded:
             self._check_open()
         numbered = self._numbers_of(request.retire, "does not retire")
@@ -440,6 +443,11 @@ class Service:
             self.journal.tell("steered", context, exclude=excluded)
         if not of_open:
             return rpc.SteerResponse()
+        if request.set_aside and self._set_aside is not None:
+            tasks = [(client_id_of(one.client_id, self.cohort.num_clients), one.task)
+                     for one in request.set_aside]  # fmt: skip
+            self._set_aside([(c, task) for c, task in tasks if isinstance(c, int)])
+            self.journal.tell("steered", context, set_aside=tasks)
         wanted = {"forget": request.forget, "close": request.close, "now": request.now}
         self.cohort.steer(numbered, **wanted)
         self.journal.tell("steered", context, retire=numbered or None, **wanted)

@@ -19,6 +19,7 @@ from fedcli.runtime.host import Host
 from fedmodels.errors import LinkError, RunStopped
 from fedsrv.coordinator import Listen, serve
 from fedsrv.events import Event, EventLog
+from fedsrv.parts.stages import BY_HAND
 from fedsrv.transport import service
 from fedsrv.transport.remote_cohort import RemoteCohort
 from fedsrv.transport.spool import Spool
@@ -159,6 +160,7 @@ def test_everything_starts_again_after_each_kind_of_growth(
             run.learn(1, "b")
 
     run.learn(0, "b")
+    steer(run.address, set_aside=[("0", 1)])
     restarts()
     run.learn(0, "fox")
     restarts()
@@ -170,5 +172,8 @@ def test_everything_starts_again_after_each_kind_of_growth(
     del run.sites[2]
     restarts()
     steer(run.address, close=True)
-    assert run.end.result(60)["rounds"] == len(records_of(tmp_path / "run"))
+    summary, records = run.end.result(60), records_of(tmp_path / "run")
+    assert summary["rounds"] == len(records)
+    aside = [g["set_aside"] for record in records for g in record.get("growths", ())]
+    assert [*filter(None, aside)] == [[[0, 1, BY_HAND]]]
     assert run.problems == []

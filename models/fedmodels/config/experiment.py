@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fedmodels.config.compression import Compression
 from fedmodels.config.data import Data
@@ -21,6 +21,9 @@ from fedmodels.config.server import Server
 from fedmodels.config.strict_table import CodeName, Place, StrictTable
 from fedmodels.config.tracking import Tracking
 from fedmodels.config.training import ServerOptimizer, Training
+
+OPEN_DEADLINE_S = 3600.0
+"""Seconds after which an open run waits for no more clients than it needs, unless it says more."""
 
 
 class NetTable(BaseModel):
@@ -84,6 +87,17 @@ class Experiment(StrictTable):
     privacy: Privacy | None = None
     tracking: Tracking = Tracking()
     deploy: Deploy | None = None
+
+    @model_validator(mode="after")
+    def _waits_for_most(self) -> Experiment:
+        """Let one site end no open run, unless the config says for whom it waits."""
+        noisy = self.privacy is not None and self.privacy.noise_at_clients
+        if self.schedule.open and self.server.min_clients is None and not self.server.is_robust:
+            some = min(len(self.schedule.beginners), self.cohort_size)
+            waits = {"min_clients": max(1, some // 2), "deadline_s": OPEN_DEADLINE_S}
+            if not noisy:  # whose noise adds up over min_clients
+                self.__dict__["server"] = self.server.model_copy(update=waits)
+        return self
 
     @property
     def secure_sum(self) -> SecureSum | None:

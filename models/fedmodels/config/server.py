@@ -19,11 +19,13 @@ class Server(Reduction):
 
     min_clients: PositiveCount | None = None
     """How many clients suffice when others fail or, with ``deadline_s``, are late or dead: at the
-    start, in an interaction, in an evaluation and at the end; by default all."""
+    start, in an interaction, in an evaluation and at the end; by default all. An open run needs
+    half of its first clients, or of a cohort that is smaller, unless noise at clients or a robust
+    rule counts on all; a round of no more clients may lack one of them."""
     deadline_s: Annotated[float, Field(gt=0)] | None = None
     """Seconds after which the answers of ``min_clients`` suffice. With a deadline, nobody waits for
     a client known to be dead once all others have answered. Without one, the run waits for
-    everybody who has not failed."""
+    everybody who has not failed. Where ``min_clients`` of an open run is not given, it is 3600."""
     durability: Literal["watermark", "strict"] = "watermark"
     """``strict`` syncs every commit to the disk before it counts."""
     max_rollback: Count = 2

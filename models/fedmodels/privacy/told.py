@@ -83,7 +83,8 @@ place:
   Waiting.durable Waiting.issue PullRequest.held PushHeader.kind PushHeader.interaction
   PushHeader.trip PushHeader.summed Report.durable BeatRequest.durable BeatRequest.interaction
   Order.interaction Order.round Order.task Order.committed Order.durable Order.tasks_seen Order.trip
-  Order.issue Order.following Order.base Order.task_began Order.first_task PartHeader.role
+  Order.issue Order.following Order.base Order.task_began Order.first_task
+  Order.set_aside TaskOf.client_id TaskOf.task PartHeader.role
   PartHeader.digest SecureSum.payload
   PartHeader.held PullHeader.more PushResponse.repeated_upload Outcome.code
   Outcome.repeated_upload BeatResponse.superseded Event.interaction Event.round Committed.task
@@ -97,6 +98,7 @@ words:
   JoinRequest.start_over JoinSeveralRequest.start_over Joining.name ClientDescription.name
   ClientDescription.dataset LeaveRequest.reason Left.reason Draining.line
   SteerRequest.retire SteerRequest.forget SteerRequest.close SteerRequest.now SteerRequest.exclude
+  SteerRequest.set_aside
 announced:
   TaskCounts.train TaskCounts.test ClientDescription.class_names JoinResponse.class_names
   Order.new_classes SecureSum.most TensorHeader.shape BundleHeader.payload_bytes Frame.raw_bytes

@@ -1,0 +1,153 @@
+"""Tasks of an open run that are set aside: by people, and by the run where uploads fail."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedcli.data.store.growing import add_task
+from fedmodels.errors import PayloadError, RunFailed
+from fedpb.v1 import coordinator_pb2 as rpc
+from fedsrv.parts.open_plan import movers
+from fedsrv.parts.stages import BY_HAND, OpenRuns
+from fedsrv.parts.tasks_aside import FILE, TasksAside
+from tests.conftest import records_of, tiny_experiment
+from tests.fedsrv.engine.test_open_run import Dies, arrays_in, opened, own
+from tests.fedsrv.engine.test_who_learns import OPEN
+from tests.runs import Killed
+
+__all__ = ["own"]
+
+
+def wild(place: Path) -> Path:
+    """Write a task with values that no net bears."""
+    arrays_in(place, [1, 2], 0)
+    for part in ("train", "test"):
+        x = np.load(place / f"{part}_x.npy").astype(np.float32)
+        np.save(place / f"{part}_x.npy", x * np.float32(1e30))
+    return place
+
+
+def floats(data: Path) -> None:
+    """Let the inputs of two clients be floats, so that wild ones may come."""
+    for path in data.glob("*/task-*/*_x.npy"):
+        np.save(path, np.load(path).astype(np.float32) / 255)
+    for path in data.glob("*/client.json"):
+        path.write_text(path.read_text().replace('"scale":255.0', '"scale":1.0'))
+
+
+def aside_of(run: Path) -> list[Any]:
+    return [g["set_aside"] for r in records_of(run) for g in r.get("growths", ()) if g["set_aside"]]
+
+
+def trained(run: Path) -> list[tuple[list[int], dict[str, int]]]:
+    """Return who trained in each round, and on which task."""
+    return [
+        (r["cohort"], {c: row["task"] for c, row in r["clients"].items() if "task" in row})
+        for r in records_of(run)
+    ]
+
+
+@pytest.mark.parametrize("kills", [(), (0, 3)])
+def test_a_bad_month_ends_no_run_and_its_client_goes_on_with_the_next_one(kills, own, tmp_path):
+    """Values of 1e30 make the weights of client 0 infinite; in the next month it is well again."""
+    floats(own)
+    run = tmp_path / "run"
+    opened(own, run)
+    add_task(own, 0, wild(tmp_path / "march"))
+    well = arrays_in(tmp_path / "april", [1, 2], 1)
+    for part in ("train", "test"):
+        path = well / f"{part}_x.npy"
+        np.save(path, np.load(path).astype(np.float32) / 255)
+    add_task(own, 0, well)
+    for number in kills:
+        with pytest.raises(Killed):
+            opened(own, run, "close", before=Dies(number))
+    summary = opened(own, run, "close")
+    assert summary is not None
+    records = records_of(run)
+    assert [record["cohort"] for record in records] == [[0, 1], [1], [1], [1], [0, 1]]
+    (((client, task, why),),) = aside_of(run)
+    assert (client, task) == (0, 1)
+    assert why.startswith("3 of its uploads came to nothing; the last one: ")
+    assert records[-1]["clients"]["0"]["task"] == 2
+    assert records[-1]["clients"]["0"]["views"]["global"]["tasks"][1] is None
+    if kills:
+        other = tmp_path / "other"
+        whole = opened(own, other, "close")
+        assert aside_of(other) == aside_of(run)
+        assert whole is not None
+        assert whole["state_sha256"] == summary["state_sha256"]
+
+
+def test_a_task_is_set_aside_by_hand_before_it_begins_or_while_it_is_learned(own, tmp_path):
+    """Task 1 of client 0 is under way, its task 2 has not begun; a crash loses no wish.
+
+    What was decided before it, the first round of task 1, is done all the same.
+    """
+    run = tmp_path / "run"
+    for seed in (1, 2, 3):
+        add_task(own, 0, arrays_in(tmp_path / f"{seed}", [1, 2], seed))
+    asked: list[int] = []
+
+    def before(order: Any) -> None:
+        if order.kind == rpc.ORDER_KIND_TRAIN and order.interaction == 2 and not asked:
+            asked.append(order.interaction)
+            TasksAside(run).add([(0, 1), (0, 2)])
+            raise Killed
+
+    with pytest.raises(Killed):
+        opened(own, run, "close", rounds=2, before=before)
+    opened(own, run, "close", rounds=2)
+    found = [tasks.get("0") for _, tasks in trained(run)]
+    assert found == [0, 0, 1, 3, 3]
+    assert aside_of(run) == [[[0, 1, BY_HAND], [0, 2, BY_HAND]]]
+    assert records_of(run)[-1]["clients"]["0"]["views"]["global"]["tasks"][1:3] == [None, None]
+
+
+def test_who_has_no_other_task_trains_no_more_until_one_comes(own, tmp_path):
+    run = tmp_path / "run"
+    opened(own, run)
+    add_task(own, 1, arrays_in(tmp_path / "1", [1, 2], 1))
+    TasksAside(run).add([(0, 0)])
+    opened(own, run)
+    add_task(own, 0, arrays_in(tmp_path / "2", [3, 4], 2))
+    opened(own, run, "close")
+    assert [cohort for cohort, _ in trained(run)] == [[0, 1], [1], [0, 1]]
+
+
+def test_tasks_that_are_set_aside_are_passed_over():
+    experiment = tiny_experiment(schedule=OPEN)
+    known, present, gone = {0: 4, 1: 2, 2: 2}, {0: 1, 1: 1}, {(0, 1), (0, 2), (1, 1), (2, 0)}
+    assert movers(experiment, known, present, {0, 1}, True, gone) == {0: 4, 2: 2}
+
+
+def test_wishes_are_checked_and_lie_on_the_disk(tmp_path):
+    (tmp_path / FILE).write_text("{")
+    with pytest.raises(RunFailed, match="names the tasks that are set aside, and cannot be read"):
+        TasksAside(tmp_path)
+    (tmp_path / FILE).unlink()
+    part: Any = OpenRuns.__new__(OpenRuns)
+    known: Any = type("Known", (), {"num_tasks": 2})()
+    part._stages = type("Stages", (), {"known": {0: known}})()
+    part._wished = TasksAside(tmp_path)
+    for client, task in ((0, 2), (0, -1), (1, 0)):
+        with pytest.raises(PayloadError, match=f"client {client} has no task {task}"):
+            part.offers()["set_aside"]([(client, task)])
+    part.offers()["set_aside"]([(0, 1)])
+    assert TasksAside(tmp_path).read() == {(0, 1)}
+
+
+def test_an_open_run_waits_for_half_of_its_clients_unless_it_says_more():
+    def server(**tables: Any) -> tuple[int | None, float | None]:
+        found = tiny_experiment(**tables).server
+        return found.min_clients, found.deadline_s
+
+    assert server(schedule={**OPEN, "clients": 20, "begin_with": 5}) == (2, 3600)
+    assert server(schedule={**OPEN, "clients": 20, "per_round": 3}) == (1, 3600)
+    assert server(schedule={**OPEN, "clients": 2}, server={"min_clients": 2}) == (2, None)
+    assert server(schedule={**OPEN, "clients": 9}, server={"reduce": "median"}) == (None, None)
+    assert server() == (None, None)
