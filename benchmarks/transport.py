@@ -306,7 +306,7 @@ class _Client:
 
     def pull(self) -> None:
         """Take one order over a call of its own: over an open one, some of it were here already."""
-        self.order, _ = self.link.pull(self.waiting, lambda client: self.spec)
+        ((self.order, _),) = self.link.pull(self.waiting, lambda client: self.spec)
         self.link.end_pull()
 
     def waiting(self) -> list[rpc.Waiting]:

@@ -55,6 +55,9 @@ __all__ = [
     "write_server_data",
 ]
 
+# Every process of pytest, and every one that a test starts, would compile the project anew.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 settings.register_profile("fedtide", deadline=None)
 settings.load_profile("fedtide")
 # A shell that runs the suite in the background ignores Ctrl-C, and what it starts inherits that.

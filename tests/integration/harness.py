@@ -117,8 +117,12 @@ class ForkServer:
     def begun(self, folder: Path, program: str, *words: object) -> Client:
         """Type a command in a folder, and do not wait for its end."""
         log = folder.with_name(f"{folder.name}-{self._next}.log")
-        order = {"call": f"{program}.cli:main", "argv": [program, *map(str, words)]}
-        key, pid = self._forked({**order, "place": str(folder), "log": str(log)})
+        return self.called(f"{program}.cli:main", [program, *map(str, words)], folder, log)
+
+    def called(self, function: str, argv: list[str], folder: Path, log: Path) -> Client:
+        """Call ``module:function`` in a folder, with the words of a command line."""
+        order = {"call": function, "argv": argv, "place": str(folder), "log": str(log)}
+        key, pid = self._forked(order)
         return Client(self, key, pid, log)
 
     def start_fedsrv(

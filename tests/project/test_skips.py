@@ -27,6 +27,8 @@ ORACLES = {
     "torchmetrics",
 }
 """What results are compared with."""
+MAY_LACK = ("importorskip", "find_spec")
+"""Functions that a test asks for a module with."""
 ON_A_CARD = "tests/integration/test_gpu.py"
 
 
@@ -39,10 +41,13 @@ def named(requirements: list[str]) -> set[str]:
 def lacking() -> Iterator[tuple[str, str, str]]:
     """Yield each file of tests, a module it may be skipped for, and the distribution of that."""
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
-        for call in ast.walk(ast.parse(path.read_text("utf-8"))):
+        text = path.read_text("utf-8")
+        if not any(name in text for name in MAY_LACK):
+            continue  # to parse all files takes seconds, in each process of pytest
+        for call in ast.walk(ast.parse(text)):
             if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
                 continue
-            is_skip = call.func.attr in ("importorskip", "find_spec")
+            is_skip = call.func.attr in MAY_LACK
             if is_skip and call.args and isinstance(call.args[0], ast.Constant):
                 module = call.args[0].value.partition(".")[0]
                 known = DISTRIBUTIONS.get(module, module).lower().replace("_", "-")
