@@ -35,7 +35,6 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from benchmarks.measure import config_in, in_turn, launching, parser_of, records_of, tell
-from fedmodels.config.training import Training
 from fedmodels.devices import repeat_bits
 from fedmodels.methods import make
 from fedmodels.nets import make_net
@@ -365,15 +364,13 @@ def _halves(
 def _run(facts: Mapping[str, Any], shape: tuple[int, ...], how: str = "off", **tables: Any) -> Any:
     """Return the facts of a run of one round, with steps eager (off) or captured (auto)."""
     base = experiment_tables(facts, 1) | tables
-    if "capture" in Training.model_fields:
-        base["training"] |= {"capture": how}
+    base["training"] |= {"capture": how}
     return RunFacts(experiment_of(base), Problem(shape, 10))
 
 
 def captures(device: str) -> list[str]:
     """Return what ``[training] capture`` is measured at: steps are captured on a GPU alone."""
-    can = device.startswith("cuda") and "capture" in Training.model_fields
-    return ["off", "auto"] if can else ["off"]
+    return ["off", "auto"] if device.startswith("cuda") else ["off"]
 
 
 def loop_row(name: str, device: str, batches: int, times: int = 7) -> dict[str, Any]:

@@ -22,7 +22,7 @@ def said(capsys, *words):
 def test_a_page_for_a_report(capsys, monkeypatch, tmp_path):
     authority, _ = init_authority(tmp_path / "certs")
     monkeypatch.setenv("https_proxy", "http://ann:s3cret@proxy.example:3128")
-    monkeypatch.setenv("FEDSRV_LAUNCH_OUT", "/home/ann/run")
+    monkeypatch.setenv("FEDSRV_LAUNCH_OUT", "/srv/ann/run")
     code, out = said(capsys, "--json", "--certificate", str(authority))
     assert code == 0
     found = json.loads(out.out)
