@@ -16,6 +16,8 @@ from tests.conftest import context_of, method_of, payload_of, tiny_experiment
 from tests.runs import dies, ends_as, killed
 
 NOISY = ["gldp", "fedmlp", "fedproto"]
+ONE_ROUND = {"schedule": {"rounds": 1}}
+"""One interaction for each of two tasks."""
 KEY, OTHER = Secret(b"k" * 32), Secret(b"o" * 32)
 
 
@@ -123,15 +125,15 @@ def test_a_secret_that_cannot_be_stored_is_not_used(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", NOISY)
 def test_a_resumed_run_repeats_its_noise_and_another_run_does_not(name, digits, tmp_path):
-    """Interaction 2 is broken off after client 1 sent its upload, which has to be drawn again."""
-    experiment = noisy(name)
+    """Interaction 1 is broken off after client 1 sent its upload, which has to be drawn again."""
+    experiment = noisy(name, **ONE_ROUND)
     whole = run_in_process(experiment, digits, tmp_path / "whole")
     for client in "012":
         place = tmp_path / "broken" / "clients" / client
         place.mkdir(parents=True)
         kept = tmp_path / "whole" / "clients" / client / "secret"
         (place / "secret").write_bytes(kept.read_bytes())
-    at = dies(kind=rpc.ORDER_KIND_TRAIN, interaction=2, client_id="2")
+    at = dies(kind=rpc.ORDER_KIND_TRAIN, interaction=1, client_id="2")
     killed(experiment, digits, tmp_path / "broken", resume=True, before=at)
     ends_as(whole, experiment, digits, tmp_path / "broken")
     another = run_in_process(experiment, digits, tmp_path / "another")
@@ -148,7 +150,8 @@ def test_workers_take_the_secret_of_their_directory(digits, tmp_path):
 
 def test_the_digest_of_a_run_without_noise_is_that_of_its_seed(digits, tmp_path):
     one, other = (
-        run_in_process(tiny_experiment(method="gldp"), digits, tmp_path / name) for name in "ab"
+        run_in_process(tiny_experiment(method="gldp", **ONE_ROUND), digits, tmp_path / name)
+        for name in "ab"
     )
     assert one["state_sha256"] == other["state_sha256"]
     assert not list(tmp_path.rglob("secret"))
