@@ -26,15 +26,16 @@ sys.stdin.read()
 """
 
 
-@pytest.fixture
-def states(tmp_path: Path) -> Iterator[Path]:
+@pytest.fixture(scope="module")
+def states(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Return a directory of which another process has clients 3 and 4 and the evaluator."""
-    words = [sys.executable, "-c", HOLDS, str(tmp_path)]
+    place = tmp_path_factory.mktemp("states")
+    words = [sys.executable, "-c", HOLDS, str(place)]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdin is not None
         assert other.stdout is not None
         assert other.stdout.readline() == b"held\n"
-        yield tmp_path
+        yield place
         other.stdin.close()
 
 
