@@ -151,7 +151,7 @@ def metrics_are_fractions(case: Case) -> None:
 @check
 def who_is_not_selected_keeps_its_state(case: Case) -> None:
     """One of three clients trains in a round; the newest private state of the others stays."""
-    schedule = {**TABLES["schedule"], "rounds": 3, "per_round": 1}
+    schedule = {**TABLES["schedule"], "rounds": 4, "per_round": 1}
     experiment = case.experiment(schedule=schedule, scenario={"tasks": 1}, evaluate={"every": 0})
     seen: list[tuple[str | None, dict[str, bytes]]] = []
     out = case.fresh()
