@@ -79,10 +79,10 @@ def used() -> Iterator[None]:
     if not ON_GPU:
         yield
         return
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
     yield
-    assert torch.cuda.max_memory_allocated() > before, "nothing was done on the GPU"
+    after = torch.cuda.memory_stats()["allocation.all.allocated"]
+    assert after > before, "nothing was done on the GPU"
 
 
 @pytest.mark.parametrize("case", ALL, ids=IDS)
