@@ -71,8 +71,8 @@ def _processor() -> str:
 
     used = torch.backends.cpu.get_cpu_capability()
     with suppress(OSError):
-        found = re.search(r"model name\s*: (.+)", Path("/proc/cpuinfo").read_text())
-        if found:
+        said = Path("/proc/cpuinfo").read_text("utf-8", "replace")
+        if found := re.search(r"model name\s*: (.+)", said):
             return f"{found[1]}, torch uses {used}"
     return f"{platform.processor()}, torch uses {used}"
 

@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any, Self
 
 from fedmodels.config.experiment import Experiment
-from fedmodels.errors import ConfigError
+from fedmodels.errors import ArchiveError, ConfigError
 from fedmodels.tensors.bundle import ClientId, Problem
 from fedmodels.training.announcement import check_announcement
 from fedmodels.training.method import Method
@@ -60,7 +60,16 @@ class Growth:
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Self:
-        """Rebuild what :meth:`to_json` wrote."""
+        """Rebuild what :meth:`to_json` wrote.
+
+        Raises:
+            ArchiveError: an earlier version of fedtide wrote it.
+        """
+        if "owed" not in found or "set_aside" not in found:
+            raise ArchiveError(
+                "an earlier version of fedtide began this open run, and did not write down who had "
+                "still to train: begin a new run"
+            )
         tasks, owed, failed = (
             {int(client): int(number) for client, number in found[name]}
             for name in ("tasks", "owed", "failed")

@@ -57,6 +57,8 @@ class OpenRuns(ServerPart):
         super().__init__(store, events, given)
         self._at_rest: AtRest = given.get("at_rest", "wait")
         self._wished = TasksAside(store.path)
+        self._stages: Stages | None = None
+        """None until clients have joined."""
 
     def offers(self) -> Mapping[str, Callable[..., None]]:
         """Let an operator set single tasks aside."""
@@ -66,8 +68,10 @@ class OpenRuns(ServerPart):
         """Set tasks aside before the next round, also after a crash from now on.
 
         Raises:
-            PayloadError: a client has not told of a task.
+            PayloadError: a client has not told of a task, or none has joined.
         """
+        if self._stages is None:
+            raise PayloadError("the run has not begun: it knows of no tasks yet")
         for client, task in tasks:
             known = self._stages.known[client].num_tasks if client in self._stages.known else 0
             if not 0 <= task < known:
@@ -87,6 +91,7 @@ class OpenRuns(ServerPart):
 
     def records(self, at: Interaction, found: Reduced, record: Record) -> None:
         """Put down what the run grew by before an interaction, and note who has trained in it."""
+        assert self._stages is not None, "the run has begun"
         self._stages.trained(record)
         growths = at.plan.growths if isinstance(at.plan, OpenPlan) else ()
         if new := [one.to_json() for one in growths if one.interaction == at.step.interaction]:

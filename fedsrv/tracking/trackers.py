@@ -26,7 +26,7 @@ from fedmodels.errors import ArchiveError, ConfigError, FedtideError, pip_line
 from fedmodels.files import read_regular, write_atomically
 from fedmodels.printable import without_passwords
 from fedsrv.events import Ending, EventLog
-from fedsrv.report.run_record import leaves_of, read_run
+from fedsrv.report.run_record import leaves_of, numbers, read_run, table
 from fedsrv.report.tables import write_html
 from fedsrv.trained_models import global_model
 
@@ -298,8 +298,10 @@ def _scored(out: Path) -> Iterator[tuple[int, Mapping[str, float]]]:
     """Yield the interactions of a run that have scores, and their metrics."""
     if (out / "rounds.jsonl").exists():
         for row in read_run(out).rows:
-            if any("views" in client for client in row["clients"].values()):
-                yield row["interaction"], row["metrics"]
+            interaction, metrics = row.get("interaction"), numbers(row.get("metrics"))
+            rows = table(row.get("clients")).values()
+            if isinstance(interaction, int) and any("views" in table(one) for one in rows):
+                yield interaction, metrics
 
 
 def _begun(name: str, experiment: Experiment, out: Path, run_id: str) -> Tracker:

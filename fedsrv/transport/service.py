@@ -434,6 +434,7 @@ class Service:
         if of_open or not excluded:
             self._check_open()
         numbered = self._numbers_of(request.retire, "does not retire")
+        owners = self._numbers_of([one.client_id for one in request.set_aside], "has no tasks")
         self.cohort.check_known([*excluded, *numbered])
         self._note_former_right(context)
         if excluded and self._exclude is None:
@@ -443,10 +444,11 @@ class Service:
             self.journal.tell("steered", context, exclude=excluded)
         if not of_open:
             return rpc.SteerResponse()
+        if request.set_aside and self._set_aside is None:
+            raise WrongRun("tasks are set aside at the coordinator of their run")
         if request.set_aside and self._set_aside is not None:
-            tasks = [(client_id_of(one.client_id, self.cohort.num_clients), one.task)
-                     for one in request.set_aside]  # fmt: skip
-            self._set_aside([(c, task) for c, task in tasks if isinstance(c, int)])
+            tasks = [*zip(owners, (one.task for one in request.set_aside), strict=True)]
+            self._set_aside(tasks)
             self.journal.tell("steered", context, set_aside=tasks)
         wanted = {"forget": request.forget, "close": request.close, "now": request.now}
         self.cohort.steer(numbered, **wanted)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from fedcli.data.store.growing import add_task
-from fedmodels.errors import PayloadError, RunFailed
+from fedmodels.errors import ArchiveError, PayloadError, RunFailed
 from fedpb.v1 import coordinator_pb2 as rpc
-from fedsrv.parts.open_plan import movers
+from fedsrv.parts.open_plan import Growth, movers
 from fedsrv.parts.stages import BY_HAND, OpenRuns
 from fedsrv.parts.tasks_aside import FILE, TasksAside
 from tests.conftest import records_of, tiny_experiment
@@ -134,11 +134,23 @@ def test_wishes_are_checked_and_lie_on_the_disk(tmp_path):
     known: Any = type("Known", (), {"num_tasks": 2})()
     part._stages = type("Stages", (), {"known": {0: known}})()
     part._wished = TasksAside(tmp_path)
+    begun, part._stages = part._stages, None
+    with pytest.raises(PayloadError, match="the run has not begun"):
+        part.offers()["set_aside"]([(0, 1)])
+    part._stages = begun
     for client, task in ((0, 2), (0, -1), (1, 0)):
         with pytest.raises(PayloadError, match=f"client {client} has no task {task}"):
             part.offers()["set_aside"]([(client, task)])
     part.offers()["set_aside"]([(0, 1)])
     assert TasksAside(tmp_path).read() == {(0, 1)}
+
+
+def test_growths_of_an_earlier_version_are_refused_in_one_line():
+    found = Growth(0, {0: 1}, ("a",), owed={0: 2}, set_aside={(0, 0): "why"}).to_json()
+    assert Growth.from_json(found).owed == {0: 2}
+    for key in ("owed", "set_aside"):
+        with pytest.raises(ArchiveError, match="an earlier version of fedtide began"):
+            Growth.from_json({name: value for name, value in found.items() if name != key})
 
 
 def test_an_open_run_waits_for_half_of_its_clients_unless_it_says_more():

@@ -12,7 +12,7 @@ import tomli_w
 from fedmodels.errors import ConfigError
 from fedmodels.nets.trained import TrainedModel
 from fedsrv import cli
-from fedsrv.events import Event, EventLog
+from fedsrv.events import Event, EventLog, EventQueue
 from fedsrv.report.run_record import leaves_of
 from fedsrv.state.store import Store
 from fedsrv.tracking import trackers
@@ -273,6 +273,38 @@ def test_what_a_run_took_back_is_sent_again(board, tmp_path):
     events.tell("scores", interaction=3, metrics={"a_glo": 0.6})
     end()
     assert board() == [("a_glo", 0.5, 3), ("a_glo", 0.6, 3)]
+
+
+def test_a_tracker_that_is_slow_gets_what_it_missed(monkeypatch, tmp_path):
+    """Its queue holds three events, and ten come while it takes the first one."""
+    told, is_at_work, goes_on = [], threading.Event(), threading.Event()
+
+    def slow(name, value, step):
+        is_at_work.set()
+        goes_on.wait(30)
+        told.append((value, step))
+
+    writer = types.SimpleNamespace(add_scalar=slow, close=lambda: None)
+    board = types.SimpleNamespace(SummaryWriter=lambda place: writer)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", board)
+    monkeypatch.setattr(EventQueue, "MAX", 3)
+    events = EventLog()
+    end = track(events, tiny_experiment(tracking={"tensorboard": True}), tmp_path, "the-run")
+    for step in range(10):
+        events.tell("scores", interaction=step, metrics={"loss": step / 2})
+        assert is_at_work.wait(30)
+    write_rows(tmp_path, *(step / 2 for step in range(10)))
+    goes_on.set()
+    end()
+    assert told == [(step / 2, step) for step in range(10)]
+
+
+def test_rows_that_tell_of_no_scores_are_passed_over(board, tmp_path):
+    odd = [{}, {"interaction": "1", "clients": {"0": {"views": 1}}}, {"clients": [1]}, row(1, 0.9)]
+    odd[3]["metrics"]["a_glo"] = None
+    (tmp_path / "rounds.jsonl").write_text("".join(json.dumps(one) + "\n" for one in odd))
+    follow("tensorboard", tmp_path, step=2)
+    assert board() == [("loss", 0.9, 1), ("a_glo", 0.5, 2), ("loss", 1.0, 2)]
 
 
 def test_a_run_can_be_sent_later(board, tmp_path, digits, capsys, monkeypatch):

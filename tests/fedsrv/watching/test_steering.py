@@ -1,5 +1,6 @@
 """Whom an operator excludes, over the wire: ids are checked, and any run takes the call."""
 
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -29,11 +30,19 @@ def place():
         if 4 in clients:
             raise PayloadError("client 4 has never joined this run")
 
+    with served({}, check_known, exclude=exclude) as address:
+        yield address, excluded
+
+
+@contextmanager
+def served(config, check_known, **asks):
+    """Serve a run's calls; yield the address."""
     cohort = SimpleNamespace(num_clients=8, most_present=8, check_known=check_known)
+    cohort.steer = lambda *_, **__: None
     events = EventLog()
-    service = Service("run", {}, cohort, events, exclude=exclude)
+    service = Service("run", config, cohort, events, **asks)
     server, port = start_server(service, "127.0.0.1:0", None)
-    yield f"127.0.0.1:{port}", excluded
+    yield f"127.0.0.1:{port}"
     events.close()
     stop_server(server)
     service.gate.close()
@@ -57,3 +66,15 @@ def test_whoever_is_excluded_is_kept_in_mind(place):
     with pytest.raises(LinkError, match="open = true takes new ones"):
         steer(address, exclude=["1"], close=True)
     assert excluded == [3, 5]
+
+
+def test_tasks_of_clients_alone_are_set_aside():
+    asked = []
+    config = {"schedule": {"open": True}}
+    with served(config, lambda clients: None, set_aside=asked.extend) as address:
+        steer(address, set_aside=[("3", 1), ("5", 0)])
+        with pytest.raises(LinkError, match="the evaluator has no tasks: stop its process"):
+            steer(address, set_aside=[("3", 2), ("evaluator", 0)])
+        with pytest.raises(LinkError, match="client id '8' is none of this run's"):
+            steer(address, set_aside=[("8", 0)])
+    assert asked == [(3, 1), (5, 0)]
