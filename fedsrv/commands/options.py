@@ -54,8 +54,8 @@ Together = Annotated[
     bool,
     typer.Option(
         "--together",
-        help="Let clients of a GPU train as one step where that pays: faster, and a crash may "
-        "change the last bits.",
+        help="Let clients of a GPU with a small net train as one step; a crash may then change "
+        "the last bits.",
     ),
 ]
 Place = Annotated[str, typer.Option(help="HOST:PORT; port 0 is any free one.")]

@@ -99,7 +99,7 @@ def launch(
         serve_options: more options of ``fedsrv serve``.
         ray: the cluster on which the hosts run; by default this machine.
         strict: refuse data in which something may not be meant.
-        together: let clients of a GPU train as one step where that pays.
+        together: let clients of a GPU with a small net train as one step.
 
     Raises:
         FedtideError: the run failed; says why.
@@ -225,7 +225,7 @@ class Launch:
     strict: bool = False
     """Whether data are refused in which something may not be meant."""
     together: bool = False
-    """Whether clients of a GPU train as one step where that pays."""
+    """Whether clients of a GPU with a small net train as one step."""
     box: Box = field(default_factory=Box)
     address: str = ""
     """Where the coordinator listens; empty until it does."""
@@ -318,7 +318,7 @@ class Launch:
             self.config.write_text(tomli_w.dumps(self.experiment.to_dict()), "utf-8")
             self.display.say(
                 f"clients train together, {number} as one step on a GPU ([training] together): "
-                "faster, and the last bits depend on who is in a step, which a crash may change"
+                "the last bits depend on who is in a step, which a crash may change"
             )
             return True
         if number > 1:
@@ -329,7 +329,7 @@ class Launch:
             )
         elif self.together and self.experiment.training.together == 1:
             self.display.say(
-                "clients train in turn: a step of several pays on a GPU that has five of a round "
+                "clients train in turn: a step of several is for a GPU that has five of a round "
                 "or more, for a small net whose method can"
             )
         return False

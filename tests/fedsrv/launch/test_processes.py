@@ -118,8 +118,8 @@ def test_data_that_are_not_dealt_out_are_one_line(tmp_path, status, log, line):
 
 
 IN_TURN = "the run's bits are those of any layout; --together makes one step of 5"
-TOGETHER = "clients train together, 5 as one step on a GPU ([training] together): faster, and the"
-FEW = "clients train in turn: a step of several pays on a GPU that has five of a round or more"
+TOGETHER = "clients train together, 5 as one step on a GPU ([training] together): the last bits"
+FEW = "clients train in turn: a step of several is for a GPU that has five of a round or more"
 
 
 @pytest.mark.parametrize(
