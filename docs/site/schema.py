@@ -5,6 +5,9 @@ python docs/site/schema.py > docs/schema.md
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,9 +21,10 @@ from google.protobuf.descriptor_pb2 import (
     ServiceDescriptorProto,
     SourceCodeInfo,
 )
-from grpc_tools import protoc
 
 PROTO = Path(__file__).parents[2] / "proto"
+PROTOC = Path(sys.prefix) / "protoc"
+"""Where ``make setup`` puts the compiler."""
 FILES = ("coordinator", "enrolment", "bundle", "description", "table")
 HEAD = """# The schema
 
@@ -59,8 +63,10 @@ def _described() -> list[FileDescriptorProto]:
         out = Path(place) / "schema"
         wanted = [f"fedpb/v1/{name}.proto" for name in FILES]
         options = [f"-I{PROTO}", "--include_source_info", f"--descriptor_set_out={out}"]
-        if protoc.main(["protoc", *options, *wanted]):
-            raise SystemExit("protoc cannot parse the schema")
+        command = [sys.executable, "-m", "grpc_tools.protoc", *options, *wanted]
+        there = {**os.environ, "PYTHONPATH": str(PROTOC)}
+        if subprocess.run(command, check=False, env=there).returncode:
+            raise SystemExit("protoc cannot parse the schema: make setup installs it")
         found = FileDescriptorSet.FromString(out.read_bytes())
     by_name = {file.name: file for file in found.file}
     return [by_name[name] for name in wanted]
