@@ -11,6 +11,9 @@ from fedmodels.config.strict_table import Place, StrictTable
 
 View = Literal["global", "after_local", "after_downlink"]
 
+AT_ONCE = 256
+"""Examples that are scored together unless a config says how many."""
+
 
 class Evaluate(StrictTable):
     """``[evaluate]``: when, and which models, are scored."""
@@ -30,8 +33,9 @@ class Evaluate(StrictTable):
     """Summary metrics are means over this many last scored rounds."""
     reference: Place = None
     """Run directory against which the average forgetting measure is taken."""
-    batch_size: PositiveCount = 256
-    """Examples that are scored together."""
+    batch_size: PositiveCount | None = None
+    """Examples that are scored together; unless given 256, and on a GPU more where examples are
+    small: as many as have 8 MiB of inputs."""
     generalization: bool = False
     """Score clients' models on the global test set too, where there is one: costly. It gives
     FedAli's Generalization and FedMLP's A_loc (``a_loc_own_classes``)."""
@@ -63,6 +67,11 @@ class Evaluate(StrictTable):
     """What makes a round the best: mean macro-F1, or mean accuracy as FedAli's published code. With
     ``validation_share`` the scores are those of validation parts; ``best_…`` looks at test data
     in any case."""
+
+    @property
+    def at_once(self) -> int:
+        """Return how many examples are scored together where nothing else decides."""
+        return self.batch_size or AT_ONCE
 
     @model_validator(mode="after")
     def _views_are_named_once(self) -> Evaluate:

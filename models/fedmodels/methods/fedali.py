@@ -131,6 +131,6 @@ class FedAli(FedAvg):
         evaluate = ctx.run.experiment.evaluate
         if evaluate.influence:
             x, _ = ctx.stream.train(ctx.task)
-            ctx.metrics.update(influence_of(ctx.net, x[: evaluate.batch_size]))
+            ctx.metrics.update(influence_of(ctx.net, x[: evaluate.at_once]))
         upload = super().uplink(ctx, state, refs)
         return replace(upload, prototypes=sets_of(weights_of(ctx.net)))

@@ -32,6 +32,7 @@ from fedmodels.training.contexts import ClientContext, ServerState
 from fedmodels.training.loop import EpochLoop
 from fedmodels.training.method import Scores
 from fedmodels.training.run import RunFacts
+from fedmodels.training.scoring import batch_size
 from fedmodels.training.stepped import Batch, Output
 
 
@@ -164,7 +165,7 @@ def _mean(q: Tensor, pi: Tensor) -> Tensor:
 @torch.no_grad()
 def losses_of(ctx: ClientContext, learners: list[Weights], x: Tensor, y: Tensor) -> Tensor:
     """Return the loss (n, M) of every example under every learner, in evaluation mode."""
-    size = ctx.run.experiment.evaluate.batch_size
+    size = batch_size(ctx)
     ctx.net.eval()
     columns = [
         torch.cat([_logits(ctx, learner, part) for part in ctx.net.split(x, size)])

@@ -5,6 +5,7 @@ Shapes: B batch, n test set, N all test sets, K classes, R rules.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -22,6 +23,8 @@ from fedmodels.training.method import Method
 from fedmodels.training.returned import check_numbers, check_rules, check_scores
 
 TestSets = Mapping[str, tuple[Tensor, Tensor]]
+INPUT_BYTES = 8 << 20
+"""Of the float32 inputs of a batch on a GPU: smaller batches wait for their calls."""
 FULL = 96
 """On a processor an example takes as long in a batch of so many as in one of more."""
 
@@ -56,7 +59,7 @@ def score(
         TrainingFailed: scores are NaN, of which no class would be the largest.
         ConfigError: ``predict`` answers with something else than its rules say.
     """
-    net, size = ctx.net.eval(), ctx.run.experiment.evaluate.batch_size
+    net, size = ctx.net.eval(), batch_size(ctx)
     candidates = None if seen is None else candidates_of(seen, ctx.device)
     most = 0 if net.mixes_examples or kept is not None else size
     answers: dict[str, list[Answers]] = {}
@@ -74,6 +77,18 @@ def score(
                 for rule, scores in found.items():
                     answers.setdefault(rule, []).append(Answers.of(scores, ys))
     return _counts(ctx, answers, sets, confusion)
+
+
+def batch_size(ctx: ClientContext) -> int:
+    """Return how many examples are scored together, whatever else is on the device.
+
+    A GPU gets more of small examples, unless the config says how many, or what a net makes of an
+    example depends on its batch.
+    """
+    evaluate = ctx.run.experiment.evaluate
+    if evaluate.batch_size or ctx.device.type == "cpu" or ctx.net.mixes_examples:
+        return evaluate.at_once
+    return max(evaluate.at_once, INPUT_BYTES // (4 * math.prod(ctx.run.problem.input_shape)))
 
 
 def _groups(sets: TestSets, most: int) -> Iterator[TestSets]:

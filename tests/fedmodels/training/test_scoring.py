@@ -1,14 +1,15 @@
 """How a model is scored: in which batches, what is counted, and what is made once."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from fedmodels.errors import ConfigError
 from fedmodels.methods.fedavg import FedAvg
-from fedmodels.tensors.bundle import Bundle
-from fedmodels.training.scoring import FULL, score
+from fedmodels.tensors.bundle import Bundle, Problem
+from fedmodels.training.scoring import FULL, INPUT_BYTES, batch_size, score
 from tests.conftest import linear_context, tiny_experiment
 from tests.fake_card import CARD, card
 
@@ -24,9 +25,11 @@ class Watched(FedAvg):
         return super().predict(ctx, payload, state, x)
 
 
-def context(size=256, **facts):
+def context(size=None, **facts):
     """Return a context whose net scores inputs (a, b) as they are, as logits of two classes."""
-    ctx = linear_context(tiny_experiment(evaluate={"batch_size": size}), [[0.0, 0.0]], [0])
+    ctx = linear_context(
+        tiny_experiment(evaluate={"batch_size": size} if size else {}), [[0.0, 0.0]], [0]
+    )
     with torch.no_grad():
         ctx.net.head.weight.copy_(torch.eye(2))
     for name, value in facts.items():
@@ -117,7 +120,7 @@ def test_a_card_is_waited_for_once_and_joins_all_that_fits():
     expected = score(FedAvg(), here, Bundle(), Bundle(), sets)
     method = Watched()
     with card() as found:
-        there = context()
+        there = context(size=256)
         there.net.to(CARD).pack()
         there.device = CARD
         moved = {name: (x.to(CARD), y.to(CARD)) for name, (x, y) in sets.items()}
@@ -128,6 +131,22 @@ def test_a_card_is_waited_for_once_and_joins_all_that_fits():
     for key, of_rule in expected.items():
         assert counts[key].correct.tolist() == of_rule.correct.tolist()
         assert counts[key].loss_sum == of_rule.loss_sum
+
+
+def test_a_card_gets_more_of_small_examples():
+    """Inputs here have two numbers; a net that mixes examples gives the same on both devices."""
+    assert batch_size(context()) == 256
+    for ctx, expected in (
+        (context(), INPUT_BYTES // 8),
+        (context(size=20), 20),
+        (context(mixes_examples=True), 256),
+    ):
+        ctx.device = CARD
+        assert batch_size(ctx) == expected
+    large = context()
+    large.device = CARD
+    large.run = replace(large.run, problem=Problem((3, 224, 224), 2))
+    assert batch_size(large) == 256
 
 
 def test_what_a_payload_says_is_laid_out_once():
