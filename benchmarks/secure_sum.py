@@ -71,7 +71,7 @@ def _plain(clients: int, parameters: int) -> dict[str, Any]:
 
 def _masked(way: str, clients: int, parameters: int, gone: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as place:
-        world = _World(Path(place), clients, parameters, signs=way == "signed")
+        world = World(Path(place), clients, parameters, signs=way == "signed")
         world.share()
         stay = [*range(clients - gone)]
         up = world.train(stay)
@@ -88,7 +88,7 @@ def _row(
     return {**facts, "coordinator_s": server_s, "upload_bytes": up, "key_bytes": more}
 
 
-class _World:
+class World:
     """Clients and a coordinator in one process, and what each took."""
 
     def __init__(self, place: Path, clients: int, parameters: int, *, signs: bool) -> None:
@@ -112,8 +112,10 @@ class _World:
         self.clients = []
         for client in range(clients):
             (place / str(client)).mkdir()
-            pair = issue(place, str(client))
-            peers = SecurePeers.of(place / "ca.pem", *pair, None, 0) if signs else None
+            peers = None
+            if signs:
+                pair = issue(place, str(client))
+                peers = SecurePeers.of(place / "ca.pem", *pair, None, 0)
             secret = os.urandom(32)
             self.clients.append(
                 SecureClient(client, place / str(client), secret, rules, peers=peers)

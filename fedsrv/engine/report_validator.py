@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -28,9 +28,8 @@ from fedmodels.training.wire import TOLD, Wire
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.client_profile import Profile
 from fedsrv.engine.schedule import Step
+from fedsrv.engine.times_trained import TimesTrained
 
-MAX_REMEMBERED = 1000
-"""Clients of which the last announcement stays in memory."""
 GLOBAL_TEST = "global-test"
 OWN_KEYS = frozenset(
     ["loss", "seconds", "num_examples", "skipped_examples", "peak_rss_bytes", "views"]
@@ -54,11 +53,13 @@ class ReportValidator:
     run: RunFacts
     profiles: Mapping[int, Profile]
     steps: Sequence[Step]
-    _announced: dict[int, tuple[int, DeclaredCounts]] = field(default_factory=dict, init=False)
-    """The last that was asked of a client, and of which interaction: the next one adds to it."""
+    times: TimesTrained | None = None
+    """How often clients were asked to train; made anew where it is of other steps."""
 
     def __post_init__(self) -> None:
         """Refuse a method whose clients report what every report has already."""
+        if self.times is None or self.times.steps is not self.steps:
+            object.__setattr__(self, "times", TimesTrained(self.steps))
         for name in sorted(reported(self.method, self.run) & OWN_KEYS):
             raise ConfigError(
                 f"clients of {type(self.method).__name__} cannot report {name!r}, which every "
@@ -74,41 +75,18 @@ class ReportValidator:
         self, run: RunFacts, profiles: Mapping[int, Profile], steps: Sequence[Step]
     ) -> ReportValidator:
         """Return the rules of an open run that has grown; what is known of clients stays."""
-        found = ReportValidator(self.method, run, profiles, steps)
-        classes = run.problem.num_classes
-        for client, (interaction, counts) in self._announced.items():
-            if interaction < len(steps) and client in profiles:
-                parts = counts.now, counts.met, counts.trained
-                new = classes - len(counts.now)
-                wider = (torch.nn.functional.pad(part, (0, new)) for part in parts)
-                found._announced[client] = interaction, DeclaredCounts(client, *wider)
-        return found
+        assert self.times is not None, "made in __post_init__"
+        return ReportValidator(self.method, run, profiles, steps, self.times.grown(steps))
 
     def announced(self, client: int, step: Step) -> DeclaredCounts:
         """Return the announced examples behind a client's upload."""
+        assert self.times is not None, "made in __post_init__"
         profile, accumulates = self.profiles[client], self.run.experiment.accumulates
-        train = profile.train
-        begun, trained = 0, torch.zeros(train.shape[1], dtype=torch.int64)
-        known = self._announced.get(client)
-        if known is not None and known[0] <= step.interaction:
-            begun, trained = known[0] + 1, known[1].trained
-            if begun > step.interaction:
-                return known[1]
-        steps = self.steps[begun : step.interaction + 1]
-        orders = [s.task_of(client) for s in steps if client in s.cohort]
-        ordered = [task for task in orders if task < len(train)]
-        now_at = step.task_of(client)
-        given = {
-            task: torch.from_numpy(profile.given(task, accumulates)) for task in {*ordered, now_at}
-        }
-        for task in ordered:
-            trained = trained + given[task]
-        met = torch.from_numpy(train[: now_at + 1].sum(0))
-        found = DeclaredCounts(client, given[now_at], met, trained)
-        if len(self._announced) >= MAX_REMEMBERED:
-            self._announced.clear()
-        self._announced[client] = step.interaction, found
-        return found
+        now_at, train = step.task_of(client), profile.train
+        times = self.times.of(client, step.interaction)[: len(train)]
+        each = (train.cumsum(0) if accumulates else train)[: len(times)]
+        parts = profile.given(now_at, accumulates), train[: now_at + 1].sum(0), times @ each
+        return DeclaredCounts(client, *map(torch.from_numpy, parts))
 
     def check_report(self, client: ClientId, order: rpc.Order, report: rpc.Report) -> None:
         """Check the report that comes with an upload.

@@ -302,7 +302,8 @@ def client_rows(
 ) -> dict[str, dict[str, Any]]:
     """Return every client's accuracies by view: overall, on rare classes, per task and per class.
 
-    A row covers the tasks seen so far and no more. A view by its own name is scored by the method's
+    A row covers the tasks seen so far and no more. Accuracies per task begin with ``first_task``,
+    which is left out where it is 0. A view by its own name is scored by the method's
     own rule, which clients report first; ``view:rule`` by another one. Accuracies per class are
     empty where counts are sums over classes.
     """
@@ -313,17 +314,25 @@ def client_rows(
         total = own_test(sets) or sets.get(GLOBAL_TEST)
         if total is None:
             continue
-        tasks = max((t + 1 for t in range(tasks_seen) if f"task/{t}" in sets), default=0)
+        tasks = [t for name in sets if (t := _task_of(name)) is not None and t < tasks_seen]
+        first, end = min(tasks, default=0), max(tasks, default=-1) + 1
         views[name] = {
             "accuracy": total.accuracy(),
             **({"minority": _accuracy(total.subset(minority))} if minority else {}),
             "loss": total.loss() if math.isfinite(total.loss()) else None,
-            "tasks": [_accuracy(sets.get(f"task/{t}")) for t in range(tasks)],
+            **({"first_task": first} if first else {}),
+            "tasks": [_accuracy(sets.get(f"task/{t}")) for t in range(first, end)],
             "classes": [None if math.isnan(a) else float(a) for a in total.per_class()]
             if by_class
             else [],
         }
     return out
+
+
+def _task_of(name: str) -> int | None:
+    """Return the task of a client's own test set, by its name; None for another set."""
+    part, _, task = name.partition("/")
+    return int(task) if part == "task" else None
 
 
 def _accuracy(counts: ClassCounts | None) -> float | None:

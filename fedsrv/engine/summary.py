@@ -219,18 +219,18 @@ def accuracy_lost(records: Sequence[Record], local_view: str) -> np.ndarray[Any,
     everyone's model where no client is scored in the view. An entry without such a client is NaN.
     """
     view = local_view if _is_scored(records, local_view) else "global"
-    last: dict[int, dict[str, list[float | None]]] = {}
+    last: dict[int, dict[str, dict[int, float]]] = {}
     for record in records:
-        found = {c: _task_series(row, view) for c, row in record.get("clients", {}).items()}
-        if any(found.values()):
-            last[record["task"]] = found
+        rows = record.get("clients", {})
+        if any(_has_tasks(row, view) for row in rows.values()):
+            last[record["task"]] = {c: _by_task(row, view) for c, row in rows.items()}
     tasks = sorted(last)
     matrix = np.full((len(tasks), len(tasks)), np.nan)
     for i, after in enumerate(tasks):
         for j, task in enumerate(tasks[: i + 1]):
             pairs = [
-                (_entry(series, task), _entry(last[tasks[-1]].get(client, []), task))
-                for client, series in last[after].items()
+                (found.get(task), last[tasks[-1]].get(client, {}).get(task))
+                for client, found in last[after].items()
             ]
             lost = [then - now for then, now in pairs if then is not None and now is not None]
             matrix[i, j] = np.mean(lost) if lost else np.nan
@@ -245,18 +245,14 @@ def forgetting_of_streams(records: Sequence[Record], local_view: str) -> float:
     the tasks that its last score covers. The mean is over the clients that have one.
     """
     view = local_view if _is_scored(records, local_view) else "global"
-    scored: dict[str, list[tuple[int, Sequence[float | None]]]] = {}
+    scored: dict[str, list[tuple[int, dict[int, float]]]] = {}
     for record in records:
         for client, row in record.get("clients", {}).items():
-            if "task" in row and (series := _task_series(row, view)):
-                scored.setdefault(client, []).append((row["task"], series))
+            if "task" in row and _has_tasks(row, view):
+                scored.setdefault(client, []).append((row["task"], _by_task(row, view)))
     lost = [lost_in_stream(each).values() for each in scored.values()]
     found = [float(np.mean([*differences])) for differences in lost if differences]
     return float(np.mean(found)) if found else np.nan
-
-
-def _entry(series: Sequence[float | None], task: int) -> float | None:
-    return series[task] if task < len(series) else None
 
 
 def _is_scored(records: Sequence[Record], view: str) -> bool:
@@ -265,9 +261,15 @@ def _is_scored(records: Sequence[Record], view: str) -> bool:
     return any(view in row.get("views", {}) for row in rows)
 
 
-def _task_series(row: ClientRow, view: str) -> list[float | None]:
-    """Return a client's accuracy on each task so far in a view; empty if it has no score there."""
-    return list(row.get("views", {}).get(view, {}).get("tasks") or [])
+def _has_tasks(row: ClientRow, view: str) -> bool:
+    return bool(row.get("views", {}).get(view, {}).get("tasks"))
+
+
+def _by_task(row: ClientRow, view: str) -> dict[int, float]:
+    """Return a client's accuracy on each task that it is scored on in a view."""
+    scored = row.get("views", {}).get(view, {})
+    tasks = enumerate(scored.get("tasks") or (), scored.get("first_task", 0))
+    return {task: accuracy for task, accuracy in tasks if accuracy is not None}
 
 
 def afm_of(records: Sequence[Record], experiment: Experiment) -> dict[str, float]:

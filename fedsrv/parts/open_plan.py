@@ -9,6 +9,7 @@ interaction. All else follows from the stored growths, so a replay comes to the 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -93,6 +94,8 @@ class OpenPlan(Plan):
 
     growths: Sequence[Growth] = ()
     """How it grew so far."""
+    began: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    """The interactions in which each client went on to a task, ascending."""
 
     @classmethod
     def opened(cls, method: Method, store: Store, first: Growth, known: Profile) -> OpenPlan:
@@ -137,7 +140,9 @@ class OpenPlan(Plan):
         if len(names) > run.problem.num_classes:
             run = run.for_classes(len(names))
         terms = self.terms.grown(run, profiles, steps)
-        return OpenPlan(self.method, run, profiles, tasks, steps, aside, terms, growths)
+        on = {c: (*self.began.get(c, ()), growth.interaction) for c in growth.tasks}
+        began = {**self.began, **on}
+        return OpenPlan(self.method, run, profiles, tasks, steps, aside, terms, growths, began)
 
     def with_aside(self, store: Store) -> Plan:
         """Return the plan with the clients that were set aside; ``Stages`` makes steps anew."""
@@ -187,8 +192,9 @@ class OpenPlan(Plan):
 
         Rounds without the client do not count, where a course of the rate follows its rounds.
         """
-        began = [g.interaction for g in self.growths if client in g.tasks]
-        first = max((n for n in began if n <= step.interaction), default=0)
+        began = self.began.get(client, ()) if isinstance(client, int) else ()
+        begun = bisect_right(began, step.interaction)
+        first = began[begun - 1] if begun else 0
         experiment = self.run.experiment
         course, schedule = experiment.training.lr_schedule, experiment.schedule
         takes_all = schedule.participants == "all" and not schedule.selects

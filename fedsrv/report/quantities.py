@@ -120,8 +120,9 @@ def _clients_on_tasks(run: RunRecord, view: str) -> dict[tuple[int, int], dict[i
         view = "after_downlink" if "after_downlink" in views_of(run) else "global"
     for index, row in enumerate(run.rows):
         for client, facts in _clients(row):
-            tasks = table(table(facts.get("views")).get(view)).get("tasks")
-            for task, value in enumerate(tasks if isinstance(tasks, list) else ()):
+            scored = table(table(facts.get("views")).get(view))
+            tasks, first = scored.get("tasks"), int(number(scored.get("first_task")) or 0)
+            for task, value in enumerate(tasks if isinstance(tasks, list) else (), first):
                 if (accuracy := number(value)) is not None:
                     out.setdefault((interaction_of(row, index), task), {})[client] = accuracy
     return out
@@ -222,9 +223,7 @@ def _lost_in_streams(run: RunRecord, view: str) -> dict[int, float]:
     out: dict[int, list[float]] = {}
     for client, times in series.items():
         scored = [
-            (present[at, client], [times[at].get(task) for task in range(max(times[at]) + 1)])
-            for at in sorted(times)
-            if (at, client) in present
+            (present[at, client], times[at]) for at in sorted(times) if (at, client) in present
         ]
         for task, lost in lost_in_stream(scored).items():
             out.setdefault(task, []).append(lost)

@@ -502,6 +502,8 @@ def test_forgetting_of_streams_is_that_of_each_client_over_its_own_tasks():
     assert forgetting_of_streams(records, "global") == pytest.approx((0.3 + 0.1) / 2)
     window = [*records[:2], scored(c0=(2, [None, 0.6, 0.9]))]
     assert forgetting_of_streams(window, "global") == pytest.approx(0.2)
+    window[-1]["clients"]["0"]["views"]["global"] = {"first_task": 1, "tasks": [0.6, 0.9]}
+    assert forgetting_of_streams(window, "global") == pytest.approx(0.2)
 
 
 def test_an_open_run_of_python_learns_when_asked(tmp_path):

@@ -328,6 +328,16 @@ def test_rows_of_clients():
     json.dumps(rows, allow_nan=False)
 
 
+def test_a_row_begins_with_the_first_task_that_was_scored():
+    """A record of an open run is as large after hundreds of tasks as after the first."""
+    given = [
+        counts([2, 0], [4, 0], test_set="task/478"),
+        counts([3, 0], [4, 0], test_set="task/479"),
+    ]
+    found = client_rows(scores_of({0: given}), 480)["0"]["views"]["global"]
+    assert (found["first_task"], found["tasks"]) == (478, [0.5, 0.75])
+
+
 def test_a_view_by_its_own_name_is_scored_by_the_methods_own_rule():
     """What a run forgets is read from there: of the model as the method predicts with it."""
     own, head = counts([3, 1], [4, 4], rule="nearest"), counts([1, 0], [4, 4])

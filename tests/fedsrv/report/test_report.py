@@ -483,6 +483,9 @@ def test_a_task_that_nobody_was_scored_on_meanwhile_has_no_entry(tmp_path):
     found = quantities.lost_by_task(hand_written(tmp_path / "run", *rows), "global")
     assert found == pytest.approx({1: 0.1})
     assert math.isnan(forgetting(accuracy_lost(rows, "global")))  # type: ignore[arg-type]
+    rows[2]["clients"]["1"]["views"]["global"] = {"first_task": 1, "tasks": [0.5, 0.9]}
+    found = quantities.lost_by_task(hand_written(tmp_path / "from-1", *rows), "global")
+    assert found == pytest.approx({1: 0.1})
 
 
 def test_a_task_of_any_number_costs_no_time(tmp_path):

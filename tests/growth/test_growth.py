@@ -1,0 +1,204 @@
+"""No cost of a run grows faster than what it is a cost of.
+
+Operations, bytes and calls are counted, never seconds: the numbers are equal on every machine.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from benchmarks.secure_sum import World
+from fedmodels.methods import make
+from fedmodels.secure_sum import keys
+from fedmodels.tensors.bundle import Problem
+from fedmodels.training.position import Stage, Task
+from fedmodels.training.run import RunFacts
+from fedpb.v1 import coordinator_pb2 as rpc
+from fedsrv.engine.client_profile import Profile
+from fedsrv.engine.report_validator import ReportValidator
+from fedsrv.engine.schedule import Step
+from fedsrv.engine.scores import Scores, client_rows
+from fedsrv.engine.summary import forgetting_of_streams
+from fedsrv.parts.open_plan import Growth, OpenPlan
+from fedsrv.parts.secure_group import SecureGroup
+from tests.conftest import tiny_experiment
+from tests.growth.counting import MOST, exponent, operations
+
+WINDOW = 2
+"""Tasks that are scored, of all that a client has had."""
+
+
+def test_exponents_by_hand():
+    """Fixed parts do not count: 7 + n^2 at 2, 4, 8 grows by 12 over 2 more, and by 60 over 6."""
+    assert exponent({n: 1000 + 3 * n for n in (4, 16, 64)}) == pytest.approx(1)
+    assert exponent({n: 7 + n**2 for n in (2, 4, 8)}) == pytest.approx(np.log(5) / np.log(3))
+    assert exponent({4: 9, 8: 9, 16: 9}) == 0
+    squares = operations(lambda: [a * b for a in range(40) for b in range(40)])
+    assert 1600 < squares < 2 * 1600, "each pass of a comprehension counts"
+
+
+# --- clients of a secure sum ----------------------------------------------------------------------
+
+
+def secure_sum(place: Path, clients: int) -> dict[str, float]:
+    """Return what each phase of a secure sum costs, of all clients together."""
+    place.mkdir()
+    world, everybody = World(place, clients, 4, signs=False), [*range(clients)]
+    costs: dict[str, float] = {"sharing": operations(world.share)}
+    costs["masking"] = operations(lambda: world.train(everybody))
+    costs["opening"] = operations(lambda: world.unmask(everybody))
+    costs["bytes"] = world.messages
+    costs["bytes at rest"] = sum(f.stat().st_size for f in place.glob("*/secure-sum/*"))
+    return costs
+
+
+def test_a_secure_sum_costs_as_much_as_it_has_pairs_of_clients(tmp_path):
+    """Shares that are put together once a client cost N^3: 1.5 of the number of pairs."""
+    sizes = (6, 12, 24)
+    found = {n * n: secure_sum(tmp_path / str(n), n) for n in sizes}
+    for phase in found[36]:
+        assert exponent({pairs: each[phase] for pairs, each in found.items()}) < MOST, phase
+
+
+def test_a_client_agrees_with_each_other_once_for_shares_and_once_an_attempt_for_masks(
+    tmp_path, monkeypatch
+):
+    agreed = list[int | None]()
+    real = keys._agreed
+    monkeypatch.setattr(
+        keys, "_agreed", lambda key, public, whose=None: agreed.append(whose) or real(key, public)
+    )
+    world = World(tmp_path, 6, 4, signs=False)
+    for made in (2 * 6 * 6 - 6, 6 * 5):
+        agreed.clear()
+        world.share()
+        world.train([*range(6)])
+        world.unmask([*range(6)])
+        assert len([one for one in agreed if one is not None]) == made
+        old = world.group
+        facts = old.threshold, old.keys, old.numbers, old.payload
+        world.group = SecureGroup.begun(rpc.Order(), b"", *facts)
+
+
+def test_what_a_client_forgets_does_not_grow_with_what_it_has_forgotten(tmp_path):
+    client = World(tmp_path, 3, 4, signs=False).clients[0]
+    costs, total = dict[int, float](), 0
+    for n in range(1, 33):
+        order = rpc.Order(interaction=n, committed=n - 1)
+        client._begin(order, {"pair": ""})
+        total += operations(partial(client._forget, n - 1))
+        costs[n] = total
+    assert exponent({n: costs[n] for n in (2, 8, 32)}) < MOST
+
+
+# --- rounds, cohorts and populations --------------------------------------------------------------
+
+
+def validator(clients: int, cohort: int, rounds: int, tasks: int = 1) -> ReportValidator:
+    """Return the rules of a run whose cohorts are drawn evenly."""
+    rows = [{"train": [5, 3], "test": [2, 1]}] * tasks
+    text = json.dumps({"format": 1, "input_shape": [4], "num_classes": 2, "tasks": rows})
+    rng = np.random.default_rng(0)
+    visits = [
+        Step(n, n, Stage(n * tasks // rounds), drawn, True, n + 1 == rounds)
+        for n in range(rounds)
+        for drawn in [tuple(sorted(rng.choice(clients, cohort, replace=False).tolist()))]
+    ]
+    profiles = dict.fromkeys(range(clients), Profile.parse(0, text))
+    run = RunFacts(tiny_experiment(), Problem((4,), 2))
+    return ReportValidator(make("fedavg"), run, profiles, visits)
+
+
+def all_announced(clients: int, cohort: int, rounds: int) -> int:
+    """Return what it costs to look up what is announced behind each upload of a run, twice."""
+    terms = validator(clients, cohort, rounds)
+    return operations(
+        lambda: [terms.announced(c, s) for s in terms.steps for c in s.cohort for _ in range(2)]
+    )
+
+
+def test_what_uploads_may_count_costs_the_same_in_each_round():
+    """Each upload walked over all steps that were before, once it came from over 1,000 clients."""
+    assert exponent({n: all_announced(1500, 4, n) for n in (8, 32, 128)}) < MOST
+    assert exponent({n: all_announced(4, 4, n) for n in (8, 32, 128)}) < MOST
+
+
+def test_what_uploads_may_count_costs_by_the_cohort_and_not_by_the_population():
+    assert exponent({n: all_announced(200, n, 20) for n in (4, 16, 64)}) < MOST
+    costs = {n: all_announced(n, 4, 20) for n in (80, 800)}
+    assert costs[800] < 1.1 * costs[80]
+
+
+# --- tasks of an open run -------------------------------------------------------------------------
+
+
+def scores_after(tasks: int) -> Scores:
+    """Return the scores of four clients on their last tasks."""
+    counts = [rpc.Counts(
+        view="global", rule="classifier", test_set=f"task/{task}", support=[2, 1], predicted=[2, 1],
+        correct=[1, 1], loss_sum=1.5,
+    ) for task in range(max(0, tasks - WINDOW), tasks)]  # fmt: skip
+    found, report = Scores(), rpc.Report(counts=counts)
+    found.add({client: cast(Any, SimpleNamespace(report=report)) for client in range(4)})
+    return found
+
+
+def test_a_record_of_an_open_run_is_as_large_after_any_number_of_tasks():
+    """A row had an entry for each task, null but for those of the window."""
+    rows = {n: client_rows(scores_after(n), n) for n in (4, 64, 512)}
+    sizes = {n: len(json.dumps(found)) for n, found in rows.items()}
+    assert sizes[512] < 1.1 * sizes[4]
+    work = {n: operations(lambda n=n: client_rows(scores_after(n), n)) for n in rows}
+    assert work[512] == work[64]
+
+
+def test_what_an_open_run_forgot_is_told_from_what_was_scored():
+    """A list for each record with an entry for each task is a square of the tasks."""
+
+    def told(tasks: int) -> int:
+        records = [
+            {"clients": {c: {**row, "task": n - 1} for c, row in rows.items()}}
+            for n in range(1, tasks + 1)
+            for rows in [client_rows(scores_after(n), n)]
+        ]
+        return operations(lambda: forgetting_of_streams(cast(Any, records), "global"))
+
+    assert exponent({n: told(n) for n in (8, 32, 128)}) < MOST
+
+
+def test_steps_of_an_open_run_know_their_tasks_without_a_look_at_all_growths():
+    def begun(tasks: int) -> int:
+        growths = [Growth(n, {0: n + 1}) for n in range(tasks)]
+        plan = OpenPlan(
+            make("fedavg"), RunFacts(tiny_experiment(), Problem((4,), 2)), {}, {}, (), {},
+            cast(Any, None), growths, {0: tuple(range(tasks))},
+        )  # fmt: skip
+        step = Step(tasks - 1, tasks - 1, Stage(tasks - 1), (0,), True, False, True, {0: Task(0)})
+        assert plan.task_began(0, step) == tasks - 1
+        return operations(lambda: plan.task_began(0, step))
+
+    assert begun(512) == begun(8)
+
+
+def test_orders_of_an_open_run_are_counted_once():
+    def counted(tasks: int) -> int:
+        terms, total = validator(2, 2, tasks, tasks), 0
+        for end in range(1, tasks + 1):
+            terms = terms.grown(terms.run, terms.profiles, _going_on(terms.steps, end))
+            total += operations(lambda t=terms, n=end: t.announced(0, t.steps[n - 1]))
+        return total
+
+    assert exponent({n: counted(n) for n in (8, 32, 128)}) < MOST
+
+
+def _going_on(known: Sequence[Step], end: int) -> list[Step]:
+    """Return steps of a growth: those before are the same, and all later ones are other ones."""
+    return [*known[:end], *(Step(**vars(step)) for step in known[end:])]
