@@ -36,6 +36,7 @@ from fedmodels.errors import PayloadError
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.generative.flow import Flow, check_orders, is_order
+from fedmodels.nets.kept_copies import kept_copy
 from fedmodels.nets.split import SplitNet, load_weights, weights_of
 from fedmodels.numerics.distances import distillation
 from fedmodels.numerics.optimizers import Adam, descend
@@ -196,12 +197,18 @@ class AFFCL(FedAvg):
         return flow.to(ctx.device)
 
     def _frozen(self, ctx: ClientContext, kept: Weights) -> Predecessor:
-        found, net = part_of(kept, "last"), ctx.net.copy()
+        found, net = part_of(kept, "last"), kept_copy(ctx.net, "last")
         load_weights(net, without(found, "flow"))
         flow = self._filled(ctx, found)
         for module in (net, flow):
             module.requires_grad_(False).eval()
         return Predecessor(net, flow, kept[BEFORE].nonzero().flatten())
+
+    def taught(self, ctx: ClientContext, x: Tensor, refs: AfFclReferences) -> tuple[Tensor, ...]:
+        if refs.last is None or not self.k_kd:
+            return ()
+        features = refs.last.net.features(x)
+        return features, refs.last.net.head(features)
 
     def fit(self, ctx: ClientContext, x: Tensor, y: Tensor, refs: AfFclReferences) -> float:
         decay, loop = ctx.run.experiment.training.weight_decay, EpochLoop(self, ctx, x, y, refs)
@@ -276,9 +283,7 @@ class AFFCL(FedAvg):
         loss = super().loss(ctx, batch, out, refs)
         if refs.last is None or not self.k_kd:
             return loss
-        with torch.no_grad():
-            features = refs.last.net.features(batch.x)
-            logits = refs.last.net.head(features)
+        features, logits = batch.taught
         held = self.kd_features * mse_loss(out.features, features)
         held = held + self.kd_logits * distillation(logits, out.logits, TEMPERATURE)
         return loss + self.k_kd * held

@@ -2,7 +2,7 @@
 Learning, NeurIPS 2022. https://arxiv.org/abs/2106.03097
 
     paper          here                   paper   here
-    w^g, q^g       refs, the teacher      beta    beta
+    w^g, q^g       refs, batch.taught     beta    beta
     q^l            out.logits             tau     tau
     L_NTD          not_true_distance
 
@@ -21,6 +21,7 @@ from torch import Tensor
 from fedmodels.config.bounds import NonNegative, Positive
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
+from fedmodels.nets.kept_copies import kept_copy
 from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.distances import distillation
 from fedmodels.tensors.bundle import Bundle
@@ -59,10 +60,12 @@ class FedNTD(FedAvg):
     """Temperature of both softmaxes."""
 
     def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> SplitNet:
-        return ctx.net.copy().requires_grad_(False).eval()  # w^g
+        return kept_copy(ctx.net, "teacher").requires_grad_(False).eval()  # w^g
+
+    def taught(self, ctx: ClientContext, x: Tensor, refs: SplitNet) -> tuple[Tensor, ...]:
+        return (refs(x),)  # q^g
 
     def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: SplitNet) -> Tensor:
-        with torch.no_grad():
-            teacher = refs(batch.x)
+        (teacher,) = batch.taught
         distance = not_true_distance(teacher, out.logits, batch.y, self.tau)  # L_NTD
         return super().loss(ctx, batch, out, refs) + self.beta * distance  # L_CE + beta L_NTD

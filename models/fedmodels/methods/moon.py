@@ -3,8 +3,8 @@ https://arxiv.org/abs/2103.16257
 
     paper    here                               paper     here
     w^t      the payload                        z         out.features
-    w_i^t-1  state.weights["previous/base/…"]   z_glob    refs.features(batch)[0]
-    mu       mu                                 z_prev    refs.features(batch)[1]
+    w_i^t-1  state.weights["previous/base/…"]   z_glob    batch.taught[0]
+    mu       mu                                 z_prev    batch.taught[1]
     tau      temperature
 
 Deviations: z is the net's embedding, without a projection of its own, so that every method trains
@@ -14,7 +14,6 @@ first "previous" model has the run's initial weights (docs/methods/moon.md).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -24,7 +23,7 @@ from torch.nn.functional import cosine_similarity, cross_entropy
 from fedmodels.config.bounds import NonNegative, Positive
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
-from fedmodels.nets.embedding import embeddings
+from fedmodels.nets.kept_copies import kept_copy
 from fedmodels.nets.split import SplitNet, load_weights, weights_of
 from fedmodels.tensors.bundle import Bundle, Weights
 from fedmodels.tensors.roles import of_role, part_of, under
@@ -33,23 +32,8 @@ from fedmodels.training.run import RunFacts
 from fedmodels.training.stepped import Batch, Output
 
 PREVIOUS = "previous"
-
-
-@dataclass(frozen=True)
-class Teachers:
-    """The two models a client's features are compared with, frozen."""
-
-    nets: tuple[SplitNet, SplitNet]  # received, previous
-    embedded: tuple[Tensor, Tensor] | None
-    """Their features of the whole training set (n, d), where inputs are not augmented."""
-
-    def features(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return z_glob and z_prev of a batch, (B, d) each."""
-        if self.embedded is not None:
-            received, previous = self.embedded
-            return received[batch.index], previous[batch.index]
-        with torch.no_grad():
-            return self.nets[0].features(batch.x), self.nets[1].features(batch.x)
+Teachers = tuple[SplitNet, SplitNet]
+"""The two models a client's features are compared with, frozen: received, previous."""
 
 
 @register("moon")
@@ -69,17 +53,17 @@ class Moon(FedAvg):
         return _previous(run.initial_weights)
 
     def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> Teachers:
-        received, previous = _freeze(ctx.net), _freeze(ctx.net)
+        received, previous = _frozen(ctx.net, "received"), _frozen(ctx.net, PREVIOUS)
         load_weights(previous, part_of(state.weights, PREVIOUS), strict=False)
-        embedded = None
-        if ctx.run.experiment.training.augment == "none":
-            x, _ = self.training_data(ctx, None)
-            embedded = embeddings(received, x), embeddings(previous, x)
-        return Teachers((received, previous), embedded)
+        return received, previous
+
+    def taught(self, ctx: ClientContext, x: Tensor, refs: Teachers) -> tuple[Tensor, ...]:
+        received, previous = refs
+        return received.features(x), previous.features(x)
 
     def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: Teachers) -> Tensor:
         supervised = super().loss(ctx, batch, out, refs)
-        z_glob, z_prev = refs.features(batch)
+        z_glob, z_prev = batch.taught
         z = out.features
         similarity = torch.stack([cosine_similarity(z, z_glob), cosine_similarity(z, z_prev)], 1)
         first = torch.zeros(len(z), dtype=torch.int64, device=z.device)
@@ -95,6 +79,6 @@ def _previous(weights: Weights) -> Bundle:
     return Bundle(under(PREVIOUS, of_role(weights, "base")))
 
 
-def _freeze(net: SplitNet) -> SplitNet:
+def _frozen(net: SplitNet, name: str) -> SplitNet:
     """Return a copy in evaluation mode that takes no gradient."""
-    return net.copy().eval().requires_grad_(False)
+    return kept_copy(net, name).eval().requires_grad_(False)

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from fedmodels.config.bounds import Count, NonNegative, PositiveCount
+from fedmodels.nets.kept_copies import kept_copy
 from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.algebra import replay_volumes
 from fedmodels.numerics.randomness import derive_seed
@@ -237,7 +238,7 @@ class ClassReplay:
         x, y = ctx.stream.train(ctx.task)
         label_counts = met(state.histogram, y, ctx.run.problem.num_classes)
         volumes = replay_volumes(label_counts.total, label_counts.round, cap=self.settings.cap)
-        judge = Judge(ctx.net.copy())
+        judge = Judge(kept_copy(ctx.net, "judge"))
 
         def draw(epoch: int) -> ReplayedExamples:
             return self.replayed(state.generators, volumes, judge, client_seeds(ctx, epoch))

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from fedmodels.nets.kept_copies import kept_copy
 from fedmodels.nets.split import SplitNet, load_weights
 from fedmodels.numerics.randomness import seeded
 from fedmodels.tensors.bundle import Bundle
@@ -74,6 +75,6 @@ class Twin:
 
 def begin_twin(ctx: ClientContext, state: Bundle) -> Twin:
     """Return the twin of a private state, with the run's optimiser, in training mode."""
-    net = ctx.net.copy()
+    net = kept_copy(ctx.net, TWIN)
     load_weights(net, part_of(state.weights, TWIN))
     return Twin(net, ctx)

@@ -168,9 +168,9 @@ class Slot:
     def kind(self, batch: Batch, fixed: Tensor | None) -> Kind:
         """Return the kind of a batch."""
         given = _inputs(batch, fixed)
-        key = tuple((t.shape, t.stride(), t.dtype) for t in given)
+        key = len(batch.taught), *((t.shape, t.stride(), t.dtype) for t in given)
         if key not in self._kinds:
-            self._kinds[key] = Kind(given)
+            self._kinds[key] = Kind(given, len(batch.taught))
         return self._kinds[key]
 
     def audited(self, ctx: ClientContext, tree: Any, batch: Batch, fixed: Tensor | None) -> Tensor:
@@ -247,11 +247,12 @@ class Kind:
         is_known: whether the last two were alike.
     """
 
-    def __init__(self, given: list[Tensor]) -> None:
-        """Make room for inputs like these."""
+    def __init__(self, given: list[Tensor], taught: int) -> None:
+        """Make room for inputs like these, of which teachers say so many tensors."""
         self._inputs = [torch.empty_like(tensor) for tensor in given]
-        x, y, index, *fixed = self._inputs
-        self.batch, self.fixed = Batch(x, y, index), fixed[0] if fixed else None
+        x, y, index, *rest = self._inputs
+        self.batch = Batch(x, y, index, taught=tuple(rest[:taught]))
+        self.fixed = rest[taught] if len(rest) > taught else None
         self.loss = torch.zeros((), device=x.device)
         self.replay: Callable[[], None] | None = None
         self.touched, self.written = set[int](), set[int]()
@@ -282,7 +283,7 @@ class Kind:
 
 
 def _inputs(batch: Batch, fixed: Tensor | None) -> list[Tensor]:
-    given = [batch.x, batch.y, batch.index]
+    given = [batch.x, batch.y, batch.index, *batch.taught]
     return given if fixed is None else [*given, fixed]
 
 

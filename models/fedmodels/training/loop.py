@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from fedmodels.config.training import Training
 from fedmodels.devices import is_gpu, to_device
 from fedmodels.errors import ConfigError, TrainingFailed
-from fedmodels.nets.embedding import embed
+from fedmodels.nets.embedding import BATCH, embed
 from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.randomness import seeded
 from fedmodels.tensors.bundle import Bundle
@@ -136,6 +136,7 @@ class EpochLoop:
         self._augment = ctx.generator("augment") if augments else self._order
         self._epoch, self._losses = -1, list[tuple[Tensor, int]]()
         self._steps: Steps | None = None
+        self._lessons: Sequence[Tensor] | None = None
         self.private = ctx.hidden.steps_of(ctx) if ctx.hidden is not None else None
         """Takes the steps of a training that hides its examples."""
         if self.private is not None and not (self.renewed is None and self.joined is None):
@@ -197,7 +198,7 @@ class EpochLoop:
             for block in _blocks(taken, self.x):
                 for batch, index in self._laid_out(block):
                     found = batch if self.joined is None else self.joined(batch)
-                    yield found, None if fixed is None else fixed[index]
+                    yield self._taught(found), None if fixed is None else fixed[index]
 
     def _laid_out(self, taken: Sequence[Tensor]) -> Iterator[tuple[Batch, Tensor]]:
         """Yield the batches of index tensors, changed at random, and their positions."""
@@ -211,6 +212,21 @@ class EpochLoop:
             return
         for x, y, own, drawn in zip(*(torch.split(t, sizes) for t in whole), taken, strict=True):
             yield Batch(x, y, own, drawn), own
+
+    @torch.no_grad()
+    def _taught(self, batch: Batch) -> Batch:
+        """Add what teachers say of a batch; ask once for all examples if they stay as they are.
+
+        Their inputs change with augmentation and between epochs, their answers with the batch where
+        a net mixes examples.
+        """
+        ctx, method, is_same = self.ctx, self.method, self.renewed is None and self.joined is None
+        if ctx.run.experiment.training.augment != "none" or ctx.net.mixes_examples or not is_same:
+            return with_lessons(batch, method.taught(ctx, batch.x, self.refs))
+        if self._lessons is None:
+            parts = [method.taught(ctx, x, self.refs) for x in torch.split(self.x, BATCH)]
+            self._lessons = [torch.cat(each) for each in zip(*parts, strict=True)]
+        return with_lessons(batch, [each[batch.index] for each in self._lessons])
 
     def end_step(self, batch: Batch, loss: Tensor) -> None:
         """Finish a step: call ``after_step``, keep the loss, report progress."""
@@ -240,6 +256,11 @@ class EpochLoop:
                 parameter.requires_grad_(True)
             parameter.grad = None
         return mean_loss(self._losses)
+
+
+def with_lessons(batch: Batch, taught: Sequence[Tensor]) -> Batch:
+    """Return a batch with what teachers say of it."""
+    return replace(batch, taught=tuple(taught)) if taught else batch
 
 
 def embed_once(net: SplitNet, x: Tensor, training: Training) -> Tensor | None:

@@ -227,7 +227,8 @@ class PrivateSteps:
         for part in torch.split(torch.arange(len(batch.y)), max(1, AT_ONCE // sum(sizes))):
             if not len(part):
                 continue
-            some = Batch(batch.x[part], batch.y[part], batch.index[part])
+            taught = tuple(each[part] for each in batch.taught)
+            some = Batch(batch.x[part], batch.y[part], batch.index[part], taught=taught)
             try:
                 gradients, found = per_example(self.net, trained, some, loss_of)
             except RuntimeError as error:
@@ -259,11 +260,12 @@ def per_example(
     names = {id(p): name for name, p in whole.named_parameters()}
     wanted = {names[id(p)]: p.detach() for p in trained.values()}
 
-    def loss(parameters: dict[str, Tensor], x: Tensor, y: Tensor, index: Tensor) -> Any:
-        return functional_call(whole, parameters, (x[None], y[None], index[None]))
+    def loss(parameters: dict[str, Tensor], *example: Tensor) -> Any:
+        return functional_call(whole, parameters, tuple(each[None] for each in example))
 
-    mapped = vmap(grad_and_value(loss), in_dims=(None, 0, 0, 0), randomness="different")
-    found, losses = mapped(wanted, batch.x, batch.y, batch.index)
+    examples = (batch.x, batch.y, batch.index, *batch.taught)
+    places = (None, *[0] * len(examples))
+    found, losses = vmap(grad_and_value(loss), places, randomness="different")(wanted, *examples)
     flat = [found[name].flatten(1) for name in wanted]
     return torch.cat(flat, 1).detach(), losses.detach()
 
@@ -275,10 +277,11 @@ class _WithLoss(nn.Module):
         super().__init__()
         self.net, self._loss_of = net, loss_of
 
-    def forward(self, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
+    def forward(self, x: Tensor, y: Tensor, index: Tensor, *taught: Tensor) -> Tensor:
         """Return the loss of a batch."""
         features = self.net.embedded(x)
-        return self._loss_of(Batch(x, y, index), Output(features, self.net.head(features)))
+        batch = Batch(x, y, index, taught=taught)
+        return self._loss_of(batch, Output(features, self.net.head(features)))
 
 
 def private_class_sums(

@@ -233,12 +233,13 @@ class _ParameterStack:
         rows = None if places == [*range(len(self._rows))] else self._index(places)
         parameters, buffers = _some(self._parameters, rows), _some(self._buffers, rows)
         batches, fixed = [batch for _, batch, _ in group], [f for *_, f in group if f is not None]
-        x, y, index = (
-            torch.stack(each) for each in zip(*((b.x, b.y, b.index) for b in batches), strict=True)
-        )
+        given = [
+            torch.stack(each)
+            for each in zip(*((b.x, b.y, b.index, *b.taught) for b in batches), strict=True)
+        ]
         features = torch.stack(fixed) if fixed else None
         refs = [torch.stack(each) for each in zip(*(self._refs[c] for c in loops), strict=True)]
-        out = self._outputs(parameters, buffers, x, features)
+        out = self._outputs(parameters, buffers, given[0], features)
 
         def loss_of(
             held: dict[str, Tensor], batch: tuple[Tensor, ...], out: Any, refs: list[Tensor]
@@ -248,9 +249,11 @@ class _ParameterStack:
                 if "logits" not in out:  # vmap sets the memory format
                     found = out["features"] if out else self.net.embedded(batch[0])
                     out = {"features": found, "logits": self.net.head(found)}
-                return self.method.loss(self.ctx, Batch(*batch), Output(**out), again)
+                x, y, index, *taught = batch
+                some = Batch(x, y, index, taught=tuple(taught))
+                return self.method.loss(self.ctx, some, Output(**out), again)
 
-        losses: Tensor = torch.vmap(loss_of)(parameters | buffers, (x, y, index), out, refs)
+        losses: Tensor = torch.vmap(loss_of)(parameters | buffers, tuple(given), out, refs)
         check_loss(self.method, losses, (len(group),))
         if rows is not None:
             for key, rows_of_all in self._buffers.items():
@@ -317,16 +320,18 @@ _PERSONAL = ("client", "metrics", "num_examples", "stream", "secret")
 
 def _layout(tree: Any) -> Any:
     """Return all of references but the values of their tensors."""
-    return form(tree, lambda tensor: (tensor.shape, tensor.dtype))
+    return form(tree, lambda at: (at.shape, at.dtype) if isinstance(at, Tensor) else type(at))
 
 
 def _leaves(tree: Any) -> Iterator[Tensor]:
-    """Yield the tensors of references.
+    """Yield the tensors of references. Nets teach: what they say comes with batches.
 
     Raises:
         TypeError: they hold something else.
     """
     for atom in atoms(tree):
+        if isinstance(atom, SplitNet):
+            continue
         if not isinstance(atom, Tensor):
             name = type(atom).__name__
             raise TypeError(f"a loss that is mapped over clients cannot refer to {name}")
@@ -335,4 +340,17 @@ def _leaves(tree: Any) -> Iterator[Tensor]:
 
 def _rebuild(tree: Any, leaves: Iterator[Tensor]) -> Any:
     """Return a copy of references with other tensors."""
-    return mapped(tree, lambda _: next(leaves))
+    return mapped(tree, lambda at: _Teacher(at) if isinstance(at, SplitNet) else next(leaves))
+
+
+class _Teacher:
+    """What stands for a net: it is one client's, and the loss has what it says in its batch."""
+
+    def __init__(self, net: SplitNet) -> None:
+        self._what = type(net).__name__
+
+    def __getattr__(self, name: str) -> Any:
+        raise TypeError(f"a loss that is mapped over clients cannot refer to {self._what}")
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.forward(x)  # type: ignore[no-any-return]

@@ -37,6 +37,8 @@ class Batch:
     index: Tensor  # (B,) position in the training set of this interaction
     drawn: Tensor | None = None
     """``index`` on the processor, where the stock loop has drawn it."""
+    taught: tuple[Tensor, ...] = field(default=(), kw_only=True)
+    """What the method's ``taught`` says of the inputs, with a row for each."""
 
     @property
     def positions(self) -> Tensor:
@@ -72,6 +74,14 @@ class Stepped(Method):
     def begin_epoch(self, ctx: ClientContext, phase: Phase, epoch: int, refs: Any) -> None:
         """Act before an epoch of a phase, counted from 0 in each phase."""
         return None
+
+    def taught(self, ctx: ClientContext, x: Tensor, refs: Any) -> tuple[Tensor, ...]:
+        """Return what teachers, which do not train, say of inputs (B, …): a row for each.
+
+        The loss finds it in ``batch.taught``. The stock loop asks without gradients: once for all
+        examples where their inputs stay the same, for each batch where they do not.
+        """
+        return ()
 
     def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: Any) -> Tensor:
         """Return the scalar loss of a mini-batch: a mean over its examples."""

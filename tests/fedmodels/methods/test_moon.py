@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedmodels.methods import make
-from fedmodels.methods.moon import Moon, Teachers
+from fedmodels.methods.moon import Moon
 from fedmodels.nets.split import weights_of
 from fedmodels.training.loop import train_locally
 from fedmodels.training.stepped import Batch, Output
@@ -24,9 +24,9 @@ PLAIN = SimpleNamespace(criterion=torch.nn.functional.cross_entropy)
 def contrastive(z, z_glob, z_prev, **switches):
     """Return the contrastive term of one example."""
     rows = [torch.tensor([row]) for row in (z, z_glob, z_prev)]
-    teachers = Teachers((None, None), (rows[1], rows[2]))
-    batch, out = Batch(rows[0], LABELS, LABELS), Output(rows[0], torch.zeros(1, 2))
-    total = make("moon", **switches).loss(PLAIN, batch, out, teachers)
+    batch = Batch(rows[0], LABELS, LABELS, taught=(rows[1], rows[2]))
+    out = Output(rows[0], torch.zeros(1, 2))
+    total = make("moon", **switches).loss(PLAIN, batch, out, None)
     return float(total) - math.log(2)  # the cross-entropy of two equal logits
 
 
@@ -58,8 +58,8 @@ def test_bounds_of_the_term(z, received, previous, temperature):
 def test_equal_teachers_pull_nowhere():
     z = torch.tensor([[0.3, -1.2]], requires_grad=True)
     same = torch.tensor([[1.0, 0.5]])
-    batch, out = Batch(z, LABELS, LABELS), Output(z, torch.zeros(1, 2))
-    Moon().loss(PLAIN, batch, out, Teachers((None, None), (same, same))).backward()
+    batch, out = Batch(z, LABELS, LABELS, taught=(same, same)), Output(z, torch.zeros(1, 2))
+    Moon().loss(PLAIN, batch, out, None).backward()
     assert z.grad is not None
     assert float(z.grad.abs().max()) < 1e-7
 
@@ -99,7 +99,7 @@ def test_teachers_do_not_change(digits, net, augment, monkeypatch):
     class Watched(Moon):
         def prepare(self, ctx, payload, state):
             refs = super().prepare(ctx, payload, state)
-            seen.append((refs, [weights_of(n) for n in refs.nets]))
+            seen.append((refs, [weights_of(n) for n in refs]))
             return refs
 
     experiment = tiny_experiment(
@@ -108,27 +108,10 @@ def test_teachers_do_not_change(digits, net, augment, monkeypatch):
     ctx = context_of(experiment, digits)
     train_locally(Watched(), ctx, *payload_of(experiment, ctx))
     refs, before = seen[0]
-    assert (refs.embedded is None) == (augment != "none")
-    for teacher, weights in zip(refs.nets, before, strict=True):
+    for teacher, weights in zip(refs, before, strict=True):
         assert not teacher.training
         for name, tensor in weights_of(teacher).items():
             assert torch.equal(tensor, weights[name]), name
-
-
-def test_features_may_be_made_beforehand(digits):
-    """Without augmentation, features of the whole set are those of its batches."""
-    experiment = tiny_experiment(method="moon")
-    ctx = context_of(experiment, digits)
-    method = method_of(experiment)
-    payload, state = payload_of(experiment, ctx)
-    method.load(ctx, payload, state)
-    refs = method.prepare(ctx, payload, state)
-    x, y = ctx.stream.train(0)
-    index = torch.tensor([4, 0, 7])
-    batch = Batch(x[index], y[index], index)
-    each = Teachers(refs.nets, None)
-    for made, anew in zip(refs.features(batch), each.features(batch), strict=True):
-        torch.testing.assert_close(made, anew)
 
 
 def test_the_last_model_is_kept_and_pushes_away(digits):

@@ -29,8 +29,8 @@ from tests.conftest import OneTask, context_of, method_of, payload_of, tiny_expe
 from tests.fedmodels.methods.test_conformance import experiment_for
 
 TOGETHER = [
-    "centralized", "fedavg", "fedbabu", "fedic", "fedper", "fedprox", "fedproto", "fedrep", "gldp",
-    "local", "pfedgraph", "scaffold",
+    "centralized", "fedavg", "fedbabu", "fedic", "fedntd", "fedper", "fedprox", "fedproto",
+    "fedrep", "gldp", "local", "moon", "pfedgraph", "scaffold",
 ]  # fmt: skip
 SIZES = (21, 16, 9, 21, 0)
 """Examples of each client: batches of 8, a rest of 5, none or one; the last has none at all."""
@@ -138,7 +138,6 @@ def test_in_bfloat16_too(name, digits):
 @pytest.mark.parametrize(
     ("name", "reading", "why"),
     [
-        ("moon", {}, "cannot refer to SplitNet"),
         ("ditto", {}, "cannot refer to Twin"),
         ("fedmlp", {}, "references differ"),
         ("fedpac", {}, "references differ"),
@@ -185,7 +184,11 @@ class Later(FedAvg):
     """A method that makes the mean of what clients learned a reference from then on."""
 
     def prepare(self, ctx, payload, state):
-        return ctx.net.copy() if ctx.interaction else None
+        return ctx.net.copy().requires_grad_(False) if ctx.interaction else None
+
+    def loss(self, ctx, batch, out, refs):
+        said = 0 if refs is None else refs(batch.x).mean()
+        return super().loss(ctx, batch, out, refs) + said
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -413,7 +416,10 @@ def test_references_that_are_no_tensors_are_refused():
     @dataclass(frozen=True, kw_only=True)
     class Teacher(FedAvg):
         def prepare(self, ctx, payload, state):
-            return ctx.net.copy()
+            return ctx.net.copy().requires_grad_(False)
+
+        def loss(self, ctx, batch, out, refs):
+            return super().loss(ctx, batch, out, refs) + refs.features(batch.x).mean()
 
     with pytest.raises(TypeError, match="cannot refer to SplitNet"):
         together([half_of(c, Teacher(), lr=0.1) for c in range(2)])
