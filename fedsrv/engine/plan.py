@@ -31,6 +31,7 @@ from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine import schedule
 from fedsrv.engine.client_profile import Profile, common_limits
 from fedsrv.engine.cohort import Allocate, AllOf, Cohort, Trip, UploadForm
+from fedsrv.engine.guesses import accuracy_of_guesses
 from fedsrv.engine.report_validator import ReportValidator
 from fedsrv.engine.schedule import Step, takes_part
 from fedsrv.engine.summary import check_reference
@@ -287,6 +288,7 @@ def describe(store: Store, profiles: Mapping[int, Profile]) -> None:
             "classes": next((p.class_names for p in profiles.values() if p.class_names), ()),
             "examples": examples.tolist() if by_class else [],
             "rare": frequency_groups(examples)["minority"] if by_class else [],
+            "guesses": accuracy_of_guesses(profiles.values()) if by_class else {},
             "clients": {c: p.name for c, p in profiles.items() if p.name},
         }
     )

@@ -9,6 +9,7 @@ from fedmodels.charts import Spread
 from fedmodels.numerics.metric_names import metric, with_population
 from fedmodels.units import bytes_text
 from fedsrv.report.frame import CONFIDENCE, MIN_SEEDS, RunNumbers, column, spread_of, winner
+from fedsrv.report.guessing import guesses_text, least_of
 from fedsrv.report.run_record import RunRecord, SeedGroup, rare_classes
 from fedsrv.report.table import Name, Table
 
@@ -69,14 +70,16 @@ def comparison(groups: Sequence[SeedGroup], everything: bool = False) -> Table:
     bold = set()
     for down, key in enumerate(shown):
         if (first := winner(column(runs, key), _better(key))) is not None:
-            bold.add((down, [group.label for group in groups].index(str(first))))
+            at = [group.label for group in groups].index(str(first))
+            if not _is_guessing(groups[at], key):
+                bold.add((down, at))
     captions = [MERGED] if any(len(group) > 1 for group in frame) else []
     captions += [TEST] if bold else []
     if hidden := len(metrics) + len(costs) - len(shown):
         captions.append(f"{hidden} more: fedsrv report --all RUN")
     columns = [Name(group.label, _note(group)) for group in groups]
     selected = " or ".join(sorted({group.runs[0].selected for group in groups} - {""}))
-    rows = [_name(key, selected) for key in shown]
+    rows = [_name(key, selected, groups) for key in shown]
     cells = [
         [_text(key, [run.values.get(key) for run in group]) for group in frame] for key in shown
     ]
@@ -93,11 +96,19 @@ def _better(key: str) -> int:
     return metric(key.removeprefix("metrics.")).better if key.startswith("metrics.") else 0
 
 
-def _name(key: str, selected: str) -> Name:
+def _is_guessing(group: SeedGroup, key: str) -> bool:
+    """Tell whether a group's mean of an accuracy is no better than an answer without a model."""
+    name = key.removeprefix("metrics.")
+    least, spread = least_of([group], name), group.merge(RunRecord.metrics).get(name)
+    return least is not None and spread is not None and spread.mean <= least
+
+
+def _name(key: str, selected: str, groups: Sequence[SeedGroup]) -> Name:
     if key in COSTS:
         return Name(COSTS[key])
     name = key.removeprefix("metrics.")
-    return Name(with_population(name, selected), hint=metric(name).meaning)
+    title = with_population(name, selected)
+    return Name(title, guesses_text(groups, name), metric(name).meaning)
 
 
 def _text(key: str, values: Sequence[float | None]) -> str:

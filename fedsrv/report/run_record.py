@@ -161,6 +161,11 @@ class RunRecord:
         few = [k for k in rare if isinstance(k, int) and 0 <= k < len(counts)]
         return [self.class_names.get(k, str(k)) for k in few if counts[k] <= most]
 
+    @property
+    def guesses(self) -> dict[str, float]:
+        """Return the accuracy of answers without a model, by what is answered; empty: not known."""
+        return numbers(self._data.get("guesses"))
+
     def environment(self) -> dict[str, str | int]:
         """Return the machine, the versions and the commit that the run said it had."""
         said = table(_read_json(self.path / "env.json")).items()

@@ -12,6 +12,7 @@ from fedmodels.units import bytes_text
 from fedsrv.report import quantities as q
 from fedsrv.report.comparison import best_group, main_metrics
 from fedsrv.report.frame import MIN_SEEDS
+from fedsrv.report.guessing import guesses_text, least_of
 from fedsrv.report.panels import listed
 from fedsrv.report.quantities import view_name
 from fedsrv.report.run_record import RunRecord, SeedGroup, number, rare_classes, table
@@ -47,6 +48,12 @@ def _how_good(groups: Sequence[SeedGroup], name: str) -> Iterator[str]:
     what = metric(name)
     texts = {k: f"{100 * v:.1f} %" if what.unit else f"{v:.4g}" for k, v in values.items()}
     yield f"{what.title[:1].upper()}{what.title[1:]}: {_each(texts, values)}."
+    if without_model := guesses_text(groups, name):
+        yield f"Without a model: {without_model}."
+    least = least_of(groups, name)
+    if least is not None and max(values.values()) <= least:
+        yield "No model here is better than that."
+        return
     if len(values) < 2 or not what.better:
         return
     first = best_group(groups, name)
