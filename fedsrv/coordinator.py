@@ -235,6 +235,10 @@ def _tell_the_beginning(
     all_are_needed = experiment.server.deadline_s is None  # to begin with
     needed = clients if all_are_needed else min(experiment.min_clients, clients)
     events.tell("listening", address=address, clients=clients, needed=needed)
+    if (record := store.ledger.record(store.committed)) is not None:
+        place = {key: record[key] for key in ("interaction", "round", "task")}
+        metrics = record["metrics"]
+        events.tell("resumed", **place, loss=metrics.get("loss"), metrics=metrics)
     lines = [*caveats, *store.differences]
     lines += [
         f"client {client} was set aside: it takes no part from interaction {first + 1} on"

@@ -16,15 +16,17 @@ from fedsrv.run_status import RunStatus, number_text, place_text, scores_text
 
 LAST_WORDS_S = 5.0
 """Time for what is left to say when a run has ended."""
-FREQUENT = frozenset({"order", "beat", "upload", "head"})
-"""Kinds that come for every client in every interaction, and heads, one for each commit."""
+FREQUENT = frozenset({"order", "beat", "upload", "head", "present"})
+"""Kinds that come for every client in every interaction, and those that tell a watcher alone."""
 ENDED = "ended"
 """The kind that tells watchers why a run ends before its end; the command's last line says it."""
 COMINGS = frozenset({"joined", "left"})
 """Kinds of events that a client brings about as often as it likes."""
 MAX_COMINGS, WITHIN_S = 20, 60.0
 """Lines about one client's coming and going in any minute."""
-GRAVE = frozenset({"failed", "waiting", "rollback", "started-over", "missed", "draining", "note"})
+GRAVE = frozenset(
+    {"failed", "gone", "waiting", "rollback", "started-over", "missed", "draining", "note"}
+)
 """Kinds that a user may have to act on."""
 
 
@@ -32,6 +34,8 @@ def level_of(event: Event) -> int:
     """Return how much an event matters, as a level of ``logging``."""
     if event.kind in FREQUENT or event.kind == ENDED:
         return logging.DEBUG
+    if event.kind == "resting" and event.detail.get("clients"):  # somebody has to come back
+        return logging.WARNING
     return logging.WARNING if event.kind in GRAVE else logging.INFO
 
 
@@ -90,6 +94,10 @@ def _rollback(event: Event) -> str:
     return f"rolling back to interaction {event.interaction + 1}: {reason}"
 
 
+def _said(event: Event) -> str:
+    return str(event.detail.get("line", event.kind))
+
+
 def _any(event: Event) -> str:
     more = ", ".join(f"{key} {value}" for key, value in event.detail.items())
     whose = f"client {event.client} " if event.client else ""
@@ -113,7 +121,12 @@ _LINES: Mapping[str, Callable[[Event], str]] = {
     "missed": lambda e: f"{e.detail.get('events')} events were missed",
     "metrics": lambda e: f"metrics for Prometheus: {e.detail['url']}",
     "dashboard": lambda e: f"live page: {e.detail['url']}",
-    "waiting": lambda e: str(e.detail.get("line", "waiting")),
+    "waiting": _said,
+    "gone": _said,
+    "back": _said,
+    "resting": _said,
+    "growth": lambda e: f"the run goes on: {e.detail.get('line', '')}",
+    "resumed": lambda e: f"the run goes on after {_place(e)}",
     "note": lambda e: f"note: {e.detail.get('line', '')}",
     "draining": lambda e: str(e.detail.get("line", "the coordinator stops")),
 }

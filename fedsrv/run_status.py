@@ -25,6 +25,8 @@ SHOWN = ("a_glo", "a_loc", "a_sel", "a_glo_balanced")
 """The metrics that lines show, where a run has them."""
 MAX_NOTES = 10
 """Notes that are shown."""
+MAX_GONE = 10
+"""Clients that are gone and named in a line."""
 PHASES = {
     1: "trains", 2: "scores", 3: "finishes",
     4: "tells a key", 5: "shares secrets", 6: "opens a sum",
@@ -33,31 +35,38 @@ PHASES = {
 
 
 class Pace:
-    """How long a run still takes, by its last commits."""
+    """How long a run still takes, by its last commits; the rests of an open run do not count."""
 
     def __init__(self) -> None:
-        self._commits = deque[tuple[int, float]](maxlen=20)
+        self._steps = deque[tuple[int, float]](maxlen=19)
+        """From one commit to the next: interactions and seconds."""
+        self._last: tuple[int, float] | None = None
+        """The last commit and its time; None where a rest came since."""
 
     def take(self, event: Event) -> None:
         """Take in an event; a roll-back begins the count anew."""
         if event.kind == "rollback":
-            self._commits.clear()
+            self._steps.clear()
+            self._last = None
+        elif event.kind in ("resting", "growth"):
+            self._last = None
         elif event.kind == "commit":
-            self._commits.append((event.interaction, event.unix_time))
+            at, now = event.interaction, event.unix_time
+            if self._last is not None:
+                before, then = self._last
+                if at > before and math.isfinite(now - then):  # a server may say anything
+                    self._steps.append((at - before, now - then))
+            self._last = at, now
 
     def seconds_left(self, of: int) -> float | None:
         """Return the time that a run of so many interactions still needs.
 
         None where it is not known yet, and of the last one that is known: an open run may go on.
         """
-        if len(self._commits) < 2:
+        if self._last is None or not self._steps or self._last[0] + 1 >= of:
             return None
-        (first, begun), (last, now) = self._commits[0], self._commits[-1]
-        if (
-            last <= first or last + 1 >= of or not math.isfinite(now - begun)
-        ):  # a server may say anything
-            return None
-        return (now - begun) / (last - first) * max(of - last - 1, 0)
+        steps, seconds = map(sum, zip(*self._steps, strict=True))
+        return seconds / steps * (of - self._last[0] - 1)
 
 
 @dataclass
@@ -87,8 +96,8 @@ class ClientStatus:
         elif event.kind == "failed":
             self.phase, self.detail = "failed", printable(str(facts.get("reason", "")))
             self.failures += 1
-        elif event.kind in ("joined", "left"):
-            self.phase = event.kind
+        elif event.kind in ("joined", "left", "gone", "back"):
+            self.phase = "joined" if event.kind == "back" else event.kind
 
     def __str__(self) -> str:
         """Return what it does."""
@@ -118,8 +127,12 @@ class RunStatus:
     """How many of them have joined, the evaluator aside."""
     work: str = ""
     """What the server computes for the method at this moment."""
+    here: set[str] = field(default_factory=set)
+    """Those that are connected."""
     waiting: str = ""
     """The last line about a wait; empty once all whom it names have come or answered."""
+    resting: str = ""
+    """What an open run waits for that has learned all it has; empty while it learns."""
     awaited: set[str] = field(default_factory=set)
     privacy: dict[str, float] = field(default_factory=dict)
     """What was spent of the clients' privacy, where noise hides them."""
@@ -168,6 +181,7 @@ class RunStatus:
         self.pace.take(event)
         if event.client:
             self._client(event.client).take(event)
+        self._note_presence(event)
         if event.kind == "waiting":
             self.waiting = printable(str(facts.get("line", "")))
             self.awaited = {*map(str, facts.get("clients", ()))}
@@ -185,15 +199,39 @@ class RunStatus:
         elif event.kind == "server":
             step = f"step {facts.get('step')} of {facts.get('of')}"
             self.work = printable(f"{facts.get('work')}, {step}")
+        elif event.kind == "resting":
+            self.resting, self.waiting = printable(str(facts.get("line", ""))), ""
+            self.interactions = self.interaction + 1
+        elif event.kind == "growth":
+            self.resting, self.interactions = "", 0
+        elif event.kind == "resumed":
+            self.interaction, self.round = event.interaction, event.round
+            self.task, self.loss = int(facts.get("task", -1)), facts.get("loss")
+            self.metrics = dict(facts.get("metrics") or {})
         elif event.kind == "commit":
             self.interaction, self.round = event.interaction, event.round
-            self.waiting = self.work = ""
+            self.waiting = self.work = self.resting = ""
             self.task = int(facts.get("task", -1))
             self.interactions, self.loss = int(facts.get("of") or 0), facts.get("loss")
             self.privacy = dict(facts.get("privacy") or {})
         elif event.kind in ("scores", "finished"):
             self.metrics = dict(facts.get("metrics") or {})
             self.finished = event.kind == "finished"
+
+    def _note_presence(self, event: Event) -> None:
+        """Note who came, went, or is there."""
+        if event.kind in ("gone", "back", "present"):
+            named = [*map(str, event.detail.get("clients", ()))]
+            if event.kind == "present":
+                self.here = {*named}
+                return
+            for name in named:
+                self._client(name).take(event)
+            (self.here.difference_update if event.kind == "gone" else self.here.update)(named)
+        elif event.kind == "left":
+            self.here.discard(event.client)
+        elif event.kind in ("joined", "order", "beat", "upload"):
+            self.here.add(event.client)
 
     def _client(self, name: str) -> ClientStatus:
         """Return what is known of a client."""
@@ -211,10 +249,14 @@ class RunStatus:
 
     @property
     def present(self) -> list[str]:
-        """Return the clients that are there, by number."""
-        away = ("unknown", "left")
-        found = (name for name, client in self.clients.items() if client.phase not in away)
-        return sorted(found, key=by_number)
+        """Return the clients that are connected, by number."""
+        return sorted(self.here, key=by_number)
+
+    @property
+    def gone(self) -> list[str]:
+        """Return the clients that were there and whose links ended, by number."""
+        found = (name for name, client in self.clients.items() if client.phase == "gone")
+        return sorted((name for name in found if name not in self.here), key=by_number)
 
     @property
     def place(self) -> str:
@@ -224,6 +266,12 @@ class RunStatus:
         return place_text(self.interaction, self.round, self.task, self.interactions)
 
     @property
+    def is_at_the_end(self) -> bool:
+        """Whether nothing is left to do of what is known of the run."""
+        ends = 0 < self.interactions <= self.interaction + 1
+        return self.finished or bool(self.resting) or ends
+
+    @property
     def seconds_left(self) -> float | None:
         """Return the time that the run still needs; None where that is not known."""
         return self.pace.seconds_left(self.interactions)
@@ -231,7 +279,8 @@ class RunStatus:
     def to_dict(self) -> dict[str, Any]:
         """Return it as values of JSON."""
         plain = (
-            "interaction", "round", "task", "interactions", "loss", "metrics", "waiting", "privacy"
+            "interaction", "round", "task", "interactions", "loss", "metrics", "waiting", "resting",
+            "privacy",
         )  # fmt: skip
         return {
             **{name: getattr(self, name) for name in plain},
@@ -241,6 +290,7 @@ class RunStatus:
             "finished": self.finished,
             "seconds_left": self.seconds_left,
             "present": self.present,
+            "gone": self.gone,
             "failures": {name: c.failures for name, c in self.clients.items() if c.failures},
             "clients": {
                 name: {**vars(self.clients[name]), "lag": self.clients[name].lag(self.interaction)}
@@ -251,15 +301,19 @@ class RunStatus:
     def lines(self) -> list[str]:
         """Return it as plain lines."""
         state = "finished" if self.finished else "waiting" if self.waiting else "going on"
+        state = "resting" if self.resting and state == "going on" else state
         done = f"{self.place}, loss {number_text(self.loss)}" if self.place else "nothing yet"
         found = [
             f"state: {state}",
             f"committed: {done}",
             f"scores: {scores_text(self.metrics)}",
         ]
-        found += [f"clients seen lately: {len(self.present)}"] if self.knows_clients else []
+        found += [f"clients present: {len(self.present)}"] if self.knows_clients else []
+        more = f" and {len(self.gone) - MAX_GONE} more" if len(self.gone) > MAX_GONE else ""
+        found += [f"gone: {', '.join(self.gone[:MAX_GONE])}{more}"] if self.gone else []
         found += [f"privacy spent: {spent_text(self.privacy)}"] if self.privacy else []
         found += [f"waiting: {self.waiting}"] if self.waiting else []
+        found += [f"resting: {self.resting}"] if self.resting else []
         found += [f"server: {self.work}"] if self.work else []
         found += [f"history: {self.head}"] if self.head else []
         found += [f"note: {line}" for line in self.notes]

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from fedcli.runtime.answers import RunOver
@@ -15,7 +15,7 @@ from fedpb.v1 import coordinator_pb2 as rpc
 
 OrderWithPayload: TypeAlias = tuple[rpc.Order, Bundle]
 IDLE_TOLD_S = 60.0
-"""A process without an order says so at this interval."""
+"""A process without an order for this time says so, once for each wait."""
 WAKE_S = 1.0
 """A wait is cut into pieces of this length: a signal that another thread got is seen then."""
 log = logging.getLogger(__name__)
@@ -24,7 +24,8 @@ log = logging.getLogger(__name__)
 class OrderQueue:
     """Hands over the orders of one message, in their order; any thread may end the queue."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self.failure: BaseException | None = None
         """Why this process has to end, if it has."""
         self._changed = threading.Condition()
@@ -50,7 +51,7 @@ class OrderQueue:
             self._changed.notify_all()
 
     def take(self, within_s: float | None = None) -> OrderWithPayload | None:
-        """Wait for the next order and its payload; log a line each minute while none comes.
+        """Wait for the next order and its payload; log one line if none comes for a minute.
 
         Returns None where none came within the time; by default there is no limit.
 
@@ -58,7 +59,7 @@ class OrderQueue:
             RunOver: the run is over, and no client has to store its final model.
             BaseException: the failure.
         """
-        begun = told = time.monotonic()
+        begun, is_told = self._clock(), False
         with self._changed:
             while True:
                 if self.failure is not None:
@@ -72,13 +73,14 @@ class OrderQueue:
                     return found
                 if self._over:
                     raise RunOver
-                now = time.monotonic()
+                now = self._clock()
                 left_s = WAKE_S if within_s is None else begun + within_s - now
                 if left_s <= 0:
                     return None
-                if now >= told + IDLE_TOLD_S:
-                    told, waited = now, now - begun
-                    log.info("no order for %.0f s: the server waits for others, or is gone", waited)
+                if now >= begun + IDLE_TOLD_S and not is_told:
+                    is_told = True
+                    waits = "no order for %.0f s: the run waits for others, or for new data"
+                    log.info(waits, now - begun)
                 self._changed.wait(min(left_s, WAKE_S))
 
     def put_back(self, order: rpc.Order, payload: Bundle) -> None:

@@ -233,6 +233,8 @@ def _doing(status: RunStatus, name: str, finished: bool, now: float) -> list[str
         return ["finished" if finished else "not heard of", "", "", failures]
     lag = client.lag(status.interaction)
     heard = f"{duration(max(now - client.heard, 0))} ago"
+    if name in status.here:  # its call is open: silence is rest
+        heard = "connected"
     return [str(client), heard, "" if lag is None else str(lag), str(client.failures)]
 
 

@@ -206,7 +206,7 @@ class Stages(Timetable):
             facts = {"client": client, "task": task, "interaction": growth.interaction}
             self.store.audit.tell("set aside", **facts, reason=why)
         if line := _line_of(growth, plan.tasks):
-            self.events.tell("note", line=f"the run goes on: {line}")
+            self.events.tell("growth", line=line)
         grown = plan.grown(growth, self.known)
         self._begin(growth)
         describe(self.store, grown.profiles)
@@ -361,7 +361,7 @@ class Stages(Timetable):
                 f"the run waits for {clients_text(late)}, which did not learn all and left, and "
                 f"for new data at {_number_of(needed)}"
             )
-        self.events.tell("waiting", line=line, clients=[*map(str, late)], seconds=0)
+        self.events.tell("resting", line=line, clients=[*map(str, late)])
 
 
 def _number_of(clients: int) -> str:

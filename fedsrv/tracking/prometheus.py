@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import math
 from typing import Any
 
 from fedmodels.errors import ConfigError, pip_line
 from fedmodels.page_server import PageServer, Response
 from fedsrv.events import Ending, Event, EventLog
-from fedsrv.run_status import Pace
+from fedsrv.run_status import RunStatus
+
+PLACES = frozenset({"commit", "finished", "growth", "resting", "resumed", "rollback"})
+"""Kinds of events after which a run stands elsewhere, or has another length."""
 
 
 class Exporter:
@@ -17,8 +21,8 @@ class Exporter:
     def __init__(self, prometheus: Any) -> None:
         """Declare the metrics; ``prometheus`` is the package ``prometheus_client``."""
         self.registry = prometheus.CollectorRegistry()
-        self._pace = Pace()
-        self._here: set[str] = set()
+        self._status = RunStatus()
+        self._joined: set[str] = set()
 
         def made(kind: str, name: str, what: str, *labels: str) -> Any:
             return getattr(prometheus, kind)(
@@ -29,11 +33,21 @@ class Exporter:
         self.planned = made("Gauge", "interactions_planned", "Interactions of the whole run.")
         self.round = made("Gauge", "round", "Round of the last commit, from 0.")
         self.task = made("Gauge", "task", "Task of the last commit, from 0.")
-        self.left = made("Gauge", "seconds_left", "Time the run still needs, by its last commits.")
+        self.left = made(
+            "Gauge", "seconds_left",
+            "Time the run still needs, by its last commits; NaN while that is not known.",
+        )  # fmt: skip
+        self.left.set(math.nan)
         self.took = made("Histogram", "interaction_seconds", "Duration of an interaction.")
         self.bytes = made("Counter", "payload_bytes", "Bytes of payloads and uploads.", "direction")
         self.metric = made("Gauge", "metric", "Last value of each metric of the run.", "name")
         self.clients = made("Gauge", "clients_joined", "Clients that have joined and not left.")
+        self.present = made(
+            "Gauge", "clients_present", "Clients that are connected now, by their open calls."
+        )
+        self.resting = made(
+            "Gauge", "resting", "1 while an open run has learned all it has, and waits for news."
+        )
         self.waiting = made(
             "Gauge", "waiting_seconds", "How long the run has waited; 0: it goes on."
         )
@@ -42,36 +56,40 @@ class Exporter:
 
     def take(self, event: Event) -> None:
         """Take in one event."""
-        self._pace.take(event)
-        facts = event.detail
+        status, facts = self._status, event.detail
+        status.take(event)
         if event.kind == "commit":
-            self._commit(event)
+            self.took.observe(facts["seconds"])
+            self.waiting.set(0)
+            for way, size in facts["bytes"].items():
+                self.bytes.labels(way).inc(size)
         elif event.kind == "scores":
             for name, value in facts["metrics"].items():
                 self.metric.labels(name).set(value)
         elif event.kind in ("joined", "left"):
-            (self._here.add if event.kind == "joined" else self._here.discard)(event.client)
-            self.clients.set(len(self._here))
+            (self._joined.add if event.kind == "joined" else self._joined.discard)(event.client)
+            self.clients.set(len(self._joined))
         elif event.kind == "waiting":
             self.waiting.set(facts["seconds"])
         elif event.kind == "failed":
             self.failures.labels(event.client).inc()
         elif event.kind == "finished":
             self.finished.set(1)
+        self.present.set(len(status.here))
+        self.resting.set(bool(status.resting))
+        if event.kind in PLACES:
+            self._set_place()
 
-    def _commit(self, event: Event) -> None:
-        facts = event.detail
-        self.committed.set(event.interaction + 1)
-        self.planned.set(facts["of"])
-        self.round.set(event.round)
-        self.task.set(facts["task"])
-        self.took.observe(facts["seconds"])
-        self.waiting.set(0)
-        for way, size in facts["bytes"].items():
-            self.bytes.labels(way).inc(size)
-        left = self._pace.seconds_left(facts["of"])
-        if left is not None:
-            self.left.set(left)
+    def _set_place(self) -> None:
+        """Set where the run stands, and how long it still takes."""
+        status = self._status
+        self.committed.set(status.interaction + 1)
+        self.round.set(max(status.round, 0))
+        self.task.set(max(status.task, 0))
+        if status.interactions:
+            self.planned.set(status.interactions)
+        left = 0.0 if status.is_at_the_end else status.seconds_left
+        self.left.set(math.nan if left is None else left)
 
 
 def export(events: EventLog, host: str, port: int) -> Ending:

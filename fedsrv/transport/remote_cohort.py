@@ -21,7 +21,7 @@ from fedpb.orders import WITHOUT_PAYLOAD
 from fedpb.peer_certificates import PeerCertificates
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
-from fedsrv.engine.client_profile import Profile
+from fedsrv.engine.client_profile import Profile, clients_text
 from fedsrv.engine.cohort import (
     Answer,
     Answers,
@@ -32,6 +32,7 @@ from fedsrv.engine.cohort import (
     Trip,
 )
 from fedsrv.events import EventLog
+from fedsrv.transport.attendance import Attendance
 from fedsrv.transport.intake import Through
 from fedsrv.transport.open_trips import OpenTrip, OpenTrips, check_enough, what_for
 from fedsrv.transport.refusals import (
@@ -101,6 +102,7 @@ class RemoteCohort:
         """How often a session may have been replaced or removed."""
         self._holdings = StateInventory(self.sessions)
         self.presence = Presence(self.sessions, lambda: self.LEASE_S, clock)
+        self._attendance = Attendance(self.sessions, lambda: self.LEASE_S, clock)
         self.spool = spool
         self._most_ahead = self.MAX_AHEAD
         self.look_ahead(at_once)
@@ -160,6 +162,7 @@ class RemoteCohort:
             self._out = dict(why)
             for client in present:  # it joins again, and is told why it cannot
                 self._holdings.dismiss(client)
+                self._attendance.left(client)
             self._replaced += len(present)
             self.wake()
             self.changed.notify_all()
@@ -440,6 +443,7 @@ class RemoteCohort:
                 joined_with=client_json, trained=trained, start_over=start_over, through=through,
             )  # fmt: skip
             self._holdings.admit(client, session)
+            self._attendance.joined(client)
             self._replaced += known is not None
             self._trips.moved(client, through)
             self._said += 1
@@ -491,6 +495,26 @@ class RemoteCohort:
             for waiting in [caller] if caller else self._callers:
                 waiting.changed.notify()
 
+    def present(self) -> list[str]:
+        """Return the ids of the clients that are there."""
+        with self._lock:
+            return [str(client) for client in self._attendance.there]
+
+    def look_after(self) -> None:
+        """Tell which clients are gone without a word, and which are back; called often."""
+        with self._lock:
+            gone, back = self._attendance.look()
+        for kind, clients in (("gone", gone), ("back", back)):
+            if clients:
+                self._tell_presence(kind, clients)
+
+    def _tell_presence(self, kind: str, clients: Sequence[ClientId]) -> None:
+        """Tell that clients are gone or back."""
+        verb = "is" if len(clients) == 1 else "are"
+        since = f": nothing was heard for {self.LEASE_S:g} s" if kind == "gone" else ""
+        line = f"{clients_text(clients)} {verb} {kind}{since}"
+        self.events.tell(kind, line=line, clients=[*map(str, clients)])
+
     def leave(self, client: ClientId, reason: str) -> None:
         """End a session; another process may take the id at once."""
         with self.changed:
@@ -498,6 +522,7 @@ class RemoteCohort:
             if session is not None:
                 session.end_pull()
                 session.caller, session.seen = None, -math.inf
+            self._attendance.left(client)
             self.moves += 1
             self.changed.notify_all()
         self.events.tell("left", client, reason=reason)

@@ -18,6 +18,8 @@ from fedsrv.transport.service import MAX_WATCHERS
 
 MAX_WAITING = 1000
 """Calls that may wait for a thread."""
+KEEPALIVE_S, ANSWERED_S = 15.0, 10.0
+"""After so long without a byte a caller is asked whether it is there, and has so long to answer."""
 BORNE_PING_MS = 5000
 """A caller that asks more often whether the server is there is cut off, for too many pings."""
 FORMER_SERVICE = "fedpb.Coordinator"
@@ -71,12 +73,13 @@ def _handlers(service: Any) -> tuple[grpc.GenericRpcHandler, ...]:
 
 
 def _options(keepalive_ms: int) -> list[tuple[str, int]]:
-    """Return the options of the server; a link without an answer for that time ends."""
+    """Return the options of the server; a link without an answer ends."""
+    answered_ms = min(keepalive_ms, int(ANSWERED_S * 1000))
     return [
         ("grpc.max_concurrent_streams", 100),  # of one connection
         ("grpc.keepalive_time_ms", keepalive_ms),  # a stopped client answers none
-        ("grpc.keepalive_timeout_ms", keepalive_ms),
-        ("grpc.http2.ping_timeout_ms", keepalive_ms),  # else a minute counts
+        ("grpc.keepalive_timeout_ms", answered_ms),
+        ("grpc.http2.ping_timeout_ms", answered_ms),  # else a minute counts
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.so_reuseport", 0),  # else a busy port would be shared in silence
         ("grpc.max_receive_message_length", 4 << 20),
@@ -91,7 +94,7 @@ def start_server(
     service: Any,  # a Service, or what answers the same calls
     address: str,
     credentials: grpc.ServerCredentials | None,
-    keepalive_s: float = 20.0,
+    keepalive_s: float = KEEPALIVE_S,
 ) -> tuple[grpc.Server, int]:
     """Start listening; return the server and the port it got.
 

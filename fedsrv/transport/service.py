@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import itertools
 import logging
 import threading
 import time
@@ -31,7 +32,7 @@ from fedpb.orders import WITHOUT_PAYLOAD
 from fedpb.tables import table_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import OtherPartition
-from fedsrv.events import EventLog
+from fedsrv.events import Event, EventLog
 from fedsrv.identity.guard import Guard, NotYours
 from fedsrv.state.history import LossTooLarge
 from fedsrv.transport.call_log import Journal, RejectionLog
@@ -175,9 +176,10 @@ class Service:
             yield
 
     def _look(self) -> None:
-        """End calls whose certificates hold no more, and warn of those that end soon."""
+        """End calls whose certificates hold no more, warn of others; see which clients are gone."""
         self.guard.look()
         self.journal.write()
+        self.cohort.look_after()
         for line in self.guard.warnings():
             self.events.tell("note", line=line)
             self.journal.warn(line)
@@ -493,7 +495,9 @@ class Service:
         if not self._watchers.acquire(blocking=False):
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many watchers follow this run")
         try:
-            for event in self.events.listen(from_start=request.from_start):
+            there = {"clients": self.cohort.present()}
+            first = Event("present", detail=there, unix_time=time.time())
+            for event in itertools.chain([first], self.events.listen(request.from_start)):
                 if not context.is_active():
                     return
                 yield rpc.WatchResponse(event=message_of(event), head=self.journal.head())

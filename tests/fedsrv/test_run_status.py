@@ -1,7 +1,9 @@
 """What the log is told of a client that joins and leaves all the time; where a run stands."""
 
+import logging
+
 from fedmodels.printable import printable
-from fedsrv.event_lines import MAX_COMINGS, ComingsLimit, EventFormatter
+from fedsrv.event_lines import MAX_COMINGS, ComingsLimit, EventFormatter, level_of
 from fedsrv.events import Event
 from fedsrv.run_status import Pace, RunStatus
 
@@ -57,6 +59,47 @@ def test_the_last_interaction_that_is_known_leaves_no_time():
         pace.take(Event("commit", interaction=number, unix_time=10.0 * number))
     assert pace.seconds_left(4) == 20
     assert pace.seconds_left(2) is None
+
+
+def test_rests_are_no_part_of_the_pace():
+    """A run that rested for a month had months left."""
+    pace = Pace()
+    for number, time in enumerate((0, 10, 20)):
+        pace.take(Event("commit", interaction=number, unix_time=time))
+    pace.take(Event("resting", unix_time=20.0))
+    pace.take(Event("growth", unix_time=1e6))
+    assert pace.seconds_left(6) is None
+    pace.take(Event("commit", interaction=3, unix_time=1e6 + 60))
+    assert pace.seconds_left(6) == 20, "each interaction took ten seconds"
+    pace.take(Event("commit", interaction=4, unix_time=1e6 + 80))
+    assert pace.seconds_left(6) == 40 / 3
+
+
+def test_a_run_at_rest_is_at_its_end_and_nobody_is_seen_who_is_gone():
+    """A client that was killed while the run rested counted as seen for good."""
+    gone = {"line": "client 1 is gone", "clients": ["1"]}
+    status = RunStatus.of(
+        [
+            Event("present", detail={"clients": ["0", "1", "7"]}),
+            Event("joined", "0"),
+            Event("joined", "1"),
+            Event("commit", "", 2, 2, {"of": 3}),
+            Event("resting", detail={"line": "it waits for new data", "clients": []}),
+        ]
+    )
+    assert status.lines()[0] == "state: resting"
+    assert status.present == ["0", "1", "7"]
+    assert status.is_at_the_end
+    status.take(Event("gone", detail=gone))
+    assert (status.present, status.gone) == (["0", "7"], ["1"])
+    assert "clients present: 2" in status.lines()
+    assert "gone: 1" in status.lines()
+    status.take(Event("back", detail=gone))
+    assert (status.present, status.gone) == (["0", "1", "7"], [])
+    status.take(Event("growth", detail={"line": "client 0 with another task"}))
+    assert status.lines()[0] == "state: going on"
+    assert level_of(Event("resting", detail={"clients": []})) == logging.INFO
+    assert level_of(Event("resting", detail={"clients": ["1"]})) == logging.WARNING
 
 
 def test_clients_are_where_their_last_event_leaves_them():

@@ -65,7 +65,7 @@ class Processes:
         return lambda: None
 
     def _take(self, event: Event) -> None:
-        if event.kind == "waiting" and "has learned all" in str(event.detail):
+        if event.kind == "resting" and "has learned all" in str(event.detail):
             self.rests.release()
         if event.kind == "failed":
             self.problems.append(str(event))

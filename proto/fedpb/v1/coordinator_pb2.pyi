@@ -575,7 +575,7 @@ class WatchResponse(_message.Message):
     def __init__(self, event: _Optional[_Union[Event, _Mapping]] = ..., head: _Optional[_Union[Head, _Mapping]] = ...) -> None: ...
 
 class Event(_message.Message):
-    __slots__ = ("client_id", "interaction", "round", "unix_time", "joined", "left", "order", "beat", "upload", "failed", "commit", "scores", "finished", "waiting", "server", "rollback", "started_over", "missed", "listening", "draining", "dashboard", "metrics", "ended", "note")
+    __slots__ = ("client_id", "interaction", "round", "unix_time", "joined", "left", "order", "beat", "upload", "failed", "commit", "scores", "finished", "waiting", "server", "rollback", "started_over", "missed", "listening", "draining", "dashboard", "metrics", "ended", "note", "gone", "back", "present", "resting", "growth", "resumed")
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     INTERACTION_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -600,6 +600,12 @@ class Event(_message.Message):
     METRICS_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
     NOTE_FIELD_NUMBER: _ClassVar[int]
+    GONE_FIELD_NUMBER: _ClassVar[int]
+    BACK_FIELD_NUMBER: _ClassVar[int]
+    PRESENT_FIELD_NUMBER: _ClassVar[int]
+    RESTING_FIELD_NUMBER: _ClassVar[int]
+    GROWTH_FIELD_NUMBER: _ClassVar[int]
+    RESUMED_FIELD_NUMBER: _ClassVar[int]
     client_id: str
     interaction: int
     round: int
@@ -624,7 +630,13 @@ class Event(_message.Message):
     metrics: MetricsPage
     ended: Ended
     note: Noted
-    def __init__(self, client_id: _Optional[str] = ..., interaction: _Optional[int] = ..., round: _Optional[int] = ..., unix_time: _Optional[float] = ..., joined: _Optional[_Union[Joined, _Mapping]] = ..., left: _Optional[_Union[Left, _Mapping]] = ..., order: _Optional[_Union[OrderSent, _Mapping]] = ..., beat: _Optional[_Union[Progress, _Mapping]] = ..., upload: _Optional[_Union[Uploaded, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., commit: _Optional[_Union[Committed, _Mapping]] = ..., scores: _Optional[_Union[Scored, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., waiting: _Optional[_Union[WaitingFor, _Mapping]] = ..., server: _Optional[_Union[ServerWork, _Mapping]] = ..., rollback: _Optional[_Union[RolledBack, _Mapping]] = ..., started_over: _Optional[_Union[StartedOver, _Mapping]] = ..., missed: _Optional[_Union[Missed, _Mapping]] = ..., listening: _Optional[_Union[Listening, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ..., dashboard: _Optional[_Union[Dashboard, _Mapping]] = ..., metrics: _Optional[_Union[MetricsPage, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., note: _Optional[_Union[Noted, _Mapping]] = ...) -> None: ...
+    gone: Gone
+    back: Back
+    present: Present
+    resting: Resting
+    growth: Grown
+    resumed: Resumed
+    def __init__(self, client_id: _Optional[str] = ..., interaction: _Optional[int] = ..., round: _Optional[int] = ..., unix_time: _Optional[float] = ..., joined: _Optional[_Union[Joined, _Mapping]] = ..., left: _Optional[_Union[Left, _Mapping]] = ..., order: _Optional[_Union[OrderSent, _Mapping]] = ..., beat: _Optional[_Union[Progress, _Mapping]] = ..., upload: _Optional[_Union[Uploaded, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., commit: _Optional[_Union[Committed, _Mapping]] = ..., scores: _Optional[_Union[Scored, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., waiting: _Optional[_Union[WaitingFor, _Mapping]] = ..., server: _Optional[_Union[ServerWork, _Mapping]] = ..., rollback: _Optional[_Union[RolledBack, _Mapping]] = ..., started_over: _Optional[_Union[StartedOver, _Mapping]] = ..., missed: _Optional[_Union[Missed, _Mapping]] = ..., listening: _Optional[_Union[Listening, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ..., dashboard: _Optional[_Union[Dashboard, _Mapping]] = ..., metrics: _Optional[_Union[MetricsPage, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., note: _Optional[_Union[Noted, _Mapping]] = ..., gone: _Optional[_Union[Gone, _Mapping]] = ..., back: _Optional[_Union[Back, _Mapping]] = ..., present: _Optional[_Union[Present, _Mapping]] = ..., resting: _Optional[_Union[Resting, _Mapping]] = ..., growth: _Optional[_Union[Grown, _Mapping]] = ..., resumed: _Optional[_Union[Resumed, _Mapping]] = ...) -> None: ...
 
 class Joined(_message.Message):
     __slots__ = ()
@@ -661,7 +673,7 @@ class Failed(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class Committed(_message.Message):
-    __slots__ = ("task", "loss", "of", "failed", "seconds", "bytes")
+    __slots__ = ("task", "loss", "of", "failed", "seconds", "bytes", "privacy")
     class FailedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -676,19 +688,28 @@ class Committed(_message.Message):
         key: str
         value: int
         def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class PrivacyEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     TASK_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
     OF_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
+    PRIVACY_FIELD_NUMBER: _ClassVar[int]
     task: int
     loss: float
     of: int
     failed: _containers.ScalarMap[str, str]
     seconds: float
     bytes: _containers.ScalarMap[str, int]
-    def __init__(self, task: _Optional[int] = ..., loss: _Optional[float] = ..., of: _Optional[int] = ..., failed: _Optional[_Mapping[str, str]] = ..., seconds: _Optional[float] = ..., bytes: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    privacy: _containers.ScalarMap[str, float]
+    def __init__(self, task: _Optional[int] = ..., loss: _Optional[float] = ..., of: _Optional[int] = ..., failed: _Optional[_Mapping[str, str]] = ..., seconds: _Optional[float] = ..., bytes: _Optional[_Mapping[str, int]] = ..., privacy: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class Scored(_message.Message):
     __slots__ = ("metrics",)
@@ -783,6 +804,59 @@ class Noted(_message.Message):
     LINE_FIELD_NUMBER: _ClassVar[int]
     line: str
     def __init__(self, line: _Optional[str] = ...) -> None: ...
+
+class Gone(_message.Message):
+    __slots__ = ("line", "clients")
+    LINE_FIELD_NUMBER: _ClassVar[int]
+    CLIENTS_FIELD_NUMBER: _ClassVar[int]
+    line: str
+    clients: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, line: _Optional[str] = ..., clients: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Back(_message.Message):
+    __slots__ = ("line", "clients")
+    LINE_FIELD_NUMBER: _ClassVar[int]
+    CLIENTS_FIELD_NUMBER: _ClassVar[int]
+    line: str
+    clients: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, line: _Optional[str] = ..., clients: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Present(_message.Message):
+    __slots__ = ("clients",)
+    CLIENTS_FIELD_NUMBER: _ClassVar[int]
+    clients: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, clients: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Resting(_message.Message):
+    __slots__ = ("line", "clients")
+    LINE_FIELD_NUMBER: _ClassVar[int]
+    CLIENTS_FIELD_NUMBER: _ClassVar[int]
+    line: str
+    clients: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, line: _Optional[str] = ..., clients: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Grown(_message.Message):
+    __slots__ = ("line",)
+    LINE_FIELD_NUMBER: _ClassVar[int]
+    line: str
+    def __init__(self, line: _Optional[str] = ...) -> None: ...
+
+class Resumed(_message.Message):
+    __slots__ = ("task", "loss", "metrics")
+    class MetricsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    task: int
+    loss: float
+    metrics: _containers.ScalarMap[str, float]
+    def __init__(self, task: _Optional[int] = ..., loss: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class Dashboard(_message.Message):
     __slots__ = ("url",)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import logging
 import threading
 from typing import Any
 
 import pytest
 
+from fedcli.runtime import order_queue
 from fedcli.runtime.answers import RunOver
 from fedcli.runtime.order_queue import OrderQueue
 from fedmodels.errors import LinkError
@@ -73,6 +76,17 @@ def test_when_the_run_is_over_clients_still_store_their_models():
     assert clients_taken(queue, 1) == ["1"]
     with pytest.raises(RunOver):
         queue.take()
+
+
+def test_a_rest_of_ten_minutes_is_one_line(caplog, monkeypatch):
+    """Each client said each minute that the server was gone, perhaps."""
+    caplog.set_level(logging.INFO, "fedcli")
+    monkeypatch.setattr(order_queue, "WAKE_S", 0.001)
+    minutes = itertools.count()
+    queue = OrderQueue(lambda: 60.0 * next(minutes))
+    assert queue.take(600.0) is None
+    (line,) = (record.getMessage() for record in caplog.records)
+    assert line == "no order for 60 s: the run waits for others, or for new data"
 
 
 def test_a_wait_with_a_limit_ends_with_nothing():

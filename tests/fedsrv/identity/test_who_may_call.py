@@ -57,7 +57,9 @@ def places(ours: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dic
     """The ports of a coordinator and of a relay that ask for certificates; nobody has joined."""
     files = ours / "server.pem", ours / "server.key", ours / "ca.pem"
     listens = [Listen.given("127.0.0.1:0", *files, False) for _ in PLACES]
-    cohort: Any = SimpleNamespace(num_clients=8, most_present=8)
+    cohort: Any = SimpleNamespace(
+        num_clients=8, most_present=8, present=list, look_after=lambda: None
+    )
     events = EventLog()
     scratch = tmp_path_factory.mktemp("relay")
     trips = RelayedTrips(range(8), Spool(scratch, 1 << 20), events)

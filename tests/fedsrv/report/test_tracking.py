@@ -1,6 +1,7 @@
 """Trackers get every score; Prometheus gets where a run stands; what is missing gets one line."""
 
 import json
+import math
 import sys
 import threading
 import types
@@ -16,7 +17,7 @@ from fedsrv.events import Event, EventLog, EventQueue
 from fedsrv.report.run_record import leaves_of
 from fedsrv.state.store import Store
 from fedsrv.tracking import trackers
-from fedsrv.tracking.prometheus import export
+from fedsrv.tracking.prometheus import Exporter, export
 from fedsrv.tracking.trackers import TRACKERS, results_of, track
 from fedtide.inprocess import run_in_process
 from tests.conftest import tiny_experiment
@@ -411,6 +412,32 @@ def test_prometheus_scrapes_where_a_run_stands():
     ):
         assert line in text
     end()
+
+
+def test_prometheus_knows_a_rest_and_a_resumed_run():
+    """At rest a run had 4.26 s left for ever; taken up there, it stood in round 0."""
+    prometheus = pytest.importorskip("prometheus_client")
+    exporter = Exporter(prometheus)
+
+    def value(name):
+        return exporter.registry.get_sample_value(f"fedtide_{name}")
+
+    assert math.isnan(value("seconds_left"))
+    facts = {"task": 2, "loss": 0.5, "metrics": {"a_loc": 0.75}}
+    exporter.take(Event("resumed", "", 8, 8, facts))
+    assert (value("interactions_committed"), value("round"), value("task")) == (9, 8, 2)
+    for client in ("0", "1"):
+        exporter.take(Event("joined", client))
+    exporter.take(Event("resting", detail={"line": "it waits for new data", "clients": []}))
+    assert (value("seconds_left"), value("resting"), value("interactions_planned")) == (0, 1, 9)
+    exporter.take(Event("gone", detail={"line": "", "clients": ["1"]}))
+    assert (value("clients_joined"), value("clients_present")) == (2, 1)
+    exporter.take(Event("growth", detail={"line": ""}))
+    assert math.isnan(value("seconds_left"))
+    for at, seconds in ((9, 0.0), (10, 4.0)):
+        facts = {"task": 3, "of": 12, "seconds": 4.0, "bytes": {}}
+        exporter.take(Event("commit", "", at, at, facts, seconds))
+    assert (value("seconds_left"), value("resting")) == (4, 0)
 
 
 def listened(events):

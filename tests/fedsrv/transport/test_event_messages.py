@@ -13,6 +13,7 @@ import pytest
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.commits import commit_facts
 from fedsrv.events import Event, EventLog
+from fedsrv.parts.private_rounds import ClientPrivacy
 from fedsrv.transport.event_messages import event_of, field_of, message_of
 
 FACTS: dict[str, dict[str, Any]] = {
@@ -29,6 +30,7 @@ FACTS: dict[str, dict[str, Any]] = {
         "failed": {"2": "no"},
         "seconds": 0.5,
         "bytes": {"down": 8, "up": 16},
+        "privacy": {"epsilon": 1.5},
     },
     "scores": {"metrics": {"a_loc": 0.75}},
     "finished": {"metrics": {"a_loc": 0.75}, "state_sha256": "0" * 64},
@@ -43,6 +45,12 @@ FACTS: dict[str, dict[str, Any]] = {
     "note": {"line": "no training example at client 1"},
     "dashboard": {"url": "http://127.0.0.1:8000/"},
     "metrics": {"url": "http://127.0.0.1:9000/metrics"},
+    "gone": {"line": "client 1 is gone: nothing was heard for 15 s", "clients": ["1"]},
+    "back": {"line": "client 1 is back", "clients": ["1"]},
+    "present": {"clients": ["0", "1"]},
+    "resting": {"line": "the run has learned all it has", "clients": []},
+    "growth": {"line": "client 0 with another task"},
+    "resumed": {"task": 1, "loss": 0.5, "metrics": {"a_loc": 0.75}},
 }
 
 
@@ -68,9 +76,10 @@ def test_a_commit_is_told_with_what_its_message_has():
     record = {
         "interaction": 3, "round": 1, "task": 1, "metrics": {}, "seconds": {"wall": 0.5},
         "bytes": {"down": 8, "up": 16, "wire_up": 20}, "failed": {"2": "no"},
+        "privacy": {"epsilon": 1.5},
     }  # fmt: skip
     log = EventLog()
-    log.tell("commit", **commit_facts(record), of=4)
+    log.tell("commit", **commit_facts(record, ClientPrivacy.tells), of=4)
     log.close()
     (event,) = log.listen(from_start=True)
     assert event_of(message_of(event)) == event
@@ -86,7 +95,8 @@ def test_a_loss_that_nobody_has_is_none():
 def test_every_kind_that_is_told_has_a_message():
     sources = [path.read_text() for path in Path("fedsrv").rglob("*.py")]
     told = {k for text in sources for k in re.findall(r'events?\.tell\(\s*"([\w-]+)"', text)}
-    told |= {"upload", "failed", "missed"}  # the first two by a variable, the last by a listener
+    told |= {"upload", "failed", "gone", "back"}  # by a variable
+    told |= {"missed", "present"}  # by who listens, and to who begins to
     assert told == set(FACTS)
     fields = {field.name for field in rpc.Event.DESCRIPTOR.oneofs_by_name["what"].fields}
     assert fields == {field_of(kind) for kind in FACTS}

@@ -37,7 +37,9 @@ def place():
 @contextmanager
 def served(config, check_known, **asks):
     """Serve a run's calls; yield the address."""
-    cohort = SimpleNamespace(num_clients=8, most_present=8, check_known=check_known)
+    cohort = SimpleNamespace(
+        num_clients=8, most_present=8, check_known=check_known, look_after=lambda: None
+    )
     cohort.steer = lambda *_, **__: None
     events = EventLog()
     service = Service("run", config, cohort, events, **asks)

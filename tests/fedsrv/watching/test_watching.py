@@ -31,7 +31,8 @@ from fedsrv.watching import check_health, watched
 
 def served(events: EventLog, authority: Path | None = None) -> tuple[Any, Service, int]:
     """Start a coordinator that has nothing but its events."""
-    cohort: Any = SimpleNamespace(num_clients=2, most_present=2)
+    there = {"present": lambda: ["0"], "look_after": lambda: None}
+    cohort: Any = SimpleNamespace(num_clients=2, most_present=2, **there)
     service = Service("run", {}, cohort, events, guard=Guard(authority is not None))
     keys = None
     if authority is not None:
@@ -96,7 +97,7 @@ def test_status_says_where_a_run_stands(address, monkeypatch, capsys):
         "state: waiting",
         "committed: interaction 1 of 4: round 1, task 0, loss 0.5",
         "scores: a_loc 75.0 %, a_sel 50.0 %",
-        "clients seen lately: 1",
+        "clients present: 1",
         "waiting: waiting for client 1",
         "failures of client 1: 1",
     ]
@@ -162,7 +163,7 @@ def test_watch_follows_to_the_end(address, events, monkeypatch, capsys):
     ]
     _, out, _ = typed(monkeypatch, capsys, "watch", address, "--json")
     kinds = [json.loads(line)["kind"] for line in out]
-    assert kinds[2:5] == ["order", "failed", "commit"]
+    assert kinds[3:6] == ["order", "failed", "commit"]
 
 
 @pytest.mark.parametrize("reason", ["the run has failed: its disk\x1b[2J is full", ""])
