@@ -5,7 +5,9 @@ Nothing here imports torch: probes of containers ask for a coordinator's health 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -17,12 +19,18 @@ from fedpb import SERVICE
 from fedpb.channels import in_words
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.events import Event
-from fedsrv.identity.tls import caller_channel, distrust_of, silence_of
+from fedsrv.identity.tls import caller_channel, silence_of
 from fedsrv.transport.event_messages import event_of
 
 CONNECT_S = 10.0
+"""How long a host that says nothing may take to answer."""
 HEALTH_S = 5.0
 """A coordinator that is there answers sooner."""
+REFUSED_S = 1.0
+"""How long a port that refuses is asked again: its coordinator may be just starting."""
+AGAIN_S = 0.05
+_SILENCE = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED
+"""What gRPC says where no coordinator answers."""
 
 
 def _line_of(error: grpc.RpcError) -> str:
@@ -32,12 +40,39 @@ def _line_of(error: grpc.RpcError) -> str:
     return f"{line} ({error.code().name})"
 
 
-def _health(channel: grpc.Channel, within_s: float) -> Any:
-    """Return a coordinator's answer to a question about its health; wait so long for a link."""
+def _health(
+    channel: grpc.Channel,
+    address: str,
+    credentials: grpc.ChannelCredentials | None,
+    within_s: float,
+    refused_s: float,
+) -> Any:
+    """Return a coordinator's answer to a question about its health.
+
+    Args:
+        channel: to the coordinator.
+        address: its HOST:PORT.
+        credentials: of the caller, if it serves TLS.
+        within_s: how long a host that says nothing may take.
+        refused_s: how long a host is asked again that refuses, or breaks the link off.
+
+    Raises:
+        LinkError: nobody answers, or the certificate is not trusted.
+        grpc.RpcError: it answers with another code than its health.
+    """
     # channel_ready_future would leave a thread that fails when the channel closes soon
-    return health_pb2_grpc.HealthStub(channel).Check(
-        health_pb2.HealthCheckRequest(), timeout=within_s, wait_for_ready=True
-    )
+    check = health_pb2_grpc.HealthStub(channel).Check
+    begun = time.monotonic()
+    while True:
+        left = begun + within_s - time.monotonic()
+        try:
+            return check(health_pb2.HealthCheckRequest(), timeout=max(left, AGAIN_S))
+        except grpc.RpcError as error:
+            if error.code() not in _SILENCE:
+                raise
+            if time.monotonic() - begun > min(refused_s, within_s):
+                raise LinkError(silence_of(address, credentials)) from None
+        time.sleep(AGAIN_S)
 
 
 def watched(
@@ -51,18 +86,17 @@ def watched(
     Args:
         address: HOST:PORT of the coordinator.
         credentials: of a watcher, where it serves TLS.
-        seconds: stop then, though the run goes on.
+        seconds: stop then, though the run goes on; whoever looks so briefly waits a second for a
+            port that refuses.
         connect_s: how long the coordinator may take to answer.
 
     Raises:
         LinkError: nobody answers, the coordinator refuses, or its certificate is not trusted.
     """
     with caller_channel(address, credentials) as channel:
-        try:
-            _health(channel, connect_s)
-        except grpc.RpcError as error:
-            if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:  # any other code is an answer
-                raise LinkError(silence_of(address, credentials)) from None
+        patience = connect_s if seconds is None else REFUSED_S
+        with suppress(grpc.RpcError):  # another code is an answer
+            _health(channel, address, credentials, connect_s, patience)
         watch: Any = channel.unary_stream(
             f"/{SERVICE}/Watch", rpc.WatchRequest.SerializeToString, rpc.WatchResponse.FromString
         )
@@ -88,13 +122,9 @@ def check_health(
     """
     with caller_channel(address, credentials) as channel:
         try:
-            answer = _health(channel, within_s)
+            answer = _health(channel, address, credentials, within_s, REFUSED_S)
         except grpc.RpcError as error:
-            code = error.code()
-            if code == grpc.StatusCode.DEADLINE_EXCEEDED:
-                raise LinkError(silence_of(address, credentials)) from None
-            why = distrust_of(address, credentials) or f"no health of {address}: {code.name}"
-            raise LinkError(why) from None
+            raise LinkError(f"no health of {address}: {error.code().name}") from None
     if answer.status != health_pb2.HealthCheckResponse.SERVING:
         status = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
         raise LinkError(f"{address} says {status}: it is about to end")
@@ -136,6 +166,8 @@ def steer(
         call: Any = channel.unary_unary(
             f"/{SERVICE}/Steer", rpc.SteerRequest.SerializeToString, rpc.SteerResponse.FromString
         )
+        with suppress(grpc.RpcError):  # another code is an answer
+            _health(channel, address, credentials, within_s, REFUSED_S)
         try:
             call(request, timeout=within_s, wait_for_ready=True)
         except grpc.RpcError as error:

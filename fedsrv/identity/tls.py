@@ -130,11 +130,6 @@ def silence_of(address: str, credentials: ChannelCredentials | None) -> str:
     return distrust(details, address) or f"no coordinator answers at {address}: {why}"
 
 
-def distrust_of(address: str, credentials: ChannelCredentials | None) -> str:
-    """Return why a caller distrusts its server; empty if it does not."""
-    return distrust(failure_of(address, credentials), address)
-
-
 def failure_of(address: str, credentials: ChannelCredentials | None) -> str:
     """Return what gRPC says of a failed call: only a call that does not wait is told."""
 

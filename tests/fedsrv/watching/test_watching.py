@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,6 +20,7 @@ import pytest
 import fedsrv.cli
 from fedmodels.errors import LinkError
 from fedpb.channels import channel_options
+from fedsrv import watching
 from fedsrv.events import EventLog
 from fedsrv.identity import certificates, tls
 from fedsrv.identity.guard import Guard
@@ -26,10 +28,12 @@ from fedsrv.identity.tls import server_credentials
 from fedsrv.state.run_directory import lock
 from fedsrv.transport.server import start_server, stop_server
 from fedsrv.transport.service import Service
-from fedsrv.watching import check_health, watched
+from fedsrv.watching import check_health, steer, watched
 
 
-def served(events: EventLog, authority: Path | None = None) -> tuple[Any, Service, int]:
+def served(
+    events: EventLog, authority: Path | None = None, port: int = 0
+) -> tuple[Any, Service, int]:
     """Start a coordinator that has nothing but its events."""
     there = {"present": lambda: ["0"], "look_after": lambda: None}
     cohort: Any = SimpleNamespace(num_clients=2, most_present=2, **there)
@@ -38,7 +42,7 @@ def served(events: EventLog, authority: Path | None = None) -> tuple[Any, Servic
     if authority is not None:
         pair = authority / "server.pem", authority / "server.key"
         keys = server_credentials(*pair, authority / "ca.pem")
-    server, port = start_server(service, "127.0.0.1:0", keys)
+    server, port = start_server(service, f"127.0.0.1:{port}", keys)
     return server, service, port
 
 
@@ -279,6 +283,47 @@ def test_a_monitor_notices_that_its_coordinator_fell_silent(monkeypatch):
         with pytest.raises(LinkError, match="enough"):
             call()
         assert seen == channel_options("a:1")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda address: list(watched(address, seconds=2.0)),
+        lambda address: check_health(address, within_s=60.0),
+        lambda address: steer(address, close=True, within_s=60.0),
+    ],
+    ids=["status", "health", "close"],
+)
+def test_a_port_that_refuses_is_asked_again_for_a_moment(call, monkeypatch):
+    monkeypatch.setattr(watching, "REFUSED_S", 0.1)
+    monkeypatch.setattr(watching, "CONNECT_S", 60.0)
+    begun = time.monotonic()
+    with pytest.raises(LinkError, match=r"nothing listens there \(connection refused\)"):
+        call("127.0.0.1:1")
+    assert 0.1 < time.monotonic() - begun < 30
+
+
+def test_a_coordinator_that_is_just_starting_is_found(events, monkeypatch):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    refused, begun = threading.Event(), list[Any]()
+    monkeypatch.setattr(watching, "REFUSED_S", 60.0)
+    clock = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: refused.set())
+    monkeypatch.setattr(watching, "time", clock)
+
+    def begin() -> None:
+        refused.wait(60)
+        begun.extend(served(events, port=port))
+
+    starting = threading.Thread(target=begin)
+    starting.start()
+    check_health(f"127.0.0.1:{port}", within_s=60.0)
+    starting.join()
+    server, service, _ = begun
+    stop_server(server)
+    service.gate.close()
+    service.complaints.close()
 
 
 def test_mistakes_are_one_line(monkeypatch, capsys):
