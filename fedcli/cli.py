@@ -84,6 +84,13 @@ WatchedForTasks = Annotated[
         "run; of several clients, DIR/<id>.",
     ),
 ]
+DataOfTasks = Annotated[
+    Path | None,
+    typer.Option(
+        help="The directory above the client's own; by default what was cut of its own files "
+        "in the state directory."
+    ),
+]
 ShowUploads = Annotated[
     str | None,
     typer.Option(
@@ -250,13 +257,7 @@ def add_new_task(
         ),
     ],
     client_id: Annotated[int, typer.Option(min=0, help="Whose task it is.")],
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            help="The directory above the client's own; by default what was cut of its own files "
-            "in the state directory."
-        ),
-    ] = None,
+    data: DataOfTasks = None,
     state_dir: StateDir = Path("fedtide-state"),
     server: Annotated[
         str | None,
@@ -270,15 +271,8 @@ def add_new_task(
     """Add a task to a client's data, also while its run goes on: an open run goes on to it."""
     set_up_logging(LogLevel.INFO)
     from fedcli.data.store.growing import add_task
-    from fedcli.data.store.own_files import cut_before
 
-    root = data or cut_before(state_dir / "own-data", client_id)
-    if root is None:
-        raise ConfigError(
-            f"{state_dir / 'own-data'} holds no data of client {client_id}: name the directory "
-            "above its own by --data"
-        )
-    how = None
+    root, how = _root_of(client_id, data, state_dir), None
     if server is not None:
         from fedcli.runtime.announcer import how_cut
         from fedcli.runtime.link import Link, channel_credentials
@@ -298,6 +292,39 @@ def add_new_task(
         how = remembered(root)
     added = add_task(root, client_id, source, *(how or ()))
     typer.echo(f"client {client_id}: {source} is taken: {added}")
+
+
+@app.command("drop-task")
+def drop_one_task(
+    task: Annotated[int, typer.Argument(min=0, help="Which of its tasks, from 0.")],
+    client_id: Annotated[int, typer.Option(min=0, help="Whose task it is.")],
+    data: DataOfTasks = None,
+    state_dir: StateDir = Path("fedtide-state"),
+    why: Annotated[str, typer.Option(help="What the coordinator's log says of it.")] = "",
+) -> None:
+    """Set a task of a client's data aside for good: an open run goes on without it.
+
+    Works before and after the task was announced, and while the client is away. What the run has
+    learned from it stays in the model.
+    """
+    set_up_logging(LogLevel.INFO)
+    from fedcli.data.store.dropping import drop_task
+
+    is_new = drop_task(_root_of(client_id, data, state_dir), client_id, task, why)
+    typer.echo(f"client {client_id}: task {task} is set aside{'' if is_new else ' already'}")
+
+
+def _root_of(client: int, data: Path | None, state_dir: Path) -> Path:
+    """Return the directory above a client's data: the named one, or what was cut of its files."""
+    from fedcli.data.store.own_files import cut_before
+
+    root = data or cut_before(state_dir / "own-data", client)
+    if root is None:
+        raise ConfigError(
+            f"{state_dir / 'own-data'} holds no data of client {client}: name the directory "
+            "above its own by --data"
+        )
+    return root
 
 
 def clients_of(text: str) -> list[ClientId]:

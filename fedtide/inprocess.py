@@ -119,6 +119,7 @@ class InProcessCohort:
     def _admit(self, admission: OpenAdmission, client: int, text: str) -> None:
         """Take what a client of an open run describes, unless it does not fit."""
         try:
+            text = admission.taken(client, text)
             admission.check_fits(client, text)
         except PayloadError as error:
             log.error("%s", error)

@@ -73,6 +73,24 @@ class OpenRun:
         data = self.experiment.data
         return add_task(self.path / "data", client, Path(source), data, self.experiment.seed)
 
+    def drop_task(self, client: int, task: int, why: str = "") -> bool:
+        """Set a task of a client aside for good; the next :meth:`learn` goes on without it.
+
+        Args:
+            client: whose task it is.
+            task: which, from 0.
+            why: what the run's log says of it.
+
+        Returns:
+            Whether that is new.
+
+        Raises:
+            DataError: there is no such task; nothing was changed.
+        """
+        from fedcli.data.store.dropping import drop_task
+
+        return drop_task(self.path / "data", client, task, why)
+
     def retire(self, clients: Sequence[int], *, forget: bool = False) -> None:
         """Let clients leave for good, before the next round.
 

@@ -138,7 +138,7 @@ class Deployment(ClientPart):
         stream = self.client.stream
         stream.meet(seen)
         first = max(0, seen - (self.last_tasks or seen))
-        of_task = (stream.validation(t) or stream.test(t) for t in range(first, seen))
+        of_task = (stream.validation(t) or stream.test(t) for t in stream.counted(first, seen))
         sets, kept = [*of_task], "test" if stream.kept is None else "validation"
         count = sum(len(y) for _, y in sets)
         if not count:

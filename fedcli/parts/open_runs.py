@@ -35,7 +35,8 @@ class OpenRuns(ClientPart):
         client.data.order_by(client.set_up.classes, len(client.set_ups.classes))
 
     def follows(self, order: rpc.Order) -> None:
-        """Say when the training data of earlier tasks may be deleted."""
+        """Take which tasks are set aside; say when training data of earlier ones may go."""
+        self.client.stream.set_aside = frozenset(order.set_aside)
         if isinstance(self.client.client, int):
             self._spare.tell(order)
 

@@ -47,7 +47,7 @@ class Pictures(ClientPart):
         grows = client.experiment.schedule.open
         known = ctx.at.task + 1 if grows else client.data.num_tasks
         stream.meet(known)
-        tests = [stream.test(task) for task in range(known)]
+        tests = [stream.test(task) for task in stream.counted(0, known)]
         x, y = (torch.cat(parts) for parts in zip(*tests, strict=True))
         client.net.eval()
         found = pictures_of(client.method, ctx, payload, state, x, y)

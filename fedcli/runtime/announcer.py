@@ -61,8 +61,9 @@ class Announcer:
         try:
             description = self._enrolment.description(client)
             try:
-                self._link.announce(member, description)
+                refused = self._link.announce(member, description)
                 self._enrolment.taken(client)
+                self._enrolment.tell_refused(refused)
             except SessionGone:  # joining again tells the server as well
                 self._enrolment.rejoin({client: member})
             tasks = len(description.tasks)

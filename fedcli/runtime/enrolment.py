@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from fedcli.runtime.client_log import tell
@@ -18,6 +18,7 @@ from fedcli.runtime.link import Link, Membership
 from fedcli.runtime.sessions import Sessions
 from fedcli.runtime.workers import Workers
 from fedmodels.config.privacy import CountDetail
+from fedmodels.data_description import MAX_WHY
 from fedmodels.errors import LinkError, SetOut
 from fedmodels.files import Stamp
 from fedmodels.printable import printable
@@ -63,6 +64,8 @@ class Enrolment:
         """Of how many tasks and classes the server was last told, and how many it took."""
         self._refused: dict[ClientId, Stamp | None] = {}
         """What a ``client.json`` was when the server refused it."""
+        self._told_refused: set[tuple[str, int]] = set()
+        """Clients and tasks that the server does not take, of which a line was told."""
         is_shared = len(workers.clients) > 1
         self._sessions = Sessions(states, shared=is_shared)
         place = states if is_shared else states / str(workers.clients[0])
@@ -109,6 +112,7 @@ class Enrolment:
             for one in request.clients:
                 self._joined(client_of(one.client_id), reply, one.token)
             self.link.history.take(reply.run_id, request.known, reply.history)
+            self.tell_refused(reply.refused)
         log.info("%d clients joined, in %d bytes", len(wanted), sent)
         return reply
 
@@ -142,6 +146,17 @@ class Enrolment:
         """Note a refusal: a client that joins again tells what was taken before."""
         self._refused[client] = self.announced[client]
 
+    def tell_refused(self, tasks: Iterable[rpc.TaskOf]) -> None:
+        """Say, once for each, which tasks of the process's clients the server does not take."""
+        own = {str(client) for client in self.workers.clients}
+        for one in tasks:
+            if one.client_id in own and (one.client_id, one.task) not in self._told_refused:
+                self._told_refused.add((one.client_id, one.task))
+                log.error(
+                    "client %s: its task %d is set aside: %s", printable(one.client_id, 60),
+                    one.task, printable(one.why, MAX_WHY),
+                )  # fmt: skip
+
     def _join_alone(self, client: ClientId) -> rpc.JoinResponse:
         session = self._sessions.of(client)
         request = rpc.JoinRequest(
@@ -155,6 +170,7 @@ class Enrolment:
         )
         reply = _checked(self.link.join(request))
         self._joined(client, reply, session.token)
+        self.tell_refused(reply.refused)
         self.link.history.take(reply.run_id, request.known, reply.history)
         return reply
 

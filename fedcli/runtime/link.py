@@ -404,8 +404,8 @@ class Link:
             reply = self._push(itertools.chain([first, second], stream))
         return reply
 
-    def announce(self, member: Membership, description: ClientDescription) -> None:
-        """Tell what data a client has by now.
+    def announce(self, member: Membership, description: ClientDescription) -> Sequence[rpc.TaskOf]:
+        """Tell what data a client has by now; return its tasks that the run does not take.
 
         Raises:
             LinkError, SessionGone, RunOver: as :meth:`_patiently` says.
@@ -414,7 +414,10 @@ class Link:
             client_id=str(member.client), token=member.token, description=description
         )
         self._show("Announce", request)
-        self._patiently(f"client {member.client}", lambda: self._announce(request))
+        reply: rpc.AnnounceResponse = self._patiently(
+            f"client {member.client}", lambda: self._announce(request)
+        )
+        return [*reply.refused]
 
     def beat(self, member: Membership, progress: Progress, durable: int) -> bool:
         """Give a sign of life; False if the server did not get it, which does not matter here."""

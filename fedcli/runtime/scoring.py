@@ -54,9 +54,9 @@ def add_score(
 
 def _seen(client: Client, order: rpc.Order) -> Tensor:
     """Return the classes that a client has had training examples of by now, (K,) bool."""
-    tasks = range(min(order.tasks_seen, client.data.num_tasks))
+    tasks = client.stream.counted(0, min(order.tasks_seen, client.data.num_tasks))
     counts = [client.data.counts(task, "train") for task in tasks]
-    return torch.tensor(counts).sum(0) > 0
+    return torch.tensor(counts or [[0] * client.data.num_classes]).sum(0) > 0
 
 
 def _sets(
@@ -66,9 +66,8 @@ def _sets(
     stream = client.stream
     if client.client != EVALUATOR:
         stream.meet(order.tasks_seen, order.first_task)
-        for task in range(order.first_task, min(order.tasks_seen, client.data.num_tasks)):
-            if task in order.set_aside:
-                continue
+        end = min(order.tasks_seen, client.data.num_tasks)
+        for task in stream.counted(order.first_task, end):
             yield f"task/{task}", stream.test(task)
             if (kept := stream.validation(task)) is not None:
                 yield f"{VALIDATION}/{task}", kept

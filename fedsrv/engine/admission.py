@@ -98,6 +98,23 @@ class Admission:
 
         return cls(known, clients, problem, most_tasks, experiment, **more)
 
+    def taken(self, client: ClientId, text: str) -> str:
+        """Return what the run takes of a client's description: in a run with an end, all of it.
+
+        Raises:
+            PayloadError: it is malformed, or has set a task aside.
+        """
+        if gone := [*Profile.parse(client, text).set_aside]:
+            raise PayloadError(
+                f"client {client} has set its task {gone[0]} aside, and only a run with [schedule] "
+                "open = true passes tasks over: deal its data out anew without that task"
+            )
+        return text
+
+    def refused(self, client: ClientId) -> Mapping[int, str]:
+        """Return the tasks of an admitted client that the run does not take, and why."""
+        return {}
+
     def check(self, client: ClientId, text: str) -> None:
         """Check a client's description.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -45,6 +45,8 @@ class Profile:
     """How it counts its examples; empty for exactly."""
     name: str = ""
     """What pages call the client; empty where its number is enough."""
+    set_aside: Mapping[int, str] = field(default_factory=dict)
+    """The tasks that an open run passes over, and why; an empty text where nobody said it."""
 
     @property
     def num_tasks(self) -> int:
@@ -75,6 +77,19 @@ class Profile:
     def classes(self) -> tuple[str, ...]:
         """Return the names of the classes in label order; numbers where the client states none."""
         return self.class_names or tuple(map(str, range(self.problem.num_classes)))
+
+    @property
+    def brought(self) -> tuple[str, ...]:
+        """Return the names of the classes that the client brings to an open run, in label order.
+
+        Those that tasks have alone that are set aside are not among them.
+        """
+        if not self.set_aside:
+            return self.classes
+        out = [*self.set_aside]
+        counts = self.train + self.test
+        gone, left = counts[out].sum(0), np.delete(counts, out, 0).sum(0)
+        return tuple(name for k, name in enumerate(self.classes) if left[k] or not gone[k])
 
     def within(self, tasks: int, classes: Sequence[str]) -> Profile:
         """Return the description of the first tasks alone, in the order of the run's classes.
@@ -117,6 +132,7 @@ class Profile:
             counted=said.counted,
             train=_table([task.train for task in said.tasks], said.problem),
             test=_table([task.test for task in said.tasks], said.problem),
+            set_aside={n: printable(t.why) for n, t in enumerate(said.tasks) if t.set_aside},
         )
 
 

@@ -7,14 +7,17 @@ spellings is refused.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from fedmodels.class_names import spelt
 from fedmodels.config.experiment import Experiment
+from fedmodels.data_description import MAX_WHY
 from fedmodels.errors import ConfigError, PayloadError
 from fedmodels.methods import make
 from fedmodels.parts.class_growth import check_grows
@@ -26,6 +29,8 @@ from fedsrv.engine.client_profile import CountTable, Profile
 from fedsrv.engine.schedule import new_classes
 
 MAX_LETTERS = 60
+REFUSED = "the run does not take it"
+"""How the reason begins why the coordinator passes over a task."""
 
 
 class OpenAdmission(Admission):
@@ -46,7 +51,48 @@ class OpenAdmission(Admission):
         self._classes = Counter[str]([*classes, *listed_in(self._experiment)])
         """The names of all classes that the run and its clients have, and how many have each."""
         for text in self._known.values():
-            self._classes.update(Profile.parse(0, text).classes)
+            self._classes.update(Profile.parse(0, text).brought)
+
+    def taken(self, client: ClientId, text: str) -> str:
+        """Return a description with a mark at each task that the run passes over.
+
+        Those are the tasks that a site has set aside; and, of a client that the run knows, each new
+        task whose classes the run cannot take in. So one of them holds up none that come after it.
+        No mark is ever taken back.
+
+        Raises:
+            PayloadError: it is malformed.
+        """
+        profile = Profile.parse(client, text)
+        with self._lock:
+            known = self._known.get(client) if isinstance(client, int) else None
+            if known is None:
+                return text
+            before = Profile.parse(client, known)
+            marks = {**profile.set_aside, **before.set_aside}
+            for task in range(before.num_tasks, profile.num_tasks):
+                if task not in marks:
+                    marks |= self._refused(client, profile, task, marks)
+        return marked(text, marks) if marks != profile.set_aside else text
+
+    def _refused(
+        self, client: ClientId, profile: Profile, task: int, marks: Mapping[int, str]
+    ) -> dict[int, str]:
+        """Return a new task with the reason why the run cannot take it in; nothing where it can."""
+        later = dict.fromkeys(range(task + 1, profile.num_tasks), "")
+        try:
+            self._check_names(client, replace(profile, set_aside={**later, **marks}).brought)
+        except PayloadError as error:
+            why = str(error).removeprefix(f"client {client} ")
+            return {task: printable(f"{REFUSED}: it {why}", MAX_WHY)}
+        return {}
+
+    def refused(self, client: ClientId) -> Mapping[int, str]:
+        """Return the tasks of an admitted client that the run does not take, and why."""
+        with self._lock:
+            said = self._said.get(client)
+            marks = Profile.parse(client, said.text).set_aside if said else {}
+        return {task: why for task, why in marks.items() if why.startswith(REFUSED)}
 
     def check_fits(self, client: ClientId, text: str) -> None:
         """Check a description of data that nobody sent, as in one process; raise PayloadError."""
@@ -63,7 +109,7 @@ class OpenAdmission(Admission):
         known = self._known.get(client) if isinstance(client, int) else None
         if known is not None:
             self._check_extends(client, Profile.parse(client, known), known, profile, text)
-        self._check_names(client, profile.classes)
+        self._check_names(client, profile.brought)
 
     def _differs(self, problem: Problem) -> bool:
         """Tell whether inputs are of another shape than the run's."""
@@ -148,7 +194,7 @@ class OpenAdmission(Admission):
         with self._lock:
             before = self._said.get(client)
             for said, count in ((before and before.text, -1), (text, 1)):
-                for name in Profile.parse(client, said).classes if said else ():
+                for name in Profile.parse(client, said).brought if said else ():
                     self._classes[name] += count
             if self._has_begun and isinstance(client, int):
                 self._known[client] = text
@@ -192,3 +238,11 @@ def _fixed_part(text: str) -> dict[str, Any]:
     """Return what a description says beside its tasks and classes, which may become more."""
     grows = "tasks", "num_classes", "class_names"
     return {k: v for k, v in facts_in(text).items() if k not in grows}
+
+
+def marked(text: str, marks: Mapping[int, str]) -> str:
+    """Return a description with these tasks set aside, each with its reason."""
+    found = json.loads(text)
+    for task, why in marks.items():
+        found["tasks"][task] |= {"set_aside": True, "why": why}
+    return json.dumps(found)

@@ -43,6 +43,7 @@ last round of a stage alone. A method of one's own says ``learns_at_task_end = T
 FEWEST_TRIES = 3
 """Uploads of a task that may come to nothing, if a task has no more rounds than this."""
 BY_HAND = "an operator set it aside"
+BY_SITE = "its site set it aside"
 
 
 class RunPaused(Exception):
@@ -173,7 +174,7 @@ class Stages(Timetable):
         if not beginners:
             raise RunFailed("no client that an open run could begin with has joined")
         tasks = dict.fromkeys(beginners, 1)
-        announced = {client: profile.classes for client, profile in self.known.items()}
+        announced = {client: profile.brought for client, profile in self.known.items()}
         classes = first_classes(self.store.experiment, announced)
         return Growth(0, tasks, classes, owed=rounds_of(self.store.experiment, tasks, self.known))
 
@@ -280,7 +281,7 @@ class Stages(Timetable):
             }
             resting = plan.tasks.keys() - owed.keys()
             moving = movers(self.store.experiment, known, plan.tasks, resting, is_idle, out)
-        added = new_classes(plan.classes, [self.known[c].classes for c in moving])
+        added = new_classes(plan.classes, [self.known[c].brought for c in moving])
         forgets = bool(retired) and news.forgets
         found = Growth(interaction, moving, added, retired, forgets, set_aside=gone)
         if not self._is_due(plan, found, waited, is_idle, ahead):
@@ -299,11 +300,16 @@ class Stages(Timetable):
         return max(FEWEST_TRIES, self.store.experiment.schedule.rounds)
 
     def _set_aside(self, plan: OpenPlan) -> dict[tuple[int, int], str]:
-        """Return the clients and tasks to be set aside: as people asked, or where uploads fail.
+        """Return the clients and tasks to be set aside: as said, or where uploads fail.
+
+        It is said by an operator, by a site of its own tasks, or by the admission of new ones.
 
         A client whose uploads come to nothing again and again goes on without its task.
         """
-        found = {place: BY_HAND for place in sorted(self._wished()) if place not in plan.set_aside}
+        found = {place: BY_HAND for place in sorted(self._wished())}
+        for client, profile in sorted(self.known.items()):
+            found |= {(client, t): why or BY_SITE for t, why in profile.set_aside.items()}
+        found = {place: why for place, why in found.items() if place not in plan.set_aside}
         for client, failed in sorted(self._failed.items()):
             if failed >= self._most_tries and self._owed.get(client):
                 place = client, plan.tasks[client] - 1

@@ -413,6 +413,7 @@ class RemoteCohort:
             raise PayloadError(f"a session token has {MAX_TOKEN_BYTES} bytes at most")
         with self._admitting:
             if self.admission:
+                client_json = self.admission.taken(client, client_json)
                 self.admission.check(client, client_json)
             found = self._joined(client, client_json, token, versions, start_over, through)
         self.events.tell("joined", client)
@@ -558,6 +559,7 @@ class RemoteCohort:
         """
         assert self.admission is not None, "a run admits its clients"
         with self._admitting, self.changed:
+            client_json = self.admission.taken(client, client_json)
             self.admission.check(client, client_json)
             self.admission.admit(client, client_json)
             session.client_json = client_json

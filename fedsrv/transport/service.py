@@ -226,7 +226,7 @@ class Service:
         description = client_json_of(request.description)
         facts = request.token, request.versions, request.start_over, through
         token = self._admit(context, client, description, *facts)
-        return self._welcome(token, request.known)
+        return self._welcome(token, request.known, [client])
 
     @coded
     def join_several(
@@ -258,7 +258,7 @@ class Service:
                     "clients in one process"
                 )
             self._admit(context, client, description, one.token, one.versions, start_over, through)
-        return rpc.JoinSeveralResponse(joined=self._welcome(b"", request.known))
+        return rpc.JoinSeveralResponse(joined=self._welcome(b"", request.known, clients))
 
     def _admit(self, context: grpc.ServicerContext, client: ClientId, *facts: Any) -> bytes:
         """Admit one client by what it says; return its token."""
@@ -300,7 +300,7 @@ class Service:
         )  # fmt: skip
         return found
 
-    def _welcome(self, token: bytes, known: int) -> rpc.JoinResponse:
+    def _welcome(self, token: bytes, known: int, clients: Sequence[ClientId]) -> rpc.JoinResponse:
         return rpc.JoinResponse(
             run_id=self.run_id,
             token=token,
@@ -309,7 +309,17 @@ class Service:
             class_names=self.cohort.class_names,
             beat_every_s=BEAT_EVERY_S,
             history=self.journal.history(known),
+            refused=self._refused(clients),
         )
+
+    def _refused(self, clients: Sequence[ClientId]) -> list[rpc.TaskOf]:
+        """Return the tasks of clients that the run does not take."""
+        admission = self.cohort.admission
+        return [
+            rpc.TaskOf(client_id=str(client), task=task, why=why)
+            for client in clients
+            for task, why in (admission.refused(client) if admission else {}).items()
+        ]
 
     def pull(self, request: rpc.PullRequest, context: grpc.ServicerContext) -> Iterator[bytes]:
         """Stream the orders of the caller's clients for as long as the caller listens."""
@@ -425,7 +435,7 @@ class Service:
         client, session = self.session(request.client_id, request.token, context)
         self._check_open()
         self.cohort.announce(client, session, client_json_of(request.description))
-        return rpc.AnnounceResponse()
+        return rpc.AnnounceResponse(refused=self._refused([client]))
 
     @coded
     def steer(self, request: rpc.SteerRequest, context: grpc.ServicerContext) -> rpc.SteerResponse:

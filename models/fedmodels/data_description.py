@@ -20,7 +20,9 @@ from pydantic import (
     ConfigDict,
     FailFast,
     Field,
+    SerializerFunctionWrapHandler,
     ValidationError,
+    model_serializer,
     model_validator,
 )
 
@@ -35,6 +37,8 @@ MAX_AXES, MAX_VALUES, MAX_CLASSES = 4, 2**24, 100_000
 """Limits of an example's axes and values, and of classes."""
 MAX_LETTERS = 60
 """Limit of a client's name."""
+MAX_WHY = 300
+"""Limit of the words on a task that is set aside."""
 MAX_EXAMPLES = 2**31
 """Limit of one class in one task."""
 Size = Annotated[int, Field(ge=1)]
@@ -110,10 +114,20 @@ class ProblemFile(_File):
 
 
 class TaskCounts(_File):
-    """Examples of one task per class."""
+    """Examples of one task per class, and whether the task counts."""
 
     train: Counts
     test: Counts
+    set_aside: bool = False
+    """Whether an open run passes the task over: it is trained and scored no more."""
+    why: Annotated[str, Field(max_length=MAX_WHY)] = ""
+    """In words, why it is set aside; empty where nobody said it."""
+
+    @model_serializer(mode="wrap")
+    def _text(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what most tasks do not have."""
+        found: dict[str, Any] = write(self)
+        return {key: value for key, value in found.items() if key in ("train", "test") or value}
 
 
 class ClientFile(ProblemFile):
@@ -141,7 +155,8 @@ class ClientFile(ProblemFile):
             return self
         count = _rounded if how == "rounded" else _summed
         tasks = tuple(
-            TaskCounts(train=count(task.train), test=count(task.test)) for task in self.tasks
+            task.model_copy(update={"train": count(task.train), "test": count(task.test)})
+            for task in self.tasks
         )
         return self.model_copy(update={"tasks": tasks, "counted": how})
 

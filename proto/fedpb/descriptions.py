@@ -45,9 +45,16 @@ def client_json_of(description: pb.ClientDescription) -> str:
         **({"name": description.name} if description.name else {}),
         **({"counted": description.counted} if description.counted else {}),
         "partition": values_of(description.partition) if has_partition else None,
-        "tasks": [{"train": list(t.train), "test": list(t.test)} for t in description.tasks],
+        "tasks": [_task_of(task) for task in description.tasks],
     }
     return json.dumps(facts)
+
+
+def _task_of(task: pb.TaskCounts) -> dict[str, Any]:
+    """Return a task as ``client.json`` has it, without what most tasks lack."""
+    found: dict[str, Any] = {"train": list(task.train), "test": list(task.test)}
+    more = {"set_aside": task.set_aside, "why": task.why}
+    return found | {key: value for key, value in more.items() if value}
 
 
 def _default(name: str) -> Any:

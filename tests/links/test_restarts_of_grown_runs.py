@@ -13,12 +13,14 @@ import pytest
 import torch
 
 from fedcli.data.store.client_data import ClientData
+from fedcli.data.store.dropping import drop_task
 from fedcli.data.store.growing import add_task
 from fedcli.joining import host_of
 from fedcli.runtime.host import Host
 from fedmodels.errors import LinkError, RunStopped
 from fedsrv.coordinator import Listen, serve
 from fedsrv.events import Event, EventLog
+from fedsrv.parts.open_admission import REFUSED
 from fedsrv.parts.stages import BY_HAND
 from fedsrv.transport import service
 from fedsrv.transport.remote_cohort import RemoteCohort
@@ -29,6 +31,7 @@ from tests.fedcli.data.test_growing import images
 from tests.fedcli.data.test_own_data import own
 
 SCHEDULE = {"open": True, "order": "tasks_outer", "rounds": 1, "clients": 3, "begin_with": 2}
+SCHEDULE |= {"max_classes": 4}
 ORDERS: list[list[str | int]] = [["server", 0, 1, 2], [0, "server", 1, 2], [1, 2, "server", 0]]
 """In which the processes start again."""
 
@@ -161,6 +164,9 @@ def test_everything_starts_again_after_each_kind_of_growth(
 
     run.learn(0, "b")
     steer(run.address, set_aside=[("0", 1)])
+    drop_task(tmp_path / "data", 1, 0, "a test")
+    add_task(tmp_path / "data", 1, images(tmp_path / "far", "a", "r", "s", "t"))
+    run.learn(1, "a")
     restarts()
     run.learn(0, "fox")
     restarts()
@@ -175,5 +181,7 @@ def test_everything_starts_again_after_each_kind_of_growth(
     summary, records = run.end.result(60), records_of(tmp_path / "run")
     assert summary["rounds"] == len(records)
     aside = [g["set_aside"] for record in records for g in record.get("growths", ())]
-    assert [*filter(None, aside)] == [[[0, 1, BY_HAND]]]
+    told = [(client, task, why[:23]) for one in aside for client, task, why in one]
+    assert told == [(0, 1, BY_HAND[:23]), (1, 0, "a test"), (1, 1, REFUSED[:23])]
+    assert [row["clients"]["1"]["task"] for row in records[1:3]] == [0, 2]
     assert run.problems == []

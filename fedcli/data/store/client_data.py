@@ -251,7 +251,7 @@ class ClientData:
             "num_classes": classes,
             "class_names": self.file.class_names[:classes],
             "tasks": tuple(
-                TaskCounts(train=task.train[:classes], test=task.test[:classes])
+                task.model_copy(update={part: getattr(task, part)[:classes] for part in PARTS})
                 for task in self.tasks[:tasks]
             ),
         }
@@ -297,11 +297,13 @@ class ClientData:
                     self.arrays(task, part)
 
     def is_gone(self, task: int, part: Part) -> bool:
-        """Tell whether the training data of an earlier task were deleted, which is no fault.
+        """Tell whether data that nobody asks for any more were deleted, which is no fault.
 
-        A run that has gone on to the next task asks for them no more.
+        Those are the training data of an earlier task, since a run that has gone on to the next
+        task asks for them no more, and all data of a task that is set aside.
         """
         is_earlier = part == "train" and self.states_counts and task < self.num_tasks - 1
+        is_earlier = is_earlier or self.tasks[task].set_aside
         place, files = self.directory / f"task-{task}", (part, f"{part}_x.npy", f"{part}_y.npy")
         return is_earlier and not any((place / file).exists() for file in files)
 

@@ -107,7 +107,7 @@ def add_task(
     held = open_data(root, client)
     try:
         made = _record_of(source)
-        with _alone(held.directory):
+        with alone(held.directory):
             held = open_data(root, client)  # another process may have added one meanwhile
             _remove_leftovers(held)
             if (known := _task_of(held, made)) is not None:
@@ -125,10 +125,10 @@ def _added(held: ClientData, dataset: Dataset, made: Mapping[str, str]) -> Added
     """Write a task behind those of a client."""
     file = _grown(held.file, dataset)
     if not held.states_counts:  # a folder that is there would be counted
-        _write_about(held.directory, held.file)
+        write_about(held.directory, held.file)
     place = held.directory / f"task-{held.num_tasks}"
     _write_task(place, dataset, made)
-    _write_about(held.directory, file)
+    write_about(held.directory, file)
     new = file.classes[held.file.num_classes :]
     sizes = len(dataset.train_y), len(dataset.test_y)
     return Added(held.num_tasks, sizes, new, known=_had_before(held, dataset))
@@ -168,7 +168,7 @@ def _write_task(place: Path, dataset: Dataset, made: Mapping[str, str]) -> None:
     sync_path(place.parent)
 
 
-def _write_about(directory: Path, file: ClientFile) -> None:
+def write_about(directory: Path, file: ClientFile) -> None:
     """Write a client's description, safely on the disk."""
     write_atomically(directory / ABOUT, file.text(indent=1) + "\n", sync=True)
 
@@ -177,7 +177,7 @@ def _write_about(directory: Path, file: ClientFile) -> None:
 
 
 @contextmanager
-def _alone(directory: Path) -> Iterator[None]:
+def alone(directory: Path) -> Iterator[None]:
     """Wait until no other process adds a task to a client; a client of a store gets a directory.
 
     A file system without locks is no error.
@@ -323,12 +323,14 @@ def _grown(file: ClientFile, dataset: Dataset) -> ClientFile:
         part: tuple(np.bincount(y, minlength=len(names)).tolist())
         for part, y in (("train", dataset.train_y), ("test", dataset.test_y))
     }
-    tasks = [TaskCounts(train=t.train + zeros, test=t.test + zeros) for t in file.tasks]
+    tasks = [
+        t.model_copy(update={part: getattr(t, part) + zeros for part in PARTS}) for t in file.tasks
+    ]
     is_unnamed = not file.class_names and names == tuple(map(str, range(len(names))))
     new = {
         "num_classes": len(names),
         "class_names": () if is_unnamed else names,
-        "tasks": (*tasks, TaskCounts(**counts)),
+        "tasks": (*tasks, TaskCounts(train=counts["train"], test=counts["test"])),
     }
     return ClientFile.model_validate({**dict(file), **new})
 

@@ -97,7 +97,7 @@ class PartitionStore:
             shared |= {"mean": tuple(mean), "std": tuple(std)}
         first, end = self._pairs[client], self._pairs[client + 1]
         tasks = tuple(
-            TaskCounts(**{part: self._counts(pair, part) for part in PARTS})
+            TaskCounts(train=self._counts(pair, "train"), test=self._counts(pair, "test"))
             for pair in range(first, end)
         )
         name = self._names[client] if self._names else ""

@@ -135,7 +135,7 @@ def _write(place: Path, dataset: Dataset) -> None:
         for part, (_, y) in held.items()
     }
     described = description_of(dataset, (dataset.mean, dataset.std))
-    file = ClientFile(**described, tasks=(TaskCounts(**counts),))
+    file = ClientFile(**described, tasks=(TaskCounts(train=counts["train"], test=counts["test"]),))
     place.mkdir()
     write_client(place, file, [(0, part, held[part]) for part in PARTS])
     if dataset.wholes_train is not None:

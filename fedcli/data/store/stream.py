@@ -8,6 +8,7 @@ measure.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,6 +82,8 @@ class TaskStream:
         self.device = torch.device(device)
         self.keep_history, self.accumulates = keep_history, accumulates
         self.kept = validation
+        self.set_aside: Collection[int] = ()
+        """Tasks that an open run passes over."""
         self.task: int | None = None
         """The open task."""
         self.num_seen = 0
@@ -112,6 +115,10 @@ class TaskStream:
         for held in (self._test, self._validation):
             for task in [task for task in held if task < first]:
                 del held[task]
+
+    def counted(self, first: int, end: int) -> Iterator[int]:
+        """Yield the tasks from a first one to before an end that count: none that is set aside."""
+        return (task for task in range(first, end) if task not in self.set_aside)
 
     def held_bytes(self) -> int:
         """Return the bytes of the tensors that are in memory."""

@@ -120,7 +120,7 @@ class Joining(_message.Message):
     def __init__(self, client_id: _Optional[str] = ..., token: _Optional[bytes] = ..., versions: _Optional[_Iterable[int]] = ..., description: _Optional[int] = ..., tasks: _Optional[_Iterable[_Union[_description_pb2.TaskCounts, _Mapping]]] = ..., name: _Optional[str] = ...) -> None: ...
 
 class JoinResponse(_message.Message):
-    __slots__ = ("run_id", "token", "committed", "beat_every_s", "experiment", "class_names", "history")
+    __slots__ = ("run_id", "token", "committed", "beat_every_s", "experiment", "class_names", "history", "refused")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
@@ -128,6 +128,7 @@ class JoinResponse(_message.Message):
     EXPERIMENT_FIELD_NUMBER: _ClassVar[int]
     CLASS_NAMES_FIELD_NUMBER: _ClassVar[int]
     HISTORY_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     token: bytes
     committed: int
@@ -135,7 +136,8 @@ class JoinResponse(_message.Message):
     experiment: _table_pb2.Table
     class_names: _containers.RepeatedScalarFieldContainer[str]
     history: History
-    def __init__(self, run_id: _Optional[str] = ..., token: _Optional[bytes] = ..., committed: _Optional[int] = ..., beat_every_s: _Optional[float] = ..., experiment: _Optional[_Union[_table_pb2.Table, _Mapping]] = ..., class_names: _Optional[_Iterable[str]] = ..., history: _Optional[_Union[History, _Mapping]] = ...) -> None: ...
+    refused: _containers.RepeatedCompositeFieldContainer[TaskOf]
+    def __init__(self, run_id: _Optional[str] = ..., token: _Optional[bytes] = ..., committed: _Optional[int] = ..., beat_every_s: _Optional[float] = ..., experiment: _Optional[_Union[_table_pb2.Table, _Mapping]] = ..., class_names: _Optional[_Iterable[str]] = ..., history: _Optional[_Union[History, _Mapping]] = ..., refused: _Optional[_Iterable[_Union[TaskOf, _Mapping]]] = ...) -> None: ...
 
 class JoinSeveralResponse(_message.Message):
     __slots__ = ("joined",)
@@ -529,8 +531,10 @@ class AnnounceRequest(_message.Message):
     def __init__(self, client_id: _Optional[str] = ..., token: _Optional[bytes] = ..., description: _Optional[_Union[_description_pb2.ClientDescription, _Mapping]] = ...) -> None: ...
 
 class AnnounceResponse(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("refused",)
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    refused: _containers.RepeatedCompositeFieldContainer[TaskOf]
+    def __init__(self, refused: _Optional[_Iterable[_Union[TaskOf, _Mapping]]] = ...) -> None: ...
 
 class SteerRequest(_message.Message):
     __slots__ = ("retire", "forget", "close", "now", "exclude", "set_aside")
@@ -549,12 +553,14 @@ class SteerRequest(_message.Message):
     def __init__(self, retire: _Optional[_Iterable[str]] = ..., forget: bool = ..., close: bool = ..., now: bool = ..., exclude: _Optional[_Iterable[str]] = ..., set_aside: _Optional[_Iterable[_Union[TaskOf, _Mapping]]] = ...) -> None: ...
 
 class TaskOf(_message.Message):
-    __slots__ = ("client_id", "task")
+    __slots__ = ("client_id", "task", "why")
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
     client_id: str
     task: int
-    def __init__(self, client_id: _Optional[str] = ..., task: _Optional[int] = ...) -> None: ...
+    why: str
+    def __init__(self, client_id: _Optional[str] = ..., task: _Optional[int] = ..., why: _Optional[str] = ...) -> None: ...
 
 class SteerResponse(_message.Message):
     __slots__ = ()

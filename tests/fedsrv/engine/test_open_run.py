@@ -411,31 +411,29 @@ def test_what_a_client_had_stays_and_what_comes_is_bounded(text, line):
 
 
 def test_two_announcements_at_one_moment_keep_within_max_classes(monkeypatch):
-    """Each fits by itself; the second is checked once the first one counts."""
+    """Each fits by itself; the second is checked once the first one counts, and passed over."""
     taken, both = admission(max_classes=3), threading.Barrier(2)
     cohort = RemoteCohort(2, None, EventLog(), admission=taken)  # type: ignore[arg-type]
     sessions = [cohort.session(c, cohort.join(c, described([3, 3]), b"", ())) for c in (0, 1)]
-    check = taken.check
+    taken.settle()
+    of_all = taken.taken
 
-    def meeting(client: int, text: str) -> None:
-        check(client, text)
+    def meeting(client: int, text: str) -> str:
+        found = of_all(client, text)
         with contextlib.suppress(threading.BrokenBarrierError):
             both.wait(0.2)
+        return found
 
-    def announced(client: int) -> str:
+    def announced(client: int) -> dict[int, str]:
         names = ["0", "1", ("fox", "elk")[client]]
         text = described([3, 3, 0], [1, 1, 1], class_names=names)
-        try:
-            cohort.announce(client, sessions[client], text)
-        except PayloadError as error:
-            return str(error)
-        return ""
+        cohort.announce(client, sessions[client], text)
+        return {**taken.refused(client)}
 
-    monkeypatch.setattr(taken, "check", meeting)
+    monkeypatch.setattr(taken, "taken", meeting)
     with ThreadPoolExecutor(2) as pool:
-        refused = [*filter(None, pool.map(announced, (0, 1)))]
-    assert len(refused) == 1
-    assert "brings 1 new classes to 3, and [schedule] max_classes = 3" in refused[0]
+        (refused,) = filter(None, pool.map(announced, (0, 1)))
+    assert "brings 1 new classes to 3, and [schedule] max_classes = 3" in refused[1]
 
 
 def test_fewer_tasks_than_before_are_refused():

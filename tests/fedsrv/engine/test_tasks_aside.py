@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from fedcli.data.store.dropping import drop_task
 from fedcli.data.store.growing import add_task
-from fedmodels.errors import ArchiveError, PayloadError, RunFailed
+from fedmodels.errors import ArchiveError, DataError, PayloadError, RunFailed
+from fedpb.descriptions import client_json_of, description_of
 from fedpb.v1 import coordinator_pb2 as rpc
+from fedsrv.engine.admission import Admission
 from fedsrv.parts.open_plan import Growth, movers
-from fedsrv.parts.stages import BY_HAND, OpenRuns
+from fedsrv.parts.stages import BY_HAND, BY_SITE, OpenRuns
 from fedsrv.parts.tasks_aside import FILE, TasksAside
 from tests.conftest import records_of, tiny_experiment
-from tests.fedsrv.engine.test_open_run import Dies, arrays_in, opened, own
+from tests.fedsrv.engine.test_open_run import Dies, admission, arrays_in, described, opened, own
 from tests.fedsrv.engine.test_who_learns import OPEN
 from tests.runs import Killed
 
@@ -163,3 +168,82 @@ def test_an_open_run_waits_for_half_of_its_clients_unless_it_says_more():
     assert server(schedule={**OPEN, "clients": 2}, server={"min_clients": 2}) == (2, None)
     assert server(schedule={**OPEN, "clients": 9}, server={"reduce": "median"}) == (None, None)
     assert server() == (None, None)
+
+
+def test_a_site_sets_tasks_aside_before_and_after_the_run_knows_of_them(own, tmp_path):
+    """Task 0 of client 1 goes before the run begins; task 1 of client 0 once it was learned.
+
+    Task 2 of client 0, with a class of its own, goes before it was announced: its class never
+    comes. The data of tasks that are set aside may be deleted.
+    """
+    run = tmp_path / "run"
+    add_task(own, 1, arrays_in(tmp_path / "1", [1, 2], 1))
+    assert drop_task(own, 1, 0)
+    assert not drop_task(own, 1, 0)
+    add_task(own, 0, arrays_in(tmp_path / "2", [3, 4], 2))
+    opened(own, run)
+    assert drop_task(own, 0, 1, "a loose\nsensor")
+    add_task(own, 0, arrays_in(tmp_path / "3", [5, 11], 3))
+    assert drop_task(own, 0, 2)
+    shutil.rmtree(own / "0" / "task-2")
+    add_task(own, 0, arrays_in(tmp_path / "4", [5, 6], 4))
+    with pytest.raises(Killed):
+        opened(own, run, before=Dies(0))
+    opened(own, run, "close")
+    assert trained(run) == [
+        ([0, 1], {"0": 0, "1": 1}),
+        ([0, 1], {"0": 1, "1": 1}),
+        ([0, 1], {"0": 3, "1": 1}),
+    ]
+    assert aside_of(run) == [
+        [[1, 0, BY_SITE]], [[0, 1, "a loose\\nsensor"], [0, 2, BY_SITE]],
+    ]  # fmt: skip
+    records = records_of(run)
+    assert "11" not in [name for r in records for g in r["growths"] for name in g["classes"]]
+    assert records[-1]["clients"]["0"]["views"]["global"]["tasks"][1:3] == [None, None]
+    with pytest.raises(DataError, match="has no task 4: it has 4, from 0 on"):
+        drop_task(own, 0, 4)
+
+
+def test_a_task_that_the_run_does_not_take_holds_up_no_later_one(own, tmp_path, caplog):
+    """Task 1 brings a class beyond max_classes; task 2 is well; so it is after a restart."""
+    run, most = tmp_path / "run", {"schedule": {"max_classes": 10}}
+    opened(own, run, **most)
+    add_task(own, 0, arrays_in(tmp_path / "1", [5, 11], 1))
+    add_task(own, 0, arrays_in(tmp_path / "2", [5, 6], 2))
+    opened(own, run, **most)
+    add_task(own, 0, arrays_in(tmp_path / "3", [11, 12], 3))
+    add_task(own, 0, arrays_in(tmp_path / "4", [7, 6], 4))
+    opened(own, run, "close", **most)
+    assert [tasks["0"] for _, tasks in trained(run)] == [0, 2, 4]
+    ((first,), (second,)) = aside_of(run)
+    assert first[:2] == [0, 1]
+    assert first[2].startswith("the run does not take it: it brings ")
+    assert second[:2] == [0, 3]
+
+
+def test_only_open_runs_pass_tasks_over():
+    gone = {"train": [1, 1], "test": [0, 0], "set_aside": True, "why": ""}
+    text = described([3, 3], tasks=[gone, {"train": [1, 1], "test": [1, 1]}])
+    closed = Admission({})
+    with pytest.raises(PayloadError, match="client 0 has set its task 0 aside, and only a run"):
+        closed.taken(0, text)
+    assert closed.taken(0, described([3, 3])) == described([3, 3])
+    assert json.loads(client_json_of(description_of(text)))["tasks"][0] == {
+        "train": [1, 1], "test": [0, 0], "set_aside": True,
+    }  # fmt: skip
+
+
+def test_each_new_task_is_taken_or_refused_by_itself_and_no_mark_is_taken_back():
+    taken = admission(max_classes=3)
+    names = {"class_names": ["0", "1", "elk", "fox", "gnu"]}
+    text = described([3, 3, 0, 0, 0], [0, 0, 4, 4, 0], [0, 0, 0, 4, 0], [1, 0, 0, 0, 2], **names)
+    said = taken.taken(0, text)
+    taken.check(0, said)
+    taken.admit(0, said)
+    assert [*taken.refused(0)] == [1, 3]
+    assert "brings 2 new classes to 2" in taken.refused(0)[1]
+    again = json.loads(taken.taken(0, text))["tasks"]
+    assert [task.get("set_aside", False) for task in again] == [False, True, False, True]
+    with pytest.raises(PayloadError, match="max_classes = 3"):  # nobody is known by this id
+        taken.check(1, taken.taken(1, text))
