@@ -306,7 +306,7 @@ class Stages(Timetable):
 
         A client whose uploads come to nothing again and again goes on without its task.
         """
-        found = {place: BY_HAND for place in sorted(self._wished())}
+        found = dict.fromkeys(sorted(self._wished()), BY_HAND)
         for client, profile in sorted(self.known.items()):
             found |= {(client, t): why or BY_SITE for t, why in profile.set_aside.items()}
         found = {place: why for place, why in found.items() if place not in plan.set_aside}

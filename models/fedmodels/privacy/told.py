@@ -40,7 +40,8 @@ parts:
   PullRequest.waiting PushRequest.header PushSeveralRequest.results PushHeader.report
   PushHeader.members Report.counts Report.confusions Report.probabilities Report.secure_sum
   SecureAnswer.shares SecureAnswer.opened LeaveRequest.others AnnounceRequest.description
-  JoinResponse.history JoinResponse.refused AnnounceResponse.refused JoinSeveralResponse.joined LeaveResponse.history BeatResponse.history
+  JoinResponse.refused AnnounceResponse.refused
+  JoinResponse.history JoinSeveralResponse.joined LeaveResponse.history BeatResponse.history
   History.head PullHeader.order PullHeader.parts PullResponse.header SecureSum.peers
   Order.secure_sum PushSeveralResponse.outcomes WatchResponse.event WatchResponse.head
   Event.joined Event.left Event.order Event.beat Event.upload Event.failed Event.commit Event.scores
@@ -100,7 +101,8 @@ words:
   SteerRequest.retire SteerRequest.forget SteerRequest.close SteerRequest.now SteerRequest.exclude
   SteerRequest.set_aside
 announced:
-  TaskCounts.train TaskCounts.test TaskCounts.set_aside TaskCounts.why TaskOf.why ClientDescription.class_names JoinResponse.class_names
+  TaskCounts.train TaskCounts.test TaskCounts.set_aside TaskCounts.why TaskOf.why
+  ClientDescription.class_names JoinResponse.class_names
   Order.new_classes SecureSum.most TensorHeader.shape BundleHeader.payload_bytes Frame.raw_bytes
   Committed.bytes
 examples:
