@@ -275,7 +275,8 @@ def add_new_task(
     root, how = _root_of(client_id, data, state_dir), None
     if server is not None:
         from fedcli.runtime.announcer import how_cut
-        from fedcli.runtime.link import Link, channel_credentials
+        from fedcli.runtime.link import Link
+        from fedcli.runtime.own_certificate import channel_credentials
         from fedmodels.config.places import check_address
 
         check_address(server, "--server")

@@ -11,13 +11,12 @@ import torch
 from fedcli.data.store.own_files import cut_before, is_cut
 from fedcli.runtime.client_part import Brought
 from fedcli.runtime.host import Host
-from fedcli.runtime.link import Link, OwnCertificate, channel_credentials
+from fedcli.runtime.link import Link
 from fedmodels.config.places import check_address
 from fedmodels.config.privacy import DETAILS, CountDetail
 from fedmodels.errors import ConfigError, DataError, LinkError
 from fedmodels.printable import printable
 from fedmodels.tensors.bundle import ClientId
-from fedpb.server_check import ServerCheck
 from fedpb.tables import values_of
 
 
@@ -68,7 +67,12 @@ def host_of(
         ConfigError: an argument is no good; or own files are of several clients, or cannot be cut.
     """
     check_address(server, "--server")
-    credentials = channel_credentials(*tls)
+    credentials = certificate = None
+    if any(tls):
+        from fedcli.runtime.own_certificate import OwnCertificate, channel_credentials
+
+        credentials = channel_credentials(*tls)
+        certificate = OwnCertificate(tls[1]) if tls[1] else None
     if give_up_after is not None and math.isnan(give_up_after):
         raise ConfigError("--give-up-after nan is no number of seconds")
     if states.exists() and not states.is_dir():
@@ -86,13 +90,15 @@ def host_of(
         brought["sums"] = terms_of(*tls, crl, min_cohort)
     link = Link(server, credentials, give_up_after, *([show] if show else []))
     if crl is not None:
+        from fedpb.server_check import ServerCheck
+
         link.check = ServerCheck(server, ca, crl, cert, key)
     data, wanted = _brought(link, clients, data, states / "own-data")
     if DETAILS.index(wanted) > DETAILS.index(announce):
         announce = wanted
     return Host(
         clients, link, data, states, device, start_over=start_over, deploys=deploys, code=code,
-        weights=weights, incoming=incoming, certificate=OwnCertificate(cert),
+        weights=weights, incoming=incoming, certificate=certificate,
         announce=announce, brought=brought,
     )  # fmt: skip
 

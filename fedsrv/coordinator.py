@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import tomli_w
 import torch
@@ -29,16 +29,12 @@ from fedmodels.printable import printable
 from fedmodels.training.fault import name_faults
 from fedmodels.training.initial_weights import pin_weights
 from fedpb.channels import is_loopback
-from fedpb.peer_certificates import PeerCertificates
-from fedpb.pem import authorities_of
-from fedpb.revocation import REVOKED, RevocationList
 from fedsrv import parts
 from fedsrv.availability import with_digest
 from fedsrv.engine.admission import Admission
 from fedsrv.engine.rounds import Engine
 from fedsrv.events import HAS_FAILED, Ending, EventLog
 from fedsrv.identity.guard import Guard
-from fedsrv.identity.tls import Credentials, server_credentials
 from fedsrv.parts.server_data import server_data_for
 from fedsrv.state.run_directory import beginning, writing
 from fedsrv.state.store import Store
@@ -47,6 +43,10 @@ from fedsrv.transport.remote_cohort import RemoteCohort
 from fedsrv.transport.server import start_server, stop_server
 from fedsrv.transport.service import Service
 from fedsrv.transport.spool import Spool
+
+if TYPE_CHECKING:
+    from fedpb.peer_certificates import PeerCertificates
+    from fedsrv.identity.tls import Credentials
 
 DRAIN_S = 20.0
 """Time that an interaction under way has to end when the run is to stop."""
@@ -62,10 +62,8 @@ class Listen:
     """Whether clients show certificates that name them."""
     insecure: bool = False
     """Allow a reachable address without TLS."""
-    revoked: RevocationList | None = None
-    """Certificates that clients may show no more."""
-    certificates: Sequence[tuple[Path, str]] = ()
-    """Files of certificates of the server and of its authorities, with their options."""
+    guard: Callable[[], Guard] = Guard
+    """Makes what checks who calls."""
     peers: PeerCertificates | None = None
     """Checks what clients show one another; None where they show nothing."""
 
@@ -98,20 +96,19 @@ class Listen:
             raise ConfigError(
                 "--tls-crl needs --tls-client-ca: who is revoked shows no certificate"
             )
-        credentials = server_credentials(cert, key, client_ca) if cert and key else None
-        revoked = peers = None
-        if client_ca is not None:
-            place = crl or client_ca.parent / REVOKED
-            signers = partial(authorities_of, client_ca, "--tls-client-ca")
-            revoked = RevocationList(place, signers, "--tls-crl", must_exist=crl is not None)
-            peers = PeerCertificates(signers, "--tls-client-ca", revoked)
-        named = ((cert, "--tls-cert"), (client_ca, "--tls-client-ca"))
-        files = [(path, option) for path, option in named if path is not None]
-        return cls(address, credentials, client_ca is not None, insecure, revoked, files, peers)
+        if cert is None or key is None:
+            return cls(address, insecure=insecure)
+        from fedsrv.identity.tls import server_credentials
 
-    def guard(self) -> Guard:
-        """Return what checks who calls."""
-        return Guard(self.requires_identity, self.revoked, self.certificates)
+        credentials = server_credentials(cert, key, client_ca)
+        if client_ca is None:
+            return cls(address, credentials, insecure=insecure)
+        from fedsrv.identity.certificate_guard import CertificateGuard, peers_of
+
+        peers, revoked = peers_of(client_ca, crl)
+        files = ((cert, "--tls-cert"), (client_ca, "--tls-client-ca"))
+        guard = partial(CertificateGuard, revoked, files)
+        return cls(address, credentials, True, insecure, guard, peers)
 
     def caveats(self) -> list[str]:
         """Return what a user may not mean: TLS that says who the server is, and nobody else."""

@@ -24,11 +24,12 @@ GRPC_FILES = {
     "fedsrv/transport/server.py",
     "fedsrv/transport/service.py",
     "fedsrv/identity/enrolment.py",
-    "fedsrv/identity/guard.py",
+    "fedsrv/identity/certificate_guard.py",
     "fedsrv/identity/tls.py",
     "fedcli/runtime/answers.py",
     "fedcli/runtime/certificate_request.py",
     "fedcli/runtime/link.py",
+    "fedcli/runtime/own_certificate.py",
 }
 DATA_SETS = ("torchvision.datasets", "sklearn.datasets")
 PICKLES = (

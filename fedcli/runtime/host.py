@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import repeat
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -29,7 +30,7 @@ from fedcli.runtime.answers import (
 )
 from fedcli.runtime.client_part import NOTHING, Brought
 from fedcli.runtime.enrolment import Enrolment, client_of
-from fedcli.runtime.link import Link, Membership, OwnCertificate
+from fedcli.runtime.link import Link, Membership
 from fedcli.runtime.order_queue import WAKE_S, OrderQueue
 from fedcli.runtime.patience import executed, patiently
 from fedcli.runtime.state import lock_states
@@ -61,6 +62,9 @@ FOLLOWED_WITHIN_S = 15.0
 """How long to wait for the other orders that are trained together with one."""
 log = logging.getLogger(__name__)
 
+if TYPE_CHECKING:
+    from fedcli.runtime.own_certificate import OwnCertificate
+
 
 class Host:
     """The clients of this process."""
@@ -87,7 +91,7 @@ class Host:
         Arguments are as of :func:`fedcli.joining.host_of`, but for ``data``, a directory with one
         for each client or with a store, and ``brought``: what the site brings for parts, by name.
         """
-        self._certificate = certificate or OwnCertificate(None)
+        self._certificate = certificate
         self._incoming, self._is_open, self.announce = incoming, False, announce
         self._deploys = deploys
         self.link, self.code, self.weights, self._states = link, code, weights, states
@@ -116,7 +120,8 @@ class Host:
             ConfigError: the run asks for an extra that is not installed, or for less privacy than
                 the site requires.
         """
-        self._certificate.remind()
+        if self._certificate is not None:
+            self._certificate.remind()
         reply = self.enrolment.join()
         self.beat_every_s = reply.beat_every_s
         experiment = received_experiment(
@@ -382,7 +387,8 @@ class Host:
         """
         told: dict[ClientId, int] = {}
         while not self._closed.wait(self.beat_every_s):
-            self._certificate.remind()
+            if self._certificate is not None:
+                self._certificate.remind()
             at_work = {
                 client: worker.progress
                 for client, worker in self.workers.open().items()

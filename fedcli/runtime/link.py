@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
@@ -40,7 +39,6 @@ from fedpb.frames import MESSAGE_BYTES, WHOLE_BYTES, packed
 from fedpb.handshakes import distrust
 from fedpb.headers import header_of
 from fedpb.orders import Specs, read_order
-from fedpb.pem import caller_pems, ends_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedpb.v1.description_pb2 import ClientDescription
 
@@ -48,36 +46,6 @@ LEAVE_S, LEAVING = 2.0, 500
 """How long the server has to take sessions back, and how many are given back in one call."""
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-
-
-class OwnCertificate:
-    """The certificate of a client's process, which warns before it ends."""
-
-    EVERY_S = 24 * 3600.0
-
-    def __init__(self, path: Path | None) -> None:
-        """Warn nobody yet; without a path there is nothing to warn of."""
-        self._path, self._next = path, -math.inf
-
-    def remind(self) -> None:
-        """Warn if the certificate ends soon, once a day."""
-        if self._path is None or time.monotonic() < self._next:
-            return
-        self._next = time.monotonic() + self.EVERY_S
-        for line in ends_of(self._path, "--tls-cert"):
-            log.warning("%s", line)
-
-
-def channel_credentials(
-    ca: Path | None, cert: Path | None = None, key: Path | None = None
-) -> grpc.ChannelCredentials | None:
-    """Return a client's credentials; None where no file is given, for a link without TLS.
-
-    Raises:
-        ConfigError: a file cannot be used, or another one is missing beside it.
-    """
-    pems = caller_pems(ca, cert, key, "--tls")
-    return None if pems is None else grpc.ssl_channel_credentials(*pems)
 
 
 @dataclass(frozen=True)

@@ -44,8 +44,6 @@ def certs_issue(
     """Issue a certificate and its key."""
     from fedsrv.identity.certificates import issue
 
-    if identity == "monitor":
-        typer.echo("note: a monitor is called watcher by now, or operator if it steers", err=True)
     for path in issue(directory, identity, host or ()):
         typer.echo(path)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ClientFailed, TooFewClients
@@ -14,9 +14,11 @@ from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.tensors.differences import Measured, TrainingBase
 from fedmodels.tensors.uploads import Summed
 from fedpb.orders import WITHOUT_PAYLOAD
-from fedpb.peer_certificates import PeerCertificates
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.state.record import Record
+
+if TYPE_CHECKING:
+    from fedpb.peer_certificates import PeerCertificates
 
 Allocate = Callable[[int], memoryview]
 """Returns a buffer of so many bytes."""

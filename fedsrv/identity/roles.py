@@ -14,7 +14,6 @@ from fedmodels.tensors.bundle import EVALUATOR
 from fedpb.identities import (
     CLIENT,
     IDS,
-    MONITOR,
     OPERATOR,
     RELAY,
     SCHEME,
@@ -34,8 +33,8 @@ MAY: dict[str, frozenset[str]] = {
     "Beat": _AT_WORK,
     "Announce": frozenset({CLIENT}),
     "Leave": _AT_WORK,
-    "Watch": frozenset({WATCHER, OPERATOR, MONITOR}),
-    "Steer": frozenset({OPERATOR, MONITOR}),
+    "Watch": frozenset({WATCHER, OPERATOR}),
+    "Steer": frozenset({OPERATOR}),
 }
 """The roles that may make each call of the coordinator's service, over mutual TLS."""
 
@@ -46,7 +45,7 @@ def identity_uri(identity: str) -> str:
     Raises:
         ConfigError: it is no client id, no range, and none of the other identities.
     """
-    if identity in (SERVER, EVALUATOR, WATCHER, OPERATOR, MONITOR):
+    if identity in (SERVER, EVALUATOR, WATCHER, OPERATOR):
         return f"{SCHEME}{identity}"
     match = re.fullmatch(rf"(?:({RELAY}):)?{IDS}(?:-{IDS})?", identity)
     if match is None:
@@ -74,6 +73,6 @@ def why_not(uri: str | None, call: str) -> str:
     if allowed is None or (uri is not None and role_of(uri) in allowed):
         return ""
     who = uri or "a certificate that names nobody"
-    names = sorted(allowed - {MONITOR})
+    names = sorted(allowed)
     how = f" (fedsrv certs issue {names[-1]})" if names[-1] in (WATCHER, OPERATOR) else ""
     return f"{who} may not call {call}: that takes a certificate as {' or '.join(names)}{how}"

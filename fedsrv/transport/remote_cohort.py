@@ -13,12 +13,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedmodels.errors import FedtideError, PayloadError, RunFailed
 from fedmodels.tensors.bundle import EVALUATOR, ClientId
 from fedpb.orders import WITHOUT_PAYLOAD
-from fedpb.peer_certificates import PeerCertificates
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
 from fedsrv.engine.client_profile import Profile, clients_text
@@ -54,6 +53,9 @@ from fedsrv.transport.sessions import (
 )
 from fedsrv.transport.spool import Spool
 from fedsrv.transport.waiting import LOOK_EVERY_S, ClientWait, WaitNotice
+
+if TYPE_CHECKING:
+    from fedpb.peer_certificates import PeerCertificates
 
 FAILED_S = 5.0  # for clients to leave a run that failed
 MAX_TOKEN_BYTES = 64

@@ -27,7 +27,6 @@ from fedpb import AGAIN_AFTER, PROTOCOL, SET_OUT
 from fedpb.codec import Encoded, messages
 from fedpb.descriptions import client_json_of
 from fedpb.frames import unpacked
-from fedpb.identities import MONITOR_URI
 from fedpb.orders import WITHOUT_PAYLOAD
 from fedpb.tables import table_of
 from fedpb.v1 import coordinator_pb2 as rpc
@@ -448,7 +447,6 @@ class Service:
         numbered = self._numbers_of(request.retire, "does not retire")
         owners = self._numbers_of([one.client_id for one in request.set_aside], "has no tasks")
         self.cohort.check_known([*excluded, *numbered])
-        self._note_former_right(context)
         if excluded and self._exclude is None:
             raise WrongRun("clients are excluded at the coordinator of their run")
         if excluded and self._exclude is not None:
@@ -513,13 +511,3 @@ class Service:
                 yield rpc.WatchResponse(event=message_of(event), head=self.journal.head())
         finally:
             self._watchers.release()
-
-    def _note_former_right(self, context: grpc.ServicerContext) -> None:
-        """Tell a former watcher, a ``monitor``, that it may not steer in the next release."""
-        peer = self.guard.peer(context)
-        if peer and peer.uri == MONITOR_URI:
-            line = (
-                "a monitor's certificate steered this run: from the next release on it only watches"
-                "; issue one for an operator (fedsrv certs issue operator)"
-            )
-            self.events.tell("note", line=line)

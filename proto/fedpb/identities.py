@@ -16,10 +16,7 @@ from fedmodels.tensors.bundle import EVALUATOR, ClientId
 
 SCHEME = "fedtide:"
 CLIENT, RELAY, WATCHER, OPERATOR, SERVER = "client", "relay", "watcher", "operator", "server"
-MONITOR = "monitor"
-"""The former name of a watcher, who could steer as well."""
 SERVER_URI = f"{SCHEME}{SERVER}"
-MONITOR_URI = f"{SCHEME}{MONITOR}"
 
 IDS = r"([0-9]{1,9})"
 _CLIENT = re.compile(rf"fedtide:client:{IDS}")
@@ -38,7 +35,7 @@ def role_of(uri: str) -> str:
     if _RELAY.fullmatch(uri):
         return RELAY
     word = uri.removeprefix(SCHEME)
-    is_word = uri.startswith(SCHEME) and word in (EVALUATOR, WATCHER, OPERATOR, MONITOR, SERVER)
+    is_word = uri.startswith(SCHEME) and word in (EVALUATOR, WATCHER, OPERATOR, SERVER)
     return word if is_word else ""
 
 

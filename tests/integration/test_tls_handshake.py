@@ -16,13 +16,14 @@ from cryptography import x509
 
 import fedcli.cli
 import fedsrv.cli
-from fedcli.runtime.link import Link, channel_credentials
+from fedcli.runtime.link import Link
+from fedcli.runtime.own_certificate import channel_credentials
 from fedmodels.errors import ConfigError, LinkError
 from fedpb.server_check import ServerCheck
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.identity import certificates as certs
+from fedsrv.identity.certificate_guard import peer_of
 from fedsrv.identity.certificates import revoke
-from fedsrv.identity.guard import peer_of
 from fedsrv.identity.tls import server_credentials
 from fedsrv.watching import check_health, watched
 

@@ -21,7 +21,7 @@ def certs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return an authority's directory with the server's and three clients' certificates."""
     root = tmp_path_factory.mktemp("certs")
     init_authority(root)
-    for identity in ("server", "0-1", "2", "evaluator", "watcher", "monitor"):
+    for identity in ("server", "0-1", "2", "evaluator", "watcher"):
         issue(root, identity)
     other = root / "other"
     init_authority(other)
@@ -52,7 +52,7 @@ def watch(run: Loopback, certs: Path, name: str) -> Any:
     return channel, stub.Watch(rpc.WatchRequest(from_start=True), timeout=30)
 
 
-def test_only_a_monitor_may_watch(loopback, certs):
+def test_only_a_watcher_may_watch(loopback, certs):
     run = loopback(tables("fedavg"))
     server = run.serve(*server_options(certs))
     first = run.join("0-1", *client_options(certs, "clients-0-1"))
@@ -64,12 +64,12 @@ def test_only_a_monitor_may_watch(loopback, certs):
         if name != "server":  # whose certificate is none of a client
             assert refused.value.code() == grpc.StatusCode.PERMISSION_DENIED
             assert "may not call Watch" in refused.value.details()
-    channel, events = watch(run, certs, "monitor")
+    channel, events = watch(run, certs, "watcher")
     with channel:
         assert next(events).event.WhichOneof("what") == "listening"
-        stranger = run.join("2", *client_options(certs, "monitor"), states=run.root / "stranger")
+        stranger = run.join("2", *client_options(certs, "watcher"), states=run.root / "stranger")
         assert stranger.wait() == 1
-        assert "fedtide:monitor may not call Join" in stranger.output()
+        assert "fedtide:watcher may not call Join" in stranger.output()
         run.finish(server, first, run.join("2", *client_options(certs, "client-2")))
         assert {told.event.WhichOneof("what") for told in events} >= {
             "upload",

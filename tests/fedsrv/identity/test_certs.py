@@ -16,20 +16,18 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fedcli.runtime import link as client_tls
+from fedcli.runtime import own_certificate as client_tls
 from fedmodels.errors import ConfigError
 from fedpb.channels import is_loopback
 from fedpb.identities import covers
 from fedpb.pem import authorities_of, end_of
 from fedpb.revocation import RevocationList
-from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.coordinator import Listen
-from fedsrv.events import EventLog
+from fedsrv.identity import certificate_guard, guard, tls
 from fedsrv.identity import certificates as certs
-from fedsrv.identity import guard, tls
+from fedsrv.identity.certificate_guard import CertificateGuard
 from fedsrv.identity.certificates import revoke
 from fedsrv.identity.guard import Peer
-from fedsrv.transport.service import Service
 
 
 @pytest.fixture
@@ -459,7 +457,7 @@ def test_a_list_whose_successor_is_overdue_counts_and_is_warned_of(authority):
         certs.write_list(authority, days)
         assert listed.why_refused(serial)
         assert words in listed.warning()
-        assert listed.warning() in guard.Guard(True, listed).warnings()
+        assert listed.warning() in CertificateGuard(listed).warnings()
     due = datetime.now(UTC) + timedelta(days=certs.LIST_DAYS)
     assert abs(certs.write_list(authority) - due) < timedelta(minutes=1)
 
@@ -480,7 +478,8 @@ def test_who_ends_soon_is_warned_of_once_a_day(authority, monkeypatch, caplog):
     day = f"on {until:%Y-%m-%d}: put another one in its place before"
     assert watching.warnings() == [f"the certificate --tls-cert {cert} ends in 29 days, {day}"]
     assert watching.warnings() == []
-    monkeypatch.setattr(guard, "peer_of", lambda context: Peer("fedtide:client:7", 1, until))
+    peer = Peer("fedtide:client:7", 1, until)
+    monkeypatch.setattr(certificate_guard, "peer_of", lambda context: peer)
     context: Any = object()
     for _ in range(2):
         with watching.admitted("/x/Join", context):
@@ -517,15 +516,15 @@ def test_what_is_said_of_an_end(hours, line):
 def test_a_certificate_that_expires_while_its_owner_is_there_is_refused(monkeypatch):
     """The handshake was long ago: each call looks again, and calls under way end."""
     peer = Peer("fedtide:watcher", 1, datetime.now(UTC) + timedelta(hours=1))
-    monkeypatch.setattr(guard, "peer_of", lambda context: peer)
+    monkeypatch.setattr(certificate_guard, "peer_of", lambda context: peer)
     ended: list[bool] = []
     context: Any = Mock(cancel=lambda: ended.append(True))
-    checks = guard.Guard(requires_identity=True)
+    checks = CertificateGuard()
     with checks.admitted("/x/Watch", context):
         checks.look()
         assert not ended
         then = SimpleNamespace(now=lambda zone: datetime.now(zone) + timedelta(hours=2))
-        monkeypatch.setattr(guard, "datetime", then)
+        monkeypatch.setattr(certificate_guard, "datetime", then)
         checks.look()
         assert ended
     with (
@@ -533,20 +532,3 @@ def test_a_certificate_that_expires_while_its_owner_is_there_is_refused(monkeypa
         checks.admitted("/x/Watch", context),
     ):
         pass
-
-
-@pytest.mark.parametrize(("role", "notes"), [("monitor", 1), ("operator", 0)])
-def test_a_monitor_steers_for_the_last_time(monkeypatch, role, notes):
-    peer = Peer(f"fedtide:{role}", 1, datetime.now(UTC) + timedelta(hours=1))
-    monkeypatch.setattr(guard, "peer_of", lambda context: peer)
-    cohort: Any = SimpleNamespace(
-        num_clients=3, most_present=3, check_known=list, steer=lambda *_, **__: None
-    )
-    events, opened = EventLog(), {"schedule": {"open": True}}
-    service = Service("run", opened, cohort, events, guard=guard.Guard(requires_identity=True))
-    context: Any = SimpleNamespace(peer=lambda: "here")
-    service.steer(rpc.SteerRequest(retire=["1"]), context)
-    events.close()
-    found = [event.detail["line"] for event in events.listen(from_start=True)]
-    assert len(found) == notes
-    assert all("from the next release on it only watches" in line for line in found)

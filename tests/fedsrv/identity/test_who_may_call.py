@@ -31,7 +31,7 @@ from tests.sizes import ROOT
 METHODS = rpc.DESCRIPTOR.services_by_name["CoordinatorService"].methods
 CALLS = [method.name for method in METHODS]
 ROLES = {"client": "3", "relay": "relay:3-4", "evaluator": "evaluator", "watcher": "watcher",
-         "operator": "operator", "monitor": "monitor"}  # fmt: skip
+         "operator": "operator"}  # fmt: skip
 PLACES = ("coordinator", "relay")
 
 

@@ -20,8 +20,9 @@ from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
 from fedsrv.engine.cohort import AllOf, Answer, Trip, UploadForm
 from fedsrv.events import EventLog
-from fedsrv.identity import guard
-from fedsrv.identity.guard import Guard, Peer
+from fedsrv.identity import certificate_guard
+from fedsrv.identity.certificate_guard import CertificateGuard
+from fedsrv.identity.guard import Peer
 from fedsrv.relay.admission import Relay
 from fedsrv.relay.grouped_intake import (
     LEFT_OUT_S,
@@ -469,8 +470,8 @@ def test_a_client_names_a_relay_that_stands_for_it(world, relay):
 def test_the_certificate_of_a_relay_covers_its_clients(world, monkeypatch, certificate, relay, may):
     """A client could name its own relay, and stay away from it."""
     peer = Peer(f"fedtide:{certificate}", 1, datetime.now(UTC) + timedelta(1))
-    world.service.guard = Guard(requires_identity=True)
-    monkeypatch.setattr(guard, "peer_of", lambda context: peer)
+    world.service.guard = CertificateGuard()
+    monkeypatch.setattr(certificate_guard, "peer_of", lambda context: peer)
     who = {"client_id": "0", "token": world.tokens[0], "protocol": PROTOCOL}
     request = rpc.JoinRequest(**who, relay=relay, description=description_of(PROFILE))
     if may:

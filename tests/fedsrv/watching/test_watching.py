@@ -23,6 +23,7 @@ from fedpb.channels import channel_options
 from fedsrv import watching
 from fedsrv.events import EventLog
 from fedsrv.identity import certificates, tls
+from fedsrv.identity.certificate_guard import CertificateGuard
 from fedsrv.identity.guard import Guard
 from fedsrv.identity.tls import server_credentials
 from fedsrv.state.run_directory import lock
@@ -37,7 +38,7 @@ def served(
     """Start a coordinator that has nothing but its events."""
     there = {"present": lambda: ["0"], "look_after": lambda: None}
     cohort: Any = SimpleNamespace(num_clients=2, most_present=2, **there)
-    service = Service("run", {}, cohort, events, guard=Guard(authority is not None))
+    service = Service("run", {}, cohort, events, guard=CertificateGuard() if authority else Guard())
     keys = None
     if authority is not None:
         pair = authority / "server.pem", authority / "server.key"
@@ -213,9 +214,9 @@ def test_a_watch_leaves_no_thread_that_waits_for_the_connection(address, events,
     assert [event.kind for event in watched(address)][-1] == "waiting"
 
 
-def test_only_a_monitor_may_watch_over_mutual_tls(events, tmp_path, monkeypatch, capsys):
+def test_only_a_watcher_may_watch_over_mutual_tls(events, tmp_path, monkeypatch, capsys):
     certificates.init_authority(tmp_path)
-    for identity in ("server", "monitor", "0"):
+    for identity in ("server", "watcher", "0"):
         certificates.issue(tmp_path, identity)
     server, service, port = served(events, tmp_path)
 
@@ -225,7 +226,7 @@ def test_only_a_monitor_may_watch_over_mutual_tls(events, tmp_path, monkeypatch,
         return typed(monkeypatch, capsys, *words, *pair)
 
     try:
-        status, out, _ = asked("monitor")
+        status, out, _ = asked("watcher")
         assert (status, out[0]) == (0, "state: waiting")
         status, out, errors = asked("client-0")
         assert (status, out) == (1, [])
