@@ -21,7 +21,7 @@ from torch.nn.functional import cross_entropy
 
 from benchmarks.measure import parser_of, tell
 from benchmarks.measured import keep
-from fedcli.data.store.partition_store import open_data
+from fedcli.data.store.opened_data import open_data
 from fedcli.data.store.stream import TaskStream
 from fedmodels.methods import make
 from fedmodels.nets import make_net

@@ -181,7 +181,7 @@ class Run:
         """
         import torch
 
-        from fedcli.data.store.partition_store import open_data
+        from fedcli.data.store.opened_data import open_data
 
         x, _ = open_data(self.path / "data", client).arrays(0, "test")
         return torch.from_numpy(x[:1].copy())

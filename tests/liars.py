@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 import torch
 
-from fedcli.data.store.partition_store import open_data
+from fedcli.data.store.opened_data import open_data
 from fedcli.parts.secure_peers import SecurePeers, SumTerms
 from fedcli.runtime.state import StateDirectory
 from fedcli.runtime.worker import Worker

@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.measure import records_of
 from benchmarks.measured import made_with
-from fedcli.data.store.partition_store import open_data
+from fedcli.data.store.opened_data import open_data
 from fedmodels.errors import FedtideError
 from fedmodels.files import write_atomically
 from fedmodels.resolution import parse_experiment

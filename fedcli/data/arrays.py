@@ -21,6 +21,9 @@ from fedmodels.machine import free_bytes
 from fedmodels.units import bytes_text
 
 IntArray = NDArray[np.int64]
+Inputs = NDArray[np.uint8] | NDArray[np.uint16] | NDArray[np.float32] | NDArray[np.float64]
+Labelled = tuple[Inputs, IntArray]
+"""Inputs (n, *input_shape) and labels (n,)."""
 DAMAGED = (
     OSError, ValueError, KeyError, EOFError, BadZipFile, zlib.error, TypeError, OverflowError,
     SyntaxError, TokenError, RecursionError, MemoryError, IndexError, struct.error,

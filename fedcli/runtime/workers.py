@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from fedcli.data.store.client_data import ClientData
-from fedcli.data.store.partition_store import PartitionStore, open_data
+from fedcli.data.store.opened_data import open_data, store_in
 from fedcli.runtime.client_part import NOTHING, Brought
 from fedcli.runtime.setups import SetUps
 from fedcli.runtime.state import StateDirectory
@@ -62,7 +62,7 @@ class Workers:
         self.clients = tuple(clients)
         self.root, self._states_root, self._device = data, states, device
         """Where clients' directories are."""
-        self._store = PartitionStore.find(data)
+        self._store = store_in(data)
         self._states: dict[ClientId, StateDirectory] = {}
         self._opening = threading.Lock()
         self._open: dict[ClientId, Worker] = {}

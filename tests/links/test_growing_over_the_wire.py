@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fedcli.data.store.growing import add_task
-from fedcli.data.store.partition_store import open_data
+from fedcli.data.store.opened_data import open_data
 from fedcli.runtime.host import Host
 from fedcli.runtime.link import Link
 from fedmodels.nets.trained import TrainedModel

@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from fedcli.data.arrays import DAMAGED, as_numbers
+from fedcli.data.arrays import DAMAGED, Inputs, as_numbers
 from fedcli.data.image_files import PLAIN, first_set, pixels_of, stated
 from fedcli.data.own.examples import SHOWN, dataset_of
-from fedcli.data.sets.dataset import Dataset, Examples, Inputs, named_classes
+from fedcli.data.sets.dataset import Dataset, Examples, named_classes
 from fedcli.data.sets.source import Source
 from fedmodels.config.transforms import ImageTransform
 from fedmodels.data_description import MAX_CLASSES

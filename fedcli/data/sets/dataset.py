@@ -12,14 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from fedcli.data.arrays import IntArray, check_examples
+from fedcli.data.arrays import Inputs, IntArray, check_examples
 from fedcli.data.cuts.held_out import last_of_each
 from fedmodels.data_description import MAX_CLASSES, ProblemFile, first_fault
 from fedmodels.errors import DataError
-
-Inputs = NDArray[np.uint8] | NDArray[np.uint16] | NDArray[np.float32] | NDArray[np.float64]
-Labelled = tuple[Inputs, IntArray]
-"""Inputs (n, *input_shape) and labels (n,)."""
 
 
 @dataclass(frozen=True)

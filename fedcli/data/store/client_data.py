@@ -10,23 +10,18 @@ Nothing here unpickles anything, and every value is checked before use.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcli.data.arrays import IntArray, check_examples, read_array
-from fedcli.data.class_folders import Listed, class_folders, class_of, images_of, read_images
+from fedcli.data.arrays import IntArray, Labelled, check_examples, read_array
 from fedcli.data.folders import check_inside
-from fedcli.data.image_files import PLAIN
-from fedcli.data.sets.dataset import Labelled
 from fedmodels.config.origin import placeless
 from fedmodels.config.privacy import CountDetail
-from fedmodels.config.transforms import ImageTransform, parse_transform
 from fedmodels.data_description import (
     SCALES,
     ClientFile,
@@ -35,10 +30,13 @@ from fedmodels.data_description import (
     TaskCounts,
     read_file,
 )
-from fedmodels.errors import DataError, suggestion
+from fedmodels.errors import DataError
 from fedmodels.files import Stamp, stamp_of
 from fedmodels.printable import printable
 from fedmodels.tensors.bundle import Problem
+
+if TYPE_CHECKING:
+    from fedcli.data.store.image_folder import ImageFolder
 
 Described = TypeVar("Described", bound=ProblemFile)
 Part = Literal["train", "test"]
@@ -47,7 +45,8 @@ GROUP = "train_group"
 """The file of the groups that stay whole where training examples are kept for validation."""
 ABOUT, SOURCE = "client.json", "source.json"
 """A client's description, and the file that says what an added task was made of."""
-
+STORE, TABLE = "store", "partition.json"
+"""Of a partition: the directory of a store, and the table of who holds what."""
 
 MAX_LETTERS = 60
 
@@ -334,8 +333,8 @@ class ClientData:
         """Return the type of the inputs of the first task that has some; None where none has."""
         numbers = range(len(self.file.tasks) or 1)
         for place, part in ((self._place(task, part), part) for task in numbers for part in PARTS):
-            if place.name == part and (listed := self._listed(place)):
-                return read_images(listed[:1], self._images)[0].dtype
+            if place.name == part and (found := self._images(place)).listed:
+                return found.read(first=1)[0].dtype
             if (inputs := place.with_name(f"{part}_x.npy")).exists():
                 return self._array(inputs).dtype
         return None
@@ -344,11 +343,11 @@ class ClientData:
         """Return what error lines call a part of a task."""
         return f"{self.directory}: task {task} ({part})"
 
-    @property
-    def _images(self) -> ImageTransform:
-        """How images of this directory are read."""
-        found = parse_transform(self.file.transform, self.directory / "client.json")
-        return found if isinstance(found, ImageTransform) else PLAIN
+    def _images(self, place: Path) -> ImageFolder:
+        """Open a folder of images."""
+        from fedcli.data.store.image_folder import ImageFolder  # loads readers of images
+
+        return ImageFolder(self.directory, self.file, place)
 
     def _array(self, path: Path) -> NDArray[Any]:
         """Open an array of this directory, memory-mapped."""
@@ -359,8 +358,7 @@ class ClientData:
         """Read and check one part of a task, from a folder of images or from arrays."""
         place = self._place(task, part)
         if place.name == part:
-            x, y = read_images(self._listed(place), self._images)
-            x = x if len(x) else np.empty((0, *self.file.input_shape), dtype=np.uint8)
+            x, y = self._images(place).read()
         else:
             images = [p.name for p in (place.with_name(other) for other in PARTS) if p.is_dir()]
             if images and not place.exists():
@@ -372,29 +370,6 @@ class ClientData:
         inputs = place.with_name(place.name.replace("_y.npy", "_x.npy"))
         check_examples(inputs, place, x, y, self.file)
         return x, y
-
-    def _listed(self, place: Path) -> Listed:
-        """Return the images of a folder that has one folder for each class.
-
-        Raises:
-            DataError: a folder's name is none of ``class_names``; the line says what to write.
-        """
-        names = list(self.file.class_names)
-        folders = class_folders(place, self.directory)
-        found = [path.name for path in folders]
-        unnamed = [path.name for path in folders if class_of(path, names) is None]
-        strange = [name for name in unnamed if not name.isdecimal()]
-        if strange:
-            file, known = self.directory / "client.json", ", ".join(names[:20]) or "numbers"
-            line = f"{place / strange[0]} names no class; known are {known}"
-            if near := suggestion(strange[0], names):
-                raise DataError(f"{line}.{near} Rename the directory, or mend {file}")
-            wanted = [*names, *strange] if names else found
-            raise DataError(
-                f'{line}: name every class in {file}, such as "num_classes": {len(wanted)}, '
-                f'"class_names": {json.dumps(wanted)}, in the same order at every client'
-            )
-        return images_of(place, names, self.directory)
 
     def _counted(self) -> tuple[TaskCounts, ...]:
         """Count the examples of ``task-0``, ``task-1`` and so on.

@@ -15,15 +15,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedcli.data.arrays import IntArray
+from fedcli.data.arrays import IntArray, Labelled
 from fedcli.data.cuts.cut_input import Partition, TaskIndices, rng_of
 from fedcli.data.cuts.long_tail import keep_per_class
 from fedcli.data.cuts.partition import partition
-from fedcli.data.sets.dataset import Dataset, Labelled
+from fedcli.data.sets.dataset import Dataset
 from fedcli.data.sets.registry import load
-from fedcli.data.store.client_data import PARTS, ClientData, Part
+from fedcli.data.store.client_data import PARTS, STORE, TABLE, ClientData, Part
 from fedcli.data.store.findings import tell
-from fedcli.data.store.partition_store import STORE, TABLE, PartitionStore
+from fedcli.data.store.partition_store import PartitionStore
 from fedcli.data.store.partition_writer import (
     Layout,
     client_moments,

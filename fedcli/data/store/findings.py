@@ -22,8 +22,9 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from fedcli.data.store.client_data import PARTS, ClientData, GlobalTest, has_grown
-from fedcli.data.store.partition_store import STORE, TABLE, PartitionStore, open_data
+from fedcli.data.store.client_data import PARTS, STORE, TABLE, ClientData, GlobalTest, has_grown
+from fedcli.data.store.opened_data import open_data
+from fedcli.data.store.partition_store import PartitionStore
 from fedmodels.data_description import channel_axis
 from fedmodels.errors import DataError
 from fedmodels.printable import printable

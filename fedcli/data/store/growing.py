@@ -36,8 +36,8 @@ from fedcli.data.sets.directory import holds_arrays
 from fedcli.data.sets.registry import OWN
 from fedcli.data.store.client_data import ABOUT, GROUP, PARTS, SOURCE, ClientData
 from fedcli.data.store.commands import thinned
+from fedcli.data.store.opened_data import open_data
 from fedcli.data.store.own_files import How
-from fedcli.data.store.partition_store import open_data
 from fedcli.data.store.site import loaded
 from fedmodels.class_names import near
 from fedmodels.config.data import OF_IMAGES, Data

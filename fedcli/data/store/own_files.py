@@ -10,8 +10,7 @@ from typing import Any
 from fedcli.data.folders import TABLE_ENDS, files_below
 from fedcli.data.image_files import ENDS
 from fedcli.data.sets.registry import OWN
-from fedcli.data.store.client_data import ABOUT, has_grown
-from fedcli.data.store.partition_store import STORE, TABLE
+from fedcli.data.store.client_data import ABOUT, STORE, TABLE, has_grown
 from fedmodels.config.data import Data
 from fedmodels.resolution import received_data
 

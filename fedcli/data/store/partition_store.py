@@ -17,7 +17,6 @@ opens a client reads the examples of that client alone.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -26,11 +25,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from fedcli.data.arrays import IntArray, check_examples, read_array
-from fedcli.data.cuts.cut_input import Partition
+from fedcli.data.arrays import IntArray, Labelled, check_examples, read_array
 from fedcli.data.folders import check_inside
-from fedcli.data.sets.dataset import Dataset, Inputs, Labelled
-from fedcli.data.store.client_data import ABOUT, PARTS, ClientData, GlobalTest, Part
+from fedcli.data.store.client_data import ABOUT, PARTS, STORE, ClientData, Part
 from fedmodels.data_description import (
     ClientFile,
     ProblemFile,
@@ -40,10 +37,6 @@ from fedmodels.data_description import (
 )
 from fedmodels.errors import DataError, reason_of
 from fedmodels.files import stamp_of
-from fedmodels.tensors.bundle import ClientId
-
-TABLE = "partition.json"
-STORE = "store"
 
 
 class PartitionStore:
@@ -241,62 +234,6 @@ def _goes_on(before: ClientFile, grown: ClientFile) -> bool:
     )
 
 
-def write_store(
-    place: Path,
-    dataset: Dataset,
-    partition: Partition,
-    problem: ProblemFile,
-    moments: Sequence[tuple[tuple[float, ...], tuple[float, ...]]],
-) -> None:
-    """Write a partition as a store into a new directory.
-
-    Mean and deviation of each client are stored where they differ from the shared ones.
-    """
-    place.mkdir()
-    (place / "problem.json").write_text(problem.model_dump_json(indent=1) + "\n", "utf-8")
-    _write_inputs(place / "x.npy", dataset.train_x, dataset.test_x)
-    first = len(dataset.train_y)
-    pieces = [
-        indices if partition.pooled or part == "train" else indices + first
-        for tasks in partition.clients
-        for task in tasks
-        for part, indices in (("train", task.train), ("test", task.test))
-    ]
-    ends = np.cumsum([len(piece) for piece in pieces], dtype=np.int64).reshape(-1, 2)
-    begins = np.concatenate([[0], ends[:-1, 1]])
-    arrays = {
-        "y": np.concatenate([dataset.train_y, dataset.test_y]).astype(np.int64),
-        "indices": np.concatenate(pieces).astype(np.int64),
-        "starts": np.column_stack([begins, ends]),
-        "pairs": np.cumsum([0, *map(len, partition.clients)], dtype=np.int64),
-    }
-    if dataset.wholes_train is not None:
-        arrays["group"] = dataset.wholes_train
-    if any(own != (problem.mean, problem.std) for own in moments):
-        arrays["moments"] = np.array(moments, dtype=np.float64)
-    if partition.names:
-        names = [partition.name_of(client) for client in range(len(partition.clients))]
-        (place / "names.json").write_text(json.dumps(names) + "\n", "utf-8")
-    for name, array in arrays.items():
-        np.save(place / f"{name}.npy", array, allow_pickle=False)
-
-
-def _write_inputs(path: Path, train: Inputs, test: Inputs) -> None:
-    """Write training inputs (n, *input_shape), then test inputs (m, *input_shape), as one array.
-
-    The file is not mapped: where the disk is full, writing to a mapped file ends the process.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
-    header = np.lib.format.header_data_from_array_1_0(train)
-    header |= {"fortran_order": False, "shape": (len(train) + len(test), *train.shape[1:])}
-    with path.open("wb") as file:
-        np.lib.format.write_array_header_1_0(file, header)
-        for part in (train, test):
-            np.ascontiguousarray(part, dtype=train.dtype).tofile(file)
-
-
 def _rises(numbers: IntArray, end: int) -> bool:
     """Tell whether numbers go from 0 to ``end`` without a step down."""
     return (
@@ -304,42 +241,3 @@ def _rises(numbers: IntArray, end: int) -> bool:
         and bool((np.diff(numbers) >= 0).all())
         and (int(numbers[0]), int(numbers[-1])) == (0, end)
     )
-
-
-# --- opening any client's data --------------------------------------------------------------------
-
-
-class EvaluatorData(ClientData):
-    """The evaluator's data: the global test set and no task."""
-
-    def __init__(self, root: Path) -> None:
-        """Open ``root/global-test``; raise DataError if it is missing or damaged."""
-        found = GlobalTest.find(root)
-        if found is None:
-            raise DataError(f"{root / 'global-test'} is not there: the evaluator has nothing to do")
-        self.directory = root / "global-test"
-        self.file = ClientFile(**found.problem.model_dump(), tasks=())
-        self._begin()
-
-    def _opened_again(self) -> ClientData:
-        return EvaluatorData(self.directory.parent)
-
-
-def open_data(root: Path, client: ClientId, store: PartitionStore | None = None) -> ClientData:
-    """Open a client's data under a partition's root: its directory, or its part of the store.
-
-    A client of a store has a directory, too, once it has got further tasks: it lacks ``task-0``.
-    The evaluator has the global test set. A store that is open already is not opened again.
-
-    Raises:
-        DataError: the data are missing or damaged.
-    """
-    if not isinstance(client, int):
-        return EvaluatorData(root)
-    directory = root / str(client)
-    if not (directory / "task-0").is_dir():
-        store = store or PartitionStore.find(root)
-        is_beyond = store is not None and client >= len(store) and directory.is_dir()
-        if store is not None and not is_beyond:
-            return store.client(client)
-    return ClientData(directory)

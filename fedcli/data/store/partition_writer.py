@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -20,11 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from fedcli.data.arrays import IntArray, channel_moments
+from fedcli.data.arrays import Inputs, IntArray, Labelled, channel_moments
 from fedcli.data.cuts.cut_input import Partition
-from fedcli.data.sets.dataset import Dataset, Inputs, Labelled
-from fedcli.data.store.client_data import GROUP, PARTS, Part
-from fedcli.data.store.partition_store import STORE, TABLE, write_store
+from fedcli.data.sets.dataset import Dataset
+from fedcli.data.store.client_data import GROUP, PARTS, STORE, TABLE, Part
 from fedcli.data.store.reserve import Reserve
 from fedmodels.config.origin import placeless
 from fedmodels.data_description import (
@@ -191,7 +190,7 @@ def _write_all(
     if layout is Layout.STORE:
         shared = ProblemFile(**description_of(dataset, (dataset.mean, dataset.std)))
         shared = shared.model_copy(update={"partition": config})
-        write_store(place / STORE, dataset, partition, shared, moments)
+        _write_store(place / STORE, dataset, partition, shared, moments)
     else:
         for i, tasks in enumerate(partition.clients):
             about = description_of(dataset, moments[i])
@@ -378,3 +377,59 @@ def _write_server(
     np.save(place / "y.npy", reserve.y, allow_pickle=False)
     np.save(place / "unlabelled_x.npy", reserve.unlabelled, allow_pickle=False)
     (place / "problem.json").write_text(file.model_dump_json(indent=1) + "\n", "utf-8")
+
+
+def _write_store(
+    place: Path,
+    dataset: Dataset,
+    partition: Partition,
+    problem: ProblemFile,
+    moments: Sequence[tuple[tuple[float, ...], tuple[float, ...]]],
+) -> None:
+    """Write a partition as a store into a new directory.
+
+    Mean and deviation of each client are stored where they differ from the shared ones.
+    """
+    place.mkdir()
+    (place / "problem.json").write_text(problem.model_dump_json(indent=1) + "\n", "utf-8")
+    _write_inputs(place / "x.npy", dataset.train_x, dataset.test_x)
+    first = len(dataset.train_y)
+    pieces = [
+        indices if partition.pooled or part == "train" else indices + first
+        for tasks in partition.clients
+        for task in tasks
+        for part, indices in (("train", task.train), ("test", task.test))
+    ]
+    ends = np.cumsum([len(piece) for piece in pieces], dtype=np.int64).reshape(-1, 2)
+    begins = np.concatenate([[0], ends[:-1, 1]])
+    arrays = {
+        "y": np.concatenate([dataset.train_y, dataset.test_y]).astype(np.int64),
+        "indices": np.concatenate(pieces).astype(np.int64),
+        "starts": np.column_stack([begins, ends]),
+        "pairs": np.cumsum([0, *map(len, partition.clients)], dtype=np.int64),
+    }
+    if dataset.wholes_train is not None:
+        arrays["group"] = dataset.wholes_train
+    if any(own != (problem.mean, problem.std) for own in moments):
+        arrays["moments"] = np.array(moments, dtype=np.float64)
+    if partition.names:
+        names = [partition.name_of(client) for client in range(len(partition.clients))]
+        (place / "names.json").write_text(json.dumps(names) + "\n", "utf-8")
+    for name, array in arrays.items():
+        np.save(place / f"{name}.npy", array, allow_pickle=False)
+
+
+def _write_inputs(path: Path, train: Inputs, test: Inputs) -> None:
+    """Write training inputs (n, *input_shape), then test inputs (m, *input_shape), as one array.
+
+    The file is not mapped: where the disk is full, writing to a mapped file ends the process.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    header = np.lib.format.header_data_from_array_1_0(train)
+    header |= {"fortran_order": False, "shape": (len(train) + len(test), *train.shape[1:])}
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, header)
+        for part in (train, test):
+            np.ascontiguousarray(part, dtype=train.dtype).tofile(file)

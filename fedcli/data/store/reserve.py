@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedcli.data.arrays import IntArray
+from fedcli.data.arrays import Inputs, IntArray
 from fedcli.data.cuts.cut_input import rng_of
 from fedcli.data.cuts.long_tail import keep_per_class
-from fedcli.data.sets.dataset import Dataset, Inputs
+from fedcli.data.sets.dataset import Dataset
 from fedmodels.config.data import Data
 from fedmodels.errors import ConfigError
 

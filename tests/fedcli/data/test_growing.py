@@ -18,8 +18,9 @@ from rich.console import Console
 from fedcli.data.store.client_data import ClientData
 from fedcli.data.store.findings import inspect
 from fedcli.data.store.growing import Added, add_task
+from fedcli.data.store.opened_data import open_data
 from fedcli.data.store.own_files import cut_before, remembered
-from fedcli.data.store.partition_store import PartitionStore, StoredClient, open_data
+from fedcli.data.store.partition_store import PartitionStore, StoredClient
 from fedcli.data.store.partition_writer import Layout
 from fedcli.data.store.site import cut
 from fedcli.data.store.stream import TaskStream, Validation

@@ -15,7 +15,7 @@ from fedcli.data.own.new_inputs import read_new
 from fedcli.data.sets.dataset import Dataset
 from fedcli.data.sets.registry import load
 from fedcli.data.store.commands import run_partition
-from fedcli.data.store.partition_store import open_data
+from fedcli.data.store.opened_data import open_data
 from fedcli.data.store.partition_writer import Layout
 from fedcli.data.store.stream import TaskStream, global_test_tensors
 from fedmodels.config.data import Columns, Data

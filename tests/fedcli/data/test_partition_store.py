@@ -16,8 +16,14 @@ from fedcli.data.cuts.partition import partition
 from fedcli.data.store.client_data import PARTS, ClientData
 from fedcli.data.store.commands import export_partition
 from fedcli.data.store.findings import inspect
-from fedcli.data.store.partition_store import PartitionStore, _write_inputs, open_data
-from fedcli.data.store.partition_writer import MAX_DIRECTORIES, Layout, write_partition
+from fedcli.data.store.opened_data import open_data
+from fedcli.data.store.partition_store import PartitionStore
+from fedcli.data.store.partition_writer import (
+    MAX_DIRECTORIES,
+    Layout,
+    _write_inputs,
+    write_partition,
+)
 from fedmodels.errors import ConfigError, DataError
 from fedmodels.resolution import experiment_of
 from fedsrv.launch.given_data import check_given_data, check_net, name_of

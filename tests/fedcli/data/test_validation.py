@@ -12,7 +12,7 @@ from fedcli.data.cuts.partition import partition
 from fedcli.data.sets.registry import load
 from fedcli.data.store.client_data import ClientData
 from fedcli.data.store.commands import export_partition
-from fedcli.data.store.partition_store import open_data
+from fedcli.data.store.opened_data import open_data
 from fedcli.data.store.partition_writer import Layout, write_partition
 from fedcli.data.store.site import cut
 from fedcli.data.store.stream import TaskStream, Validation

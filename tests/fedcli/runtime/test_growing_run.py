@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from fedcli.data.store.growing import add_task
+from fedcli.data.store.opened_data import open_data
 from fedcli.data.store.own_files import CUT_FILE
-from fedcli.data.store.partition_store import open_data
 from fedcli.parts.kept_models import described
 from fedcli.parts.open_runs import Spare
 from fedcli.runtime.announcer import Announcer, how_cut

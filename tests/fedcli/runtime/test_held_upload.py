@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedcli.data.store.partition_store import open_data
+from fedcli.data.store.opened_data import open_data
 from fedcli.runtime.state import StateDirectory
 from fedcli.runtime.worker import Worker
 from fedmodels.tensors.bundle import Bundle

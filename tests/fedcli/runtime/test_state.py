@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 
-from fedcli.data.store.partition_store import open_data
+from fedcli.data.store.opened_data import open_data
 from fedcli.runtime.state import _SYNCER, StateDirectory
 from fedcli.runtime.worker import Worker
 from fedmodels.errors import ArchiveError, ArchiveNotRead

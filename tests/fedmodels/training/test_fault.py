@@ -10,7 +10,7 @@ from typing import ClassVar
 import pytest
 import torch
 
-from fedcli.data.store.partition_store import open_data
+from fedcli.data.store.opened_data import open_data
 from fedcli.runtime.state import StateDirectory
 from fedcli.runtime.together import execute_together
 from fedcli.runtime.worker import Task, Worker

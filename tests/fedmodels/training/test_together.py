@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fedcli.data.store.partition_store import open_data
+from fedcli.data.store.opened_data import open_data
 from fedcli.runtime.host import Host
 from fedcli.runtime.state import StateDirectory
 from fedcli.runtime.together import execute_together
