@@ -24,9 +24,8 @@ from fedmodels.training.criterion import check_own_loss
 from fedmodels.training.method import Method
 from fedmodels.training.private_state import keeps_state, local_view
 from fedmodels.training.run import RunFacts
-from fedmodels.training.server_optimizer import check_server_optimizer
 from fedmodels.training.settings import check_parts
-from fedmodels.training.wire import Wire
+from fedmodels.training.wire import Wire, part_at
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine import schedule
 from fedsrv.engine.client_profile import Profile, common_limits
@@ -65,7 +64,8 @@ class Plan:
         """
         experiment, profiles = store.experiment, stored_profiles(store, descriptions)
         run = RunFacts(experiment, next(iter(profiles.values())).problem)
-        check_server_optimizer(method, run)
+        if experiment.server_optimizer is not None:
+            part_at("fedmodels.training.server_optimizer:check_server_optimizer")(method, run)
         check_own_loss(method, run)
         check_announcement(method, run)
         check_parts(method, run)

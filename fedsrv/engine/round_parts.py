@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any
 
 from fedmodels.errors import PayloadError
-from fedmodels.numerics.prototypes import drift
 from fedmodels.numerics.randomness import derive_seed
 from fedmodels.tensors.aggregation_rule import MEAN, Facts
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId, state_digest
@@ -21,6 +20,7 @@ from fedmodels.training.fault import name_faults
 from fedmodels.training.hooks import as_uploads, broadcast, evaluation, init_client, init_server
 from fedmodels.training.method import Payload
 from fedmodels.training.private_state import local_view
+from fedmodels.training.wire import part_at
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.cohort import AllOf, Answers, Trip, fewest_alive
 from fedsrv.engine.commits import Commits, add_wire, put_scores, record_of
@@ -223,9 +223,12 @@ class RoundParts:
         needed = self.plan.needed_uploads(ctx.cohort, self._wanted(ctx))
         found = reduced(self.method, ctx, state, uploads, needed)
         self.leave_out(ctx, results, found.left_out)
-        moved = drift(*(s.common.prototypes.get("class") for s in (state, found.state)))
-        more = {} if moved is None else {"prototype_drift": moved}
-        return replace(found, metrics={**found.metrics, **more})
+        if "class" in state.common.prototypes:
+            drift = part_at("fedmodels.numerics.prototypes:drift")
+            moved = drift(*(s.common.prototypes.get("class") for s in (state, found.state)))
+            more = {} if moved is None else {"prototype_drift": moved}
+            found = replace(found, metrics={**found.metrics, **more})
+        return found
 
     # --- commit and scores ------------------------------------------------------------------------
 

@@ -31,19 +31,16 @@ Draws = tuple[Tensor, ...]
 
 def augment(x: Tensor, training: Training, generator: torch.Generator) -> Tensor:
     """Return images (B, C, H, W), each changed at random as ``[training] augment`` says."""
-    draws = draw(len(x), x.shape[1:], training, generator) if len(x) else ()
-    return changed(x, training, [draws]) if len(x) else x
+    return augmented(x, [len(x)], training, generator) if len(x) else x
 
 
-def draw(count: int, shape: torch.Size, training: Training, generator: torch.Generator) -> Draws:
-    """Draw how so many images of a shape (C, H, W) are changed."""
-    return AUGMENTATIONS[training.augment][0](count, shape, generator)
-
-
-def changed(x: Tensor, training: Training, draws: Sequence[Draws]) -> Tensor:
-    """Return the images (n, C, H, W) of several batches, changed as was drawn for each batch."""
-    parts = zip(*draws, strict=True)
-    return AUGMENTATIONS[training.augment][1](x, *(torch.cat([*part]) for part in parts))
+def augmented(
+    x: Tensor, sizes: Sequence[int], training: Training, generator: torch.Generator
+) -> Tensor:
+    """Return the images (n, C, H, W) of batches of these sizes, drawn for one batch at a time."""
+    draw, change = AUGMENTATIONS[training.augment]
+    draws = [draw(size, x.shape[1:], generator) for size in sizes]
+    return change(x, *(torch.cat([*part]) for part in zip(*draws, strict=True)))
 
 
 def _flips(count: int, shape: torch.Size, generator: torch.Generator) -> Draws:

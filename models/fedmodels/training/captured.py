@@ -26,8 +26,8 @@ from fedmodels.training.criterion import Noted
 from fedmodels.training.kept_references import Copies, facts, follow, switches
 from fedmodels.training.optimizer import is_ready, optimizer_of, restart, set_rates
 from fedmodels.training.step_audit import StepAudit, places
-from fedmodels.training.step_graphs import RECORDERS, Recorder, graphs_on
-from fedmodels.training.stepped import Batch, Phase, Stepped
+from fedmodels.training.step_graphs import Recorder, graphs_on
+from fedmodels.training.stepped import Batch, Phase
 from fedmodels.training.steps import Step, Steps, groups_of
 from fedmodels.training.trees import atoms, form, tensors_in
 
@@ -37,15 +37,6 @@ COMMON = ("run", "net", "device", "criterion", "asked", "view")
 """What a context holds that is the same for all steps of a kind."""
 CHANGES = 3
 """Steps of a phase that may change what Python holds, before no further one is looked at."""
-
-
-def steps_of(
-    method: Stepped, ctx: ClientContext, phase: Phase, refs: Any, repeats: int = 1
-) -> Steps:
-    """Begin a phase of a client's training; return its steps, captured where that is possible."""
-    wanted = ctx.run.experiment.training.capture == "auto" and ctx.device.type in RECORDERS
-    kind = CapturedSteps if wanted else Steps
-    return kind(method, ctx, phase, refs, repeats)
 
 
 class CapturedSteps(Steps):

@@ -8,17 +8,14 @@ without what depends on the data.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedmodels.errors import TrainingFailed
 from fedmodels.tensors.bundle import Bundle
-from fedmodels.tensors.declared_counts import MAX_WEIGHT
 from fedmodels.training.contexts import ClientContext
 from fedmodels.training.method import Method
 from fedmodels.training.optimizer import lr_of
@@ -39,36 +36,6 @@ class Half(Protocol):
     state: Bundle
     x: Tensor  # (n, …)
     y: Tensor  # (n,)
-
-
-def check_weights(ctx: ClientContext) -> None:
-    """Check the weights of a client's net after its training.
-
-    Raises:
-        TrainingFailed: a weight is not finite, or is beyond what a coordinator takes.
-    """
-    weights = ctx.net.parameters_by_key()
-    held = {name: w.detach() for name, w in weights.items() if w.numel()}
-    largest = torch.stack(torch._foreach_norm([*held.values()], math.inf)) if held else None
-    if largest is None or bool(largest.max() <= MAX_WEIGHT):
-        return
-    name = next(n for n, most in zip(held, largest.tolist(), strict=True) if not most <= MAX_WEIGHT)
-    raise TrainingFailed(f"training diverged: {_worst_of(name, held[name])}")
-
-
-def _worst_of(name: str, weights: Tensor) -> str:
-    if not bool(torch.isfinite(weights).all()):
-        return f"{name!r} holds NaN or infinite weights"
-    return f"a weight of {name!r} is {float(weights.abs().max()):.4g}, beyond {MAX_WEIGHT:g}"
-
-
-@contextmanager
-def explained(half: Half) -> Iterator[None]:
-    """Add to the line of a training that diverges what was measured of it, and what helps."""
-    try:
-        yield
-    except TrainingFailed as error:
-        raise TrainingFailed(f"{error}; {explanation(half)}") from None
 
 
 def explanation(half: Half) -> str:

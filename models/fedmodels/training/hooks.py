@@ -24,7 +24,7 @@ from fedmodels.training.contexts import Metrics, ServerContext, ServerState
 from fedmodels.training.method import Method, Payload
 from fedmodels.training.returned import check_finished, check_sent
 from fedmodels.training.run import RunFacts
-from fedmodels.training.server_optimizer import stepped
+from fedmodels.training.wire import part_at
 
 log = logging.getLogger(__name__)
 NO_MEANS = {"centralized": False, "local": False, "pfedgraph": False}
@@ -93,7 +93,10 @@ def reduce(
     """
     ctx = replace(ctx, before=state)
     with _seeded_for(ctx.run, "reduce", ctx.interaction):
-        reduced = stepped(method, ctx, state, method.aggregate(ctx, state, uploads))
+        reduced = method.aggregate(ctx, state, uploads)
+        if ctx.run.experiment.server_optimizer is not None and reduced is not state:
+            stepped = part_at("fedmodels.training.server_optimizer:stepped")
+            reduced = stepped(method, ctx, state, reduced)
         found = method.finish(ctx, reduced, uploads)
     if uploads.is_ruled and not uploads.was_asked:
         raise not_by_rule(method)

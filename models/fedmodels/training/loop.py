@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -21,15 +22,12 @@ from fedmodels.nets.embedding import BATCH, embed
 from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.randomness import seeded
 from fedmodels.tensors.bundle import Bundle
-from fedmodels.training.augmentation import changed, draw
-from fedmodels.training.captured import steps_of
 from fedmodels.training.contexts import ClientContext
 from fedmodels.training.criterion import Noted, criterion_of
-from fedmodels.training.divergence import check_weights, explained
 from fedmodels.training.method import LocalResult, Method
-from fedmodels.training.returned import check_asked, check_trained
+from fedmodels.training.returned import check_asked, check_trained, check_weights
 from fedmodels.training.stepped import Batch, Phase, Stepped
-from fedmodels.training.steps import Steps, begin_phase
+from fedmodels.training.steps import Steps, begin_phase, steps_of
 from fedmodels.training.wire import part_at
 
 BLOCK = 2**26
@@ -100,6 +98,16 @@ class ClientHalf:
         return LocalResult(upload, state, loss, len(self.y))
 
 
+@contextmanager
+def explained(half: ClientHalf) -> Iterator[None]:
+    """Add to the line of a training that diverges what was measured of it, and what helps."""
+    try:
+        yield
+    except TrainingFailed as error:
+        why = part_at("fedmodels.training.divergence:explanation")(half)
+        raise TrainingFailed(f"{error}; {why}") from None
+
+
 def mean_loss(batches: Sequence[tuple[Tensor, int]]) -> float:
     """Return the mean loss over the examples of batches, of which each has a mean loss and a size.
 
@@ -134,6 +142,7 @@ class EpochLoop:
         self._order = ctx.generator("order")
         augments = ctx.run.experiment.training.augment != "none"
         self._augment = ctx.generator("augment") if augments else self._order
+        self._augmented = part_at("fedmodels.training.augmentation:augmented") if augments else None
         self._epoch, self._losses = -1, list[tuple[Tensor, int]]()
         self._steps: Steps | None = None
         self._lessons: Sequence[Tensor] | None = None
@@ -203,10 +212,11 @@ class EpochLoop:
     def _laid_out(self, taken: Sequence[Tensor]) -> Iterator[tuple[Batch, Tensor]]:
         """Yield the batches of index tensors, changed at random, and their positions."""
         training, sizes = self.ctx.run.experiment.training, [len(drawn) for drawn in taken]
-        shape = self.x.shape[1:]
-        draws = [draw(size, shape, training, self._augment) for size in sizes]
         index = to_device(torch.cat([*taken]) if len(taken) > 1 else taken[0], self.x.device)
-        whole = changed(self.x[index], training, draws), self.y[index], index
+        x = self.x[index]
+        if self._augmented is not None:
+            x = self._augmented(x, sizes, training, self._augment)
+        whole = x, self.y[index], index
         if len(taken) == 1:
             yield Batch(*whole, taken[0]), index
             return

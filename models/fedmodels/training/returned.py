@@ -8,14 +8,17 @@ Shapes: B batch, K classes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from numbers import Real
 
+import torch
 from torch import Tensor
 
 from fedmodels.errors import ConfigError, PayloadError, TrainingFailed, suggestion
 from fedmodels.tensors.bundle import Bundle, ClientId
 from fedmodels.tensors.bundle_spec import BundleSpec
+from fedmodels.tensors.declared_counts import MAX_WEIGHT
 from fedmodels.training.contexts import ClientContext, Metrics, ServerState
 from fedmodels.training.method import Method
 from fedmodels.training.private_state import reported
@@ -38,6 +41,27 @@ def check_loss(method: Method, loss: object, shape: tuple[int, ...] = ()) -> Non
     if not loss.requires_grad:
         wanted = "one that depends on out.logits or out.features, without detach() or item()"
         raise _wrong(method, "loss", "a tensor without a gradient", wanted)
+
+
+def check_weights(ctx: ClientContext) -> None:
+    """Check the weights of a client's net after its training.
+
+    Raises:
+        TrainingFailed: a weight is not finite, or is beyond what a coordinator takes.
+    """
+    weights = ctx.net.parameters_by_key()
+    held = {name: w.detach() for name, w in weights.items() if w.numel()}
+    largest = torch.stack(torch._foreach_norm([*held.values()], math.inf)) if held else None
+    if largest is None or bool(largest.max() <= MAX_WEIGHT):
+        return
+    name = next(n for n, most in zip(held, largest.tolist(), strict=True) if not most <= MAX_WEIGHT)
+    raise TrainingFailed(f"training diverged: {_worst_of(name, held[name])}")
+
+
+def _worst_of(name: str, weights: Tensor) -> str:
+    if not bool(torch.isfinite(weights).all()):
+        return f"{name!r} holds NaN or infinite weights"
+    return f"a weight of {name!r} is {float(weights.abs().max()):.4g}, beyond {MAX_WEIGHT:g}"
 
 
 def check_trained(method: Method, ctx: ClientContext, state: object, upload: object) -> None:

@@ -29,10 +29,9 @@ from fedmodels.training.run import RunFacts
 def stepped(
     method: Method, ctx: ServerContext, before: ServerState, after: ServerState
 ) -> ServerState:
-    """Return the state after ``aggregate`` with a step of the server's optimiser, if it has one."""
+    """Return the state after ``aggregate`` with a step of the server's optimiser."""
     settings = ctx.run.experiment.server_optimizer
-    if settings is None or after is before:
-        return after
+    assert settings is not None, "the run has an optimiser"
     old, weights, kept = before.optimizer.weights, dict(after.common.weights), dict[str, Tensor]()
     for key in trained_keys(method, ctx.run, after.common):
         x = before.common.weights.get(key)
@@ -91,8 +90,6 @@ def check_server_optimizer(method: Method, run: RunFacts) -> None:
     Raises:
         ConfigError: the server sends everybody no parameters of the net.
     """
-    if run.experiment.server_optimizer is None:
-        return
     common, nothing = method.payload_spec(run)[0], torch.empty(0)
     keys = [key for key in (*common.required, *common.optional) if key.startswith("weights/")]
     shared = Bundle({key.removeprefix("weights/"): nothing for key in keys})

@@ -29,8 +29,7 @@ from fedmodels.nets.grouped import Grouped
 from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.randomness import seeded
 from fedmodels.training.contexts import ClientContext
-from fedmodels.training.divergence import explained
-from fedmodels.training.loop import ClientHalf, EpochLoop
+from fedmodels.training.loop import ClientHalf, EpochLoop, explained
 from fedmodels.training.method import LocalResult
 from fedmodels.training.returned import check_loss
 from fedmodels.training.run import RunFacts

@@ -12,6 +12,9 @@ from typing import Any, Protocol
 
 import torch
 
+from fedmodels.training.steps import RECORDERS
+from fedmodels.training.wire import part_at
+
 log = logging.getLogger(__name__)
 
 MOST = 64
@@ -67,10 +70,6 @@ class CudaRecorder:
         return graph.replay
 
 
-RECORDERS: dict[str, Callable[[torch.device], Recorder]] = {"cuda": CudaRecorder}
-"""What records steps, by the type of a device."""
-
-
 class StepGraphs:
     """The graphs of a process on one device, across clients and interactions."""
 
@@ -112,4 +111,4 @@ def _recent(kept: dict[Any, Any], key: Any, make: Callable[[], Any]) -> Any:
 @cache
 def graphs_on(device: torch.device) -> StepGraphs:
     """Return the graphs of this process on a device."""
-    return StepGraphs(RECORDERS[device.type](device))
+    return StepGraphs(part_at(RECORDERS[device.type])(device))

@@ -16,6 +16,10 @@ from fedmodels.training.contexts import ClientContext
 from fedmodels.training.optimizer import optimizer_of
 from fedmodels.training.returned import check_loss
 from fedmodels.training.stepped import Batch, Output, Phase, Stepped
+from fedmodels.training.wire import part_at
+
+RECORDERS = {"cuda": "fedmodels.training.step_graphs:CudaRecorder"}
+"""What records steps, by the type of a device; imported for a device that has one."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,16 @@ class Steps:
 
     def settle(self) -> None:
         """Give references what steps changed in them: others read them, or change them, now."""
+
+
+def steps_of(
+    method: Stepped, ctx: ClientContext, phase: Phase, refs: Any, repeats: int = 1
+) -> Steps:
+    """Begin a phase of a client's training; return its steps, captured where that is possible."""
+    wanted = ctx.run.experiment.training.capture == "auto" and ctx.device.type in RECORDERS
+    kind = part_at("fedmodels.training.captured:CapturedSteps") if wanted else Steps
+    found: Steps = kind(method, ctx, phase, refs, repeats)
+    return found
 
 
 def begin_phase(

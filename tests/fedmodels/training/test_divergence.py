@@ -8,8 +8,9 @@ import torch
 from fedmodels.errors import TrainingFailed
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.tensors.bundle import Bundle
-from fedmodels.training.divergence import check_weights, explanation
+from fedmodels.training.divergence import explanation
 from fedmodels.training.loop import ClientHalf, train_locally
+from fedmodels.training.returned import check_weights
 from tests.conftest import linear_context, tiny_experiment
 
 POINTS = [[1.0, 2.0], [3.0, -1.0]]
