@@ -67,7 +67,9 @@ class RoundParts:
         self.plan = self.plan.met(self.store, self.cohort, step)
         chosen = self.experiment.schedule.over_select > 0
         undone = self.store.ledger.record(step.interaction) if chosen else None
-        return self.plan.cohort_of(step) if undone is None else tuple(undone["cohort"])
+        found = self.plan.cohort_of(step) if undone is None else tuple(undone["cohort"])
+        out = {c for one in self.options for c in one.abstains(step, self.plan)}
+        return tuple(c for c in found if c not in out) if out else found
 
     def context(self, step: Step, cohort: tuple[int, ...]) -> ServerContext:
         """Return the context of the server half at a step."""

@@ -7,7 +7,7 @@ What a part remembers follows from committed records.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -246,6 +246,10 @@ class ServerPart:
     def sets_aside(self, step: Step, aside: Mapping[int, int], settle: Settle) -> dict[int, str]:
         """Return the clients that take no part from a step on, and why."""
         return {}
+
+    def abstains(self, step: Step, plan: Plan) -> Collection[int]:
+        """Return the clients of a step's cohort that get no order to train in it."""
+        return ()
 
     # --- an interaction ---------------------------------------------------------------------------
 

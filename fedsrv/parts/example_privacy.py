@@ -2,12 +2,13 @@
 
 Clients add the noise and count what they spend, by the content of their examples. So the
 coordinator knows of epsilon what they say. A client that may not train declines the order. Where
-too few are left by that, the run ends in order, before that interaction.
+too few are left by that, the run ends in order, before that interaction. An open run goes on
+without who has spent its limit, unless its config says that it needs all: new data have a budget.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from fedmodels.errors import ClientFailed, OrderDeclined, TooFewClients
@@ -22,7 +23,7 @@ from fedsrv.engine.schedule import Step
 from fedsrv.engine.server_part import NOTHING, Interaction, ServerPart, Settle
 from fedsrv.events import EventLog
 from fedsrv.parts.private_rounds import told
-from fedsrv.state.record import Record
+from fedsrv.state.record import Record, trained_in
 from fedsrv.state.store import Store
 
 
@@ -38,9 +39,20 @@ class ExamplePrivacy(ServerPart):
         """Epsilon of the client that has spent most."""
         self._next: dict[tuple[int, Task], float] = {}
         """What each client would have spent after one more training on a task, as it last said."""
+        self._seen = -1
+        """The last interaction that this was said in."""
+        self._ordered: dict[int, int] = {}
+        """The interaction of each client's order that was under way after it."""
+        self._told = set[tuple[int, Task]]()
+        """The clients and tasks of which a record says that they are trained no more."""
+        self._abstain: dict[int, str] = {}
+        """Who does not train in the present interaction, and why."""
         privacy = self.experiment.privacy
         assert privacy is not None, "there is something to hide"
         self.privacy, self.limit, self.delta = privacy, privacy.epsilon, privacy.chance
+        clients, least = self.experiment.schedule.clients, self.experiment.server.min_clients
+        self._goes_on = self.experiment.schedule.open and (least or clients) < clients
+        """Whether the run goes on without whoever has spent its limit."""
 
     def gathered(self, plan: Plan) -> None:
         """Check that the method, and the config, fit; take what was spent up to the last commit.
@@ -55,36 +67,78 @@ class ExamplePrivacy(ServerPart):
         check_allowed(
             plan.method.name, [*told(plan, self.experiment), *uncovered], self.privacy.allow
         )
-        for record, _ in self.store.ledger.records():
-            self._see(record, plan.steps[record["interaction"]])
+        self._read(plan, self.store.committed)
+
+    def came(self, at: Interaction, settle: Settle) -> None:
+        """Say of clients that do not train any more that they did not."""
+        for client, why in self._abstain.items():
+            if (client, at.step.task_of(client)) not in self._told:
+                at.results.failed[client] = why
 
     def records(self, at: Interaction, found: Reduced, record: Record) -> None:
         """Put down what is spent."""
-        self._see(record, at.step)
+        self._see(record, at.plan)
 
-    def _see(self, record: Record, step: Step) -> None:
+    def _read(self, plan: Plan, last: int) -> None:
+        """Take what records up to an interaction say, and nothing else."""
+        self._next, self._told, self._ordered = {}, set(), {}
+        self.most, self._seen = 0.0, -1
+        for record, _ in self.store.ledger.records():
+            if record["interaction"] <= last:
+                self._see(record, plan)
+
+    def _see(self, record: Record, plan: Plan) -> None:
         """Take what clients of an interaction have spent, and put the most into its metrics."""
+        self._seen = record["interaction"]
+        ordered, self._ordered = {**self._ordered, **trained_in(record)}, {}
+        self._ordered |= record.get("under_way", ())
+
+        def place(client: int) -> tuple[int, Task]:
+            """Return a client, and the task of the order that it answered."""
+            return client, plan.steps[ordered.get(client, self._seen)].task_of(client)
+
         for client, row in record["clients"].items():
             if "epsilon" in row:
-                self._next[int(client), step.task_of(int(client))] = float(row["epsilon_next"])
+                self._next[place(int(client))] = float(row["epsilon_next"])
                 self.most = max(self.most, float(row["epsilon"]))
+        for name, why in record.get("failed", {}).items():
+            if name.isdecimal() and why.startswith(OrderDeclined.SAID):
+                self._told.add(place(int(name)))
         record["metrics"]["epsilon"] = self.most
         record["privacy"] = {"epsilon": self.most, "delta": self.delta}
 
+    def _over(self, step: Step, plan: Plan) -> dict[int, float]:
+        """Return the clients of a step that may train no more, and what they would have spent."""
+        if self.limit is None:
+            return {}
+        if step.interaction <= self._seen:  # the run went back
+            self._read(plan, step.interaction - 1)
+        after = {c: self._next.get((c, step.task_of(c)), 0.0) for c in step.cohort}
+        return {c: epsilon for c, epsilon in after.items() if epsilon > self.limit * (1 + 1e-9)}
+
+    def _spent(self, epsilon: float) -> str:
+        """Return what is wrong with one more training, in words."""
+        return (
+            f"one more training would make epsilon {epsilon:.4g} at delta {self.delta:g}, beyond "
+            f"[privacy] epsilon = {self.limit:g}"
+        )
+
     def may_go_on(self, step: Step, plan: Plan, settle: Settle) -> str:
         """Return why the run ends before a step; empty if enough clients may train."""
-        if self.limit is None:
-            return ""
-        after = {c: self._next.get((c, step.task_of(c)), 0.0) for c in step.cohort}
-        over = [c for c, epsilon in after.items() if epsilon > self.limit * (1 + 1e-9)]
-        if not over or len(step.cohort) - len(over) >= plan.needed(step.cohort):
+        over = self._over(step, plan)
+        enough = len(step.cohort) - len(over) >= plan.needed(step.cohort)
+        if not over or enough or self._goes_on:
             return ""
         return (
             f"the run ends after round {step.round}: the privacy of "
-            f"{clients_text([*map(str, over)])} is spent: one more training would make epsilon "
-            f"{max(after.values()):.4g} at delta {self.delta:g}, beyond [privacy] epsilon = "
-            f"{self.limit:g}"
+            f"{clients_text([*map(str, over)])} is spent: {self._spent(max(over.values()))}"
         )
+
+    def abstains(self, step: Step, plan: Plan) -> Collection[int]:
+        """Return the clients of an open run that may not train any more on what they have."""
+        over = self._over(step, plan) if self._goes_on else {}
+        self._abstain = {c: OrderDeclined.SAID + self._spent(over[c]) for c in over}
+        return over
 
     def ends_with(self, error: Exception) -> str:
         """Return why the run ends: too few clients are left that may train."""

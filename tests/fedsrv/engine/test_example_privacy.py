@@ -16,6 +16,7 @@ import pytest
 from fedcli.data.store.growing import add_task
 from fedmodels.errors import ClientFailed, OrderDeclined, TooFewClients
 from fedmodels.privacy.accounting import GaussianReleases, epsilon_of
+from fedsrv.events import EventLog
 from fedsrv.parts.example_privacy import ExamplePrivacy, why_declined
 from fedsrv.parts.stages import RunPaused
 from fedtide.inprocess import run_in_process
@@ -175,23 +176,99 @@ def test_a_run_fails_as_ever_where_not_all_declined():
     assert why_declined(TooFewClients("it is the state")) == ""
 
 
+def spending(limit: float, **schedule: Any) -> tuple[Any, Any]:
+    """Return the part of a run of three clients, and a plan of two rounds of the first two."""
+    tables: dict[str, Any] = {"schedule": {"clients": 3, "order": "tasks_outer", **schedule}}
+    server = {"min_clients": 2} if schedule else {}
+    made = tiny_experiment(**tables, server=server, privacy={**HIDING, "epsilon": limit})
+    records = list[tuple[Any, bool]]()
+    ledger = SimpleNamespace(records=lambda: records)
+    store: Any = SimpleNamespace(experiment=made, ledger=ledger)
+    step = SimpleNamespace(cohort=(0, 1), task_of=lambda client: 0)
+    steps = [SimpleNamespace(interaction=n, round=n, **vars(step)) for n in range(3)]
+    plan: Any = SimpleNamespace(needed=len, steps=steps, records=records)
+    return ExamplePrivacy(store, EventLog()), plan
+
+
+def said(part: Any, plan: Any, number: int, **clients: tuple[float, float]) -> Any:
+    """Return a record in which clients tell what they have spent, and would have after one more."""
+    rows = {c[1:]: {"epsilon": now, "epsilon_next": then} for c, (now, then) in clients.items()}
+    record: Any = {"interaction": number, "cohort": [], "clients": {**rows, "2": {}}, "metrics": {}}
+    part._see(record, plan)
+    plan.records.append((record, True))
+    return record
+
+
 def test_a_run_says_the_most_that_a_client_spent_and_ends_by_what_they_would_spend_next():
     """Client 1 is at 2 and would be at 2.5; later client 0 is at 1.2, and would be at 1.6."""
-    rounds: Any = ExamplePrivacy.__new__(ExamplePrivacy)
-    rounds.most, rounds._next, rounds.limit, rounds.delta = 0.0, {}, None, DELTA
-    step: Any = SimpleNamespace(round=1, cohort=(0, 1), task_of=lambda client: 0)
-    plan: Any = SimpleNamespace(needed=len)
-    said = []
-    for clients in ({"0": (1.0, 1.5), "1": (2.0, 2.5)}, {"0": (1.2, 1.6)}):
-        rows = {c: {"epsilon": now, "epsilon_next": then} for c, (now, then) in clients.items()}
-        record: Any = {"clients": {**rows, "2": {}}, "metrics": {}}
-        rounds._see(record, step)
-        said.append(record["metrics"]["epsilon"])
-        assert record["privacy"] == {"epsilon": said[-1], "delta": DELTA}
-    assert said == [2.0, 2.0]
-    rounds.limit = 2.5
-    assert rounds.may_go_on(step, plan, None) == ""
-    rounds.limit = 2.4
-    assert "the privacy of client 1 is spent: one more" in rounds.may_go_on(step, plan, None)
-    assert "would make epsilon 2.5 at delta 0.001" in rounds.may_go_on(step, plan, None)
-    assert rounds.may_go_on(step, SimpleNamespace(needed=lambda _: 1), None) == ""
+    part, plan = spending(2.5)
+    first = said(part, plan, 0, c0=(1.0, 1.5), c1=(2.0, 2.5))
+    second = said(part, plan, 1, c0=(1.2, 1.6))
+    assert [one["metrics"]["epsilon"] for one in (first, second)] == [2.0, 2.0]
+    assert second["privacy"] == {"epsilon": 2.0, "delta": DELTA}
+    step = plan.steps[2]
+    assert part.may_go_on(step, plan, None) == ""
+    part.limit = 2.4
+    assert "the privacy of client 1 is spent: one more" in part.may_go_on(step, plan, None)
+    assert "would make epsilon 2.5 at delta 0.001" in part.may_go_on(step, plan, None)
+    plan.needed = lambda _: 1
+    assert part.may_go_on(step, plan, None) == ""
+
+
+def test_a_run_that_went_back_does_not_know_what_was_spent_later():
+    part, plan = spending(2.0)
+    said(part, plan, 0, c0=(1.0, 1.5), c1=(1.0, 1.5))
+    said(part, plan, 1, c0=(1.5, 2.1), c1=(1.5, 2.1))
+    assert part.may_go_on(plan.steps[2], plan, None)
+    plan.records.pop()
+    assert part.may_go_on(plan.steps[1], plan, None) == ""
+    assert part.most == 1.0
+
+
+def test_an_open_run_goes_on_without_who_may_train_no_more():
+    part, plan = spending(2.0, open=True)
+    said(part, plan, 0, c0=(1.0, 1.5), c1=(1.9, 2.1))
+    assert part.may_go_on(plan.steps[1], plan, None) == ""
+    assert {*part.abstains(plan.steps[1], plan)} == {1}
+    came: Any = SimpleNamespace(step=plan.steps[1], results=SimpleNamespace(failed={}))
+    part.came(came, None)
+    assert came.results.failed == {
+        1: "declined: one more training would make epsilon 2.1 at delta 0.001, beyond [privacy] "
+        "epsilon = 2"
+    }
+    record: Any = {**said(part, plan, 1, c0=(1.5, 1.7)), "failed": {"1": came.results.failed[1]}}
+    part._see(record, plan)
+    came.results.failed.clear()
+    part.abstains(plan.steps[2], plan)
+    part.came(came, None)
+    assert came.results.failed == {}, "it is said once"
+
+
+def test_what_is_spent_is_of_the_task_that_an_order_was_of():
+    """Asynchronous rounds count an upload of task 0 after its client has gone on to task 1."""
+    part, plan = spending(2.0, open=True)
+    plan.steps[1].task_of = lambda client: 1
+    record: Any = {"interaction": 1, "cohort": [1], "metrics": {}, "arrivals": [[1, 0]]}
+    record["clients"] = {"1": {"epsilon": 1.9, "epsilon_next": 2.1}}
+    part._see(record, plan)
+    plan.steps[2].task_of = lambda client: 1
+    assert part.abstains(plan.steps[2], plan) == {}
+    plan.steps[2].task_of = lambda client: 0
+    assert {*part.abstains(plan.steps[2], plan)} == {1}
+
+
+def test_new_data_are_learned_though_silent_sites_have_spent_all(own, tmp_path):
+    """Three sites may train twice on each example; the first one alone brings another task."""
+    grown(own / "2" / "task-0", [*range(200, 200 + ALL)])
+    shutil.copy(own / "0/client.json", own / "2/client.json")
+    made = hiding(epsilon=1.001 * cost((8, 1 / 4)), min_clients=2)
+    made = made.model_copy(update={"schedule": made.schedule.model_copy(update={"clients": 3})})
+    out = tmp_path / "run"
+    stage(made, own, out)
+    add_task(own, 0, grown(tmp_path / "new", [*range(500, 500 + ALL)]))
+    killed(made, own, out, before=dies(interaction=3), resume=True, at_rest="close")
+    summary = stage(made, own, out, "close")
+    records = records_of(out)
+    assert [record["cohort"] for record in records] == [[0, 1, 2]] * 2 + [[0]] * 2
+    assert [[*record.get("failed", {})] for record in records] == [[], [], ["1", "2"], []]
+    assert told(out, 0)[-1] == summary["privacy"]["epsilon"] == cost((8, 1 / 4))
