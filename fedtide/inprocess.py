@@ -37,6 +37,7 @@ from fedsrv.coordinator import admission_of, config_text, set_aside, write_facts
 from fedsrv.engine.cohort import Answer, Answers, AnyOf, News, Trip, stamped
 from fedsrv.engine.rounds import Engine
 from fedsrv.events import EventLog
+from fedsrv.launch.given_data import check_given_data, check_net
 from fedsrv.parts import check, parts_of
 from fedsrv.parts.server_data import server_data_for
 from fedsrv.state.run_directory import (
@@ -286,8 +287,12 @@ def launch_in_process(
     go_on(experiment, out, "close", without=without)
 
 
-def deal_out(experiment: Experiment, out: Path, *, resume: bool = False) -> Experiment:
+def deal_out(
+    experiment: Experiment, out: Path, *, resume: bool = False, data: Path | None = None
+) -> Experiment:
     """Make a run directory with the clients' data; return the experiment with all its digests.
+
+    Data that are somewhere else stay there, once they are checked.
 
     Raises:
         FedtideError: the run could not start; one line says why.
@@ -296,31 +301,37 @@ def deal_out(experiment: Experiment, out: Path, *, resume: bool = False) -> Expe
         refuse_existing(out)
     check(experiment)
     experiment = with_digest(pin_weights(_without_certificates(experiment)))
-    data, schedule = out / "data", experiment.schedule
+    if data is not None:
+        check_given_data(experiment, data, "data")
+        check_net(experiment, data)
     with beginning(out) as began:
         make_directory(out / "clients", out)  # what a resumed run is known by
-        run_partition(
-            *data_and_scenario(experiment),
-            schedule.clients,
-            experiment.seed,
-            data,
-            Console(quiet=True),
-            gather=experiment.method.pools_data,
-        )
+        if data is None:
+            run_partition(
+                *data_and_scenario(experiment),
+                experiment.schedule.clients,
+                experiment.seed,
+                out / "data",
+                Console(quiet=True),
+                gather=experiment.method.pools_data,
+            )
         began.set()
     return experiment
 
 
-def go_on(experiment: Experiment, out: Path, at_rest: AtRest, **options: Any) -> None:
+def go_on(
+    experiment: Experiment, out: Path, at_rest: AtRest, data: Path | None = None, **options: Any
+) -> None:
     """Go on with the run of a directory that :func:`deal_out` made, and write its result.
 
-    Options are those of :func:`run_in_process`.
+    The data are those that were dealt out there, unless others are given. Options are those of
+    :func:`run_in_process`.
 
     Raises:
         RunPaused: an open run has nothing to learn, and ``at_rest`` says "pause".
         FedtideError: the run failed; one line says why.
     """
-    data, threads = out / "data", torch.get_num_threads()
+    data, threads = data or out / "data", torch.get_num_threads()
     try:
         evaluator = (data / "global-test").is_dir()
         how = {"evaluator": evaluator, "resume": True, "facts": True, "at_rest": at_rest}

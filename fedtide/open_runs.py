@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from fedmodels.errors import ConfigError
 from fedtide.runs import Config, Run, experiment_and_place
@@ -20,6 +21,7 @@ def open_run(
     overrides: Mapping[str, Any] | None = None,
     out: str | os.PathLike[str] | None = None,
     *,
+    data: str | os.PathLike[str] | None = None,
     resume: bool = False,
 ) -> OpenRun:
     """Begin an open run in this process, or go on with one.
@@ -37,6 +39,9 @@ def open_run(
         config: as of :func:`fedtide.run`; it says ``[schedule] open = true``.
         overrides: as of :func:`fedtide.run`.
         out: the run directory.
+        data: a folder with a directory for each client (docs/data.md), or with a partition, as
+            ``fedsrv launch --data`` takes; also where the run is resumed. Tasks are added there.
+            By default the data that ``[data]`` names are dealt out into the run directory.
         resume: go on with the run in ``out``.
 
     Raises:
@@ -47,15 +52,19 @@ def open_run(
     experiment, place = experiment_and_place(config, overrides, out)
     if not experiment.schedule.open:
         raise ConfigError("open_run needs [schedule] open = true; fedtide.run does other runs")
-    return OpenRun(deal_out(experiment, place, resume=resume), place)
+    root = None if data is None else Path(data)
+    experiment = deal_out(experiment, place, resume=resume, data=root)
+    return OpenRun(experiment, place, root or place / "data")
 
 
 class OpenRun:
     """An open run, and what comes to it while it goes on."""
 
-    def __init__(self, experiment: Any, path: Path) -> None:
-        self.experiment, self.path = experiment, path
-        self._steered: dict[str, Any] = {}
+    def __init__(self, experiment: Any, path: Path, data: Path) -> None:
+        """Go on with the run in ``path``, on the clients' data in ``data``."""
+        self.experiment, self.path, self.data = experiment, path, data
+        self._retired: list[int] = []
+        self._forgets = False
 
     def add_task(self, client: int, source: str | os.PathLike[str]) -> Added:
         """Add a task to a client's data; the next :meth:`learn` trains on it.
@@ -70,8 +79,8 @@ class OpenRun:
         """
         from fedcli.data.store.growing import add_task
 
-        data = self.experiment.data
-        return add_task(self.path / "data", client, Path(source), data, self.experiment.seed)
+        how = self.experiment.data
+        return add_task(self.data, client, Path(source), how, self.experiment.seed)
 
     def drop_task(self, client: int, task: int, why: str = "") -> bool:
         """Set a task of a client aside for good; the next :meth:`learn` goes on without it.
@@ -97,11 +106,20 @@ class OpenRun:
         Args:
             clients: who.
             forget: drop what the server's state holds of these clients alone, too.
+
+        Raises:
+            ConfigError: a client has no data, so it has never joined the run.
         """
-        self._steered = {
-            "retired": [*self._steered.get("retired", ()), *clients],
-            "forgets": forget or self._steered.get("forgets", False),
-        }
+        import torch
+
+        from fedcli.runtime.workers import Workers
+
+        here = Workers(clients, self.data, self.path / "clients", torch.device("cpu"))
+        for client in clients:
+            if not here.has_data(client):
+                raise ConfigError(f"client {client} has never joined this run: it cannot retire")
+        self._retired += clients
+        self._forgets = self._forgets or forget
 
     def learn(self) -> None:
         """Train all rounds that are due.
@@ -110,12 +128,10 @@ class OpenRun:
             FedtideError: the run failed; one line says why.
         """
         from fedsrv.parts.stages import RunPaused
-        from fedtide.inprocess import go_on
 
-        try:
-            go_on(self.experiment, self.path, "pause", **self._steered)
-        except RunPaused:
-            self._steered = {}
+        with suppress(RunPaused):
+            self._go_on("pause")
+        self._forgets = False
 
     def close(self) -> Run:
         """Train all rounds that are due, and end the run: clients store their final models.
@@ -123,7 +139,12 @@ class OpenRun:
         Raises:
             FedtideError: the run failed; one line says why.
         """
+        self._go_on("close")
+        return Run(self.path)
+
+    def _go_on(self, at_rest: Literal["pause", "close"]) -> None:
+        """Train all rounds that are due."""
         from fedtide.inprocess import go_on
 
-        go_on(self.experiment, self.path, "close", **self._steered)
-        return Run(self.path)
+        steered = {"retired": self._retired, "forgets": self._forgets}
+        go_on(self.experiment, self.path, at_rest, self.data, **steered)

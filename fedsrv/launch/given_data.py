@@ -25,10 +25,10 @@ STORE = "store"
 """Directory of a partition whose clients have none of their own."""
 
 
-def check_given_data(experiment: Experiment, root: Path | None) -> None:
+def check_given_data(experiment: Experiment, root: Path | None, option: str = "--data") -> None:
     """Check that there are data for every client of an experiment, dealt out as it says.
 
-    Without a directory, data are dealt out for this run.
+    Without a directory, data are dealt out for this run. ``option`` is how the caller gave it.
 
     Raises:
         ConfigError: names what differs.
@@ -39,20 +39,20 @@ def check_given_data(experiment: Experiment, root: Path | None) -> None:
         return
     if not ((root / "0").is_dir() or (root / STORE).is_dir()):
         raise DataError(
-            f"--data {root} holds no client directory 0 and no store; "
+            f"{option} {root} holds no client directory 0 and no store; "
             "make one with: fedcli partition CONFIG --out DIR"
         )
     table = root / TABLE
     origin = _read(table).get("config") if table.is_file() else None
     if isinstance(origin, dict):
-        check_origin(experiment, origin, f"--data {root}")
+        check_origin(experiment, origin, f"{option} {root}")
     stored = _stored(root)
     beginners = experiment.schedule.beginners
     missing = [str(i) for i in beginners if i >= stored and not (root / str(i)).is_dir()]
     if missing:
         wanted = len(beginners)
         raise ConfigError(
-            f"--data {root} holds no data of client {', '.join(missing[:3])}, and the config "
+            f"{option} {root} holds no data of client {', '.join(missing[:3])}, and the config "
             f"has [schedule] clients = {wanted}: at most {missing[0]} fit these data"
         )
 
