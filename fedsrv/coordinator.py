@@ -189,7 +189,7 @@ def serve(
         secret = None if store.releases is None else store.releases.secret
         service = Service(
             store.run_id,
-            without_places(experiment.to_dict()),
+            without_places(_joined_with(store).to_dict()),
             cohort,
             events,
             guard=listen.guard(),
@@ -223,12 +223,20 @@ def set_aside(store: Store, clients: Sequence[int]) -> None:
         store.set_aside(dict.fromkeys(clients, "the run goes on without it (--without)"))
 
 
+def _joined_with(store: Store) -> Experiment:
+    """Return what clients are told when they join: orders say what has changed since.
+
+    Files that a site cuts are cut as the run is started with now.
+    """
+    return store.began.model_copy(update={"data": store.wished.data})
+
+
 def _tell_the_beginning(
     events: EventLog, store: Store, address: str, caveats: Sequence[str], changed: str
 ) -> None:
     """Tell where clients may join, and what a user may have to act on."""
     experiment = store.experiment
-    clients = len(experiment.schedule.beginners)
+    clients = len(store.began.schedule.beginners)
     all_are_needed = experiment.server.deadline_s is None  # to begin with
     needed = clients if all_are_needed else min(experiment.min_clients, clients)
     events.tell("listening", address=address, clients=clients, needed=needed)
@@ -287,7 +295,7 @@ def _cohort_of(
         class_names=classes,
         expects_evaluator=expects_evaluator,
         out=store.gone(store.committed + 1),
-        beginners=experiment.schedule.beginners,
+        beginners=store.began.schedule.beginners,
         at_once=experiment.training.together,
         peers=peers,
     )

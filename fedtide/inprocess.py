@@ -85,12 +85,15 @@ class InProcessCohort:
         retired: Sequence[int] = (),
         forgets: bool = False,
         admission: OpenAdmission | None = None,
+        began: Experiment | None = None,
     ) -> None:
         ids: list[ClientId] = [*range(experiment.schedule.clients)]
         if evaluator:
             ids.append(EVALUATOR)
         self.workers = Workers(ids, data, states, device_of(device))
         self._experiment, self._together = experiment, experiment.training.together
+        self._began = began or experiment
+        """What clients are told when they join."""
         if not experiment.schedule.open:
             self.workers.begin(experiment)
         self._steered = tuple(retired), forgets
@@ -148,7 +151,7 @@ class InProcessCohort:
         pass  # nobody waits for orders here
 
     def begin(self, classes: Sequence[str]) -> None:
-        self.workers.begin(self._experiment, classes)
+        self.workers.begin(self._began, classes)
 
     def news(self) -> News:
         return News(0, self.gather(), *self._steered)
@@ -239,6 +242,7 @@ class InProcessCohort:
         """Return what a client has to do, and what it needs for that."""
         order = stamped(trip.orders[client], self.committed, self.watermark)
         self.before(order)
+        self.workers.follow(order.settings)
         worker, specs = self.workers.of(client), self.workers.payload_spec(order.new_classes)
         if order.kind in WITHOUT_PAYLOAD:
             return Task(worker, order, Bundle())
@@ -386,7 +390,8 @@ def run_in_process(
             store.expect("config.toml", config_text(experiment))
             write_facts(out, experiment, computes=store.ended() is None)
         admission: Any = admission_of(experiment, store) if experiment.schedule.open else None
-        cohort = InProcessCohort(experiment, data, out / "clients", admission=admission, **options)
+        how = {"admission": admission, "began": store.began, **options}
+        cohort = InProcessCohort(experiment, data, out / "clients", **how)
         events = EventLog()
         parts = parts_of(store, events, server_data=held, at_rest=at_rest)
         for ending in filter(None, (one.follows() for one in parts)):

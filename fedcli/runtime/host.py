@@ -37,7 +37,6 @@ from fedcli.runtime.state import lock_states
 from fedcli.runtime.worker import Progress, Result, Task
 from fedcli.runtime.workers import Workers
 from fedmodels.commands import end_if_signalled
-from fedmodels.config.deploy import Deploy
 from fedmodels.config.privacy import DETAILS, CountDetail
 from fedmodels.errors import (
     ArchiveError,
@@ -93,10 +92,9 @@ class Host:
         """
         self._certificate = certificate
         self._incoming, self._is_open, self.announce = incoming, False, announce
-        self._deploys = deploys
         self.link, self.code, self.weights, self._states = link, code, weights, states
         self.data = data
-        self.workers = Workers(clients, data, states, device, brought)
+        self.workers = Workers(clients, data, states, device, brought, deploys=deploys)
         self._ids = frozenset(map(str, clients))
         self.enrolment = Enrolment(
             link, self.workers, states, start_over=start_over, announce=announce
@@ -135,8 +133,6 @@ class Host:
                 "this run takes %s counts of examples, and it was told exact ones: join with "
                 "--announce %s", experiment.announced, experiment.announced,
             )  # fmt: skip
-        if self._deploys and experiment.deploy is None:
-            experiment = experiment.model_copy(update={"deploy": Deploy()})
         torch.set_num_threads(experiment.training.threads)
         self._together = experiment.training.together
         if experiment.zstd:
@@ -251,6 +247,7 @@ class Host:
                 self._orders.put_back(*found)
                 break
             taken.append(found)
+        self.workers.follow(taken[0][0].settings)
         return [Task(self.workers.of(client_of(o.client_id)), o, payload) for o, payload in taken]
 
     def execute(self, tasks: list[Task]) -> list[Result]:

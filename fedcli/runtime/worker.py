@@ -32,6 +32,7 @@ from fedmodels.training.method import LocalResult
 from fedmodels.training.position import Position
 from fedmodels.training.private_state import local_view
 from fedmodels.training.returned import check_upload
+from fedmodels.training.wire import sections_off
 from fedpb.v1 import coordinator_pb2 as rpc
 
 OBJECTS_BYTES = 64 << 10
@@ -214,7 +215,10 @@ class Worker(Client):
         if not self.stateful:
             return Private(self._fixed_state, self._fixed_state, {})
         first = init_client(self.method, self.run, self.client)
-        learnt, beside = _parted(self.states.load(order.base, first), self.set_up.beside)
+        stored = self.states.load(order.base, first)
+        if order.HasField("settings"):  # what a part kept that is off by now
+            stored, _ = _parted(stored, sections_off(self.experiment))
+        learnt, beside = _parted(stored, self.set_up.beside)
         if not self.set_up.keeps:
             return Private(self._fixed_state, self._fixed_state, beside)
         if order.base >= 0:

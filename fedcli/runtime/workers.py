@@ -21,7 +21,9 @@ from fedcli.runtime.client_part import NOTHING, Brought
 from fedcli.runtime.setups import SetUps
 from fedcli.runtime.state import StateDirectory
 from fedcli.runtime.worker import Worker
+from fedmodels.config.deploy import Deploy
 from fedmodels.config.experiment import Experiment
+from fedmodels.config.open_changes import changed
 from fedmodels.devices import free_on, give_back
 from fedmodels.errors import LinkError
 from fedmodels.machine import cores, free_bytes
@@ -30,6 +32,8 @@ from fedmodels.tensors.bundle import ClientId
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.training.fault import name_faults
 from fedmodels.training.hooks import init_client
+from fedpb.tables import values_of
+from fedpb.v1.table_pb2 import Table
 
 KEEP_BYTES, KEEPING = 256 << 20, 64
 """Bytes of uploads that a process keeps until their commit, shared by so many clients at most."""
@@ -53,12 +57,15 @@ class Workers:
         states: Path,
         device: torch.device,
         brought: Mapping[str, Brought] = NOTHING,
+        *,
+        deploys: bool = False,
     ) -> None:
         """Open nothing yet; data lie in a partition's root, states in one directory for all.
 
-        ``brought`` is what the site brings for parts, by name.
+        ``brought`` is what the site brings for parts, by name. With ``deploys`` its models are kept
+        live whatever the run says.
         """
-        self.brought = brought
+        self.brought, self._deploys = brought, deploys
         self.clients = tuple(clients)
         self.root, self._states_root, self._device = data, states, device
         """Where clients' directories are."""
@@ -72,6 +79,10 @@ class Workers:
         self._idle_bytes = 0
         self._room = min(room_for_idle(), free_on(device) / (2 * PROCESSES))
         self._experiment: Experiment | None = None
+        """What the clients joined with."""
+        self._now: Experiment | None = None
+        """That with the settings of the last order."""
+        self._settings = Table()
         self._classes: tuple[str, ...] = ()
         """Names of the classes that the run began with, where the server says them."""
         self._last = 2
@@ -92,6 +103,7 @@ class Workers:
             experiment = self._experiment
         if self._experiment is None or self._are_others(classes):
             self._experiment, self._classes = experiment, tuple(classes)
+            self._now = self._with_own(changed(experiment, values_of(self._settings)))
             self._open, self._idle, self._idle_bytes, self._first = {}, {}, 0, None
             self._last = 2 * experiment.training.together
             table = experiment.method
@@ -100,6 +112,32 @@ class Workers:
                 assert self.payload_spec()
                 if experiment.net.weights_sha256 and isinstance(first.client, int):
                     init_client(first.method, first.run, first.client)
+
+    def _with_own(self, experiment: Experiment) -> Experiment:
+        """Return an experiment with what the site itself asks for."""
+        if not self._deploys or experiment.deploy is not None:
+            return experiment
+        return experiment.model_copy(update={"deploy": Deploy()})
+
+    def follow(self, settings: Table) -> None:
+        """Go on as an order says that the config has changed since the clients joined.
+
+        Clients are then as after a restart of their process.
+
+        Raises:
+            PayloadError: a setting cannot change, or cannot be this.
+        """
+        if settings == self._settings:
+            return
+        assert self._experiment is not None, "the process has joined"
+        self._now = self._with_own(changed(self._experiment, values_of(settings)))
+        self._settings = Table()
+        self._settings.CopyFrom(settings)
+        for worker in self._open.values():
+            worker.close()
+        self._open, self._idle, self._idle_bytes = {}, {}, 0
+        self._first = self._opened(self.clients[0], None)  # other threads look at it meanwhile
+        self._open[self.clients[0]] = self._first
 
     def name(self, classes: Sequence[str]) -> None:
         """Take the classes that an open run began with, as who joins again is told.
@@ -155,7 +193,10 @@ class Workers:
     def of(self, client: ClientId) -> Worker:
         """Return a client's worker, and close those idle for the longest where there is no room."""
         self._idle_bytes -= self._idle.pop(client, 0)
-        self._open[client] = worker = self._open.pop(client, None) or self._opened(client)
+        self._open[client] = worker = self._open.pop(client, None) or self._opened(
+            client, self._first
+        )
+        self._first = self._first or worker
         worker.woken()
         idle = next(islice(reversed(self._open), self._last, None), None)
         if idle is not None and idle not in self._idle:
@@ -186,21 +227,19 @@ class Workers:
         assert self._first is not None, "the process has joined"
         return self._first.set_ups
 
-    def _opened(self, client: ClientId) -> Worker:
-        assert self._experiment is not None, "the process has joined"
-        worker = Worker(
+    def _opened(self, client: ClientId, sibling: Worker | None) -> Worker:
+        assert self._now is not None, "the process has joined"
+        return Worker(
             client,
             self.data(client),
             self._states_of(client),
-            self._experiment,
+            self._now,
             self._device,
-            sibling=self._first,
+            sibling=sibling,
             keep_bytes=KEEP_BYTES // min(len(self.clients), KEEPING),
             classes=self._classes,
             brought=self.brought,
         )
-        self._first = self._first or worker
-        return worker
 
     def _states_of(self, client: ClientId) -> StateDirectory:
         with self._opening:

@@ -211,6 +211,8 @@ class Commits:
         self.history = History()
         self.last_trained: dict[int, int] = {}
         """Interaction of each client's last upload that counts; names the private state to hold."""
+        self._requires = False
+        """Whether clients have to hold states."""
         self._writer = ThreadPoolExecutor(1, "committer")
         self._syncer = Syncer(store.sync)
         self._under_way: Future[None] | None = None
@@ -235,6 +237,10 @@ class Commits:
         }
         if plan.is_stateful:
             self.cohort.require(self._holds_state, self.last_trained, self.store.watermark)
+            self._requires = True
+        elif self._requires:  # a change took away what clients kept
+            self.cohort.require(lambda client, versions: True, {}, self.store.watermark)
+            self._requires = False
 
     def go_to_common(self, plan: Plan, lost: StateLost | None) -> int:
         """Go to the last commit whose server and client states all still exist, and return it.

@@ -27,6 +27,7 @@ from fedmodels.training.run import RunFacts
 from fedmodels.training.settings import check_parts
 from fedmodels.training.wire import Wire, part_at
 from fedpb.v1 import coordinator_pb2 as rpc
+from fedpb.v1.table_pb2 import Table
 from fedsrv.engine import schedule
 from fedsrv.engine.client_profile import Profile, common_limits
 from fedsrv.engine.cohort import Allocate, AllOf, Cohort, Trip, UploadForm
@@ -178,6 +179,11 @@ class Plan:
     def new_classes(self) -> Sequence[str]:
         """Return the names of the classes that the run did not begin with."""
         return ()
+
+    @property
+    def settings(self) -> Table | None:
+        """Return what holds beside the config that clients were told when they joined."""
+        return None
 
     def task_began(self, client: ClientId, step: Step) -> int:
         """Return the round in which a client's task of a step began, of an open run; else 0."""

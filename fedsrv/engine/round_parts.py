@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from fedmodels.config.experiment import Experiment
 from fedmodels.errors import PayloadError
 from fedmodels.numerics.randomness import derive_seed
 from fedmodels.tensors.aggregation_rule import MEAN, Facts
@@ -44,7 +45,7 @@ class RoundParts:
     def __init__(self, plan: Plan, commits: Commits, options: Sequence[ServerPart] = ()) -> None:
         self.plan, self.commits = plan, commits
         self.cohort, self.store, self.events = commits.cohort, commits.store, commits.events
-        self.experiment, self.method = commits.store.experiment, plan.method
+        self.method = plan.method
         self.options = options
         """The parts that the config asks for, in their order."""
         self.rule = next((one.rule for one in options if one.rule is not None), MEAN)
@@ -55,6 +56,11 @@ class RoundParts:
         each = self.rule.reads_each or any(one.needs_each for one in options)
         self._folds = self.method.reduction == "mean" and not each
         """Whether uploads may be added up as they come."""
+
+    @property
+    def experiment(self) -> Experiment:
+        """Return the config that holds now."""
+        return self.store.experiment
 
     # --- who and where ----------------------------------------------------------------------------
 
@@ -172,6 +178,7 @@ class RoundParts:
             global_test=self.experiment.evaluate.generalization,
             confusion=confusion and bool(views) and client != EVALUATOR,
             base=last_trained.get(client, -1) if isinstance(client, int) else -1,
+            settings=self.plan.settings,
         ) for client, tasks in seen.items()}  # fmt: skip
 
     def _asked(

@@ -65,11 +65,15 @@ class Kernel(Protocol):
 
     plan: Plan
     method: Method
-    experiment: Experiment
     cohort: Cohort
     store: Store
     events: EventLog
     rule: AggregationRule
+
+    @property
+    def experiment(self) -> Experiment:
+        """Return the config that holds now."""
+        ...
 
     @property
     def commits(self) -> Committing:
@@ -211,7 +215,12 @@ class ServerPart:
 
     def __init__(self, store: Store, events: EventLog, given: Mapping[str, Any] = NOTHING) -> None:
         """Take the run, and what its caller gives to parts, by name; no client is known yet."""
-        self.store, self.events, self.experiment = store, events, store.experiment
+        self.store, self.events = store, events
+
+    @property
+    def experiment(self) -> Experiment:
+        """Return the config that holds now."""
+        return self.store.experiment
 
     @classmethod
     def check(cls, experiment: Experiment) -> None:

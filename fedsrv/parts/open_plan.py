@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import Any, Self
 
 from fedmodels.config.experiment import Experiment
+from fedmodels.config.open_changes import changed
 from fedmodels.errors import ArchiveError, ConfigError
 from fedmodels.tensors.bundle import ClientId, Problem
 from fedmodels.training.announcement import check_announcement
@@ -23,6 +24,8 @@ from fedmodels.training.method import Method
 from fedmodels.training.position import Stage, Task
 from fedmodels.training.run import RunFacts
 from fedmodels.training.settings import check_parts
+from fedpb.tables import table_of
+from fedpb.v1.table_pb2 import Table
 from fedsrv.engine.client_profile import Profile
 from fedsrv.engine.cohort import Cohort
 from fedsrv.engine.plan import Plan
@@ -52,12 +55,17 @@ class Growth:
     """Clients that have to train and are not connected: the stage does not last for them."""
     set_aside: Mapping[tuple[int, int], str] = field(default_factory=dict)
     """Clients and tasks that nobody trains or scores from here on, and why."""
+    changes: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    """The keys of the config that have other values from here on: before, and now."""
 
     def to_json(self) -> dict[str, Any]:
         """Return it for the database and the records."""
         numbers = {name: [*getattr(self, name).items()] for name in ("tasks", "owed", "failed")}
         aside = [(client, task, why) for (client, task), why in self.set_aside.items()]
-        return {**asdict(replace(self, set_aside={})), **numbers, "set_aside": aside}
+        found = {**asdict(replace(self, set_aside={})), **numbers, "set_aside": aside}
+        if not self.changes:  # as in runs of earlier versions
+            del found["changes"]
+        return found
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Self:
@@ -85,6 +93,7 @@ class Growth:
             failed,
             tuple(map(int, found["away"])),
             {(int(client), int(task)): str(why) for client, task, why in found["set_aside"]},
+            {str(key): (before, now) for key, (before, now) in found.get("changes", {}).items()},
         )
 
 
@@ -96,6 +105,9 @@ class OpenPlan(Plan):
     """How it grew so far."""
     began: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """The interactions in which each client went on to a task, ascending."""
+    keeps_since: int = 0
+    """The first interaction after which clients have to hold their states: a change may ask for
+    states in a run whose clients kept none."""
 
     @classmethod
     def opened(cls, method: Method, store: Store, first: Growth, known: Profile) -> OpenPlan:
@@ -106,7 +118,7 @@ class OpenPlan(Plan):
         Raises:
             ConfigError: the method, or the config, does not fit an open run.
         """
-        experiment = store.experiment
+        experiment = store.began
         problem = Problem(known.problem.input_shape, len(first.classes))
         run = RunFacts(experiment, problem)
         if experiment.method.pools_data:
@@ -118,7 +130,8 @@ class OpenPlan(Plan):
 
     def grown(self, growth: Growth, known: Mapping[int, Profile]) -> OpenPlan:
         """Return the plan of an open run from a growth on."""
-        experiment, growths = self.run.experiment, [*self.growths, growth]
+        run, growths = self._changed(growth), [*self.growths, growth]
+        experiment = run.experiment
         names = [name for each in growths for name in each.classes]
         tasks = {**self.tasks, **growth.tasks}
         aside = {**self.aside, **dict.fromkeys(growth.retired, growth.interaction)}
@@ -136,13 +149,26 @@ class OpenPlan(Plan):
         until = {**aside, **untrained}
         added = stage_steps(experiment, stage, len(before), present, owed, weights, until)
         steps = [*before, *added]
-        run = self.run
         if len(names) > run.problem.num_classes:
             run = run.for_classes(len(names))
         terms = self.terms.grown(run, profiles, steps)
         on = {c: (*self.began.get(c, ()), growth.interaction) for c in growth.tasks}
         began = {**self.began, **on}
-        return OpenPlan(self.method, run, profiles, tasks, steps, aside, terms, growths, began)
+        plan = OpenPlan(self.method, run, profiles, tasks, steps, aside, terms, growths, began)
+        if plan.is_stateful and not self.is_stateful and self.growths:
+            return replace(plan, keeps_since=growth.interaction)
+        return replace(plan, keeps_since=self.keeps_since)
+
+    def _changed(self, growth: Growth) -> RunFacts:
+        """Return the facts of the run with what a growth changes of the config."""
+        now = changed(self.run.experiment, {key: now for key, (_, now) in growth.changes.items()})
+        return self.run if now is self.run.experiment else replace(self.run, experiment=now)
+
+    @property
+    def settings(self) -> Table | None:
+        """Return what the growths have changed of the config that clients joined with."""
+        found = {key: now for each in self.growths for key, (_, now) in each.changes.items()}
+        return table_of(found) if found else None
 
     def with_aside(self, store: Store) -> Plan:
         """Return the plan with the clients that were set aside; ``Stages`` makes steps anew."""

@@ -7,6 +7,7 @@ and goes on with the plan that follows from it. Where no round is due, it waits 
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ from functools import partial
 from typing import Any, Literal
 
 from fedmodels.asked import asked
+from fedmodels.config.open_changes import changed, changes_between
 from fedmodels.errors import OrderDeclined, PayloadError, RunFailed
 from fedmodels.parts.class_growth import StateGrowth
 from fedmodels.parts.growth_by_method import forgotten
@@ -166,11 +168,12 @@ class Stages(Timetable):
         for n in range(plan.growths[-1].interaction, interaction + 1):
             if (record := self.store.ledger.record(n)) is not None:
                 self.trained(record)
+        hold(self.store, plan)
         return plan
 
     def _first(self) -> Growth:
         """Return what the run begins with."""
-        beginners = sorted(self.known.keys() & {*self.store.experiment.schedule.beginners})
+        beginners = sorted(self.known.keys() & {*self.store.began.schedule.beginners})
         if not beginners:
             raise RunFailed("no client that an open run could begin with has joined")
         tasks = dict.fromkeys(beginners, 1)
@@ -206,6 +209,11 @@ class Stages(Timetable):
             self.events.tell("note", client, line=line)
             facts = {"client": client, "task": task, "interaction": growth.interaction}
             self.store.audit.tell("set aside", **facts, reason=why)
+        for key, (before, now) in growth.changes.items():
+            said = {"key": key, "interaction": growth.interaction, "before": before, "now": now}
+            self.store.audit.tell("changed", **said)
+            line = f"{key} is {shown_value(now)} from here on, and was {shown_value(before)}"
+            self.events.tell("note", line=line)
         if line := _line_of(growth, plan.tasks):
             self.events.tell("growth", line=line)
         grown = plan.grown(growth, self.known)
@@ -262,6 +270,7 @@ class Stages(Timetable):
         self, plan: OpenPlan, interaction: int, news: News, waited: float, ahead: Ahead
     ) -> Growth | None:
         """Return what the run grows by at an interaction; None if that is not due."""
+        changes = self._changes(plan, interaction)
         retired = tuple(c for c in news.retired if c in plan.tasks and c not in plan.aside)
         aside = {**plan.aside, **dict.fromkeys(retired, interaction)}
         if plan.tasks.keys() <= aside.keys():
@@ -283,16 +292,31 @@ class Stages(Timetable):
             moving = movers(self.store.experiment, known, plan.tasks, resting, is_idle, out)
         added = new_classes(plan.classes, [self.known[c].brought for c in moving])
         forgets = bool(retired) and news.forgets
-        found = Growth(interaction, moving, added, retired, forgets, set_aside=gone)
+        found = Growth(
+            interaction, moving, added, retired, forgets, set_aside=gone, changes=changes
+        )
         if not self._is_due(plan, found, waited, is_idle, ahead):
             again = is_idle and bool(owed.keys() - {*news.away})
-            if not (retired or again or gone):
+            if not (retired or again or gone or changes):
                 return None
             found = replace(found, tasks={}, classes=())
         failed = {c: n for c, n in sorted(self._failed.items()) if c in owed}
         owed |= rounds_of(self.store.experiment, found.tasks, self.known)
         away = tuple(c for c in owed if c in news.away)
         return replace(found, owed=owed, failed=failed, away=away)
+
+    def _changes(self, plan: OpenPlan, interaction: int) -> dict[str, tuple[Any, Any]]:
+        """Return what the run was started with and does not hold yet; from now on it does.
+
+        A replay comes first: what is computed again is what it was.
+        """
+        if interaction <= self.store.newest:
+            return {}
+        found = changes_between(plan.run.experiment, self.store.wished)
+        if found:
+            now = {key: value for key, (_, value) in found.items()}
+            self.store.experiment = changed(plan.run.experiment, now)
+        return found
 
     @property
     def _most_tries(self) -> int:
@@ -370,6 +394,11 @@ class Stages(Timetable):
         self.events.tell("resting", line=line, clients=[*map(str, late)])
 
 
+def shown_value(value: Any) -> str:
+    """Return a value of a config as a line has it."""
+    return "left out" if value is None else json.dumps(value)
+
+
 def _number_of(clients: int) -> str:
     return "a client" if clients == 1 else f"{clients} clients"
 
@@ -398,13 +427,19 @@ def grow(rounds: Running, before: OpenPlan, plan: OpenPlan) -> None:
     """Go on with another plan: new classes get rows, and what the state holds of others may go."""
     parts = rounds.parts
     parts.plan = plan
+    hold(parts.store, plan)
     rounds.state = StateGrowth(parts.method, before.run, plan.run).server(rounds.state)
     new = plan.growths[len(before.growths) :]
     if gone := {c for growth in new if growth.forgets for c in growth.retired}:
         rounds.state = forgotten(parts.method, rounds.state, gone)
-    if any(growth.retired for growth in new):  # nobody waits for their states any more
+    if any(growth.retired or growth.changes for growth in new):  # who holds which states may change
         parts.commits.settle()
         parts.commits.remember(plan, parts.store.committed)
+
+
+def hold(store: Store, plan: OpenPlan) -> None:
+    """Let what a plan says of the config, and of states that clients hold, be what holds."""
+    store.experiment, store.keeps_since = plan.run.experiment, plan.keeps_since
 
 
 def score_ahead(rounds: Running, plan: Plan, clients: Sequence[int]) -> float | None:

@@ -154,7 +154,7 @@ def _write(
     ledger = Ledger(path, strict=True, new=True, run_id=run_id)
     try:
         text = json.dumps(experiment.to_dict(), sort_keys=True)
-        ledger.set_facts(experiment=text, **facts)
+        ledger.set_facts(experiment=text, **facts, **_began(experiment, records))
         for record in records:
             for growth in record.get("growths", ()):
                 ledger.grow(growth)
@@ -163,6 +163,21 @@ def _write(
         ledger.db.execute("PRAGMA journal_mode=DELETE")
     finally:
         ledger.close()
+
+
+def _began(experiment: Experiment, records: list[Record]) -> dict[str, str]:
+    """Return the fact that says what an open run began with, before what its records changed."""
+    growths = [growth for record in records for growth in record.get("growths", ())]
+    changes = [growth["changes"] for growth in growths if growth.get("changes")]
+    if not changes:
+        return {}
+    from fedmodels.config.open_changes import settings_of
+
+    settings = settings_of(experiment)
+    for change in reversed(changes):
+        settings |= {key: before for key, (before, _) in change.items()}
+    known = {key: value for key, value in settings.items() if value is not None}
+    return {"began": json.dumps(known, sort_keys=True)}
 
 
 def _set_aside(run: Path, last: int) -> list[str]:

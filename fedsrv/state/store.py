@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedmodels.config.changes import forbidden_changes
 from fedmodels.config.experiment import Experiment
-from fedmodels.errors import ArchiveError, ArchiveNotRead, RunFailed
+from fedmodels.errors import ArchiveError, ArchiveNotRead, ConfigError, RunFailed
 from fedmodels.files import LEFTOVER, sync_path, write_atomically
 from fedmodels.line_file import append_lines
 from fedmodels.tensors.bundle import state_digest
@@ -65,7 +65,11 @@ class Store:
             RunFailed: another process uses the directory, or too many states are damaged.
         """
         self.path = path
-        self.experiment = experiment
+        self.experiment = self.wished = self.began = experiment
+        """What holds now; what the run is started with; and, of an open run that was changed since,
+        what it began with."""
+        self.keeps_since = 0
+        """The first interaction after which clients have to hold their states."""
         self.strict = experiment.server.durability == "strict"
         if not resume:
             refuse_existing(path)
@@ -127,9 +131,43 @@ class Store:
             before = experiment_of(stored, str(self.path / "run.db"))
             if changed := forbidden_changes(before, self.experiment):
                 raise another_config(self.path, changed, self.experiment)
-        text = json.dumps(self.experiment.to_dict(), sort_keys=True)
+        facts = {"experiment": json.dumps(self.experiment.to_dict(), sort_keys=True)}
+        if self.experiment.schedule.open:
+            facts |= self._began_as(self.experiment if stored is None else before)
         with writing(self.path):
-            self.ledger.set_facts(experiment=text)
+            self.ledger.set_facts(**facts)
+
+    def _began_as(self, before: Experiment) -> dict[str, str]:
+        """Read how an open run began, or let it begin as it is started now.
+
+        Args:
+            before: what it was started with the last time.
+
+        Returns:
+            The facts to store.
+
+        Raises:
+            ConfigError: a change cannot be.
+        """
+        from fedmodels.config.open_changes import changes_between, settings_of, with_settings
+
+        if self.ledger.growths():
+            settings = self.ledger.fact("began", dict) or settings_of(before)
+        else:
+            settings = settings_of(self.experiment)
+        self.began = with_settings(self.experiment, settings)
+        most = max(self.ledger.profiles(), default=-1)
+        if self.experiment.schedule.clients <= most:
+            raise ConfigError(
+                f"[schedule] clients = {self.experiment.schedule.clients}, and client {most} is in "
+                f"the run: {most + 1} at least"
+            )
+        if self.ledger.fact("end", dict) and (new := changes_between(before, self.experiment)):
+            raise ConfigError(
+                f"{self.path} has ended: {', '.join(new)} cannot change any more; begin a new run "
+                f"from its models ([net] begin_from = {str(self.path)!r})"
+            )
+        return {"began": json.dumps(settings, sort_keys=True)}
 
     # --- what is committed ------------------------------------------------------------------------
 
@@ -218,8 +256,9 @@ class Store:
         """Return who trained when, and how far the run may go back."""
         committed = {r["interaction"]: trained_in(r) for r, _ in self.ledger.records()}
         undone = {n: trained_in(record) for n, record in self.ledger.undone().items()}
+        all_of_them = undone | committed
         return History(
-            trained=undone | committed,
+            trained={n: who for n, who in all_of_them.items() if n >= self.keeps_since},
             started_over=self.ledger.started_over(),
             highest=max(self._highest, self.committed),
             floor=self.floor,
@@ -375,8 +414,9 @@ class Store:
     def ended(self) -> dict[str, Any] | None:
         """Return the summary of an ended run; None if the run may go on."""
         end = self.ledger.fact("end", dict) or {}
+        rounds = end.get("rounds") if self.experiment.schedule.open else None
         same = (end.get("rounds"), end.get("after")) == (
-            self.experiment.schedule.rounds,
+            rounds or self.experiment.schedule.rounds,
             self.committed,
         )
         return dict(end["summary"]) if end and same else None

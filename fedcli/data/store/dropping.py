@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedcli.data.store.growing import alone, write_about
-from fedcli.data.store.partition_store import open_data
+from fedcli.data.store.opened_data import open_data
 from fedmodels.data_description import MAX_WHY
 from fedmodels.errors import ArchiveNotWritten, DataError, reason_of
 from fedmodels.printable import printable

@@ -9,6 +9,37 @@ from typing import Any
 from fedmodels.config.experiment import Experiment
 from fedmodels.own_code import short_name
 
+CHANGEABLE: Mapping[str, str] = {
+    "training.lr": "each training from the next round on",
+    "training.lr_schedule": "each training from the next round on, at its place in the new course",
+    "schedule.rounds": "tasks that begin from the next round on",
+    "schedule.clients": "who may join, from the resume on",
+    "trigger": "the next wait",
+    "evaluate.last_tasks": "scores from the next round on",
+    "evaluate.drift": "each training from the next round on",
+    "deploy": "each model from the next round on",
+    "server.min_clients": "the next round",
+    "server.deadline_s": "all that is waited for, from the resume on",
+    "data.columns.missing": "files that sites cut from the resume on",
+}
+"""The keys, or tables, that ``--resume`` may change in an open run, and what a change is for."""
+
+
+def is_changeable(key: str) -> bool:
+    """Tell whether a dotted key may be changed in some open run."""
+    return any(key == one or key.startswith(f"{one}.") for one in CHANGEABLE)
+
+
+def why_fixed(key: str, now: Experiment) -> str:
+    """Return what keeps a changeable key of an open run as it is; empty if nothing does."""
+    if now.scenario is not None and key in ("schedule.clients", "data.columns.missing"):
+        return f"{key} stays, since [scenario] has dealt the data out by it"
+    if now.privacy is not None and key in (
+        "schedule.rounds", "schedule.clients", "server.min_clients",
+    ):  # fmt: skip
+        return f"{key} stays, since the noise of [privacy] was fixed by it"
+    return ""
+
 
 def difference(one: Experiment, other: Experiment) -> list[str]:
     """Return the dotted keys in which two experiments differ."""
@@ -23,8 +54,14 @@ def forbidden_changes(before: Experiment, now: Experiment) -> list[str]:
     """Return the dotted keys in which a resumed run differs from what it was, and must not.
 
     It may have another ``max_rollback``, and more rounds at the end, unless learning rates of
-    earlier rounds would change with their number.
+    earlier rounds would change with their number. An open run may have more
+    (:data:`CHANGEABLE`).
     """
+    if now.schedule.open and before.schedule.open:
+        return [
+            key for key in difference(before, now)
+            if key != "server.max_rollback" and (not is_changeable(key) or why_fixed(key, now))
+        ]  # fmt: skip
     scenario, schedule = now.scenario, now.schedule
     one_task = scenario is not None and scenario.tasks == 1 and not scenario.fixes_tasks
     allowed = {"server.max_rollback"}

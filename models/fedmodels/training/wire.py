@@ -97,6 +97,8 @@ class Entry:
     is_on: Callable[[Experiment], bool]
     tells: tuple[str, ...] = ()
     """The figures that clients may report of a training; a method's own have other names."""
+    comes_and_goes: bool = False
+    """Whether an open run may switch it on and off."""
 
 
 PARTS: Sequence[Entry] = (
@@ -104,6 +106,7 @@ PARTS: Sequence[Entry] = (
         "fedmodels.parts.drift:Drift",
         lambda e: e.evaluate.drift,
         ("input_drift", "input_drift_p", "prediction_drift", "prediction_drift_p"),
+        comes_and_goes=True,
     ),
     Entry(
         "fedmodels.training.private_steps:SpentPrivacy",
@@ -123,6 +126,12 @@ PARTS: Sequence[Entry] = (
 """The order is that on the way out; what arrives meets the parts in the opposite order."""
 TOLD = frozenset(name for entry in PARTS for name in entry.tells)
 """The figures of all parts."""
+
+
+def sections_off(experiment: Experiment) -> tuple[str, ...]:
+    """Return the prefixes of what clients may have kept of parts that are off by now."""
+    off = (e for e in PARTS if e.comes_and_goes and not e.is_on(experiment))
+    return tuple(part_at(entry.place).section for entry in off)
 
 
 @dataclass(frozen=True)

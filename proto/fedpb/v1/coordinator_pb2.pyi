@@ -202,7 +202,7 @@ class SecurePeer(_message.Message):
     def __init__(self, client: _Optional[int] = ..., channel_key: _Optional[bytes] = ..., mask_key: _Optional[bytes] = ..., share: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., certificates: _Optional[_Iterable[bytes]] = ..., agreed: _Optional[bytes] = ...) -> None: ...
 
 class Order(_message.Message):
-    __slots__ = ("kind", "client_id", "interaction", "round", "task", "committed", "durable", "views", "tasks_seen", "trip", "global_test", "issue", "following", "base", "confusion", "new_classes", "first_task", "task_began", "secure_sum", "set_aside")
+    __slots__ = ("kind", "client_id", "interaction", "round", "task", "committed", "durable", "views", "tasks_seen", "trip", "global_test", "issue", "following", "base", "confusion", "new_classes", "first_task", "task_began", "secure_sum", "set_aside", "settings")
     KIND_FIELD_NUMBER: _ClassVar[int]
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     INTERACTION_FIELD_NUMBER: _ClassVar[int]
@@ -223,6 +223,7 @@ class Order(_message.Message):
     TASK_BEGAN_FIELD_NUMBER: _ClassVar[int]
     SECURE_SUM_FIELD_NUMBER: _ClassVar[int]
     SET_ASIDE_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
     kind: OrderKind
     client_id: str
     interaction: int
@@ -243,7 +244,8 @@ class Order(_message.Message):
     task_began: int
     secure_sum: SecureSum
     set_aside: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, kind: _Optional[_Union[OrderKind, str]] = ..., client_id: _Optional[str] = ..., interaction: _Optional[int] = ..., round: _Optional[int] = ..., task: _Optional[int] = ..., committed: _Optional[int] = ..., durable: _Optional[int] = ..., views: _Optional[_Iterable[str]] = ..., tasks_seen: _Optional[int] = ..., trip: _Optional[int] = ..., global_test: bool = ..., issue: _Optional[int] = ..., following: _Optional[int] = ..., base: _Optional[int] = ..., confusion: bool = ..., new_classes: _Optional[_Iterable[str]] = ..., first_task: _Optional[int] = ..., task_began: _Optional[int] = ..., secure_sum: _Optional[_Union[SecureSum, _Mapping]] = ..., set_aside: _Optional[_Iterable[int]] = ...) -> None: ...
+    settings: _table_pb2.Table
+    def __init__(self, kind: _Optional[_Union[OrderKind, str]] = ..., client_id: _Optional[str] = ..., interaction: _Optional[int] = ..., round: _Optional[int] = ..., task: _Optional[int] = ..., committed: _Optional[int] = ..., durable: _Optional[int] = ..., views: _Optional[_Iterable[str]] = ..., tasks_seen: _Optional[int] = ..., trip: _Optional[int] = ..., global_test: bool = ..., issue: _Optional[int] = ..., following: _Optional[int] = ..., base: _Optional[int] = ..., confusion: bool = ..., new_classes: _Optional[_Iterable[str]] = ..., first_task: _Optional[int] = ..., task_began: _Optional[int] = ..., secure_sum: _Optional[_Union[SecureSum, _Mapping]] = ..., set_aside: _Optional[_Iterable[int]] = ..., settings: _Optional[_Union[_table_pb2.Table, _Mapping]] = ...) -> None: ...
 
 class PartHeader(_message.Message):
     __slots__ = ("role", "digest", "bundle", "held")

@@ -182,9 +182,8 @@ def opened(data: Path, out: Path, at_rest: str = "pause", **options: Any) -> dic
     """Go on with an open run of two clients, of which the first brings tasks."""
     schedule = {**OPEN, "rounds": options.pop("rounds", 1), "clients": 2}
     schedule |= options.pop("schedule", {})
-    tables = {
-        name: options.pop(name) for name in ("method", "trigger", "training") if name in options
-    }
+    names = ("method", "trigger", "training", "evaluate", "server", "deploy")
+    tables = {name: options.pop(name) for name in names if name in options}
     experiment = tiny_experiment(schedule=schedule, **tables)
     experiment = experiment.model_copy(update={"scenario": None, "data": None})
     try:
