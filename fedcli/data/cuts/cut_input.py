@@ -68,6 +68,8 @@ class CutInput:
     """Whether the owner of the data chose the test part."""
     overlapping: bool = False
     """Whether examples may share rows of a recording."""
+    own_tasks: IntArray | None = None  # (n + m,)
+    """Task of each example, where natural clients were cut along time as they were read."""
 
     @property
     def num_pairs(self) -> int:

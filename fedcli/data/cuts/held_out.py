@@ -5,6 +5,7 @@ Natural clients, each a subject with a device, are split along time (FedAli §5.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,51 @@ def last_groups(owners: IntArray, groups: IntArray, share: float) -> NDArray[np.
         first = min(max(enough.max(initial=0), 1), len(names))
         test |= mine & np.isin(groups, names[first:])
     return test
+
+
+def tasks_in_order(
+    owners: IntArray, tasks: Sequence[int], wholes: IntArray | None = None
+) -> IntArray:
+    """Return the task of each example (n,): an owner's are cut in as many pieces as it has tasks.
+
+    Examples stand in the order of time. A group is of the task in which it begins.
+
+    Args:
+        owners: (n,) from 0 on.
+        tasks: of each owner; one task where the list ends.
+        wholes: (n,) group of each example, where groups stay whole.
+    """
+    found = np.zeros(len(owners), dtype=np.int64)
+    for owner, count in enumerate(tasks):
+        mine = np.flatnonzero(owners == owner)
+        pieces = [np.full(len(p), m) for m, p in enumerate(np.array_split(mine, count))]
+        task = np.concatenate(pieces).astype(np.int64)
+        if wholes is not None and len(mine):
+            _, first, group = np.unique(wholes[mine], return_index=True, return_inverse=True)
+            task = task[first][group]
+        found[mine] = task
+    return found
+
+
+def near_tests(
+    owners: IntArray, places: IntArray, test: NDArray[np.bool_], reach: int
+) -> NDArray[np.bool_]:
+    """Tell which training examples (n,) begin less than ``reach`` rows from one for testing.
+
+    Args:
+        owners: (n,) examples of others are never near.
+        places: (n,) first row of each example, in the order of the recordings.
+        test: (n,) whether an example is for testing.
+        reach: rows of an example, and of the gap beside it.
+    """
+    apart = int(places.max(initial=0)) + reach + 1
+    rows = owners * apart + places
+    held = np.sort(rows[test])
+    ends = np.array([-reach, *held, rows.max(initial=0) + reach])  # nobody is near the first, last
+    after = np.searchsorted(held, rows) + 1
+    near = np.minimum(ends[after] - rows, rows - ends[after - 1]) < reach
+    found: NDArray[np.bool_] = ~test & near
+    return found
 
 
 # --- along time -----------------------------------------------------------------------------------

@@ -73,6 +73,7 @@ def partition(
     coarse: IntArray | None = None,
     has_own_parts: bool = False,
     overlapping: bool = False,
+    own_tasks: IntArray | None = None,
 ) -> Partition:
     """Deal labels (n,) and (m,) of a data set out to clients and tasks.
 
@@ -93,6 +94,7 @@ def partition(
         coarse=coarse,
         has_own_parts=has_own_parts,
         overlapping=overlapping,
+        own_tasks=own_tasks,
     )
     out = _cut(scenario, given)
     if not out.pooled:
@@ -205,16 +207,36 @@ def _natural(scenario: Natural, given: CutInput) -> Partition:
     labels, clients, tests = given.pooled_labels, [], []
     owned = natural_clients(given.groups, len(given.tasks))
     for indices, num_tasks in zip(owned, given.tasks, strict=True):
-        if given.has_own_parts:
-            train, test = np.split(indices, [np.searchsorted(indices, len(given.train))])
+        if not given.has_own_parts:
+            pieces = np.array_split(indices, num_tasks)
+            cut = [split_along_time(piece, labels, scenario.train_folds) for piece in pieces]
+        elif given.own_tasks is not None:
+            numbers = given.own_tasks[indices]
+            cut = [_parts(indices[numbers == task], given) for task in range(num_tasks)]
         else:
-            train, test = split_along_time(indices, labels, scenario.train_folds)
-        trains = chunks([train], [num_tasks])
-        holds = class_table(labels, trains, given.num_classes) > 0
-        parts = held_tests(labels[test], holds)
-        clients.append(tuple(TaskIndices(c, test[p]) for c, p in zip(trains, parts, strict=True)))
-        tests.append(test)
+            cut = _of_chosen_parts(indices, num_tasks, given)
+        clients.append(tuple(TaskIndices(*parts) for parts in cut))
+        tests += [test for _, test in cut]
     return Partition(tuple(clients), np.concatenate(tests), pooled=True, zscore=scenario.zscore)
+
+
+def _parts(indices: IntArray, given: CutInput) -> tuple[IntArray, IntArray]:
+    """Return the training and the test examples among these, (n,), as they were read."""
+    train, test = np.split(indices, [np.searchsorted(indices, len(given.train))])
+    return train, test
+
+
+def _of_chosen_parts(
+    indices: IntArray, num_tasks: int, given: CutInput
+) -> list[tuple[IntArray, IntArray]]:
+    """Return the parts of each task of a client whose owner says what is for testing.
+
+    Nothing says of which time a test example is: those of a class go to the tasks with the class.
+    """
+    labels, (train, test) = given.pooled_labels, _parts(indices, given)
+    trains = chunks([train], [num_tasks])
+    parts = held_tests(labels[test], class_table(labels, trains, given.num_classes) > 0)
+    return [(piece, test[part]) for piece, part in zip(trains, parts, strict=True)]
 
 
 def _replay(scenario: ReplayTable, given: CutInput) -> Partition:

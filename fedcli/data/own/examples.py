@@ -60,7 +60,7 @@ def dataset_of(
         )  # fmt: skip
     train_x, test_x = narrowed(train.x, test.x)
     scale = SCALES[train_x.dtype.name]
-    mean, std = channel_moments(train_x, scale)
+    mean, std = channel_moments(replace(train, x=train_x).first_inputs, scale)
     return Dataset.of(
         name, replace(train, x=train_x), replace(test, x=test_x), class_names,
         scale=scale, mean=mean, std=std, group_names=tuple(group_names), variant=variant,

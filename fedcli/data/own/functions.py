@@ -57,7 +57,7 @@ def from_function(name: str, load: Callable[..., Any], source: Source) -> Datase
         examples_of(part, f"{name}: the {which} set", how)
         for part, which in zip(found, ("training", "test"), strict=False)
     ]
-    train, test = read if is_pair else read[0].split(share or 0.0)
+    train, test = read if is_pair else read[0].split(share or 0.0, source.tasks)
     with _told(f"{name}: the names of classes"):
         stated = [list(getattr(part, "classes", None) or ()) for part in found]
     if all(stated) and stated[0] != stated[-1]:

@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcli.data.arrays import AT_ONCE, check_memory
-from fedcli.data.cuts.held_out import last_of_each
 from fedcli.data.image_files import PLAIN, first_set, stated
 from fedcli.data.own.cells import check_columns
 from fedcli.data.own.examples import coded, dataset_of
@@ -48,7 +47,7 @@ def huggingface(source: Source) -> Dataset:
         if source.data.images != PLAIN:
             key = first_set(source.data.images)
             raise ConfigError(f"[data] {key} is for pictures, and {root} has columns of numbers")
-        return _of_numbers(parts, columns, root)
+        return _of_numbers(parts, columns, source)
     return _of_arrays(parts, columns, inputs[0], source)
 
 
@@ -87,35 +86,32 @@ def _is_of_numbers(rows: Any, column: str) -> bool:
 
 def _of_arrays(parts: dict[str, Any], columns: Columns, feature: str, source: Source) -> Dataset:
     """Make a data set whose inputs are one column of pictures or arrays."""
-    root, every = source.roots[0], parts.values()
+    root, read = source.roots[0], parts.values()
     if columns.window is not None:
         raise DataError(f"{root}: [data.columns] window is for columns of numbers, not {feature!r}")
     how = source.data.images
-    x = _inputs((value for rows in every for value in rows[feature]), str(root), how)
-    labels = np.concatenate([_labels(rows, columns) for rows in every])
+    x = _inputs((value for rows in read for value in rows[feature]), str(root), how)
+    labels = np.concatenate([_labels(rows, columns) for rows in read])
     y, classes = coded(labels, _names(parts["train"], columns), f"{root}: column {columns.label!r}")
     owners, people = np.zeros(len(y), dtype=np.int64), list[str]()
     if columns.client is not None:
-        clients = [str(value) for rows in every for value in rows[columns.client]]
+        clients = [str(value) for rows in read for value in rows[columns.client]]
         owners, people = coded(np.array(clients), None, str(root))
+    groups = owners if columns.client else None
+    is_picture = type(parts["train"].features[feature]).__name__ == "Image"
+    every = Examples(x, y, groups, stated(how, x) if is_picture else None)
     if "test" in parts:
         test = np.arange(len(y)) >= len(parts["train"])
+        train, held = every.at(~test), every.at(test)
     else:
-        test = last_of_each(owners * len(classes) + y, columns.test_share)
-    is_picture = type(parts["train"].features[feature]).__name__ == "Image"
-    train, held = (
-        Examples(
-            x[chosen], y[chosen], owners[chosen] if columns.client else None,
-            stated(how, x) if is_picture else None,
-        )
-        for chosen in (~test, test)
-    )  # fmt: skip
+        train, held = every.split(columns.test_share, source.tasks)
     variant = f"{len(train.y)} train and {len(held.y)} test examples"
     return dataset_of("huggingface", train, held, classes, variant, people)
 
 
-def _of_numbers(parts: dict[str, Any], columns: Columns, root: Path) -> Dataset:
+def _of_numbers(parts: dict[str, Any], columns: Columns, source: Source) -> Dataset:
     """Make a data set of columns of numbers, by rows or by windows."""
+    root = source.roots[0]
     update: dict[str, Any] = {"classes": _names(parts["train"], columns)}
     if len(parts) > 1:
         update["split"] = "split"
@@ -128,7 +124,7 @@ def _of_numbers(parts: dict[str, Any], columns: Columns, root: Path) -> Dataset:
         tables.append(TableRows.of_frame(frame, f"{root} ({part})", asked))
     rows, asked, _ = read_rows(tables, asked, root)
     rows = windowed(rows, asked, root)
-    return made(rows, asked, "huggingface", str(root), f"{len(rows.label)} examples")
+    return made(rows, asked, source, "huggingface", f"{len(rows.label)} examples")
 
 
 def _inputs(values: Iterable[Any], where: str, how: ImageTransform) -> NDArray[Any]:

@@ -54,6 +54,7 @@ class RecordingRows:
     last: NDArray[np.int64]  # (n,) likewise, the last one
     stretch: NDArray[np.int64]  # (n,) what a window may be cut from
     start: NDArray[np.int64]  # (n,) place of the first row in its stretch
+    place: NDArray[np.int64]  # (n,) place of the first row among all rows, in recording order
 
     def at(self, places: NDArray[Any]) -> RecordingRows:
         """Return some of the rows, in the order of their places."""
@@ -125,7 +126,7 @@ def _read(table: TableRows, columns: Columns) -> tuple[RecordingRows, Mended]:
         time, mended = times_of(table, columns, (client, session))
     zeros, places = np.zeros(len(x), dtype=np.int64), np.arange(len(x))
     rows = RecordingRows(
-        x, label, client, part, group, session, time, zeros, places, places, zeros, zeros
+        x, label, client, part, group, session, time, zeros, places, places, zeros, zeros, zeros
     )
     return rows, mended
 
@@ -272,7 +273,8 @@ def joined(parts: Sequence[RecordingRows]) -> RecordingRows:
         recording = np.full(len(rows.x), number, dtype=np.int64)
         shifted.append(replace(rows, recording=recording, stretch=rows.stretch + shift))
         shift += int(rows.stretch.max(initial=-1)) + 1
-    return concatenated(shifted)
+    rows = concatenated(shifted)
+    return replace(rows, place=np.arange(len(rows.x), dtype=np.int64))
 
 
 def windowed(rows: RecordingRows, columns: Columns, where: object) -> RecordingRows:

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcli.data.arrays import IntArray
-from fedcli.data.cuts.held_out import last_groups, last_of_each
+from fedcli.data.cuts.held_out import last_groups, last_of_each, near_tests, tasks_in_order
 from fedcli.data.folders import note_left_out
 from fedcli.data.own.cells import check_columns, features_of
 from fedcli.data.own.examples import coded, dataset_of
@@ -65,7 +65,7 @@ def table(source: Source) -> Dataset:
     read = (read_table(path, columns) for path in files)
     rows, columns, decimal = read_rows(read, columns, root)
     rows = windowed(rows, columns, root)
-    return made(rows, columns, "table", str(root), f"{len(files)} files", decimal)
+    return made(rows, columns, source, "table", f"{len(files)} files", decimal)
 
 
 def columns_of(data: Data) -> Columns:
@@ -78,8 +78,8 @@ def columns_of(data: Data) -> Columns:
 def made(
     rows: RecordingRows,
     columns: Columns,
+    source: Source,
     name: str,
-    where: str,
     variant: str,
     decimal: Decimal | None = None,
 ) -> Dataset:
@@ -88,27 +88,34 @@ def made(
     Raises:
         DataError: a class is unknown, or a part is empty; says why, where that is known.
     """
+    where = str(source.roots[0])
     y, classes = coded(rows.label, columns.classes, f"{where}: column {columns.label!r}")
     owners, people = coded(rows.client, None, f"{where}: column {columns.client!r}")
     wholes: IntArray | None = None
     if columns.group is not None:
         wholes, _ = coded(rows.group, None, f"{where}: column {columns.group!r}")
+    tasks, most = tasks_in_order(owners, source.tasks, wholes), max(source.tasks, default=1)
     if columns.split is not None:
         train, test = (rows.part == part for part in PARTS)
     elif wholes is not None:
-        test = last_groups(owners, wholes, columns.test_share)
+        test = last_groups(owners * most + tasks, wholes, columns.test_share)
         train = ~test
     else:
-        test = last_of_each(owners * len(classes) + y, columns.test_share)
-        train = ~test & ~_shares_rows(rows, test, columns.window or 1)
+        test = last_of_each((owners * most + tasks) * len(classes) + y, columns.test_share)
+        reach = (columns.window or 1) + (source.data.test_gap or 0)
+        train = ~test & ~near_tests(owners, rows.place, test, reach)
     _check_parts(train, test, columns, len(classes), where)
-    x, fill = _filled(rows.x, train, columns, where)
+    known = train if columns.split is not None else train & (tasks == 0)
+    x, fill = _filled(rows.x, known, columns, where)
     has_clients = bool(columns.client or columns.client_from)
     transform = TableTransform(columns=columns, fill=fill, decimal=decimal).model_dump(mode="json")
     parts = [
-        Examples(x[chosen], y[chosen], owners[chosen] if has_clients else None, transform)
+        Examples(
+            x[chosen], y[chosen], owners[chosen] if has_clients else None, transform,
+            tasks[chosen] if columns.split is None else None,
+        )
         for chosen in (train, test)
-    ]
+    ]  # fmt: skip
     dataset = dataset_of(
         name, parts[0], parts[1], classes, variant, people if has_clients else (),
         overlapping=columns.window is not None and (columns.hop or columns.window) < columns.window,
@@ -284,11 +291,3 @@ def _check_spaces(
                 f"{table.where}: column {column!r} holds {name!r} in {table.at(at)} and {like!r} "
                 f"in {before}, which differ in spaces alone: write equal names alike"
             )
-
-
-def _shares_rows(rows: RecordingRows, test: NDArray[np.bool_], length: int) -> NDArray[np.bool_]:
-    """Tell which windows overlap a test window."""
-    begins = np.full(int(rows.stretch.max(initial=0)) + 1, np.iinfo(np.int64).max)
-    np.minimum.at(begins, rows.stretch[test], rows.start[test])  # where a stretch's test begins
-    overlaps: NDArray[np.bool_] = rows.start + length > begins[rows.stretch]
-    return overlaps

@@ -13,9 +13,12 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from fedcli.data.arrays import Inputs, IntArray, check_examples
-from fedcli.data.cuts.held_out import last_of_each
+from fedcli.data.cuts.held_out import last_of_each, tasks_in_order
 from fedmodels.data_description import MAX_CLASSES, ProblemFile, first_fault
 from fedmodels.errors import DataError
+
+_FOLLOWING = ("transform", "wholes_train", "tasks_train", "tasks_test", "moments_given")
+"""Fields of a data set that follow from the config and from what is in the files."""
 
 
 @dataclass(frozen=True)
@@ -27,22 +30,38 @@ class Examples:
     groups: IntArray | None = None  # (n,) natural client
     transform: Mapping[str, Any] | None = None
     """How files became the inputs, where that is known."""
+    tasks: IntArray | None = None  # (n,) task of its natural client, where it was cut along time
+
+    @property
+    def first_inputs(self) -> Inputs:
+        """Return the inputs of everybody's first task: what is there as a run begins."""
+        return self.x if self.tasks is None else self.x[self.tasks == 0]
 
     def at(self, chosen: NDArray[np.bool_]) -> Examples:
         """Return some of the examples (n,)."""
-        groups = None if self.groups is None else self.groups[chosen]
-        return Examples(self.x[chosen], self.y[chosen], groups, self.transform)
+        groups, tasks = (
+            None if each is None else each[chosen] for each in (self.groups, self.tasks)
+        )
+        return Examples(self.x[chosen], self.y[chosen], groups, self.transform, tasks)
 
-    def split(self, share: float) -> tuple[Examples, Examples]:
+    def split(self, share: float, tasks: Sequence[int] = ()) -> tuple[Examples, Examples]:
         """Return the examples for training, and a share of them for testing.
 
-        The latter are the last ones of each natural client and class.
+        The latter are the last ones of each class, natural client and task.
+
+        Args:
+            share: part of each class that is for testing.
+            tasks: of natural clients, by number; one unless given.
         """
-        keys = self.y
-        if self.groups is not None:
-            keys = self.groups * (self.y.max(initial=0) + 1) + self.y
-        test = last_of_each(keys, share)
-        return self.at(~test), self.at(test)
+        if self.groups is None:
+            test = last_of_each(self.y, share)
+            return self.at(~test), self.at(test)
+        _, owners = np.unique(self.groups, return_inverse=True)
+        task = tasks_in_order(owners, tasks)
+        keys = np.stack([owners, task, self.y], axis=1)
+        test = last_of_each(np.unique(keys, axis=0, return_inverse=True)[1].reshape(-1), share)
+        cut = replace(self, tasks=task)
+        return cut.at(~test), cut.at(test)
 
 
 @dataclass(frozen=True)
@@ -65,6 +84,8 @@ class Dataset:
     class_names: tuple[str, ...]
     groups_train: IntArray | None = None  # (n,) natural client of each example
     groups_test: IntArray | None = None
+    tasks_train: IntArray | None = None  # (n,) task of its natural client, cut along time
+    tasks_test: IntArray | None = None
     wholes_train: IntArray | None = None  # (n,) what stays whole when a part is held out
     group_names: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()
@@ -92,7 +113,7 @@ class Dataset:
         return cls(
             name, train.x, train.y, test.x, test.y, len(class_names),
             class_names=tuple(class_names), groups_train=train.groups, groups_test=test.groups,
-            transform=train.transform, **facts,
+            tasks_train=train.tasks, tasks_test=test.tasks, transform=train.transform, **facts,
         )  # fmt: skip
 
     def at(self, train: IntArray | None = None, test: IntArray | None = None) -> Dataset:
@@ -151,8 +172,7 @@ class Dataset:
             return self.variant
         sha = hashlib.sha256()
         for part in fields(self):
-            # these follow from [data] and from what is in the files
-            if part.name in ("transform", "wholes_train", "moments_given"):
+            if part.name in _FOLLOWING:
                 continue
             value = getattr(self, part.name)
             if isinstance(value, np.ndarray):
@@ -183,6 +203,13 @@ class Dataset:
         if self.groups_train is None or self.groups_test is None:
             return None
         return np.concatenate([self.groups_train, self.groups_test])
+
+    @property
+    def tasks(self) -> IntArray | None:
+        """(n + m,) task of each training, then of each test example, where both are cut in time."""
+        if self.tasks_train is None or self.tasks_test is None:
+            return None
+        return np.concatenate([self.tasks_train, self.tasks_test])
 
 
 def check_finite(where: object, x: NDArray[np.generic]) -> None:

@@ -58,7 +58,7 @@ def directory(source: Source) -> Dataset:
     names = [composed(name) for name in source.data.classes or ()]
     names = names or _class_names(root, about)
     if holds_arrays(root):
-        train, test = _arrays_of(root, source.data)
+        train, test = _arrays_of(root, source.data, source.tasks)
         return _made(root, train, test, names, about)
     folder = _training_folder(root)
     for place in class_folders(folder, root):
@@ -140,14 +140,14 @@ def _tell_kinds(root: Path, listed: Listed, held: Listed) -> None:
         )  # fmt: skip
 
 
-def _arrays_of(root: Path, data: Data) -> tuple[Examples, Examples]:
+def _arrays_of(root: Path, data: Data, tasks: tuple[int, ...]) -> tuple[Examples, Examples]:
     """Return the arrays of both parts; raise ConfigError if ``[data]`` has a key for images."""
     if data.images != PLAIN:
         raise ConfigError(f"[data] {first_set(data.images)} is for images, and {root} holds arrays")
     has_test_part = any((root / f"test_{name}.npy").exists() for name in "xy")
     train = _read_arrays(root, "train")
     if share := _share_of(data, root, has_test_part=has_test_part):
-        train, test = train.split(share)
+        train, test = train.split(share, tasks)
     else:
         test = _read_arrays(root, "test")
     x, tested = narrowed(train.x, test.x)
@@ -165,7 +165,7 @@ def _made(
         test = replace(test, x=np.empty((0, *train.x.shape[1:]), dtype=train.x.dtype))
     highest = max((int(part.y.max()) for part in (train, test) if len(part.y)), default=-1)
     classes = named_classes(names, highest, root)
-    mean, std = channel_moments(train.x, scale)
+    mean, std = channel_moments(train.first_inputs, scale)
     return Dataset.of(
         "directory", train, test, classes, scale=scale,
         mean=_numbers(root, about, "mean", mean), std=_numbers(root, about, "std", std),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import entry_points
@@ -167,15 +167,15 @@ def is_published(root: Path) -> bool:
     return name in DATASETS and name not in OWN
 
 
-def source_of(data: Data) -> Source:
+def source_of(data: Data, tasks: Sequence[int] = ()) -> Source:
     """Return where to look for a config's data set: its root, ``$FEDTIDE_DATA``, the cache."""
     places = [data.root, os.environ.get("FEDTIDE_DATA")]
     roots = [Path(place).expanduser() for place in places if place]
-    return Source((*dict.fromkeys(roots), cache_dir()), data)
+    return Source((*dict.fromkeys(roots), cache_dir()), data, tuple(tasks))
 
 
-def load(data: Data) -> Dataset:
-    """Load the data set that ``[data]`` names.
+def load(data: Data, tasks: Sequence[int] = ()) -> Dataset:
+    """Load the data set that ``[data]`` names; ``tasks`` are those of natural clients, by number.
 
     Raises:
         ConfigError: no such data set is known, or ``[data]`` has a key that is for another one.
@@ -189,7 +189,9 @@ def load(data: Data) -> Dataset:
         _check_unset(data, ("test_share", "classes", *OF_IMAGES), "custom data")
     if data.name == "table":
         _check_unset(data, OF_IMAGES, "images")
-    return _with_moments(_loaded(data), data)
+    if data.columns is None or data.columns.split is not None or data.columns.group is not None:
+        _check_unset(data, ("test_gap",), "a table whose rows test_share splits")
+    return _with_moments(_loaded(data, tasks), data)
 
 
 def _with_moments(dataset: Dataset, data: Data) -> Dataset:
@@ -199,8 +201,8 @@ def _with_moments(dataset: Dataset, data: Data) -> Dataset:
     return replace(dataset, mean=data.mean, std=data.std, moments_given=True)
 
 
-def _loaded(data: Data) -> Dataset:
-    source, known = source_of(data), DATASETS.get(data.name)
+def _loaded(data: Data, tasks: Sequence[int]) -> Dataset:
+    source, known = source_of(data, tasks), DATASETS.get(data.name)
     if known is not None and known.takes_long and source.find(*known.files) is not None:
         from fedcli.data.sets.prepared import prepared  # imports torch: only where it is needed
 

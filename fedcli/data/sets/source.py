@@ -16,6 +16,9 @@ class Source:
     roots: tuple[Path, ...]
     """Directories to read, in this order; never written to, but for the cache, the last one."""
     data: Data = field(default_factory=lambda: Data(name=""))
+    tasks: tuple[int, ...] = ()
+    """Tasks into which the examples of each natural client are cut along time, by its number; of
+    others one. A test part that is chosen here is chosen in each task."""
 
     @property
     def cache(self) -> Path:

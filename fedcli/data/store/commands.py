@@ -92,7 +92,8 @@ def run_partition(
             something may not be meant.
     """
     console = console or Console()
-    dataset, reserve = set_apart(load(experiment_data), experiment_data, seed)
+    tasks = _tasks_along_time(experiment_scenario, num_clients)
+    dataset, reserve = set_apart(load(experiment_data, tasks), experiment_data, seed)
     dataset = thinned(dataset, experiment_data, seed)
     config: dict[str, Any] = {
         "data": experiment_data.identity(),
@@ -118,6 +119,14 @@ def run_partition(
     return str(out)
 
 
+def _tasks_along_time(scenario: ScenarioTable, num_clients: int) -> list[int]:
+    """Return the tasks of each natural client; none in another scenario, or if all have one."""
+    if not isinstance(scenario, Natural):
+        return []
+    tasks = scenario.tasks_per_client(num_clients, 0)
+    return tasks if max(tasks) > 1 else []
+
+
 def _dealt(dataset: Dataset, scenario: ScenarioTable, num_clients: int, seed: int) -> Partition:
     """Return who holds which examples; say which natural clients take no part."""
     made = partition(
@@ -131,6 +140,7 @@ def _dealt(dataset: Dataset, scenario: ScenarioTable, num_clients: int, seed: in
         coarse=dataset.coarse,
         has_own_parts=dataset.has_own_parts,
         overlapping=dataset.overlapping,
+        own_tasks=dataset.tasks,
     )
     if not isinstance(scenario, Natural):
         return made

@@ -296,8 +296,8 @@ def client_moments(dataset: Dataset, partition: Partition) -> list[Moments]:
         return _official_moments(dataset, partition)
     out = []
     for tasks in partition.clients:
-        indices = np.concatenate([task.train for task in tasks])
-        x, _ = examples_of(dataset, partition, indices, "train")
+        first = tasks[0].train  # others are not there yet when a run begins
+        x, _ = examples_of(dataset, partition, first, "train")
         out.append(channel_moments(x, dataset.scale))
     return out
 

@@ -19,7 +19,7 @@ __all__ = ["Columns", "Data"]
 
 OF_IMAGES = ("channels", "resize", "crop", "ground", "frames", "depth")
 """The keys of ``[data]`` that say how images are read."""
-_ADDED = ("test_share", "classes", "mean", "std", *OF_IMAGES)
+_ADDED = ("test_share", "test_gap", "classes", "mean", "std", *OF_IMAGES)
 Moment = Annotated[
     tuple[Annotated[float, Field(allow_inf_nan=False)], ...], Field(strict=False, min_length=1)
 ]
@@ -56,6 +56,9 @@ class Data(StrictTable):
     test_share: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Part of each class, its last examples, that is for testing where the data have no test part
     of their own; 0.2 unless given."""
+    test_gap: PositiveCount | None = None
+    """Rows of a table that are left out of training on either side of test examples, so that what
+    is measured is no neighbour of what was learned. By default none; windows never share rows."""
     validation_share: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Part of each client's training examples of each class, the last ones, that it keeps for
     validation and never trains on; whole groups where ``group`` names a column. What chooses (best

@@ -174,12 +174,11 @@ def test_digest_ignores_the_order_of_keys(tmp_path):
     assert not same_partition(tmp_path / "none", {})
 
 
-def test_zscore_per_client_uses_its_training_data_only(tmp_path):
+def test_zscore_per_client_uses_the_training_data_of_its_first_task(tmp_path):
     dataset = tiny_dataset((128, 6), floats=True)
     out = write(tmp_path / "data", dataset, kind="natural", tasks=2)
     data = ClientData(out / "1")
-    parts = [data.arrays(m, "train")[0] for m in range(2)]
-    z = data.normaliser(np.concatenate(parts))
+    z = data.normaliser(data.arrays(0, "train")[0])
     assert np.allclose(z.mean(axis=(0, 1)), 0, atol=1e-5)
     assert np.allclose(z.std(axis=(0, 1)), 1, atol=1e-5)
     found = data.global_test()

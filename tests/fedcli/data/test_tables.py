@@ -14,9 +14,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from fedcli.data.cuts.held_out import last_of_each
-from fedcli.data.own.recordings import RecordingRows
-from fedcli.data.own.tables import _shares_rows
+from fedcli.data.cuts.held_out import last_of_each, near_tests, tasks_in_order
 from fedcli.data.sets.dataset import Dataset
 from fedcli.data.sets.registry import load
 from fedcli.data.store.commands import run_partition
@@ -359,9 +357,8 @@ def test_the_parts_of_many_rows_are_found_at_once():
     keys, begin = np.arange(n) % (n // 4), time.monotonic()
     test = last_of_each(keys, 0.2)
     assert np.flatnonzero(test).tolist() == list(range(3 * n // 4, n))
-    texts, zeros = np.zeros(n, dtype=np.str_), np.zeros(n, dtype=np.int64)
-    stretch, start = np.arange(n) // 2, np.arange(n) % 2
-    rows = RecordingRows(zeros[:, None], *[texts] * 5, zeros, zeros, zeros, zeros, stretch, start)
-    assert _shares_rows(rows, np.arange(n) % 2 == 1, 2).all()
-    assert np.array_equal(_shares_rows(rows, test, 1), test)
+    owners, places = np.repeat(np.arange(n // 2), 2), np.arange(n)
+    assert np.array_equal(near_tests(owners, places, places % 2 == 1, 2), places % 2 == 0)
+    assert not near_tests(owners, places, test, 1).any()
+    assert tasks_in_order(np.arange(n) % 4, [2] * 4).sum() == n // 2
     assert time.monotonic() - begin < 20
