@@ -24,8 +24,8 @@ from fedcli.data.store.commands import run_partition
 from fedmodels.charts import Chart, Spread, document
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.origin import data_and_scenario
+from fedmodels.config_file import read_experiment
 from fedmodels.nets.split import SplitNet
-from fedmodels.resolution import read_experiment
 from fedmodels.training.loop import train_locally
 from fedtide.testing.trial import context_of, method_of, payload_of
 

@@ -35,7 +35,8 @@ import torch
 from zlib_ng import zlib_ng
 
 from benchmarks.measure import anonymous_bytes, parser_of, tell
-from fedcli.runtime.link import Link, Membership, channel_credentials
+from fedcli.runtime.link import Link, Membership
+from fedcli.runtime.own_certificate import channel_credentials
 from fedcli.runtime.worker import Result
 from fedmodels.errors import RunFailed
 from fedmodels.tensors.allocator import keep_large_blocks

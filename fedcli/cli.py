@@ -19,11 +19,12 @@ from fedcli.serving.commands import (
     serve_model,
     whose_model,
 )
-from fedmodels.commands import end_on_sigterm, run_command
+from fedmodels.commands import run_command
 from fedmodels.errors import ArchiveError, ConfigError, DataError
 from fedmodels.files import why_file_is_no_good
 from fedmodels.log_lines import LogLevel, set_up_logging
 from fedmodels.options import AsJson, Config, Device, Level, Quiet, Sets, Strict, program
+from fedmodels.signals import end_on_sigterm
 
 if TYPE_CHECKING:
     import torch
@@ -377,7 +378,7 @@ def partition(
     from fedcli.data.store.commands import run_partition
     from fedcli.data.store.partition_writer import Layout
     from fedmodels.config.origin import data_and_scenario
-    from fedmodels.resolution import read_experiment
+    from fedmodels.config_file import read_experiment
 
     if layout not in (None, *Layout):
         raise ConfigError(f"--layout {layout!r} is neither directories nor store")
@@ -431,7 +432,7 @@ def pretrain(
     """Pre-train HART on unlabelled windows by masked autoencoding (FedAli)."""
     from fedcli.pretrain import Pretraining
     from fedcli.pretrain import pretrain as run
-    from fedmodels.resolution import read_experiment
+    from fedmodels.config_file import read_experiment
 
     experiment = read_experiment(config, sets or ())
     how = Pretraining(epochs, batch_size, lr, mask)

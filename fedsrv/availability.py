@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import csv
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from fedmodels.config.experiment import Experiment
@@ -81,6 +82,11 @@ def is_there(availability: Availability, client: int, round: int) -> bool:
     """Tell whether a client is there in a round."""
     spans = availability.get(client)
     return spans is None or any(begin <= round < end for begin, end in spans)
+
+
+def attendance(experiment: Experiment) -> Callable[[int, int], bool]:
+    """Return what tells whether a client is there in a round; raise ConfigError as a trace does."""
+    return partial(is_there, read_availability(experiment))
 
 
 def with_digest(experiment: Experiment) -> Experiment:

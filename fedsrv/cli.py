@@ -96,7 +96,7 @@ def serve(
     """Serve one run: the coordinator alone."""
     options.set_up(quiet, log_level, as_json)
     aside = options.check_without(without, resume)
-    from fedmodels.resolution import read_experiment
+    from fedmodels.config_file import read_experiment
 
     experiment = read_experiment(config, sets or ())
     from fedsrv.coordinator import Listen
@@ -247,7 +247,7 @@ def launch(
     aside = options.check_without(without, resume)
     os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that are forked: before torch comes in
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # asking for GPUs spoils no fork
-    from fedmodels.resolution import read_experiment
+    from fedmodels.config_file import read_experiment
 
     experiment = read_experiment(config, sets or ())
     _watchers(metrics_port, dashboard, out, insecure)  # the coordinator makes its own

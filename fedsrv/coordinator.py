@@ -18,24 +18,21 @@ from typing import TYPE_CHECKING, Any, Self
 import tomli_w
 import torch
 
+from fedmodels.code_names import refuse_exits
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.places import check_address
 from fedmodels.config.privacy import check_trust
 from fedmodels.config.sent import without_places
 from fedmodels.errors import ConfigError, FedtideError, RunStopped
 from fedmodels.files import write_atomically
-from fedmodels.own_code import refuse_exits
 from fedmodels.printable import printable
 from fedmodels.training.fault import name_faults
-from fedmodels.training.initial_weights import pin_weights
 from fedpb.channels import is_loopback
 from fedsrv import parts
-from fedsrv.availability import with_digest
 from fedsrv.engine.admission import Admission
 from fedsrv.engine.rounds import Engine
 from fedsrv.events import HAS_FAILED, Ending, EventLog
 from fedsrv.identity.guard import Guard
-from fedsrv.parts.server_data import server_data_for
 from fedsrv.state.run_directory import beginning, writing
 from fedsrv.state.store import Store
 from fedsrv.transport.call_log import Journal
@@ -167,8 +164,8 @@ def serve(
     listen.check()
     parts.check(experiment)
     check_trust(experiment.secure_sum, certified=listen.requires_identity)
-    experiment = with_digest(pin_weights(experiment))
-    held = server_data_for(experiment, server_data)
+    experiment = parts.with_digests(experiment)
+    held = parts.server_data_for(experiment, server_data)
     torch.set_num_threads(experiment.server.threads)
     with ExitStack() as stack:
         began = stack.enter_context(beginning(out))

@@ -18,28 +18,25 @@ from fedcli.data.store.commands import run_partition
 from fedcli.runtime.patience import executed
 from fedcli.runtime.worker import Result, Task
 from fedcli.runtime.workers import Workers
+from fedmodels.code_names import refuse_exits
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.origin import data_and_scenario
 from fedmodels.devices import device_of
 from fedmodels.errors import ClientFailed, OrderDeclined, PayloadError
-from fedmodels.own_code import refuse_exits
 from fedmodels.resolution import experiment_of
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId
 from fedmodels.tensors.memory_blocks import lease
 from fedmodels.training.fault import name_faults
-from fedmodels.training.initial_weights import pin_weights
 from fedpb.codec import Receiver, encode, merged, read_chunk
 from fedpb.orders import WITHOUT_PAYLOAD
 from fedpb.peer_certificates import PeerCertificates
 from fedpb.v1 import coordinator_pb2 as rpc
-from fedsrv.availability import with_digest
 from fedsrv.coordinator import admission_of, config_text, set_aside, write_facts
 from fedsrv.engine.cohort import Answer, Answers, AnyOf, News, Trip, stamped
 from fedsrv.engine.rounds import Engine
 from fedsrv.events import EventLog
 from fedsrv.launch.given_data import check_given_data, check_net
-from fedsrv.parts import check, parts_of
-from fedsrv.parts.server_data import server_data_for
+from fedsrv.parts import check, parts_of, server_data_for, with_digests
 from fedsrv.state.run_directory import (
     beginning,
     make_directory,
@@ -304,7 +301,7 @@ def deal_out(
     if not resume:
         refuse_existing(out)
     check(experiment)
-    experiment = with_digest(pin_weights(_without_certificates(experiment)))
+    experiment = with_digests(_without_certificates(experiment))
     if data is not None:
         check_given_data(experiment, data, "data")
         check_net(experiment, data)

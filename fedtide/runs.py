@@ -297,7 +297,7 @@ main(sys.argv[1:])
 
 def _tables(config: Config, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Return the plain tables of a config with the overrides in them."""
-    from fedmodels.resolution import drop_former_keys, put
+    from fedmodels.config_file import drop_former_keys, put
 
     if isinstance(config, Mapping):
         tables: dict[str, Any] = _plain(config, "the config")

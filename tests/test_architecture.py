@@ -69,11 +69,11 @@ ROOMS = {
     ),
     "fedmodels": (
         "errors", "shortages", "machine", "devices", "printable", "units", "charts", "log_lines",
-        "files", "line_file", "processes", "asked", "own_code", "page_server", "commands",
-        "options", "tensors", "class_names",
+        "files", "line_file", "processes", "asked", "code_names", "own_code", "page_server",
+        "signals", "commands", "options", "tensors", "class_names",
         "data_description", "numerics", "secure_sum", "config", "reductions", "nets", "privacy",
         "training", "techniques", "methods", "parts",
-        "resolution",
+        "resolution", "config_file",
     ),
     "fedpb": (
         "", "v1", "pem", "revocation", "server_check", "invitation", "handshakes", "channels",

@@ -11,7 +11,7 @@ from statistics import fmean
 from benchmarks.papers.size import Size, share, size_of
 from benchmarks.papers.table import ROOT, Beside, Shown
 from fedmodels.config.experiment import Experiment
-from fedmodels.resolution import parse_experiment
+from fedmodels.config_file import parse_experiment
 from fedsrv.sweep.outcome import Outcome, read_record, values_of
 from fedsrv.sweep.plan import Cell, Sweep, plan
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fedmodels.config.experiment import Experiment
-from fedmodels.resolution import parse_experiment
+from fedmodels.config_file import parse_experiment
 from fedsrv.sweep.plan import config_for
 
 HERE = Path(__file__).parent

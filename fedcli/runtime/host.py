@@ -36,7 +36,7 @@ from fedcli.runtime.patience import executed, patiently
 from fedcli.runtime.state import lock_states
 from fedcli.runtime.worker import Progress, Result, Task
 from fedcli.runtime.workers import Workers
-from fedmodels.commands import end_if_signalled
+from fedmodels.code_names import refuse_exits
 from fedmodels.config.privacy import DETAILS, CountDetail
 from fedmodels.errors import (
     ArchiveError,
@@ -46,16 +46,16 @@ from fedmodels.errors import (
     PayloadError,
     SetOut,
 )
-from fedmodels.own_code import refuse_exits
 from fedmodels.printable import printable
 from fedmodels.resolution import received_experiment
+from fedmodels.signals import end_if_signalled
 from fedmodels.tensors.allocator import give_back_free_pages
 from fedmodels.tensors.bundle import ClientId
 from fedmodels.tensors.bundle_spec import BundleSpec
+from fedmodels.training.wire import part_at
 from fedpb.orders import WITHOUT_PAYLOAD
 from fedpb.tables import values_of
 from fedpb.v1 import coordinator_pb2 as rpc
-from fedpb.zstd import check_installed
 
 FOLLOWED_WITHIN_S = 15.0
 """How long to wait for the other orders that are trained together with one."""
@@ -136,7 +136,7 @@ class Host:
         torch.set_num_threads(experiment.training.threads)
         self._together = experiment.training.together
         if experiment.zstd:
-            check_installed()
+            part_at("fedpb.zstd:check_installed")()
         self.link.zstd = experiment.zstd
         self.workers.begin(experiment, reply.class_names)
         if self._incoming is not None and not experiment.schedule.open:

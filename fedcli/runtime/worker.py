@@ -17,12 +17,12 @@ from fedcli.runtime.client_log import tell, tell_scored, tell_trained
 from fedcli.runtime.client_part import Client, Training
 from fedcli.runtime.scoring import add_score
 from fedcli.runtime.setups import SetUp
-from fedmodels.commands import end_if_signalled
 from fedmodels.errors import ArchiveError, ConfigError, FedtideError, OrderDeclined, PayloadError
 from fedmodels.machine import peak_rss_bytes
 from fedmodels.nets.split import SplitNet
 from fedmodels.printable import without_places
 from fedmodels.shortages import is_passing, lacks_memory
+from fedmodels.signals import end_if_signalled
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, Weights, state_digest
 from fedmodels.training.contexts import ClientContext
 from fedmodels.training.fault import fault_in, line_of

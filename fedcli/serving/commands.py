@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedmodels.commands import end_on_sigterm
 from fedmodels.errors import ConfigError, DataError
 from fedmodels.log_lines import LogLevel, set_up_logging
 from fedmodels.options import Level
+from fedmodels.signals import end_on_sigterm
 
 if TYPE_CHECKING:
     from fedcli.serving.live_model import LiveModel

@@ -125,10 +125,10 @@ def certs_withdraw(
 @certs_app.command("serve")
 def certs_serve(directory: AuthorityDir = Path("certs"), listen: Place = "127.0.0.1:50050") -> None:
     """Give certificates to whoever is invited, where the authority's key lies, until Ctrl-C."""
-    from fedmodels.commands import end_on_sigterm
     from fedmodels.config.places import check_address
     from fedmodels.errors import Interrupted
     from fedmodels.log_lines import LogLevel, set_up_logging
+    from fedmodels.signals import end_on_sigterm
     from fedsrv.identity.enrolment import start_enrolling
 
     set_up_logging(LogLevel.INFO)

@@ -9,10 +9,10 @@ from typing import Annotated
 
 import typer
 
-from fedmodels.commands import end_on_sigterm
 from fedmodels.errors import ConfigError
 from fedmodels.log_lines import LogLevel
 from fedmodels.options import AsJson, Level, Quiet
+from fedmodels.signals import end_on_sigterm
 from fedsrv.commands import options
 
 

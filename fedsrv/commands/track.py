@@ -30,8 +30,8 @@ def track(
     """
     from contextlib import closing
 
+    from fedmodels.config_file import read_experiment
     from fedmodels.errors import ConfigError, suggestion
-    from fedmodels.resolution import read_experiment
     from fedsrv.state.ledger import Ledger
     from fedsrv.state.run_directory import refuse_in_use
     from fedsrv.tracking.trackers import TRACKERS, send, wanted

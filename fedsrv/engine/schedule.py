@@ -12,7 +12,7 @@ from fedmodels.errors import ConfigError
 from fedmodels.numerics.randomness import derive_seed
 from fedmodels.tensors.bundle import ClientId
 from fedmodels.training.position import Position, Stage, Task
-from fedsrv.availability import is_there, read_availability
+from fedmodels.training.wire import part_at
 
 
 @dataclass(frozen=True)
@@ -139,12 +139,14 @@ def _visits(
 ) -> Iterator[tuple[int, int, tuple[int, ...]]]:
     """Yield (round, task, cohort) in order; a round without anybody is left out."""
     schedule, size = experiment.schedule, experiment.cohort_size + experiment.schedule.over_select
-    availability = read_availability(experiment)
+    attends: Callable[[int, int], bool] | None = None
+    if schedule.availability is not None:
+        attends = part_at("fedsrv.availability:attendance")(experiment)
 
     def drawn(round: int, candidates: Sequence[int], size: int) -> tuple[int, ...]:
         there = candidates
-        if availability:
-            there = [c for c in candidates if is_there(availability, c, round)]
+        if attends is not None:
+            there = [c for c in candidates if attends(c, round)]
         return draw_cohort(experiment.seed, round, there, size, weights)
 
     most, number = max((tasks[c] for c in trainers), default=0), 0

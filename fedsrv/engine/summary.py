@@ -12,17 +12,16 @@ from typing import Any
 
 import numpy as np
 
+from fedmodels.code_names import short_name
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import DataError
-from fedmodels.numerics.metric_names import is_written_by_runs
-from fedmodels.numerics.metric_tables import CHOSEN, DEFINITIONS
+from fedmodels.numerics.metric_tables import CHOSEN, DEFINITIONS, is_written_by_runs
 from fedmodels.numerics.metrics import (
     average_forgetting_measure,
     best_round,
     forgetting,
 )
 from fedmodels.numerics.streams import lost_in_stream
-from fedmodels.own_code import short_name
 from fedmodels.training.fault import line_of
 from fedsrv.engine.choice import chosen
 from fedsrv.engine.schedule import Step, is_scored

@@ -15,10 +15,12 @@ from pathlib import Path
 
 import tomli_w
 
+from fedmodels.code_names import is_own
 from fedmodels.config.changes import forbidden_changes
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.places import gpu_of
 from fedmodels.config.privacy import check_trust
+from fedmodels.config_file import parse_experiment
 from fedmodels.errors import (
     ConfigError,
     DataError,
@@ -28,9 +30,7 @@ from fedmodels.errors import (
     SetOut,
 )
 from fedmodels.log_lines import LogLevel
-from fedmodels.own_code import is_own
 from fedmodels.processes import Box, Child, ProcessLine, next_said, started
-from fedmodels.resolution import parse_experiment
 from fedmodels.tensors.bundle import EVALUATOR
 from fedsrv import parts
 from fedsrv.events import HAS_FAILED, Event

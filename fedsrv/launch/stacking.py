@@ -10,9 +10,10 @@ import math
 from pathlib import Path
 
 from fedmodels.config.experiment import Experiment
+from fedmodels.config_file import parse_experiment
 from fedmodels.errors import FedtideError
 from fedmodels.methods import make
-from fedmodels.resolution import experiment_of, parse_experiment
+from fedmodels.resolution import experiment_of
 from fedmodels.training.run import RunFacts
 from fedmodels.training.stack_trial import check_together
 from fedsrv.launch.given_data import description_of

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from fedmodels.config.experiment import Experiment
+from fedmodels.methods import method_class
+from fedmodels.parts.server_data import needs_server_data
+from fedmodels.training.contexts import ServerData
 from fedmodels.training.optimizer import check_training
-from fedpb import zstd
-from fedsrv.availability import read_availability
+from fedmodels.training.wire import part_at
 from fedsrv.engine.server_part import ServerPart
 from fedsrv.events import EventLog
 from fedsrv.state.store import Store
@@ -21,7 +24,7 @@ from fedsrv.state.store import Store
 IsOn = Callable[[Experiment], bool]
 PARTS: Sequence[tuple[str, IsOn]] = (
     ("stages:OpenRuns", lambda e: e.schedule.open),
-    ("server_data:ServerExamples", lambda e: True),
+    ("server_data:ServerExamples", lambda e: _trains_at_the_server(e)),
     ("stacking:Stacking", lambda e: e.training.together > 1),
     ("stopping:Patience", lambda e: (e.schedule.patience, e.schedule.target) != (None, None)),
     ("unused_data:UnusedData", lambda e: True),
@@ -41,11 +44,39 @@ PARTS: Sequence[tuple[str, IsOn]] = (
 def check(experiment: Experiment) -> None:
     """Refuse a config, as far as that needs neither data nor clients; raise ConfigError."""
     if experiment.zstd:
-        zstd.check_installed()
+        part_at("fedpb.zstd:check_installed")()
     check_training(experiment)
-    read_availability(experiment)
+    if experiment.schedule.availability is not None:
+        part_at("fedsrv.availability:read_availability")(experiment)
     for part in _classes(experiment):
         part.check(experiment)
+
+
+def with_digests(experiment: Experiment) -> Experiment:
+    """Return the experiment with the digests of files that it names: of weights, and of a trace.
+
+    Raises:
+        ConfigError: one cannot be read, or is not the one that the run began with.
+    """
+    if (experiment.net.weights or experiment.net.weights_sha256) is not None:
+        pin_weights = part_at("fedmodels.training.initial_weights:pin_weights")
+        experiment = pin_weights(experiment)
+    if experiment.schedule.availability is not None:
+        experiment = part_at("fedsrv.availability:with_digest")(experiment)
+    return experiment
+
+
+def server_data_for(experiment: Experiment, directory: Path | None) -> ServerData | None:
+    """Return what the method's server half trains on; None where it trains on nothing.
+
+    Raises:
+        ConfigError: the method needs data and no directory is given, or one of another partition.
+        DataError: the directory is damaged.
+    """
+    if not _trains_at_the_server(experiment):
+        return None
+    found: ServerData = part_at("fedsrv.parts.server_data:server_data_for")(experiment, directory)
+    return found
 
 
 def parts_of(store: Store, events: EventLog, **given: Any) -> list[ServerPart]:
@@ -58,6 +89,10 @@ def _classes(experiment: Experiment) -> Iterator[type[ServerPart]]:
         if is_on(experiment):
             module, _, name = place.partition(":")
             yield getattr(importlib.import_module(f"fedsrv.parts.{module}"), name)
+
+
+def _trains_at_the_server(experiment: Experiment) -> bool:
+    return needs_server_data(method_class(experiment.method.name))
 
 
 def _hides(experiment: Experiment, level: str) -> bool:

@@ -59,7 +59,7 @@ def server_data_for(experiment: Experiment, directory: Path | None) -> ServerDat
         DataError: the directory is damaged.
     """
     check_given(experiment, directory is not None)
-    if directory is None or not needs_server_data(method_class(experiment.method.name)):
+    if directory is None:
         return None
     data = read_server_data(directory)
     origin = read_file(directory / "problem.json", ProblemFile).partition

@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from fedmodels.charts import Spread
+from fedmodels.code_names import short_name
 from fedmodels.errors import ArchiveError
 from fedmodels.files import read_regular
 from fedmodels.numerics.metric_names import current
-from fedmodels.own_code import short_name
 from fedmodels.printable import printable
 from fedsrv.report.frame import spread_of
 from fedsrv.state.record import Record

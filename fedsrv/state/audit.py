@@ -13,6 +13,7 @@ import hashlib
 import json
 import logging
 import re
+import sqlite3
 import threading
 import time
 from collections import Counter
@@ -85,6 +86,13 @@ def read(path: Path) -> Iterator[Entry]:
 def _link(before: str, body: bytes) -> str:
     """Return the hash that ties a line to those before it."""
     return hashlib.sha256(before.encode() + body).hexdigest()
+
+
+def last_audited(db: sqlite3.Connection) -> Mark | None:
+    """Return the last line of the audit log at the last commit; None before one."""
+    query = "SELECT statement FROM chain WHERE statement LIKE '%\"audit\"%' ORDER BY number DESC"
+    found = db.execute(f"{query} LIMIT 1").fetchone()
+    return Mark(*json.loads(found[0])["audit"]) if found else None
 
 
 class Audit:

@@ -57,6 +57,15 @@ def continued(link: bytes, digests: bytes) -> bytes:
     return link
 
 
+def written_last(db: sqlite3.Connection, name: str) -> str:
+    """Return the sha256 of a file as the history stated it last; an empty text before that."""
+    query = "SELECT statement FROM chain WHERE statement LIKE '%\"writes\"%' ORDER BY number DESC"
+    for (text,) in db.execute(query):
+        if (said := json.loads(text)).get("writes") == name:
+            return str(said["sha256"])
+    return ""
+
+
 class Chain:
     """The chain of one run: written by the engine's thread, and read by others."""
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import cast
 
 from fedmodels.config.experiment import Experiment
+from fedmodels.config_file import parse_experiment
 from fedmodels.errors import ArchiveError, reason_of
 from fedmodels.files import sync_path
-from fedmodels.resolution import parse_experiment
 from fedmodels.tensors.archive import load_named
 from fedsrv.state.ledger import Ledger
 from fedsrv.state.record import Record

@@ -29,9 +29,9 @@ from fedmodels.files import LEFTOVER, sync_path, write_atomically
 from fedmodels.line_file import append_lines
 from fedmodels.tensors.bundle import state_digest
 from fedmodels.training.contexts import ServerState
-from fedsrv.state.audit import AUDIT, Audit
+from fedsrv.state.audit import AUDIT, Audit, last_audited
 from fedsrv.state.history import History
-from fedsrv.state.ledger import Ledger
+from fedsrv.state.ledger import Ledger, written_last
 from fedsrv.state.record import Record, trained_in
 from fedsrv.state.run_directory import (
     another_config,
@@ -44,7 +44,6 @@ from fedsrv.state.run_directory import (
     writing,
 )
 from fedsrv.state.state_files import StateFiles
-from fedsrv.state.verification import differences, last_audited, written_last
 
 if TYPE_CHECKING:
     from fedmodels.privacy.releases import ReleaseLog
@@ -93,7 +92,7 @@ class Store:
         self._files = StateFiles(self.states, self.run_id, strict=self.strict)
         self._written: ServerState | None = None
         """The state that the last commit wrote, while it is in memory."""
-        self.differences = [*differences(path), *self.audit.differences]
+        self.differences = [*_wrong_in(path), *self.audit.differences] if resume else []
         """What did not fit in ``run.db``, ``rounds.jsonl`` and ``audit.jsonl``, a line each."""
         try:
             self._compare_experiment()
@@ -120,14 +119,14 @@ class Store:
 
     def _compare_experiment(self) -> None:
         """Compare the stored experiment with the present one, and store the present one."""
-        from fedmodels.resolution import experiment_of
-
         highest, watermark = (self.ledger.fact(name, int) for name in ("highest", "watermark"))
         self._highest = -1 if highest is None else highest
         self.watermark = -1 if watermark is None else watermark
         """The newest interaction that is known to be safe on every disk."""
         stored = self.ledger.fact("experiment", dict)
         if stored is not None:
+            from fedmodels.resolution import experiment_of
+
             before = experiment_of(stored, str(self.path / "run.db"))
             if changed := forbidden_changes(before, self.experiment):
                 raise another_config(self.path, changed, self.experiment)
@@ -550,3 +549,10 @@ class Store:
         self.audit.close()
         self.ledger.close()
         os.close(self._lock_file)
+
+
+def _wrong_in(run: Path) -> list[str]:
+    """Return what does not fit in the records of a run that goes on, a line each."""
+    from fedsrv.state.verification import differences
+
+    return differences(run)

@@ -121,22 +121,6 @@ def named(what: str, numbers: Collection[int]) -> str:
 Rows = list[tuple[Any, ...]]
 
 
-def last_audited(db: sqlite3.Connection) -> Mark | None:
-    """Return the last line of the audit log at the last commit; None before one."""
-    query = "SELECT statement FROM chain WHERE statement LIKE '%\"audit\"%' ORDER BY number DESC"
-    found = db.execute(f"{query} LIMIT 1").fetchone()
-    return Mark(*json.loads(found[0])["audit"]) if found else None
-
-
-def written_last(db: sqlite3.Connection, name: str) -> str:
-    """Return the sha256 of a file as the history stated it last; an empty text before that."""
-    query = "SELECT statement FROM chain WHERE statement LIKE '%\"writes\"%' ORDER BY number DESC"
-    for (text,) in db.execute(query):
-        if (said := json.loads(text)).get("writes") == name:
-            return str(said["sha256"])
-    return ""
-
-
 @dataclass(frozen=True)
 class Verified:
     """What was found of a run directory."""

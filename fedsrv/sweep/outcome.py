@@ -21,9 +21,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, cast
 
+from fedmodels.config_file import parse_experiment
 from fedmodels.errors import ArchiveError, ConfigError
 from fedmodels.numerics.metric_names import find, metric, with_population
-from fedmodels.resolution import parse_experiment
 from fedsrv.report.frame import Difference, RunNumbers, column, difference, known, spread_of, winner
 from fedsrv.report.run_record import RunRecord, read_run
 from fedsrv.report.table import Name, Table

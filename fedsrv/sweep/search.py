@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fedmodels.config_file import parse_experiment
 from fedmodels.errors import ArchiveError, ConfigError, RunFailed
 from fedmodels.files import write_atomically
 from fedmodels.numerics.randomness import derive_seed
-from fedmodels.resolution import parse_experiment
 from fedsrv.state.run_directory import make_directory
 from fedsrv.sweep.execution import RunCommand, Say, deal_out
 from fedsrv.sweep.plan import PlannedRun, Range, Search, Sweep, plan

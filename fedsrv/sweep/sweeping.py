@@ -16,9 +16,9 @@ from statistics import fmean
 
 from rich.console import Console
 
+from fedmodels.config_file import parse_experiment
 from fedmodels.errors import ArchiveError, ConfigError, RunFailed
 from fedmodels.files import write_atomically
-from fedmodels.resolution import parse_experiment
 from fedsrv.ray_cluster import RAY, address_in
 from fedsrv.report.run_record import read_run
 from fedsrv.report.tables import report_command, write_html

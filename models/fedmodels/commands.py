@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
+from fedmodels.code_names import refuse_exits
 from fedmodels.errors import ConfigError, FedtideError, RunStopped
 from fedmodels.files import require_utf8, why_file_is_no_good
-from fedmodels.own_code import refuse_exits
 from fedmodels.printable import printable
 from fedmodels.shortages import NO_MEMORY, lacks_memory, too_few_files
 
@@ -25,8 +25,6 @@ FIRST = ("init", "launch", "report")
 """The commands that a new user needs; help lists them before the others."""
 _used: list[str] = []
 """The variables that gave options to the command."""
-_signals: list[int] = []
-"""The signal that asked this process to end, once it has come."""
 PREFIXES = ("FEDSRV", "FEDCLI")
 """How the environment variables begin that stand for options, ``FEDSRV_LAUNCH_OUT`` for one."""
 
@@ -145,31 +143,6 @@ def _kind_of_value(typed: Callable[[Any], str], ctx: Any) -> str:
     """Return what help says of an option's values, such as ``<path>`` for ``<list[Path]>``."""
     name = typed(ctx).strip("<>").removeprefix("list[").removesuffix("]").removesuffix(" range")
     return f"<{WORDS.get(name, name)}>"
-
-
-def end_on_sigterm() -> None:
-    """Let SIGTERM end the process with its own exit status, 143; a second one changes nothing.
-
-    A loop that reads files or trains calls :func:`end_if_signalled` each time round, and so does
-    whoever takes an error for one of its own.
-    """
-    signal.signal(signal.SIGTERM, _end_by_signal)
-
-
-def end_if_signalled() -> None:
-    """Raise SystemExit if SIGTERM has come already, and a library dropped what it raised.
-
-    torch does so where it asks an object for its shape: the error becomes a ValueError, and a file
-    that is being read looks damaged.
-    """
-    if _signals:
-        raise SystemExit(128 + _signals[0])
-
-
-def _end_by_signal(number: int, _: object) -> None:
-    signal.signal(number, signal.SIG_IGN)
-    _signals.append(number)
-    raise SystemExit(128 + number)
 
 
 def _has_directory() -> bool:

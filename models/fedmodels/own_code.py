@@ -15,31 +15,16 @@ import hashlib
 import importlib.util
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from importlib.machinery import SourceFileLoader
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import CodeType
 from typing import Any
 
-from fedmodels.errors import ConfigError, RunFailed, RunStopped, suggestion
+from fedmodels.code_names import OWN_MODULE, is_own
+from fedmodels.errors import ConfigError, suggestion
 from fedmodels.files import read_regular
-
-
-def is_own(name: str) -> bool:
-    """Tell whether a name is that of a file and of something in it."""
-    return ".py:" in name
-
-
-def of_a_file(name: str) -> str:
-    """Return a hint, after a blank, where a name is a file's without what it holds; or nothing."""
-    return f" A custom one is named by its file: '{name}:Name'" if name.endswith(".py") else ""
-
-
-def short_name(name: str) -> str:
-    """Return a name without the place of its file: ``my_data.py:load``; others as they are."""
-    return name.rpartition("/")[2] if is_own(name) else name
 
 
 def with_place(name: str) -> str:
@@ -126,8 +111,6 @@ def load_entry_point(point: EntryPoint) -> Any:
         ) from error
 
 
-OWN_MODULE = "fedtide_own_"
-"""How the names of modules of custom files begin."""
 _CHECKED: dict[str, bytes] = {}
 """File -> what it held when it was checked last."""
 _FOUND: dict[str, tuple[str, Any]] = {}
@@ -218,26 +201,6 @@ def _run_file(name: str, source: bytes, digest: str) -> Any:
         public = [key for key in found if not key.startswith("_")]
         raise ConfigError(f"{file} defines no {inside!r}.{suggestion(inside, public)}")
     return found[inside]
-
-
-@contextmanager
-def refuse_exits() -> Iterator[None]:
-    """Make an error of it when custom code ends the process, as if a run were over.
-
-    Raises:
-        RunFailed: names the file and the line.
-    """
-    try:
-        yield
-    except SystemExit as error:
-        place = ""
-        for frame, number in traceback.walk_tb(error.__traceback__):
-            if str(frame.f_globals.get("__name__")).startswith(OWN_MODULE):
-                place = f"{frame.f_code.co_filename} (line {number})"
-        if not place or error.code == RunStopped.exit_code:  # SIGTERM came in the midst of it
-            raise
-        line = f"{place} ends the process; in a run, code returns or raises an error"
-        raise RunFailed(line) from error
 
 
 def _why(error: BaseException, file: str) -> str:

@@ -1,81 +1,26 @@
-"""From a config to a resolved experiment: names are looked up, defaults filled in."""
+"""From tables to a resolved experiment: names are looked up, defaults filled in."""
 
 from __future__ import annotations
 
 import logging
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
+from fedmodels.code_names import is_own
 from fedmodels.config.combinations import check_combinations, refusals
 from fedmodels.config.data import Data
 from fedmodels.config.experiment import Experiment, MethodTable, NetTable
-from fedmodels.config.faults import fault_of
-from fedmodels.config.presets import suggest_config
-from fedmodels.config.scenario import Scenario
-from fedmodels.config.sent import tables_in, without_places
-from fedmodels.errors import ConfigError, reason_of, suggestion
-from fedmodels.own_code import (
-    check_offered,
-    digest_of,
-    is_own,
-    own_name,
-    renew,
-    with_place,
-)
-from fedmodels.printable import shown
+from fedmodels.config.sent import without_places
+from fedmodels.errors import ConfigError, suggestion
 
 if TYPE_CHECKING:
     from fedmodels.training.method import Method
 
 log = logging.getLogger(__name__)
-
-
-def read_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
-    """Read and check a config file; ``overrides`` are those of :func:`parse_experiment`.
-
-    Raises:
-        ConfigError: it cannot be read, or says what it must not.
-    """
-    try:
-        text = path.read_text("utf-8-sig")  # some editors begin a file with a mark
-    except (OSError, UnicodeDecodeError) as error:
-        meant = suggest_config(path) if isinstance(error, FileNotFoundError) else ""
-        raise ConfigError(f"cannot read the config {path}: {reason_of(error)}{meant}") from None
-    return parse_experiment(text, str(path), overrides)
-
-
-def parse_experiment(
-    text: str, source: str = "config", overrides: Sequence[str] = ()
-) -> Experiment:
-    """Parse and check a TOML experiment.
-
-    Args:
-        text: the TOML.
-        source: its name in error lines.
-        overrides: ``key.path=value`` items that replace or add keys; a value is read as TOML and
-            taken as a string where it is none.
-
-    Raises:
-        ConfigError: names the key, what it may be and the nearest known one.
-    """
-    try:
-        tables = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{source} is not valid TOML: {error}") from None
-    if "methods" in tables and "method" not in tables:
-        raise ConfigError(f"{source} is a sweep, not the config of one run: use fedsrv sweep")
-    drop_former_keys(tables, overrides)
-    for item in overrides:
-        override(tables, item)
-    experiment = experiment_of(tables, source)
-    _note_moved(tables["method"], experiment.method, source)
-    return experiment
 
 
 def experiment_of(
@@ -119,7 +64,9 @@ def _told_of(source: str, tables: Mapping[str, Any]) -> Iterator[None]:
     try:
         yield
     except ValidationError as error:
-        raise ConfigError(f"{source}: {_one_line(error, tables)}") from None
+        from fedmodels.config.faults import first_line
+
+        raise ConfigError(f"{source}: {first_line(error, tables)}") from None
     except ConfigError as error:
         raise ConfigError(f"{source}: {error}") from None
 
@@ -161,9 +108,11 @@ def received_experiment(
     Raises:
         ConfigError: names the key, what it may be and the nearest known one.
     """
+    experiment = experiment_of(without_places(tables), source, code)
+    if experiment.net.weights_sha256 is None:
+        return experiment
     from fedmodels.training.initial_weights import with_own_weights  # it imports torch
 
-    experiment = experiment_of(without_places(tables), source, code)
     return with_own_weights(experiment, weights)
 
 
@@ -205,6 +154,7 @@ def make_method(name: str, **hyper_parameters: Any) -> Method:
         ConfigError: unknown method or hyper-parameter, or a value of the wrong type.
     """
     from fedmodels.methods import make
+    from fedmodels.own_code import renew
 
     renew(name)
     return make(name, **hyper_parameters)
@@ -216,6 +166,11 @@ def _with_own_code(experiment: Experiment, code: Sequence[Path] | None) -> Exper
     A client deals out no data, so that their file need not be there.
     """
     found: dict[str, Any] = {}
+    data = experiment.data
+    if not any(is_own(one.name) for one in (experiment.method, experiment.net, data) if one):
+        return experiment
+    from fedmodels.own_code import check_offered, digest_of, own_name, with_place
+
     for key in ("method", "net"):
         table: MethodTable | NetTable = getattr(experiment, key)
         if is_own(table.name):
@@ -224,153 +179,6 @@ def _with_own_code(experiment: Experiment, code: Sequence[Path] | None) -> Exper
                 check_offered(name)
             update = {"name": name, "code_sha256": digest_of(name)}
             found[key] = table.model_copy(update=update)
-    data = experiment.data
     if code is None and data is not None and is_own(data.name):
         found["data"] = data.model_copy(update={"name": with_place(data.name)})
     return experiment.model_copy(update=found)
-
-
-def _note_moved(given: Mapping[str, Any], resolved: MethodTable, source: str) -> None:
-    """Say which keys of ``[method]`` belong into ``[method.reading]``, or the other way round."""
-    found = resolved.hyper_parameters()
-    readings, inside = found.get("reading", {}), given.get("reading", {})
-    there, former = "[method]", "[method.reading]"
-    for keys, table, other in (
-        (given.keys() & readings.keys(), former, there),
-        (inside.keys() & found.keys(), there, former),
-    ):
-        if keys:
-            verb = "belongs" if len(keys) == 1 else "belong"
-            _say_once(
-                f"note: {source}: {', '.join(sorted(keys))} of {other} {verb} into {table} now; a "
-                "later release knows no other place"
-            )
-
-
-@cache
-def _say_once(line: str) -> None:
-    """Log a warning, once however often a sweep reads the same config."""
-    log.warning("%s", line)
-
-
-def drop_former_keys(tables: dict[str, Any], overrides: Sequence[str]) -> None:
-    """Where another method, net or scenario is asked for, leave out what belongs to the former.
-
-    All hyper-parameters of the former method go. Keys of a net or of a scenario stay where the
-    new one has them as well.
-    """
-    for name, key in (("method", "name"), ("net", "name"), ("scenario", "kind")):
-        table = tables.get(name)
-        asked = [item for item in overrides if item.partition("=")[0].strip() == f"{name}.{key}"]
-        if not asked or not isinstance(table, dict) or not isinstance(table.get(key), str):
-            continue
-        there: dict[str, Any] = {}
-        override(there, asked[-1])
-        former, new = table[key], there[name][key]
-        if not isinstance(new, str) or new == former:
-            continue
-        dropped = sorted(k for k in table if k != key and not _stays(name, k, new))
-        if dropped:
-            tables[name] = {k: value for k, value in table.items() if k not in dropped}
-            log.warning(
-                "note: %s.%s is set to %s: %s of %s in the file %s left out",
-                name, key, new, ", ".join(dropped), former, "is" if len(dropped) == 1 else "are",
-            )  # fmt: skip
-
-
-def _stays(table: str, key: str, new: str) -> bool:
-    """Whether a key of a table still means something to the method, net or scenario ``new``."""
-    if table == "method":
-        return False
-    if table == "scenario":
-        return key in _known_keys([table], new)
-    from fedmodels.nets import check_net  # it imports torch
-
-    try:
-        check_net(new, [key])
-    except ConfigError:
-        return key in NetTable.model_fields
-    return True
-
-
-def override(tables: dict[str, Any], item: str) -> None:
-    """Put what one ``KEY=VALUE`` says into plain tables.
-
-    Raises:
-        ConfigError: it is not of that form, or a part of the path is a value.
-    """
-    path, equals, text = item.partition("=")
-    if not equals or not path.strip():
-        raise ConfigError(f"--set {item!r} is not key=value, such as --set method.lam=0.3")
-    try:
-        value: Any = tomllib.loads(f"value = {text}")["value"]
-    except (ValueError, RecursionError):
-        value = text
-    put(tables, path.strip(), value)
-
-
-def put(tables: dict[str, Any], path: str, value: Any) -> None:
-    """Put a value under a dotted key of plain tables.
-
-    Raises:
-        ConfigError: a part of the path is a value.
-    """
-    *parents, leaf = path.split(".")
-    table = tables
-    for name in parents:
-        table = table.setdefault(name, {})
-        if not isinstance(table, dict):
-            raise ConfigError(f"{path} cannot be set: {name!r} is a value, not a table")
-    table[leaf] = value
-
-
-def _one_line(error: ValidationError, tables: Mapping[str, Any]) -> str:
-    """Turn the first finding of pydantic into a line a user can act on."""
-    first = error.errors()[0]
-    path = [str(part) for part in first["loc"]]
-    scenario = tables.get("scenario")
-    if path[:1] == ["scenario"] and isinstance(scenario, Mapping):
-        kind = scenario.get("kind")
-    else:
-        kind = None
-    if kind in path[1:2]:  # the tag of the scenario's union is no key of the file
-        path.pop(1)
-    where = f"[{'.'.join(path[:-1])}]" if path[:-1] else "the top level"
-    if first["type"] == "extra_forbidden":
-        known = _known_keys(path[:-1], kind)
-        line = f"unknown key {path[-1]!r} in {where}; known: {', '.join(known)}."
-        return line + suggestion(path[-1], known)
-    if first["type"] == "missing":
-        return f"key {path[-1]!r} is missing in {where}"
-    if first["type"] in ("union_tag_invalid", "union_tag_not_found"):
-        tag, known = str(first.get("ctx", {}).get("tag", "")), _kinds()
-        given = f"unknown kind {tag!r}" if tag else "key 'kind' is missing"
-        return f"{given} in [scenario]; known: {', '.join(known)}.{suggestion(tag, known)}"
-    fault = fault_of(error, tables)
-    given = "" if isinstance(fault.given, dict) else f" (given: {shown(fault.given)})"
-    return f"{'.'.join(fault.path) or 'config'}: {fault.message}{given}"
-
-
-def _kinds() -> list[str]:
-    """Return the kinds of scenarios."""
-    return [_kind_of(table) for table in tables_in(Scenario)]
-
-
-def _kind_of(scenario: type[BaseModel]) -> str:
-    return str(get_args(scenario.model_fields["kind"].annotation)[0])
-
-
-def _known_keys(path: list[str], kind: str | None) -> list[str]:
-    """Return the keys of a table; of a scenario, those of its kind."""
-    table: type[BaseModel] = Experiment
-    for name in path:
-        field = table.model_fields.get(name)
-        inner = tables_in(field.annotation) if field else []
-        if len(inner) > 1:
-            inner = [
-                each for each in inner if kind in get_args(each.model_fields["kind"].annotation)
-            ]
-        if not inner:
-            return []
-        table = inner[0]
-    return sorted(table.model_fields)

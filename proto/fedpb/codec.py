@@ -28,7 +28,6 @@ from fedpb.frames import FRAME_BYTES, WHOLE_BYTES, Frame, RawFrame, messages, re
 from fedpb.headers import header_of
 from fedpb.plans import plan_of
 from fedpb.v1 import bundle_pb2 as pb
-from fedpb.zstd import decompress_into
 
 MAX_LAID_OUT = 64
 """Frames of a payload that are kept as messages; a receiver far behind has others laid out anew.
@@ -168,6 +167,8 @@ class Receiver:
         payload = frame.payload
         if frame.raw_bytes:
             payload = self.buffer[frame.offset : end]
+            from fedpb.zstd import decompress_into
+
             decompress_into(frame.payload, payload)
         if zlib_ng.crc32(payload) != frame.crc32:
             raise PayloadError(f"the frame at {frame.offset} is damaged (checksum)")

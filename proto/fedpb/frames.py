@@ -17,7 +17,6 @@ from zlib_ng import zlib_ng
 
 from fedmodels.errors import PayloadError
 from fedpb.v1 import coordinator_pb2 as rpc
-from fedpb.zstd import compressed
 
 FRAME_BYTES = 1 << 20
 WHOLE_BYTES = 2 << 20
@@ -27,6 +26,13 @@ MESSAGE_BYTES = 3 << 20
 _HEADER_TAG = _RESULT_TAG = 0x0A
 _CHUNK_TAG, _OFFSET_TAG, _CRC_TAG, _RAW_TAG, _PAYLOAD_TAG = 0x7A, 0x08, 0x15, 0x18, 0x7A
 H = TypeVar("H", rpc.PullHeader, rpc.PushHeader)
+
+
+def _compressed(pieces: Sequence[memoryview]) -> bytes | None:
+    """Return fewer bytes for these; None where that is not worth it."""
+    from fedpb.zstd import compressed  # asked for by a config
+
+    return compressed(b"".join(pieces))
 
 
 class Frame:
@@ -42,7 +48,7 @@ class Frame:
     def laid_out(self) -> bytes:
         """Return a message of either stream, with the frame as field 15; this copies the bytes."""
         head, pieces, size = bytearray(), self.pieces, self.size
-        fewer = compressed(b"".join(pieces)) if self.zstd else None
+        fewer = _compressed(pieces) if self.zstd else None
         if self.offset:
             head.append(_OFFSET_TAG)
             head += _varint(self.offset)

@@ -22,8 +22,8 @@ from fedcli.runtime.link import Link
 from fedcli.runtime.worker import Worker
 from fedcli.serving.live_model import LiveModel
 from fedcli.serving.watching import WatchedFolder
-from fedmodels import commands
-from fedmodels.commands import end_on_sigterm
+from fedmodels import signals
+from fedmodels.signals import end_on_sigterm
 from fedmodels.tensors.bundle import Bundle
 from fedpb.v1 import coordinator_pb2 as rpc
 
@@ -31,7 +31,7 @@ from fedpb.v1 import coordinator_pb2 as rpc
 @pytest.fixture
 def ends_at_sigterm(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr(commands, "_signals", [])
+    monkeypatch.setattr(signals, "_signals", [])
     end_on_sigterm()
     yield
     signal.signal(signal.SIGTERM, before)

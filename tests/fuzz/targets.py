@@ -26,9 +26,10 @@ from google.protobuf.message import DecodeError
 
 from fedcli.data.store.client_data import ClientData
 from fedmodels.config.sent import without_places
+from fedmodels.config_file import parse_experiment
 from fedmodels.errors import ArchiveError, ConfigError, DataError, PayloadError
 from fedmodels.page_server import Handler, PageServer, Response
-from fedmodels.resolution import experiment_of, parse_experiment, received_experiment
+from fedmodels.resolution import experiment_of, received_experiment
 from fedmodels.tensors.archive import load_named
 from fedmodels.tensors.bundle import Bundle, GeneratorState, Histogram, Prototypes
 from fedmodels.tensors.bundle_spec import BundleSpec, TensorSpec, prototype_spec

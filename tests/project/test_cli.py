@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 import fedcli.cli
 import fedsrv.cli
 import fedtide
+from fedmodels.config_file import read_experiment
 from fedmodels.errors import ConfigError, LinkError, pip_line
-from fedmodels.resolution import read_experiment
 
 ROOT = Path(__file__).parents[2]
 FEDSRV = {

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import fedcli.cli
 import fedsrv.cli
 from fedmodels.config.presets import preset_directory, presets
-from fedmodels.resolution import parse_experiment
+from fedmodels.config_file import parse_experiment
 from fedsrv.presets import about
 
 BOTH = pytest.mark.parametrize("module", [fedsrv.cli, fedcli.cli], ids=["fedsrv", "fedcli"])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedmodels.config.experiment import Experiment
-from fedmodels.resolution import parse_experiment
+from fedmodels.config_file import parse_experiment
 from fedsrv.sweep.plan import Sweep, plan
 
 ROOT = Path(__file__).parents[2]

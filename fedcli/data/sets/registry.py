@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedcli.data.sets.source import Source
+from fedmodels.code_names import is_own
 from fedmodels.config.data import OF_IMAGES, Data
 from fedmodels.errors import ConfigError, suggestion
-from fedmodels.own_code import is_own, load_entry_point, own, renew
+from fedmodels.own_code import load_entry_point, own, renew
 
 if TYPE_CHECKING:
     from rich.console import Console

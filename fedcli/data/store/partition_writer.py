@@ -25,6 +25,7 @@ from fedcli.data.cuts.cut_input import Partition
 from fedcli.data.sets.dataset import Dataset
 from fedcli.data.store.client_data import GROUP, PARTS, STORE, TABLE, Part
 from fedcli.data.store.reserve import Reserve
+from fedmodels.code_names import is_own
 from fedmodels.config.origin import placeless
 from fedmodels.data_description import (
     FORMAT,
@@ -34,7 +35,6 @@ from fedmodels.data_description import (
     TaskCounts,
 )
 from fedmodels.errors import DataError
-from fedmodels.own_code import is_own
 from fedmodels.shortages import lack_of, why_cut_off
 
 Moments = tuple[tuple[float, ...], tuple[float, ...]]

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedcli.data.arrays import IntArray, content_hashes
-from fedcli.data.cuts.held_out import last_groups, last_of_each
 from fedcli.data.store.client_data import ClientData, GlobalTest
 from fedmodels.config.data import Data
 from fedmodels.data_description import Normaliser
@@ -49,6 +48,8 @@ class Validation:
         Raises:
             DataError: examples should have groups, and have none.
         """
+        from fedcli.data.cuts.held_out import last_groups, last_of_each
+
         if not self.by_group:
             return last_of_each(y, self.share)
         wholes = data.wholes(task)

@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from fedmodels.code_names import short_name
 from fedmodels.config.experiment import Experiment
-from fedmodels.own_code import short_name
 
 CHANGEABLE: Mapping[str, str] = {
     "training.lr": "each training from the next round on",

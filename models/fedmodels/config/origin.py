@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from fedmodels.code_names import short_name
 from fedmodels.config.changes import leaves
 from fedmodels.config.data import Data
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.scenario import ScenarioTable
 from fedmodels.errors import ConfigError
-from fedmodels.own_code import short_name
 
 NOT_DEALT = ("data.root", "data.input_shape", "data.num_classes", "data.validation_share")
 """Keys that change no partition."""

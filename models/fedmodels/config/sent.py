@@ -13,9 +13,9 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
+from fedmodels.code_names import short_name
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.strict_table import HERE, NAMED
-from fedmodels.own_code import short_name
 
 
 def without_places(

@@ -9,9 +9,9 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, dataclass_transform
 
+from fedmodels.code_names import OWN_MODULE, is_own, of_a_file
 from fedmodels.errors import ConfigError, suggestion
 from fedmodels.methods.variants import variants_of
-from fedmodels.own_code import OWN_MODULE, is_own, load_entry_point, of_a_file, own
 
 if TYPE_CHECKING:
     from fedmodels.training.method import Method
@@ -73,6 +73,8 @@ def method_class(name: str) -> type[Method]:
                     f"unknown method {name!r}; known: {', '.join(names())}."
                     + (of_a_file(name) or suggestion(name, names()))
                 )
+            from fedmodels.own_code import load_entry_point
+
             load_entry_point(found[0])
             if name not in _CLASSES:
                 raise ConfigError(
@@ -86,6 +88,7 @@ def method_class(name: str) -> type[Method]:
 
 def _own_class(name: str) -> type[Method]:
     """Return the method class that a file defines."""
+    from fedmodels.own_code import own
     from fedmodels.training.method import Method
 
     found = own(name)

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from fedmodels.code_names import is_own, of_a_file
 from fedmodels.errors import ConfigError, suggestion
 from fedmodels.nets.split import SplitNet
-from fedmodels.own_code import is_own, load_entry_point, of_a_file, own
 
 if TYPE_CHECKING:
     from fedmodels.nets.own_net import Batches
@@ -144,9 +144,13 @@ def _builder(name: str) -> Callable[..., SplitNet]:
         build = getattr(importlib.import_module(module), function)
         return build
     for point in entry_points(group="fedtide.nets", name=name):
+        from fedmodels.own_code import load_entry_point
+
         build = load_entry_point(point)
         return build
     if is_own(name):
+        from fedmodels.own_code import own
+
         build = own(name)
         return build
     names = net_names()

@@ -13,11 +13,12 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
+from fedmodels.code_names import is_own
 from fedmodels.data_description import ProblemFile, channel_axis, first_fault
 from fedmodels.errors import ArchiveError, DataError
 from fedmodels.nets import make_net
 from fedmodels.nets.split import SplitNet, load_weights
-from fedmodels.own_code import is_own, own_name
+from fedmodels.own_code import own_name
 from fedmodels.printable import printable
 from fedmodels.tensors.archive import load, save
 from fedmodels.tensors.bundle import Bundle, Weights

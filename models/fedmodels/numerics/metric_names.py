@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 
 from fedmodels.numerics.metric_tables import (
+    ACCURACY,
     COHORT,
     ENDINGS,
     EVERYONE,
@@ -18,9 +18,9 @@ from fedmodels.numerics.metric_tables import (
     METRICS,
     REPORTED,
     SCORES,
-    UPLOADS,
     VIEWS,
     Metric,
+    family_of,
 )
 
 __all__ = [
@@ -34,7 +34,6 @@ __all__ = [
     "current",
     "find",
     "is_known",
-    "is_written_by_runs",
     "metric",
     "with_population",
 ]
@@ -47,7 +46,6 @@ RETIRED: Mapping[str, str] = {
 }
 """Old names and endings, and those that stayed; ``bwt`` was −``forgetting``."""
 
-_ACCURACY = re.compile(r"(best_)?(a_glo|a_loc_received|a_loc_trained|a_loc)_(.+)")
 _BEST = ("personalization", "generalization", "global_f1")
 
 
@@ -55,13 +53,13 @@ def metric(name: str) -> Metric:
     """Return what the tables say of a name; a method's own metric is a plain number."""
     if found := METRICS.get(name):
         return found
-    if match := _ACCURACY.fullmatch(name):
+    if match := ACCURACY.fullmatch(name):
         base = METRICS[match[2]]
         titles, meanings = zip(*(words for _, words in _parts(match[3])), strict=True)
         title, meaning = ", ".join([base.title, *titles]), "; ".join([base.meaning, *meanings])
         better = -1 if match[3].endswith(LESS_IS_BETTER) else base.better
         return replace(base, name=name, title=title, meaning=meaning, better=better)
-    family = METRICS.get(_family(name))
+    family = METRICS.get(family_of(name))
     if family is not None:
         which = "after task" if family.name.endswith("_task") else "class"
         title = f"{family.title}, {which} {name.rpartition('_')[2]}"
@@ -85,21 +83,10 @@ def with_population(name: str, selected: str, told: str = "") -> str:
 
 def is_known(name: str) -> bool:
     """Tell whether the tables have a name, with every one of its endings."""
-    match = _ACCURACY.fullmatch(name)
+    match = ACCURACY.fullmatch(name)
     if name not in METRICS and match:
         return all(title != f"by {rule}" for rule, (title, _) in _parts(match[3]))
     return metric(name).meaning != "a metric of the method's own"
-
-
-def is_written_by_runs(name: str) -> bool:
-    """Tell whether a run writes a metric of this name itself, so that no method may."""
-    scores = {metric.name for metric in (*SCORES, *UPLOADS)} | {"loss", "prototype_drift"}
-    return _family(name) in scores or _ACCURACY.fullmatch(name) is not None
-
-
-def _family(name: str) -> str:
-    """Return a name without the class or task at its end."""
-    return re.sub(r"_(\d+|all)$", "", name)
 
 
 def current(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -8,6 +8,7 @@ test set, over the rare classes alone. :mod:`fedmodels.numerics.metric_names` lo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -459,3 +460,17 @@ ENDINGS: Mapping[str, tuple[str, str]] = {
 """Endings of ``a_glo`` and the ``a_loc…``: title and meaning; the last ones are methods' rules."""
 LESS_IS_BETTER = ("std", "ece")
 """Endings of figures of which less is better."""
+
+ACCURACY = re.compile(r"(best_)?(a_glo|a_loc_received|a_loc_trained|a_loc)_(.+)")
+"""An accuracy by its ending."""
+
+
+def is_written_by_runs(name: str) -> bool:
+    """Tell whether a run writes a metric of this name itself, so that no method may."""
+    scores = {metric.name for metric in (*SCORES, *UPLOADS)} | {"loss", "prototype_drift"}
+    return family_of(name) in scores or ACCURACY.fullmatch(name) is not None
+
+
+def family_of(name: str) -> str:
+    """Return a name without the class or task at its end."""
+    return re.sub(r"_(\d+|all)$", "", name)

@@ -16,7 +16,6 @@ from fedmodels.nets import make_net
 from fedmodels.nets.split import SplitNet, weights_of
 from fedmodels.numerics.randomness import derive_seed, seeded
 from fedmodels.tensors.bundle import Problem, Weights
-from fedmodels.training.initial_weights import from_file, with_rows
 
 
 @dataclass(frozen=True)
@@ -121,12 +120,16 @@ class RunFacts:
 
     def _first(self, part: Callable[[SplitNet], Weights]) -> Weights:
         """Return a part of the net's tensors as the run began, with rows for later classes."""
-        classes = self.problem.num_classes
-        earlier = map(self.for_classes, range(self.began_with or classes, classes))
-        nets = (run._built() for run in (*earlier, self))
+        net, classes = self.experiment.net, self.problem.num_classes
+        begun = self.began_with or classes
+        nets = (run._built() for run in (*map(self.for_classes, range(begun, classes)), self))
         first = next(nets)
         fresh = part(first)
-        start = from_file(self.experiment.net, first, fresh) if fresh else fresh
+        if begun == classes and net.weights is net.weights_sha256 is None:
+            return fresh
+        from fedmodels.training.initial_weights import from_file, with_rows  # reads archives
+
+        start = from_file(net, first, fresh) if fresh else fresh
         return reduce(with_rows, map(part, nets), start)
 
     def forget_initial_weights(self) -> None:

@@ -6,10 +6,11 @@ import pytest
 import tomli_w
 
 from fedmodels.config.changes import difference
+from fedmodels.config_file import parse_experiment
 from fedmodels.errors import ConfigError
 from fedmodels.nets import make_net
 from fedmodels.nets.alp import alp_layers
-from fedmodels.resolution import experiment_of, parse_experiment
+from fedmodels.resolution import experiment_of
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 MIN_EXAMPLES = 41

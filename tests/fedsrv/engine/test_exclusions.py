@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from fedmodels.config.server import Server
+from fedmodels.config_file import read_experiment
 from fedmodels.errors import ConfigError, PayloadError, RunFailed
-from fedmodels.resolution import read_experiment
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.events import EventLog
 from fedsrv.parts.exclusions import FILE, Exclusions, warned_in_a_row

@@ -8,8 +8,8 @@ from torch.nn.functional import cosine_similarity
 
 import fedtide
 from fedcli.runtime.worker import Worker
+from fedmodels.config_file import read_experiment
 from fedmodels.errors import TooFewClients
-from fedmodels.resolution import read_experiment
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.tensors.differences import SKETCH, Measured, against
 from fedpb.v1 import coordinator_pb2 as rpc

@@ -11,11 +11,11 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
+from fedmodels.config_file import parse_experiment
 from fedmodels.errors import DataError, RunFailed
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.own_code import own
 from fedmodels.processes import Child, ProcessLine, next_said, started
-from fedmodels.resolution import parse_experiment
 from fedsrv.coordinator import _run_to_the_end
 from fedsrv.events import HAS_FAILED, Event, EventLog
 from fedsrv.launch import launcher

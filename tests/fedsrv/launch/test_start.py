@@ -14,8 +14,9 @@ from rich.console import Console
 
 from fedcli.cli import main as fedcli
 from fedmodels.config.places import check_address, check_gpu, gpu_of, http_place
+from fedmodels.config_file import parse_experiment
 from fedmodels.errors import ConfigError, RunFailed
-from fedmodels.resolution import experiment_of, parse_experiment
+from fedmodels.resolution import experiment_of
 from fedsrv.cli import _watchers
 from fedsrv.cli import main as fedsrv
 from fedsrv.coordinator import Listen, serve, write_facts

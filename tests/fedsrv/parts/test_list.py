@@ -15,7 +15,7 @@ from fedsrv.parts import PARTS
 from tests.conftest import tiny_experiment
 from tests.sizes import ROOT
 
-ALWAYS = ["ServerExamples", "UnusedData", "OddUploads", "Exclusions"]
+ALWAYS = ["UnusedData", "OddUploads", "Exclusions"]
 """What takes effect without a key of its own."""
 HIDING = {
     "clip": 1.0, "noise_multiplier": 1.0, "delta": 1e-3,
@@ -23,6 +23,7 @@ HIDING = {
 }  # fmt: skip
 SIX = {"schedule": {"clients": 6}}
 ASKED: dict[str, dict[str, Any]] = {
+    "ServerExamples": {"method": {"name": "fedic"}},
     "OpenRuns": {"schedule": {"order": "tasks_outer", "rounds": 2, "open": True}},
     "Stacking": {"training": {"together": 3}},
     "Patience": {"data": {"validation_share": 0.2}, "schedule": {"patience": 1}},
@@ -81,7 +82,7 @@ def test_a_coordinator_loads_the_list_and_no_part_that_is_off():
             seen.add(module)
             due += loaded(module)
     held = {m for m in seen if m.startswith(("fedsrv.parts.", "fedsrv.tracking", "fedsrv.relay"))}
-    assert held == {"fedsrv.parts.server_data"}, "whose examples a coordinator reads"
+    assert held == set()
 
 
 def test_the_kernel_imports_no_part():

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import tomli_w
 
+from fedmodels.config_file import parse_experiment
 from fedmodels.errors import ConfigError
-from fedmodels.resolution import parse_experiment
 from fedsrv.sweep.plan import PlannedRun, Sweep, plan
 from fedsrv.sweep.sweeping import run_sweep
 from tests.conftest import TABLES

@@ -12,8 +12,8 @@ from xml.etree import ElementTree
 import pytest
 import tomli_w
 
+from fedmodels.config_file import parse_experiment
 from fedmodels.errors import ConfigError
-from fedmodels.resolution import parse_experiment
 from fedsrv.report.frame import RunNumbers, winner
 from fedsrv.report.run_record import read_run
 from fedsrv.report.tables import write_html

@@ -18,9 +18,9 @@ from typer.testing import CliRunner
 
 import fedsrv.cli
 from fedmodels.config.presets import preset_file
+from fedmodels.config_file import parse_experiment, read_experiment
 from fedmodels.errors import ConfigError, Interrupted, RunFailed
 from fedmodels.own_code import with_place
-from fedmodels.resolution import parse_experiment, read_experiment
 from fedsrv.report.frame import RunNumbers, difference
 from fedsrv.sweep import execution
 from fedsrv.sweep.columns import check_names, faults

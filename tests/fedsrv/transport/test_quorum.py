@@ -5,8 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from fedmodels.config_file import parse_experiment
 from fedmodels.errors import ConfigError, RunFailed, RunStopped
-from fedmodels.resolution import parse_experiment
 from fedmodels.tensors.bundle import EVALUATOR
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.cohort import AnyOf, TooFewOrders, fewest_alive
