@@ -164,6 +164,10 @@ def serve(
     listen.check()
     parts.check(experiment)
     check_trust(experiment.secure_sum, certified=listen.requires_identity)
+    if experiment.net.begin_from is not None:
+        from fedsrv.begin_from import begun
+
+        experiment = begun(experiment, out)
     experiment = parts.with_digests(experiment)
     held = parts.server_data_for(experiment, server_data)
     torch.set_num_threads(experiment.server.threads)

@@ -301,6 +301,10 @@ def deal_out(
     if not resume:
         refuse_existing(out)
     check(experiment)
+    if experiment.net.begin_from is not None:
+        from fedsrv.begin_from import begun
+
+        experiment = begun(experiment, out)
     experiment = with_digests(_without_certificates(experiment))
     if data is not None:
         check_given_data(experiment, data, "data")

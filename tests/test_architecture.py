@@ -83,7 +83,8 @@ ROOMS = {
     "fedsrv": (
         "presets", "events", "availability", "ray_cluster", "ray_driver", "identity", "state",
         "report",
-        "trained_models", "run_status", "event_lines", "sweep", "engine", "tracking", "parts",
+        "trained_models", "begin_from", "run_status", "event_lines", "sweep", "engine", "tracking",
+        "parts",
         "transport", "watching", "dashboard", "coordinator", "relay", "catalogue",
         "net_catalogue", "config_schema", "export", "commands",
         "launch", "cli", "__main__",

@@ -117,6 +117,10 @@ def launch(
         check_resumed(experiment, out / "config.toml")
     else:
         refuse_existing(out)
+    if experiment.net.begin_from is not None:
+        from fedsrv.begin_from import begun
+
+        experiment = begun(experiment, out)
     check_start(experiment, data, held, device)
     title = f"{experiment.method.name} on {name_of(experiment, data)}"
     display = display_of(title, log_level.number, as_json=as_json)

@@ -25,6 +25,7 @@ IsOn = Callable[[Experiment], bool]
 PARTS: Sequence[tuple[str, IsOn]] = (
     ("stages:OpenRuns", lambda e: e.schedule.open),
     ("server_data:ServerExamples", lambda e: _trains_at_the_server(e)),
+    ("beginning:Beginning", lambda e: e.net.begin_from is not None),
     ("stacking:Stacking", lambda e: e.training.together > 1),
     ("stopping:Patience", lambda e: (e.schedule.patience, e.schedule.target) != (None, None)),
     ("unused_data:UnusedData", lambda e: True),

@@ -83,6 +83,9 @@ class Record(TypedDict):
     """Asynchronous: the clients with an order that is not counted yet, and its interaction."""
     growths: NotRequired[list[dict[str, Any]]]
     """Of an open run: what it grew by before this interaction (:mod:`fedsrv.engine.schedule`)."""
+    began_from: NotRequired[dict[str, Any]]
+    """Of the first interaction of a run that began with the models of another one: its ``run``, the
+    ``interaction`` after which they were, and the ``sha256`` of the weights."""
     privacy: NotRequired[dict[str, float]]
     """With noise that hides clients or their examples: ``epsilon`` at ``delta``. With noise that
     hides clients, also ``epsilon_renyi``, the coarser figure of Renyi accounting, and the number of

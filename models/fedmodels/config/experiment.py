@@ -40,6 +40,9 @@ class NetTable(BaseModel):
     weights_sha256: str | None = None
     """SHA-256 of the file ``weights``; the coordinator fills it in, and a client takes the file
     that has it."""
+    begin_from: Place = None
+    """Directory of a run whose shared weights all start from, in place of ``weights``. Its classes
+    come first, in their order; heads get rows for others: docs/streams.md."""
 
     code_sha256: str | None = None
     """SHA-256 of the file in ``name``, if it is ``file.py:Name``; filled in when it is read."""

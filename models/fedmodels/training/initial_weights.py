@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from fedmodels.config.experiment import Experiment, NetTable
 from fedmodels.errors import ArchiveError, ConfigError
@@ -104,6 +105,7 @@ def _replace(path: str, net: SplitNet, fresh: Weights) -> Weights:
     if strange or not found:
         what = f"tensor {strange[0]!r}, which the net has not" if strange else "no weights"
         raise ConfigError(f"[net] weights: {path} holds {what}")
+    found = {name: _widened(name, tensor, wanted[name]) for name, tensor in found.items()}
     for name, tensor in found.items():
         if tensor.shape != wanted[name].shape or tensor.dtype != wanted[name].dtype:
             raise ConfigError(
@@ -116,6 +118,14 @@ def _replace(path: str, net: SplitNet, fresh: Weights) -> Weights:
             f"[net] weights: {path} lacks {lacking[0]!r}, which is frozen and would stay at random"
         )
     return {name: found.get(name, tensor) for name, tensor in fresh.items()}
+
+
+def _widened(name: str, tensor: Tensor, wanted: Tensor) -> Tensor:
+    """Return a head of fewer classes with the rows of the net for the others."""
+    fewer = 0 < tensor.ndim == wanted.ndim and len(tensor) < len(wanted)
+    if not (fewer and name.startswith("head/") and tensor.shape[1:] == wanted.shape[1:]):
+        return tensor
+    return torch.cat([tensor, wanted.detach()[len(tensor) :].to(tensor.dtype)])
 
 
 def _tensors_in(path: str, net: SplitNet) -> Weights:
