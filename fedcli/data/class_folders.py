@@ -38,28 +38,36 @@ def class_folders(folder: Path, root: Path) -> list[Path]:
     return folders
 
 
-def images_in(place: Path, root: Path) -> list[Path]:
-    """Return the images of a class by name.
+def images_in(place: Path, root: Path, *, nested: bool = False) -> list[Path]:
+    """Return the images of a class by name; those in folders of it last, where it may be nested.
 
     Raises:
-        DataError: there are files, and none is an image; or there is a directory among them.
+        DataError: there are files, and none is an image; or there is a directory among them, and
+            it may not be nested.
     """
     found = entries(place, root)
     images = [path for path in found if path.suffix.lower() in ENDS]
     known = ", ".join(f"*{end}" for end in ENDS)
     inner = [path for path in found if path.is_dir()]
-    if inner:
-        raise DataError(f"{inner[0]} is a directory; images ({known}) lie in {place} itself")
-    if found and not images:
+    if inner and not nested:
+        raise DataError(
+            f"{inner[0]} is a directory; images ({known}) lie in {place} itself, or, where a "
+            "folder holds what belongs together, set [data] group = 'folder'"
+        )
+    if len(found) > len(inner) and not images:
         what = OTHERS.get(found[0].suffix.lower())
         raise DataError(
             f"{found[0]} is no image that is read, and {place} has none: {what or known}"
         )
-    return images
+    return [*images, *(path for each in inner for path in images_in(each, root, nested=True))]
 
 
-def images_of(folder: Path, class_names: Sequence[str], root: Path) -> Listed:
+def images_of(
+    folder: Path, class_names: Sequence[str], root: Path, *, nested: bool = False
+) -> Listed:
     """Return the images ``folder/<class>/*.png``; a class is named by its name, or by its number.
+
+    ``nested`` images may lie in folders of their class.
 
     Raises:
         DataError: the folder is missing, leads out of ``root``, or a directory names no class.
@@ -70,31 +78,32 @@ def images_of(folder: Path, class_names: Sequence[str], root: Path) -> Listed:
         (path, label)
         for place in class_folders(folder, root)
         for label in [_label_of(place, class_names)]
-        for path in images_in(place, root)
+        for path in images_in(place, root, nested=nested)
     ]
 
 
-def read_images(listed: Listed, how: ImageTransform = PLAIN) -> tuple[Pixels, IntArray]:
-    """Return the images (n, C, H, W) and the labels (n,) of a list.
+def read_images(listed: Listed, how: ImageTransform = PLAIN) -> tuple[Pixels, IntArray, IntArray]:
+    """Return the images (n, C, H, W) of a list, their labels and their places in it, (n,) each.
 
     Raises:
         DataError: an image cannot be read, or two differ in size, colour or depth; names them.
     """
     images: list[NDArray[Any]] = []
-    labels: list[int] = []
-    for path, label in listed:
+    places: list[int] = []
+    for place, (path, _) in enumerate(listed):
         for image in read_image(path, how):
             if len(images) % AT_ONCE == 0:
                 _check_memory(image, len(images), len(listed), path.parent.parent)
             images.append(image)
-            labels.append(label)
+            places.append(place)
             if image.shape != images[0].shape or image.dtype != images[0].dtype:
                 raise DataError(
                     f"{path} is {_described(image)}, and {listed[0][0]} is {_described(images[0])}:"
                     f" {_advice(image, images[0])}"
                 )
     x: Pixels = np.stack(images) if images else np.empty((0, 1, 1, 1), dtype=np.uint8)
-    return x, np.array(labels, dtype=np.int64)
+    labels = [listed[place][1] for place in places]
+    return x, np.array(labels, dtype=np.int64), np.array(places, dtype=np.int64)
 
 
 def _check_memory(image: Pixels, held: int, expected: int, where: Path) -> None:

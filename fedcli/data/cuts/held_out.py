@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcli.data.arrays import IntArray
+from fedcli.data.cuts.cut_input import rng_of
 from fedmodels.errors import ConfigError
 
 SHARE = 0.2
@@ -48,6 +49,38 @@ def last_groups(owners: IntArray, groups: IntArray, share: float) -> NDArray[np.
     return test
 
 
+def drawn_of_each(keys: NDArray[Any], share: float, rng: np.random.Generator) -> NDArray[np.bool_]:
+    """Tell which examples are for testing (n,): some of each key, one at least of two or more."""
+    order = rng.permutation(len(keys))
+    test = np.zeros(len(keys), dtype=bool)
+    test[order] = last_of_each(keys[order], share)
+    return test
+
+
+def drawn_groups(
+    labels: IntArray, groups: IntArray, share: float, rng: np.random.Generator
+) -> NDArray[np.bool_]:
+    """Tell which examples are for testing (n,): whole groups, about a share of each class.
+
+    Groups come in an order that is drawn. A group is for testing where the number of test examples
+    of each class comes nearer to the share by it, in squared distance. Of two groups or more one is
+    for testing.
+    """
+    _, owners = np.unique(groups, return_inverse=True)
+    held = np.zeros((int(owners.max(initial=-1)) + 1, int(labels.max(initial=-1)) + 1))
+    np.add.at(held, (owners, labels), 1)
+    wanted, chosen = share * held.sum(0), np.zeros(len(held), dtype=bool)
+    order = rng.permutation(len(held))
+    for group in order:
+        with_it = wanted - held[group]
+        if with_it @ with_it < wanted @ wanted:
+            chosen[group], wanted = True, with_it
+    if len(held) > 1 and not chosen.any():
+        chosen[order[held[order].sum(1).argmin()]] = True
+    found: NDArray[np.bool_] = chosen[owners]
+    return found
+
+
 def tasks_in_order(
     owners: IntArray, tasks: Sequence[int], wholes: IntArray | None = None
 ) -> IntArray:
@@ -70,6 +103,40 @@ def tasks_in_order(
             task = task[first][group]
         found[mine] = task
     return found
+
+
+def held_out(
+    owners: IntArray,
+    tasks: IntArray,
+    labels: IntArray,
+    share: float,
+    wholes: IntArray | None = None,
+    seed: int | None = None,
+) -> NDArray[np.bool_]:
+    """Tell which examples are for testing (n,): a share of each owner and task.
+
+    These are the last ones of each class, or the last groups. With a seed they are drawn.
+
+    Args:
+        owners: (n,) from 0 on; likewise tasks and labels.
+        tasks: (n,) task of each example.
+        labels: (n,) class of each example.
+        share: part that is for testing.
+        wholes: (n,) groups that stay whole, numbered in their order.
+        seed: draws the examples or groups.
+    """
+    pairs = owners * (int(tasks.max(initial=0)) + 1) + tasks
+    keys = pairs * (int(labels.max(initial=0)) + 1) + labels
+    if seed is None:
+        return last_of_each(keys, share) if wholes is None else last_groups(pairs, wholes, share)
+    rng = rng_of(seed, "test part")
+    if wholes is None:
+        return drawn_of_each(keys, share, rng)
+    test = np.zeros(len(labels), dtype=bool)
+    for pair in np.unique(pairs):
+        mine = np.flatnonzero(pairs == pair)
+        test[mine] = drawn_groups(labels[mine], wholes[mine], share, rng)
+    return test
 
 
 def near_tests(

@@ -40,13 +40,15 @@ def from_function(name: str, load: Callable[..., Any], source: Source) -> Datase
         found = load(source) if inspect.signature(load).parameters else load()
     share, how = source.data.test_share, source.data.images
     if isinstance(found, Dataset):
-        if share is not None or how != PLAIN:
-            key = "test_share" if share is not None else first_set(how)
+        given = [k for k in ("test_share", "test_seed") if getattr(source.data, k) is not None]
+        if given or how != PLAIN:
+            key = given[0] if given else first_set(how)
             raise ConfigError(f"[data] {key}: {name} returns a finished data set; leave it out")
         return replace(found, has_own_parts=True)
     is_pair = isinstance(found, tuple | list) and len(found) == 2
-    if share is not None and is_pair:
-        raise ConfigError(f"[data] test_share: {name} returns a test set of its own; leave it out")
+    for key in ("test_share", "test_seed"):
+        if is_pair and getattr(source.data, key) is not None:
+            raise ConfigError(f"[data] {key}: {name} returns a test set of its own; leave it out")
     if share is None and not is_pair:
         raise DataError(
             f"{name} returned {type(found).__name__}; it must return two torch data sets, the one "
@@ -57,7 +59,8 @@ def from_function(name: str, load: Callable[..., Any], source: Source) -> Datase
         examples_of(part, f"{name}: the {which} set", how)
         for part, which in zip(found, ("training", "test"), strict=False)
     ]
-    train, test = read if is_pair else read[0].split(share or 0.0, source.tasks)
+    how_drawn = source.data.test_seed, source.tasks
+    train, test = read if is_pair else read[0].split(share or 0.0, *how_drawn)
     with _told(f"{name}: the names of classes"):
         stated = [list(getattr(part, "classes", None) or ()) for part in found]
     if all(stated) and stated[0] != stated[-1]:

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcli.data.arrays import IntArray
-from fedcli.data.cuts.held_out import last_groups, last_of_each, near_tests, tasks_in_order
+from fedcli.data.cuts.held_out import held_out, near_tests, tasks_in_order
 from fedcli.data.folders import note_left_out
 from fedcli.data.own.cells import check_columns, features_of
 from fedcli.data.own.examples import coded, dataset_of
@@ -94,16 +94,14 @@ def made(
     wholes: IntArray | None = None
     if columns.group is not None:
         wholes, _ = coded(rows.group, None, f"{where}: column {columns.group!r}")
-    tasks, most = tasks_in_order(owners, source.tasks, wholes), max(source.tasks, default=1)
+    tasks = tasks_in_order(owners, source.tasks, wholes)
     if columns.split is not None:
         train, test = (rows.part == part for part in PARTS)
-    elif wholes is not None:
-        test = last_groups(owners * most + tasks, wholes, columns.test_share)
-        train = ~test
     else:
-        test = last_of_each((owners * most + tasks) * len(classes) + y, columns.test_share)
+        test = held_out(owners, tasks, y, columns.test_share, wholes, source.data.test_seed)
         reach = (columns.window or 1) + (source.data.test_gap or 0)
-        train = ~test & ~near_tests(owners, rows.place, test, reach)
+        near = near_tests(owners, rows.place, test, reach) if wholes is None else False
+        train = ~test & ~np.asarray(near)
     _check_parts(train, test, columns, len(classes), where)
     known = train if columns.split is not None else train & (tasks == 0)
     x, fill = _filled(rows.x, known, columns, where)
@@ -112,16 +110,16 @@ def made(
     parts = [
         Examples(
             x[chosen], y[chosen], owners[chosen] if has_clients else None, transform,
+            None if wholes is None else wholes[chosen],
             tasks[chosen] if columns.split is None else None,
         )
         for chosen in (train, test)
     ]  # fmt: skip
-    dataset = dataset_of(
+    return dataset_of(
         name, parts[0], parts[1], classes, variant, people if has_clients else (),
         overlapping=columns.window is not None and (columns.hop or columns.window) < columns.window,
         columns=columns.features or (),
     )  # fmt: skip
-    return dataset if wholes is None else replace(dataset, wholes_train=wholes[train])
 
 
 def _check_labels(labels: NDArray[np.str_], columns: Columns, where: object) -> None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from fedcli.data.arrays import Inputs, IntArray, check_examples
-from fedcli.data.cuts.held_out import last_of_each, tasks_in_order
+from fedcli.data.cuts.held_out import held_out, tasks_in_order
 from fedmodels.data_description import MAX_CLASSES, ProblemFile, first_fault
 from fedmodels.errors import DataError
 
@@ -30,6 +30,7 @@ class Examples:
     groups: IntArray | None = None  # (n,) natural client
     transform: Mapping[str, Any] | None = None
     """How files became the inputs, where that is known."""
+    wholes: IntArray | None = None  # (n,) what stays whole when a part is held out
     tasks: IntArray | None = None  # (n,) task of its natural client, where it was cut along time
 
     @property
@@ -39,28 +40,28 @@ class Examples:
 
     def at(self, chosen: NDArray[np.bool_]) -> Examples:
         """Return some of the examples (n,)."""
-        groups, tasks = (
-            None if each is None else each[chosen] for each in (self.groups, self.tasks)
-        )
-        return Examples(self.x[chosen], self.y[chosen], groups, self.transform, tasks)
+        of_each = {
+            name: None if (values := getattr(self, name)) is None else values[chosen]
+            for name in ("groups", "wholes", "tasks")
+        }
+        return replace(self, x=self.x[chosen], y=self.y[chosen], **of_each)
 
-    def split(self, share: float, tasks: Sequence[int] = ()) -> tuple[Examples, Examples]:
+    def split(
+        self, share: float, seed: int | None = None, tasks: Sequence[int] = ()
+    ) -> tuple[Examples, Examples]:
         """Return the examples for training, and a share of them for testing.
 
-        The latter are the last ones of each class, natural client and task.
-
         Args:
-            share: part of each class that is for testing.
+            share: part of each class, natural client and task that is for testing.
+            seed: draws them; the last ones unless given.
             tasks: of natural clients, by number; one unless given.
         """
-        if self.groups is None:
-            test = last_of_each(self.y, share)
-            return self.at(~test), self.at(test)
-        _, owners = np.unique(self.groups, return_inverse=True)
-        task = tasks_in_order(owners, tasks)
-        keys = np.stack([owners, task, self.y], axis=1)
-        test = last_of_each(np.unique(keys, axis=0, return_inverse=True)[1].reshape(-1), share)
-        cut = replace(self, tasks=task)
+        owners = np.zeros_like(self.y)
+        if self.groups is not None:
+            owners = np.unique(self.groups, return_inverse=True)[1].reshape(-1)
+        task = tasks_in_order(owners, tasks, self.wholes)
+        test = held_out(owners, task, self.y, share, self.wholes, seed)
+        cut = self if self.groups is None else replace(self, tasks=task)
         return cut.at(~test), cut.at(test)
 
 
@@ -113,7 +114,8 @@ class Dataset:
         return cls(
             name, train.x, train.y, test.x, test.y, len(class_names),
             class_names=tuple(class_names), groups_train=train.groups, groups_test=test.groups,
-            tasks_train=train.tasks, tasks_test=test.tasks, transform=train.transform, **facts,
+            tasks_train=train.tasks, tasks_test=test.tasks, wholes_train=train.wholes,
+            transform=train.transform, **facts,
         )  # fmt: skip
 
     def at(self, train: IntArray | None = None, test: IntArray | None = None) -> Dataset:

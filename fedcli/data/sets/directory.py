@@ -28,7 +28,7 @@ from fedcli.data.class_folders import (
     images_of,
     read_images,
 )
-from fedcli.data.cuts.held_out import SHARE, last_of_each
+from fedcli.data.cuts.held_out import SHARE, held_out
 from fedcli.data.folders import check_inside, note_left_out
 from fedcli.data.image_files import OTHERS, PLAIN, first_set, stated
 from fedcli.data.sets.dataset import Dataset, Examples, check_finite, named_classes
@@ -62,12 +62,13 @@ def directory(source: Source) -> Dataset:
         return _made(root, train, test, names, about)
     folder = _training_folder(root)
     for place in class_folders(folder, root):
-        if not images_in(place, root):
+        if not images_in(place, root, nested=source.data.group is not None):
             raise DataError(f"{place} is empty: a class needs images to train on")
     names = names or [*dict.fromkeys(map(called, class_folders(folder, root)))]
     how, (listed, held) = source.data.images, _listed(root, names, source.data)
-    (x, y), (tested, z) = read_images(listed, how), read_images(held, how)
-    train = Examples(x, y, _read_groups(root, "train", len(y)), stated(how, x))
+    (x, y, files), (tested, z, _) = read_images(listed, how), read_images(held, how)
+    wholes = _wholes(listed, folder)[files] if source.data.group is not None else None
+    train = Examples(x, y, _read_groups(root, "train", len(y)), stated(how, x), wholes)
     return _made(root, train, Examples(tested, z, _read_groups(root, "test", len(z))), names, about)
 
 
@@ -103,30 +104,46 @@ def _share_of(data: Data, root: Path, *, has_test_part: bool) -> float:
         ConfigError: a share is given, and there is a test part.
     """
     if has_test_part:
-        if data.test_share is not None:
-            raise ConfigError(f"[data] test_share: {root} has a test part of its own; leave it out")
+        for key in ("test_share", "test_seed"):
+            if getattr(data, key) is not None:
+                raise ConfigError(f"[data] {key}: {root} has a test part of its own; leave it out")
         return 0.0
     share = data.test_share or SHARE
+    which = "the last" if data.test_seed is None else "drawn"
+    of = "each class, by name," if data.group is None else "the folders in those of classes"
     log.warning(
-        "note: %s has no test part: the last %g %% of each class, by name, are for testing; "
-        "[data] test_share sets how many", root, 100 * share,
+        "note: %s has no test part: %s %g %% of %s are for testing; [data] test_share sets how "
+        "many", root, which, 100 * share, of,
     )  # fmt: skip
     return share
 
 
 def _listed(root: Path, names: list[str], data: Data) -> tuple[Listed, Listed]:
     """Return the images for training and those for testing; say which files are neither."""
-    listed = images_of(_training_folder(root), names, root)
+    folder, nested = _training_folder(root), data.group is not None
+    listed = images_of(folder, names, root, nested=nested)
     has_test_part = (root / "test").is_dir()
-    held = images_of(root / "test", names, root) if has_test_part else []
+    held = images_of(root / "test", names, root, nested=nested) if has_test_part else []
     beside = [root / ABOUT, *(_groups_file(root, part) for part in PARTS)]
     note_left_out(root, {*beside, *(path for path, _ in listed + held)}, OTHERS)
     if share := _share_of(data, root, has_test_part=has_test_part):
-        test = last_of_each(np.array([label for _, label in listed]), share)
+        wholes = _wholes(listed, folder) if nested else None
+        labels = np.array([label for _, label in listed], dtype=np.int64)
+        alike = np.zeros_like(labels)
+        test = held_out(alike, alike, labels, share, wholes, data.test_seed)
         held = [one for one, is_held in zip(listed, test, strict=True) if is_held]
         listed = [one for one, is_held in zip(listed, test, strict=True) if not is_held]
         _tell_kinds(root, listed, held)
     return listed, held
+
+
+def _wholes(listed: Listed, folder: Path) -> IntArray:
+    """Return the group (n,) of each image: its folder below that of its class, by name.
+
+    An image that lies in the folder of its class itself is a group of its own.
+    """
+    names = [path.relative_to(folder).parts[1] for path, _ in listed]
+    return np.unique(names, return_inverse=True)[1].reshape(-1).astype(np.int64)
 
 
 def _tell_kinds(root: Path, listed: Listed, held: Listed) -> None:
@@ -142,12 +159,14 @@ def _tell_kinds(root: Path, listed: Listed, held: Listed) -> None:
 
 def _arrays_of(root: Path, data: Data, tasks: tuple[int, ...]) -> tuple[Examples, Examples]:
     """Return the arrays of both parts; raise ConfigError if ``[data]`` has a key for images."""
+    if data.group is not None:
+        raise ConfigError(f"[data] group is for folders of images, and {root} holds arrays")
     if data.images != PLAIN:
         raise ConfigError(f"[data] {first_set(data.images)} is for images, and {root} holds arrays")
     has_test_part = any((root / f"test_{name}.npy").exists() for name in "xy")
     train = _read_arrays(root, "train")
     if share := _share_of(data, root, has_test_part=has_test_part):
-        train, test = train.split(share, tasks)
+        train, test = train.split(share, data.test_seed, tasks)
     else:
         test = _read_arrays(root, "test")
     x, tested = narrowed(train.x, test.x)

@@ -187,10 +187,15 @@ def load(data: Data, tasks: Sequence[int] = ()) -> Dataset:
     if data.columns is not None and data.name not in ("table", "huggingface"):
         raise ConfigError(f"[data.columns] belongs to table and huggingface, not to {data.name}")
     if data.name in DATASETS and data.name not in OWN:
-        _check_unset(data, ("test_share", "classes", *OF_IMAGES), "custom data")
+        _check_unset(data, ("test_share", "test_seed", "classes", *OF_IMAGES), "custom data")
     if data.name == "table":
         _check_unset(data, OF_IMAGES, "images")
-    if data.columns is None or data.columns.split is not None or data.columns.group is not None:
+    if data.name != "directory":
+        _check_unset(data, ("group",), "folders of images (columns have [data.columns] group)")
+    columns = data.columns
+    if columns is not None and columns.split is not None:
+        _check_unset(data, ("test_seed",), "data without [data.columns] split")
+    if columns is None or columns.split is not None or columns.group is not None:
         _check_unset(data, ("test_gap",), "a table whose rows test_share splits")
     return _with_moments(_loaded(data, tasks), data)
 

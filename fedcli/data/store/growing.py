@@ -263,12 +263,15 @@ def _how(source: Path, data: Data | None, held: ClientData) -> Data:
     if _is_prepared(source):
         arrays, tested = holds_arrays(source), any(source.glob("test*"))
         known = data if data is not None and data.name == "directory" else _known(held)
-        share = None if tested or data is None else data.test_share
+        drawn = {} if tested or data is None else {
+            key: getattr(data, key) for key in ("test_share", "test_seed")
+        }  # fmt: skip
         images = {} if arrays or known is None else {key: getattr(known, key) for key in OF_IMAGES}
         limits = {} if data is None else {
             key: getattr(data, key) for key in ("max_per_class", "max_test_per_class")
         }  # fmt: skip
-        return Data(name="directory", test_share=share, **images, **limits)
+        group = None if arrays or data is None else data.group
+        return Data(name="directory", group=group, **drawn, **images, **limits)
     found = data or _known(held)
     if found is None:
         raise DataError(

@@ -31,7 +31,7 @@ class ImageFolder:
 
     def read(self, first: int | None = None) -> Labelled:
         """Return inputs (n, *input_shape) and labels (n,) of the images, or of the first ones."""
-        x, y = read_images(self.listed[:first], self._how)
+        x, y, _ = read_images(self.listed[:first], self._how)
         return (x if len(x) else np.empty((0, *self._shape), dtype=np.uint8)), y
 
 

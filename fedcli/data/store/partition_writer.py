@@ -202,9 +202,10 @@ def _write_all(
                 for part in PARTS
             )
             write_client(place / str(i), file, held)
-            if dataset.wholes_train is not None and not partition.pooled:
+            if (wholes := dataset.wholes_train) is not None:
                 for m, task in enumerate(tasks):
-                    write_wholes(place / str(i), m, dataset.wholes_train[task.train])
+                    if (task.train < len(wholes)).all():  # of test examples no group is known
+                        write_wholes(place / str(i), m, wholes[task.train])
     _write_global_test(place / "global-test", dataset, partition, moments, config)
     content = {
         "format": FORMAT,

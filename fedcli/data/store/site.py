@@ -122,7 +122,7 @@ def _stamp(files: Path, data: Data, seed: int, client: int) -> str:
     stats = [(path, path.stat()) for path in found]
     held = [[str(path.resolve()), stat.st_size, stat.st_mtime_ns] for path, stat in stats]
     facts = [FORMAT, data.identity(), seed, client, held]
-    if data.columns is not None and data.columns.group is not None:
+    if data.has_groups:
         facts.append("with groups")  # earlier versions kept none
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 

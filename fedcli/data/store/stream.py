@@ -40,7 +40,7 @@ class Validation:
         """Return what ``[data]`` says; None if clients train on all their training examples."""
         if data is None or data.validation_share is None:
             return None
-        return cls(data.validation_share, bool(data.columns and data.columns.group))
+        return cls(data.validation_share, data.has_groups)
 
     def chosen(self, data: ClientData, task: int, y: IntArray) -> NDArray[np.bool_]:
         """Tell of each training example of a task whether it is kept for validation, (n,).

@@ -19,7 +19,7 @@ __all__ = ["Columns", "Data"]
 
 OF_IMAGES = ("channels", "resize", "crop", "ground", "frames", "depth")
 """The keys of ``[data]`` that say how images are read."""
-_ADDED = ("test_share", "test_gap", "classes", "mean", "std", *OF_IMAGES)
+_ADDED = ("test_share", "test_seed", "group", "test_gap", "classes", "mean", "std", *OF_IMAGES)
 Moment = Annotated[
     tuple[Annotated[float, Field(allow_inf_nan=False)], ...], Field(strict=False, min_length=1)
 ]
@@ -56,6 +56,12 @@ class Data(StrictTable):
     test_share: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Part of each class, its last examples, that is for testing where the data have no test part
     of their own; 0.2 unless given."""
+    test_seed: Annotated[int | None, Field(ge=0)] = None
+    """Seed by which the examples for testing are drawn, as many of each class as ``test_share``
+    says, in place of the last ones. Groups stay whole."""
+    group: Literal["folder"] | None = None
+    """Images of one folder below that of their class belong together, as those of one patient: all
+    are for training, or all for testing, also where several classes have a folder of that name."""
     test_gap: PositiveCount | None = None
     """Rows of a table that are left out of training on either side of test examples, so that what
     is measured is no neighbour of what was learned. By default none; windows never share rows."""
@@ -112,6 +118,11 @@ class Data(StrictTable):
         if self.server_unlabelled is not None and self.server_examples is None:
             raise ConfigError("[data] server_unlabelled needs server_examples")
         return self
+
+    @property
+    def has_groups(self) -> bool:
+        """Whether examples have groups that stay whole when a part is held out."""
+        return self.group is not None or bool(self.columns and self.columns.group)
 
     @model_validator(mode="after")
     def _check_moments(self) -> Data:

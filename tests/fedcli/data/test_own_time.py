@@ -94,7 +94,7 @@ def test_inputs_are_normalised_by_what_the_first_task_holds(tmp_path):
 def test_unequal_streams_and_examples_of_a_function_are_cut_likewise():
     owners, y = np.repeat([4, 7], [6, 10]), np.zeros(16, dtype=np.int64)
     examples = Examples(np.arange(16.0)[:, None], y, owners.astype(np.int64))
-    train, test = examples.split(0.2, (1, 2))
+    train, test = examples.split(0.2, tasks=(1, 2))
     assert test.x.ravel().tolist() == [5, 10, 15]
     assert test.tasks is not None
     assert test.tasks.tolist() == [0, 0, 1]
