@@ -112,12 +112,17 @@ class HttpServer:
         self.url = f"http://{shown}:{self.port}/"
         config = uvicorn.Config(
             app, http=BoundedProtocol, ws="none", lifespan="off", loop="asyncio", log_config=None,
-            access_log=False, server_header=False, limit_concurrency=MAX_CONNECTIONS,
-            backlog=BACKLOG, h11_max_incomplete_event_size=MAX_BYTES, timeout_keep_alive=HEAD_S,
+            access_log=False, server_header=False, backlog=BACKLOG,
+            h11_max_incomplete_event_size=MAX_BYTES, timeout_keep_alive=HEAD_S,
             timeout_graceful_shutdown=graceful_s, proxy_headers=False,
         )  # fmt: skip
         logging.getLogger("uvicorn").setLevel(logging.ERROR)
         self._server = _Server(config)
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether more connections are open than may be; those beyond are told, and end."""
+        return len(self._server.server_state.connections) > MAX_CONNECTIONS
 
     def serve(self) -> None:
         """Answer until the process is told to end, and give requests that have come their time.

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from fedcli.prediction import places_of
 from fedcli.runtime.deployed import Deployed, Status
+from fedcli.runtime.sessions import SessionFile
 from fedcli.runtime.state import PERSONAL
-from fedmodels.errors import DataError, FedtideError
+from fedmodels.errors import ArchiveError, DataError, FedtideError, reason_of
 from fedmodels.files import Stamp, stamp_of
 from fedmodels.nets.trained import TrainedModel
 
@@ -28,6 +31,10 @@ class Loaded:
 
     model: TrainedModel
     file: Path
+    sha256: str
+    """Digest of the file's bytes, as ``sha256sum`` gives it."""
+    run: str = ""
+    """Id of the run that made it, where the client's directory says so."""
 
     @property
     def moment(self) -> str:
@@ -80,11 +87,9 @@ class LiveModel:
             FedtideError: it cannot be used, and none was read before.
         """
         with self._lock:
-            there = ((file, stamp) for file in self._files if (stamp := stamp_of(file)))
-            first = next(there, None)
-            if first is not None and first != self._stamped:
+            while (first := self._first()) is not None and first != self._stamped:
                 self._stamped = first
-                self._read(first[0])
+                self._read(first[0])  # another look: it may have been replaced meanwhile
             if self._loaded is None:
                 raise NoModelYet(
                     f"{self._whose} has no model yet: the first one is live after a round, where "
@@ -92,9 +97,20 @@ class LiveModel:
                 )
             return self._loaded
 
+    @property
+    def loaded(self) -> Loaded | None:
+        """The model that was live when somebody asked last."""
+        return self._loaded
+
+    def _first(self) -> tuple[Path, Stamp] | None:
+        """Return the file that holds the model now, and its stamp."""
+        there = ((file, stamp) for file in self._files if (stamp := stamp_of(file)))
+        return next(there, None)
+
     def _read(self, file: Path) -> None:
         try:
-            self._loaded = Loaded(TrainedModel.load(file), file)
+            model = TrainedModel.load(file)
+            self._loaded = Loaded(model, file, _digest_of(file), self._run())
         except FedtideError as error:
             if self._loaded is None:
                 self._stamped = None
@@ -104,3 +120,21 @@ class LiveModel:
         self.reads += 1
         for caveat in self._loaded.model.caveats() if self.reads == 1 else ():
             log.warning("note: %s", caveat)
+
+    def _run(self) -> str:
+        """Return the id of the client's run; nothing where its directory does not say it."""
+        states = [one.folder.parent for one in self._folders]
+        for place in [place for own in states for place in (own, own.parent)]:
+            with suppress(ArchiveError):
+                if found := SessionFile(place).read().run_id:
+                    return found
+        return ""
+
+
+def _digest_of(file: Path) -> str:
+    """Return the sha256 of a file's bytes; of one that is gone meanwhile there is another one."""
+    try:
+        with file.open("rb") as content:
+            return hashlib.file_digest(content, "sha256").hexdigest()
+    except OSError as error:
+        raise ArchiveError(f"{file} cannot be read: {reason_of(error)}") from None

@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from fedcli.data.own.new_inputs import given
 from fedcli.prediction import Predictions, predicted, predictions
 from fedcli.serving.bodies import KINDS, array_of, check_answer, check_growth
 from fedcli.serving.figures import Figures
-from fedcli.serving.http_server import HttpServer, is_addressed
+from fedcli.serving.http_server import MAX_CONNECTIONS, HttpServer, is_addressed
 from fedcli.serving.live_model import LiveModel, Loaded
 from fedmodels.errors import DataError, FedtideError, pip_line
 from fedmodels.log_lines import json_text
@@ -55,6 +56,14 @@ HEADERS = {
     "Referrer-Policy": "no-referrer", "Content-Security-Policy": POLICY,
 }  # fmt: skip
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Told(Response):
+    """One line of JSON."""
+
+    by: Loaded | None = None
+    """The model that gave the answer, if one did."""
 
 
 class ModelServer(HttpServer):
@@ -88,6 +97,11 @@ class ModelServer(HttpServer):
         """Return an application that refuses requests which mean another server."""
 
         async def checked(scope: Scope, receive: Receive, send: Send) -> None:
+            if self.is_crowded:
+                line = f"more than {MAX_CONNECTIONS} connections are open: come again later"
+                full = self._sent(refused(HTTPStatus.SERVICE_UNAVAILABLE, line))
+                full.headers["Connection"] = "close"
+                return await full(scope, receive, send)
             host = next((v for name, v in scope["headers"] if name == b"host"), b"")
             if is_addressed(host.decode("latin-1"), self._host, self._allowed):
                 return await app(scope, receive, send)
@@ -95,14 +109,14 @@ class ModelServer(HttpServer):
                 "this server is asked for by an address, as localhost, by its machine's name, or "
                 "by a name that --allowed-hosts gives"
             )
-            await _sent(refused(HTTPStatus.MISDIRECTED_REQUEST, line))(scope, receive, send)
+            await self._sent(refused(HTTPStatus.MISDIRECTED_REQUEST, line))(scope, receive, send)
 
         return checked
 
     async def _unknown(self, request: Request, error: Exception) -> HttpResponse:
         assert isinstance(error, HTTPException)
         line = "there are GET /health, GET /metrics and POST /predict"
-        return _sent(refused(HTTPStatus(error.status_code), line))
+        return self._sent(refused(HTTPStatus(error.status_code), line))
 
     # --- predictions ------------------------------------------------------------------------------
 
@@ -113,7 +127,7 @@ class ModelServer(HttpServer):
         except asyncio.CancelledError:
             answer = refused(HTTPStatus.SERVICE_UNAVAILABLE, "the server ends: come again later")
         self.figures.count(answer.status, time.monotonic() - begun)
-        return _sent(answer)
+        return self._sent(answer)
 
     async def _answer(self, request: Request) -> Response:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -164,7 +178,7 @@ class ModelServer(HttpServer):
         try:
             found = _predicted(now, KINDS[kind], body)
             self.figures.name(found)
-            return _told({"model": _about(now), **_shown(found)})
+            return _told({"model": _about(now), **_shown(found)}, by=now)
         except FedtideError as error:
             return refused(HTTPStatus.BAD_REQUEST, printable(str(error)))
         except Exception:  # a caller sees no traceback, and others are answered
@@ -177,15 +191,28 @@ class ModelServer(HttpServer):
         try:
             now = self.live.now()
         except FedtideError as error:
-            return _sent(refused(HTTPStatus.SERVICE_UNAVAILABLE, printable(str(error))))
+            return self._sent(refused(HTTPStatus.SERVICE_UNAVAILABLE, printable(str(error))))
         status = self.live.status()
         told = {"status": "ok", "model": _about(now), "held": status.held, "last": status.last}
-        return _sent(_told(told))
+        return self._sent(_told(told, by=now))
 
     def _metrics(self, request: Request) -> HttpResponse:
         found = self.figures.page(request.headers.get("accept", ""), self.live)
         line = f"/metrics needs a package more: {pip_line('prometheus')}"
-        return _sent(found or refused(HTTPStatus.NOT_IMPLEMENTED, line))
+        return self._sent(found or refused(HTTPStatus.NOT_IMPLEMENTED, line))
+
+    def _sent(self, answer: Response) -> HttpResponse:
+        """Return an answer as HTTP, with the run and the model in its headers.
+
+        An answer that no model gave has those of the model that is in memory.
+        """
+        headers = {**HEADERS, "Content-Type": answer.kind}
+        if answer.status == HTTPStatus.SERVICE_UNAVAILABLE:
+            headers["Retry-After"] = str(AGAIN_AFTER_S)
+        by = answer.by if isinstance(answer, Told) else None
+        if (named := by or self.live.loaded) is not None:
+            headers |= {f"Fedtide-{name}": text for name, text in _named(named).items()}
+        return HttpResponse(answer.body, int(answer.status), headers)
 
 
 async def _body_of(request: Request) -> bytes | None:
@@ -236,7 +263,14 @@ def _shown(found: Predictions) -> dict[str, Any]:
 
 def _about(now: Loaded) -> dict[str, Any]:
     facts = now.model.facts
-    return {"method": facts.method, "view": facts.view, "round": facts.round + 1}
+    about = {"method": facts.method, "view": facts.view, "round": facts.round + 1}
+    return {**about, "sha256": now.sha256, "run": now.run}
+
+
+def _named(now: Loaded) -> dict[str, str]:
+    """Return by which names of headers an answer says whose it is."""
+    found = {"Model-Sha256": now.sha256, "Model-Round": str(now.model.facts.round + 1)}
+    return found | ({"Run": now.run} if now.run else {})
 
 
 def refused(status: HTTPStatus, line: str) -> Response:
@@ -244,12 +278,7 @@ def refused(status: HTTPStatus, line: str) -> Response:
     return _told({"error": line}, status)
 
 
-def _told(facts: Mapping[str, Any], status: HTTPStatus = HTTPStatus.OK) -> Response:
-    return Response(f"{json_text(facts)}\n".encode(), JSON, status)
-
-
-def _sent(answer: Response) -> HttpResponse:
-    headers = {**HEADERS, "Content-Type": answer.kind}
-    if answer.status == HTTPStatus.SERVICE_UNAVAILABLE:
-        headers["Retry-After"] = str(AGAIN_AFTER_S)
-    return HttpResponse(answer.body, int(answer.status), headers)
+def _told(
+    facts: Mapping[str, Any], status: HTTPStatus = HTTPStatus.OK, by: Loaded | None = None
+) -> Response:
+    return Told(f"{json_text(facts)}\n".encode(), JSON, status, by)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import csv
+import hashlib
 import http.client
 import io
 import json
@@ -14,7 +15,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from http import HTTPStatus
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,6 +30,7 @@ from fedcli.data.own.number_marks import is_number
 from fedcli.parts import deployment
 from fedcli.runtime import deployed as deployed_module
 from fedcli.runtime.deployed import Deployed
+from fedcli.runtime.sessions import Session, SessionFile
 from fedcli.serving import bodies, http_server, model_server
 from fedcli.serving.live_model import LiveModel, NoModelYet
 from fedcli.serving.model_server import ModelServer
@@ -422,8 +423,56 @@ def test_whoever_finds_no_room_is_told_when_to_come_again(place, monkeypatch):
         stuck.go_on.set()
         assert first.result()[0] == 200
         assert ask("/predict", b"[1, 0]")[0] == 200
-    answer = model_server._sent(model_server.refused(HTTPStatus.SERVICE_UNAVAILABLE, "x"))
-    assert answer.headers["Retry-After"] == "1"
+
+
+def headers_of(server: ModelServer, body: bytes) -> tuple[int, dict[str, str], Any]:
+    """Return status, headers and content of the answer to a request to predict."""
+    call = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    call.request("POST", "/predict", body, {"Content-Type": "application/json"})
+    answer = call.getresponse()
+    found = answer.status, dict(answer.getheaders()), json.loads(answer.read())
+    call.close()
+    return found
+
+
+def test_every_answer_names_the_run_and_the_model(place):
+    SessionFile(place.folder.parent).write(Session("r" * 12, b"token"))
+    server = ModelServer("127.0.0.1", 0, LiveModel.of(place.folder.parent.parent, 7))
+    end = server.begin("serving")
+    try:
+        assert not any(name.startswith("Fedtide-") for name in headers_of(server, b"[1, 0]")[1])
+        for round in (0, 1):
+            put_live(place, round)
+            digest = hashlib.sha256(place.current.read_bytes()).hexdigest()
+            status, headers, told = headers_of(server, b"[1, 0]")
+            assert (told["model"]["sha256"], told["model"]["run"]) == (digest, "r" * 12)
+            wanted = {"Run": "r" * 12, "Model-Sha256": digest, "Model-Round": str(round + 1)}
+            assert {name: headers[f"fedtide-{name}".lower()] for name in wanted} == wanted
+        status, headers, _ = headers_of(server, b"nonsense")
+        assert (status, headers["fedtide-model-sha256"]) == (400, digest)
+    finally:
+        end()
+
+
+def test_callers_beyond_all_bounds_are_told_when_to_come_again(place, monkeypatch):
+    """Of those that are connected, nobody is cut off."""
+    put_live(place, 0)
+    monkeypatch.setattr(http_server, "MAX_CONNECTIONS", 1)
+    server = ModelServer("127.0.0.1", 0, LiveModel.of(place.folder.parent.parent, 7))
+    end = server.begin("serving")
+    try:
+        with socket.create_connection(("127.0.0.1", server.port)):
+            while not server._server.server_state.connections:
+                time.sleep(0.001)
+            status, headers, told = headers_of(server, b"[1, 0]")
+            assert (status, headers["retry-after"]) == (503, "1")
+            assert (headers["connection"], len(told)) == ("close", 1)
+            assert len(server._server.server_state.connections) >= 1
+        while server._server.server_state.connections:
+            time.sleep(0.001)
+        assert headers_of(server, b"[1, 0]")[0] == 200
+    finally:
+        end()
 
 
 def test_a_request_has_limits_of_time(place, monkeypatch):
