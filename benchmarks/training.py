@@ -48,7 +48,7 @@ from fedmodels.training.loop import ClientHalf, train_locally
 from fedmodels.training.method import Method
 from fedmodels.training.position import START
 from fedmodels.training.run import RunFacts
-from fedmodels.training.stack import begin_apart, fit_together
+from fedmodels.training.stack import fit_together
 from fedpb.codec import merged
 
 DIGITS = {"data": {"name": "digits"}, "net": {"name": "digits-cnn"}, "batch_size": 16}
@@ -333,7 +333,7 @@ def stacked_row(
 
     def together(halves: list[ClientHalf]) -> None:
         for half in halves:
-            begin_apart(half)
+            half.begin_apart()
         for half, loss in zip(halves, fit_together(halves), strict=True):
             half.end(loss)
 

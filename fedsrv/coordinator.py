@@ -35,7 +35,7 @@ from fedsrv.events import HAS_FAILED, Ending, EventLog
 from fedsrv.identity.guard import Guard
 from fedsrv.state.run_directory import beginning, writing
 from fedsrv.state.store import Store
-from fedsrv.transport.call_log import Journal
+from fedsrv.transport.journal import Journal
 from fedsrv.transport.remote_cohort import RemoteCohort
 from fedsrv.transport.server import start_server, stop_server
 from fedsrv.transport.service import Service
@@ -187,14 +187,13 @@ def serve(
             stack.callback(watcher(events))
         cohort = _cohort_of(experiment, store, events, expects_evaluator, listen.peers)
         engine = Engine(experiment, cohort, store, events, options)
-        secret = None if store.releases is None else store.releases.secret
         service = Service(
             store.run_id,
             without_places(_joined_with(store).to_dict()),
             cohort,
             events,
             guard=listen.guard(),
-            journal=Journal(store.audit, store.chain, secret),
+            journal=Journal.of(store),
             **{name: ask for one in options for name, ask in one.offers().items()},
         )
         address = listen.at(open_server(stack, service, listen))
@@ -245,7 +244,7 @@ def _tell_the_beginning(
         place = {key: record[key] for key in ("interaction", "round", "task")}
         metrics = record["metrics"]
         events.tell("resumed", **place, loss=metrics.get("loss"), metrics=metrics)
-    lines = [*caveats, *store.differences]
+    lines = [*caveats, *store.evidence.differences]
     lines += [
         f"client {client} was set aside: it takes no part from interaction {first + 1} on"
         for client, first in store.aside().items()
@@ -297,7 +296,7 @@ def _cohort_of(
         expects_evaluator=expects_evaluator,
         out=store.gone(store.committed + 1),
         beginners=store.began.schedule.beginners,
-        at_once=experiment.training.together,
+        at_once=experiment.orders_at_once,
         peers=peers,
     )
 

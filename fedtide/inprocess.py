@@ -88,7 +88,7 @@ class InProcessCohort:
         if evaluator:
             ids.append(EVALUATOR)
         self.workers = Workers(ids, data, states, device_of(device))
-        self._experiment, self._together = experiment, experiment.training.together
+        self._experiment, self._at_once = experiment, experiment.orders_at_once
         self._began = began or experiment
         """What clients are told when they join."""
         if not experiment.schedule.open:
@@ -215,9 +215,9 @@ class InProcessCohort:
         """
         found: dict[ClientId, Answer] = {}
         declined: dict[ClientId, str] = {}
-        for start in range(0, len(clients), self._together):
-            tasks = {c: self._task(trip, c) for c in clients[start : start + self._together]}
-            done = executed([*tasks.values()], together=self._together > 1)
+        for start in range(0, len(clients), self._at_once):
+            tasks = {c: self._task(trip, c) for c in clients[start : start + self._at_once]}
+            done = executed([*tasks.values()])
             results = {result.order.client_id: result for result in done}
             for client, task in tasks.items():
                 down, result = task.payload.num_bytes(), results[task.order.client_id]
@@ -384,7 +384,7 @@ def run_in_process(
     with ExitStack() as stack:
         store = Store(out, experiment, resume)
         stack.callback(store.close)
-        for line in store.differences:
+        for line in store.evidence.differences:
             log.warning("%s", line)
         set_aside(store, without)
         if facts:

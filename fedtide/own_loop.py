@@ -33,7 +33,6 @@ from fedmodels.nets.split import SplitNet, load_weights
 from fedmodels.numerics.randomness import seeded
 from fedmodels.training.loop import ClientHalf
 from fedmodels.training.method import Method
-from fedmodels.training.stack import begin_apart, end_apart
 from fedpb.v1 import coordinator_pb2 as rpc
 
 PathLike = str | os.PathLike[str]
@@ -190,7 +189,7 @@ def _trained(found: Task) -> Generator[LoopTask, None, list[Result]]:
         half = worker.begin(order, found.payload)
         if isinstance(half, Result):  # of an earlier order for the same training
             return [half]
-        begin_apart(half)
+        half.begin_apart()
     except Exception as error:  # the client fails, and goes on
         return [done] if (done := worker.failed(order, error)) else []
     begun, task = time.monotonic(), _task_of(half)
@@ -208,7 +207,7 @@ def _trained(found: Task) -> Generator[LoopTask, None, list[Result]]:
         if not math.isfinite(task._loss):
             raise TrainingFailed(f"the loss of client {task.client} is {task._loss}")
         _as_before(half.ctx.net.to(half.ctx.device))
-        done = worker.end(half, end_apart(half, task._loss), time.monotonic() - begun)
+        done = worker.end(half, half.end_apart(task._loss), time.monotonic() - begun)
     except Exception as error:
         done = worker.failed(order, error)
     return [] if done is None else [done]

@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 class Deployment(ClientPart):
     """Offers one client's models to its folder of live models."""
 
+    for_evaluator = False
+
     def __init__(self, client: Client) -> None:
         """Clear what a crash left."""
         super().__init__(client)

@@ -36,6 +36,8 @@ class FinalModel(ClientPart):
     it is the model after the last downlink.
     """
 
+    for_evaluator = False
+
     def __init__(self, client: Client) -> None:
         """Share what was stored last with the clients of the process."""
         super().__init__(client)

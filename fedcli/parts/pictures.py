@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from fedcli.runtime.client_part import ClientPart
+from fedcli.runtime.client_part import Client, ClientPart
 from fedmodels.charts import file_of, words
 from fedmodels.files import write_atomically
 from fedmodels.parts.pictures import pictures_of
@@ -34,6 +34,13 @@ log = logging.getLogger(__name__)
 
 class Pictures(ClientPart):
     """Draws what the method shows of the client's last model, at the end of the run."""
+
+    @classmethod
+    def is_for(cls, client: Client) -> bool:
+        """Tell whether the client is among the first ones, of whom pictures are asked."""
+        return (
+            isinstance(client.client, int) and client.client < client.experiment.evaluate.pictures
+        )
 
     def final(self, order: rpc.Order, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
         """Draw into the client's state directory; a fault is no reason to lose a run."""

@@ -11,6 +11,7 @@ from fedmodels.numerics.metrics import Probabilities
 class ProbabilityScores(ClientPart):
     """Tells the area under curves and the calibration error of each scored model."""
 
+    for_evaluator = False
     reads_logits = True
 
     def scored(self, at: Scored) -> None:

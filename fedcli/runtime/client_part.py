@@ -1,13 +1,13 @@
 """What the kernel of a client offers to parts: the client, a training, a score, and the seams.
 
-A part is one capability that a config can leave out; :mod:`fedcli.parts` has the list. The kernel
-calls each seam of all parts that are there, in the order of the list, and asks none by its name.
+A part is one capability that a config can leave out; :mod:`fedmodels.config.combinations` has the
+list. The kernel calls each seam of all parts that are there, in the order of the list, and asks
+none by its name.
 """
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from functools import cached_property
 from types import MappingProxyType
@@ -20,10 +20,11 @@ from fedcli.data.store.client_data import ClientData
 from fedcli.data.store.stream import TaskStream, Validation
 from fedcli.runtime.setups import SetUp, SetUps
 from fedcli.runtime.state import StateDirectory
+from fedmodels.config.combinations import halves_of
 from fedmodels.config.experiment import Experiment
 from fedmodels.methods import make
 from fedmodels.nets.split import SplitNet
-from fedmodels.tensors.bundle import Bundle, ClientId, Weights
+from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId, Weights
 from fedmodels.training.contexts import ClientContext
 from fedmodels.training.loop import ClientHalf
 from fedmodels.training.run import RunFacts
@@ -78,7 +79,9 @@ class Client:
             accumulates=self.experiment.accumulates,
             validation=Validation.of(self.experiment.data),
         )
-        self.parts: list[ClientPart] = importlib.import_module("fedcli.parts").parts_of(self)
+        self.parts: list[ClientPart] = [
+            kind(self) for kind in halves_of(self.experiment, "client") if kind.is_for(self)
+        ]
         self.take(())
 
     @property
@@ -138,10 +141,19 @@ class ClientPart:
     """Whether it hides something of the client."""
     reads_logits = False
     """Whether it needs single scores, beside counts."""
+    at_once: Callable[[Sequence[Any]], list[Any]] | None = None
+    """Does orders to train at the same time: tasks to results, in place of one after the other."""
+    for_evaluator = True
+    """Whether the evaluator has it as well."""
 
     def __init__(self, client: Client) -> None:
         """Take the client; raise ConfigError where it cannot take part."""
         self.client = client
+
+    @classmethod
+    def is_for(cls, client: Client) -> bool:
+        """Tell whether a client has this part of its run."""
+        return cls.for_evaluator or client.client != EVALUATOR
 
     # --- between orders ---------------------------------------------------------------------------
 

@@ -37,6 +37,7 @@ from fedcli.runtime.state import lock_states
 from fedcli.runtime.worker import Progress, Result, Task
 from fedcli.runtime.workers import Workers
 from fedmodels.code_names import refuse_exits
+from fedmodels.config.combinations import part_at
 from fedmodels.config.privacy import DETAILS, CountDetail
 from fedmodels.errors import (
     ArchiveError,
@@ -52,7 +53,6 @@ from fedmodels.signals import end_if_signalled
 from fedmodels.tensors.allocator import give_back_free_pages
 from fedmodels.tensors.bundle import ClientId
 from fedmodels.tensors.bundle_spec import BundleSpec
-from fedmodels.training.wire import part_at
 from fedpb.orders import WITHOUT_PAYLOAD
 from fedpb.tables import values_of
 from fedpb.v1 import coordinator_pb2 as rpc
@@ -103,7 +103,6 @@ class Host:
         self._issues: dict[ClientId, int] = {}
         self._orders = OrderQueue()
         self._results: queue.Queue[list[Result] | None] = queue.Queue(1)
-        self._together = 1
         self._unfinished: dict[str, str] = {}
         """Why a client could not do its last order, by id."""
         self._closed = threading.Event()
@@ -134,7 +133,6 @@ class Host:
                 "--announce %s", experiment.announced, experiment.announced,
             )  # fmt: skip
         torch.set_num_threads(experiment.training.threads)
-        self._together = experiment.training.together
         if experiment.zstd:
             part_at("fedpb.zstd:check_installed")()
         self.link.zstd = experiment.zstd
@@ -238,7 +236,7 @@ class Host:
         found = self._orders.take()
         assert found is not None, "without a limit it waits until one comes"
         taken = [found]
-        most = self._together if found[0].kind == rpc.ORDER_KIND_TRAIN else 1
+        most = self.workers.at_once if found[0].kind == rpc.ORDER_KIND_TRAIN else 1
         while len(taken) < most and taken[-1][0].following:
             found = self._orders.take(FOLLOWED_WITHIN_S)
             if found is None:  # the server lost sight of them, as after a crash
@@ -252,7 +250,7 @@ class Host:
 
     def execute(self, tasks: list[Task]) -> list[Result]:
         """Do what orders say; those that were abandoned on the way have no result."""
-        results = executed(tasks, together=self._together > 1)
+        results = executed(tasks)
         for result in results:
             if result.order.kind == rpc.ORDER_KIND_FINISH:
                 self._unfinished[result.order.client_id] = result.failure

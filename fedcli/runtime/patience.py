@@ -26,8 +26,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-def executed(tasks: Sequence[Task], *, together: bool) -> list[Result]:
-    """Do what orders say, those to train at the same time if so wanted.
+def executed(tasks: Sequence[Task]) -> list[Result]:
+    """Do what orders of one run say, those to train at the same time where it asks for that.
 
     What fails for want of room or of open files is tried again for a while. An order that was
     abandoned on the way has no result.
@@ -35,10 +35,10 @@ def executed(tasks: Sequence[Task], *, together: bool) -> list[Result]:
     Raises:
         ArchiveNotWritten: the shortage stays.
     """
-    if together and tasks[0].order.kind == rpc.ORDER_KIND_TRAIN:
-        from fedcli.runtime.together import execute_together  # only where the config asks for it
-
-        return tried_again(tasks, lambda: execute_together(tasks))
+    if tasks[0].order.kind == rpc.ORDER_KIND_TRAIN:
+        for part in tasks[0].worker.parts:
+            if part.at_once is not None:
+                return tried_again(tasks, partial(part.at_once, tasks))
     return [one for task in tasks for one in tried_again([task], partial(_alone, task))]
 
 

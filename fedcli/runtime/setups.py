@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from fedmodels.config.combinations import part_at
 from fedmodels.config.experiment import Experiment
 from fedmodels.data_description import MAX_CLASSES
 from fedmodels.errors import PayloadError
@@ -22,7 +23,7 @@ from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.training.method import Method
 from fedmodels.training.private_state import keeps_state
 from fedmodels.training.run import RunFacts
-from fedmodels.training.wire import Wire, part_at
+from fedmodels.training.wire import Wire
 
 KEPT = 2
 """Set-ups that are held: that of the last order, and the one before or after it."""

@@ -77,6 +77,8 @@ class Workers:
         self._idle: dict[ClientId, int] = {}
         """The bytes that each open client holds, without the clients that worked last."""
         self._idle_bytes = 0
+        self.at_once = 1
+        """How many orders to train are done at the same time at most."""
         self._room = min(room_for_idle(), free_on(device) / (2 * PROCESSES))
         self._experiment: Experiment | None = None
         """What the clients joined with."""
@@ -105,7 +107,8 @@ class Workers:
             self._experiment, self._classes = experiment, tuple(classes)
             self._now = self._with_own(changed(experiment, values_of(self._settings)))
             self._open, self._idle, self._idle_bytes, self._first = {}, {}, 0, None
-            self._last = 2 * experiment.training.together
+            self.at_once = experiment.orders_at_once
+            self._last = 2 * self.at_once
             table = experiment.method
             with name_faults(make(table.name, **table.hyper_parameters())):
                 first = self.of(self.clients[0])  # what is wrong with the run shows at once

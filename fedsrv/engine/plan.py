@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from fedmodels.config.combinations import part_at
 from fedmodels.errors import RunFailed
 from fedmodels.nets.cost import multiply_adds
 from fedmodels.numerics.metrics import frequency_groups
@@ -25,7 +26,7 @@ from fedmodels.training.method import Method
 from fedmodels.training.private_state import keeps_state, local_view
 from fedmodels.training.run import RunFacts
 from fedmodels.training.settings import check_parts
-from fedmodels.training.wire import Wire, part_at
+from fedmodels.training.wire import Wire
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedpb.v1.table_pb2 import Table
 from fedsrv.engine import schedule

@@ -15,6 +15,7 @@ from functools import cached_property
 import numpy as np
 import torch
 
+from fedmodels.config.combinations import TOLD
 from fedmodels.errors import ConfigError, PayloadError
 from fedmodels.numerics.metric_tables import UPLOADS
 from fedmodels.numerics.metrics import VALIDATION
@@ -24,7 +25,7 @@ from fedmodels.training.class_masks import rules_of
 from fedmodels.training.method import Method
 from fedmodels.training.private_state import reported
 from fedmodels.training.run import RunFacts
-from fedmodels.training.wire import TOLD, Wire
+from fedmodels.training.wire import Wire
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.client_profile import Profile
 from fedsrv.engine.schedule import Step

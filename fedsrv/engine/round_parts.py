@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from fedmodels.config.combinations import part_at
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import PayloadError
 from fedmodels.numerics.randomness import derive_seed
@@ -21,7 +22,6 @@ from fedmodels.training.fault import name_faults
 from fedmodels.training.hooks import as_uploads, broadcast, evaluation, init_client, init_server
 from fedmodels.training.method import Payload
 from fedmodels.training.private_state import local_view
-from fedmodels.training.wire import part_at
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.cohort import AllOf, Answers, Trip, fewest_alive
 from fedsrv.engine.commits import Commits, add_wire, put_scores, record_of

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from fedmodels.config.combinations import part_at
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ConfigError
 from fedmodels.numerics.randomness import derive_seed
 from fedmodels.tensors.bundle import ClientId
 from fedmodels.training.position import Position, Stage, Task
-from fedmodels.training.wire import part_at
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """What the kernel offers to parts: one value of an interaction, and the seams that are called.
 
-A part is one capability that a config can leave out (:mod:`fedsrv.parts` has the list). The kernel
-calls each seam of all parts that are there, in the order of the list, and asks none by its name.
-What a part remembers follows from committed records.
+A part is one capability that a config can leave out (:mod:`fedmodels.config.combinations` has the
+list). The kernel calls each seam of all parts that are there, in the order of the list, and asks
+none by its name. What a part remembers follows from committed records.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from fedmodels.tensors.bundle import Bundle, ClientId
 from fedmodels.tensors.uploads import Uploads
 from fedmodels.training.contexts import ServerContext, ServerState
 from fedmodels.training.method import Method, Payload
+from fedmodels.training.run import RunFacts
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.cohort import Answers, Cohort, Trip
 from fedsrv.engine.plan import Plan
@@ -225,6 +226,10 @@ class ServerPart:
     @classmethod
     def check(cls, experiment: Experiment) -> None:
         """Refuse a config, as far as that needs neither data nor clients; raise ConfigError."""
+
+    @classmethod
+    def fits(cls, method: Method, run: RunFacts) -> None:
+        """Refuse a method, before any client is there; raise ConfigError."""
 
     # --- before the first step --------------------------------------------------------------------
 

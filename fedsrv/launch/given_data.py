@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedmodels.config.combinations import halves_of
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.origin import check_origin, data_and_scenario
 from fedmodels.data_description import ClientFile, ProblemFile, read_file
@@ -18,7 +19,6 @@ from fedmodels.training.private_state import keeps_state
 from fedmodels.training.run import RunFacts
 from fedmodels.training.wire import Wire
 from fedsrv.engine.summary import data_of
-from fedsrv.parts.buffered_rounds import check_asynchronous
 
 TABLE = "partition.json"
 STORE = "store"
@@ -81,7 +81,7 @@ def check_net(experiment: Experiment, root: Path) -> None:
 
     Raises:
         ConfigError: the net cannot be built or does not fit the inputs, nothing that the method
-            sends can travel as the config says, or its rounds may not be asynchronous.
+            sends can travel as the config says, or a part of the run does not take the method.
         RunFailed: a function of the method fails, which every process of the run needs.
     """
     try:
@@ -95,8 +95,8 @@ def check_net(experiment: Experiment, root: Path) -> None:
         keeps_state(method, run)
         method.payload_spec(run)
         Wire.of(method, run)
-        if experiment.schedule.is_asynchronous:
-            check_asynchronous(method, run)
+        for part in halves_of(experiment, "server"):
+            part.fits(method, run)
 
 
 def name_of(experiment: Experiment, root: Path | None) -> str:

@@ -43,7 +43,7 @@ from fedsrv.launch.forked import (
 from fedsrv.launch.given_data import check_given_data, check_net, clients_here, name_of
 from fedsrv.launch.hosts import Hosts, Joining, LocalHosts, error_in, notes_in
 from fedsrv.launch.progress import PlainLines, display_of
-from fedsrv.launch.stacking import as_it_began, could_train_together, trained_together
+from fedsrv.launch.stacking import as_it_began, proposed
 from fedsrv.parts.server_data import check_given
 from fedsrv.ray_cluster import RayPlace
 from fedsrv.report.run_record import read_run
@@ -308,35 +308,16 @@ class Launch:
         evaluator = (self.data / "global-test").is_dir()
         clients = clients_here(self.experiment, self.data)
         cohort = min(self.experiment.cohort_size, clients)
-        stacked = self.experiment.training.together > 1
+        stacked = self.experiment.orders_at_once > 1
         self.clients = self.hosts.divide(clients, cohort, hosts, evaluator, stacked=stacked)
-        if not (self.out / "config.toml").exists() and self._begins_together(cohort):
-            self.clients = self.hosts.divide(clients, cohort, hosts, evaluator, stacked=True)
+        if not (self.out / "config.toml").exists():
+            gpus, say, before = self.hosts.gpus, self.display.say, self.experiment
+            found = proposed(before, self.data, cohort, gpus, say, wanted=self.together)
+            if found is not before:
+                self.experiment = found
+                self.config.write_text(tomli_w.dumps(found.to_dict()), "utf-8")
+                self.clients = self.hosts.divide(clients, cohort, hosts, evaluator, stacked=True)
         self.coordinator.tell(self._arguments())
-
-    def _begins_together(self, cohort: int) -> bool:
-        """Let clients of a GPU train as one step, or say that they could; return if they will."""
-        number = could_train_together(self.experiment, self.data, cohort, self.hosts.gpus)
-        if number > 1 and self.together:
-            self.experiment = trained_together(self.experiment, number)
-            self.config.write_text(tomli_w.dumps(self.experiment.to_dict()), "utf-8")
-            self.display.say(
-                f"clients train together, {number} as one step on a GPU ([training] together): "
-                "the last bits depend on who is in a step, which a crash may change"
-            )
-            return True
-        if number > 1:
-            self.display.say(
-                "note: clients train in turn, and the run's bits are those of any layout; "
-                f"--together makes one step of {number} on a GPU, and a crash may then change the "
-                "last bits"
-            )
-        elif self.together and self.experiment.training.together == 1:
-            self.display.say(
-                "clients train in turn: a step of several is for a GPU that has five of a round "
-                "or more, for a small net whose method can"
-            )
-        return False
 
     def _arguments(self) -> list[str]:
         """Return the arguments of ``fedsrv``; resuming an empty directory starts afresh."""

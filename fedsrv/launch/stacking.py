@@ -7,6 +7,7 @@ change the bits of a run (docs/decisions/099-hosts-by-gpus.md).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 from fedmodels.config.experiment import Experiment
@@ -48,6 +49,40 @@ def could_train_together(experiment: Experiment, data: Path, cohort: int, gpus: 
     except FedtideError:
         return 1
     return number
+
+
+def proposed(
+    experiment: Experiment,
+    data: Path,
+    cohort: int,
+    gpus: int,
+    say: Callable[[str], None],
+    *,
+    wanted: bool,
+) -> Experiment:
+    """Return an experiment whose clients train as one step on each GPU, if that is ``wanted``.
+
+    Where it is of no use, or nobody wants it, the experiment stays. ``say`` is told which.
+    """
+    number = could_train_together(experiment, data, cohort, gpus)
+    if number > 1 and wanted:
+        say(
+            f"clients train together, {number} as one step on a GPU ([training] together): "
+            "the last bits depend on who is in a step, which a crash may change"
+        )
+        return trained_together(experiment, number)
+    if number > 1:
+        say(
+            "note: clients train in turn, and the run's bits are those of any layout; "
+            f"--together makes one step of {number} on a GPU, and a crash may then change the "
+            "last bits"
+        )
+    elif wanted and experiment.training.together == 1:
+        say(
+            "clients train in turn: a step of several is for a GPU that has five of a round "
+            "or more, for a small net whose method can"
+        )
+    return experiment
 
 
 def trained_together(experiment: Experiment, number: int) -> Experiment:

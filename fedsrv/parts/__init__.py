@@ -1,45 +1,22 @@
 """The parts of a coordinator: each is one capability that a config can leave out.
 
-The order of ``PARTS`` is the order at every seam (:class:`fedsrv.engine.server_part.ServerPart`).
-The module of a part is imported where the config asks for it, and not before.
+The list of all parts is ``LISTED`` of :mod:`fedmodels.config.combinations`; its order is the order
+at every seam (:class:`fedsrv.engine.server_part.ServerPart`).
 """
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedmodels.config.combinations import halves_of, part_at
 from fedmodels.config.experiment import Experiment
-from fedmodels.methods import method_class
-from fedmodels.parts.server_data import needs_server_data
+from fedmodels.parts.server_data import trains_at_server
 from fedmodels.training.contexts import ServerData
 from fedmodels.training.optimizer import check_training
-from fedmodels.training.wire import part_at
 from fedsrv.engine.server_part import ServerPart
 from fedsrv.events import EventLog
 from fedsrv.state.store import Store
-
-IsOn = Callable[[Experiment], bool]
-PARTS: Sequence[tuple[str, IsOn]] = (
-    ("stages:OpenRuns", lambda e: e.schedule.open),
-    ("server_data:ServerExamples", lambda e: _trains_at_the_server(e)),
-    ("beginning:Beginning", lambda e: e.net.begin_from is not None),
-    ("stacking:Stacking", lambda e: e.training.together > 1),
-    ("stopping:Patience", lambda e: (e.schedule.patience, e.schedule.target) != (None, None)),
-    ("unused_data:UnusedData", lambda e: True),
-    ("robust:RobustRules", lambda e: e.server.is_robust),
-    ("private_rounds:ClientPrivacy", lambda e: _hides(e, "client")),
-    ("example_privacy:ExamplePrivacy", lambda e: _hides(e, "example")),
-    ("secure_rounds:SecureSums", lambda e: e.secure_sum is not None),
-    ("buffered_rounds:AsynchronousRounds", lambda e: e.schedule.is_asynchronous),
-    ("odd_uploads:OddUploads", lambda e: True),
-    ("exclusions:Exclusions", lambda e: True),
-    ("drift:Drift", lambda e: e.evaluate.drift),
-    ("trackers:Trackers", lambda e: e.tracking.is_on),
-)
-"""The module and class of each part, and whether an experiment asks for it."""
 
 
 def check(experiment: Experiment) -> None:
@@ -49,7 +26,7 @@ def check(experiment: Experiment) -> None:
     check_training(experiment)
     if experiment.schedule.availability is not None:
         part_at("fedsrv.availability:read_availability")(experiment)
-    for part in _classes(experiment):
+    for part in halves_of(experiment, "server"):
         part.check(experiment)
 
 
@@ -74,7 +51,7 @@ def server_data_for(experiment: Experiment, directory: Path | None) -> ServerDat
         ConfigError: the method needs data and no directory is given, or one of another partition.
         DataError: the directory is damaged.
     """
-    if not _trains_at_the_server(experiment):
+    if not trains_at_server(experiment):
         return None
     found: ServerData = part_at("fedsrv.parts.server_data:server_data_for")(experiment, directory)
     return found
@@ -82,19 +59,4 @@ def server_data_for(experiment: Experiment, directory: Path | None) -> ServerDat
 
 def parts_of(store: Store, events: EventLog, **given: Any) -> list[ServerPart]:
     """Return the parts that a run asks for; ``given`` is what the caller brings for single ones."""
-    return [part(store, events, given) for part in _classes(store.experiment)]
-
-
-def _classes(experiment: Experiment) -> Iterator[type[ServerPart]]:
-    for place, is_on in PARTS:
-        if is_on(experiment):
-            module, _, name = place.partition(":")
-            yield getattr(importlib.import_module(f"fedsrv.parts.{module}"), name)
-
-
-def _trains_at_the_server(experiment: Experiment) -> bool:
-    return needs_server_data(method_class(experiment.method.name))
-
-
-def _hides(experiment: Experiment, level: str) -> bool:
-    return experiment.privacy is not None and experiment.privacy.level == level
+    return [part(store, events, given) for part in halves_of(store.experiment, "server")]

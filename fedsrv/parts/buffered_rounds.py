@@ -48,6 +48,11 @@ class AsynchronousRounds(ServerPart):
         recorded_arrivals(experiment)
         _check_reads_the_mean(make(experiment.method.name, **experiment.method.hyper_parameters()))
 
+    @classmethod
+    def fits(cls, method: Method, run: RunFacts) -> None:
+        """Refuse a method whose late uploads cannot be moved to other weights."""
+        check_asynchronous(method, run)
+
     def exchange(self, rounds: Kernel, interaction: int) -> Exchange:
         """Return a buffer of uploads."""
         return BufferedRounds(rounds, interaction)

@@ -208,10 +208,10 @@ class Stages(Timetable):
             line = f"task {task} of client {client} is set aside: {why}"
             self.events.tell("note", client, line=line)
             facts = {"client": client, "task": task, "interaction": growth.interaction}
-            self.store.audit.tell("set aside", **facts, reason=why)
+            self.store.tell("set aside", **facts, reason=why)
         for key, (before, now) in growth.changes.items():
             said = {"key": key, "interaction": growth.interaction, "before": before, "now": now}
-            self.store.audit.tell("changed", **said)
+            self.store.tell("changed", **said)
             line = f"{key} is {shown_value(now)} from here on, and was {shown_value(before)}"
             self.events.tell("note", line=line)
         if line := _line_of(growth, plan.tasks):

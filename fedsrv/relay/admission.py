@@ -25,7 +25,7 @@ class Relay:
 
     @property
     def told(self) -> Mapping[str, str]:
-        """What the audit log says of it when a client joins through it."""
+        """What is put down of it when a client joins through it."""
         return {"relay": self.name}
 
     def intake(self, trip: Trip, through: Mapping[ClientId, Relay]) -> GroupedIntake | None:

@@ -15,7 +15,7 @@ from fedmodels.errors import ConfigError
 from fedsrv.events import EventLog
 from fedsrv.state.audit import AUDIT, Audit
 from fedsrv.state.run_directory import lock
-from fedsrv.transport.call_log import Journal
+from fedsrv.transport.journal import Journal
 
 
 @contextlib.contextmanager

@@ -60,7 +60,7 @@ def serve_relay(
     listen: Listen,
     telling: EventPrinter,
     code: Sequence[Path] = (),
-    audit: Path | None = None,
+    log_place: Path | None = None,
 ) -> None:
     """Pass a run's orders and results on, until it is over.
 
@@ -70,7 +70,7 @@ def serve_relay(
         listen: where and how to listen.
         telling: says what happens.
         code: custom files whose code may run, if the run's config names them.
-        audit: the directory of a log of calls; none is kept without it.
+        log_place: the directory of a log of calls; none is kept without it.
 
     Raises:
         ConfigError: an argument is no good.
@@ -81,7 +81,7 @@ def serve_relay(
     with ExitStack() as stack:
         scratch = stack.enter_context(TemporaryDirectory(prefix="fedtide-relay-"))
         events = EventLog()
-        journal = stack.enter_context(kept_log(audit, events))
+        journal = stack.enter_context(kept_log(log_place, events))
         trips = RelayedTrips(clients, Spool(Path(scratch), MEMORY_MB << 20), events)
         uplink = Uplink(above.address, above.credentials)
         stack.callback(uplink.close)

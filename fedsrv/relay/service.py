@@ -17,7 +17,7 @@ from fedsrv.events import EventLog
 from fedsrv.identity.guard import Guard, NotYours
 from fedsrv.relay.trips import PassedOn, RelayedRun, RelayedTrips
 from fedsrv.relay.uplink import Uplink
-from fedsrv.transport.call_log import Journal
+from fedsrv.transport.journal import Journal
 from fedsrv.transport.refusals import UnknownSession, WrongRun
 from fedsrv.transport.service import Service, coded
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections import Counter
 from collections.abc import Sequence
@@ -17,8 +16,7 @@ from fedmodels.files import write_atomically
 from fedsrv.report.comparison import comparison, one_column
 from fedsrv.report.run_record import RunRecord, group_runs, read_run
 from fedsrv.report.story import story
-from fedsrv.state.audit import AUDIT, warned
-from fedsrv.state.verification import differences, falsified
+from fedsrv.state.verification import doubts
 
 if TYPE_CHECKING:
     from fedsrv.report.page import Section
@@ -36,11 +34,7 @@ def report_command(runs: list[Path], html: Path | None, everything: bool = False
     if not runs:
         raise ConfigError("fedsrv report needs at least one run directory")
     records, unread = _read(runs)
-    differing = [
-        f"note: {line}"
-        for run in records
-        for line in (*_suspicious(run.path), *warned(run.path / AUDIT))
-    ]
+    differing = [f"note: {line}" for run in records for line in doubts(run.path)]
     for line in [*_given_again(runs), *_cut_short(records), *_mixed(records), *differing]:
         Console(stderr=True).print(line, markup=False, highlight=False, soft_wrap=True)
     if not records:
@@ -69,15 +63,6 @@ def _read(runs: Sequence[Path]) -> tuple[list[RunRecord], list[ArchiveError]]:
         except ArchiveError as error:
             unread.append(error)
     return found, unread
-
-
-def _suspicious(run: Path) -> list[str]:
-    """Return what is wrong with the files that a report reads, as far as that can be told."""
-    found = differences(run)
-    with contextlib.suppress(ArchiveError):  # no run.db, or one of an earlier version
-        lines = [line for line in falsified(run) if not (found and "rounds.jsonl" in line)]
-        found += [f"{run}: {line}" for line in lines]
-    return found
 
 
 def _given_again(runs: Sequence[Path]) -> list[str]:

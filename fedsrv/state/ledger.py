@@ -22,6 +22,7 @@ import sqlite3
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar, cast
 
 from fedmodels.errors import ArchiveError, RunFailed
@@ -349,19 +350,18 @@ class Ledger:
         return (json.loads(found[0]), found[1]) if found else None
 
     def append(
-        self, record: Record, counts: str | None, audit: tuple[int, str] | None = None
+        self, record: Record, counts: str | None, named: Mapping[str, Any] = MappingProxyType({})
     ) -> None:
         """Commit a record; with ``counts``, its scores are still to come.
 
         Args:
             record: of the interaction.
             counts: what its training trip brought.
-            audit: the last line of the audit log that is safe, if there is one.
+            named: what the statement of it names besides.
         """
         number = record["interaction"]
         content = (int(counts is None), json.dumps(record), counts or "")
         link = link_of(self._last_link(), number, *content)
-        named = {"audit": audit} if audit and audit[0] else {}
         with self.stating(committed=number, link=link, **named):
             row = (number, *content, link)
             self.db.execute("INSERT INTO interactions VALUES (?, ?, ?, ?, ?)", row)

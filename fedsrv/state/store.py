@@ -29,9 +29,9 @@ from fedmodels.files import LEFTOVER, sync_path, write_atomically
 from fedmodels.line_file import append_lines
 from fedmodels.tensors.bundle import state_digest
 from fedmodels.training.contexts import ServerState
-from fedsrv.state.audit import AUDIT, Audit, last_audited
+from fedsrv.state.evidence import Evidence
 from fedsrv.state.history import History
-from fedsrv.state.ledger import Ledger, written_last
+from fedsrv.state.ledger import Ledger
 from fedsrv.state.record import Record, trained_in
 from fedsrv.state.run_directory import (
     another_config,
@@ -82,8 +82,7 @@ class Store:
             with writing(path):
                 self.states.mkdir(mode=0o700, exist_ok=True)
             self.ledger = Ledger(path / "run.db", strict=self.strict, new=not holds_commits(path))
-            self.chain = self.ledger.chain
-            self.audit = Audit(path / AUDIT, last_audited(self.ledger.db))
+            self.evidence = Evidence(path, self.ledger, resume)
         except BaseException:
             os.close(self._lock_file)
             raise
@@ -92,8 +91,6 @@ class Store:
         self._files = StateFiles(self.states, self.run_id, strict=self.strict)
         self._written: ServerState | None = None
         """The state that the last commit wrote, while it is in memory."""
-        self.differences = [*_wrong_in(path), *self.audit.differences] if resume else []
-        """What did not fit in ``run.db``, ``rounds.jsonl`` and ``audit.jsonl``, a line each."""
         try:
             self._compare_experiment()
             stages = (int(growth["interaction"]) for growth in self.ledger.growths())
@@ -230,11 +227,7 @@ class Store:
             self._compare_replay(record, state)
             self._files.write(record["interaction"], state)
             self._written = state
-            for client, reason in record.get("failed", {}).items():
-                self.audit.tell("failed", client=client, reason=reason)
-            self.audit.tell("committed", interaction=record["interaction"])
-            self.audit.write()
-            self.ledger.append(record, counts, self.audit.safe)
+            self.ledger.append(record, counts, self.evidence.committing(record))
             if counts is None:
                 self._append(record)
 
@@ -337,7 +330,7 @@ class Store:
                 aside_why=json.dumps(reasons, sort_keys=True),
             )
         for client, reason in why.items():
-            self.audit.tell("set aside", client=client, interaction=following, reason=reason)
+            self.tell("set aside", client=client, interaction=following, reason=reason)
 
     def gone(self, interaction: int) -> dict[int, str]:
         """Return why clients take no part in an interaction and in none after it, by client."""
@@ -349,6 +342,10 @@ class Store:
             retired = (growth["interaction"], "an operator retired it")
             first |= {int(c): retired for c in growth.get("retired", ()) if int(c) not in first}
         return {client: why for client, (n, why) in sorted(first.items()) if n <= interaction}
+
+    def tell(self, what: str, **facts: Any) -> None:
+        """Put down in the run's log that something happened."""
+        self.evidence.tell(what, **facts)
 
     def start_over(self, client: int) -> None:
         """Remember that a client goes on from its initial private state."""
@@ -379,7 +376,7 @@ class Store:
         value = json.dumps({**end, "summary": summary})
         with writing(self.path):
             self.ledger.set_facts(end=value)
-            self._name_last_line()
+            self.evidence.name_last_line()
             self.sync(self.committed)
 
     def expect(self, name: str, text: str) -> None:
@@ -389,7 +386,7 @@ class Store:
         knows was not written by the run.
         """
         digest = hashlib.sha256(text.encode()).hexdigest()
-        if written_last(self.ledger.db, name) != digest:
+        if self.evidence.written_last(name) != digest:
             with writing(self.path):
                 with self.ledger.stating(writes=name, sha256=digest):
                     pass
@@ -400,15 +397,6 @@ class Store:
         self.expect(name, text)
         with writing(self.path):
             write_atomically(self.path / name, text, sync=True, private=True)
-
-    def _name_last_line(self) -> None:
-        """State which line of the audit log is the last one, once it is safe."""
-        before = self.audit.safe
-        self.audit.write()
-        self.audit.sync()
-        if self.audit.safe != before:
-            with self.ledger.stating(paused_after=self.committed, audit=self.audit.safe):
-                pass
 
     def ended(self) -> dict[str, Any] | None:
         """Return the summary of an ended run; None if the run may go on."""
@@ -530,11 +518,9 @@ class Store:
 
     def sync(self, interaction: int) -> None:
         """Sync an interaction's state and record; from then on callers are told of this head."""
-        head = self.chain.head
-        self._files.sync(interaction)
-        self.audit.sync()
-        self._sync_log()
-        self.chain.safe = head
+        with self.evidence.syncing():
+            self._files.sync(interaction)
+            self._sync_log()
 
     def _sync_log(self) -> None:
         """Sync the database's log and its name in the directory; SQLite does not sync the name."""
@@ -545,14 +531,7 @@ class Store:
     def close(self) -> None:
         """Close the database and unlock the directory."""
         with contextlib.suppress(OSError, sqlite3.Error):  # of a run that failed for that reason
-            self._name_last_line()
-        self.audit.close()
+            self.evidence.name_last_line()
+        self.evidence.close()
         self.ledger.close()
         os.close(self._lock_file)
-
-
-def _wrong_in(run: Path) -> list[str]:
-    """Return what does not fit in the records of a run that goes on, a line each."""
-    from fedsrv.state.verification import differences
-
-    return differences(run)

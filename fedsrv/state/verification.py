@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from typing import Any
 from fedmodels.errors import ArchiveError
 from fedmodels.files import sha256_of
 from fedmodels.printable import printable
-from fedsrv.state.audit import AUDIT, START, Broken, Mark, missing_end, read
+from fedsrv.state.audit import AUDIT, START, Broken, Mark, missing_end, read, warned
 from fedsrv.state.ledger import FORMAT, Head, beginning_of, continued, digest_of, link_of
 
 MAX_NAMED = 5
@@ -333,3 +333,12 @@ def _audited(run: Path, said: list[dict[str, Any]]) -> tuple[int, list[str]]:
             line = missing_end(mark, at)
             return at.lines, [*wrong, f"{AUDIT}: {line}"]
     return at.lines, wrong
+
+
+def doubts(run: Path) -> list[str]:
+    """Return what is wrong with the files that a report reads, and what the log warns of."""
+    found = differences(run)
+    with suppress(ArchiveError):  # no run.db, or one of an earlier version
+        lines = [line for line in falsified(run) if not (found and "rounds.jsonl" in line)]
+        found += [f"{run}: {line}" for line in lines]
+    return [*found, *warned(run / AUDIT)]

@@ -197,7 +197,7 @@ class Through(Protocol):
 
     @property
     def told(self) -> Mapping[str, str]:
-        """What the audit log says of it when a client joins through it."""
+        """What is put down of it when a client joins through it."""
         ...
 
     def intake(self, trip: Trip, through: Mapping[ClientId, Any]) -> Intake | None:

@@ -90,7 +90,7 @@ def test_a_commit_names_no_line_of_the_audit_log_that_a_loss_of_power_takes(out)
     """The database may reach the disk before the log does."""
     store = Store(out, tiny_experiment(), resume=True)
     for number in (0, 1):
-        store.audit.tell("sent", client=0, interaction=number)
+        store.evidence.audit.tell("sent", client=0, interaction=number)
         store.commit(record(number), state(number), None)
         if number == 0:
             store.sync(0)
@@ -98,8 +98,8 @@ def test_a_commit_names_no_line_of_the_audit_log_that_a_loss_of_power_takes(out)
     os.close(store._lock_file)
     lose(out, out / "server")
     store = Store(out, tiny_experiment(), resume=True)
-    assert store.audit.differences == []
-    assert store.chain.last == {"undone_after": 0}  # its state's file was lost
+    assert store.evidence.audit.differences == []
+    assert store.evidence.chain.last == {"undone_after": 0}  # its state's file was lost
     store.close()
     assert verified(out).wrong == []
 

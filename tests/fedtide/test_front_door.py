@@ -21,7 +21,7 @@ import tomli_w
 import torch
 
 import fedtide
-from fedcli.runtime.together import execute_together
+from fedcli.parts.together import execute_together
 from fedcli.runtime.worker import Result, Task
 from fedmodels.errors import ArchiveError, ConfigError, DataError, FedtideError, RunFailed
 from fedmodels.nets.trained import ModelFacts, TrainedModel, header_of
@@ -379,7 +379,7 @@ def test_different_clients_train_together(tmp_path, monkeypatch):
         stacks.append([task.worker.client for task in tasks])
         return execute_together(tasks)
 
-    monkeypatch.setattr("fedcli.runtime.together.execute_together", counted)
+    monkeypatch.setattr("fedcli.parts.together.execute_together", counted)
     changes = {"training.together": 2, "schedule.clients": 3, "schedule.rounds": 1}
     fedtide.run(TINY, changes, backend="inprocess", out=tmp_path / "run")
     assert stacks == 2 * [[0, 1], [2]]

@@ -5,80 +5,71 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 
-import fedcli.parts
-import fedsrv.parts
-from fedmodels.training import wire
+from fedmodels.config.combinations import LISTED, ROOMS
 from fedtide.testing.trial import tiny_experiment
 from tests.sizes import PACKAGES, ROOT, sources
 
 PLAIN = tiny_experiment()
-AT_A_CLIENT = SimpleNamespace(client=0, experiment=PLAIN)
-LISTED = [
-    *((entry.place, entry.is_on(PLAIN)) for entry in wire.PARTS),
-    *((f"fedcli.parts.{place}", is_on(AT_A_CLIENT)) for place, is_on in fedcli.parts.PARTS),
-    *((f"fedsrv.parts.{place}", is_on(PLAIN)) for place, is_on in fedsrv.parts.PARTS),
-]  # fmt: skip
+HALVES = [
+    (f"{room}.{place}", part.is_on(PLAIN))
+    for part in LISTED
+    for side, room in ROOMS.items()
+    if (place := getattr(part, side))
+]
 """Where each part stands, and whether a plain run asks for it."""
 NAMED: dict[str, tuple[str, str, str]] = {
     "compression": (
         r"parts/compression|training/compression|config/compression|compact_forms",
         r"(?<!De)[cC]ompression",
         """
-        fedcli/parts/__init__.py fedmodels/config/combinations.py fedmodels/config/experiment.py
-        fedmodels/training/wire.py fedsrv/sweep/plan.py
+        fedmodels/config/combinations.py fedmodels/config/experiment.py fedsrv/sweep/plan.py
         """,
     ),
     "drift": (
         r"parts/drift|data_drift",
         r"data_drift|evaluate\.drift|DriftMeter|parts\.drift|DRIFT_PARTS",
         """
-        fedcli/parts/__init__.py fedmodels/config/combinations.py
-        fedmodels/numerics/metric_tables.py fedmodels/training/wire.py fedsrv/parts/__init__.py
-        fedsrv/parts/private_rounds.py fedsrv/report/panels.py
+        fedmodels/config/changes.py fedmodels/config/combinations.py
+        fedmodels/numerics/metric_tables.py fedsrv/parts/private_rounds.py fedsrv/report/panels.py
         """,
     ),
     "secure sums": (
         r"secure_|opened_sums",
         r"Secure[A-Z]\w+|secure_(?!channel|server|port)\w+",
         """
-        fedcli/joining.py fedcli/parts/__init__.py fedcli/parts/privacy/floor.py
-        fedmodels/config/combinations.py fedmodels/config/experiment.py
-        fedmodels/config/privacy.py fedmodels/privacy/accounting.py fedmodels/privacy/told.py
-        fedmodels/resolution.py fedmodels/tensors/uploads.py fedmodels/training/wire.py
-        fedsrv/coordinator.py fedsrv/engine/cohort.py fedsrv/engine/report_validator.py
-        fedsrv/launch/launcher.py
-        fedsrv/parts/__init__.py fedsrv/relay/trips.py fedsrv/state/record.py
-        fedsrv/transport/server.py fedtide/inprocess.py
+        fedcli/joining.py fedcli/parts/privacy/floor.py fedmodels/config/combinations.py
+        fedmodels/config/experiment.py fedmodels/config/privacy.py fedmodels/privacy/accounting.py
+        fedmodels/privacy/told.py fedmodels/resolution.py fedmodels/tensors/uploads.py
+        fedsrv/coordinator.py fedsrv/engine/report_validator.py fedsrv/launch/launcher.py
+        fedsrv/relay/trips.py fedsrv/state/record.py fedtide/inprocess.py
         """,
     ),
     "client privacy": (
         r"/privacy/|private_rounds|private_uploads|config/privacy",
         r"hides_clients|fedmodels\.privacy|private_(rounds|uploads)|parts\.privacy",
         """
-        fedcli/joining.py fedcli/parts/__init__.py fedcli/parts/secure_client.py
+        fedcli/joining.py fedcli/parts/secure_client.py fedmodels/config/combinations.py
         fedmodels/resolution.py fedmodels/training/private_steps.py
-        fedmodels/training/secure_upload.py fedmodels/training/wire.py fedsrv/parts/__init__.py
-        fedsrv/parts/example_privacy.py fedsrv/parts/secure_rounds.py fedsrv/state/store.py
+        fedmodels/training/secure_upload.py fedsrv/parts/example_privacy.py
+        fedsrv/parts/secure_rounds.py fedsrv/state/store.py
         """,
     ),
     "example privacy": (
         r"/privacy/|private_steps|example_privacy|config/privacy",
         r"hides_examples|private_steps|PrivateSteps|HiddenExamples",
         """
-        fedcli/parts/__init__.py fedmodels/config/combinations.py
-        fedmodels/techniques/class_prototypes.py fedmodels/training/contexts.py
-        fedmodels/training/loop.py fedmodels/training/wire.py fedsrv/parts/__init__.py
+        fedmodels/config/combinations.py fedmodels/techniques/class_prototypes.py
+        fedmodels/training/contexts.py fedmodels/training/loop.py
         """,
     ),
     "live models": (
         r"/serving/|parts/(deployment|kept_models)|runtime/deployed|config/deploy",
         r"\bDeployment\b|experiment\.deploy\b|\bDeployed\b",
         """
-        fedcli/parts/__init__.py fedcli/prediction.py fedcli/runtime/host.py
+        fedcli/prediction.py fedcli/runtime/workers.py fedmodels/config/combinations.py
         """,
     ),
 }
@@ -111,8 +102,8 @@ for name, table in {{"drift": {{"evaluate": {{"drift": True}}}}}}.items():
 
 def test_a_plain_run_needs_no_module_of_a_part(tmp_path):
     """Nothing can import them; a config that asks for one is told which is missing."""
-    needed = {place.partition(":")[0] for place, is_on in LISTED if is_on}
-    gone = {place.partition(":")[0] for place, _ in LISTED} - needed
+    needed = {place.partition(":")[0] for place, is_on in HALVES if is_on}
+    gone = {place.partition(":")[0] for place, _ in HALVES} - needed
     assert len(gone) > 15
     program = REMOVED.format(gone=sorted(gone))
     done = subprocess.run(

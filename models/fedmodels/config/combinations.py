@@ -1,5 +1,8 @@
-"""Who goes with whom: the parts that a config can switch on, and the one table of their pairs.
+"""The one table of parts: what switches each on, where its code stands, and who goes with whom.
 
+A part is one capability that a config can leave out. No other file lists parts: coordinators and
+clients ask for their halves (:func:`halves_of`), and a module is imported where a config asks for
+it.
 Two parts whose pair stands in no table here go together, and a test runs each such pair. What a
 part needs of its own keys (numbers, files) its own section checks. docs/combinations.md is written
 from these tables.
@@ -7,13 +10,19 @@ from these tables.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.schedule import TASKS_IN_TURN
 from fedmodels.errors import ConfigError
+
+Side = Literal["server", "client", "shared"]
+ROOMS: Mapping[Side, str] = {
+    "server": "fedsrv.parts", "client": "fedcli.parts", "shared": "fedmodels",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -22,12 +31,23 @@ class Part:
 
     name: str
     keys: str
-    """What switches it on, as a config has it."""
-    is_on: Callable[[Experiment], bool]
+    """What switches it on, as a config has it; empty for what is always there."""
+    is_on: Callable[[Experiment], bool] = lambda experiment: True
     page: str = ""
     """File under ``docs/`` that tells of it."""
     check: Callable[[Experiment], None] = lambda experiment: None
     """Checks its own numbers, while it is on."""
+    server: str = ""
+    """Module and class of its half at the coordinator, below ``fedsrv.parts``."""
+    client: str = ""
+    """Of its half at a client, below ``fedcli.parts``."""
+    shared: str = ""
+    """Of what both halves know of it (how tensors travel, what clients keep), below
+    ``fedmodels``."""
+    tells: tuple[str, ...] = ()
+    """The figures that clients report of a training for it; a method's own have other names."""
+    comes_and_goes: bool = False
+    """Whether an open run may switch it on and off."""
 
 
 def _covers_inputs(e: Experiment) -> None:
@@ -47,90 +67,158 @@ def _scores_rounds(e: Experiment) -> None:
         raise ConfigError(f"[schedule] {e.schedule.stops} looks at scored rounds: let every be 1")
 
 
-PARTS: Mapping[str, Part] = {
-    part.name: part
-    for part in (
-        Part("poisson sampling", '[schedule] sampling = "poisson"',
-             lambda e: e.schedule.sampling == "poisson", "differential-privacy.md"),
-        Part("weighted sampling", '[schedule] sampling = "weighted"',
-             lambda e: e.schedule.sampling == "weighted", "populations.md"),
-        Part("over-selection", "[schedule] over_select",
-             lambda e: e.schedule.over_select > 0, "populations.md"),
-        Part("availability", "[schedule] availability",
-             lambda e: e.schedule.availability is not None, "populations.md"),
-        Part("asynchronous rounds", '[schedule] order = "asynchronous"',
-             lambda e: e.schedule.is_asynchronous, "asynchronous.md"),
-        Part("open runs", "[schedule] open", lambda e: e.schedule.open, "streams.md"),
-        Part("participants", "[schedule] participants",
-             lambda e: e.schedule.participants != "all", "streams.md"),
-        Part("triggers", "[trigger]", lambda e: e.trigger is not None, "streams.md"),
-        Part("stopping", "[schedule] patience, target", lambda e: bool(e.schedule.stops),
-             "metrics.md", _scores_rounds),
-        Part("fewer clients", "[server] min_clients, deadline_s",
-             lambda e: e.server.min_clients is not None, "reliability.md",
-             lambda e: e.server.check_clients(e.schedule.clients)),
-        Part("validation", "[data] validation_share",
-             lambda e: e.data is not None and e.data.validation_share is not None, "metrics.md"),
-        Part("accumulated data", '[scenario] training_data = "accumulated"',
-             lambda e: e.accumulates, "scenarios.md"),
-        Part("reference run", "[evaluate] reference",
-             lambda e: e.evaluate.reference is not None, "metrics.md"),
-        Part("rate of all rounds", "[training.lr_schedule] over rounds, without length",
-             lambda e: e.training.follows_rounds, "configuration.md"),
-        Part("trained by all", '[evaluate] trained = "all"',
-             lambda e: e.evaluate.trained == "all", "metrics.md"),
-        Part("drift", "[evaluate] drift", lambda e: e.evaluate.drift, "metrics.md"),
-        Part("class masks", "[evaluate] class_masks",
-             lambda e: e.evaluate.class_masks, "metrics.md"),
-        Part("probabilities", "[evaluate] probabilities",
-             lambda e: e.evaluate.probabilities, "metrics.md"),
-        Part("deployment", "[deploy]", lambda e: e.deploy is not None, "serving.md"),
-        Part("trackers", "[tracking]", lambda e: e.tracking.is_on, "operations.md"),
-        Part("compressed uploads", "[compression] up",
-             lambda e: e.compression is not None and e.compression.up != "float32",
-             "compression.md"),
-        Part("compressed payloads", "[compression] down",
-             lambda e: e.compression is not None and e.compression.down != "float32",
-             "compression.md"),
-        Part("zstd", "[compression] zstd", lambda e: e.zstd, "compression.md"),
-        Part("noise at the server", '[privacy] level = "client"',
-             lambda e: e.privacy is not None and e.privacy.noise_at_server,
-             "differential-privacy.md", _covers_inputs),
-        Part("noise at clients", '[privacy] level = "client", where = "clients"',
-             lambda e: e.privacy is not None and e.privacy.noise_at_clients,
-             "differential-privacy.md", _covers_inputs),
-        Part("example privacy", '[privacy] level = "example"',
-             lambda e: e.privacy is not None and e.privacy.hides_examples,
-             "differential-privacy.md", _covers_inputs),
-        Part("hidden counts", "[privacy] announce", lambda e: e.announced != "exact",
-             "privacy.md"),
-        Part("secure sums", "[privacy] secure_sum", lambda e: e.secure_sum is not None,
-             "secure-aggregation.md", _sums_enough),
-        Part("robust rules", "[server] reduce", lambda e: e.server.is_robust, "robustness.md",
-             lambda e: e.server.check_uploads(e.at_once, e.server.min_clients)),
-        Part("exclusion by rule", "[server] exclude_after",
-             lambda e: e.server.exclude_after is not None, "robustness.md",
-             lambda e: e.server.check_exclusion(e.at_once)),
-        Part("server optimiser", "[server_optimizer]",
-             lambda e: e.server_optimizer is not None, "configuration.md"),
-        Part("own loss", "[training] loss, label_smoothing, class_weights",
-             lambda e: e.training.own_loss, "configuration.md"),
-        Part("balanced weights", '[training] class_weights = "balanced"',
-             lambda e: e.training.class_weights == "balanced", "configuration.md"),
-        Part("clipped gradients", "[training] clip_norm",
-             lambda e: e.training.clip_norm is not None, "configuration.md"),
-        Part("rate of epochs", '[training.lr_schedule] over = "epochs"',
-             lambda e: e.training.follows_epochs, "configuration.md"),
-        Part("bfloat16", '[training] precision = "bfloat16"',
-             lambda e: e.training.mixed_precision, "results/speed.md"),
-        Part("together", "[training] together", lambda e: e.training.together > 1,
-             "results/speed.md"),
-        Part("frozen parts", "[net] frozen, adapters",
-             lambda e: bool({"frozen", "adapters"} & e.net.options().keys()), "nets.md"),
-        Part("relays", "fedsrv relay", lambda e: False, "relays.md"),
-    )
-}  # fmt: skip
-"""All parts, in the order of the page. Relays are no key: clients join through them."""
+LISTED: tuple[Part, ...] = (
+    Part("poisson sampling", '[schedule] sampling = "poisson"',
+         lambda e: e.schedule.sampling == "poisson", "differential-privacy.md"),
+    Part("weighted sampling", '[schedule] sampling = "weighted"',
+         lambda e: e.schedule.sampling == "weighted", "populations.md"),
+    Part("over-selection", "[schedule] over_select",
+         lambda e: e.schedule.over_select > 0, "populations.md"),
+    Part("availability", "[schedule] availability",
+         lambda e: e.schedule.availability is not None, "populations.md"),
+    Part("open runs", "[schedule] open", lambda e: e.schedule.open, "streams.md",
+         server="stages:OpenRuns", client="open_runs:OpenRuns"),
+    Part("participants", "[schedule] participants",
+         lambda e: e.schedule.participants != "all", "streams.md"),
+    Part("triggers", "[trigger]", lambda e: e.trigger is not None, "streams.md"),
+    Part("server data", "",
+         lambda e: bool(part_at("fedmodels.parts.server_data:trains_at_server")(e)),
+         server="server_data:ServerExamples"),
+    Part("beginning", "", lambda e: e.net.begin_from is not None, server="beginning:Beginning"),
+    Part("together", "[training] together", lambda e: e.training.together > 1,
+         "results/speed.md", server="stacking:Stacking", client="together:Together"),
+    Part("stopping", "[schedule] patience, target", lambda e: bool(e.schedule.stops),
+         "metrics.md", _scores_rounds, server="stopping:Patience"),
+    Part("unused data", "", server="unused_data:UnusedData"),
+    Part("fewer clients", "[server] min_clients, deadline_s",
+         lambda e: e.server.min_clients is not None, "reliability.md",
+         lambda e: e.server.check_clients(e.schedule.clients)),
+    Part("validation", "[data] validation_share",
+         lambda e: e.data is not None and e.data.validation_share is not None, "metrics.md"),
+    Part("accumulated data", '[scenario] training_data = "accumulated"',
+         lambda e: e.accumulates, "scenarios.md"),
+    Part("reference run", "[evaluate] reference",
+         lambda e: e.evaluate.reference is not None, "metrics.md"),
+    Part("rate of all rounds", "[training.lr_schedule] over rounds, without length",
+         lambda e: e.training.follows_rounds, "configuration.md"),
+    Part("trained by all", '[evaluate] trained = "all"',
+         lambda e: e.evaluate.trained == "all", "metrics.md"),
+    Part("class masks", "[evaluate] class_masks",
+         lambda e: e.evaluate.class_masks, "metrics.md"),
+    Part("robust rules", "[server] reduce", lambda e: e.server.is_robust, "robustness.md",
+         lambda e: e.server.check_uploads(e.at_once, e.server.min_clients),
+         server="robust:RobustRules"),
+    Part("noise at the server", '[privacy] level = "client"',
+         lambda e: e.privacy is not None and e.privacy.noise_at_server,
+         "differential-privacy.md", _covers_inputs,
+         server="private_rounds:ClientPrivacy", client="privacy.clients:ClientPrivacy"),
+    Part("noise at clients", '[privacy] level = "client", where = "clients"',
+         lambda e: e.privacy is not None and e.privacy.noise_at_clients,
+         "differential-privacy.md", _covers_inputs,
+         server="private_rounds:ClientPrivacy", client="privacy.clients:ClientPrivacy",
+         shared="training.private_uploads:NoiseOfClients"),
+    Part("example privacy", '[privacy] level = "example"',
+         lambda e: e.privacy is not None and e.privacy.hides_examples,
+         "differential-privacy.md", _covers_inputs,
+         server="example_privacy:ExamplePrivacy", client="privacy.examples:ExamplePrivacy",
+         shared="training.private_steps:SpentPrivacy", tells=("epsilon", "epsilon_next")),
+    Part("hidden counts", "[privacy] announce", lambda e: e.announced != "exact",
+         "privacy.md"),
+    Part("compressed uploads", "[compression] up",
+         lambda e: e.compression is not None and e.compression.up != "float32",
+         "compression.md",
+         client="compression:Compressed", shared="training.compression:Compression"),
+    Part("compressed payloads", "[compression] down",
+         lambda e: e.compression is not None and e.compression.down != "float32",
+         "compression.md",
+         client="compression:Compressed", shared="training.compression:Compression"),
+    Part("zstd", "[compression] zstd", lambda e: e.zstd, "compression.md"),
+    Part("secure sums", "[privacy] secure_sum", lambda e: e.secure_sum is not None,
+         "secure-aggregation.md", _sums_enough, server="secure_rounds:SecureSums",
+         client="secure_client:SecureSums", shared="training.secure_upload:SecureUpload"),
+    Part("asynchronous rounds", '[schedule] order = "asynchronous"',
+         lambda e: e.schedule.is_asynchronous, "asynchronous.md",
+         server="buffered_rounds:AsynchronousRounds"),
+    Part("odd uploads", "", server="odd_uploads:OddUploads"),
+    Part("exclusion by hand", "", server="exclusions:Exclusions"),
+    Part("exclusion by rule", "[server] exclude_after",
+         lambda e: e.server.exclude_after is not None, "robustness.md",
+         lambda e: e.server.check_exclusion(e.at_once), server="exclusions:Exclusions"),
+    Part("final models", "", client="kept_models:FinalModel"),
+    Part("deployment", "[deploy]", lambda e: e.deploy is not None, "serving.md",
+         client="deployment:Deployment"),
+    Part("drift", "[evaluate] drift", lambda e: e.evaluate.drift, "metrics.md",
+         server="drift:Drift", client="drift:DriftMeter", shared="parts.drift:Drift",
+         tells=("input_drift", "input_drift_p", "prediction_drift", "prediction_drift_p"),
+         comes_and_goes=True),
+    Part("trackers", "[tracking]", lambda e: e.tracking.is_on, "operations.md",
+         server="trackers:Trackers"),
+    Part("probabilities", "[evaluate] probabilities",
+         lambda e: e.evaluate.probabilities, "metrics.md",
+         client="probabilities:ProbabilityScores"),
+    Part("pictures", "", lambda e: e.evaluate.pictures > 0, client="pictures:Pictures"),
+    Part("server optimiser", "[server_optimizer]",
+         lambda e: e.server_optimizer is not None, "configuration.md"),
+    Part("own loss", "[training] loss, label_smoothing, class_weights",
+         lambda e: e.training.own_loss, "configuration.md"),
+    Part("balanced weights", '[training] class_weights = "balanced"',
+         lambda e: e.training.class_weights == "balanced", "configuration.md"),
+    Part("clipped gradients", "[training] clip_norm",
+         lambda e: e.training.clip_norm is not None, "configuration.md"),
+    Part("rate of epochs", '[training.lr_schedule] over = "epochs"',
+         lambda e: e.training.follows_epochs, "configuration.md"),
+    Part("bfloat16", '[training] precision = "bfloat16"',
+         lambda e: e.training.mixed_precision, "results/speed.md"),
+    Part("frozen parts", "[net] frozen, adapters",
+         lambda e: bool({"frozen", "adapters"} & e.net.options().keys()), "nets.md"),
+    Part("relays", "fedsrv relay", lambda e: False, "relays.md"),
+)  # fmt: skip
+"""All parts, in the order of every seam (``ServerPart``, ``ClientPart``, ``SharedPart``).
+
+The order counts where parts change one thing: a robust rule gives its result before noise is added
+to it, noise forgets how far single uploads lie from others before odd ones are looked for, clients
+add noise before they compress a difference, masks come last, and what is live is offered before
+drift moves the net. What arrives meets the parts in the opposite order. Relays are no key: clients
+join through them.
+"""
+PARTS: Mapping[str, Part] = {part.name: part for part in LISTED if part.keys}
+"""The parts that a config switches on, in the order of the page; the others are always there."""
+TOLD = frozenset(name for part in LISTED for name in part.tells)
+"""The figures of all parts."""
+
+
+def parts_on(experiment: Experiment) -> Iterator[Part]:
+    """Yield the parts of a run, in their order."""
+    return (part for part in LISTED if part.is_on(experiment))
+
+
+def halves_of(experiment: Experiment, side: Side) -> Iterator[Any]:
+    """Yield the classes of a side's half of each part of a run, in their order, each once.
+
+    A module is imported here, where the config asks for it, and not before.
+
+    Raises:
+        ConfigError: this installation lacks one of them.
+    """
+    places = (getattr(part, side) for part in parts_on(experiment))
+    yield from (part_at(f"{ROOMS[side]}.{place}") for place in dict.fromkeys(filter(None, places)))
+
+
+def part_at(place: str) -> Any:
+    """Return what stands at a place, ``module:name``; it is imported when it is first asked for.
+
+    Raises:
+        ConfigError: this installation has no such module.
+    """
+    module, _, name = place.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # the module lacks another one
+        raise ConfigError(
+            f"the config asks for a part that this installation lacks: {module}"
+        ) from None
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import cache
 
 from fedmodels.asked import asked
+from fedmodels.config.combinations import part_at
 from fedmodels.errors import ConfigError
 from fedmodels.numerics.metric_tables import is_written_by_runs
 from fedmodels.numerics.randomness import derive_seed, started
@@ -24,7 +25,6 @@ from fedmodels.training.contexts import Metrics, ServerContext, ServerState
 from fedmodels.training.method import Method, Payload
 from fedmodels.training.returned import check_finished, check_sent
 from fedmodels.training.run import RunFacts
-from fedmodels.training.wire import part_at
 
 log = logging.getLogger(__name__)
 NO_MEANS = {"centralized": False, "local": False, "pfedgraph": False}

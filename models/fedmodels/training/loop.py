@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedmodels.config.combinations import part_at
 from fedmodels.config.training import Training
 from fedmodels.devices import is_gpu, to_device
 from fedmodels.errors import ConfigError, TrainingFailed
@@ -28,7 +29,6 @@ from fedmodels.training.method import LocalResult, Method
 from fedmodels.training.returned import check_asked, check_trained, check_weights
 from fedmodels.training.stepped import Batch, Phase, Stepped
 from fedmodels.training.steps import Steps, begin_phase, steps_of
-from fedmodels.training.wire import part_at
 
 BLOCK = 2**26
 """Bytes of inputs that a GPU lays out at once."""
@@ -61,6 +61,19 @@ class ClientHalf:
             self.begin()
             with explained(self):
                 return self.end(self.method.fit(self.ctx, self.x, self.y, self.refs))
+
+    def begin_apart(self) -> None:
+        """Begin with random numbers of the client's own seed; others train before the end."""
+        with seeded(self.ctx.seed("dropout")):
+            self.begin()
+            self.drawn = torch.get_rng_state()
+
+    def end_apart(self, loss: float) -> LocalResult:
+        """End with the random numbers that follow those of :meth:`begin_apart`."""
+        with seeded(self.ctx.seed("dropout")):
+            torch.set_rng_state(self.drawn)
+            with explained(self):
+                return self.end(loss)
 
     def begin(self) -> None:
         """Load the net, the references of the loss and the training data."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -16,6 +17,8 @@ from fedmodels.nets import make_net
 from fedmodels.nets.split import SplitNet, weights_of
 from fedmodels.numerics.randomness import derive_seed, seeded
 from fedmodels.tensors.bundle import Problem, Weights
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,14 @@ class RunFacts:
         return replace(
             self, problem=replace(self.problem, num_classes=number), began_with=began_with
         )
+
+    def once(self, find: Callable[[RunFacts], T]) -> T:
+        """Return what a function finds out of the run; it is asked the first time alone."""
+        known = self.__dict__.setdefault("_found", {})
+        if find not in known:
+            known[find] = find(self)
+        found: T = known[find]
+        return found
 
     def make_net(self, purpose: str = "init", role: str = "server") -> SplitNet:
         """Build the run's net; its initial weights depend on the run's seed, purpose and role.
@@ -159,14 +170,6 @@ class RunFacts:
     def batch_norm_weights(self) -> frozenset[str]:
         """Return the names of the weights of batch normalisation, statistics included."""
         return self._shape.batch_norm_weights
-
-    @cached_property
-    def nets_group(self) -> bool:
-        """Return whether several of the run's nets can run as one net of groups."""
-        from fedmodels.nets.grouped import can_be_grouped  # only where clients train together
-
-        net = self._built()
-        return not net.frozen and can_be_grouped(net.train(), self.problem.input_shape)
 
     @cached_property
     def nets_draw(self) -> bool:

@@ -25,32 +25,15 @@ from torch import Tensor
 
 from fedmodels.devices import to_device
 from fedmodels.errors import ConfigError
-from fedmodels.nets.grouped import Grouped
+from fedmodels.nets.grouped import Grouped, can_be_grouped
 from fedmodels.nets.split import SplitNet
-from fedmodels.numerics.randomness import seeded
 from fedmodels.training.contexts import ClientContext
-from fedmodels.training.loop import ClientHalf, EpochLoop, explained
-from fedmodels.training.method import LocalResult
+from fedmodels.training.loop import ClientHalf, EpochLoop
 from fedmodels.training.returned import check_loss
 from fedmodels.training.run import RunFacts
 from fedmodels.training.stepped import Batch, Output, Phase, Stepped, in_steps
 from fedmodels.training.steps import begin_phase
 from fedmodels.training.trees import atoms, form, mapped
-
-
-def begin_apart(half: ClientHalf) -> None:
-    """Begin a client's half with random numbers of the client's own seed."""
-    with seeded(half.ctx.seed("dropout")):
-        half.begin()
-        half.drawn = torch.get_rng_state()
-
-
-def end_apart(half: ClientHalf, loss: float) -> LocalResult:
-    """End a client's half with the random numbers that follow those of its beginning."""
-    with seeded(half.ctx.seed("dropout")):
-        torch.set_rng_state(half.drawn)
-        with explained(half):
-            return half.end(loss)
 
 
 def fit_together(halves: Sequence[ClientHalf]) -> list[float]:
@@ -106,13 +89,19 @@ def _in_turn(loop: EpochLoop, why: str) -> ConfigError:
     )
 
 
+def nets_group(run: RunFacts) -> bool:
+    """Tell whether several of a run's nets can run as one net of groups."""
+    net = run.make_net()
+    return not net.frozen and can_be_grouped(net.train(), run.problem.input_shape)
+
+
 def check_stacks(run: RunFacts) -> None:
     """Check that the run's net can be stacked.
 
     Raises:
         ConfigError: the net cannot, for instance because it draws random numbers in training.
     """
-    if run.nets_group:
+    if run.once(nets_group):
         return
     net = run.make_net().train()
     rows = {key: torch.stack([tensor.detach()] * 2) for key, tensor in net.tensors().items()}
@@ -267,7 +256,7 @@ class _ParameterStack:
         features: Tensor | None,
     ) -> dict[str, Tensor]:
         """Return embeddings (C, B, d) and logits (C, B, K), as far as they come before the loss."""
-        if not self.ctx.run.nets_group:
+        if not self.ctx.run.once(nets_group):
             return {} if features is None else {"features": features}
         nets = Grouped(len(x))
         with self.net.holding(parameters | buffers):

@@ -26,7 +26,7 @@ from fedmodels.training.loop import ClientHalf, train_locally
 from fedmodels.training.method import LocalResult, Method
 from fedmodels.training.position import Position
 from fedmodels.training.run import RunFacts
-from fedmodels.training.stack import begin_apart, check_stacks, end_apart, fit_together
+from fedmodels.training.stack import check_stacks, fit_together
 from fedmodels.training.stepped import Stepped, in_steps, root_of
 
 SIZES = (16, 12)
@@ -132,9 +132,9 @@ def _small(run: RunFacts) -> RunFacts:
 
 def _together(halves: Sequence[ClientHalf]) -> list[LocalResult]:
     for half in halves:
-        begin_apart(half)
+        half.begin_apart()
     losses = fit_together(halves)
-    return [end_apart(half, loss) for half, loss in zip(halves, losses, strict=True)]
+    return [half.end_apart(loss) for half, loss in zip(halves, losses, strict=True)]
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 import torch
 
+from fedmodels.config.combinations import part_at
 from fedmodels.training.steps import RECORDERS
-from fedmodels.training.wire import part_at
 
 log = logging.getLogger(__name__)
 

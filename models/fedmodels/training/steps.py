@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedmodels.config.combinations import part_at
 from fedmodels.errors import ConfigError
 from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.optimizers import descend
@@ -16,7 +17,6 @@ from fedmodels.training.contexts import ClientContext
 from fedmodels.training.optimizer import optimizer_of
 from fedmodels.training.returned import check_loss
 from fedmodels.training.stepped import Batch, Output, Phase, Stepped
-from fedmodels.training.wire import part_at
 
 RECORDERS = {"cuda": "fedmodels.training.step_graphs:CudaRecorder"}
 """What records steps, by the type of a device; imported for a device that has one."""

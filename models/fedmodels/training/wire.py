@@ -1,19 +1,18 @@
 """How the tensors of a run travel, what its clients keep, and what they tell: by its parts.
 
 A part is one capability that a config can leave out. What both halves of a run know of it is a
-:class:`SharedPart`. Its module is imported where the config asks for it, and not before.
+:class:`SharedPart`; :mod:`fedmodels.config.combinations` has the list.
 """
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any, ClassVar, Self, TypeVar
+from typing import ClassVar, Self, TypeVar
 
+from fedmodels.config.combinations import LISTED, ROOMS, halves_of, part_at, parts_on
 from fedmodels.config.experiment import Experiment
-from fedmodels.errors import ConfigError
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.tensors.memory_blocks import lease
@@ -22,23 +21,6 @@ from fedmodels.training.run import RunFacts
 
 Allocate = Callable[[int], memoryview]
 P = TypeVar("P", bound="SharedPart")
-
-
-def part_at(place: str) -> Any:
-    """Return what stands at a place, ``module:name``; it is imported when it is first asked for.
-
-    Raises:
-        ConfigError: this installation has no such module.
-    """
-    module, _, name = place.partition(":")
-    try:
-        return getattr(importlib.import_module(module), name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # the module lacks another one
-        raise ConfigError(
-            f"the config asks for a part that this installation lacks: {module}"
-        ) from None
 
 
 class SharedPart:
@@ -88,50 +70,10 @@ class SharedPart:
         """Check what a client tells of this part after a training; raise PayloadError."""
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One line of the list of parts."""
-
-    place: str
-    """Module and class of what both halves know."""
-    is_on: Callable[[Experiment], bool]
-    tells: tuple[str, ...] = ()
-    """The figures that clients may report of a training; a method's own have other names."""
-    comes_and_goes: bool = False
-    """Whether an open run may switch it on and off."""
-
-
-PARTS: Sequence[Entry] = (
-    Entry(
-        "fedmodels.parts.drift:Drift",
-        lambda e: e.evaluate.drift,
-        ("input_drift", "input_drift_p", "prediction_drift", "prediction_drift_p"),
-        comes_and_goes=True,
-    ),
-    Entry(
-        "fedmodels.training.private_steps:SpentPrivacy",
-        lambda e: e.privacy is not None and e.privacy.hides_examples,
-        ("epsilon", "epsilon_next"),
-    ),
-    Entry(
-        "fedmodels.training.private_uploads:NoiseOfClients",
-        lambda e: e.privacy is not None and e.privacy.noise_at_clients,
-    ),
-    Entry(
-        "fedmodels.training.compression:Compression",
-        lambda e: e.compression is not None and e.compression.changes_tensors,
-    ),
-    Entry("fedmodels.training.secure_upload:SecureUpload", lambda e: e.secure_sum is not None),
-)
-"""The order is that on the way out; what arrives meets the parts in the opposite order."""
-TOLD = frozenset(name for entry in PARTS for name in entry.tells)
-"""The figures of all parts."""
-
-
 def sections_off(experiment: Experiment) -> tuple[str, ...]:
     """Return the prefixes of what clients may have kept of parts that are off by now."""
-    off = (e for e in PARTS if e.comes_and_goes and not e.is_on(experiment))
-    return tuple(part_at(entry.place).section for entry in off)
+    off = (part for part in LISTED if part.comes_and_goes and not part.is_on(experiment))
+    return tuple(part_at(f"{ROOMS['shared']}.{part.shared}").section for part in off)
 
 
 @dataclass(frozen=True)
@@ -147,9 +89,8 @@ class Wire:
     @classmethod
     def of(cls, method: Method, run: RunFacts) -> Wire:
         """Return what the config of a run asks for; raise ConfigError if the method cannot."""
-        entries = [entry for entry in PARTS if entry.is_on(run.experiment)]
-        tells = frozenset(name for entry in entries for name in entry.tells)
-        parts = [part_at(entry.place).of(method, run) for entry in entries]
+        parts = [half.of(method, run) for half in halves_of(run.experiment, "shared")]
+        tells = frozenset(name for part in parts_on(run.experiment) for name in part.tells)
         return cls(parts, tells, run.experiment.zstd)
 
     def part(self, kind: type[P]) -> P:

@@ -96,7 +96,7 @@ def _host(module: ModuleType) -> None:
 
     def joined(self: Any) -> None:
         join(self)
-        if self._together > 1:
+        if self.workers.at_once > 1:
             _send_whole_results()
 
     module.Host.__init__, module.Host.join = init, joined

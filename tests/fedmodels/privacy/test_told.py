@@ -17,7 +17,7 @@ from fedmodels.privacy.coverage import BESIDE, assumptions, told_beside
 from fedmodels.privacy.told import COVERS, cover_of, fields
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.events import EventLog
-from fedsrv.transport.call_log import Journal
+from fedsrv.transport.journal import Journal
 from fedtide.inprocess import run_in_process
 from tests.conftest import records_of, tiny_experiment
 from tests.fedsrv.engine.test_private_rounds import BESIDE as TOLD

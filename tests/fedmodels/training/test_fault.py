@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from fedcli.data.store.opened_data import open_data
+from fedcli.parts.together import execute_together
 from fedcli.runtime.state import StateDirectory
-from fedcli.runtime.together import execute_together
 from fedcli.runtime.worker import Task, Worker
 from fedcli.runtime.workers import Workers
 from fedmodels.errors import ClientFailed, ConfigError, RunFailed

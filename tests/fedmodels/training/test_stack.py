@@ -22,7 +22,7 @@ from fedmodels.training.contexts import ClientContext
 from fedmodels.training.loop import ClientHalf, train_locally
 from fedmodels.training.position import START
 from fedmodels.training.run import RunFacts
-from fedmodels.training.stack import begin_apart, end_apart, fit_together
+from fedmodels.training.stack import fit_together
 from fedmodels.training.stack_trial import check_together
 from fedmodels.training.stepped import Phase
 from tests.conftest import OneTask, context_of, method_of, payload_of, tiny_experiment
@@ -56,8 +56,8 @@ def assert_equal(one: Bundle, other: Bundle) -> None:
 
 def together(halves: list[ClientHalf]) -> list[Any]:
     for half in halves:
-        begin_apart(half)
-    return [end_apart(half, loss) for half, loss in zip(halves, fit_together(halves), strict=True)]
+        half.begin_apart()
+    return [half.end_apart(loss) for half, loss in zip(halves, fit_together(halves), strict=True)]
 
 
 def assert_as_in_turn(experiment: Experiment, root: Path) -> list[Any]:

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from fedcli.data.store.opened_data import open_data
+from fedcli.parts.together import execute_together
 from fedcli.runtime.host import Host
 from fedcli.runtime.state import StateDirectory
-from fedcli.runtime.together import execute_together
 from fedcli.runtime.worker import Task, Worker
 from fedmodels.errors import ArchiveError
 from fedmodels.tensors.bundle import Bundle
@@ -95,7 +95,7 @@ def test_an_error_in_their_steps_fails_them_all(workers, monkeypatch):
     def broken(halves):
         raise RuntimeError("no such operator")
 
-    monkeypatch.setattr("fedcli.runtime.together.fit_together", broken)
+    monkeypatch.setattr("fedcli.parts.together.fit_together", broken)
     results = execute_together(tasks_of(workers))
     assert [r.failure for r in results] == ["RuntimeError: no such operator"] * 3
 
@@ -106,7 +106,7 @@ def test_a_result_that_is_there_is_sent_again(workers, monkeypatch):
     assert again["0"].report == first[0].report
     assert again["1"].report == first[1].report
     assert again["2"].failure == ""
-    monkeypatch.setattr("fedcli.runtime.together.fit_together", None)  # must not be needed any more
+    monkeypatch.setattr("fedcli.parts.together.fit_together", None)  # must not be needed any more
     assert all(r.failure == "" for r in execute_together(tasks_of(workers)))
 
 
@@ -129,7 +129,7 @@ def test_what_nobody_waits_for_is_abandoned(workers, monkeypatch):
 def host(workers, digits, tmp_path):
     made = Host(range(3), SimpleNamespace(), digits, tmp_path / "states", torch.device("cpu"))
     made.workers._open = {w.client: w for w in workers}
-    made._together = 3
+    made.workers.at_once = 3
     return made
 
 
@@ -147,7 +147,7 @@ def test_orders_that_follow_are_waited_for(host):
 
 
 def test_no_more_than_train_together(host):
-    host._together = 2
+    host.workers.at_once = 2
     put(host, *(order_of(c, issue=7, following=2 - c) for c in range(3)))
     assert taken(host) == ["0", "1"]
     assert taken(host) == ["2"]

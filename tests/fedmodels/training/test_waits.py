@@ -30,7 +30,7 @@ from fedmodels.training.loop import ClientHalf, train_locally
 from fedmodels.training.position import Position
 from fedmodels.training.run import RunFacts
 from fedmodels.training.scoring import score
-from fedmodels.training.stack import begin_apart, fit_together
+from fedmodels.training.stack import fit_together
 from fedpb.codec import merged
 from fedtide.testing.case import bytes_of, states_of
 from tests.conftest import method_of, payload_of, server_context
@@ -295,7 +295,7 @@ def test_clients_that_train_together_wait_for_nothing_in_a_step(digits):
             for client in range(3):
                 ctx = context_on(CARD, experiment, digits, client, 0)
                 halves.append(ClientHalf(method_of(experiment), ctx, *payload_of(experiment, ctx)))
-                begin_apart(halves[-1])
+                halves[-1].begin_apart()
             found.waits.clear()
             fit_together(halves)
         waits.append(found.waits)

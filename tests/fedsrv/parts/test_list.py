@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fedmodels.config.combinations import LISTED, part_at, parts_on
 from fedsrv.engine.server_part import ServerPart
-from fedsrv.parts import PARTS
 from tests.conftest import tiny_experiment
 from tests.sizes import ROOT
 
@@ -25,6 +24,7 @@ SIX = {"schedule": {"clients": 6}}
 ASKED: dict[str, dict[str, Any]] = {
     "ServerExamples": {"method": {"name": "fedic"}},
     "OpenRuns": {"schedule": {"order": "tasks_outer", "rounds": 2, "open": True}},
+    "Beginning": {"net": {"name": "mlp", "begin_from": "run"}},
     "Stacking": {"training": {"together": 3}},
     "Patience": {"data": {"validation_share": 0.2}, "schedule": {"patience": 1}},
     "RobustRules": {"server": {"reduce": "median"}},
@@ -44,7 +44,8 @@ ASKED: dict[str, dict[str, Any]] = {
 
 def on(**tables: Any) -> list[str]:
     experiment = tiny_experiment(**tables)
-    return [place.partition(":")[2] for place, is_on in PARTS if is_on(experiment)]
+    places = dict.fromkeys(part.server for part in parts_on(experiment) if part.server)
+    return [place.partition(":")[2] for place in places]
 
 
 def test_a_plain_run_has_the_parts_that_need_no_key():
@@ -57,10 +58,9 @@ def test_a_part_is_there_where_its_section_asks_for_it(part):
 
 
 def test_every_part_is_tried_here_and_is_a_part():
-    assert {place.partition(":")[2] for place, _ in PARTS} == {*ALWAYS, *ASKED}
-    for place, _ in PARTS:
-        module, _, name = place.partition(":")
-        assert issubclass(getattr(import_module(f"fedsrv.parts.{module}"), name), ServerPart)
+    places = {part.server for part in LISTED if part.server}
+    assert {place.partition(":")[2] for place in places} == {*ALWAYS, *ASKED}
+    assert all(issubclass(part_at(f"fedsrv.parts.{place}"), ServerPart) for place in places)
 
 
 def loaded(module: str) -> Iterator[str]:

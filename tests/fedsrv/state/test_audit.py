@@ -115,7 +115,7 @@ def test_a_report_shows_the_last_warnings_once(tmp_path):
 def run(tmp_path: Path) -> Path:
     """A run of three commits, the last of which was undone and done again."""
     with closing(Store(tmp_path / "run", tiny_experiment(), False)) as store:
-        store.audit.tell("joined", client=0, by="fedtide:client:0", at="ipv4:127.0.0.1:9")
+        store.evidence.audit.tell("joined", client=0, by="fedtide:client:0", at="ipv4:127.0.0.1:9")
         store.commit(record(0, failed={"4": "its disk is full"}), state(0), "[]")
         store.add_scores(record(0, failed={"4": "its disk is full"}, metrics={"a_glo": 0.5}))
         committed(store, 1, 2)
@@ -124,7 +124,7 @@ def run(tmp_path: Path) -> Path:
         committed(store, 2)
         store.set_aside({2: "an operator excluded it"})
         store.sync(2)
-        assert store.chain.safe == store.chain.head
+        assert store.evidence.chain.safe == store.evidence.chain.head
     return tmp_path / "run"
 
 
@@ -161,7 +161,7 @@ def test_a_run_says_what_happened(run, monkeypatch, capsys):
     assert status == 1
     assert "it ends with line 3, and line 7 was there" in err
     with closing(Store(run, tiny_experiment(), True)) as store:
-        assert "audit.jsonl: it ends with line 3" in store.differences[-1]
+        assert "audit.jsonl: it ends with line 3" in store.evidence.differences[-1]
     assert any("says: it ends with line 3" in line for line in verified(run).wrong)
 
 
@@ -237,14 +237,14 @@ def test_a_run_of_an_earlier_version_begins_its_history_where_it_is(run):
     rows(run, "DROP TABLE chain")
     (run / AUDIT).unlink()
     with closing(Store(run, tiny_experiment(), True)) as store:
-        assert store.chain.last["taken_up"] == 2
+        assert store.evidence.chain.last["taken_up"] == 2
         store.commit(record(3), state(3), None)
     assert verified(run).wrong == []
 
 
 def test_others_are_told_what_is_safe_and_proved_what_follows(run):
     with closing(Store(run, tiny_experiment(), True)) as store:
-        chain, before = store.chain, store.chain.head
+        chain, before = store.evidence.chain, store.evidence.chain.head
         assert chain.safe == before
         committed(store, 3, 4)
         assert chain.since(before.number) == (before, b"")  # nothing is safe yet
@@ -261,11 +261,11 @@ def test_others_are_told_what_is_safe_and_proved_what_follows(run):
 def test_a_long_proof_comes_in_parts(run, monkeypatch, most):
     monkeypatch.setattr("fedsrv.state.ledger.MAX_PROVEN", most)
     with closing(Store(run, tiny_experiment(), True)) as store:
-        at, digests = store.chain.since(1)
+        at, digests = store.evidence.chain.since(1)
         link = at.link
-        while at.number < store.chain.head.number:
+        while at.number < store.evidence.chain.head.number:
             before = at
-            at, digests = store.chain.since(before.number)
-            assert at.number == min(before.number + most, store.chain.head.number)
+            at, digests = store.evidence.chain.since(before.number)
+            assert at.number == min(before.number + most, store.evidence.chain.head.number)
             link = continued(link, digests)
             assert link == at.link

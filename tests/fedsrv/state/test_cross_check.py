@@ -63,7 +63,7 @@ def test_what_one_of_the_two_lacks_is_said_by_a_resume(run, harm):
     break_it, line = HARM[harm]
     break_it(run)
     with closing(Store(run, EXPERIMENT, True)) as store:
-        assert any(line in said for said in store.differences), store.differences
+        assert any(line in said for said in store.evidence.differences), store.evidence.differences
         committed(store, *range(store.committed + 1, 4))
         store.add_profile(0, "{}")
     assert differences(run) == []
@@ -73,7 +73,7 @@ def test_nothing_is_said_of_what_a_crash_or_a_run_under_way_leaves(run):
     drop_line(run, 3)  # killed between the record and its line
     assert differences(run) == []
     with closing(Store(run, EXPERIMENT, True)) as store:
-        assert store.differences == []
+        assert store.evidence.differences == []
         store.commit(record(4), state(4), '[["counts"]]')  # it waits for its scores
         assert differences(run) == []
         lines = (run / "rounds.jsonl").read_bytes()

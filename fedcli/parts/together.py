@@ -5,9 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from fedcli.runtime.client_part import Training
+from fedcli.runtime.client_part import ClientPart, Training
 from fedcli.runtime.worker import Result, Task
-from fedmodels.training.stack import begin_apart, end_apart, fit_together
+from fedmodels.training.stack import fit_together
+
+
+class Together(ClientPart):
+    """Does the orders of several clients in one step, where a host has some."""
+
+    @staticmethod
+    def at_once(tasks: Sequence[Task]) -> list[Result]:
+        """Train the clients of several orders at the same time."""
+        return execute_together(tasks)
 
 
 def execute_together(tasks: Sequence[Task]) -> list[Result]:
@@ -24,7 +33,7 @@ def execute_together(tasks: Sequence[Task]) -> list[Result]:
             if isinstance(half, Result):
                 found.append(half)
                 continue
-            begin_apart(half)
+            half.begin_apart()
             begun.append((task, half))
         except Exception as error:
             found.append(task.worker.failed(task.order, error))
@@ -45,6 +54,6 @@ def _trained(begun: Sequence[tuple[Task, Training]]) -> list[Result | None]:
 
 def _ended(task: Task, half: Training, loss: float, seconds: float) -> Result | None:
     try:
-        return task.worker.end(half, end_apart(half, loss), seconds)
+        return task.worker.end(half, half.end_apart(loss), seconds)
     except Exception as error:
         return task.worker.failed(task.order, error)
