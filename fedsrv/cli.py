@@ -23,6 +23,7 @@ from fedsrv.commands.audit import audit_app
 from fedsrv.commands.catalogue import methods, metrics, nets, schema
 from fedsrv.commands.certs import certs_app
 from fedsrv.commands.doctor import doctor_app
+from fedsrv.commands.lineage import lineage
 from fedsrv.commands.relay import relay
 from fedsrv.commands.sweep import sweep_app
 from fedsrv.commands.track import track_app
@@ -40,6 +41,7 @@ app.command()(nets)
 app.command()(metrics)
 app.command()(schema)
 app.command()(relay)
+app.command()(lineage)
 app.add_typer(watching_app)
 app.add_typer(sweep_app)
 app.add_typer(audit_app)

@@ -317,9 +317,18 @@ def _run_to_the_end(
             "tell clients that were away at its end"
         )
         events.tell("note", line=line)
+    publish_lineage(store)
     store.publish("summary.json", json.dumps(summary, indent=2) + "\n")
     cohort.end(returning=before is not None)
     return summary
+
+
+def publish_lineage(store: Store) -> None:
+    """Write which data made which version of the model, at the end of a run."""
+    from fedsrv.state import lineage
+
+    found = lineage.lineage_of(store.path).to_json()
+    store.publish(lineage.FILE, json.dumps(found) + "\n")
 
 
 def _drain(stop: threading.Event, service: Service, out: Path) -> None:

@@ -31,7 +31,7 @@ from fedpb.codec import Receiver, encode, merged, read_chunk
 from fedpb.orders import WITHOUT_PAYLOAD
 from fedpb.peer_certificates import PeerCertificates
 from fedpb.v1 import coordinator_pb2 as rpc
-from fedsrv.coordinator import admission_of, config_text, set_aside, write_facts
+from fedsrv.coordinator import admission_of, config_text, publish_lineage, set_aside, write_facts
 from fedsrv.engine.cohort import Answer, Answers, AnyOf, News, Trip, stamped
 from fedsrv.engine.rounds import Engine
 from fedsrv.events import EventLog
@@ -401,5 +401,6 @@ def run_in_process(
         with name_faults(engine.method), refuse_exits():
             summary = engine.run()
         if facts:
+            publish_lineage(store)
             store.publish("summary.json", json.dumps(summary, indent=2) + "\n")
         return summary
