@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from rich.console import Console
 
+from fedcli.data.store.client_data import ClientData
 from fedcli.data.store.commands import run_partition
 from fedcli.runtime.patience import executed
 from fedcli.runtime.worker import Result, Task
@@ -95,6 +96,8 @@ class InProcessCohort:
             self.workers.begin(experiment)
         self._steered = tuple(retired), forgets
         self._admission = admission
+        self._read: dict[int, tuple[ClientData, str]] = {}
+        """Clients' data as they were read last, and what they announce of them."""
         self._looked_at: dict[int, str] = {}
         """What clients of an open run described last."""
         self._admitted: dict[int, str] = {}
@@ -105,8 +108,7 @@ class InProcessCohort:
         """The lasting trip of each client that has an order; the oldest order comes first."""
 
     def gather(self) -> Mapping[int, str]:
-        how = self._experiment.announced
-        texts = {c: self.workers.data(c).announcement(how=how) for c in self._numbered()}
+        texts = {c: self._description(c) for c in self._numbered()}
         if self._admission is None:
             return texts
         is_new = {c: text for c, text in texts.items() if self._looked_at.get(c) != text}
@@ -116,6 +118,15 @@ class InProcessCohort:
         for other in self._admission.settle() if is_new else ():
             self._leaves(other)
         return dict(self._admitted)
+
+    def _description(self, client: int) -> str:
+        """Return what a client announces; its data are read again where they were written anew."""
+        held, text = self._read.get(client, (None, ""))
+        if held is None or held.is_stale or not held.states_counts:
+            held = self.workers.data(client)
+            text = held.announcement(how=self._experiment.announced)
+            self._read[client] = held, text
+        return text
 
     def _admit(self, admission: OpenAdmission, client: int, text: str) -> None:
         """Take what a client of an open run describes, unless it does not fit."""

@@ -105,6 +105,8 @@ class OpenPlan(Plan):
     """How it grew so far."""
     began: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """The interactions in which each client went on to a task, ascending."""
+    described: Mapping[int, Profile] = field(default_factory=dict)
+    """What ``profiles`` were made from, whole; those of clients that stay as they are, are kept."""
     keeps_since: int = 0
     """The first interaction after which clients have to hold their states: a change may ask for
     states in a run whose clients kept none."""
@@ -135,7 +137,11 @@ class OpenPlan(Plan):
         names = [name for each in growths for name in each.classes]
         tasks = {**self.tasks, **growth.tasks}
         aside = {**self.aside, **dict.fromkeys(growth.retired, growth.interaction)}
-        profiles = {c: known[c].within(tasks[c], names) for c in sorted(tasks)}
+        kept = {} if growth.classes else {
+            c: self.profiles[c] for c, one in self.described.items()
+            if c not in growth.tasks and known[c] is one
+        }  # fmt: skip
+        profiles = {c: kept.get(c) or known[c].within(tasks[c], names) for c in sorted(tasks)}
         present = {
             c: Task(tasks[c] - 1) for c in profiles if takes_part(c, growth.interaction, aside)
         }
@@ -154,7 +160,10 @@ class OpenPlan(Plan):
         terms = self.terms.grown(run, profiles, steps)
         on = {c: (*self.began.get(c, ()), growth.interaction) for c in growth.tasks}
         began = {**self.began, **on}
-        plan = OpenPlan(self.method, run, profiles, tasks, steps, aside, terms, growths, began)
+        described = {c: known[c] for c in profiles}
+        plan = OpenPlan(
+            self.method, run, profiles, tasks, steps, aside, terms, growths, began, described
+        )
         if plan.is_stateful and not self.is_stateful and self.growths:
             return replace(plan, keeps_since=growth.interaction)
         return replace(plan, keeps_since=self.keeps_since)

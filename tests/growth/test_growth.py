@@ -188,6 +188,34 @@ def test_steps_of_an_open_run_know_their_tasks_without_a_look_at_all_growths():
     assert begun(512) == begun(8)
 
 
+def test_a_growth_describes_anew_those_alone_that_go_on(monkeypatch):
+    """Where clients go on one by one, all of them anew at each growth are a square of them."""
+    plan, calls = validator(40, 4, 1, tasks=3), list[int]()
+    known = {c: Profile.parse(c, _described(3)) for c in range(40)}
+    opened = OpenPlan(plan.method, plan.run, {}, {}, (), {}, plan)
+    real = Profile.within
+
+    def within(self: Profile, *of: Any) -> Profile:
+        calls.append(next(c for c, profile in known.items() if profile is self))
+        return real(self, *of)
+
+    monkeypatch.setattr(Profile, "within", within)
+    first = opened.grown(Growth(0, dict.fromkeys(known, 1), ("0", "1")), known)
+    assert calls == [*range(40)]
+    known[5] = Profile.parse(5, _described(4))  # it has told of another task
+    second = first.grown(Growth(1, {7: 2}), known)
+    assert calls[40:] == [5, 7]
+    third = second.grown(Growth(2, {8: 2}, ("2",)), known)
+    assert calls[42:] == [*range(40)], "all have a column for the new class"
+    assert [len(third.profiles[c].train) for c in (6, 7, 8)] == [1, 2, 2]
+    assert third.profiles[9].train.tolist() == [[5, 3, 0]]
+
+
+def _described(tasks: int) -> str:
+    rows = [{"train": [5, 3], "test": [2, 1]}] * tasks
+    return json.dumps({"format": 1, "input_shape": [4], "num_classes": 2, "tasks": rows})
+
+
 def test_orders_of_an_open_run_are_counted_once():
     def counted(tasks: int) -> int:
         terms, total = validator(2, 2, tasks, tasks), 0

@@ -29,7 +29,7 @@ from fedsrv.parts.open_plan import Growth, movers
 from fedsrv.parts.stages import RunPaused, Stages
 from fedsrv.state.recovery import recover
 from fedsrv.transport.remote_cohort import RemoteCohort
-from fedtide.inprocess import run_in_process
+from fedtide.inprocess import InProcessCohort, run_in_process
 from tests.conftest import records_of, tiny_experiment
 from tests.runs import Killed
 
@@ -334,6 +334,22 @@ def test_an_excluded_client_takes_no_part_in_what_is_left_of_a_stage(own, tmp_pa
 
 
 # --- what is taken --------------------------------------------------------------------------------
+
+
+def test_a_client_in_one_process_is_read_again_once_its_data_were_written_anew(own, tmp_path):
+    """All of them were read at each look for new tasks, with all tasks that they ever had."""
+    experiment = tiny_experiment(schedule={**OPEN, "clients": 2})
+    cohort, read = InProcessCohort(experiment, own, tmp_path / "states"), []
+    real = cohort.workers.data
+    cohort.workers.data = lambda client: read.append(client) or real(client)
+    told = cohort.gather()
+    assert cohort.gather() == told
+    assert read == [0, 1]
+    add_task(own, 1, arrays_in(tmp_path / "in", [1], 0))
+    more = cohort.gather()
+    assert read == [0, 1, 1]
+    assert more[0] == told[0]
+    assert len(json.loads(more[1])["tasks"]) == 2
 
 
 def described(*tasks: list[int], **facts: Any) -> str:
