@@ -1,5 +1,7 @@
 """One's own data set: arrays, or a folder of images for each class.
 
+root/*.csv and images below root                       a table says what each image is:
+[data.columns] file, see fedcli.data.own.image_table
 root/train_x.npy train_y.npy test_x.npy test_y.npy     inputs of bytes or numbers, labels int64
 root/train/<class>/*.png   root/test/<class>/*.png     images; without a test part, also
 root/<class>/*.png
@@ -10,6 +12,7 @@ root/groups_train.npy groups_test.npy                  optional: natural clients
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 from dataclasses import replace
@@ -50,6 +53,12 @@ def directory(source: Source) -> Dataset:
     if source.data.root is None:
         raise DataError("directory: say where the data lie, [data] root = 'DIR'")
     root = source.roots[0]
+    if source.data.columns is not None:
+        if source.data.group is not None:
+            raise ConfigError("[data] group is for folders of classes: set [data.columns] group")
+        table = importlib.import_module("fedcli.data.own.image_table")
+        made: Dataset = table.image_table(source)
+        return made
     _check_root(root)
     about = _read_json(root / ABOUT, root) if (root / ABOUT).exists() else {}
     for key in about:

@@ -184,8 +184,13 @@ def load(data: Data, tasks: Sequence[int] = ()) -> Dataset:
     """
     if data.labels == "coarse" and data.name != "cifar100":
         raise ConfigError(f"[data] labels = 'coarse' belongs to cifar100, not to {data.name}")
-    if data.columns is not None and data.name not in ("table", "huggingface"):
+    of_images = data.name == "directory"
+    if data.columns is not None and of_images and data.columns.file is None:
+        raise ConfigError("[data.columns] of a directory needs file, the column that names images")
+    if data.columns is not None and not of_images and data.name not in ("table", "huggingface"):
         raise ConfigError(f"[data.columns] belongs to table and huggingface, not to {data.name}")
+    if data.columns is not None and not of_images and data.columns.file is not None:
+        raise ConfigError(f"[data.columns] file is for a directory of images, not for {data.name}")
     if data.name in DATASETS and data.name not in OWN:
         _check_unset(data, ("test_share", "test_seed", "classes", *OF_IMAGES), "custom data")
     if data.name == "table":
@@ -195,7 +200,7 @@ def load(data: Data, tasks: Sequence[int] = ()) -> Dataset:
     columns = data.columns
     if columns is not None and columns.split is not None:
         _check_unset(data, ("test_seed",), "data without [data.columns] split")
-    if columns is None or columns.split is not None or columns.group is not None:
+    if columns is None or columns.split or columns.group or columns.file:
         _check_unset(data, ("test_gap",), "a table whose rows test_share splits")
     return _with_moments(_loaded(data, tasks), data)
 

@@ -13,11 +13,12 @@ from fedmodels.errors import ConfigError
 
 Decimal = Literal[".", ","]
 """The mark before the fraction of a number."""
-ROLES = ("label", "client", "split", "session", "time", "group")
+ROLES = ("label", "client", "split", "session", "time", "group", "file")
 """The keys that name a column which a net does not see."""
 ADDED = (
     "delimiter", "decimal", "encoding", "missing", "session", "time", "time_unit", "gap", "rate",
     "group", "missing_values", "client_from", "label_from", "day_first",
+    "file",
 )  # fmt: skip
 """Keys that older partitions lack."""
 
@@ -27,6 +28,9 @@ class Columns(StrictTable):
 
     label: str = "label"
     """Column that names the class of a row."""
+    file: str | None = None
+    """Column that names the image of a row, in the one table of a ``directory`` of images: a path,
+    or a name with or without its ending."""
     features: Annotated[tuple[str, ...], Field(strict=False, min_length=1)] | None = None
     """Columns that a net sees, in this order; by default all others that hold numbers."""
     classes: Annotated[tuple[ClassName, ...], Field(strict=False, min_length=1)] | None = None

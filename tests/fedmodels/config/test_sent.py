@@ -34,7 +34,9 @@ WORDS = {
     **dict.fromkeys(("net.weights_sha256", "net.code_sha256"), "a digest"),
     **dict.fromkeys(("method.code_sha256", "schedule.availability_sha256"), "a digest"),
     **dict.fromkeys((f"data.columns.{key}" for key in ("label", "client", "split")), "a column"),
-    **dict.fromkeys((f"data.columns.{key}" for key in ("session", "group", "time")), "a column"),
+    **dict.fromkeys(
+        (f"data.columns.{key}" for key in ("session", "group", "time", "file")), "a column"
+    ),
     **dict.fromkeys((f"data.columns.{key}" for key in ("delimiter", "encoding")), "of a file"),
     "data.columns.features": "columns",
     "data.columns.missing_values": "cells",

@@ -1,0 +1,146 @@
+"""Images that lie together, and a table beside them that says what each one is.
+
+    root/metadata.csv       image, diagnosis, patient, site, date        [data]
+    root/images/0001.jpg …                                               name = "directory"
+                                                                         [data.columns]
+                                                                         file = "image"
+                                                                         label = "diagnosis"
+
+A cell of the column ``file`` is a path below ``root``, or the name of one image below it, with or
+without its ending.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fedcli.data.class_folders import Listed, read_images
+from fedcli.data.folders import TABLE_ENDS, check_inside, files_below, note_left_out
+from fedcli.data.image_files import ENDS, OTHERS, stated
+from fedcli.data.own.cells import check_columns, texts_of
+from fedcli.data.own.examples import coded, dataset_of
+from fedcli.data.own.recordings import PARTS
+from fedcli.data.own.table_files import TableRows, read_table
+from fedcli.data.own.tables import columns_of
+from fedcli.data.own.times import times_of
+from fedcli.data.sets.dataset import Dataset, Examples
+from fedcli.data.sets.source import Source
+from fedmodels.class_names import composed
+from fedmodels.config.columns import Columns
+from fedmodels.errors import ConfigError, DataError
+from fedmodels.printable import printable
+
+Known = Mapping[str, Sequence[Path]]
+"""The images below a directory, by what a cell may call them."""
+
+
+def image_table(source: Source) -> Dataset:
+    """Load the images below ``[data] root`` that its table names.
+
+    Raises:
+        ConfigError: a key of ``[data.columns]`` is for tables without images.
+        DataError: there is no table or there are several, or a row is wrong; names the row.
+    """
+    root, columns = source.roots[0], columns_of(source.data)
+    _check_keys(columns)
+    place = _table_in(root)
+    table = read_table(place, columns)
+    check_columns([str(name) for name in table.frame.columns], columns, place)
+    if table.frame.empty:
+        raise DataError(f"{place} holds no row below the names of its columns")
+    label, client, group, part = (
+        texts_of(table, name)
+        for name in (columns.label, columns.client, columns.group, columns.split)
+    )
+    y, classes = coded(label, columns.classes, f"{place}: column {columns.label!r}")
+    owners, people = coded(client, None, f"{place}: column {columns.client!r}")
+    wholes, _ = coded(group, None, f"{place}: column {columns.group!r}")
+    listed = _listed(table, columns, root, y)
+    note_left_out(root, {place, *(path for path, _ in listed)}, OTHERS)
+    order = _order(table, columns, client)
+    how = source.data.images
+    x, labels, places = read_images([listed[row] for row in order], how)
+    rows = order[places]  # frames of one file have one row
+    every = Examples(
+        x, labels, owners[rows] if columns.client else None, stated(how, x),
+        wholes[rows] if columns.group else None,
+    )  # fmt: skip
+    if columns.split is None:
+        train, test = every.split(columns.test_share, source.data.test_seed, source.tasks)
+    else:
+        train, test = (every.at(part[rows] == name) for name in PARTS)
+    variant = f"{len(train.y)} train and {len(test.y)} test examples"
+    return dataset_of("directory", train, test, classes, variant, people if columns.client else ())
+
+
+def _check_keys(columns: Columns) -> None:
+    """Raise ConfigError if a key says how numbers of rows become examples."""
+    for key in ("features", "window", "hop", "session", "gap", "rate", "missing", "missing_values",
+                "client_from", "label_from", "decimal"):  # fmt: skip
+        if getattr(columns, key) is not None:
+            raise ConfigError(f"[data.columns] {key} is for tables of numbers; file names images")
+
+
+def _table_in(root: Path) -> Path:
+    """Return the one table in a directory."""
+    if not root.is_dir():
+        raise DataError(f"{root} is not a directory: [data] root must hold the images and a table")
+    found = [path for path in files_below(root) if path.suffix.lower() in TABLE_ENDS]
+    if len(found) != 1:
+        names = ", ".join(printable(str(path.relative_to(root)), 60) for path in found[:5])
+        held = f"{len(found)} tables ({names})" if found else "no table *.csv, *.tsv or *.parquet"
+        raise DataError(f"{root} holds {held}; one must say which image is what")
+    return found[0]
+
+
+def _listed(table: TableRows, columns: Columns, root: Path, labels: np.ndarray) -> Listed:
+    """Return the image and the label of each row.
+
+    Raises:
+        DataError: an image is missing, named twice, or one of several that are called alike.
+    """
+    known, listed, seen = _images_below(root), Listed(), dict[Path, int]()
+    for row, name in enumerate(texts_of(table, columns.file).tolist()):
+        where = f"{table.where}: column {columns.file!r} holds {printable(name, 100)!r} in "
+        found = known.get(composed(name.removeprefix("./")), ())
+        if len(found) != 1:
+            why = "no image of this name lies there" if not found else (
+                f"both {found[0].relative_to(root)} and {found[1].relative_to(root)} are called "
+                "so: write the path"
+            )  # fmt: skip
+            missing = _missing(table, columns, known) if not found else 0
+            more = f" (and {missing - 1} more are missing)" if missing > 1 else ""
+            raise DataError(f"{where}{table.at(row)}: {why}{more}")
+        if found[0] in seen:
+            raise DataError(f"{where}{table.at(row)}, and so does {table.at(seen[found[0]])}")
+        seen[found[0]] = row
+        check_inside(found[0], root)
+        listed.append((found[0], int(labels[row])))
+    return listed
+
+
+def _missing(table: TableRows, columns: Columns, known: Known) -> int:
+    names = texts_of(table, columns.file)
+    return sum(not known.get(composed(name.removeprefix("./")), ()) for name in names)
+
+
+def _images_below(root: Path) -> Known:
+    """Return the images below a directory by path, by name and by name without its ending."""
+    found = defaultdict[str, list[Path]](list)
+    for path in files_below(root):
+        if path.suffix.lower() in ENDS:
+            for name in {path.relative_to(root).as_posix(), path.name, path.stem}:
+                found[composed(name)].append(path)
+    return found
+
+
+def _order(table: TableRows, columns: Columns, client: np.ndarray) -> np.ndarray:
+    """Return the order of rows: by time, or as they stand in the file."""
+    if columns.time is None:
+        return np.arange(len(table.frame))
+    times, _ = times_of(table, columns, (client,))
+    return np.argsort(times, kind="stable")
