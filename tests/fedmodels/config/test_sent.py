@@ -27,8 +27,8 @@ from fedmodels.training.private_state import reported
 from fedmodels.training.run import RunFacts
 from tests.conftest import method_of, tiny_experiment
 
-PLACES = ("data.root", "net.weights", "schedule.availability", "schedule.arrivals",
-          "evaluate.reference")  # fmt: skip
+PLACES = ("data.root", "net.weights", "net.begin_from", "schedule.availability",
+          "schedule.arrivals", "evaluate.reference")  # fmt: skip
 NAMES = ("data.name", "net.name", "method.name")
 WORDS = {
     **dict.fromkeys(("net.weights_sha256", "net.code_sha256"), "a digest"),
