@@ -80,6 +80,7 @@ def serve(
     out: options.RunDirectory = Path("run"),
     resume: options.Resume = False,
     without: options.Without = None,
+    forget: options.Forget = None,
     sets: Sets = None,
     tls_cert: options.Certificate = None,
     tls_key: options.Key = None,
@@ -98,6 +99,7 @@ def serve(
     """Serve one run: the coordinator alone."""
     options.set_up(quiet, log_level, as_json)
     aside = options.check_without(without, resume)
+    gone = options.check_without(forget, resume, "--forget")
     from fedmodels.config_file import read_experiment
 
     experiment = read_experiment(config, sets or ())
@@ -118,6 +120,7 @@ def serve(
             Listen.given(listen, tls_cert, tls_key, tls_client_ca, insecure, tls_crl),
             resume=resume,
             without=aside,
+            forgets=gone,
             expects_evaluator=evaluator,
             server_data=server_data,
             on_ready=telling.begin,
@@ -222,6 +225,7 @@ def launch(
     hosts: options.Hosts = None,
     resume: options.Resume = False,
     without: options.Without = None,
+    forget: options.Forget = None,
     data: Annotated[
         Path | None, typer.Option(help="An existing partition; by default one is made in OUT/data.")
     ] = None,
@@ -247,6 +251,7 @@ def launch(
     level = options.set_up(quiet, log_level, as_json)
     forget_options()
     aside = options.check_without(without, resume)
+    gone = options.check_without(forget, resume, "--forget")
     os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that are forked: before torch comes in
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # asking for GPUs spoils no fork
     from fedmodels.config_file import read_experiment
@@ -269,6 +274,7 @@ def launch(
             *_given({"--metrics-port": metrics_port, "--dashboard": dashboard}),
             *(["--insecure"] if insecure else []),
             *(word for client in aside for word in ("--without", str(client))),
+            *(word for client in gone for word in ("--forget", str(client))),
         ],
         ray=ray_place(on, host_cpus, host_gpus, node_dir, device),
         strict=strict,

@@ -137,6 +137,7 @@ def serve(
     *,
     resume: bool = False,
     without: Sequence[int] = (),
+    forgets: Sequence[int] = (),
     expects_evaluator: bool = False,
     server_data: Path | None = None,
     on_ready: Callable[[str, EventLog], None] = lambda address, events: None,
@@ -151,6 +152,7 @@ def serve(
         listen: where.
         resume: go on with the run in ``out``.
         without: clients that take no part from now on, of a run that is resumed.
+        forgets: clients without whom such a run is computed again from its beginning.
         expects_evaluator: wait for the evaluator before the first round.
         server_data: directory of the server's own examples, for methods that train on them.
         on_ready: told the address, once clients can join.
@@ -175,7 +177,7 @@ def serve(
         began = stack.enter_context(beginning(out))
         store = Store(out, experiment, resume)
         stack.callback(store.close)
-        set_aside(store, without)
+        forgotten = set_aside(store, without, forgets)
         events = EventLog()
         store.expect("config.toml", config_text(experiment))
         with writing(out):
@@ -200,7 +202,8 @@ def serve(
         stack.callback(cohort.stop, "the server is shutting down")
         stack.enter_context(telling_the_end(events))
         began.set()
-        _tell_the_beginning(events, store, address, listen.caveats(), changed)
+        caveats = [*listen.caveats(), *forgotten]
+        _tell_the_beginning(events, store, address, caveats, changed)
         if stop is not None:
             begin_drain = partial(_drain, stop, service, out)
             threading.Thread(target=begin_drain, name="drain", daemon=True).start()
@@ -208,19 +211,29 @@ def serve(
         return _run_to_the_end(engine, cohort, store, events)
 
 
-def set_aside(store: Store, clients: Sequence[int]) -> None:
-    """Let clients take no part in a run from its next interaction on.
+def set_aside(store: Store, clients: Sequence[int], forgets: Sequence[int] = ()) -> list[str]:
+    """Let clients take no part in a run from its next interaction on, or forget them.
+
+    Returns:
+        What is computed again for those that are forgotten, and what remains of them.
 
     Raises:
-        ConfigError: the run has no such client, or none is left.
+        ConfigError: the run has no such client, or none is left, or it cannot be computed again.
     """
     number = store.experiment.schedule.clients
-    if wrong := [client for client in clients if not 0 <= client < number]:
-        raise ConfigError(f"--without {wrong[0]}: the clients of this run are 0 to {number - 1}")
-    if len({*store.aside(), *clients}) >= number:
-        raise ConfigError("--without: no client would be left")
+    if wrong := [client for client in (*clients, *forgets) if not 0 <= client < number]:
+        option = "--forget" if wrong[0] in forgets else "--without"
+        raise ConfigError(f"{option} {wrong[0]}: the clients of this run are 0 to {number - 1}")
+    if len({*store.aside(), *clients, *forgets}) >= number:
+        option = "--forget" if forgets else "--without"
+        raise ConfigError(f"{option}: no client would be left")
     if clients:
         store.set_aside(dict.fromkeys(clients, "the run goes on without it (--without)"))
+    if not store.aside() and not forgets:
+        return []
+    from fedsrv.state.forgetting import forget
+
+    return forget(store, forgets)
 
 
 def _joined_with(store: Store) -> Experiment:

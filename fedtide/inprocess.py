@@ -382,13 +382,15 @@ def run_in_process(
         out: the run directory.
         options: those of :class:`InProcessCohort`, and further ones. ``resume``: go on with the run
             that is there. ``facts``: write config and versions, by which other commands can resume
-            the run, and the summary. ``without``: clients that take no part from now on.
+            the run, and the summary. ``without``: clients that take no part from now on;
+            ``forgets``: those without whom the run is computed again.
             ``at_rest``: what an open run does when it has nothing to learn.
     """
     experiment = tables if isinstance(tables, Experiment) else experiment_of(tables)
     experiment = _without_certificates(experiment)
     resume, facts = bool(options.pop("resume", False)), bool(options.pop("facts", False))
     without, at_rest = options.pop("without", ()), options.pop("at_rest", "close")
+    forgets = options.pop("forgets", ())
     torch.set_num_threads(experiment.training.threads)  # the count changes floats
     place = data / "server"
     held = server_data_for(experiment, place if place.is_dir() else None)
@@ -397,7 +399,8 @@ def run_in_process(
         stack.callback(store.close)
         for line in store.evidence.differences:
             log.warning("%s", line)
-        set_aside(store, without)
+        for line in set_aside(store, without, forgets):
+            log.warning("%s", line)
         if facts:
             store.expect("config.toml", config_text(experiment))
             write_facts(out, experiment, computes=store.ended() is None)

@@ -91,10 +91,19 @@ Without = Annotated[
         help="With --resume: go on without this client, from now on.",
     ),
 ]
+Forget = Annotated[
+    list[int] | None,
+    typer.Option(
+        "--forget",
+        metavar="CLIENT",
+        min=0,
+        help="With --resume: compute the run again from its beginning without this client.",
+    ),
+]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")]
 
 
-def check_without(without: list[int] | None, resume: bool) -> list[int]:
+def check_without(without: list[int] | None, resume: bool, option: str = "--without") -> list[int]:
     """Return whom to go on without.
 
     Raises:
@@ -103,7 +112,7 @@ def check_without(without: list[int] | None, resume: bool) -> list[int]:
     if without and not resume:
         from fedmodels.errors import ConfigError
 
-        raise ConfigError("--without needs --resume: a new run has as many clients as its config")
+        raise ConfigError(f"{option} needs --resume: a new run has as many clients as its config")
     return without or []
 
 

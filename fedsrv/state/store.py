@@ -316,12 +316,14 @@ class Store:
         """Return the first interaction without each client that was set aside."""
         return self._numbers("aside", self.ledger.fact("aside", list) or [])
 
-    def set_aside(self, why: Mapping[int, str]) -> None:
+    def set_aside(self, why: Mapping[int, str], first: int | None = None) -> None:
         """Let clients take no part from the next interaction on, or from an earlier one.
+
+        ``first`` names another interaction than the next one.
 
         Each client is told the reason that is given for it, also after a restart.
         """
-        found, following = self.aside(), self.committed + 1
+        found, following = self.aside(), self.committed + 1 if first is None else first
         found |= {c: min(following, found.get(c, following)) for c in why}
         reasons = {**(self.ledger.fact("aside_why", dict) or {}), **{str(c): why[c] for c in why}}
         with writing(self.path):
