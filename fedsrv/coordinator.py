@@ -21,7 +21,6 @@ import torch
 from fedmodels.code_names import refuse_exits
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.places import check_address
-from fedmodels.config.privacy import check_trust
 from fedmodels.config.sent import without_places
 from fedmodels.errors import ConfigError, FedtideError, RunStopped
 from fedmodels.files import write_atomically
@@ -164,8 +163,7 @@ def serve(
         FedtideError: the run could not start, or could not go on; clients that are there were told.
     """
     listen.check()
-    parts.check(experiment)
-    check_trust(experiment.secure_sum, certified=listen.requires_identity)
+    parts.check(experiment, certified=listen.requires_identity)
     if experiment.net.begin_from is not None:
         from fedsrv.begin_from import begun
 

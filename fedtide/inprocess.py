@@ -37,7 +37,7 @@ from fedsrv.engine.cohort import Answer, Answers, AnyOf, News, Trip, stamped
 from fedsrv.engine.rounds import Engine
 from fedsrv.events import EventLog
 from fedsrv.launch.given_data import check_given_data, check_net
-from fedsrv.parts import check, parts_of, server_data_for, with_digests
+from fedsrv.parts import check, in_one_process, parts_of, server_data_for, with_digests
 from fedsrv.state.run_directory import (
     beginning,
     make_directory,
@@ -311,12 +311,13 @@ def deal_out(
     """
     if not resume:
         refuse_existing(out)
+    experiment = in_one_process(experiment)
     check(experiment)
     if experiment.net.begin_from is not None:
         from fedsrv.begin_from import begun
 
         experiment = begun(experiment, out)
-    experiment = with_digests(_without_certificates(experiment))
+    experiment = with_digests(experiment)
     if data is not None:
         check_given_data(experiment, data, "data")
         check_net(experiment, data)
@@ -356,21 +357,6 @@ def go_on(
         torch.set_num_threads(threads)
 
 
-def _without_certificates(experiment: Experiment) -> Experiment:
-    """Return the experiment as one process can run it: nobody there has keys to sign with."""
-    privacy = experiment.privacy
-    if privacy is None or (rules := privacy.secure_sum) is None or not rules.signs:
-        return experiment
-    log.warning(
-        "note: in one process nobody has certificates: this run is one with "
-        '[privacy.secure_sum] trust = "coordinator"'
-    )
-    trusting = rules.model_copy(update={"trust": "coordinator"})
-    return experiment.model_copy(
-        update={"privacy": privacy.model_copy(update={"secure_sum": trusting})}
-    )
-
-
 def run_in_process(
     tables: Mapping[str, Any] | Experiment, data: Path, out: Path, **options: Any
 ) -> dict[str, Any]:
@@ -387,7 +373,7 @@ def run_in_process(
             ``at_rest``: what an open run does when it has nothing to learn.
     """
     experiment = tables if isinstance(tables, Experiment) else experiment_of(tables)
-    experiment = _without_certificates(experiment)
+    experiment = in_one_process(experiment)
     resume, facts = bool(options.pop("resume", False)), bool(options.pop("facts", False))
     without, at_rest = options.pop("without", ()), options.pop("at_rest", "close")
     forgets = options.pop("forgets", ())

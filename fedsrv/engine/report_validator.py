@@ -38,6 +38,22 @@ OWN_KEYS = frozenset(
     + [*TOLD]
 )
 """Names that a client's row of a record uses itself; a method's own numbers have others."""
+REPORTED = frozenset(
+    [
+        "loss",
+        "seconds",
+        "num_examples",
+        "skipped_examples",
+        "extra",
+        "peak_rss_bytes",
+        "durable",
+        "state_sha256",
+        "counts",
+        "confusions",
+        "probabilities",
+    ]
+)
+"""Fields of a report on an order of the kernel's; an order of a part's own has others."""
 MAX_SECONDS = 1e8
 MAX_LOSS = 3.5e38
 """Limit of the loss of one example: the largest float32."""
@@ -95,8 +111,9 @@ class ReportValidator:
         Raises:
             PayloadError: names the first fact that is impossible, or beyond the order.
         """
-        if report.HasField("secure_sum"):
-            raise PayloadError("the report holds keys or shares that nobody asked for")
+        for field, _ in report.ListFields():
+            if field.name not in REPORTED:
+                raise PayloadError(f"the report holds {field.name}, which nobody asked for")
         self._check_numbers(client, order, report)
         is_last = order.kind == rpc.ORDER_KIND_FINISH and client != EVALUATOR
         if not re.fullmatch(r"[0-9a-f]{64}" if is_last else "", report.state_sha256):

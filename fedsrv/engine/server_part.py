@@ -224,8 +224,16 @@ class ServerPart:
         return self.store.experiment
 
     @classmethod
-    def check(cls, experiment: Experiment) -> None:
-        """Refuse a config, as far as that needs neither data nor clients; raise ConfigError."""
+    def check(cls, experiment: Experiment, *, certified: bool) -> None:
+        """Refuse a config, as far as that needs neither data nor clients; raise ConfigError.
+
+        ``certified`` tells whether every caller shows a certificate.
+        """
+
+    @classmethod
+    def in_one_process(cls, experiment: Experiment) -> Experiment:
+        """Return an experiment as one process can run it; say what that changes."""
+        return experiment
 
     @classmethod
     def fits(cls, method: Method, run: RunFacts) -> None:

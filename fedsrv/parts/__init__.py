@@ -19,15 +19,25 @@ from fedsrv.events import EventLog
 from fedsrv.state.store import Store
 
 
-def check(experiment: Experiment) -> None:
-    """Refuse a config, as far as that needs neither data nor clients; raise ConfigError."""
+def check(experiment: Experiment, *, certified: bool = False) -> None:
+    """Refuse a config, as far as that needs neither data nor clients; raise ConfigError.
+
+    ``certified`` tells whether every caller shows a certificate.
+    """
     if experiment.zstd:
         part_at("fedpb.zstd:check_installed")()
     check_training(experiment)
     if experiment.schedule.availability is not None:
         part_at("fedsrv.availability:read_availability")(experiment)
     for part in halves_of(experiment, "server"):
-        part.check(experiment)
+        part.check(experiment, certified=certified)
+
+
+def in_one_process(experiment: Experiment) -> Experiment:
+    """Return an experiment as one process can run it; parts say what that changes."""
+    for part in halves_of(experiment, "server"):
+        experiment = part.in_one_process(experiment)
+    return experiment
 
 
 def with_digests(experiment: Experiment) -> Experiment:

@@ -43,7 +43,7 @@ class AsynchronousRounds(ServerPart):
     """Lets rounds end with the first uploads (``[schedule] order = "asynchronous"``)."""
 
     @classmethod
-    def check(cls, experiment: Experiment) -> None:
+    def check(cls, experiment: Experiment, *, certified: bool) -> None:
         """Refuse arrivals that cannot be followed, and methods that read single uploads."""
         recorded_arrivals(experiment)
         _check_reads_the_mean(make(experiment.method.name, **experiment.method.hyper_parameters()))

@@ -15,6 +15,7 @@ with the same attempt, and asks clients the same questions.
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,6 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedmodels.config.experiment import Experiment
 from fedmodels.config.privacy import MIN_GROUP
 from fedmodels.config.sent import settings_digest
 from fedmodels.errors import ArchiveError, ConfigError, PayloadError, TooFewClients
@@ -44,9 +46,11 @@ from fedsrv.engine.cohort import AllOf, Answer, Answers, Trip, UploadForm
 from fedsrv.engine.plan import Plan
 from fedsrv.engine.reduction import Reduced
 from fedsrv.engine.server_part import Exchange, Interaction, Kernel, ServerPart
-from fedsrv.parts.opened_sums import OpenedSums
 from fedsrv.parts.secure_group import SecureGroup, check_advertised, check_fields
+from fedsrv.parts.secure_totals import OpenedSums
 from fedsrv.state.record import Record
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -76,6 +80,32 @@ class SecureRound:
 
 class SecureSums(ServerPart):
     """Sums uploads under masks (``[privacy] secure_sum``)."""
+
+    @classmethod
+    def check(cls, experiment: Experiment, *, certified: bool) -> None:
+        """Refuse clients without what they know one another by, unless the config says so."""
+        rules = experiment.secure_sum
+        if rules is not None and rules.signs and not certified:
+            raise ConfigError(
+                "[privacy] secure_sum: clients know one another by certificates, and without "
+                "mutual TLS (fedsrv serve --tls-client-ca) they have none; [privacy.secure_sum] "
+                'trust = "coordinator" does without, and the coordinator could then read every '
+                "upload"
+            )
+
+    @classmethod
+    def in_one_process(cls, experiment: Experiment) -> Experiment:
+        """Return an experiment without signatures: nobody there has keys to sign with."""
+        privacy, rules = experiment.privacy, experiment.secure_sum
+        if privacy is None or rules is None or not rules.signs:
+            return experiment
+        log.warning(
+            "note: in one process nobody has certificates: this run is one with "
+            '[privacy.secure_sum] trust = "coordinator"'
+        )
+        trusting = rules.model_copy(update={"trust": "coordinator"})
+        table = privacy.model_copy(update={"secure_sum": trusting})
+        return experiment.model_copy(update={"privacy": table})
 
     def gathered(self, plan: Plan) -> None:
         """Refuse a method whose uploads cannot be summed under masks."""

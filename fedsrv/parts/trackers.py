@@ -12,7 +12,7 @@ class Trackers(ServerPart):
     """Hands scores to the trackers of the config as they come."""
 
     @classmethod
-    def check(cls, experiment: Experiment) -> None:
+    def check(cls, experiment: Experiment, *, certified: bool) -> None:
         """Refuse a tracker that is not installed."""
         check_installed(experiment)
 

@@ -155,6 +155,11 @@ class RelayedRun:
         common, personal = self.method.payload_spec(self.facts)
         return {"common": self._wire.payload_spec(common), "personal": personal}
 
+    @property
+    def hides_uploads(self) -> bool:
+        """Whether an upload as it travels tells nothing of the model."""
+        return self._wire.hides_uploads
+
     @cached_property
     def _wire(self) -> Wire:
         return Wire.of(self.method, self.facts)
@@ -337,7 +342,7 @@ def _trip_of(delivery: Delivery, run: RelayedRun) -> Trip:
         UploadForm(
             run.upload_spec if trains else BundleSpec(),
             check_upload=lambda _, upload: check_numbers(upload),  # nobody sees them again
-            measures=trains and not sample.HasField("secure_sum"),
+            measures=trains and not run.hides_uploads,
         ),
         zstd=run.facts.experiment.zstd,
     )

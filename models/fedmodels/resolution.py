@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from fedmodels.code_names import is_own
-from fedmodels.config.combinations import check_combinations, refusals
+from fedmodels.config.combinations import check_combinations, part_at, parts_on, refusals
 from fedmodels.config.data import Data
 from fedmodels.config.experiment import Experiment, MethodTable, NetTable
 from fedmodels.config.sent import without_places
@@ -50,10 +50,9 @@ def experiment_of(
         check_plain(table.name, settings := settings_of(method), "")
         check_net(experiment.net.name, experiment.net.options())
         _check_method_fits(experiment, method)
-        if experiment.privacy is not None:
-            from fedmodels.privacy.accounting import with_noise
-
-            experiment = with_noise(experiment, reads_each=method.reduction == "each")
+        for part in parts_on(experiment):
+            if part.settles:
+                experiment = part_at(f"fedmodels.{part.settles}")(experiment, method)
     resolved = MethodTable(name=table.name, code_sha256=table.code_sha256, **settings)
     return experiment.model_copy(update={"method": resolved})
 
@@ -73,8 +72,6 @@ def _told_of(source: str, tables: Mapping[str, Any]) -> Iterator[None]:
 
 def _check_method_fits(experiment: Experiment, method: Method) -> None:
     """Check that a method can do what the other tables ask for."""
-    from fedmodels.training.hooks import not_by_rule, takes_means
-
     views = experiment.evaluate.views
     if views and not {*views} & {*method.views}:
         raise ConfigError(
@@ -83,13 +80,6 @@ def _check_method_fits(experiment: Experiment, method: Method) -> None:
         )
     for line in refusals(experiment, reads=method.reduction):
         raise ConfigError(line)
-    if experiment.server.is_robust and not takes_means(method):
-        raise not_by_rule(method)
-    if experiment.secure_sum is not None:
-        from fedmodels.training.secure_upload import not_by_sums
-
-        if why := not_by_sums(method):
-            raise ConfigError(f"[privacy] secure_sum: {method.name} {why}")
     if experiment.accumulates and method.trains_on in ("memory", "replay"):
         raise ConfigError(
             '[scenario] training_data = "accumulated" keeps the data of old tasks, and method '

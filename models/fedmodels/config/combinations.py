@@ -46,6 +46,9 @@ class Part:
     ``fedmodels``."""
     tells: tuple[str, ...] = ()
     """The figures that clients report of a training for it; a method's own have other names."""
+    settles: str = ""
+    """Function below ``fedmodels`` that refuses a method, or settles keys by it: it takes the
+    experiment and the method, and returns the experiment."""
     comes_and_goes: bool = False
     """Whether an open run may switch it on and off."""
 
@@ -107,16 +110,18 @@ LISTED: tuple[Part, ...] = (
          lambda e: e.evaluate.class_masks, "metrics.md"),
     Part("robust rules", "[server] reduce", lambda e: e.server.is_robust, "robustness.md",
          lambda e: e.server.check_uploads(e.at_once, e.server.min_clients),
-         server="robust:RobustRules"),
+         server="robust:RobustRules", settles="training.hooks:ruled"),
     Part("noise at the server", '[privacy] level = "client"',
          lambda e: e.privacy is not None and e.privacy.noise_at_server,
          "differential-privacy.md", _covers_inputs,
-         server="private_rounds:ClientPrivacy", client="privacy.clients:ClientPrivacy"),
+         server="private_rounds:ClientPrivacy", client="privacy.clients:ClientPrivacy",
+         settles="privacy.accounting:with_noise"),
     Part("noise at clients", '[privacy] level = "client", where = "clients"',
          lambda e: e.privacy is not None and e.privacy.noise_at_clients,
          "differential-privacy.md", _covers_inputs,
          server="private_rounds:ClientPrivacy", client="privacy.clients:ClientPrivacy",
-         shared="training.private_uploads:NoiseOfClients"),
+         shared="training.private_uploads:NoiseOfClients",
+         settles="privacy.accounting:with_noise"),
     Part("example privacy", '[privacy] level = "example"',
          lambda e: e.privacy is not None and e.privacy.hides_examples,
          "differential-privacy.md", _covers_inputs,
@@ -135,7 +140,8 @@ LISTED: tuple[Part, ...] = (
     Part("zstd", "[compression] zstd", lambda e: e.zstd, "compression.md"),
     Part("secure sums", "[privacy] secure_sum", lambda e: e.secure_sum is not None,
          "secure-aggregation.md", _sums_enough, server="secure_rounds:SecureSums",
-         client="secure_client:SecureSums", shared="training.secure_upload:SecureUpload"),
+         client="secure_client:SecureSums", shared="training.secure_upload:SecureUpload",
+         settles="training.secure_upload:summed"),
     Part("asynchronous rounds", '[schedule] order = "asynchronous"',
          lambda e: e.schedule.is_asynchronous, "asynchronous.md",
          server="buffered_rounds:AsynchronousRounds"),

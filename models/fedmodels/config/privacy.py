@@ -91,20 +91,6 @@ class SecureSum(StrictTable):
         return self.trust == "certificates"
 
 
-def check_trust(rules: SecureSum | None, *, certified: bool) -> None:
-    """Check that clients of secure sums have what they know one another by.
-
-    Raises:
-        ConfigError: they have no certificates (``certified``), and the config does not say so.
-    """
-    if rules is not None and rules.signs and not certified:
-        raise ConfigError(
-            "[privacy] secure_sum: clients know one another by certificates, and without mutual "
-            "TLS (fedsrv serve --tls-client-ca) they have none; [privacy.secure_sum] trust = "
-            '"coordinator" does without, and the coordinator could then read every upload'
-        )
-
-
 def _defaults(value: Any) -> Any:
     """Return the table that ``true`` or ``false`` stands for."""
     return {True: {}, False: None}[value] if isinstance(value, bool) else value
@@ -205,6 +191,11 @@ class Privacy(StrictTable):
         """The chance that epsilon does not hold: delta."""
         assert self.delta is not None, "a table with a level has it"
         return self.delta
+
+    @property
+    def groups(self) -> int:
+        """How many sums a cohort's uploads are opened as."""
+        return 1 if self.secure_sum is None else self.secure_sum.groups
 
     @property
     def hides_clients(self) -> bool:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib import import_module
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -182,8 +182,8 @@ def fewest_summed(experiment: Experiment) -> int:
     The server opens the sum of each group of a secure sum. So it is a group's part of the fewest
     uploads that an interaction may end with. No sum of fewer uploads is opened.
     """
-    groups = experiment.secure_sum.groups if experiment.secure_sum is not None else 1
-    return experiment.min_clients // groups
+    assert experiment.privacy is not None, "clients add noise"
+    return experiment.min_clients // experiment.privacy.groups
 
 
 def noise_seen(experiment: Experiment, noise: float) -> float:
@@ -200,8 +200,17 @@ def noise_seen(experiment: Experiment, noise: float) -> float:
     return noise * math.sqrt(left / experiment.min_clients)
 
 
-def with_noise(experiment: Experiment, *, reads_each: bool = False) -> Experiment:
-    """Return the experiment with a noise multiplier in ``[privacy]``.
+class Reducing(Protocol):
+    """A method, as far as its noise goes."""
+
+    @property
+    def reduction(self) -> str:
+        """What its server half reads: the ``mean``, or ``each`` upload."""
+        ...
+
+
+def with_noise(experiment: Experiment, method: Reducing) -> Experiment:
+    """Return the experiment with a noise multiplier in ``[privacy]``, for a method.
 
     It is found from epsilon where noise hides clients and the config gives none. Where noise hides
     examples, each client finds its own.
@@ -226,7 +235,7 @@ def with_noise(experiment: Experiment, *, reads_each: bool = False) -> Experimen
         )
     noise = least_noise(
         lambda z: releases_of_clients(
-            experiment, z, schedule.rounds * tasks, reads_each=reads_each
+            experiment, z, schedule.rounds * tasks, reads_each=method.reduction == "each"
         ),
         privacy.epsilon,
         privacy.chance,

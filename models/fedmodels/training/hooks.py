@@ -15,6 +15,7 @@ from functools import cache
 
 from fedmodels.asked import asked
 from fedmodels.config.combinations import part_at
+from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ConfigError
 from fedmodels.numerics.metric_tables import is_written_by_runs
 from fedmodels.numerics.randomness import derive_seed, started
@@ -125,6 +126,13 @@ def takes_means(method: Method) -> bool:
     return bool(
         asked(method, "", dict.fromkeys(("centralized", "local", "pfedgraph"), False), True)
     )
+
+
+def ruled(experiment: Experiment, method: Method) -> Experiment:
+    """Return an experiment with a rule in place of the mean; ConfigError if the method has none."""
+    if not takes_means(method):
+        raise not_by_rule(method)
+    return experiment
 
 
 def not_by_rule(method: Method) -> ConfigError:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from fedmodels.asked import asked
+from fedmodels.config.experiment import Experiment
 from fedmodels.config.privacy import MIN_GROUP, SecureSum
 from fedmodels.errors import ConfigError, PayloadError
 from fedmodels.secure_sum.fixed_point import CountedNumbers, FixedPoint, signed
@@ -95,6 +96,11 @@ class SecureUpload(SharedPart):
         by_examples = bool(told() if callable(told) else told)
         count = count_of(method, run)
         return cls(rules, summed, tuple(given), levels, by_examples, BundleSpec(scalars), count)
+
+    @property
+    def hides_uploads(self) -> bool:
+        """Whether an upload as it travels tells nothing of the model: its numbers look random."""
+        return True
 
     @property
     def length(self) -> int:
@@ -305,6 +311,13 @@ def _is_weight(key: str) -> bool:
 
 def _is_rows(key: str) -> bool:
     return key.startswith("prototypes/") and key.endswith("/vectors")
+
+
+def summed(experiment: Experiment, method: Method) -> Experiment:
+    """Return an experiment with secure sums; ConfigError if the method needs more than sums."""
+    if why := not_by_sums(method):
+        raise ConfigError(f"[privacy] secure_sum: {method.name} {why}")
+    return experiment
 
 
 def not_by_sums(method: Method) -> str:

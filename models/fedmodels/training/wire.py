@@ -46,6 +46,11 @@ class SharedPart:
         """Whether an upload is another one once it is restored: a sum of them is of no use."""
         return False
 
+    @property
+    def hides_uploads(self) -> bool:
+        """Whether an upload as it travels tells nothing of the model: it cannot be measured."""
+        return False
+
     def payload_spec(self, common: BundleSpec) -> BundleSpec:
         """Return the specification of a common part as it travels, from that of the part itself."""
         return common
@@ -101,6 +106,11 @@ class Wire:
     def changes_uploads(self) -> bool:
         """Whether an upload is another one once it is restored."""
         return any(part.changes_uploads for part in self.parts)
+
+    @property
+    def hides_uploads(self) -> bool:
+        """Whether an upload as it travels tells nothing of the model."""
+        return any(part.hides_uploads for part in self.parts)
 
     @property
     def keeps(self) -> bool:
