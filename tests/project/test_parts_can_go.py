@@ -45,7 +45,8 @@ NAMED: dict[str, tuple[str, str, str]] = {
         """
         fedcli/joining.py fedcli/parts/secure_client.py fedmodels/config/combinations.py
         fedmodels/training/private_steps.py fedmodels/training/secure_upload.py
-        fedsrv/parts/example_privacy.py fedsrv/parts/secure_rounds.py fedsrv/state/store.py
+        fedsrv/parts/example_privacy.py fedsrv/parts/secure_rounds.py fedsrv/state/forgetting.py
+        fedsrv/state/store.py
         """,
     ),
     "example privacy": (
@@ -53,7 +54,7 @@ NAMED: dict[str, tuple[str, str, str]] = {
         r"hides_examples|private_steps|PrivateSteps|HiddenExamples",
         """
         fedmodels/config/combinations.py fedmodels/techniques/class_prototypes.py
-        fedmodels/training/contexts.py fedmodels/training/loop.py
+        fedmodels/training/contexts.py fedmodels/training/loop.py fedsrv/state/forgetting.py
         """,
     ),
     "asynchronous rounds": (
