@@ -20,6 +20,7 @@ from fedmodels.log_lines import LogLevel
 from fedmodels.options import AsJson, Config, Device, Level, Quiet, Sets, Strict, program
 from fedsrv.commands import options
 from fedsrv.commands.audit import audit_app
+from fedsrv.commands.backup import backup_app
 from fedsrv.commands.catalogue import methods, metrics, nets, schema
 from fedsrv.commands.certs import certs_app
 from fedsrv.commands.doctor import doctor_app
@@ -47,6 +48,7 @@ app.add_typer(sweep_app)
 app.add_typer(audit_app)
 app.add_typer(track_app)
 app.add_typer(doctor_app)
+app.add_typer(backup_app)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -64,6 +64,16 @@ class History:
         if any(k in versions for number, k in trained if number > self.floor):
             return
         held = ", ".join(str(version + 1) for version in versions) or "none"
+        if versions and min(versions) > self.highest:
+            raise LossTooLarge(
+                f"client {client} lost nothing: the coordinator is older than it is, as after a "
+                f"restored backup. The run was committed up to interaction {self.highest + 1}, and "
+                f"client {client} holds its private states after interactions {held} alone. "
+                "Restore its --state-dir from a copy of the same time; or put back a newer run "
+                "directory; or have everything computed again: fedsrv serve "
+                f"(or launch) … --resume --set server.max_rollback={self.highest + 1}; or let the "
+                "client go on from its initial private state: fedcli join … --start-over"
+            )
         raise LossTooLarge(
             f"client {client} lost its private state: it holds those after interactions {held}, "
             f"the run needs that after {trained[-1][1] + 1} and may go back to {self.floor + 1} at "

@@ -1,0 +1,143 @@
+"""A copy of a run directory of one moment, also while the run goes on; and the way back.
+
+The database is copied by SQLite's own backup. What the coordinator writes beside it comes after
+that: the states that the copied database needs, and files that only grow. If a state was deleted
+meanwhile, the copy of the database is made anew.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sqlite3
+import time
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+from fedmodels.errors import ArchiveError, ConfigError, reason_of
+from fedmodels.files import sync_path
+from fedmodels.tensors.archive import load_named
+from fedsrv.state.ledger import Ledger
+from fedsrv.state.run_directory import is_vacant, refuse_existing, writing
+
+BESIDE = (
+    "config.toml", "env.json", "data.json", "audit.jsonl", "rounds.jsonl", "privacy.jsonl",
+    "excluded.json", "set-aside.json", "tracked.json", "summary.json", "lineage.json",
+)  # fmt: skip
+"""The files beside the database that a coordinator goes on from, or that say what the run did."""
+TAKEN = "backup.json"
+"""Of a backup: when it was made, and after which interaction."""
+TRIES = 5
+"""Copies of a database after which a run is too fast to be copied."""
+
+
+def backup(run: Path, to: Path) -> int:
+    """Copy what a coordinator needs to go on; return the last interaction that the copy holds.
+
+    Args:
+        run: the run directory; the run may go on meanwhile.
+        to: a directory that is made whole, or not at all.
+
+    Raises:
+        ArchiveError: there is no run, or no whole copy of it can be made.
+        ConfigError: there is something at ``to``.
+        RunFailed: ``to`` cannot be written.
+    """
+    if not (run / "run.db").is_file():
+        raise ArchiveError(f"{run} holds no run.db: there is no run to copy")
+    if not is_vacant(to):
+        raise ConfigError(f"{to} exists and is not empty; name another directory")
+    fresh = to.absolute().with_name(f".{to.name}.part")
+    with writing(to.parent):
+        shutil.rmtree(fresh, ignore_errors=True)
+        (fresh / "server").mkdir(mode=0o700, parents=True)
+        try:
+            committed = _copied(run, fresh)
+            facts = {"taken_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+            (fresh / TAKEN).write_text(json.dumps({**facts, "committed": committed}) + "\n")
+            for path in (*fresh.rglob("*"), fresh):
+                sync_path(path)
+            if to.is_dir():
+                shutil.rmtree(to)  # it holds no file
+            fresh.rename(to)
+            sync_path(to.absolute().parent)
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)
+    return committed
+
+
+def restore(copy: Path, run: Path) -> dict[str, Any]:
+    """Make a run directory of a backup, which stays; return when it was made, and after what.
+
+    Raises:
+        ArchiveError: it is no backup.
+        ConfigError: there is something at ``run``.
+        RunFailed: ``run`` cannot be written.
+    """
+    try:
+        taken = dict(json.loads((copy / TAKEN).read_text()))
+        int(taken["committed"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        why = reason_of(error) if isinstance(error, OSError) else error
+        raise ArchiveError(f"{copy} is no backup: {TAKEN} cannot be read ({why})") from None
+    refuse_existing(run)
+    backup(copy, run)
+    shutil.copyfile(copy / TAKEN, run / TAKEN)
+    return taken
+
+
+def _copied(run: Path, fresh: Path) -> int:
+    """Copy a run's files into an empty directory; return its last interaction."""
+    missing = ""
+    for _ in range(TRIES):
+        for path in fresh.glob("run.db*"):
+            path.unlink()
+        _copy_database(run / "run.db", fresh / "run.db")
+        with closing(Ledger(fresh / "run.db", strict=True, new=False)) as ledger:
+            committed = ledger.committed
+            record = ledger.record(committed)
+            ledger.db.execute("PRAGMA journal_mode=DELETE")
+        begun = {n - 1 for _, n in record.get("under_way", ())} if record else set()
+        try:
+            for number in sorted(n for n in {committed, *begun} if n >= 0):
+                _copy_state(run / "server", fresh / "server", number)
+        except (FileNotFoundError, ArchiveError) as error:
+            missing = str(error)
+            continue
+        for name in BESIDE:
+            with suppress(FileNotFoundError):
+                _copy(run / name, fresh / name)
+        return committed
+    raise ArchiveError(f"{run}: no whole copy can be made: {missing}")
+
+
+def _copy_database(source: Path, target: Path) -> None:
+    os.close(os.open(target, os.O_RDWR | os.O_CREAT, 0o600))
+    try:
+        with (
+            closing(sqlite3.connect(f"{source.resolve().as_uri()}?mode=ro", uri=True)) as live,
+            closing(sqlite3.connect(target)) as copy,
+        ):
+            live.backup(copy)
+    except sqlite3.Error as error:
+        raise ArchiveError(f"{source} cannot be copied: {error}") from None
+
+
+def _copy_state(source: Path, target: Path, number: int) -> None:
+    """Copy the state after an interaction, and the parts that it names."""
+    name = f"state-{number:08d}.safetensors"
+    _copy(source / name, target / name)
+    _, header = load_named(target / name)
+    for part in dict(header.get("parts", {})).values():
+        if Path(part).name == part and not (target / part).exists():
+            _copy(source / part, target / part)
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy a file that nobody but its owner reads."""
+    with source.open("rb") as held:
+        handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(handle, "wb") as fresh:
+            shutil.copyfileobj(held, fresh)
