@@ -206,7 +206,7 @@ def join(
     host = host_of(
         clients, server, data, state_dir, _device(device), tls=(tls_ca, tls_cert, tls_key),
         give_up_after=give_up_after, start_over=start_over, deploys=deploy, code=code or (),
-        weights=weights or (), incoming=watch, show=show, announce=how, crl=tls_crl,
+        weights=weights or (), incoming=watch, strict=strict, show=show, announce=how, crl=tls_crl,
         require_privacy=require_privacy, ledger=ledger,
         min_cohort=min_cohort,
     )  # fmt: skip
@@ -264,6 +264,15 @@ def add_new_task(
         str | None,
         typer.Option(help="HOST:PORT of the coordinator, which says how files are cut."),
     ] = None,
+    repeats: Annotated[
+        str | None,
+        typer.Option(
+            metavar="skip|refuse|keep",
+            help="What becomes of examples that earlier tasks have; by default as the config "
+            "says, else they are left out.",
+        ),
+    ] = None,
+    strict: Strict = False,
     tls_ca: Authority = None,
     tls_cert: Certificate = None,
     tls_key: Key = None,
@@ -271,8 +280,14 @@ def add_new_task(
 ) -> None:
     """Add a task to a client's data, also while its run goes on: an open run goes on to it."""
     set_up_logging(LogLevel.INFO)
-    from fedcli.data.store.growing import add_task
+    from typing import get_args
 
+    from fedcli.data.store.growing import add_task
+    from fedmodels.config.data import Repeats
+
+    rule = next((rule for rule in get_args(Repeats) if rule == repeats), None)
+    if repeats is not None and rule is None:
+        raise ConfigError(f"--repeats {repeats!r} is none of {', '.join(get_args(Repeats))}")
     root, how = _root_of(client_id, data, state_dir), None
     if server is not None:
         from fedcli.runtime.announcer import how_cut
@@ -292,7 +307,9 @@ def add_new_task(
         from fedcli.data.store.own_files import remembered
 
         how = remembered(root)
-    added = add_task(root, client_id, source, *(how or ()))
+    added = add_task(root, client_id, source, *(how or ()), repeats=rule, strict=strict)
+    for line in added.notes:
+        typer.echo(f"note: {line}", err=True)
     typer.echo(f"client {client_id}: {source} is taken: {added}")
 
 

@@ -34,6 +34,7 @@ def host_of(
     code: Sequence[Path] = (),
     weights: Sequence[Path] = (),
     incoming: Path | None = None,
+    strict: bool = False,
     show: Callable[..., None] | None = None,
     crl: Path | None = None,
     announce: CountDetail = "exact",
@@ -56,6 +57,7 @@ def host_of(
         code: custom files whose code may run, if the server's experiment asks for it.
         weights: files that may hold the initial weights, if the experiment has such a file.
         incoming: a folder in which what is complete becomes a task.
+        strict: refuse of it what ``fedcli check`` would have a word on.
         show: gets each message before it is sent.
         crl: a list of revoked certificates; no server that shows one of them is joined.
         announce: how exactly clients tell how many examples of each class they have, at most.
@@ -98,7 +100,7 @@ def host_of(
         announce = wanted
     return Host(
         clients, link, data, states, device, start_over=start_over, deploys=deploys, code=code,
-        weights=weights, incoming=incoming, certificate=certificate,
+        weights=weights, incoming=incoming, strict=strict, certificate=certificate,
         announce=announce, brought=brought,
     )  # fmt: skip
 

@@ -40,6 +40,7 @@ SETTINGS: Mapping[str, Tables] = {
     "stopping": {"schedule": {"patience": 5}, "evaluate": {"select_by": "accuracy"}},
     "fewer clients": {"server": {"min_clients": 5}},
     "validation": {"data": {"validation_share": 0.2}},
+    "repeats": {"data": {"repeats": "keep"}},
     "accumulated data": {"scenario": {"training_data": "accumulated"}},
     "reference run": {"evaluate": {"reference": "reference"}},
     "rate of all rounds": {"training": {"lr_schedule": {"kind": "cosine"}}},

@@ -29,11 +29,14 @@ class Announcer:
     order.
     """
 
-    def __init__(self, enrolment: Enrolment, incoming: Path | None = None) -> None:
+    def __init__(
+        self, enrolment: Enrolment, incoming: Path | None = None, *, strict: bool = False
+    ) -> None:
         """Look at nothing yet.
 
         ``incoming`` is a folder in which what is complete becomes a task; of several clients, each
-        has one of its own in it.
+        has one of its own in it. With ``strict``, what ``fedcli check`` would have a word on is
+        refused.
         """
         self._enrolment, self._link = enrolment, enrolment.link
         workers = enrolment.workers
@@ -42,6 +45,7 @@ class Announcer:
             Incoming(
                 incoming if len(workers.clients) == 1 else incoming / str(client),
                 workers.root, client, cache(partial(how_cut, workers.root, client, self._link)),
+                strict=strict,
             )
             for client in self._clients
         ]  # fmt: skip
@@ -79,9 +83,9 @@ class Announcer:
 
 
 def how_cut(root: Path, client: int, link: Link | None) -> How | None:
-    """Return how a client's files are cut: as its first ones were, or as the server says.
+    """Return by which ``[data]`` files are cut: as the first ones, or as the server says.
 
-    None where nobody says it, or where the run's data are not cut from a site's own files.
+    None where nobody says it.
 
     Raises:
         LinkError: the server does not say it now.

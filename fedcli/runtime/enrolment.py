@@ -10,6 +10,7 @@ import logging
 import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from fedcli.runtime.client_log import tell
@@ -19,7 +20,7 @@ from fedcli.runtime.sessions import Sessions
 from fedcli.runtime.workers import Workers
 from fedmodels.config.privacy import CountDetail
 from fedmodels.data_description import MAX_WHY
-from fedmodels.errors import LinkError, SetOut
+from fedmodels.errors import FedtideError, LinkError, SetOut
 from fedmodels.files import Stamp
 from fedmodels.printable import printable
 from fedmodels.tensors.bundle import EVALUATOR, ClientId
@@ -147,8 +148,11 @@ class Enrolment:
         self._refused[client] = self.announced[client]
 
     def tell_refused(self, tasks: Iterable[rpc.TaskOf]) -> None:
-        """Say, once for each, which tasks of the process's clients the server does not take."""
-        own = {str(client) for client in self.workers.clients}
+        """Say, once for each, which tasks of the process's clients the server does not take.
+
+        They are set aside in the clients' data, so that none of their rows counts as known.
+        """
+        own = {str(client) for client in self.workers.clients if isinstance(client, int)}
         for one in tasks:
             if one.client_id in own and (one.client_id, one.task) not in self._told_refused:
                 self._told_refused.add((one.client_id, one.task))
@@ -156,6 +160,10 @@ class Enrolment:
                     "client %s: its task %d is set aside: %s", printable(one.client_id, 60),
                     one.task, printable(one.why, MAX_WHY),
                 )  # fmt: skip
+                from fedcli.data.store.dropping import drop_task  # reads tables and images
+
+                with suppress(FedtideError):  # the server keeps it in mind as well
+                    drop_task(self.workers.root, int(one.client_id), one.task, one.why)
 
     def _join_alone(self, client: ClientId) -> rpc.JoinResponse:
         session = self._sessions.of(client)

@@ -81,6 +81,7 @@ class Host:
         weights: Sequence[Path] = (),
         deploys: bool = False,
         incoming: Path | None = None,
+        strict: bool = False,
         certificate: OwnCertificate | None = None,
         announce: CountDetail = "exact",
         brought: Mapping[str, Brought] = NOTHING,
@@ -92,6 +93,7 @@ class Host:
         """
         self._certificate = certificate
         self._incoming, self._is_open, self.announce = incoming, False, announce
+        self._strict = strict
         self.link, self.code, self.weights, self._states = link, code, weights, states
         self.data = data
         self.workers = Workers(clients, data, states, device, brought, deploys=deploys)
@@ -402,7 +404,7 @@ class Host:
         """Tell the server of tasks that were added to clients' data."""
         from fedcli.runtime.announcer import Announcer  # reads files as sites have them
 
-        news = Announcer(self.enrolment, self._incoming)
+        news = Announcer(self.enrolment, self._incoming, strict=self._strict)
         while not self._closed.wait(self.beat_every_s):
             try:
                 news.look()

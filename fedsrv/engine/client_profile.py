@@ -45,6 +45,8 @@ class Profile:
     """How it counts its examples; empty for exactly."""
     name: str = ""
     """What pages call the client; empty where its number is enough."""
+    again: Mapping[int, int] = field(default_factory=dict)
+    """How many examples of the sources of tasks earlier tasks have, of tasks with some."""
     set_aside: Mapping[int, str] = field(default_factory=dict)
     """The tasks that an open run passes over, and why; an empty text where nobody said it."""
 
@@ -77,6 +79,11 @@ class Profile:
     def classes(self) -> tuple[str, ...]:
         """Return the names of the classes in label order; numbers where the client states none."""
         return self.class_names or tuple(map(str, range(self.problem.num_classes)))
+
+    @property
+    def num_again(self) -> int:
+        """Return how many examples of its tasks' sources earlier tasks have."""
+        return sum(count for task, count in self.again.items() if task < self.num_tasks)
 
     @property
     def brought(self) -> tuple[str, ...]:
@@ -132,6 +139,7 @@ class Profile:
             counted=said.counted,
             train=_table([task.train for task in said.tasks], said.problem),
             test=_table([task.test for task in said.tasks], said.problem),
+            again={n: t.again for n, t in enumerate(said.tasks) if t.again},
             set_aside={n: printable(t.why) for n, t in enumerate(said.tasks) if t.set_aside},
         )
 

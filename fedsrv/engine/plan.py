@@ -296,6 +296,7 @@ def describe(store: Store, profiles: Mapping[int, Profile]) -> None:
             "examples": examples.tolist() if by_class else [],
             "rare": frequency_groups(examples)["minority"] if by_class else [],
             "guesses": accuracy_of_guesses(profiles.values()) if by_class else {},
+            "again": {c: n for c, p in profiles.items() if (n := p.num_again)},
             "clients": {c: p.name for c, p in profiles.items() if p.name},
         }
     )

@@ -166,6 +166,11 @@ class RunRecord:
         """Return the accuracy of answers without a model, by what is answered; empty: not known."""
         return numbers(self._data.get("guesses"))
 
+    @property
+    def again(self) -> int:
+        """Return how many examples of new tasks earlier tasks of their clients have."""
+        return int(sum(numbers(self._data.get("again")).values()))
+
     def environment(self) -> dict[str, str | int]:
         """Return the machine, the versions and the commit that the run said it had."""
         said = table(_read_json(self.path / "env.json")).items()

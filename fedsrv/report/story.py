@@ -37,8 +37,19 @@ def story(groups: Sequence[SeedGroup]) -> list[str]:
         _whose_uploads_stood_out,
         _at_what_cost,
         _what_was_spent,
+        _what_came_again,
     )
     return [sentence for part in parts for sentence in part(groups, name)]
+
+
+def _what_came_again(groups: Sequence[SeedGroup], name: str) -> Iterator[str]:
+    values = {group.label: float(max(run.again for run in group.runs)) for group in groups}
+    if any(values.values()):
+        texts = {label: f"{value:.0f}" for label, value in values.items()}
+        yield (
+            "Examples of new tasks that earlier tasks of their clients have, which are left out "
+            f'unless [data] repeats = "keep": {_each(texts, values)}.'
+        )
 
 
 def _how_good(groups: Sequence[SeedGroup], name: str) -> Iterator[str]:

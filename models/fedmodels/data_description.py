@@ -120,6 +120,9 @@ class TaskCounts(_File):
     test: Counts
     set_aside: bool = False
     """Whether an open run passes the task over: it is trained and scored no more."""
+    again: Annotated[int, Field(ge=0, lt=MAX_EXAMPLES)] = 0
+    """Examples of its source that earlier tasks have: left out, unless ``[data] repeats`` says that
+    they are kept."""
     why: Annotated[str, Field(max_length=MAX_WHY)] = ""
     """In words, why it is set aside; empty where nobody said it."""
 
@@ -155,7 +158,9 @@ class ClientFile(ProblemFile):
             return self
         count = _rounded if how == "rounded" else _summed
         tasks = tuple(
-            task.model_copy(update={"train": count(task.train), "test": count(task.test)})
+            task.model_copy(
+                update={"train": count(task.train), "test": count(task.test), "again": 0}
+            )
             for task in self.tasks
         )
         return self.model_copy(update={"tasks": tasks, "counted": how})

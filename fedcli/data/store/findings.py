@@ -22,7 +22,16 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from fedcli.data.store.client_data import PARTS, STORE, TABLE, ClientData, GlobalTest, has_grown
+from fedcli.data.sets.dataset import Dataset
+from fedcli.data.store.client_data import (
+    PARTS,
+    STORE,
+    TABLE,
+    ClientData,
+    GlobalTest,
+    Part,
+    has_grown,
+)
 from fedcli.data.store.opened_data import open_data
 from fedcli.data.store.partition_store import PartitionStore
 from fedmodels.data_description import channel_axis
@@ -144,38 +153,50 @@ class Inspected:
     lows: NDArray[np.float32] | None = None
     highs: NDArray[np.float32] | None = None
     """Least and greatest value of each channel as the net sees it, (C,); None without examples."""
+    first: NDArray[np.float32] | None = None
+    """The first input, as the net sees it."""
     varies: bool = False
     """Whether two inputs differ."""
     extremes: list[Extremes] = field(default_factory=list)
     """Extremes of each of the C channels, as the files have it; none for images."""
+    again: int = 0
+    """How many examples of its tasks earlier ones have."""
     gone: list[int] = field(default_factory=list)
     """Tasks whose training data were deleted."""
 
     def read(self) -> None:
         """Read every task; raise DataError if a file does not hold what it must."""
-        file = self.data.file
-        axis = 1 + channel_axis(file.input_shape)
-        others = tuple(a for a in range(1 + len(file.input_shape)) if a != axis)
-        first: NDArray[Any] | None = None
         for part in PARTS:
-            self.counts[part] = np.zeros(file.num_classes, dtype=np.int64)
-            hashes: Hashes = getattr(self, part)
-            for task in range(self.data.num_tasks):
+            self.counts[part] = np.zeros(self.data.file.num_classes, dtype=np.int64)
+        for task in range(self.data.num_tasks):
+            found = dict[Part, Hashes]()
+            for part in PARTS:
                 self.counts[part] += self.data.counts(task, part)
                 if self.data.is_gone(task, part):
-                    self.gone.append(task)
+                    self.gone += [task] if task not in self.gone else []
                     continue
-                x, _ = self.data.arrays(task, part)
-                hashes |= hashes_of(x)
-                for begin in range(0, len(x), AT_ONCE):
-                    seen = self.data.normaliser(x[begin : begin + AT_ONCE])
-                    first = seen[0].copy() if first is None else first
-                    self.varies = self.varies or bool((seen != first).any())
-                    low, high = seen.min(axis=others), seen.max(axis=others)
-                    self.lows = low if self.lows is None else np.minimum(self.lows, low)
-                    self.highs = high if self.highs is None else np.maximum(self.highs, high)
-                    if len(file.input_shape) < 3:
-                        self._count(np.moveaxis(x[begin : begin + AT_ONCE], axis, 0))
+                x = self.data.arrays(task, part)[0]
+                found[part] = hashes_of(x)
+                self.look(x)
+            for hashes in found.values():
+                self.again += sum(each in self.train or each in self.test for each in hashes)
+            self.train |= found.get("train", set())
+            self.test |= found.get("test", set())
+
+    def look(self, x: NDArray[Any]) -> None:
+        """Look at the inputs (n, …) of a part of a task."""
+        shape = self.data.file.input_shape
+        axis = 1 + channel_axis(shape)
+        others = tuple(a for a in range(1 + len(shape)) if a != axis)
+        for begin in range(0, len(x), AT_ONCE):
+            seen = self.data.normaliser(x[begin : begin + AT_ONCE])
+            self.first = seen[0].copy() if self.first is None else self.first
+            self.varies = self.varies or bool((seen != self.first).any())
+            low, high = seen.min(axis=others), seen.max(axis=others)
+            self.lows = low if self.lows is None else np.minimum(self.lows, low)
+            self.highs = high if self.highs is None else np.maximum(self.highs, high)
+            if len(shape) < 3:
+                self._count(np.moveaxis(x[begin : begin + AT_ONCE], axis, 0))
 
     def _count(self, channels: NDArray[Any]) -> None:
         """Count the extremes of some inputs, channels first (C, …)."""
@@ -276,6 +297,12 @@ class Inspected:
         if not self.varies and sum(part.sum() for part in self.counts.values()) > 1:
             line = "all inputs are the same: the files hold no data, or scale is wrong"
             yield self._wrong("same", line)
+        if self.again and not self.may_share:
+            line = (
+                f"{self.again} examples of its tasks are in earlier tasks already, as where a file "
+                "has grown: fedcli add-task leaves them out"
+            )
+            yield self._odd("again", line)
         leaked = len(self.train & self.test)
         if leaked > LEAKED * len(self.test):
             line = (
@@ -350,6 +377,20 @@ def tell_own(root: Path, clients: Iterable[int], *, strict: bool = False) -> Non
         log.warning("note: %s", line)
     if strict and lines:
         raise DataError(f"--strict: {lines[0]}")
+
+
+def arrived(data: ClientData, dataset: Dataset) -> list[Finding]:
+    """Return what may not be meant in a task that is to come, by the rules of ``fedcli check``.
+
+    ``data`` counts its examples already. Which classes there are is looked at over all tasks, and
+    inputs are looked at in the new task alone.
+    """
+    one = Inspected("", data)
+    for part, x in (("train", dataset.train_x), ("test", dataset.test_x)):
+        setattr(one, part, hashes_of(x))
+        one.look(x)
+        one.counts[part] = np.sum([getattr(task, part) for task in data.tasks], axis=0)
+    return [*one.found(), *_in_columns([one])]
 
 
 def summaries(found: Sequence[Finding], names: Sequence[str] = ()) -> list[str]:

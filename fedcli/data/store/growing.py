@@ -23,24 +23,29 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fedcli.data.arrays import IntArray, content_hashes
+from fedcli.data.arrays import IntArray
+from fedcli.data.cuts.held_out import SHARE
 from fedcli.data.folders import files_below, is_foreign
+from fedcli.data.own.tables import columns_of
 from fedcli.data.sets.dataset import Dataset
 from fedcli.data.sets.directory import holds_arrays
 from fedcli.data.sets.registry import OWN
 from fedcli.data.store.client_data import ABOUT, GROUP, PARTS, SOURCE, ClientData
 from fedcli.data.store.commands import thinned
+from fedcli.data.store.findings import arrived
+from fedcli.data.store.known_rows import KnownRows, known_rows
 from fedcli.data.store.opened_data import open_data
 from fedcli.data.store.own_files import How
+from fedcli.data.store.repeats import Compared, compared
 from fedcli.data.store.site import loaded
 from fedmodels.class_names import near
-from fedmodels.config.data import OF_IMAGES, Data
+from fedmodels.config.data import OF_IMAGES, Data, Repeats
 from fedmodels.config.transforms import TableTransform, parse_transform
 from fedmodels.data_description import ClientFile, TaskCounts
 from fedmodels.errors import (
@@ -71,8 +76,14 @@ class Added:
     was_there: bool = False
     """Whether the same source was added before, so that nothing changed."""
     known: tuple[int, int] = (0, 0)
-    """How many of the examples are in earlier tasks already, and how many of the training examples
-    are among the test examples of one."""
+    """How many examples of the source earlier tasks have, and how many of these are test examples
+    there."""
+    keeps: bool = False
+    """Whether those are among the examples all the same."""
+    why_kept: str = ""
+    """Why, where nobody asked for it."""
+    notes: tuple[str, ...] = ()
+    """What may not be meant in the data, as ``fedcli check`` says it."""
 
     def __str__(self) -> str:
         """Return what was done, in a line."""
@@ -84,20 +95,35 @@ class Added:
         line = f"it is task {self.task}: {train} examples to train on, {test} to test on{more}"
         again, of_tests = self.known
         if again:
-            line += f"; {again} of them are in earlier tasks already"
-        if of_tests:
-            line += f", and {of_tests} that are trained on now are test examples there"
+            others = f", {of_tests} of them as test examples" if of_tests else ""
+            done = f"kept{self.why_kept}" if self.keeps else "left out"
+            line += f"; {again} that are in earlier tasks already{others} are {done}"
         return line
 
 
 def add_task(
-    root: Path, client: int, source: Path, data: Data | None = None, seed: int = 0
+    root: Path,
+    client: int,
+    source: Path,
+    data: Data | None = None,
+    seed: int = 0,
+    *,
+    repeats: Repeats | None = None,
+    strict: bool = False,
 ) -> Added:
     """Add a task to a client's data, whole or not at all.
 
-    Name and content of a source tell it apart. Without the run's ``[data]``, files are cut as
-    ``client.json`` says of its columns or images; the run's seed draws examples where ``[data]``
-    has a limit for them.
+    Without the run's ``[data]``, files are cut as ``client.json`` says of its columns or images;
+    the run's seed draws examples where ``[data]`` has a limit for them.
+
+    Args:
+        root: the directory above the client's.
+        client: whose task it is.
+        source: a folder, arrays, or files as people have them.
+        data: ``[data]`` of the run.
+        seed: the run's.
+        repeats: what becomes of examples that earlier tasks have; by default as ``[data]`` says.
+        strict: add nothing where ``fedcli check`` would have a word on it.
 
     Raises:
         DataError: the client's data or the source cannot be used; nothing was changed.
@@ -110,20 +136,33 @@ def add_task(
         with alone(held.directory):
             held = open_data(root, client)  # another process may have added one meanwhile
             _remove_leftovers(held)
-            if (known := _task_of(held, made)) is not None:
-                return Added(known, was_there=True)
             how = _how(source, data, held)
-            dataset = _in_own_order(_read(source, how, held), held.file, source)
-            return _added(held, thinned(dataset, how, seed), made)
+            rule = repeats or (data.repeats if data is not None else None) or "skip"
+            with known_rows(held) as rows:
+                name = made["name"] if rule == "keep" else None
+                if (known := rows.source(made["sha256"], name)) is not None:
+                    return Added(known, was_there=True)
+                dataset = _in_own_order(_read(source, how, held), held.file, source)
+                found = compared(dataset, rows, rule, source, _share_of(source, how, dataset))
+                added = _added(held, thinned(found.dataset, how, seed), made, found, strict)
+                KnownRows(rows.db, open_data(root, client)).bring_up_to_date()
+                return added
     except OSError as error:
         raise ArchiveNotWritten(
             f"{held.directory}: the task is not added: {reason_of(error)}"
         ) from None
 
 
-def _added(held: ClientData, dataset: Dataset, made: Mapping[str, str]) -> Added:
+def _added(
+    held: ClientData, dataset: Dataset, made: Mapping[str, str], found: Compared, strict: bool
+) -> Added:
     """Write a task behind those of a client."""
-    file = _grown(held.file, dataset)
+    file = _grown(held.file, dataset, found.again)
+    grown = copy(held)
+    grown.file = file
+    notes = tuple(map(str, arrived(grown, dataset)))
+    if strict and notes:
+        raise DataError(f"--strict: {notes[0]}")
     if not held.states_counts:  # a folder that is there would be counted
         write_about(held.directory, held.file)
     place = held.directory / f"task-{held.num_tasks}"
@@ -131,24 +170,11 @@ def _added(held: ClientData, dataset: Dataset, made: Mapping[str, str]) -> Added
     write_about(held.directory, file)
     new = file.classes[held.file.num_classes :]
     sizes = len(dataset.train_y), len(dataset.test_y)
-    return Added(held.num_tasks, sizes, new, known=_had_before(held, dataset))
-
-
-def _had_before(held: ClientData, dataset: Dataset) -> tuple[int, int]:
-    """Count the examples that earlier tasks have, and the training examples among their tests.
-
-    Files of earlier tasks may have been deleted, or be damaged: their examples are not known.
-    """
-    known: dict[str, list[NDArray[np.uint64]]] = {part: [] for part in PARTS}
-    for task in range(held.num_tasks):
-        for part in PARTS:
-            with suppress(DataError):
-                known[part].append(content_hashes(held.arrays(task, part)[0]))
-    nothing = np.empty(0, dtype=np.uint64)
-    train, test = (np.concatenate([nothing, *known[part]]) for part in PARTS)
-    now = [content_hashes(x) for x in (dataset.train_x, dataset.test_x)]
-    again = np.isin(np.concatenate(now), np.concatenate([train, test])).sum()
-    return int(again), int(np.isin(now[0], test).sum())
+    known = found.again, found.of_tests
+    return Added(
+        held.num_tasks, sizes, new, known=known, keeps=found.keeps, why_kept=found.why_kept,
+        notes=notes,
+    )  # fmt: skip
 
 
 def _write_task(place: Path, dataset: Dataset, made: Mapping[str, str]) -> None:
@@ -226,15 +252,6 @@ def _record_of(source: Path) -> dict[str, str]:
     return {"name": printable(source.absolute().name), "sha256": sha.hexdigest()}
 
 
-def _task_of(held: ClientData, made: Mapping[str, str]) -> int | None:
-    """Return the task that was made of a source, if one was."""
-    for task in reversed(range(held.num_tasks)):
-        with suppress(OSError, ValueError):
-            if json.loads((held.directory / f"task-{task}" / SOURCE).read_bytes()) == made:
-                return task
-    return None
-
-
 # --- what is new ----------------------------------------------------------------------------------
 
 
@@ -281,6 +298,24 @@ def _how(source: Path, data: Data | None, held: ClientData) -> Data:
     return found
 
 
+def _share_of(source: Path, how: Data, dataset: Dataset) -> float | None:
+    """Return the part that is held out for testing; None where examples do not stand alone.
+
+    So it is where a source has a test part of its own, or groups or overlapping windows, and where
+    examples for testing are drawn, or lie apart.
+    """
+    if how.test_seed is not None or how.group is not None or how.test_gap is not None:
+        return None
+    if how.name == "directory":
+        has_own = source.is_dir() and any(source.glob("test*"))
+        return None if has_own else how.test_share or SHARE
+    if how.name not in ("table", "huggingface"):
+        return None
+    columns = columns_of(how)
+    stands_alone = columns.split is None and columns.group is None and not dataset.overlapping
+    return columns.test_share if stands_alone else None
+
+
 def _known(held: ClientData) -> Data | None:
     """Return what ``client.json`` says of how its files were cut."""
     how = parse_transform(held.file.transform, held.directory / ABOUT)
@@ -318,14 +353,14 @@ def _in_own_order(dataset: Dataset, file: ClientFile, source: Path) -> Dataset:
     return dataset.relabelled(places, names)
 
 
-def _grown(file: ClientFile, dataset: Dataset) -> ClientFile:
+def _grown(file: ClientFile, dataset: Dataset, again: int) -> ClientFile:
     """Return a client's description with a task, whose labels are the client's."""
     names = dataset.class_names
     zeros = (0,) * (len(names) - file.num_classes)
-    counts = {
-        part: tuple(np.bincount(y, minlength=len(names)).tolist())
-        for part, y in (("train", dataset.train_y), ("test", dataset.test_y))
-    }
+    train, test = (
+        tuple(np.bincount(y, minlength=len(names)).tolist())
+        for y in (dataset.train_y, dataset.test_y)
+    )
     tasks = [
         t.model_copy(update={part: getattr(t, part) + zeros for part in PARTS}) for t in file.tasks
     ]
@@ -333,7 +368,7 @@ def _grown(file: ClientFile, dataset: Dataset) -> ClientFile:
     new = {
         "num_classes": len(names),
         "class_names": () if is_unnamed else names,
-        "tasks": (*tasks, TaskCounts(train=counts["train"], test=counts["test"])),
+        "tasks": (*tasks, TaskCounts(train=train, test=test, again=again)),
     }
     return ClientFile.model_validate({**dict(file), **new})
 
@@ -354,11 +389,21 @@ class Incoming:
     one moves to ``refused/``, and a text file beside it says why.
     """
 
-    def __init__(self, place: Path, root: Path, client: int, how: Callable[[], How | None]) -> None:
+    def __init__(
+        self,
+        place: Path,
+        root: Path,
+        client: int,
+        how: Callable[[], How | None],
+        *,
+        strict: bool = False,
+    ) -> None:
         """Look at nothing yet; the folder is made where it is missing.
 
-        ``how`` tells how a site's own files are cut, where that is known.
+        ``how`` tells how a site's own files are cut, where that is known. With ``strict``, what
+        ``fedcli check`` would have a word on is refused.
         """
+        self._strict = strict
         self.place, self._root, self._client, self._how = place, root, client, how
         self._told = ""
 
@@ -372,12 +417,16 @@ class Incoming:
             for source in self._complete():
                 try:
                     how = self._how()
-                    found = add_task(self._root, self._client, source, *(how or ()))
+                    found = add_task(
+                        self._root, self._client, source, *(how or ()), strict=self._strict
+                    )
                 except (DataError, ConfigError) as error:
                     self._refuse(source, str(error))
                     continue
                 self._move(source, TAKEN)
                 log.info("client %s: %s has come: %s", self._client, source.name, found)
+                for line in found.notes:
+                    log.warning("note: %s: %s", source.name, line)
                 added.append(found)
             self._told = ""
         except (ArchiveError, LinkError) as error:

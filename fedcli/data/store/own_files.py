@@ -9,7 +9,6 @@ from typing import Any
 
 from fedcli.data.folders import TABLE_ENDS, files_below
 from fedcli.data.image_files import ENDS
-from fedcli.data.sets.registry import OWN
 from fedcli.data.store.client_data import ABOUT, STORE, TABLE, has_grown
 from fedmodels.config.data import Data
 from fedmodels.resolution import received_data
@@ -59,11 +58,10 @@ def remembered(root: Path) -> How | None:
     return received_data(tables, str(root / CUT_FILE)), int(seed)
 
 
-def how_of(tables: Mapping[str, Any], seed: int) -> How | None:
-    """Return how a run has files cut, as its server says; None if its data are of no such kind.
+def how_of(tables: Mapping[str, Any], seed: int) -> How:
+    """Return ``[data]`` and seed of a run, as its server says them.
 
     Raises:
         ConfigError: the table ``[data]`` is malformed.
     """
-    data = received_data(tables, "the server's [data]")
-    return (data, seed) if data.name in OWN else None
+    return received_data(tables, "the server's [data]"), seed

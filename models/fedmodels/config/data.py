@@ -19,7 +19,10 @@ __all__ = ["Columns", "Data"]
 
 OF_IMAGES = ("channels", "resize", "crop", "ground", "frames", "depth")
 """The keys of ``[data]`` that say how images are read."""
+NOT_CUT = ("validation_share", "repeats")
+"""Keys that the examples of a data set do not follow from."""
 _ADDED = ("test_share", "test_seed", "group", "test_gap", "classes", "mean", "std", *OF_IMAGES)
+Repeats = Literal["skip", "refuse", "keep"]
 Moment = Annotated[
     tuple[Annotated[float, Field(allow_inf_nan=False)], ...], Field(strict=False, min_length=1)
 ]
@@ -69,6 +72,10 @@ class Data(StrictTable):
     """Part of each client's training examples of each class, the last ones, that it keeps for
     validation and never trains on; whole groups where ``group`` names a column. What chooses (best
     round, ``patience``, ``target``, a search) looks at it, and at no test data."""
+    repeats: Repeats | None = None
+    """Of an open run: what becomes of the examples of a new task that earlier tasks of its client
+    have: ``"skip"`` leaves them out, as by default, ``"refuse"`` refuses the task, ``"keep"``
+    trains on them again."""
     channels: Literal["grey", "rgb"] | None = None
     """What images become; by default as they are."""
     resize: Sides | None = None
@@ -95,7 +102,7 @@ class Data(StrictTable):
         """Return what examples follow from: every key but the place of the files."""
         # older partitions lack these keys
         absent = {key for key in ("columns", *_ADDED) if getattr(self, key) is None}
-        facts = self.model_dump(mode="json", exclude={"root", "validation_share", *absent})
+        facts = self.model_dump(mode="json", exclude={"root", *NOT_CUT, *absent})
         return facts if self.columns is None else {**facts, "columns": self.columns.identity()}
 
     def transform_of(self, input_shape: Sequence[int]) -> dict[str, Any] | None:

@@ -12,7 +12,8 @@ from fedmodels.config.experiment import Experiment
 from fedmodels.config.scenario import ScenarioTable
 from fedmodels.errors import ConfigError
 
-NOT_DEALT = ("data.root", "data.input_shape", "data.num_classes", "data.validation_share")
+NOT_DEALT = ("data.root", "data.input_shape", "data.num_classes", "data.validation_share",
+             "data.repeats")  # fmt: skip
 """Keys that change no partition."""
 SHOWN = 3
 """Differences that one line names."""

@@ -102,6 +102,7 @@ words:
   SteerRequest.set_aside
 announced:
   TaskCounts.train TaskCounts.test TaskCounts.set_aside TaskCounts.why TaskOf.why
+  TaskCounts.again
   ClientDescription.class_names JoinResponse.class_names
   Order.new_classes SecureSum.most TensorHeader.shape BundleHeader.payload_bytes Frame.raw_bytes
   Committed.bytes

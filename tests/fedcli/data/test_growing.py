@@ -9,13 +9,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import pytest
 from PIL import Image
 from rich.console import Console
 
-from fedcli.data.store.client_data import ClientData
+from fedcli.data.store.client_data import ClientData, Part
+from fedcli.data.store.dropping import drop_task
 from fedcli.data.store.findings import inspect
 from fedcli.data.store.growing import Added, add_task
 from fedcli.data.store.opened_data import open_data
@@ -34,6 +36,9 @@ ENDS = ((os, "unlink"), (os, "rmdir"), (shutil, "rmtree"))
 
 
 PHOTOS = {"name": "directory", "classes": ["cat", "dog", "fox"], "channels": "grey"}
+
+
+BESIDE = (".adding.lock", "rows.db", "rows.db-journal")
 
 
 class Killed(BaseException):
@@ -77,6 +82,7 @@ def arrays(
     y = np.array(labels.split(), dtype=np.int64)
     for number, part in enumerate(("train", "test")):
         x = np.arange(y.size * np.prod(shape)).reshape(-1, *shape) % 251 + number
+        x[..., 0] = crc32(repr((root, part)).encode()) % 251
         np.save(root / f"{part}_x.npy", x.astype(dtype))
         np.save(root / f"{part}_y.npy", y)
     return root
@@ -87,10 +93,16 @@ def images(root: Path, *classes: str, count: int = 2) -> Path:
         for shade, name in enumerate(classes):
             (root / part / name).mkdir(parents=True)
             for number in range(count):
-                Image.new("L", (4, 4), 50 * shade + number).save(
-                    root / part / name / f"{number}.png"
-                )
+                image = Image.new("L", (4, 4), 50 * shade + number)
+                signed(image, root, part).save(root / part / name / f"{number}.png")
     return root
+
+
+def signed(image: Image.Image, *marks: object) -> Image.Image:
+    """Give an image a corner of its own, so that no other one has the same content."""
+    for place, byte in enumerate(crc32(repr(marks).encode()).to_bytes(4, "big")):
+        image.putpixel((place, 0), byte)
+    return image
 
 
 def shots(root: Path, *classes: str) -> Path:
@@ -98,13 +110,14 @@ def shots(root: Path, *classes: str) -> Path:
     for shade, name in enumerate(classes):
         (root / name).mkdir(parents=True)
         for number in range(5):
-            Image.new("L", (4, 4), 50 * shade + number).save(root / name / f"{number}.png")
+            image = Image.new("L", (4, 4), 50 * shade + number)
+            signed(image, root).save(root / name / f"{number}.png")
     return root
 
 
 def content(place: Path) -> dict[str, bytes]:
-    """Return the files of a client but its lock."""
-    found = (path for path in place.rglob("*") if path.is_file() and path.name != ".adding.lock")
+    """Return the files of a client but those beside its tasks."""
+    found = (path for path in place.rglob("*") if path.is_file() and path.name not in BESIDE)
     return {str(path.relative_to(place)): path.read_bytes() for path in found}
 
 
@@ -174,7 +187,9 @@ def test_a_task_is_added_behind_the_others(held, tmp_path):
     assert (again.task, again.was_there) == (added.task, True)
     assert str(again) == f"it is task {added.task} already"
     (tmp_path / "later").mkdir()
-    assert add_task(held, 1, source.rename(tmp_path / "later" / "other")).task == added.task + 1
+    other = source.rename(tmp_path / "later" / "other")
+    assert add_task(held, 1, other) == again
+    assert add_task(held, 1, other, repeats="keep").task == added.task + 1
 
 
 def test_a_client_of_a_store_has_its_added_tasks_in_its_own_directory(tmp_path):
@@ -317,13 +332,13 @@ def test_groups_stay_whole_in_the_validation_part_of_an_added_task(tmp_path):
     pytest.importorskip("pandas")
 
     def sessions(name: str) -> Path:
-        rows = [f"{i},sit,{i // 8}\n" for i in range(40)]
+        rows = [f"{i + len(name)},sit,{i // 8}\n" for i in range(40)]
         (tmp_path / name).write_text("ax,activity,day\n" + "".join(rows))
         return tmp_path / name
 
     table = {**TABLE, "validation_share": 0.25, "columns": {**TABLE["columns"], "group": "day"}}
     root = cut(sessions("jan.csv"), table, 0, 0, tmp_path / "own-data")
-    add_task(root, 0, sessions("feb.csv"), *(remembered(root) or ()))
+    add_task(root, 0, sessions("february.csv"), *(remembered(root) or ()))
     how = remembered(root)
     assert how is not None
     stream = TaskStream(open_data(root, 0), validation=Validation.of(how[0]))
@@ -417,18 +432,94 @@ def test_the_scale_follows_from_what_is_left(tmp_path):
     assert ClientData(place).file.scale == 255
 
 
-def test_examples_of_an_earlier_task_are_told(tmp_path):
-    """A site exports January, then January and February: its tests are trained on."""
+def exports(tmp_path: Path, **data: Any) -> tuple[Path, Callable[..., Added]]:
+    """Return the data of a site that exports January; and what adds January and February to it."""
     table = "a,b,label\n" + "".join(f"{i},{i % 7},{'xy'[i % 2]}\n" for i in range(40))
     (tmp_path / "jan.csv").write_text(table)
-    grown = table + "".join(f"{i}.5,{i % 7},{'xy'[i % 2]}\n" for i in range(40))
+    grown = table + "".join(f"{i}.5,{i % 7},{'xy'[i % 2]}\n" for i in range(20))
     (tmp_path / "jan_feb.csv").write_text(grown)
     columns = {"label": "label", "features": ["a", "b"]}
-    place = cut(tmp_path / "jan.csv", {"name": "table", "columns": columns}, 0, 0, tmp_path / "c")
-    before = {x.tobytes() for x in open_data(place, 0).arrays(0, "test")[0]}
-    added = add_task(place, 0, tmp_path / "jan_feb.csv", *(remembered(place) or ()))
-    now = {x.tobytes() for x in open_data(place, 0).arrays(1, "train")[0]}
-    assert added.known == (40, len(before & now))
-    assert len(before & now) > 0
-    line = f"; 40 of them are in earlier tasks already, and {len(before & now)} that are trained on"
-    assert line in str(added)
+    facts = {"name": "table", "columns": columns, **data}
+    place = cut(tmp_path / "jan.csv", facts, 0, 0, tmp_path / "c")
+
+    def add(**options: Any) -> Added:
+        how = remembered(place) or ()
+        return add_task(place, 0, tmp_path / "jan_feb.csv", *how, **options)
+
+    return place, add
+
+
+def rows_of(root: Path, task: int, part: Part) -> set[bytes]:
+    return {x.tobytes() for x in open_data(root, 0).arrays(task, part)[0]}
+
+
+def test_examples_of_earlier_tasks_are_left_out_and_the_rest_is_split_anew(tmp_path):
+    """January and February: the 40 of January go, of which 8 are tests; 16 and 4 are left."""
+    place, add = exports(tmp_path)
+    for path in (place / "0" / "task-0").glob("test*"):
+        shutil.copy(path, tmp_path)
+    added = add()
+    assert (added.known, added.examples, added.keeps) == ((40, 8), (16, 4), False)
+    assert str(added).endswith(
+        "; 40 that are in earlier tasks already, 8 of them as test examples are left out"
+    )
+    before = rows_of(place, 0, "train") | rows_of(place, 0, "test")
+    assert not before & (rows_of(place, 1, "train") | rows_of(place, 1, "test"))
+    assert open_data(place, 0).tasks[1].again == 40
+    (tmp_path / "jan_feb.csv").rename(tmp_path / "other.csv")
+    assert add_task(place, 0, tmp_path / "other.csv", *(remembered(place) or ())).was_there
+    (tmp_path / "jan.csv").write_text((tmp_path / "other.csv").read_text() + "\n")
+    for path in (place / "0").glob("task-*/train*"):
+        path.unlink()  # what was learned may be deleted, and stays known
+    with pytest.raises(DataError, match="nothing new to train on: 60 of its 60 examples are"):
+        add_task(place, 0, tmp_path / "jan.csv", *(remembered(place) or ()))
+
+
+def test_repeated_examples_are_refused_or_kept_as_the_config_says(tmp_path):
+    place, add = exports(tmp_path, repeats="refuse")
+    with pytest.raises(DataError, match="40 of its 60 examples are in earlier tasks already"):
+        add()
+    added = add(repeats="keep")
+    assert (added.examples, added.keeps) == ((48, 12), True)
+    assert rows_of(place, 0, "test") & rows_of(place, 1, "train")
+    assert str(added).endswith("as test examples are kept")
+
+
+def test_rows_of_a_task_that_was_set_aside_are_not_known(tmp_path):
+    place, add = exports(tmp_path)
+    drop_task(place, 0, 0)
+    assert add().examples == (48, 12)
+
+
+def test_few_kinds_of_rows_say_nothing_of_what_was_there(tmp_path):
+    """Four kinds of rows: all of February would be taken for January."""
+    rows = "".join(f"{i % 2},{i // 2 % 2},{'xy'[i % 2]}\n" for i in range(40))
+    for name in ("jan", "feb"):
+        (tmp_path / f"{name}.csv").write_text("a,b,label\n" + rows + ("0,0,x\n" * (name == "feb")))
+    facts = {"name": "table", "columns": {"label": "label", "features": ["a", "b"]}}
+    place = cut(tmp_path / "jan.csv", facts, 0, 0, tmp_path / "c")
+    added = add_task(place, 0, tmp_path / "feb.csv", *(remembered(place) or ()))
+    assert added.examples == (33, 8)
+    assert str(added).endswith("kept: 90% of its rows are there twice, so equal rows may be "
+                               "different ones")  # fmt: skip
+
+
+def test_what_arrives_is_checked_as_what_is_there(tmp_path):
+    """The numbers of a sensor that broke: -99 stands for what is missing."""
+    place, _ = exports(tmp_path)
+    broken = "".join(f"{i}.25,{-99 if i > 36 else i % 7},{'xy'[i % 2]}\n" for i in range(40))
+    (tmp_path / "mar.csv").write_text("a,b,label\n" + broken)
+    how = remembered(place) or ()
+    with pytest.raises(DataError, match="--strict: column b holds -99 in 3 of 40 places"):
+        add_task(place, 0, tmp_path / "mar.csv", *how, strict=True)
+    (note,) = add_task(place, 0, tmp_path / "mar.csv", *how).notes
+    assert note.startswith("column b holds -99 in 3 of 40 places")
+
+
+def test_a_damaged_file_of_known_rows_is_a_line(tmp_path):
+    place, add = exports(tmp_path)
+    (place / "0" / "rows.db").write_bytes(b"no database" * 99)
+    with pytest.raises(DataError, match=r"rows\.db cannot be used .*: delete it, and it is made"):
+        add()
+    (place / "0" / "rows.db").unlink()
+    assert add().known == (40, 8)
