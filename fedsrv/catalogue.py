@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import json
 import re
 import textwrap
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
@@ -16,7 +18,6 @@ from rich.table import Column, Table
 
 from fedmodels.errors import ConfigError, suggestion
 from fedmodels.methods import file_of, method_class, names
-from fedmodels.methods.variants import Choices, variants_of
 from fedmodels.numerics.metric_names import (
     ENDINGS,
     EVERYONE,
@@ -30,6 +31,7 @@ from fedmodels.numerics.metric_names import (
 )
 
 if TYPE_CHECKING:
+    from fedmodels.methods.variants import Choices
     from fedmodels.training.method import Method
 
 
@@ -67,18 +69,45 @@ def method_table(name: str) -> Table:
     Raises:
         ConfigError: no method has this name.
     """
-    from fedmodels.training.settings import keys_of  # imports torch, as the class does
+    title, *sections = stored("methods").get(name) or method_rows(name)
+    table = Table("key", "default", "meaning", title=title)
+    for rows in sections:
+        for row in rows:
+            table.add_row(*row)
+        table.add_section()
+    return table
+
+
+def stored(kind: str) -> Mapping[str, Any]:
+    """Return what ``catalogue.json`` has of the methods, or of the nets, that come with fedtide.
+
+    To look into their classes takes importing torch, which takes seconds.
+    """
+    found = json.loads(Path(__file__).with_suffix(".json").read_text("utf-8"))
+    tables: Mapping[str, Any] = found[kind]
+    return tables
+
+
+def method_rows(name: str) -> list[Any]:
+    """Return the title of a method's table and the rows of its sections, from its class.
+
+    Raises:
+        ConfigError: no method has this name.
+    """
+    from fedmodels.methods.variants import variants_of
+    from fedmodels.training.settings import keys_of
 
     cls, variants = method_class(name), variants_of(name)
-    table = Table("key", "default", "meaning", title=_title(name, cls))
-    for key, (owner, field) in keys_of(cls).items():
-        table.add_row(key, _default(field), meanings_of(owner).get(key, ""))
+    keys = keys_of(cls)
+    found: list[Any] = [_title(name, cls), []]
+    for key, (owner, kept) in keys.items():
+        found[-1].append([key, _default(kept), meanings_of(owner).get(key, "")])
     for prefix, choices in (("", variants.switches), ("reading.", variants.readings)):
-        table.add_section()
+        found.append([])
         for key, classes in choices.items():
-            if key not in keys_of(cls):
-                table.add_row(prefix + key, repr(next(iter(classes))), _told(classes))
-    return table
+            if key not in keys:
+                found[-1].append([prefix + key, repr(next(iter(classes))), _told(classes)])
+    return found
 
 
 def _told(classes: Choices) -> str:

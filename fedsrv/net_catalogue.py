@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
-import torch
 from rich.table import Column, Table
 
 from fedmodels.errors import ConfigError, suggestion
 from fedmodels.nets import check_net, make_net, net_names
-from fedmodels.nets.cost import multiply_adds
-from fedsrv.catalogue import markdown_of
+from fedsrv.catalogue import markdown_of, stored
 
 FIXED = ("num_classes", "input_shape")
 _ACGAN = "Odena et al., ICML 2017, https://arxiv.org/abs/1610.09585"
@@ -54,7 +53,7 @@ def nets_table() -> Table:
     """Return one line for each net."""
     table = Table("net", "what it is", "inputs", Column("parameters", justify="right"))
     for name in net_names():
-        _, about, inputs, size, parameters, *_ = _cells(name)
+        _, about, inputs, size, parameters, *_ = _stored_or_read(name)[0]
         table.add_row(name, about, inputs, f"{parameters} ({size})" if size else "")
     return table
 
@@ -67,10 +66,22 @@ def net_table(name: str) -> Table:
     """
     if name not in net_names():
         raise ConfigError(f"{name!r} is no net.{suggestion(name, net_names())} fedsrv nets lists")
-    table = Table("option", "default", "meaning", title=f"{name}: {_about(name)}")
-    for key, (default, meaning) in options_of(name).items():
-        table.add_row(key, repr(default), meaning)
+    cells, options = _stored_or_read(name)
+    table = Table("option", "default", "meaning", title=f"{name}: {cells[1]}")
+    for row in options:
+        table.add_row(*row)
     return table
+
+
+def _stored_or_read(name: str) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
+    cells, options = stored("nets").get(name) or net_rows(name)
+    return cells, options
+
+
+def net_rows(name: str) -> list[Any]:
+    """Return the line of a net in the table of nets, and the rows of its options."""
+    rows = [[key, repr(default), meaning] for key, (default, meaning) in options_of(name).items()]
+    return [[*_cells(name)], rows]
 
 
 def nets_markdown() -> str:
@@ -95,10 +106,15 @@ def options_of(name: str) -> Mapping[str, tuple[Any, str]]:
     }
 
 
+@cache
 def _cells(name: str) -> tuple[str, ...]:
     usual = USUAL.get(name)
     if usual is None:  # of another package, or many
         return name, _about(name), "", "", "", "", ""
+    import torch  # takes seconds
+
+    from fedmodels.nets.cost import multiply_adds
+
     with torch.random.fork_rng(devices=()):
         net = make_net(name, num_classes=usual.classes, input_shape=usual.shape)
     count = sum(p.numel() for p in net.parameters())

@@ -30,7 +30,6 @@ from fedmodels.tensors.memory_blocks import lease
 from fedmodels.training.fault import name_faults
 from fedpb.codec import Receiver, encode, merged, read_chunk
 from fedpb.orders import WITHOUT_PAYLOAD
-from fedpb.peer_certificates import PeerCertificates
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.coordinator import admission_of, config_text, publish_lineage, set_aside, write_facts
 from fedsrv.engine.cohort import Answer, Answers, AnyOf, News, Trip, stamped
@@ -46,6 +45,7 @@ from fedsrv.state.run_directory import (
 from fedsrv.state.store import Store
 
 if TYPE_CHECKING:
+    from fedpb.peer_certificates import PeerCertificates
     from fedsrv.parts.open_admission import OpenAdmission
     from fedsrv.parts.stages import AtRest
 

@@ -14,14 +14,12 @@ from collections.abc import Callable, Iterable
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
-import torch
-
 from fedmodels.code_names import is_own, of_a_file
 from fedmodels.errors import ConfigError, suggestion
-from fedmodels.nets.split import SplitNet
 
 if TYPE_CHECKING:
     from fedmodels.nets.own_net import Batches
+    from fedmodels.nets.split import SplitNet
 
 _BUILDERS = {
     "acgan": "fedmodels.nets.generative.acgan:acgan",
@@ -62,6 +60,8 @@ def make_net(
         ConfigError: the name or an option is unknown, an option has a wrong value, the net does
             not fit the inputs, or torch makes tensors of another type than float32.
     """
+    import torch  # the listing of names needs it not
+
     if (dtype := torch.get_default_dtype()) is not torch.float32:
         raise ConfigError(
             f"torch's default dtype is {dtype}, which code beside fedtide has set; nets are made "

@@ -1,4 +1,6 @@
 import json
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from fedmodels.numerics.metric_names import METRICS
 from fedsrv import catalogue, net_catalogue
 from fedsrv.catalogue import method_table, methods_table, metrics_markdown, metrics_table
 from fedsrv.config_schema import config_schema
+from tests.conftest import script_of
 
 
 def text_of(table):
@@ -42,6 +45,26 @@ def test_every_setting_has_default_and_meaning(name):
         assert meaning, f"{name}.{key} is not explained"
         assert meaning.endswith("."), f"{name}.{key} is explained by {meaning!r}"
     assert method_class(name).citation in str(table.title)
+
+
+def test_stored_tables_are_those_of_the_classes():
+    """After a change: ``python docs/site/catalogue.py > fedsrv/catalogue.json``."""
+    kept = json.loads(Path(catalogue.__file__).with_suffix(".json").read_text("utf-8"))
+    assert kept == script_of("catalogue").content()
+
+
+def test_tables_of_methods_and_nets_are_shown_without_torch():
+    """To import torch takes seconds."""
+    asked = [["methods", "gldp"], ["nets"], ["nets", "mlp"]]
+    script = f"""
+import sys
+from fedsrv.cli import app
+for words in {asked}:
+    app(words, standalone_mode=False)
+assert "torch" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_what_is_shown():
