@@ -11,35 +11,20 @@ import pytest
 
 from fedmodels.config.combinations import LISTED, part_at, parts_on
 from fedsrv.engine.server_part import ServerPart
+from tests.combinations import needed_by, tables_of
 from tests.conftest import tiny_experiment
 from tests.sizes import ROOT
 
 ALWAYS = ["UnusedData", "OddUploads", "Exclusions"]
 """What takes effect without a key of its own."""
-HIDING = {
-    "clip": 1.0, "noise_multiplier": 1.0, "delta": 1e-3,
-    "allow": ["announced", "examples", "loss", "scores"],
-}  # fmt: skip
-SIX = {"schedule": {"clients": 6}}
-ASKED: dict[str, dict[str, Any]] = {
-    "ServerExamples": {"method": {"name": "fedic"}},
-    "OpenRuns": {"schedule": {"order": "tasks_outer", "rounds": 2, "open": True}},
-    "Beginning": {"net": {"name": "mlp", "begin_from": "run"}},
-    "Stacking": {"training": {"together": 3}},
-    "Patience": {"data": {"validation_share": 0.2}, "schedule": {"patience": 1}},
-    "RobustRules": {"server": {"reduce": "median"}},
-    "ClientPrivacy": {
-        "privacy": {"level": "client", **HIDING}, "data": {"mean": [0.3], "std": [0.3]}
-    },
-    "ExamplePrivacy": {
-        "privacy": {"level": "example", **HIDING}, "data": {"mean": [0.3], "std": [0.3]}
-    },
-    "SecureSums": {"privacy": {"secure_sum": {"trust": "coordinator"}}, **SIX},
-    "AsynchronousRounds": {"schedule": {"order": "asynchronous", "buffer": 2}},
-    "Drift": {"evaluate": {"drift": True}},
-    "Trackers": {"tracking": {"tensorboard": True}},
-}  # fmt: skip
-"""By part a config that asks for it and for no other one."""
+OTHERS: dict[str, dict[str, Any]] = {
+    "server data": {"method": {"name": "fedic"}},
+    "beginning": {"net": {"name": "mlp", "begin_from": "run"}},
+    "trackers": {"tracking": {"tensorboard": True}},
+}
+"""What asks for a part that ``tests/combinations.py`` has no setting of."""
+UNASKED = ("unused data", "odd uploads", "exclusion by hand")
+"""Their names in the list."""
 
 
 def on(**tables: Any) -> list[str]:
@@ -52,14 +37,16 @@ def test_a_plain_run_has_the_parts_that_need_no_key():
     assert on() == ALWAYS
 
 
-@pytest.mark.parametrize("part", ASKED)
-def test_a_part_is_there_where_its_section_asks_for_it(part):
-    assert {*on(**ASKED[part])} == {*ALWAYS, part}
+@pytest.mark.parametrize("part", [p for p in LISTED if p.server and p.name not in UNASKED])
+def test_a_part_is_there_where_its_section_asks_for_it(part, tmp_path):
+    names = needed_by([part.name])
+    tables = OTHERS.get(part.name) or tables_of(names, tmp_path)
+    needed = {p.server.partition(":")[2] for p in LISTED if p.name in names and p.server}
+    assert {*on(**tables)} == {*ALWAYS, *needed}
 
 
-def test_every_part_is_tried_here_and_is_a_part():
+def test_every_part_is_a_part():
     places = {part.server for part in LISTED if part.server}
-    assert {place.partition(":")[2] for place in places} == {*ALWAYS, *ASKED}
     assert all(issubclass(part_at(f"fedsrv.parts.{place}"), ServerPart) for place in places)
 
 
