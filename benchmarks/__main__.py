@@ -22,6 +22,8 @@ SMALL = (
     ["benchmarks.reductions", "--clients", "12", "--parameters", "1000000"],
     ["benchmarks.scale", "--clients", "5", "10", "20", "--widths", "64", "512"],
     ["benchmarks.load", "--clients", "100", "--light", "20", "--hosts", "4", "--rounds", "5"],
+    ["benchmarks.serving"],
+    ["benchmarks.year", "--form", "tiny", "--methods", "fedavg"],
     ["benchmarks.aggregation_weights", "--clients", "10", "--examples", "128", "--epochs", "2"],
 )
 

@@ -124,7 +124,8 @@ async def _caller(port: int, until: float, took: list[float], ends: Counter[str]
         writer.close()
 
 
-async def _ask(port: int, callers: int, seconds: float) -> dict[str, Any]:
+async def asked(port: int, callers: int, seconds: float) -> dict[str, Any]:
+    """Let so many callers ask for some seconds; return what they were answered, and how fast."""
     took, ends = list[float](), Counter[str]()
     until = time.perf_counter() + seconds
     await asyncio.gather(*(_caller(port, until, took, ends) for _ in range(callers)))
@@ -144,10 +145,10 @@ def measured(model: Path, callers: int, seconds: float, turns: int) -> list[dict
     try:
         found: dict[str, list[dict[str, Any]]] = {name: [] for name in servers}
         for port in (port for _, port in servers.values()):
-            asyncio.run(_ask(port, callers, 0.5))
+            asyncio.run(asked(port, callers, seconds / 4))
         for _ in range(turns):
             for name, (_, port) in servers.items():
-                found[name].append(asyncio.run(_ask(port, callers, seconds)))
+                found[name].append(asyncio.run(asked(port, callers, seconds)))
     finally:
         for child, _ in servers.values():
             os.kill(child, signal.SIGKILL)

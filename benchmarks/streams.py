@@ -129,14 +129,23 @@ def experiment(method: str) -> Any:
 # --- a stretch as a process -----------------------------------------------------------------------
 
 
-def stretch(method: str, out: Path, at_rest: str, die_at: int | None = None) -> dict[str, float]:
+def stretch(
+    given: Any,
+    out: Path,
+    at_rest: str,
+    die_at: int | None = None,
+    prepare: Callable[[], object] = lambda: None,
+    **options: Any,
+) -> dict[str, float]:
     """Train all rounds that are due in a process of its own; return its seconds and memory.
 
     Args:
-        method: what is run.
+        given: the experiment.
         out: the run directory.
         at_rest: "pause", or "close" to end the run.
         die_at: the process dies by SIGKILL at this point of its work; by default at none.
+        prepare: called in the process before it begins.
+        options: those of :func:`fedtide.inprocess.go_on`.
     """
     began = time.monotonic()
     child = os.fork()
@@ -145,8 +154,9 @@ def stretch(method: str, out: Path, at_rest: str, die_at: int | None = None) -> 
         try:
             points = _Points(die_at)
             points.watch()
+            prepare()
             with contextlib.suppress(RunPaused):
-                go_on(experiment(method), out, at_rest, before=lambda order: points.pass_one())
+                go_on(given, out, at_rest, before=lambda order: points.pass_one(), **options)
             code = 0
         except BaseException:
             traceback.print_exc()
@@ -154,7 +164,7 @@ def stretch(method: str, out: Path, at_rest: str, die_at: int | None = None) -> 
             os._exit(code)
     _, status, used = os.wait4(child, 0)
     if status and os.WTERMSIG(status) != signal.SIGKILL:
-        raise SystemExit(f"{method}: a process ended with {status}")
+        raise SystemExit(f"{given.method.name}: a process ended with {status}")
     return {"killed": float(status != 0), "wall_s": time.monotonic() - began, **_used(used)}
 
 
@@ -213,7 +223,7 @@ def lived(
             world.happen(moment - 1)
         at_rest = "close" if moment == MOMENTS else "pause"
         while True:
-            used = stretch(method, out, at_rest, next(deaths, None))
+            used = stretch(experiment(method), out, at_rest, next(deaths, None))
             if not used["killed"]:
                 break
             killed += 1

@@ -25,6 +25,7 @@ import torch
 from PIL import Image
 
 import fedtide
+from benchmarks import serving
 from fedcli.cli import main
 from fedcli.data.own.number_marks import is_number
 from fedcli.parts import deployment
@@ -452,6 +453,20 @@ def test_every_answer_names_the_run_and_the_model(place):
         assert (status, headers["fedtide-model-sha256"]) == (400, digest)
     finally:
         end()
+
+
+def test_callers_that_stay_are_all_answered(place, monkeypatch):
+    """Of 64 callers at a time, a tenth of the answers had been cut off."""
+    put_live(place, 0)
+    monkeypatch.setattr(serving, "INPUT", (2,))
+    server = ModelServer("127.0.0.1", 0, LiveModel.of(place.folder.parent.parent, 7))
+    end = server.begin("serving")
+    try:
+        found = asyncio.run(serving.asked(server.port, 64, 0.1))
+    finally:
+        end()
+    assert found["answers_s"] >= 64 / 0.1
+    assert (found["later"], found["cut"]) == (0, 0)
 
 
 def test_callers_beyond_all_bounds_are_told_when_to_come_again(place, monkeypatch):

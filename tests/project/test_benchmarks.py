@@ -35,7 +35,9 @@ ELSEWHERE = {
     "privacy_audit": "tests/project/test_privacy_audit.py",
     "prototype_convergence": "tests/project/test_pictures_of_papers.py",
     "records": "tests/project/test_records.py",
+    "serving": "tests/fedcli/test_serving.py",
     "training": "tests/project/test_benchmarks_gpu.py",  # its rows of steps; rounds as in "sides"
+    "year": "tests/project/test_year.py",  # the tiny form takes 13 seconds of the processor
 }
 """Who else uses the functions of a benchmark: its parts run there, its command does not."""
 NOWHERE = {
