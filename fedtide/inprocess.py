@@ -369,14 +369,14 @@ def run_in_process(
         options: those of :class:`InProcessCohort`, and further ones. ``resume``: go on with the run
             that is there. ``facts``: write config and versions, by which other commands can resume
             the run, and the summary. ``without``: clients that take no part from now on;
-            ``forgets``: those without whom the run is computed again.
+            ``forgotten``: those without whom the run is computed again.
             ``at_rest``: what an open run does when it has nothing to learn.
     """
     experiment = tables if isinstance(tables, Experiment) else experiment_of(tables)
     experiment = in_one_process(experiment)
     resume, facts = bool(options.pop("resume", False)), bool(options.pop("facts", False))
     without, at_rest = options.pop("without", ()), options.pop("at_rest", "close")
-    forgets = options.pop("forgets", ())
+    forgotten = options.pop("forgotten", ())
     torch.set_num_threads(experiment.training.threads)  # the count changes floats
     place = data / "server"
     held = server_data_for(experiment, place if place.is_dir() else None)
@@ -385,7 +385,7 @@ def run_in_process(
         stack.callback(store.close)
         for line in store.evidence.differences:
             log.warning("%s", line)
-        for line in set_aside(store, without, forgets):
+        for line in set_aside(store, without, forgotten):
             log.warning("%s", line)
         if facts:
             store.expect("config.toml", config_text(experiment))

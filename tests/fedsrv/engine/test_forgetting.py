@@ -21,10 +21,10 @@ def test_who_is_forgotten_was_never_there(method, digits, tmp_path, caplog):
     never = run_in_process(experiment, digits, tmp_path / "never", without=[1])
     run = tmp_path / "run"
     run_in_process(experiment, digits, run)
-    killed(experiment, digits, run, resume=True, forgets=[1], before=Dies(3))
+    killed(experiment, digits, run, resume=True, forgotten=[1], before=Dies(3))
     assert "clients 1 are forgotten: 4 interactions are computed again" in caplog.text
     assert "of forgotten clients there remain" in caplog.text
-    again = run_in_process(experiment, digits, run, resume=True, forgets=[1])
+    again = run_in_process(experiment, digits, run, resume=True, forgotten=[1])
     assert_same(again, never)
     assert {origin.client for origin in lineage_of(run).at(3)} == {0, 2}
     caplog.clear()
@@ -54,5 +54,5 @@ def test_what_cannot_be_computed_again_is_refused_in_a_line(digits, tmp_path):
         with pytest.raises(ConfigError, match=line):
             run_in_process(
                 tiny_experiment(**tables), digits, tmp_path / str(number), resume=True,
-                forgets=forgets,
+                forgotten=forgets,
             )  # fmt: skip
