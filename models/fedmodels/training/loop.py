@@ -28,7 +28,7 @@ from fedmodels.training.criterion import Noted, criterion_of
 from fedmodels.training.method import LocalResult, Method
 from fedmodels.training.returned import check_asked, check_trained, check_weights
 from fedmodels.training.stepped import Batch, Phase, Stepped
-from fedmodels.training.steps import Steps, begin_phase, steps_of
+from fedmodels.training.steps import Steps, begin_phase, steps_of, tell_of_own_steps
 
 BLOCK = 2**26
 """Bytes of inputs that a GPU lays out at once."""
@@ -60,7 +60,10 @@ class ClientHalf:
         with seeded(self.ctx.seed("dropout")):  # dropout and other random layers draw from here
             self.begin()
             with explained(self):
-                return self.end(self.method.fit(self.ctx, self.x, self.y, self.refs))
+                loss = self.method.fit(self.ctx, self.x, self.y, self.refs)
+                if len(self.y):
+                    tell_of_own_steps(self.method, self.ctx)
+                return self.end(loss)
 
     def begin_apart(self) -> None:
         """Begin with random numbers of the client's own seed; others train before the end."""

@@ -14,12 +14,15 @@ from fedmodels.errors import ConfigError
 from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.optimizers import descend
 from fedmodels.training.contexts import ClientContext
+from fedmodels.training.method import Method
 from fedmodels.training.optimizer import optimizer_of
 from fedmodels.training.returned import check_loss
 from fedmodels.training.stepped import Batch, Output, Phase, Stepped
 
 RECORDERS = {"cuda": "fedmodels.training.step_graphs:CudaRecorder"}
 """What records steps, by the type of a device; imported for a device that has one."""
+STEPS = "steps"
+"""What a training has asked for that took the stock loop's steps."""
 
 
 @dataclass(frozen=True)
@@ -71,10 +74,24 @@ def steps_of(
     method: Stepped, ctx: ClientContext, phase: Phase, refs: Any, repeats: int = 1
 ) -> Steps:
     """Begin a phase of a client's training; return its steps, captured where that is possible."""
-    wanted = ctx.run.experiment.training.capture == "auto" and ctx.device.type in RECORDERS
-    kind = part_at("fedmodels.training.captured:CapturedSteps") if wanted else Steps
+    ctx.asked.add(STEPS)
+    kind = part_at("fedmodels.training.captured:CapturedSteps") if _captures(ctx) else Steps
     found: Steps = kind(method, ctx, phase, refs, repeats)
     return found
+
+
+def tell_of_own_steps(method: Method, ctx: ClientContext) -> None:
+    """Say once that a training is not captured whose steps were not those of the stock loop."""
+    if STEPS in ctx.asked or not _captures(ctx):
+        return
+    why = "its method has a loop of its own"
+    if ctx.hidden is not None:
+        why = "gradients are bounded example by example"
+    part_at("fedmodels.training.step_graphs:graphs_on")(ctx.device).tell(method.name, why)
+
+
+def _captures(ctx: ClientContext) -> bool:
+    return ctx.run.experiment.training.capture == "auto" and ctx.device.type in RECORDERS
 
 
 def begin_phase(

@@ -24,10 +24,10 @@ from fedmodels.training.loop import train_locally
 from fedmodels.training.position import Position
 from fedmodels.training.run import RunFacts
 from fedmodels.training.step_graphs import graphs_on
-from fedmodels.training.steps import RECORDERS
+from fedmodels.training.steps import RECORDERS, steps_of, tell_of_own_steps
 from fedpb.codec import merged
 from fedtide.testing.case import bytes_of, states_of
-from tests.conftest import method_of, server_context
+from tests.conftest import context_of, method_of, server_context
 from tests.fake_card import CARD, card
 from tests.fake_graphs import TapeRecorder
 from tests.fedmodels.methods.test_conformance import experiment_for
@@ -253,6 +253,27 @@ def test_a_step_that_is_no_graph_is_taken_as_ever(kind, why, graphs, digits, cap
     assert graphs(CPU).recorder.replays == 0
     line = f"steps of fedavg are taken operator by operator, as {why}"
     assert [record.message for record in caplog.records] == [line]
+
+
+@pytest.mark.parametrize("name", ["af-fcl", "fedcil"])
+def test_a_method_with_a_loop_of_its_own_is_named(name, graphs, digits):
+    experiment = experiment_of((name, {}), local_epochs=1)
+    two_tasks(experiment, digits)
+    assert graphs(CPU).told == {(name, "its method has a loop of its own")}
+
+
+def test_steps_that_hide_examples_are_named(graphs, digits):
+    ctx = context_of(experiment_of(("fedavg", {})), digits)
+    ctx.hidden = object()
+    tell_of_own_steps(FedAvg(), ctx)
+    assert graphs(CPU).told == {("fedavg", "gradients are bounded example by example")}
+    graphs(CPU).told.clear()
+    tell_of_own_steps(
+        FedAvg(), replace(ctx, run=context_of(experiment_of(("fedavg", {}), "off"), digits).run)
+    )
+    steps_of(FedAvg(), ctx, FedAvg().phases(ctx)[0], None)
+    tell_of_own_steps(FedAvg(), ctx)
+    assert not graphs(CPU).told
 
 
 def test_other_optimisers_take_their_steps_as_ever(graphs, digits):

@@ -236,7 +236,9 @@ def test_clients_of_this_process_are_opened_when_they_are_selected(digits, tmp_p
     whole = run_in_process(experiment, digits, tmp_path / "whole")
     opened, of = [], Workers._opened
     monkeypatch.setattr(workers, "room_for_idle", lambda: 0)
-    monkeypatch.setattr(Workers, "_opened", lambda self, c: opened.append(c) or of(self, c))
+    monkeypatch.setattr(
+        Workers, "_opened", lambda self, c, *more: opened.append(c) or of(self, c, *more)
+    )
     few = run_in_process(experiment, digits, tmp_path / "few")
     assert few["state_sha256"] == whole["state_sha256"]
     assert len(opened) > 3, "clients were closed, and opened again"
