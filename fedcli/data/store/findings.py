@@ -165,7 +165,10 @@ class Inspected:
     """Tasks whose training data were deleted."""
 
     def read(self) -> None:
-        """Read every task; raise DataError if a file does not hold what it must."""
+        """Read every task; raise DataError if a file does not hold what it must.
+
+        Rows of a task that is set aside may come again.
+        """
         for part in PARTS:
             self.counts[part] = np.zeros(self.data.file.num_classes, dtype=np.int64)
         for task in range(self.data.num_tasks):
@@ -176,7 +179,7 @@ class Inspected:
                     self.gone += [task] if task not in self.gone else []
                     continue
                 x = self.data.arrays(task, part)[0]
-                found[part] = hashes_of(x)
+                found[part] = set() if self.data.tasks[task].set_aside else hashes_of(x)
                 self.look(x)
             for hashes in found.values():
                 self.again += sum(each in self.train or each in self.test for each in hashes)
@@ -607,6 +610,7 @@ def inspect(root: Path, console: Console) -> bool:
     if any(one.is_pooled for one in read):
         notes.append("all training examples are at client 0: this partition is a pooled one")
     notes += [_gone(one) for one in read if one.gone]
+    notes += [line for one in read for line in _set_aside(one)]
     wrong = [str(finding) for finding in found if finding.is_wrong]
     for line in [*notes, *_gaps(root)]:
         console.print(f"note: {line}", markup=False, highlight=False, soft_wrap=True)
@@ -626,6 +630,14 @@ def _gaps(root: Path) -> Iterable[str]:
             f"no directory of client {some(left_out)}; that is well where other machines hold "
             "them, but fedsrv launch needs every number from 0 on"
         )
+
+
+def _set_aside(one: Inspected) -> Iterator[str]:
+    """Yield which tasks of a client are set aside."""
+    for number, task in enumerate(one.data.tasks):
+        if task.set_aside:
+            why = f": {printable(task.why)}" if task.why else ""
+            yield f"client {one.name}: task {number} is set aside{why}; an open run passes it over"
 
 
 def _gone(one: Inspected) -> str:

@@ -487,8 +487,13 @@ def test_repeated_examples_are_refused_or_kept_as_the_config_says(tmp_path):
 
 def test_rows_of_a_task_that_was_set_aside_are_not_known(tmp_path):
     place, add = exports(tmp_path)
-    drop_task(place, 0, 0)
+    drop_task(place, 0, 0, "a loose sensor")
     assert add().examples == (48, 12)
+    console = Console(record=True, width=200)
+    assert inspect(place / "0", console)
+    said = console.export_text()
+    assert "task 0 is set aside: a loose sensor; an open run passes it over" in said
+    assert "in earlier tasks already" not in said
 
 
 def test_few_kinds_of_rows_say_nothing_of_what_was_there(tmp_path):
