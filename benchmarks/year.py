@@ -224,7 +224,8 @@ def recordings(form: str) -> dict[str, dict[str, Any]]:
             found[name] = {"x": x, "y": y, "subject": np.arange(360) // 90, "names": names}
             continue
         with np.load(_data() / f"{name}.npz") as file:
-            x = np.clip(file["X"] / file["X"].reshape(-1, 6).std(0), -5, 5)
+            x = file["X"].astype(np.float32)  # the deviation is beyond float16, as which it is kept
+            x = np.clip(x / x.reshape(-1, 6).std(0), -5, 5)
             names = [str(one) for one in file["label_names"]]
             found[name] = {"x": x, "y": file["y"], "subject": file["subject"], "names": names}
     return found
