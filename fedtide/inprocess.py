@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import groupby
 from pathlib import Path
@@ -205,8 +205,9 @@ class InProcessCohort:
         answers.under_way = {int(c): trip.sample.interaction for c, trip in self._lasting.items()}
         return answers
 
-    def recall(self) -> None:
-        self._lasting.clear()
+    def recall(self, clients: Collection[int] | None = None) -> None:
+        for client in [*self._lasting] if clients is None else clients:
+            self._lasting.pop(client, None)
 
     def _answers(
         self, found: Mapping[ClientId, Answer], declined: Mapping[ClientId, str]

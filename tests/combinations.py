@@ -34,7 +34,7 @@ SETTINGS: Mapping[str, Tables] = {
     "over-selection": {"schedule": {"per_round": 5, "over_select": 1}},
     "availability": {"schedule": {"availability": "there.csv", "per_round": 5}},
     "asynchronous rounds": {"schedule": {"order": "asynchronous", "buffer": 5}},
-    "open runs": {"schedule": {"order": "tasks_outer", "open": True}},
+    "open runs": {"schedule": {"open": True}},
     "participants": {"schedule": {"participants": "new + 1"}},
     "triggers": {"trigger": {"new_data": 6}},
     "stopping": {"schedule": {"patience": 5}, "evaluate": {"select_by": "accuracy"}},
@@ -144,6 +144,8 @@ def tables_of(names: Sequence[str], place: Path) -> dict[str, Any]:
         for table, keys in SETTINGS[name].items():
             found[table] = {**found.get(table, {}), **keys}
     schedule, evaluate = found["schedule"], found.get("evaluate", {})
+    if "open" in schedule:
+        schedule.setdefault("order", "tasks_outer")
     if "availability" in schedule:
         schedule["availability"] = str(place / schedule["availability"])
     if "reference" in evaluate:

@@ -397,8 +397,8 @@ class Cohort(Protocol):
         """
         ...
 
-    def recall(self) -> None:
-        """End all lasting trips; nobody wants their results any more."""
+    def recall(self, clients: Collection[int] | None = None) -> None:
+        """End the lasting trips of some clients, or all; nobody wants their results any more."""
         ...
 
     def commit(self, interaction: int, watermark: int) -> None:

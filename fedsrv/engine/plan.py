@@ -227,10 +227,11 @@ class Plan:
     def scorers(self, step: Step, cohort: Sequence[int]) -> list[int]:
         """Return the clients that score the models after a step.
 
-        Between asynchronous rounds only idle clients do; all do at the end of the run.
+        Between asynchronous rounds only idle clients do; all do at the end of the run, or of a
+        stage of an open one.
         """
-        experiment = self.run.experiment
-        ends = step.ends_run if experiment.schedule.is_asynchronous else step.ends_round
+        experiment, at_end = self.run.experiment, step.ends_run or step.ends_stage
+        ends = at_end if experiment.schedule.is_asynchronous else step.ends_round
         found = schedule.scorers(experiment, self.profiles, cohort) if ends else cohort
         return [c for c in found if takes_part(c, step.interaction + 1, self.aside)]
 

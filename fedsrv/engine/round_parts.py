@@ -243,9 +243,9 @@ class RoundParts:
 
     def commit(self, at: Interaction, found: Reduced, exchange: Exchange) -> None:
         """Commit an interaction while clients go on, or score it first where that is due."""
-        step = at.step
-        record = record_of(step, at.results, found)
+        record = record_of(at.step, at.results, found)
         exchange.records(at, found, record)
+        step = at.step  # an exchange may know by now that it is the last one of its stage
         for one in self.options:
             one.records(at, found, record)
         record["seconds"]["server"] = time.monotonic() - at.answered

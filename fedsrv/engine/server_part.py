@@ -120,6 +120,10 @@ class Kernel(Protocol):
         """Return the mean accuracy of clients' received models on their tasks of a step."""
         ...
 
+    def score_unscored(self, state: ServerState) -> None:
+        """Score the last committed state unless it has its scores."""
+        ...
+
 
 class Committing(Protocol):
     """What parts may ask of :class:`fedsrv.engine.commits.Commits`."""

@@ -70,9 +70,9 @@ class BufferedRounds(Exchange):
         self.followed = recorded_arrivals(self.experiment, len(parts.plan.steps))
         """Records of the run whose arrivals ``schedule.arrivals`` follows, by interaction."""
         check_asynchronous(parts.method, parts.plan.run)
-        aside, last = parts.plan.aside, parts.store.ledger.record(interaction)
-        ordered = last.get("under_way", ()) if last else ()
-        self.under_way = {c: n for c, n in ordered if takes_part(c, interaction + 1, aside)}
+        last = parts.store.ledger.record(interaction)
+        ordered = dict(last.get("under_way", ())) if last else {}
+        self.under_way = self._orders_at(interaction + 1, ordered)
         """The clients with an order under way, and the interaction of that order."""
         self.undone = parts.store.ledger.undone()
         """Records that a roll-back undid, by interaction; the replay follows their arrivals."""
@@ -81,9 +81,22 @@ class BufferedRounds(Exchange):
         self.company = self._company_at(interaction)
         """The norms of the last uploads that count, as many as train at once."""
         self.cohort.recall()
-        if self.under_way and interaction + 1 < len(parts.plan.steps):
+        if self.under_way and self._goes_on(interaction):
             versions = sorted({*self.under_way.values()})
             self.cohort.send(*(self._trip_again(begun) for begun in versions))
+
+    def _goes_on(self, interaction: int) -> bool:
+        """Tell whether orders of earlier rounds are wanted after a commit."""
+        return interaction + 1 < len(self.parts.plan.steps)
+
+    def _orders_at(self, interaction: int, under_way: Mapping[int, int]) -> dict[int, int]:
+        """Return the orders under way that are still wanted in an interaction."""
+        aside = self.parts.plan.aside
+        return {c: n for c, n in under_way.items() if takes_part(c, interaction, aside)}
+
+    def _state_of(self, begun: int) -> ServerState:
+        """Return what the orders of an interaction train from."""
+        return self.parts.state_after(begun - 1)
 
     def _company_at(self, interaction: int) -> deque[Norms]:
         """Return the norms of the last uploads up to a commit; a round alone may have one."""
@@ -153,9 +166,7 @@ class BufferedRounds(Exchange):
     def _trip_again(self, begun: int) -> Trip:
         """Return the orders of an earlier interaction that are under way."""
         clients = [c for c, number in self.under_way.items() if number == begun]
-        return self._trip_of(
-            self.parts.plan.steps[begun], self.parts.state_after(begun - 1), clients
-        )
+        return self._trip_of(self.parts.plan.steps[begun], self._state_of(begun), clients)
 
     def _trip_of(self, step: Step, state: ServerState, clients: Iterable[int]) -> Trip:
         """Return the orders of a step for these clients.
@@ -261,15 +272,16 @@ def check_asynchronous(method: Method, run: RunFacts) -> None:
         reason = "clients do not send the weights that they get"
     else:
         return
-    raise _not_asynchronous(method.name, reason)
+    raise not_asynchronous(method.name, reason)
 
 
 def _check_reads_the_mean(method: Method) -> None:
     if method.reduction != "mean":
-        raise _not_asynchronous(method.name, "its server half reads single uploads")
+        raise not_asynchronous(method.name, "its server half reads single uploads")
 
 
-def _not_asynchronous(name: str, reason: str) -> ConfigError:
+def not_asynchronous(name: str, reason: str) -> ConfigError:
+    """Return the error of a method whose rounds may not be asynchronous, for a reason."""
     return ConfigError(
         '[schedule] order = "asynchronous" is for methods whose server averages weights and does '
         f"nothing else; {name} is none: {reason}"

@@ -31,6 +31,7 @@ from fedsrv.engine.cohort import Cohort
 from fedsrv.engine.plan import Plan
 from fedsrv.engine.report_validator import ReportValidator
 from fedsrv.engine.schedule import Step, draw_cohort, takes_part
+from fedsrv.parts.buffer_steps import buffer_steps, rounds_ahead
 from fedsrv.state.store import Store
 
 
@@ -153,7 +154,13 @@ class OpenPlan(Plan):
         gone = {place for each in growths for place in each.set_aside}
         untrained = {c: len(before) for c, task in present.items() if (c, task) in gone}
         until = {**aside, **untrained}
-        added = stage_steps(experiment, stage, len(before), present, owed, weights, until)
+        if buffer := experiment.schedule.buffer:
+            due = rounds_ahead(
+                buffer, {c: n for c, n in owed.items() if c in {*present} - {*untrained}}
+            )
+            added = buffer_steps(stage, len(before), due, present, gone)
+        else:
+            added = stage_steps(experiment, stage, len(before), present, owed, weights, until)
         steps = [*before, *added]
         if len(names) > run.problem.num_classes:
             run = run.for_classes(len(names))
@@ -178,6 +185,19 @@ class OpenPlan(Plan):
         """Return what the growths have changed of the config that clients joined with."""
         found = {key: now for each in self.growths for key, (_, now) in each.changes.items()}
         return table_of(found) if found else None
+
+    def with_rounds(self, interaction: int, rounds: int) -> OpenPlan:
+        """Return the plan with so many asynchronous rounds of its stage from an interaction on."""
+        there = (c for c in self.profiles if takes_part(c, interaction, self.aside))
+        present = {c: Task(self.tasks[c] - 1) for c in there}
+        stage = Stage(len(self.growths) - 1)
+        added = buffer_steps(stage, interaction, rounds, present, self.set_aside)
+        steps = [*self.steps[:interaction], *added]
+        return replace(self, steps=steps, terms=self.terms.grown(self.run, self.profiles, steps))
+
+    def ended(self) -> OpenPlan:
+        """Return the plan in which the last step ends its stage, as a record showed."""
+        return replace(self, steps=[*self.steps[:-1], replace(self.steps[-1], ends_stage=True)])
 
     def with_aside(self, store: Store) -> Plan:
         """Return the plan with the clients that were set aside; ``Stages`` makes steps anew."""
@@ -244,6 +264,12 @@ class OpenPlan(Plan):
     def ends_task(self, step: Step) -> bool:
         """Tell whether a wait for the next task follows a step, as after the last of a stage."""
         return step.ends_stage
+
+
+def opened(plan: Plan) -> OpenPlan:
+    """Return a plan of an open run as one."""
+    assert isinstance(plan, OpenPlan), "an open run has open plans"
+    return plan
 
 
 def rounds_of(

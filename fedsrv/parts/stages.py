@@ -28,8 +28,9 @@ from fedsrv.engine.reduction import Reduced
 from fedsrv.engine.schedule import Step, new_classes, takes_part
 from fedsrv.engine.server_part import NOTHING, Interaction, Running, ServerPart, Timetable
 from fedsrv.events import EventLog
+from fedsrv.parts.buffer_steps import rounds_ahead
 from fedsrv.parts.open_admission import first_classes
-from fedsrv.parts.open_plan import Growth, OpenPlan, movers, rounds_of
+from fedsrv.parts.open_plan import Growth, OpenPlan, movers, opened, rounds_of
 from fedsrv.parts.tasks_aside import TasksAside
 from fedsrv.state.record import Record
 from fedsrv.state.store import Store
@@ -129,6 +130,16 @@ class Stages(Timetable):
         """How many uploads of clients that have to train came to nothing."""
         self._why: dict[int, str] = {}
         """Why the last upload of a client came to nothing."""
+        self._since: dict[int, int] = {}
+        """The interaction in which each client went on to its present task."""
+        self._orders: dict[int, int] = {}
+        """Of asynchronous rounds: the interaction of each client's order that is under way."""
+        self._buffer = store.experiment.schedule.buffer
+        """How many uploads end a round, where rounds are asynchronous."""
+        self._again: Collection[int] = ()
+        """The interactions that a roll-back undid."""
+        self._score: Callable[[], None] = lambda: None
+        """Scores the last round of a stage that ended without those who still owe."""
         self._learn(store.ledger.profiles())
         self._learn(descriptions)
         self.growths = [Growth.from_json(found) for found in store.ledger.growths()]
@@ -146,9 +157,12 @@ class Stages(Timetable):
     def steps_after(self, rounds: Running, interaction: int) -> Iterator[Step]:
         """Yield the steps after an interaction; the run grows in between."""
         ahead = partial(score_ahead, rounds)
+        if self._buffer:
+            self._again = self.store.ledger.undone().keys()
+            self._score = lambda: rounds.parts.score_unscored(rounds.state)
         while True:
             interaction += 1
-            plan = _opened(rounds.parts.plan)
+            plan = opened(rounds.parts.plan)
             if interaction >= len(plan.steps):
                 rounds.parts.commits.settle()  # what comes may come much later
             following = self.following(plan, interaction, ahead)
@@ -156,20 +170,31 @@ class Stages(Timetable):
                 return
             if following is not plan:
                 grow(rounds, plan, following)
-            yield following.steps[interaction]
+            yield replace(following.steps[interaction], owed=self._still_owed(following))
 
     def _plan_at(self, interaction: int) -> OpenPlan:
         some = next(iter(self.known.values()))
         plan = OpenPlan.opened(self.method, self.store, self.growths[0], some)
         for growth in self.growths:
             if growth.interaction <= max(interaction, 0):
-                plan = plan.grown(growth, self.known)
-        self._begin(plan.growths[-1])
-        for n in range(plan.growths[-1].interaction, interaction + 1):
+                plan = self._reaching(plan, growth.interaction).grown(growth, self.known)
+        self._begin(plan)
+        first = plan.growths[-1].interaction
+        before = self.store.ledger.record(first - 1) if self._buffer else None
+        self._orders = dict(before.get("under_way", ())) if before else {}
+        for n in range(first, interaction + 1):
             if (record := self.store.ledger.record(n)) is not None:
                 self.trained(record)
+        plan = self._reaching(plan, interaction + 1)
         hold(self.store, plan)
-        return plan
+        is_over = bool(self._buffer) and interaction >= first and not self._still_owed(plan)
+        return plan.ended() if is_over else plan
+
+    def _reaching(self, plan: OpenPlan, interaction: int) -> OpenPlan:
+        """Return a plan with all interactions before one; asynchronous rounds have no number."""
+        if not self._buffer or len(plan.steps) >= interaction:
+            return plan
+        return plan.with_rounds(len(plan.steps), interaction - len(plan.steps))
 
     def _first(self) -> Growth:
         """Return what the run begins with."""
@@ -185,16 +210,33 @@ class Stages(Timetable):
         self.store.grow(growth.to_json())
         self.growths.append(growth)
 
-    def _begin(self, growth: Growth) -> None:
-        """Begin to count what clients train from a growth on."""
+    def _begin(self, plan: OpenPlan) -> None:
+        """Begin to count what clients train from the last growth of a plan on."""
+        growth = plan.growths[-1]
         self._owed, self._failed = dict(growth.owed), Counter(growth.failed)
+        self._since = {client: began[-1] for client, began in plan.began.items()}
+
+    def _still_owed(self, plan: OpenPlan) -> dict[int, int]:
+        """Return how often clients have still to train; none that left, and no task set aside."""
+        gone = plan.aside.keys() | {c for c, task in plan.set_aside if plan.tasks[c] == task + 1}
+        return {client: left for client, left in self._owed.items() if left and client not in gone}
 
     def trained(self, record: Record) -> None:
-        """Note whose uploads of an interaction counted, and whose came to nothing."""
-        for client in record["cohort"]:
-            self._owed[client] = max(0, self._owed.get(client, 0) - 1)
+        """Note whose uploads of an interaction counted, and whose came to nothing.
+
+        An upload counts for the task that its order was of.
+        """
+        ordered = {**self._orders, **dict(record.get("arrivals", ()))}
+        self._orders = dict(record.get("under_way", ()))
+
+        def owes(client: int) -> bool:
+            begun = ordered.get(client, record["interaction"])
+            return bool(self._owed.get(client)) and begun >= self._since.get(client, 0)
+
+        for client in filter(owes, record["cohort"]):
+            self._owed[client] -= 1
         for name, why in record.get("failed", {}).items():
-            if name.isdecimal() and self._owed.get(int(name)):
+            if name.isdecimal() and owes(int(name)):
                 declined = why.startswith(OrderDeclined.SAID)  # as it will the next time
                 self._failed[int(name)] += self._most_tries if declined else 1
                 self._why[int(name)] = why
@@ -217,7 +259,7 @@ class Stages(Timetable):
         if line := _line_of(growth, plan.tasks):
             self.events.tell("growth", line=line)
         grown = plan.grown(growth, self.known)
-        self._begin(growth)
+        self._begin(grown)
         describe(self.store, grown.profiles)
         return grown
 
@@ -234,7 +276,7 @@ class Stages(Timetable):
         replayed = [g for g in self.growths[len(plan.growths) :] if g.interaction == interaction]
         for stored in replayed:
             plan = plan.grown(stored, self.known)
-            self._begin(stored)
+            self._begin(plan)
         if replayed and interaction < len(plan.steps):
             return plan
         since, told = self._clock(), False
@@ -243,19 +285,32 @@ class Stages(Timetable):
             self._learn(news.descriptions)
             if news.closes_now:
                 return None
-            waited = self._clock() - since
+            plan, waited = self._paced(plan, interaction, news.away), self._clock() - since
             if growth := self._growth_of(plan, interaction, news, waited, ahead):
                 plan = self._stored(plan, growth)
             if interaction < len(plan.steps):
                 return plan
             if growth:
                 continue
+            self._score()
             if news.closes or self._ends(waited):
                 return None
             if not told:
                 self._tell_rest(news.away)
                 told = True
             self.cohort.rest(news.number, self._seconds_left(waited))
+
+    def _paced(self, plan: OpenPlan, interaction: int, away: Collection[int]) -> OpenPlan:
+        """Return a plan with asynchronous rounds ahead while somebody owes who is there.
+
+        A round that was undone comes again, whoever is there by now.
+        """
+        if not self._buffer:
+            return plan
+        owed = {c: left for c, left in self._still_owed(plan).items() if c not in away}
+        due = rounds_ahead(self._buffer, owed) or int(interaction in self._again)
+        is_right = (interaction < len(plan.steps)) == (due > 0)
+        return plan if is_right else plan.with_rounds(interaction, due)
 
     def _learn(self, descriptions: Mapping[int, str]) -> None:
         """Store the descriptions that are new."""
@@ -416,11 +471,6 @@ def _line_of(growth: Growth, tasks: Mapping[int, int]) -> str:
         f"new classes {', '.join(growth.classes)}" if growth.classes else "",
     ]
     return "; ".join(filter(None, parts))
-
-
-def _opened(plan: Plan) -> OpenPlan:
-    assert isinstance(plan, OpenPlan), "an open run has open plans"
-    return plan
 
 
 def grow(rounds: Running, before: OpenPlan, plan: OpenPlan) -> None:

@@ -39,7 +39,6 @@ def admitted(
     clients: Sequence[ClientId],
     *,
     num_clients: int,
-    takes_any: bool,
     check_covers: Callable[[str], object],
 ) -> Relay:
     """Return the relay through which clients join.
@@ -50,15 +49,12 @@ def admitted(
         name: what the relay says it is called.
         clients: who joins.
         num_clients: those of the run.
-        takes_any: whether its clients may join through somebody at all.
         check_covers: checks that the caller's certificate covers a client, given its id.
 
     Raises:
-        PayloadError: the relay is none of these clients', or the run takes no relays.
+        PayloadError: the relay is none of these clients'.
         NotYours: the caller's certificate does not cover the relay's clients.
     """
-    if not takes_any:
-        raise PayloadError("an open run has no relays: its clients join at the coordinator")
     found = re.fullmatch(r"([0-9]{1,9})-([0-9]{1,9})", name)
     ids = range(int(found[1]), int(found[2]) + 1) if found else range(0)
     for client in clients:

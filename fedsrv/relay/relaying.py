@@ -301,7 +301,9 @@ class Relaying:
     def _parts_of(self, order: rpc.Order) -> Mapping[str, BundleSpec]:
         """Return what the parts of an order's payload must hold, by role."""
         client = client_id_of(order.client_id, self.below.num_clients)
-        return {} if order.kind in WITHOUT_PAYLOAD else self.trips.run_of(client).payload_spec
+        return (
+            {} if order.kind in WITHOUT_PAYLOAD else self.trips.run_of(client, order).payload_spec
+        )
 
     def _judge(self, error: CallFailed, joins: int, wait_s: float) -> float:
         """Act on the end of a Pull, and wait before the next one; return how long to wait then."""

@@ -54,7 +54,6 @@ class RelayService:
         self.gate, self.complaints, self.refuse = below.gate, below.complaints, below.refuse
         self.pull, self.push, self.watch = below.pull, below.push, below.watch
         self.push_several = below.push_several
-        self.announce, self.steer = below.announce, below.steer  # relays have no open runs
         self._last: RelayedRun | None = None
         """The run of the client that joined last; most clients have the same problem."""
 
@@ -123,7 +122,10 @@ class RelayService:
         self, client: ClientId, reply: rpc.JoinResponse, description: pb.ClientDescription
     ) -> None:
         """Remember what travels to and from a client, by the problem that it states."""
-        problem = Problem(tuple(description.input_shape), description.num_classes)
+        classes = (
+            len(reply.class_names) or description.num_classes
+        )  # of an open run, the first ones
+        problem = Problem(tuple(description.input_shape), classes)
         run = self._last
         if run is None or run.facts.problem != problem:
             try:
@@ -132,6 +134,23 @@ class RelayService:
                 raise WrongRun(str(error)) from None
             self._last, self.uplink.zstd = run, run.facts.experiment.zstd
         self.trips.learn(client, run)
+
+    @coded
+    def announce(
+        self, request: rpc.AnnounceRequest, context: grpc.ServicerContext
+    ) -> rpc.AnnounceResponse:
+        """Pass on that a client of an open run has new tasks."""
+        self.below.session(request.client_id, request.token, context)
+        return self.uplink.announce(request)
+
+    @coded
+    def steer(self, request: rpc.SteerRequest, context: grpc.ServicerContext) -> rpc.SteerResponse:
+        """Refuse what an operator wants of the run.
+
+        Raises:
+            WrongRun: always; says where to go.
+        """
+        raise WrongRun(f"this is a relay: ask the run's coordinator, {self.uplink.address}")
 
     @coded
     def beat(self, request: rpc.BeatRequest, context: grpc.ServicerContext) -> rpc.BeatResponse:

@@ -143,6 +143,24 @@ class RelayedRun:
 
     facts: RunFacts
     method: Method
+    _grown: dict[int, RelayedRun] = field(default_factory=dict, compare=False)
+    """By how many classes came since an open run began."""
+
+    def with_classes(self, new: int) -> RelayedRun:
+        """Return what travels once so many classes have come to an open run.
+
+        Raises:
+            PayloadError: they are more than the run may get.
+        """
+        if not new:
+            return self
+        classes, schedule = self.facts.problem.num_classes + new, self.facts.experiment.schedule
+        if not schedule.open or classes > schedule.max_classes:
+            raise PayloadError(f"an order names {new} new classes, which the run cannot have")
+        if new not in self._grown:
+            self._grown.clear()  # no order goes back behind a growth
+            self._grown[new] = RelayedRun(self.facts.for_classes(classes), self.method)
+        return self._grown[new]
 
     @cached_property
     def upload_spec(self) -> BundleSpec:
@@ -216,22 +234,22 @@ class RelayedTrips:
             self._runs[client] = run
             self.below.look_ahead(run.facts.experiment.orders_at_once)
 
-    def run_of(self, client: ClientId) -> RelayedRun:
-        """Return what travels to and from a client.
+    def run_of(self, client: ClientId, order: rpc.Order) -> RelayedRun:
+        """Return what travels to and from a client for an order.
 
         Raises:
-            PayloadError: it has not joined here.
+            PayloadError: it has not joined here, or the order names too many classes.
         """
         found = self._runs.get(client)
         if found is None:
             raise PayloadError(f"an order is for client {client}, who has not joined here")
-        return found
+        return found.with_classes(len(order.new_classes))
 
     # --- orders -----------------------------------------------------------------------------------
 
     def begin(self, delivery: Delivery) -> None:
         """Give orders to the clients; those of an earlier issue end."""
-        run = self.run_of(next(iter(delivery.orders)))
+        run = self.run_of(*next(iter(delivery.orders.items())))
         trip = OpenTrip.of(_trip_of(delivery, run))
         sample = trip.trip.sample
         with self.changed:

@@ -88,6 +88,7 @@ class Uplink:
         self.join_several = self._unary(
             "JoinSeveral", rpc.JoinSeveralRequest, rpc.JoinSeveralResponse, JOIN_S
         )
+        self.announce = self._unary("Announce", rpc.AnnounceRequest, rpc.AnnounceResponse, JOIN_S)
         self.beat = self._unary("Beat", rpc.BeatRequest, rpc.BeatResponse, BEAT_S)
         self.leave = self._unary("Leave", rpc.LeaveRequest, rpc.LeaveResponse, LEAVE_S)
         self._pull = self._channel.unary_stream(

@@ -216,9 +216,23 @@ class OpenTrips:
         self.lasting += trips
         self.has_opened = True
 
-    def recall(self) -> None:
-        """End all lasting trips."""
-        self.lasting, self._arrived = [], []
+    def recall(self, clients: Collection[int] | None = None) -> None:
+        """End the lasting trips of some clients, or all of them."""
+        if clients is None:
+            self.lasting, self._arrived = [], []
+            return
+        for trip in self.lasting:
+            for client in trip.trip.orders.keys() & {*clients}:
+                trip.results.pop(client, None)
+                trip.failed.pop(client, None)
+                trip.intake.answered.add(client)
+                trip.taken.add(client)
+        self._arrived = [(client, trip) for client, trip in self._arrived if client not in clients]
+        self._forget_taken()
+
+    def _forget_taken(self) -> None:
+        """Drop the lasting trips that nothing is to be taken out of any more."""
+        self.lasting = [trip for trip in self.lasting if len(trip.taken) < len(trip.trip.orders)]
 
     def all(self) -> list[OpenTrip]:
         """Return all trips under way."""
@@ -324,7 +338,7 @@ class OpenTrips:
             trip.taken |= trip.failed.keys()
             trip.failed.clear()
             found.wire_down, trip.wire_down = found.wire_down + trip.wire_down, 0
-        self.lasting = [trip for trip in self.lasting if len(trip.taken) < len(trip.trip.orders)]
+        self._forget_taken()
         found.by_client, found.failed = by_id(found.by_client), by_id(found.failed)
         found.wire_up = sum(result.wire_up for result in found.by_client.values())
         found.under_way = {

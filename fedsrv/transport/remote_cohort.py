@@ -308,9 +308,9 @@ class RemoteCohort:
         has_deadline = self._patience.has_deadline  # else a dead client is waited for
         return self._trips.starved(until, self.presence, dead_count=has_deadline)
 
-    def recall(self) -> None:
+    def recall(self, clients: Collection[int] | None = None) -> None:
         with self.changed:
-            self._trips.recall()
+            self._trips.recall(clients)
 
     def commit(self, interaction: int, watermark: int) -> None:
         with self.changed:

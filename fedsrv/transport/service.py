@@ -295,7 +295,7 @@ class Service:
             return None
         found: Through = importlib.import_module(PASSES_ON).admitted(
             request.relay, clients,
-            num_clients=self.cohort.num_clients, takes_any=not self._is_open,
+            num_clients=self.cohort.num_clients,
             check_covers=lambda client: self.client(client, context),
         )  # fmt: skip
         return found

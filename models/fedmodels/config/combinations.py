@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from fedmodels.config.experiment import Experiment
-from fedmodels.config.schedule import TASKS_IN_TURN
 from fedmodels.errors import ConfigError
 
 Side = Literal["server", "client", "shared"]
@@ -144,6 +143,9 @@ LISTED: tuple[Part, ...] = (
          "secure-aggregation.md", _sums_enough, server="secure_rounds:SecureSums",
          client="secure_client:SecureSums", shared="training.secure_upload:SecureUpload",
          settles="training.secure_upload:summed"),
+    Part("asynchronous open runs", "",
+         lambda e: e.schedule.is_asynchronous and e.schedule.open,
+         server="open_buffer:OpenAsynchronousRounds"),
     Part("asynchronous rounds", '[schedule] order = "asynchronous"',
          lambda e: e.schedule.is_asynchronous, "asynchronous.md",
          server="buffered_rounds:AsynchronousRounds"),
@@ -283,7 +285,10 @@ REFUSED: tuple[Refusal, ...] = (
     ),
     Refusal(
         ("asynchronous rounds", "open runs"),
-        f"[schedule] {TASKS_IN_TURN.format('asynchronous')}",
+        "[training.lr_schedule] over rounds begins anew with each client's task of an open run, "
+        "and asynchronous rounds are not those of each client: give over = \"epochs\"",
+        when=lambda e: e.training.lr_schedule is not None and not e.training.follows_epochs,
+        where="[training.lr_schedule] over rounds",
     ),
     Refusal(("asynchronous rounds", "poisson sampling"), HAS_NO_MEANING.format("sampling")),
     Refusal(("asynchronous rounds", "weighted sampling"), HAS_NO_MEANING.format("sampling")),
@@ -307,10 +312,6 @@ REFUSED: tuple[Refusal, ...] = (
     Refusal(
         ("participants", "noise at clients"),
         FEW_HAVE_NEW.format('[privacy] where = "clients"'),
-    ),
-    Refusal(
-        ("open runs", "relays"),
-        "an open run has no relays: its clients join at the coordinator",
     ),
     Refusal(
         ("open runs", "accumulated data"),

@@ -10,8 +10,8 @@ from fedmodels.config.bounds import Count, PositiveCount
 from fedmodels.config.strict_table import Place, StrictTable
 
 TASKS_IN_TURN = (
-    'open = true needs order = "tasks_outer", not {!r}: a client goes from one task to the next, '
-    "and earlier data may be gone"
+    'open = true needs order = "tasks_outer" or "asynchronous", not {!r}: a client goes from one '
+    "task to the next, and earlier data may be gone"
 )
 
 
