@@ -21,6 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fedmodels.config.combinations import part_at
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ConfigError, RunFailed, reason_of
 from fedmodels.methods import make
@@ -54,7 +55,10 @@ class AsynchronousRounds(ServerPart):
         check_asynchronous(method, run)
 
     def exchange(self, rounds: Kernel, interaction: int) -> Exchange:
-        """Return a buffer of uploads."""
+        """Return a buffer of uploads; that of an open run lasts over its growths."""
+        if rounds.experiment.schedule.open:
+            found: Exchange = part_at("fedsrv.parts.open_buffer:OpenBuffer")(rounds, interaction)
+            return found
         return BufferedRounds(rounds, interaction)
 
 

@@ -22,18 +22,10 @@ from fedmodels.training.contexts import ServerState
 from fedsrv.engine.cohort import Answers, AnyOf
 from fedsrv.engine.reduction import Reduced
 from fedsrv.engine.schedule import Step, draw_cohort, takes_part
-from fedsrv.engine.server_part import Exchange, Interaction, Kernel, ServerPart
+from fedsrv.engine.server_part import Interaction, Kernel
 from fedsrv.parts.buffered_rounds import BufferedRounds, not_asynchronous
 from fedsrv.parts.open_plan import OpenPlan, opened
 from fedsrv.state.record import Record
-
-
-class OpenAsynchronousRounds(ServerPart):
-    """Rounds of an open run end with the first uploads that come."""
-
-    def exchange(self, rounds: Kernel, interaction: int) -> Exchange:
-        """Return a buffer of uploads that lasts over growths."""
-        return OpenBuffer(rounds, interaction)
 
 
 class OpenBuffer(BufferedRounds):
