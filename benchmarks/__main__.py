@@ -24,6 +24,7 @@ SMALL = (
     ["benchmarks.load", "--clients", "100", "--light", "20", "--hosts", "4", "--rounds", "5"],
     ["benchmarks.serving"],
     ["benchmarks.year", "--form", "tiny", "--methods", "fedavg"],
+    ["benchmarks.drift", "--people", "3", "--times", "5"],
     ["benchmarks.aggregation_weights", "--clients", "10", "--examples", "128", "--epochs", "2"],
 )
 

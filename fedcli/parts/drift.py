@@ -1,33 +1,65 @@
-"""How far a client's inputs and predictions moved from those of the task before.
+"""Whether a client's examples and predictions moved since its earlier tasks.
 
-Inputs are compared with a summary of the training inputs of the task before, which the private
-state keeps: so a crash or a roll-back changes no figure. Predictions are of one model, on the test
-data of both tasks, which no model has seen. Only ``NAMES`` of ``fedmodels.numerics.data_drift``
-leave the client.
+Inputs are compared with summaries of the training inputs of earlier tasks, which the private state
+keeps: so a crash or a roll-back changes no figure. Predictions are of one model, on the test data
+of all tasks that are compared, which no model has seen. What is kept does not grow with the number
+of tasks. Only ``NAMES`` of ``fedmodels.numerics.data_drift``, rounded, and ``PLACES`` leave the
+client; which numbers moved besides, its own log says.
 """
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from contextlib import suppress
 
 import torch
 from torch import Tensor
 
-from fedcli.runtime.client_part import ClientPart, Training
+from fedcli.data.store.stream import Examples
+from fedcli.runtime.client_part import Client, ClientPart, Training
 from fedmodels.errors import DataError
-from fedmodels.numerics.data_drift import MAX_EXAMPLES, Summary, drift, reduced
-from fedmodels.numerics.randomness import derive_seed, generator, seeded
+from fedmodels.numerics.alarm_levels import Alarms, Levels
+from fedmodels.numerics.data_drift import (
+    ALPHA,
+    MAX_EXAMPLES,
+    Moved,
+    Summary,
+    Watched,
+    moved,
+)
+from fedmodels.numerics.data_drift_numbers import Numbers, Words
+from fedmodels.numerics.metric_tables import DRIFT_PARTS
+from fedmodels.numerics.randomness import seeded
 from fedmodels.parts.drift import Drift
 from fedmodels.training.contexts import ClientContext
 
 PREFIX = Drift.section
-NOW, BEFORE = f"{PREFIX}now", f"{PREFIX}before"
+ALARMS = f"{PREFIX}alarms"
 BATCH = 256
 """Examples that are predicted together."""
+WINDOW = 3
+"""Tasks of the reference, unless a config says how many."""
+MEMORY = 10
+"""Tests of one client after which its levels forget: four or five of its tasks."""
+SHARP = 1e-2
+"""Deviations of probabilities that are taken for none."""
+SHOWN = 5
+"""Numbers that a line of a client's own log names."""
+PARTS_PER_ONE = 10**6
+"""Amounts are kept as whole numbers of these."""
+log = logging.getLogger(__name__)
 
 
 class DriftMeter(ClientPart):
     """Measures one client's drift in an interaction, and keeps what the next one needs."""
+
+    def __init__(self, client: Client) -> None:
+        """Begin before the first task."""
+        super().__init__(client)
+        evaluate = client.experiment.evaluate
+        self._window = evaluate.drift_window or WINDOW
+        self._slides = evaluate.drift_reference == "sliding"
 
     def begins(self, half: Training) -> None:
         """Measure the open task by the client's model before it trains."""
@@ -35,41 +67,151 @@ class DriftMeter(ClientPart):
         client.method.load(ctx, half.payload, half.state)
         kept = {name: t for name, t in half.kept.items() if name.startswith(PREFIX)}
         half.sections.update(kept)
-        x = self._some(client.stream.train(ctx.task)[0], ctx)
-        if not len(x) or not bool(torch.isfinite(x).all()):
+        summaries = {int(one.task): one for one in _summaries(kept)}
+        now = summaries.get(ctx.task) or self._summary(ctx)
+        if now is None:
             return
-        numbers = reduced(x, self._projection(ctx))
-        last, before = (Summary.under(kept, place) for place in (NOW, BEFORE))
-        if last is not None and last.task != ctx.task:
-            before = last
+        earlier = [summaries[task] for task in sorted(summaries) if task < ctx.task]
+        found = {"input": moved(*self._compared(earlier), now)}
+        with suppress(DataError):  # old test data may be deleted; scoring says more
+            found["prediction"] = self._predictions(earlier, ctx)
+        told = {part: one for part, one in found.items() if one is not None}
+        for part, one in told.items():
+            half.figures |= _figures(part, one)
         for name in kept:
             del half.sections[name]
-        half.sections.update(Summary.of(ctx.task, numbers).tensors(NOW))
-        if before is not None:
-            half.sections.update(before.tensors(BEFORE))
-            moved = {"input": before.drift(numbers)}
-            with suppress(DataError):  # old test data may be deleted; scoring says more
-                predicted = [self._predicted(task, ctx) for task in (before.task, ctx.task)]
-                if all(len(one) and bool(torch.isfinite(one).all()) for one in predicted):
-                    moved["prediction"] = drift(predicted[0], predicted[1])
-            for part, (furthest, p) in moved.items():
-                half.figures |= {f"{part}_drift": furthest, f"{part}_drift_p": p}
+        half.sections.update(self._kept([*summaries.values(), now]))
+        half.sections[ALARMS] = self._told(told, kept.get(ALARMS), ctx)
 
-    def _some(self, x: Tensor, ctx: ClientContext) -> Tensor:
-        """Return at most ``MAX_EXAMPLES`` of some examples."""
-        if len(x) <= MAX_EXAMPLES:
-            return x
-        return x[torch.randperm(len(x), generator=ctx.generator("drift"))[:MAX_EXAMPLES]]
+    # --- what is compared -------------------------------------------------------------------------
 
-    def _projection(self, ctx: ClientContext) -> torch.Generator:
-        return generator(derive_seed(ctx.run.experiment.seed, "projection", 0, "drift"))
+    def _compared(self, earlier: Sequence[Summary]) -> tuple[Sequence[Summary], Summary | None]:
+        """Return the tasks of the reference, and the one before where it is none of them."""
+        reference = earlier[-self._window :] if self._slides else earlier[: self._window]
+        before = earlier[-1] if len(earlier) > 1 else None
+        return reference, before
+
+    def _kept(self, summaries: Sequence[Summary]) -> dict[str, Tensor]:
+        """Return what is kept of so many tasks: those of the reference, the last, the one before.
+
+        A task that comes again, in runs that go through all tasks in each round, is the same one.
+        """
+        by_task = {int(one.task): one for one in summaries}
+        tasks = sorted(by_task)
+        last = tasks[-(self._window + 1 if self._slides else 2) :]
+        first = [] if self._slides else tasks[: self._window]
+        wanted = sorted({*first, *last})
+        parts = [by_task[task].tensors(f"{PREFIX}{place}") for place, task in enumerate(wanted)]
+        return {name: t for part in parts for name, t in part.items()}
+
+    def _summary(self, ctx: ClientContext) -> Summary | None:
+        """Return the summary of the open task's inputs; None where they are no numbers."""
+        stream, numbers = self.client.stream, self._numbers(ctx)
+        x, y, sessions = _some(stream.train(ctx.task), stream.sessions(ctx.task), ctx)
+        if not len(x) or not bool(torch.isfinite(x).all()):
+            return None
+        classes = ctx.run.problem.num_classes
+        values = numbers.of(x)
+        return Summary.of(ctx.task, Watched(values, numbers.spreads, y, y, classes, sessions))
+
+    def _predictions(self, earlier: Sequence[Summary], ctx: ClientContext) -> Moved | None:
+        """Return how far the model's probabilities moved on the test data of these tasks."""
+        reference, before = self._compared(earlier)
+        tasks = {int(one.task) for one in (*reference, *([before] if before else []))}
+        now = self._predicted(ctx.task, ctx) if tasks else None
+        if now is None:
+            return None
+        found = {task: self._predicted(task, ctx) for task in sorted(tasks)}
+        others = [one for s in reference if (one := found[int(s.task)]) is not None]
+        return moved(others, found[int(before.task)] if before else None, now, SHARP)
 
     @torch.no_grad()
-    def _predicted(self, task: int, ctx: ClientContext) -> Tensor:
-        """Return numbers (n, d) of the model's softmax on the test data of a task."""
+    def _predicted(self, task: int, ctx: ClientContext) -> Summary | None:
+        """Return a summary of the model's softmax on the test data of a task."""
         self.client.stream.meet(task + 1)
-        x = self._some(self.client.stream.test(task)[0], ctx)
+        x, y, _ = _some(self.client.stream.test(task), None, ctx)
+        if not len(x):
+            return None
         ctx.net.eval()
         with seeded(ctx.seed("evaluate")):  # a custom net may draw
             parts = [ctx.net(part).softmax(1) for part in ctx.net.split(x, BATCH)]
-        return reduced(torch.cat(parts), self._projection(ctx)) if len(x) else x
+        p = torch.cat(parts).float().cpu()
+        if not bool(torch.isfinite(p).all()):
+            return None
+        return Summary.of(task, Watched(p, 0, y, p.argmax(1), p.shape[1]))
+
+    # --- what is said -----------------------------------------------------------------------------
+
+    def _told(self, found: dict[str, Moved], kept: Tensor | None, ctx: ClientContext) -> Tensor:
+        """Say in the client's own log what moved in a task that is new; return the alarms after.
+
+        The log holds the share of false lines among this client's own; the coordinator does so over
+        all clients.
+        """
+        alarms, last = _read(kept)
+        for part, one in found.items() if ctx.task > last else ():
+            if alarms.tells(part, one.p, one.amount):
+                words = self._words(part, ctx)
+                first = words.name(one.number)
+                more = [n for n in dict.fromkeys(map(words.name, one.others)) if n != first]
+                beside = f"; so did {', '.join(more[:SHOWN])}" if more else ""
+                beside += f" and {len(more) - SHOWN} more" if len(more) > SHOWN else ""
+                log.warning(
+                    "client %s, task %d: %ss moved since task %d: %s%s (docs/drift.md)",
+                    ctx.client, ctx.task, part, one.task,
+                    words.line(one.number, one.amount, one.p), beside,
+                )  # fmt: skip
+        return _written(alarms, max(last, ctx.task))
+
+    def _words(self, part: str, ctx: ClientContext) -> Words:
+        data, problem = self.client.data, ctx.run.problem
+        columns = (data.file.transform or {}).get("columns")
+        channels = columns.get("features") if isinstance(columns, dict) else None
+        return Words(
+            part, tuple(problem.input_shape), problem.num_classes, channels or (), data.class_names
+        )
+
+    def _numbers(self, ctx: ClientContext) -> Numbers:
+        return Numbers(tuple(ctx.run.problem.input_shape))
+
+
+def _figures(part: str, one: Moved) -> dict[str, float]:
+    """Return what leaves the client: two figures, and where it moved if that is beyond chance."""
+    told = {f"{part}_drift": round(one.amount, 2), f"{part}_drift_p": float(f"{one.p:.1e}")}
+    return {**told, f"{part}_drift_number": one.number} if one.p < ALPHA else told
+
+
+def _some(
+    examples: Examples, sessions: Tensor | None, ctx: ClientContext
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return at most ``MAX_EXAMPLES`` of some examples, in their order."""
+    x, y = examples
+    if len(x) > MAX_EXAMPLES:
+        chosen = torch.randperm(len(x), generator=ctx.generator("drift"))[:MAX_EXAMPLES]
+        chosen = chosen.sort().values.to(x.device)
+        x, y = x[chosen], y[chosen]
+        sessions = None if sessions is None else sessions[chosen.cpu()]
+    return x, y.cpu(), sessions
+
+
+def _summaries(kept: dict[str, Tensor]) -> list[Summary]:
+    """Return the summaries that were kept, by task; an earlier version's have other names."""
+    places = sorted({int(n) for name in kept if (n := name.split("/")[1]).isdecimal()})
+    return [one for place in places if (one := Summary.under(kept, f"{PREFIX}{place}"))]
+
+
+def _read(kept: Tensor | None) -> tuple[Alarms, int]:
+    """Return the alarms of a client as they were kept, and its last task."""
+    if kept is None:
+        return Alarms(Levels(MEMORY)), -1
+    last, tests, *numbers = map(int, kept.tolist())
+    amounts = dict(zip(DRIFT_PARTS, numbers, strict=False))
+    lasting = {part: a / PARTS_PER_ONE for part, a in amounts.items() if a >= 0}
+    found = tuple(numbers[len(DRIFT_PARTS) :])
+    return Alarms(Levels(MEMORY, tests, found), lasting), last
+
+
+def _written(alarms: Alarms, last: int) -> Tensor:
+    """Return the alarms of a client as whole numbers."""
+    amounts = [round(alarms.lasting.get(part, -1) * PARTS_PER_ONE) for part in DRIFT_PARTS]
+    return torch.tensor([last, alarms.levels.tests, *amounts, *alarms.levels.found])

@@ -38,6 +38,8 @@ from fedsrv.report.table import Name, Table
 from fedsrv.run_status import SHOWN, RunStatus, by_number, place_text
 
 TEMPLATE = Path(__file__).with_name("live.html.j2")
+MAX_MOVED = 8
+"""Lines on data that moved."""
 MAX_CLIENTS = 200
 """Clients that have a row of their own; of more, quantiles over all are shown besides."""
 QUANTILES = {"least": 0.0, "10 %": 0.1, "median": 0.5, "90 %": 0.9, "most": 1.0}
@@ -97,6 +99,7 @@ class LivePage:
                 left="" if run.is_finished or left is None else f"about {duration(left)} left",
                 status=status,
                 charts=self._charts,
+                moved=[printable(line) for line in q.what_moved(run)[:MAX_MOVED]],
                 clients=table,
                 told=told,
                 metrics=one_column(run),

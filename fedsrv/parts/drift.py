@@ -1,70 +1,135 @@
-"""Drift of clients' examples (``[evaluate] drift``): its mean, and what is beyond chance."""
+"""Drift of clients' examples (``[evaluate] drift``): its mean, and the alarms of a run.
+
+A client's own log holds the share of false lines among that client's. Over all clients, parts and
+months the coordinator does: it takes what clients tell of a task that is new to them as one stream
+of tests (:mod:`fedmodels.numerics.alarm_levels`), in the order of interactions and clients.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedmodels.numerics.data_drift import ALPHA
+from fedmodels.numerics.alarm_levels import Alarms, Levels
+from fedmodels.numerics.data_drift_numbers import Words
 from fedmodels.numerics.metric_tables import DRIFT_PARTS
 from fedmodels.training.position import Task
 from fedsrv.engine.client_profile import clients_text
 from fedsrv.engine.reduction import Reduced
 from fedsrv.engine.server_part import NOTHING, Interaction, ServerPart
 from fedsrv.events import EventLog
-from fedsrv.state.record import Record
+from fedsrv.state.record import ClientRow, Record
 from fedsrv.state.store import Store
+
+MEMORY = 100
+"""Tests of a run after which its levels forget."""
+Told = tuple[str, str]
+"""Part and client."""
 
 
 class Drift(ServerPart):
-    """Tells how far examples moved from those of the task before."""
+    """Tells whose examples moved since their earlier tasks, and which number of them."""
 
     def __init__(self, store: Store, events: EventLog, given: Mapping[str, Any] = NOTHING) -> None:
         """Begin; nothing was told."""
         super().__init__(store, events, given)
-        self._tasks: dict[int, dict[str, Task]] = {}
-        """The task of each client, of interactions that are not on the disk yet."""
-        self._warned: dict[tuple[str, str], Task] = {}
-        """The last task of which drift was told, by part and client."""
+        self._seen = Seen()
 
     def records(self, at: Interaction, found: Reduced, record: Record) -> None:
-        """Put down the mean drift of the clients that report one, by part."""
-        rows = record["clients"].values()
-        tasks = {client: at.step.task_of(int(client)) for client in record["clients"]}
-        self._tasks[at.step.interaction] = tasks
+        """Put down the mean drift of the clients that report one, and of what people are told."""
+        rows = record["clients"]
         for name in (f"{part}_drift" for part in DRIFT_PARTS):
-            if values := [row[name] for row in rows if name in row]:
+            if values := [row[name] for row in rows.values() if name in row]:
                 record["metrics"][name] = math.fsum(values) / len(values)
+        self._catch_up(at.step.interaction)
+        tasks = {client: at.step.task_of(int(client)) for client in rows}
+        if at.step.tasks:
+            for client in filter(lambda c: _tells(rows[c]), rows):
+                rows[client]["task"] = tasks[client]  # a replay reads it
+        if alarms := self._seen.see(rows, tasks):
+            record["drift"] = [self._alarm(at, *each, rows, tasks) for each in alarms]
+
+    def _catch_up(self, interaction: int) -> None:
+        """Read what committed records tell, where this is not the interaction after the last."""
+        if self._seen.interactions != interaction:
+            self._seen = Seen()
+            for number in range(interaction):
+                record = self.store.ledger.record(number)
+                if record is None:  # it is on its way to the disk, from before drift was asked for
+                    continue
+                tasks = {c: row.get("task", record["task"]) for c, row in record["clients"].items()}
+                self._seen.see(record["clients"], tasks)
+
+    def _alarm(
+        self, at: Interaction, part: str, client: str, rows: Mapping[str, ClientRow],
+        tasks: Mapping[str, Task],
+    ) -> dict[str, Any]:  # fmt: skip
+        """Return an alarm as the record has it."""
+        row, columns = rows[client], self.experiment.data and self.experiment.data.columns
+        problem = at.ctx.run.problem
+        names = max((p.class_names for p in at.plan.profiles.values()), key=len, default=())
+        words = Words(
+            part, tuple(problem.input_shape), problem.num_classes,
+            (columns and columns.features) or (), names,
+        )  # fmt: skip
+        amount, p = row[f"{part}_drift"], row[f"{part}_drift_p"]
+        place = int(row.get(f"{part}_drift_number", 0))
+        return {
+            "client": int(client), "task": tasks[client], "part": part, "number": place,
+            "amount": amount, "p": p, "line": words.line(place, amount, p),
+        }  # fmt: skip
 
     def committed(self, record: Record) -> None:
-        """Say once of each client and task that examples moved from those of the task before."""
-        tasks = self._tasks.pop(record["interaction"])
-        for part, moved in drifted_in(record).items():
-            news: dict[Task, list[str]] = {}
-            for client in moved:
-                if self._warned.get((part, client), -1) < tasks[client]:
-                    self._warned[part, client] = tasks[client]
-                    news.setdefault(tasks[client], []).append(client)
-            for task, clients in sorted(news.items()):
-                line = (
-                    f"{part}s of task {task} moved from those of the task before at "
-                    f"{clients_text(clients)}: by up to {max(moved[c] for c in clients):.2f} of 1 "
-                    f"(Kolmogorov-Smirnov, p < {ALPHA:g}; docs/metrics.md#drift)"
-                )
-                self.events.tell("note", line=line)
+        """Say what moved at which clients; a line for each number and task."""
+        for line in lines_of(record.get("drift", ())):
+            self.events.tell("note", line=line)
 
 
-def drifted_in(record: Record) -> dict[str, dict[str, float]]:
-    """Return the clients whose examples moved beyond chance, and how far, by part."""
-    return {
-        part: moved
-        for part in DRIFT_PARTS
-        if (
-            moved := {
-                client: row[f"{part}_drift"]
-                for client, row in record["clients"].items()
-                if row.get(f"{part}_drift_p", 1.0) < ALPHA
-            }
+class Seen:
+    """What the interactions of a run told so far, as far as alarms follow from it."""
+
+    def __init__(self) -> None:
+        """Begin before the first interaction."""
+        self.interactions = 0
+        self._alarms = Alarms(Levels(MEMORY))
+        self._tasks: dict[str, int] = {}
+        """The last task of each client that was looked at."""
+
+    def see(self, rows: Mapping[str, ClientRow], tasks: Mapping[str, Task]) -> list[Told]:
+        """Take in the clients of the next interaction; return the parts and clients to tell of."""
+        self.interactions += 1
+        told = list[Told]()
+        for client in sorted(rows, key=int):
+            if not _tells(rows[client]) or tasks[client] <= self._tasks.get(client, -1):
+                continue
+            self._tasks[client] = tasks[client]
+            for part in DRIFT_PARTS:
+                row, name = rows[client], f"{part}_drift"
+                key = f"{part} of {client}"
+                if name in row and self._alarms.tells(key, row[f"{name}_p"], row[name]):
+                    told.append((part, client))
+        return told
+
+
+def _tells(row: ClientRow) -> bool:
+    return any(f"{part}_drift_p" in row for part in DRIFT_PARTS)
+
+
+def lines_of(alarms: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return alarms as lines that people read, one for all clients where the same number moved."""
+    together: dict[tuple[str, int, int], list[Mapping[str, Any]]] = {}
+    for alarm in alarms:
+        key = alarm["part"], alarm["task"], alarm["number"]
+        together.setdefault(key, []).append(alarm)
+    found = list[str]()
+    for (part, task, _), several in together.items():
+        furthest = max(several, key=lambda alarm: alarm["amount"])
+        clients = clients_text([str(alarm["client"]) for alarm in several])
+        what = "training data" if part == "input" else "predictions"
+        most = "; the most: " if len(several) > 1 else ": "
+        found.append(
+            f"{what} of task {task} moved from those of earlier tasks at {clients}{most}"
+            f"{furthest['line']}; docs/drift.md"
         )
-    }
+    return found

@@ -169,9 +169,9 @@ def of_uploads(run: RunRecord) -> Charts:
 
 
 def of_drift(run: RunRecord) -> Charts:
-    """Yield how far inputs and predictions of each client moved from those of the task before."""
+    """Yield how far inputs and predictions of each client moved from those of earlier tasks."""
     for part in DRIFT_PARTS:
-        text = f"how far {part}s moved from the task before"
+        text = f"how far {part}s moved from earlier tasks"
         names = run.client_names
         cells = q.by_client(run, f"{part}_drift")
         yield cells_of(text, cells, "interaction", "client", y_names=names)

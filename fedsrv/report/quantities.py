@@ -292,6 +292,19 @@ def warnings_of_client(run: RunRecord) -> dict[int, float]:
     )
 
 
+def what_moved(run: RunRecord) -> list[str]:
+    """Return a line for each alarm of drift, the newest first."""
+    told = (row.get("drift") for row in run.rows)
+    alarms = [table(alarm) for several in told if isinstance(several, list) for alarm in several]
+    return [
+        f"client {run.client_names.get(client, client)}, task {task}: {line}"
+        for alarm in reversed(alarms)
+        if (client := number(alarm.get("client"))) is not None
+        and (task := number(alarm.get("task"))) is not None
+        and isinstance(line := alarm.get("line"), str)
+    ]
+
+
 def seconds_of_client(run: RunRecord) -> dict[int, float]:
     """Return ``{client: seconds of training over the whole run}``."""
     return _sums(

@@ -35,6 +35,7 @@ def story(groups: Sequence[SeedGroup]) -> list[str]:
         _on_old_tasks,
         _who_helped,
         _whose_uploads_stood_out,
+        _whose_data_moved,
         _at_what_cost,
         _what_was_spent,
         _what_came_again,
@@ -147,6 +148,14 @@ def _whose_uploads_stood_out(groups: Sequence[SeedGroup], name: str) -> Iterator
         if often:
             called = [f"client {run.client_names.get(c, c)} ({n:.0f} times)" for c, n in often]
             yield f"{group.label}: uploads stood out of their cohorts: {', '.join(called)}."
+
+
+def _whose_data_moved(groups: Sequence[SeedGroup], name: str) -> Iterator[str]:
+    for group in groups:
+        if lines := q.what_moved(group.runs[0]):
+            more = f"; and {len(lines) - MAX_SAID} earlier ones" if len(lines) > MAX_SAID else ""
+            said = "; ".join(printable(line) for line in lines[:MAX_SAID])
+            yield f"{group.label}: data moved: {said}{more}."
 
 
 def _at_what_cost(groups: Sequence[SeedGroup], name: str) -> Iterator[str]:

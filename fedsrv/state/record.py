@@ -91,6 +91,8 @@ class Record(TypedDict):
     hides clients, also ``epsilon_renyi``, the coarser figure of Renyi accounting, and the number of
     ``releases`` up to this one. Where the bound adapts, also the
     bound here and after: ``clip`` and ``clip_next``."""
+    drift: NotRequired[list[dict[str, Any]]]
+    """With ``[evaluate] drift``: whose data moved, in which task, and a line on what moved."""
     series: NotRequired[Mapping[str, Any]]
     """Nested lists for the reports, such as ``aggregation_weights``."""
 

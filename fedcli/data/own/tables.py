@@ -107,6 +107,9 @@ def made(
     x, fill = _filled(rows.x, known, columns, where)
     has_clients = bool(columns.client or columns.client_from)
     transform = TableTransform(columns=columns, fill=fill, decimal=decimal).model_dump(mode="json")
+    if wholes is None and columns.session is not None:  # for whoever asks what depends on what
+        _, sessions = np.unique(rows.session, return_inverse=True)
+        wholes = sessions.reshape(-1).astype(np.int64) + rows.recording * (int(sessions.max()) + 1)
     parts = [
         Examples(
             x[chosen], y[chosen], owners[chosen] if has_clients else None, transform,

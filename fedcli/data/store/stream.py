@@ -144,6 +144,17 @@ class TaskStream:
             self._train[task] = self._up_to(task) if self.accumulates else self._of(task)
         return self._train[task]
 
+    def sessions(self, task: int) -> Tensor | None:
+        """Return the session (n,) of each of the training examples of ``train``; None if unnamed.
+
+        Examples of several tasks together have none.
+        """
+        found = None if self.accumulates else self.data.wholes(task)
+        if found is not None and self.kept is not None:
+            _, y = self.data.arrays(task, "train")
+            found = found[~self.kept.chosen(self.data, task, y)]
+        return None if found is None else torch.from_numpy(found)
+
     def train_up_to(self, task: int) -> Examples:
         """Return the training data of all tasks up to the open one, in order.
 

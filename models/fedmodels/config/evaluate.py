@@ -59,10 +59,15 @@ class Evaluate(StrictTable):
     """Score clients on their last so many tasks alone; by default on all so far. In an open run the
     cost of scoring then does not grow with its past."""
     drift: bool = False
-    """Let clients report how far the inputs and the predictions of a task moved from those of the
-    task before (``input_drift``, ``prediction_drift``): two forward passes of at most 1000 test
-    examples, and a summary of the inputs in the private state. What is beyond chance is a warning:
-    docs/metrics.md."""
+    """Let clients report how far the inputs and the predictions of a task moved from those of
+    earlier tasks (``input_drift``, ``prediction_drift``): a forward pass of at most 1000 test
+    examples for each task that is compared, and summaries of inputs in the private state. What is
+    beyond chance is a warning: docs/drift.md."""
+    drift_reference: Literal["first", "sliding"] | None = None
+    """What a task is compared with, beside the task before: the client's first tasks, which shows
+    slow drift (``first``, unless given), or its last ones."""
+    drift_window: Annotated[int, Field(ge=1, le=24)] | None = None
+    """How many tasks the reference has; 3 unless given."""
     select_by: Literal["f1", "accuracy"] = "f1"
     """What makes a round the best: mean macro-F1, or mean accuracy as FedAli's published code. With
     ``validation_share`` the scores are those of validation parts; ``best_…`` looks at test data
@@ -72,6 +77,14 @@ class Evaluate(StrictTable):
     def at_once(self) -> int:
         """Return how many examples are scored together where nothing else decides."""
         return self.batch_size or AT_ONCE
+
+    @model_validator(mode="after")
+    def _drift_is_asked_for(self) -> Evaluate:
+        for key in ("drift_reference", "drift_window"):
+            if not self.drift and getattr(self, key) is not None:
+                raise ValueError(f"{key} says how drift is measured: set drift = true, or leave "
+                                 "it out")  # fmt: skip
+        return self
 
     @model_validator(mode="after")
     def _views_are_named_once(self) -> Evaluate:

@@ -1,21 +1,32 @@
-"""How far examples moved from earlier ones, by a test that needs no earlier example.
+"""Whether a client's examples moved since its earlier tasks, where examples depend on each other.
 
-The test is that of Rabanser, Günnemann and Lipton, Failing Loudly: An Empirical Study of Methods
-for Detecting Dataset Shift, NeurIPS 2019, https://arxiv.org/abs/1810.11953: reduce each example to
-a few numbers, run a two-sample Kolmogorov-Smirnov test on each number, and correct for their count
-as Bonferroni. Inputs are reduced by a random projection, or not at all where they are short.
-Predictions are a net's softmax (BBSDs).
+Examples of one recording resemble each other, so their number says little of how sure a difference
+is. What is compared are means over *cells*: the examples of one class in one session. A task
+without named sessions is one session; where that gives fewer than ``MIN_CELLS`` cells, examples of
+a class that follow each other are cut into more.
 
-Deviations: of earlier inputs only quantiles of each number are left. That moves the statistic by at
-most 1 / (2 Q), and the p-value is of a statistic that is smaller by that. The projection is dense.
+1. *Within classes.* Of each watched number (:mod:`fedmodels.numerics.data_drift_numbers`), cells
+   are modelled as a mean by class and a shift of the present task: a t-test of the shift, with
+   cells less classes less 1 degrees of freedom. So a session that differs, one class at a time, is
+   no shift; what moves in all classes together is one. The variance over cells is moderated by
+   that of all numbers: Smyth, Linear Models and Empirical Bayes Methods for Assessing Differential
+   Expression in Microarray Experiments, SAGMB 2004, section 6.2. It is at least what independent
+   examples would have.
+2. *Shares of classes.* Welch's t-test between the shares in sessions, or in ``BLOCKS`` blocks of
+   examples that follow each other. The variance over blocks is at least the binomial one.
+3. *Together.* The p-value of all numbers of a kind is Simes': the smallest level at which Benjamini
+   and Hochberg's procedure finds one. It is doubled for the two kinds, and doubled again where two
+   comparisons are made, with the reference and with the task before (Bonferroni).
 
-Shapes: m earlier and n present examples, d numbers of each, Q quantiles.
+Shapes: m cells and b blocks of a task, v watched values, q spreads, K classes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,88 +35,330 @@ from torch import Tensor
 
 from fedmodels.numerics.metric_tables import DRIFT_PARTS
 
-QUANTILES = 64
-"""Q."""
-MAX_NUMBERS = 32
-"""d at most; examples of more numbers are projected."""
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+MIN_CELLS, MAX_CELLS = 6, 48
+"""m, where there are examples enough."""
+BLOCKS, MAX_BLOCKS = 8, 16
+"""b of a task without named sessions, and at most."""
+MIN_EXAMPLES = 4
+"""Of a cell, and of a block."""
+MIN_DF = 2
+"""Degrees of freedom below which nothing is said."""
+MANY = 10
+"""Numbers from which on their variances are moderated by each other."""
 MAX_EXAMPLES = 1000
-"""Examples that are looked at."""
+"""Examples of a task that are looked at."""
 ALPHA = 0.01
-"""A smaller p-value is told."""
+"""Below this p-value a client says which number moved."""
 NAMES = tuple(f"{part}_drift{end}" for part in DRIFT_PARTS for end in ("", "_p"))
 """What a client reports, each from 0 to 1."""
+PLACES = tuple(f"{part}_drift_number" for part in DRIFT_PARTS)
+"""And where in the list of watched numbers lies what moved."""
+
+
+class Watched(NamedTuple):
+    """Examples of one task as they are watched."""
+
+    values: Tensor  # (n, v)
+    spreads: int
+    """q: of so many values, the first ones, the spread is watched as well."""
+    labels: Tensor  # (n,) the class, by which cells are made
+    mixed: Tensor  # (n,) the class whose share is watched
+    num_classes: int
+    """K."""
+    sessions: Tensor | None = None  # (n,)
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What is kept of the inputs of a task."""
+    """What is kept of the examples of a task, and no example."""
 
-    task: int
-    count: int
-    """m."""
-    quantiles: Tensor  # (Q, d)
+    task: Tensor  # ()
+    cells: Tensor  # (m, v + q) float32: means, then logarithms of spreads
+    classes: Tensor  # (m,)
+    sizes: Tensor  # (m,) examples
+    noise: Tensor  # (v,) float32: variance within cells
+    mix: Tensor  # (b, K) examples of each class in each block
 
     @classmethod
-    def of(cls, task: int, numbers: Tensor) -> Summary:
-        """Summarise the numbers (m, d) of a task's inputs."""
-        levels = (np.arange(QUANTILES) + 0.5) / QUANTILES
-        found = np.quantile(numbers.numpy(), levels, axis=0, method="inverted_cdf")
-        return cls(task, len(numbers), torch.from_numpy(found.astype(np.float32)))
+    def of(cls, task: int, x: Watched) -> Summary:
+        """Summarise the examples of a task."""
+        values = x.values.numpy().astype(np.float64)
+        labels = x.labels.cpu().numpy()
+        sessions = None if x.sessions is None else x.sessions.cpu().numpy()
+        places = _cells(labels, sessions)
+        count = values.shape[1] + x.spreads
+        cells, noise = np.zeros((len(places), count)), np.zeros(values.shape[1])
+        for cell, place in zip(cells, places, strict=True):
+            variance = values[place].var(axis=0, ddof=1)
+            noise += variance / len(places)
+            deviations = np.sqrt(variance[: x.spreads])
+            cell[:] = [*values[place].mean(axis=0), *np.log(np.maximum(deviations, 1e-6))]
+        mix = [
+            np.bincount(x.mixed.cpu().numpy()[place], minlength=x.num_classes)
+            for place in _blocks(len(labels), sessions)
+        ]
+        return cls(
+            torch.tensor(task),
+            torch.from_numpy(cells.astype(np.float32)),
+            torch.tensor([int(labels[place[0]]) for place in places], dtype=torch.int64),
+            torch.tensor([len(place) for place in places], dtype=torch.int64),
+            torch.from_numpy(noise.astype(np.float32)),
+            torch.from_numpy(np.array(mix, dtype=np.int64).reshape(-1, x.num_classes)),
+        )
 
     def tensors(self, place: str) -> dict[str, Tensor]:
         """Return the summary as tensors under a place."""
-        facts = torch.tensor([self.task, self.count])
-        return {f"{place}/facts": facts, f"{place}/quantiles": self.quantiles}
+        return {f"{place}/{field.name}": getattr(self, field.name) for field in fields(self)}
 
     @classmethod
     def under(cls, tensors: Mapping[str, Tensor], place: str) -> Summary | None:
         """Return the summary under a place, if there is one."""
-        if f"{place}/facts" not in tensors:
-            return None
-        task, count = tensors[f"{place}/facts"].tolist()
-        return cls(task, count, tensors[f"{place}/quantiles"])
-
-    def drift(self, numbers: Tensor) -> tuple[float, float]:
-        """Return how far later inputs, of numbers (n, d), lie from these, and its p-value."""
-        return drift(self.quantiles, numbers, self.count, slack=1 / (2 * QUANTILES))
+        names = [f"{place}/{field.name}" for field in fields(cls)]
+        return cls(*map(tensors.__getitem__, names)) if tensors.keys() >= {*names} else None
 
 
-def reduced(x: Tensor, generator: torch.Generator) -> Tensor:
-    """Return at most ``MAX_NUMBERS`` numbers (n, d) of each of n examples (n, …).
+def _cells(labels: Ints, sessions: Ints | None) -> list[Ints]:
+    """Return the places of the examples of each cell, by class and in their order."""
+    classes, counts = np.unique(labels, return_counts=True)
+    classes = np.sort(classes[np.lexsort((classes, -counts))][:MAX_CELLS])
+    found = list[Ints]()
+    for label in classes:
+        mine = np.flatnonzero(labels == label)
+        several = _by_session(mine, sessions, max(MAX_CELLS // len(classes), 1))
+        found += [place for place in several if len(place) >= MIN_EXAMPLES]
+    pieces = -(-MIN_CELLS // max(len(found), 1))
+    return [
+        piece
+        for place in found
+        for piece in np.array_split(place, min(pieces, max(len(place) // MIN_EXAMPLES, 1)))
+    ]
+
+
+def _by_session(places: Ints, sessions: Ints | None, most: int) -> list[Ints]:
+    """Return places by session in the order of these; neighbours together where there are many."""
+    if sessions is None:
+        return [places]
+    codes = np.unique(sessions[places])
+    return [
+        places[np.isin(sessions[places], some)]
+        for some in np.array_split(codes, min(most, len(codes)))
+    ]
+
+
+def _blocks(count: int, sessions: Ints | None) -> list[Ints]:
+    """Return the places of the examples of each block."""
+    every = np.arange(count)
+    named = _by_session(every, sessions, MAX_BLOCKS)
+    if len(named) == 1:
+        named = np.array_split(every, min(BLOCKS, max(count // MIN_EXAMPLES, 1)))
+    return [place for place in named if len(place) >= MIN_EXAMPLES]
+
+
+@dataclass(frozen=True)
+class Moved:
+    """How far examples moved."""
+
+    p: float
+    """The chance of such a move of any number, where nothing moved."""
+    number: int
+    """Which number moved most surely."""
+    amount: float
+    """How far, from 0 to 1: the largest gap between two distributions, of normal ones where it is
+    a mean or a spread; of a class the difference of shares."""
+    task: int
+    """The first of the tasks that were compared with."""
+    others: tuple[int, ...] = ()
+    """All numbers that moved, the surest of each kind first (Benjamini and Hochberg)."""
+
+
+def moved(
+    reference: Sequence[Summary],
+    before: Summary | None,
+    now: Summary,
+    resolution: float = 1e-4,
+) -> Moved | None:
+    """Compare a task with earlier ones; None where nothing can be compared.
 
     Args:
-        x: the examples.
-        generator: draws the projection; of one seed for all examples that are compared.
+        reference: the tasks that slow drift is measured from.
+        before: the task before, where there is one beside the reference.
+        now: the task.
+        resolution: a deviation over cells that is taken for none.
     """
-    flat = x.flatten(1).float().cpu()
-    if flat.shape[1] <= MAX_NUMBERS:
-        return flat
-    projection = torch.randn(flat.shape[1], MAX_NUMBERS, generator=generator)
-    return torch.matmul(flat, projection / MAX_NUMBERS**0.5)
+    found = [
+        one
+        for some in (reference, [before] if before else [])
+        if some and (one := _compared(some, now, resolution)) is not None
+    ]
+    if not found:
+        return None
+    surest = min(found, key=lambda one: one.p)
+    return replace(surest, p=min(1.0, surest.p * len(found)))
 
 
-def drift(
-    earlier: Tensor, present: Tensor, count: int | None = None, slack: float = 0.0
-) -> tuple[float, float]:
-    """Return the largest Kolmogorov-Smirnov statistic over d numbers, and its p-value.
+def _compared(earlier: Sequence[Summary], now: Summary, resolution: float) -> Moved | None:
+    """Compare a task with some earlier ones together."""
+    kinds = _within_classes(earlier, now, resolution), _shares(earlier, now)
+    first, found = 0, list[Moved]()
+    for p, amounts in kinds:
+        tested = np.flatnonzero(~np.isnan(p))
+        if len(tested):
+            order = tested[np.argsort(p[tested], kind="stable")]
+            adjusted = p[order] * len(order) / np.arange(1, len(order) + 1)
+            last = np.flatnonzero(adjusted <= ALPHA / len(kinds))
+            others = order[: last[-1] + 1] if len(last) else order[:0]
+            at = int(order[0])
+            found.append(Moved(
+                float(min(1.0, adjusted.min())), first + at, float(amounts[at]),
+                int(earlier[0].task), tuple(first + int(other) for other in others),
+            ))  # fmt: skip
+        first += len(p)
+    if not found:
+        return None
+    surest = min(found, key=lambda one: one.p)
+    others_too = tuple(other for one in found for other in one.others)
+    return replace(surest, p=min(1.0, len(found) * surest.p), others=others_too)
 
-    Args:
-        earlier: numbers (m, d), or quantiles (Q, d) of them.
-        present: numbers (n, d).
-        count: m, where there are quantiles.
-        slack: by how much the statistic may be too large.
+
+# --- within classes -----------------------------------------------------------------------------
+
+
+def _within_classes(
+    earlier: Sequence[Summary], now: Summary, resolution: float
+) -> tuple[Floats, Floats]:
+    """Return the p-value (v + q,) of each number's shift within classes, and its amount."""
+    from scipy.special import stdtr
+
+    a, b = (_joined(some) for some in (earlier, [now]))
+    both = np.intersect1d(a.classes, b.classes)
+    width, values = a.cells.shape[1], len(a.noise)
+    shifts, weights, left, sizes = [], [], np.zeros(width), list[float]()
+    for label in both:
+        x, y = a.cells[a.classes == label], b.cells[b.classes == label]
+        shifts.append(y.mean(axis=0) - x.mean(axis=0))
+        weights.append(len(x) * len(y) / (len(x) + len(y)))
+        left += ((x - x.mean(axis=0)) ** 2).sum(axis=0) + ((y - y.mean(axis=0)) ** 2).sum(axis=0)
+        sizes += [*a.sizes[a.classes == label], *b.sizes[b.classes == label]]
+    df = len(sizes) - len(both) - 1
+    if df < MIN_DF:
+        return np.full(width, np.nan), np.zeros(width)
+    weight = np.array(weights)[:, None]
+    shift = (weight * shifts).sum(axis=0) / weight.sum()
+    left += (weight * (np.array(shifts) - shift) ** 2).sum(axis=0)
+    noise = (a.noise + b.noise) / 2
+    least = np.concatenate([noise, np.full(width - values, 0.5)]) * np.mean(1 / np.array(sizes))
+    variance, freedom = _moderated(left / df, least, df)
+    variance = np.maximum(np.maximum(variance, least), resolution**2)
+    t = shift / np.sqrt(variance / weight.sum())
+    with np.errstate(divide="ignore", invalid="ignore"):
+        by = np.abs(shift[:values]) / np.sqrt(noise)
+    amounts = [_gap_of_means(np.nan_to_num(by, posinf=1e9)), _gap_of_spreads(shift[values:])]
+    return 2 * stdtr(freedom, -np.abs(t)), np.concatenate(amounts)
+
+
+class _Cells(NamedTuple):
+    cells: Floats
+    classes: Ints
+    sizes: Ints
+    noise: Floats
+
+
+def _joined(several: Sequence[Summary]) -> _Cells:
+    """Return the cells of several tasks, and the mean of their variances within cells."""
+    return _Cells(
+        np.concatenate([one.cells.numpy() for one in several]).astype(np.float64),
+        np.concatenate([one.classes.numpy() for one in several]),
+        np.concatenate([one.sizes.numpy() for one in several]),
+        np.mean([one.noise.numpy() for one in several], axis=0, dtype=np.float64),
+    )
+
+
+def _moderated(variance: Floats, least: Floats, df: int) -> tuple[Floats, float]:
+    """Return variances (d,) drawn towards their common ratio to the least ones, and freedom.
+
+    The ratios are taken for a scaled F distribution, whose two parameters come from the mean and
+    the variance of their logarithms (Smyth 2004, section 6.2).
     """
-    from scipy.stats import kstwo  # takes a second to import
+    from scipy.special import digamma, polygamma
 
-    columns = zip(earlier.T.numpy(), present.T.numpy(), strict=True)
-    furthest = max(_distance(*column) for column in columns)
-    m, n, d = count or len(earlier), len(present), present.shape[1]
-    p = kstwo.sf(max(furthest - slack, 0.0), max(round(m * n / (m + n)), 1))
-    return furthest, min(1.0, d * float(p))
+    used = (least > 0) & (variance > 0)
+    if used.sum() < MANY:
+        return variance, float(df)
+    logs = np.log(variance[used] / least[used]) - digamma(df / 2) + math.log(df / 2)
+    beyond = float(logs.var(ddof=1) - polygamma(1, df / 2))
+    if beyond <= 0:  # no more than chance differs
+        return math.exp(logs.mean()) * least, 1e6
+    prior = 2 * _inverse_trigamma(beyond)
+    ratio = math.exp(logs.mean() + digamma(prior / 2) - math.log(prior / 2))
+    return (prior * ratio * least + df * variance) / (prior + df), prior + df
 
 
-def _distance(earlier: NDArray[np.float32], present: NDArray[np.float32]) -> float:
-    """Return the Kolmogorov-Smirnov statistic: the largest gap between two distributions."""
-    both = np.concatenate([earlier, present])
-    one, other = (np.searchsorted(np.sort(x), both, "right") / len(x) for x in (earlier, present))
-    return float(np.abs(one - other).max())
+def _inverse_trigamma(x: float) -> float:
+    """Return where the trigamma function is x > 0, by Newton's method (Smyth 2004, appendix)."""
+    from scipy.special import polygamma
+
+    if x > 1e7 or x < 1e-6:
+        return 1 / math.sqrt(x) if x > 1 else 1 / x
+    y = 0.5 + 1 / x
+    for _ in range(50):
+        found = float(polygamma(1, y))
+        step = found * (1 - found / x) / float(polygamma(2, y))
+        y += step
+        if -step / y < 1e-8:
+            break
+    return y
+
+
+def _gap_of_means(deviations: Floats) -> Floats:
+    """Return the largest gap between two normal distributions that lie so far apart."""
+    from scipy.special import ndtr
+
+    found: Floats = 2 * ndtr(deviations / 2) - 1
+    return found
+
+
+def _gap_of_spreads(logs: Floats) -> Floats:
+    """Return the same of two with one mean, given the logarithms of the ratio of deviations."""
+    from scipy.special import ndtr
+
+    ratio = np.exp(np.minimum(np.abs(logs), 30.0)) + 1e-9
+    at = ratio * np.sqrt(2 * np.log(ratio) / (ratio**2 - 1))
+    found: Floats = ndtr(at) - ndtr(at / ratio)
+    return found
+
+
+# --- shares of classes --------------------------------------------------------------------------
+
+
+def _shares(earlier: Sequence[Summary], now: Summary) -> tuple[Floats, Floats]:
+    """Return the p-value (K,) of each class's change of share, and the change."""
+    from scipy.special import stdtr
+
+    classes = now.mix.shape[1]
+    before = np.concatenate([_wide(one.mix.numpy(), classes) for one in earlier])
+    mixes = before, now.mix.numpy()
+    if min(map(len, mixes)) < 2:
+        return np.full(classes, np.nan), np.zeros(classes)
+    total = before.sum(axis=0) / before.sum(), mixes[1].sum(axis=0) / mixes[1].sum()
+    pooled = (before.sum(axis=0) + mixes[1].sum(axis=0)) / (before.sum() + mixes[1].sum())
+    errors, freedom = list[Floats](), list[int]()
+    for mix in mixes:
+        sizes = mix.sum(axis=1, keepdims=True)
+        variance = (mix / sizes).var(axis=0, ddof=1)
+        variance = np.maximum(variance, pooled * (1 - pooled) * np.mean(1 / sizes))
+        errors.append(variance / len(mix))
+        freedom.append(len(mix) - 1)
+    error = errors[0] + errors[1]
+    change = total[1] - total[0]
+    p = np.full(classes, np.nan)
+    met = error > 0
+    df = error[met] ** 2 / sum(e[met] ** 2 / f for e, f in zip(errors, freedom, strict=True))
+    p[met] = 2 * stdtr(df, -np.abs(change[met]) / np.sqrt(error[met]))
+    return p, np.abs(change)
+
+
+def _wide(mix: Ints, classes: int) -> Ints:
+    """Return counts (b, K) with zeros for classes that have come since."""
+    return np.pad(mix, ((0, 0), (0, classes - mix.shape[1])))

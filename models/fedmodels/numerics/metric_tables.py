@@ -268,7 +268,7 @@ def _number(name: str, title: str, meaning: str, source: str = "–", range: str
     return Metric(name, title, meaning, source, better=0, unit="", range=range)
 
 
-DRIFT = "Rabanser et al. 2019"
+DRIFT = "Smyth 2004; Rebjock et al. 2021"
 DRIFT_PARTS = ("input", "prediction")
 """Whose drift clients report: ``…_drift``, and its p-value ``…_drift_p``."""
 UPLOADS = (
@@ -312,22 +312,31 @@ REPORTED = (
     ),
     _number(
         "input_drift", "how far inputs moved",
-        "with `[evaluate] drift`: the largest Kolmogorov-Smirnov statistic between the training "
-        "inputs of a client's task and of its task before, over at most 32 numbers of each; of a "
-        "round: mean over the clients that report it", DRIFT, "0 … 1",
+        "with `[evaluate] drift`: of the number of the training data that moved most surely since "
+        "the client's earlier tasks, the largest gap between its distributions then and now, "
+        "within classes (docs/drift.md); of a round: mean over the clients that report it", DRIFT,
+        "0 … 1",
     ),
     _number(
         "input_drift_p", "chance of inputs that far apart",
-        "p-value of `input_drift`, times how many numbers were tested (Bonferroni)", DRIFT, "0 … 1",
+        "p-value of `input_drift`, over all numbers that were tested (Simes)", DRIFT, "0 … 1",
+    ),
+    _number(
+        "input_drift_number", "which number of the inputs moved",
+        "its place in the list of watched numbers, where `input_drift_p` is below 0.01", DRIFT,
     ),
     _number(
         "prediction_drift", "how far predictions moved",
         "as `input_drift`, of the softmax that the client's model, before it trains, gives for the "
-        "test data of both tasks", DRIFT, "0 … 1",
+        "test data of the tasks that are compared", DRIFT, "0 … 1",
     ),
     _number(
         "prediction_drift_p", "chance of predictions that far apart",
         "p-value of `prediction_drift`, as `input_drift_p`", DRIFT, "0 … 1",
+    ),
+    _number(
+        "prediction_drift_number", "which number of the predictions moved",
+        "as `input_drift_number`", DRIFT,
     ),
     _number(
         "staleness", "rounds that uploads lag behind",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fedmodels.errors import PayloadError
-from fedmodels.numerics.data_drift import NAMES
+from fedmodels.numerics.data_drift import NAMES, PLACES
 from fedmodels.training.wire import SharedPart
 
 
@@ -19,3 +19,8 @@ class Drift(SharedPart):
         for name in NAMES:
             if name in figures and not 0 <= figures[name] <= 1:
                 raise PayloadError(f"the report's {name!r} is {figures[name]:g}, not from 0 to 1")
+        for name in PLACES:
+            if name in figures and not (figures[name] >= 0 and float(figures[name]).is_integer()):
+                raise PayloadError(
+                    f"the report's {name!r} is {figures[name]:g}, no place in a list"
+                )

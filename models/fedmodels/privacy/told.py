@@ -160,7 +160,7 @@ loss:
 scores:
   record.clients.*.views.* record.confusions.*
 metrics:
-  record.clients.*.input_drift* record.clients.*.prediction_drift*
+  record.drift.* record.clients.*.input_drift* record.clients.*.prediction_drift*
   *.metrics.input_drift *.metrics.prediction_drift
 noise:
   *.metrics.prototype_drift *.metrics.weights_* record.series.* record.privacy.clip_next

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from fedcli.data.store.client_data import ClientData
+from fedcli.parts import drift
+from fedcli.parts.drift import DriftMeter
+from fedcli.runtime.state import StateDirectory
 from fedcli.runtime.worker import Worker
 from fedmodels.config.experiment import Experiment
-from fedmodels.errors import ClientFailed
+from fedmodels.errors import ClientFailed, ConfigError
 from fedmodels.methods.fedrep import FedRep
-from fedmodels.numerics.data_drift import NAMES
+from fedmodels.numerics.alarm_levels import Alarms, Levels
+from fedmodels.numerics.data_drift import NAMES, PLACES, Summary, Watched
 from fedmodels.tensors.bundle import Bundle
 from fedsrv.dashboard.live import charts_of
 from fedsrv.engine.rounds import Engine
@@ -22,23 +31,30 @@ from fedsrv.events import EventLog
 from fedsrv.parts import parts_of
 from fedsrv.parts.drift import Drift
 from fedsrv.report.page import page
+from fedsrv.report.quantities import what_moved
 from fedsrv.report.run_record import group_runs, read_run
 from fedsrv.state.store import Store
 from fedtide.inprocess import InProcessCohort, run_in_process
 from tests.conftest import records_of, tiny_experiment
 
-CAPTIONS = {f"how far {part}s moved from the task before" for part in ("input", "prediction")}
+CAPTIONS = {f"how far {part}s moved from earlier tasks" for part in ("input", "prediction")}
 
 
-def experiment_with(drift: bool = True, **more: Any) -> Experiment:
+CPU = torch.device("cpu")
+
+
+def experiment_with(on: bool = True, **more: Any) -> Experiment:
     schedule = {"order": "tasks_outer", "rounds": 2, "clients": 3}
-    return tiny_experiment(schedule=schedule, evaluate={"drift": drift}, **more)
+    return tiny_experiment(schedule=schedule, evaluate={"drift": on}, **more)
 
 
 def figures_of(run: Path) -> list[dict[str, dict[str, float]]]:
     """Return the figures of drift of each record, by client."""
     return [
-        {c: {k: v for k, v in row.items() if k in NAMES} for c, row in record["clients"].items()}
+        {
+            c: {k: v for k, v in row.items() if k in (*NAMES, *PLACES)}
+            for c, row in record["clients"].items()
+        }
         for record in records_of(run)
     ]
 
@@ -54,15 +70,16 @@ def figures_of(run: Path) -> list[dict[str, dict[str, float]]]:
 def test_drift_is_measured_from_the_second_task_on(digits, tmp_path, more):
     """It changes no state, and no upload."""
     summary = run_in_process(experiment_with(**more), digits, tmp_path / "run")
-    plain = run_in_process(experiment_with(drift=False, **more), digits, tmp_path / "plain")
+    plain = run_in_process(experiment_with(on=False, **more), digits, tmp_path / "plain")
     assert summary["state_sha256"] == plain["state_sha256"]
     assert summary["bytes"]["up"] == plain["bytes"]["up"]
     found = figures_of(tmp_path / "run")
     assert all(not row for record in found[:2] for row in record.values())
     for record, row in zip(records_of(tmp_path / "run")[2:], found[2:], strict=True):
         for client in ("0", "1", "2"):
-            assert row[client].keys() == set(NAMES)
-            assert all(0 <= value <= 1 for value in row[client].values())
+            assert set(NAMES) <= row[client].keys() <= {*NAMES, *PLACES}
+            assert all(0 <= row[client][name] <= 1 for name in NAMES)
+            assert all(round(row[client][name], 2) == row[client][name] for name in NAMES[::2])
         mean = sum(row[client]["input_drift"] for client in ("0", "1", "2")) / 3
         assert record["metrics"]["input_drift"] == pytest.approx(mean)
     inputs = [[row[c]["input_drift"] for c in ("0", "1", "2")] for row in found[2:]]
@@ -96,63 +113,155 @@ def test_a_method_may_not_keep_something_by_the_name_of_a_part(digits, tmp_path,
     experiment = experiment_with(method="fedrep")
     with pytest.raises(ClientFailed, match="after_local of FedRep keeps 'drift/mine', and the run"):
         run_in_process(experiment, digits, tmp_path / "run")
-    run_in_process(experiment_with(drift=False, method="fedrep"), digits, tmp_path / "plain")
+    run_in_process(experiment_with(on=False, method="fedrep"), digits, tmp_path / "plain")
 
 
-def test_a_shift_is_a_warning_once_and_shown(digits, tmp_path):
-    """A line for each part of a task, which names its clients."""
-    experiment, events = experiment_with(), EventLog()
+def test_a_shift_is_a_warning_once_and_shown(digits, tmp_path, caplog):
+    """At the client by its own levels, in the record, and on both pages."""
+    experiment, events = experiment_with(method="fedavg"), EventLog()
+    shutil.copytree(digits, tmp_path / "data")
+    for client in ("0", "1", "2"):
+        place = tmp_path / "data" / client
+        about = json.loads((place / "client.json").read_text())
+        about["tasks"][1] = about["tasks"][0]
+        (place / "client.json").write_text(json.dumps(about))
+        shutil.rmtree(place / "task-1")
+        shutil.copytree(place / "task-0", place / "task-1")
+        x = np.load(place / "task-1" / "train_x.npy")
+        if client != "1":
+            x[:, :, 3, 4] = 240 + x[:, :, 3, 4] % 3
+        np.save(place / "task-1" / "train_x.npy", x)
     store = Store(tmp_path / "run", experiment, resume=False)
-    cohort = InProcessCohort(experiment, digits, tmp_path / "run" / "clients")
+    cohort = InProcessCohort(experiment, tmp_path / "data", tmp_path / "run" / "clients")
     Engine(experiment, cohort, store, events, parts_of(store, events)).run()
     store.close()
     lines = [event.detail["line"] for event in events._kept if event.kind == "note"]
-    moved = [line for line in lines if "moved from those of the task before" in line]
-    assert len(moved) == len({*moved}) > 0
-    rows = figures_of(tmp_path / "run")[2]
-    clients = [c for c in ("0", "1", "2") if rows[c]["input_drift_p"] < 0.01]
-    (inputs,) = (line for line in moved if line.startswith("inputs of task 1"))
-    assert f"at client{'s' if len(clients) > 1 else ''} {', '.join(clients)}: by up to" in inputs
+    (line,) = (line for line in lines if "moved from those of earlier tasks" in line)
+    assert line.startswith(
+        "training data of task 1 moved from those of earlier tasks at clients 0, 2;"
+    )
+    assert "; docs/drift.md" in line
+    assert "; the most: the spread of channel 0 within an example, by more than 4.6 " in line
+    own = [text for text in caplog.messages if "moved since task 0" in text]
+    assert len(own) == 2, "each client says it once, in the first of two rounds"
+    assert all("; so did channel 0 at row 3 of 8, column 4 of 8, " in text for text in own)
+    assert own[0].startswith("client 0, task 1: inputs moved since task 0: the spread of channel 0")
+    (told,) = (record["drift"] for record in records_of(tmp_path / "run") if "drift" in record)
+    assert [alarm["client"] for alarm in told] == [0, 2]
     run = read_run(tmp_path / "run")
     assert {chart.caption for chart in charts_of(run) if chart.is_telling} >= CAPTIONS
-    assert all(caption in page(group_runs([run])) for caption in CAPTIONS)
+    shown = page(group_runs([run]))
+    assert all(caption in shown for caption in CAPTIONS)
+    assert "data moved: client 2, task 1: the spread of channel 0 within an example, by" in shown
+    assert what_moved(run)[1].startswith("client 0, task 1: the spread of channel 0")
 
 
-def test_each_client_and_task_is_warned_of_once():
-    """With rounds_outer, tasks come again in each round."""
+def rows_of(moved: float, *clients: int) -> dict[str, dict[str, float]]:
+    row = {"input_drift": moved, "input_drift_p": 1e-7, "input_drift_number": 2.0}
+    still = {"9": {"input_drift": 0.1, "input_drift_p": 0.5}}
+    return {**{str(client): dict(row) for client in clients}, **still}
+
+
+def told_by(steps: Sequence[tuple[dict[str, Any], Mapping[int, int]]]) -> list[str]:
+    """Return what the coordinator says of interactions: rows of clients, and tasks of all."""
     events = EventLog()
-    told = Drift(SimpleNamespace(experiment=None), events)
-
-    def record(task: int, *clients: str) -> Any:
-        rows = {c: {"input_drift": 0.5, "input_drift_p": 0.001} for c in clients}
-        still = {"9": {"input_drift": 0.1, "input_drift_p": 0.5}}
-        return {"interaction": 0, "task": task, "clients": {**rows, **still}, "metrics": {}}
-
-    for each in (record(1, "0"), record(2, "0"), record(1, "0"), record(2, "0", "4"), record(3)):
-        step = Step(0, 0, each["task"], (), True, False)
-        told.records(SimpleNamespace(step=step), None, each)
-        told.committed(each)
-    said = [event.detail["line"].partition(":")[0] for event in events._kept]
-    before = "moved from those of the task before at client"
-    assert said == [f"inputs of task {t} {before} {c}" for t, c in ((1, 0), (2, 0), (2, 4))]
+    told = Drift(SimpleNamespace(experiment=SimpleNamespace(data=None), ledger=None), events)
+    facts = SimpleNamespace(problem=SimpleNamespace(input_shape=(8,), num_classes=3))
+    at = SimpleNamespace(ctx=SimpleNamespace(run=facts), plan=SimpleNamespace(profiles={}))
+    for number, (rows, tasks) in enumerate(steps):
+        record: Any = {"interaction": number, "task": number, "clients": rows, "metrics": {}}
+        at.step = Step(number, number, number, (), True, False, tasks={9: 0, **tasks})
+        told.records(at, None, record)
+        told.committed(record)
+    return [event.detail["line"] for event in events._kept]
 
 
 def test_an_open_run_warns_of_the_clients_own_tasks():
     """Client 1 has its first new data, its second task, in stage 3; client 0 stays on its third."""
-    events = EventLog()
-    told = Drift(SimpleNamespace(experiment=None), events)
-    for stage, tasks in ((2, {0: 2, 1: 0}), (3, {0: 2, 1: 1}), (4, {0: 2, 1: 1})):
-        moved = {"input_drift": 0.5, "input_drift_p": 0.001}
-        rows = {str(client): dict(moved) if task else {} for client, task in tasks.items()}
-        record: Any = {"interaction": stage, "task": stage, "clients": rows, "metrics": {}}
-        step = Step(stage, stage, stage, (0, 1), True, False, tasks=tasks)
-        told.records(SimpleNamespace(step=step), None, record)
-        told.committed(record)
-    said = [event.detail["line"].partition(" moved")[0] for event in events._kept]
-    assert said == ["inputs of task 2", "inputs of task 1"]
+    steps = [
+        (rows_of(0.3), {0: 0, 1: 0}),
+        (rows_of(0.3, 0), {0: 2, 1: 0}),
+        (rows_of(0.3, 0, 1), {0: 2, 1: 1}),
+        (rows_of(0.3, 0, 1), {0: 3, 1: 1}),
+        (rows_of(0.7, 0, 1), {0: 4, 1: 2}),
+    ]
+    said = told_by(steps)
+    assert [line.partition("; docs")[0] for line in said] == [
+        "training data of task 2 moved from those of earlier tasks at client 0: the mean of number "
+        "2, by 0.77 standard deviations (p = 1e-07)",
+        "training data of task 1 moved from those of earlier tasks at client 1: the mean of number "
+        "2, by 0.77 standard deviations (p = 1e-07)",
+        "training data of task 4 moved from those of earlier tasks at client 0: the mean of number "
+        "2, by 2.1 standard deviations (p = 1e-07)",
+        "training data of task 2 moved from those of earlier tasks at client 1: the mean of number "
+        "2, by 2.1 standard deviations (p = 1e-07)",
+    ], "what lasts is told again where it doubled"
+
+
+def test_clients_with_one_reason_share_a_line():
+    (line,) = told_by([(rows_of(0.5, *range(8)), dict.fromkeys(range(8), 1))])
+    assert "at clients 0, 1, 2" in line
+    assert "; the most: the mean of number 2" in line
+
+
+def test_a_restart_knows_what_was_told(tmp_path):
+    """Alarms follow from committed records: the second part reads those of the first."""
+    records: list[Any] = []
+    ledger = SimpleNamespace(record=lambda n: records[n])
+    store = SimpleNamespace(experiment=SimpleNamespace(data=None), ledger=ledger)
+    facts = SimpleNamespace(problem=SimpleNamespace(input_shape=(8,), num_classes=3))
+    at = SimpleNamespace(ctx=SimpleNamespace(run=facts), plan=SimpleNamespace(profiles={}))
+
+    def told_with(part: Drift, number: int) -> Any:
+        rows = rows_of(0.3, 0) if number else rows_of(0.3)
+        record: Any = {"interaction": number, "task": 9, "clients": rows, "metrics": {}}
+        at.step = Step(number, number, 9, (), True, False, tasks={0: number, 9: number})
+        part.records(at, None, record)
+        return record
+
+    first = Drift(store, EventLog())
+    records += [told_with(first, number) for number in range(4)]
+    assert ["drift" in record for record in records] == [False, True, False, False]
+    again = Drift(store, EventLog())
+    assert "drift" not in told_with(again, 4)
+    assert vars(again._seen) == vars(first._seen) | {
+        "interactions": 5, "_alarms": again._seen._alarms, "_tasks": {"0": 4, "9": 4}
+    }  # fmt: skip
+    assert "drift" in told_with(again, 1), "after a roll-back it is told anew"
+
+
+def test_what_a_client_keeps_does_not_grow(digits, tmp_path):
+    """Of 40 tasks it keeps the first three, the last and the one before."""
+    worker = Worker(0, ClientData(digits / "0"), StateDirectory(tmp_path), experiment_with(), CPU)
+    meter = next(part for part in worker.parts if isinstance(part, DriftMeter))
+    x, y = torch.randn(60, 9), torch.arange(60) % 6
+    kept: dict[str, torch.Tensor] = {}
+    for task in range(40):
+        now = Summary.of(task, Watched(x, 9, y, y, 6))
+        kept = meter._kept([*drift._summaries(kept), now])
+        if task == 5:
+            size = sum(t.nbytes for t in kept.values())
+    assert [int(one.task) for one in drift._summaries(kept)] == [0, 1, 2, 38, 39]
+    assert sum(t.nbytes for t in kept.values()) == size < 20_000
+    meter._slides = True
+    for task in range(40):
+        now = Summary.of(task, Watched(x, 9, y, y, 6))
+        kept = meter._kept([*drift._summaries(kept), now])
+    assert [int(one.task) for one in drift._summaries(kept)] == [36, 37, 38, 39]
+    again, last = drift._read(
+        drift._written(Alarms(Levels(10, 7, (2, 5)), {"prediction": 0.25}), 6)
+    )
+    assert (again, last) == (Alarms(Levels(10, 7, (2, 5)), {"prediction": 0.25}), 6)
+
+
+def test_keys_of_drift_need_drift():
+    with pytest.raises(
+        ConfigError, match="drift_window says how drift is measured: set drift = tr"
+    ):
+        tiny_experiment(evaluate={"drift_window": 4})
 
 
 def test_the_figures_are_those_of_the_page_of_metrics():
     from fedmodels.numerics.metric_names import METRICS
 
-    assert set(NAMES) <= METRICS.keys()
+    assert {*NAMES, *PLACES} <= METRICS.keys()
