@@ -60,14 +60,13 @@ def chance(earlier: Given, now: Given) -> float:
 
 def chance_before(earlier: Given, now: Given) -> float:
     """Return the p-value that earlier versions gave."""
-    parts = [x.reshape(len(x), -1) for x in (earlier[0], now[0])]
+    parts: list[Any] = [x.reshape(len(x), -1) for x in (earlier[0], now[0])]
     if parts[0].shape[1] > 32:
         draw = np.random.default_rng(0).standard_normal((parts[0].shape[1], 32))
         parts = [x @ draw for x in parts]
     columns = zip(parts[0].T, parts[1].T, strict=True)
-    return min(
-        1.0, parts[0].shape[1] * min(ks_2samp(*two, method="asymp").pvalue for two in columns)
-    )
+    least = min(ks_2samp(*two, method="asymp").pvalue for two in columns)
+    return min(1.0, parts[0].shape[1] * float(least))
 
 
 def shares(what: str, data: str, pairs: Iterator[tuple[Given, Given]]) -> Row:
@@ -101,6 +100,7 @@ def people(file: Path, most: int) -> Iterator[Given]:
 def cut(given: Given, first: NDArray[np.bool_], named: bool = False) -> tuple[Given, Given]:
     """Return two tasks of one recording; sessions stay named where that is said."""
     x, y, sessions = given
+    assert sessions is not None
     parts = [(x[some], y[some], sessions[some] if named else None) for some in (first, ~first)]
     return parts[0], parts[1]
 
@@ -117,6 +117,7 @@ def halves(given: Given) -> tuple[Given, Given]:
 def by_session(given: Given, rng: np.random.Generator) -> tuple[Given, Given]:
     """Return a person's sessions dealt out at random, those of each activity to both tasks."""
     _, y, sessions = given
+    assert sessions is not None
     first = np.zeros(len(y), dtype=bool)
     for label in np.unique(y):
         several = rng.permutation(np.unique(sessions[y == label]))

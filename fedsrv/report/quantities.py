@@ -297,7 +297,7 @@ def what_moved(run: RunRecord) -> list[str]:
     told = (row.get("drift") for row in run.rows)
     alarms = [table(alarm) for several in told if isinstance(several, list) for alarm in several]
     return [
-        f"client {run.client_names.get(client, client)}, task {task}: {line}"
+        f"client {run.client_names.get(int(client), int(client))}, task {int(task)}: {line}"
         for alarm in reversed(alarms)
         if (client := number(alarm.get("client"))) is not None
         and (task := number(alarm.get("task"))) is not None
