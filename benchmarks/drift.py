@@ -66,7 +66,7 @@ def chance_before(earlier: Given, now: Given) -> float:
         parts = [x @ draw for x in parts]
     columns = zip(parts[0].T, parts[1].T, strict=True)
     least = min(ks_2samp(*two, method="asymp").pvalue for two in columns)
-    return min(1.0, parts[0].shape[1] * float(least))
+    return float(min(1.0, parts[0].shape[1] * least))
 
 
 def shares(what: str, data: str, pairs: Iterator[tuple[Given, Given]]) -> Row:

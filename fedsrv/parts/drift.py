@@ -60,6 +60,7 @@ class Drift(ServerPart):
                     continue
                 tasks = {c: row.get("task", record["task"]) for c, row in record["clients"].items()}
                 self._seen.see(record["clients"], tasks)
+            self._seen.interactions = interaction
 
     def _alarm(
         self, at: Interaction, part: str, client: str, rows: Mapping[str, ClientRow],
@@ -100,8 +101,8 @@ class Seen:
         """Take in the clients of the next interaction; return the parts and clients to tell of."""
         self.interactions += 1
         told = list[Told]()
-        for client in sorted(rows, key=int):
-            if not _tells(rows[client]) or tasks[client] <= self._tasks.get(client, -1):
+        for client in sorted((c for c in rows if _tells(rows[c])), key=int):
+            if tasks[client] <= self._tasks.get(client, -1):
                 continue
             self._tasks[client] = tasks[client]
             for part in DRIFT_PARTS:
