@@ -96,7 +96,7 @@ def test_a_refused_pair_has_its_line(refusal, place):
     if refusal.where.startswith("[evaluate]"):
         tables["evaluate"]["select_by"] = "f1"
     if refusal.where.startswith("[training.lr_schedule]"):
-        tables["training"]["lr_schedule"] = {"kind": "exponential", "gamma": 0.5}
+        tables.setdefault("training", {})["lr_schedule"] = {"kind": "exponential", "gamma": 0.5}
     told = refusal.why.split("{")[0][:40]
     with pytest.raises(ConfigError) as error:
         tiny_experiment(**tables)
