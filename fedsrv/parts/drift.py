@@ -119,12 +119,12 @@ def _tells(row: ClientRow) -> bool:
 
 def lines_of(alarms: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return alarms as lines that people read, one for all clients where the same number moved."""
-    together: dict[tuple[str, int, int], list[Mapping[str, Any]]] = {}
+    alike: dict[tuple[str, int, int], list[Mapping[str, Any]]] = {}
     for alarm in alarms:
         key = alarm["part"], alarm["task"], alarm["number"]
-        together.setdefault(key, []).append(alarm)
+        alike.setdefault(key, []).append(alarm)
     found = list[str]()
-    for (part, task, _), several in together.items():
+    for (part, task, _), several in alike.items():
         furthest = max(several, key=lambda alarm: alarm["amount"])
         clients = clients_text([str(alarm["client"]) for alarm in several])
         what = "training data" if part == "input" else "predictions"
