@@ -66,7 +66,8 @@ def test_only_a_watcher_may_watch(loopback, certs):
             assert "may not call Watch" in refused.value.details()
     channel, events = watch(run, certs, "watcher")
     with channel:
-        assert next(events).event.WhichOneof("what") == "listening"
+        begin = [next(events).event.WhichOneof("what") for _ in range(2)]
+        assert begin == ["present", "listening"]
         stranger = run.join("2", *client_options(certs, "watcher"), states=run.root / "stranger")
         assert stranger.wait() == 1
         assert "fedtide:watcher may not call Join" in stranger.output()

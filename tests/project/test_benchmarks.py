@@ -42,6 +42,7 @@ ELSEWHERE = {
 """Who else uses the functions of a benchmark: its parts run there, its command does not."""
 NOWHERE = {
     "asynchronous": "clients that are slow on purpose: ten minutes",
+    "drift": "people of three recordings: minutes",
     "flower_noop": "needs Flower",
     "generators": "needs Fashion-MNIST, and minutes",
     "load": "a client that is stopped is waited for: half a minute",

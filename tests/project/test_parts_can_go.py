@@ -61,7 +61,7 @@ NAMED: dict[str, tuple[str, str, str]] = {
         """,
     ),
     "asynchronous rounds": (
-        r"buffered_rounds|staleness|config/schedule",
+        r"buffered_rounds|staleness|config/schedule|parts/open_buffer|parts/buffer_steps",
         r"is_asynchronous|BufferedRounds|BufferedUploads|buffered_rounds|staleness",
         """
         fedcli/parts/kept_models.py fedmodels/config/combinations.py
@@ -161,8 +161,8 @@ NAMED: dict[str, tuple[str, str, str]] = {
         r"class_growth|growth_by_method",
         r"class_growth|growth_by_method",
         """
-        fedcli/runtime/setups.py fedsrv/parts/open_admission.py fedsrv/parts/stages.py
-        fedtide/testing/suite.py
+        fedcli/runtime/setups.py fedsrv/parts/open_admission.py fedsrv/parts/open_buffer.py
+        fedsrv/parts/stages.py fedtide/testing/suite.py
         """,
     ),
 }

@@ -46,7 +46,8 @@ parts:
   Order.secure_sum PushSeveralResponse.outcomes WatchResponse.event WatchResponse.head
   Event.joined Event.left Event.order Event.beat Event.upload Event.failed Event.commit Event.scores
   Event.finished Event.waiting Event.server Event.rollback Event.started_over Event.missed
-  Event.listening Event.draining Event.dashboard Event.metrics Event.ended Event.note
+  Event.listening Event.draining Event.dashboard Event.metrics Event.ended Event.note Event.gone
+  Event.back Event.present Event.resting Event.growth Event.resumed Grown.line Resting.line
   OrderSent.order PartHeader.bundle BundleHeader.weights BundleHeader.prototypes
   BundleHeader.generators BundleHeader.histogram ModelShard.tensors PrototypeSet.vectors
   PrototypeSet.labels PrototypeSet.counts GeneratorUpdate.tensors LabelHistogram.round
@@ -63,7 +64,7 @@ config:
   Order.kind Order.views Order.global_test Order.confusion Counts.view Counts.rule Counts.test_set
   Confusion.view Probabilities.view WatchRequest.from_start Listening.address Listening.clients
   Listening.needed Dashboard.url MetricsPage.url Committed.of
-  Entry.key Value.boolean Value.integer Value.number Value.text
+  Order.settings Committed.privacy Entry.key Value.boolean Value.integer Value.number Value.text
 random:
   JoinRequest.token JoinResponse.token Joining.token Waiting.token PushHeader.token Member.token
   BeatRequest.token LeaveRequest.token Leaving.token AnnounceRequest.token
@@ -90,11 +91,11 @@ place:
   PartHeader.held PullHeader.more PushResponse.repeated_upload Outcome.code
   Outcome.repeated_upload BeatResponse.superseded Event.interaction Event.round Committed.task
   Missed.events TensorHeader.name TensorHeader.dtype TensorHeader.offset
-  PrototypeSet.level GeneratorUpdate.key GeneratorUpdate.version Frame.offset
+  PrototypeSet.level GeneratorUpdate.key GeneratorUpdate.version Frame.offset Resumed.task
 answer:
   PushHeader.failure Outcome.line Event.unix_time Committed.failed Committed.seconds
   Failed.reason WaitingFor.line WaitingFor.clients WaitingFor.seconds RolledBack.reason
-  Ended.reason
+  Ended.reason Gone.line Gone.clients Back.line Back.clients Present.clients Resting.clients
 words:
   JoinRequest.start_over JoinSeveralRequest.start_over Joining.name ClientDescription.name
   ClientDescription.dataset LeaveRequest.reason Left.reason Draining.line
@@ -110,10 +111,10 @@ examples:
   Report.num_examples Report.skipped_examples Report.seconds Report.peak_rss_bytes
   BeatRequest.epoch BeatRequest.batch Progress.epoch Progress.batch
 loss:
-  Report.loss Committed.loss
+  Report.loss Committed.loss Resumed.loss
 scores:
   Counts.support Counts.predicted Counts.correct Counts.loss_sum Confusion.counts
-  Probabilities.auroc Probabilities.ece Scored.metrics Finished.metrics
+  Probabilities.auroc Probabilities.ece Scored.metrics Finished.metrics Resumed.metrics
 metrics:
   Report.extra
 server:

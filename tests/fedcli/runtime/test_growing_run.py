@@ -23,6 +23,7 @@ from fedcli.runtime.host import Host
 from fedcli.runtime.link import Membership
 from fedcli.runtime.worker import Result, Worker
 from fedcli.runtime.workers import Workers
+from fedmodels.config.data import Data
 from fedmodels.errors import ConfigError, LinkError, PayloadError
 from fedmodels.nets.trained import TrainedModel
 from fedmodels.tensors.archive import load
@@ -224,11 +225,12 @@ class FakeLink:
         self.joined: list[int] = []
         self.data: dict[str, Any] | None = None
 
-    def announce(self, member: Membership, description: Any) -> None:
+    def announce(self, member: Membership, description: Any) -> list[rpc.TaskOf]:
         names = list(description.class_names)
         self.told.append((member.client, len(description.tasks), names))
         if self.answers:
             raise self.answers.pop(0)
+        return []
 
     def join(self, request: Any) -> rpc.JoinResponse:
         self.joined += [len(one.tasks) for one in request.clients]
@@ -335,7 +337,7 @@ def test_what_is_complete_in_a_folder_becomes_a_task(enrolment, data, tmp_path, 
     assert sorted(p.name for p in place.iterdir() if not p.name.startswith(".")) == [
         "2026-03.part", "Thumbs.db", "refused", "taken", "x.tmp",
     ]  # fmt: skip
-    images(place / "2026-01", "a")
+    images(tmp_path / "again", "a").rename(place / "2026-01")  # other content of the same name
     news.look()
     assert (place / "taken" / "2026-01-2").exists()
     assert open_data(data, 1).num_tasks == 4
@@ -374,7 +376,7 @@ def test_files_are_cut_as_before_or_as_the_server_says(tmp_path):
     assert how_cut(tmp_path, 0, None) is None
     assert how_cut(tmp_path, 0, link) is None
     link.data = {"name": "digits"}
-    assert how_cut(tmp_path, 0, link) is None
+    assert how_cut(tmp_path, 0, link) == (Data(name="digits"), 3)
     link.data = {"name": "directory", "test_share": 0.5}
     asked = how_cut(tmp_path, 0, link)
     assert asked is not None

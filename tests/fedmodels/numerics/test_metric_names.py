@@ -8,9 +8,9 @@ from fedmodels.numerics.metric_names import (
     current,
     find,
     is_known,
-    is_written_by_runs,
     metric,
 )
+from fedmodels.numerics.metric_tables import is_written_by_runs
 
 
 def test_endings_say_on_what_and_over_which_classes():
