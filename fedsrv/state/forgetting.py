@@ -39,6 +39,7 @@ def forget(store: Store, clients: Sequence[int]) -> list[str]:
     if not gone:
         return []
     records = [record for record, _ in store.ledger.records()]
+    records += store.ledger.undone().values()  # which would count again: a kill came in between
     if not any(gone & {*record["cohort"]} for record in records):
         return [REMAINS] if fresh else []
     seconds = sum(record["seconds"].get("wall", 0.0) for record in records)

@@ -1,7 +1,8 @@
 """``fedsrv recover``: a new ``run.db`` for a run whose database is damaged or gone.
 
 The config comes from ``config.toml``, the records from ``rounds.jsonl``, the run's id from its
-states. Files that cannot be used are set aside, never deleted.
+states, and who was set aside from ``audit.jsonl``. Files that cannot be used are moved, never
+deleted.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from fedmodels.config_file import parse_experiment
 from fedmodels.errors import ArchiveError, reason_of
 from fedmodels.files import sync_path
 from fedmodels.tensors.archive import load_named
+from fedsrv.state.audit import AUDIT, Broken, read
 from fedsrv.state.ledger import Ledger
 from fedsrv.state.record import Record
 from fedsrv.state.run_directory import lock, state_numbers, writing
@@ -78,7 +80,7 @@ def _recover(run: Path, say: Callable[[str], None]) -> int:
     fresh = run / "run.db.new"
     fresh.unlink(missing_ok=True)
     oldest = min(state_numbers(run / "server"))  # clients keep theirs as long
-    facts = {"watermark": str(oldest), "highest": str(last)}
+    facts = {"watermark": str(oldest), "highest": str(last), **_gone(run, say)}
     _write(fresh, experiment, run_id, records[: last + 1], facts)
     aside = _set_aside(run, last)
     fresh.replace(run / "run.db")
@@ -178,6 +180,26 @@ def _began(experiment: Experiment, records: list[Record]) -> dict[str, str]:
         settings |= {key: before for key, (before, _) in change.items()}
     known = {key: value for key, value in settings.items() if value is not None}
     return {"began": json.dumps(known, sort_keys=True)}
+
+
+def _gone(run: Path, say: Callable[[str], None]) -> dict[str, str]:
+    """Return the facts that say which clients take no part, from when on and why, by the log."""
+    first, reasons = dict[int, int](), dict[str, str]()
+    try:
+        lines = [entry.facts for entry in read(run / AUDIT)]
+    except (Broken, OSError, ValueError) as error:
+        say(f"{AUDIT} cannot be used ({error}): name who took no part, with --without or --forget")
+        return {}
+    for line in lines:
+        if line["what"] == "set aside" and "task" not in line:
+            client, number = int(line["client"]), int(line["interaction"])
+            first[client] = min(number, first.get(client, number))
+            reasons[str(client)] = str(line["reason"])
+    if not first:
+        return {}
+    say(f"set aside, as {AUDIT} tells: clients {', '.join(map(str, sorted(first)))}")
+    aside = json.dumps(sorted(first.items()))
+    return {"aside": aside, "aside_why": json.dumps(reasons, sort_keys=True)}
 
 
 def _set_aside(run: Path, last: int) -> list[str]:

@@ -306,11 +306,15 @@ class Store:
         self._files.drop(n for n in undone if n >= number)
 
     def take_back(self, interaction: int) -> None:
-        """Undo every commit after an interaction for good: a replay is not compared with them."""
+        """Undo every commit after an interaction for good: a replay is not compared with them.
+
+        Files go first: states alone, with no record of any, look like a damaged database.
+        """
         self.roll_back(interaction)
         with writing(self.path):
+            self._files.drop([n for n in self._files.kept if n > interaction])
+            sync_path(self.states)
             self.ledger.forget_undone(interaction + 1)
-            self._files.drop(n for n in self._files.kept if n > interaction)
 
     def aside(self) -> dict[int, int]:
         """Return the first interaction without each client that was set aside."""

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import pytest
 
 from fedmodels.errors import ConfigError
-from fedsrv.state.forgetting import WHY
+from fedsrv.state.forgetting import WHY, forget
+from fedsrv.state.ledger import Ledger
 from fedsrv.state.lineage import lineage_of
+from fedsrv.state.recovery import recover
+from fedsrv.state.state_files import StateFiles
 from fedsrv.state.store import Store
 from fedtide.inprocess import run_in_process
 from tests.conftest import tiny_experiment
 from tests.fedsrv.engine.test_open_run import Dies
-from tests.runs import assert_same, killed
+from tests.runs import Killed, assert_same, killed
 
 
 @pytest.mark.parametrize("method", ["fedrep"])
@@ -40,6 +45,33 @@ def test_a_kill_right_after_the_wish_loses_it_not(digits, tmp_path):
     store.close()
     run_in_process(experiment, digits, run, resume=True)
     assert {origin.client for origin in lineage_of(run).at(3)} == {0, 2}
+
+
+@pytest.mark.parametrize(("owner", "step"), [(Ledger, "forget_undone"), (StateFiles, "drop")])
+def test_a_kill_while_commits_are_undone_brings_none_of_them_back(
+    owner, step, digits, tmp_path, monkeypatch
+):
+    """All clients still have the states of what was undone, and early ones are pruned by now."""
+    experiment, run = tiny_experiment(method="fedrep"), tmp_path / "run"
+    run_in_process(experiment, digits, run)
+    with closing(Store(run, experiment, resume=True)) as store, monkeypatch.context() as patch:
+        patch.setattr(owner, step, lambda *_: (_ for _ in ()).throw(Killed()))
+        with pytest.raises(Killed):
+            forget(store, [1])
+    run_in_process(experiment, digits, run, resume=True)
+    assert {share.client for v in lineage_of(run).versions for share in v.shares} == {0, 2}
+
+
+def test_a_database_made_anew_knows_who_is_forgotten(digits, tmp_path):
+    experiment, run, said = tiny_experiment(), tmp_path / "run", list[str]()
+    run_in_process(experiment, digits, run, facts=True)
+    killed(experiment, digits, run, resume=True, forgotten=[1], before=Dies(3), facts=True)
+    for file in run.glob("run.db*"):
+        file.unlink()
+    recover(run, said.append)
+    assert "set aside, as audit.jsonl tells: clients 1" in said
+    run_in_process(experiment, digits, run, resume=True)
+    assert {share.client for v in lineage_of(run).versions for share in v.shares} == {0, 2}
 
 
 def test_what_cannot_be_computed_again_is_refused_in_a_line(digits, tmp_path):
