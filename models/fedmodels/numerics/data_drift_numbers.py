@@ -138,6 +138,13 @@ class Words:
     channels: Sequence[str] = ()
     classes: Sequence[str] = ()
 
+    @property
+    def count(self) -> int:
+        """Return how many numbers are watched of this part."""
+        if self.part == "input":
+            return Numbers(self.shape).count + self.num_classes
+        return 2 * self.num_classes
+
     def name(self, place: int) -> str:
         """Return what people call a number."""
         if self.part == "input":

@@ -192,11 +192,19 @@ LIES = {
 @pytest.mark.parametrize(
     ("asks", "told", "line"),
     [
-        (False, 0.5, "'input_drift', unknown to the method"),
-        (True, 1.01, "'input_drift' is 1.01, not from 0 to 1"),
-        (True, -0.1, "not from 0 to 1"),
-        (True, math.nan, "not from 0 to 1"),
-        (True, 1.0, ""),
+        (False, {}, "'input_drift[_p]*', unknown to the method"),
+        (True, {"input_drift": 1.01}, "'input_drift' is 1.01, not from 0 to 1"),
+        (True, {"input_drift": -0.1}, "not from 0 to 1"),
+        (True, {"input_drift_p": math.nan}, "not from 0 to 1"),
+        (True, {"input_drift_p": None}, "holds 'input_drift' without 'input_drift_p'"),
+        (True, {"input_drift": None}, "holds 'input_drift_p' without 'input_drift'"),
+        (True, {"prediction_drift_number": 0.0}, "without 'prediction_drift'"),
+        (True, {"input_drift_number": -1.0}, "is -1, no place in a list of "),
+        (True, {"input_drift_number": 0.5}, "is 0.5, no place in a list of "),
+        (True, {"input_drift_number": math.inf}, "is inf, no place in a list of "),
+        (True, {"input_drift_number": 3e38}, r"is 3e\+38, no place in a list of "),
+        (True, {"input_drift_number": 4.0}, ""),
+        (True, {}, ""),
     ],
 )
 def test_drift_is_asked_for_and_has_bounds(asks, told, line):
@@ -204,7 +212,9 @@ def test_drift_is_asked_for_and_has_bounds(asks, told, line):
     evaluate = terms.run.experiment.evaluate.model_copy(update={"drift": asks})
     experiment = terms.run.experiment.model_copy(update={"evaluate": evaluate})
     terms = replace(terms, run=replace(terms.run, experiment=experiment))
-    said = report(counts(), empty(), extra={"input_drift": told})
+    figures = {"input_drift": 1.0, "input_drift_p": 0.5, **told}
+    extra = {name: value for name, value in figures.items() if value is not None}
+    said = report(counts(), empty(), extra=extra)
     if not line:
         return terms.check_report(0, order(), said)
     with pytest.raises(PayloadError, match=line):
