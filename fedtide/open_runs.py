@@ -98,7 +98,7 @@ class OpenRun:
         """
         from fedcli.data.store.dropping import drop_task
 
-        return drop_task(self.path / "data", client, task, why)
+        return drop_task(self.data, client, task, why)
 
     def retire(self, clients: Sequence[int], *, forget: bool = False) -> None:
         """Let clients leave for good, before the next round.

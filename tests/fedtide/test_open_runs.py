@@ -63,3 +63,5 @@ def test_what_cannot_be_is_refused_in_a_line(months, tmp_path):
         run.retire([1, 2])
     with pytest.raises(DataError):
         run.add_task(2, months / "march")
+    with pytest.raises(DataError, match="has no task 9: it has "):
+        run.drop_task(0, 9)

@@ -17,7 +17,9 @@ from fedcli.data.cuts.held_out import held_out, tasks_in_order
 from fedmodels.data_description import MAX_CLASSES, ProblemFile, first_fault
 from fedmodels.errors import DataError
 
-_FOLLOWING = ("transform", "wholes_train", "tasks_train", "tasks_test", "moments_given")
+_FOLLOWING = (
+    "transform", "wholes_train", "wholes_test", "tasks_train", "tasks_test", "moments_given",
+)  # fmt: skip
 """Fields of a data set that follow from the config and from what is in the files."""
 
 
@@ -88,6 +90,7 @@ class Dataset:
     tasks_train: IntArray | None = None  # (n,) task of its natural client, cut along time
     tasks_test: IntArray | None = None
     wholes_train: IntArray | None = None  # (n,) what stays whole when a part is held out
+    wholes_test: IntArray | None = None
     group_names: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()
     """Device model of each natural client, where the data set has several."""
@@ -115,7 +118,7 @@ class Dataset:
             name, train.x, train.y, test.x, test.y, len(class_names),
             class_names=tuple(class_names), groups_train=train.groups, groups_test=test.groups,
             tasks_train=train.tasks, tasks_test=test.tasks, wholes_train=train.wholes,
-            transform=train.transform, **facts,
+            wholes_test=test.wholes, transform=train.transform, **facts,
         )  # fmt: skip
 
     def at(self, train: IntArray | None = None, test: IntArray | None = None) -> Dataset:

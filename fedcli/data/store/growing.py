@@ -20,6 +20,7 @@ import json
 import logging
 import os
 import shutil
+import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -145,7 +146,8 @@ def add_task(
                 dataset = _in_own_order(_read(source, how, held), held.file, source)
                 found = compared(dataset, rows, rule, source, _share_of(source, how, dataset))
                 added = _added(held, thinned(found.dataset, how, seed), made, found, strict)
-                KnownRows(rows.db, open_data(root, client)).bring_up_to_date()
+                with suppress(sqlite3.Error):  # the task is there: its rows are taken in later
+                    KnownRows(rows.db, open_data(root, client)).bring_up_to_date()
                 return added
     except OSError as error:
         raise ArchiveNotWritten(

@@ -2,13 +2,15 @@
 
 ``DIR/<id>/rows.db`` keeps a hash of the inputs of each example, its task, and whether it is for
 testing; and the digest of each source. So what comes is compared with hundreds of tasks at the cost
-of its own rows, also where the data of earlier tasks were deleted. The file follows from the tasks:
-it is brought up to date when it is opened, after a crash too.
+of its own rows, also where the data of earlier tasks were deleted since. The file follows from the
+tasks: it is brought up to date when it is opened, after a crash too. What was deleted before that,
+or before the file was lost, is not known, and a line says so.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
@@ -21,7 +23,7 @@ from numpy.typing import NDArray
 
 from fedcli.data.arrays import content_hashes
 from fedcli.data.store.client_data import PARTS, SOURCE, ClientData
-from fedmodels.errors import DataError
+from fedmodels.errors import ArchiveNotWritten, DataError
 
 FILE = "rows.db"
 AT_ONCE = 500
@@ -32,6 +34,7 @@ TABLES = (
     "CREATE TABLE IF NOT EXISTS sources (sha256 TEXT, name TEXT, task INTEGER)",
     "CREATE INDEX IF NOT EXISTS by_content ON sources (sha256)",
 )
+log = logging.getLogger(__name__)
 Told = NDArray[np.bool_]
 """Of each row (n,), whether it is so."""
 
@@ -46,28 +49,37 @@ class KnownRows:
     def bring_up_to_date(self) -> None:
         """Take in the tasks that came since the last time; nothing of what was deleted or damaged.
 
-        ``user_version`` counts the tasks that are in.
+        ``user_version`` counts the tasks that are in. A line names those that cannot be read.
         """
         (known,) = self.db.execute("PRAGMA user_version").fetchone()
         if known > self.held.num_tasks:  # somebody put earlier data back
             self.db.execute("DELETE FROM rows WHERE task >= ?", (self.held.num_tasks,))
             self.db.execute("DELETE FROM sources WHERE task >= ?", (self.held.num_tasks,))
-        for task in range(known, self.held.num_tasks):
-            self._take(task)
+        lost = [task for task in range(known, self.held.num_tasks) if not self._take(task)]
+        if lost := [task for task in lost if self._counts(task)]:
+            log.warning(
+                "%s: data of %s cannot be read: which of their rows come again is not known",
+                self.held.directory, named(lost),
+            )  # fmt: skip
         if known != self.held.num_tasks:
             self.db.execute(f"PRAGMA user_version = {self.held.num_tasks}")
         self.db.commit()
 
-    def _take(self, task: int) -> None:
+    def _take(self, task: int) -> bool:
+        """Take in a task; tell whether all its data are there."""
+        is_whole = True
         for part in PARTS:
-            with suppress(DataError):
+            try:
                 hashes = content_hashes(self.held.arrays(task, part)[0])
                 rows = ((h, task, part == "test") for h in hashes.view(np.int64).tolist())
                 self.db.executemany("INSERT OR IGNORE INTO rows VALUES (?, ?, ?)", rows)
+            except DataError:
+                is_whole = False
         with suppress(OSError, ValueError, KeyError, TypeError):
             made = json.loads((self.held.directory / f"task-{task}" / SOURCE).read_bytes())
             facts = str(made["sha256"]), str(made["name"]), task
             self.db.execute("INSERT INTO sources VALUES (?, ?, ?)", facts)
+        return is_whole
 
     def source(self, sha256: str, name: str | None) -> int | None:
         """Return the task that was made of this content, under this name if one is given."""
@@ -102,17 +114,31 @@ class KnownRows:
 
 @contextmanager
 def known_rows(held: ClientData) -> Iterator[KnownRows]:
-    """Open what a client has had, up to date; a damaged file is made anew of the tasks."""
+    """Open what a client has had, up to date.
+
+    Raises:
+        DataError: the file is damaged.
+        ArchiveNotWritten: it cannot be written, or opened, for now.
+    """
     place = held.directory / FILE
     try:
         with closing(_opened(place)) as db:
             found = KnownRows(db, held)
             found.bring_up_to_date()
             yield found
+    except sqlite3.OperationalError as error:  # the disk is full, say
+        raise ArchiveNotWritten(f"{place} cannot be used: {error}") from None
     except sqlite3.DatabaseError as error:
         raise DataError(
-            f"{place} cannot be used ({error}): delete it, and it is made anew of the tasks"
+            f"{place} cannot be used ({error}): delete it, and it is made anew of the tasks whose "
+            "data are still there"
         ) from None
+
+
+def named(tasks: list[int], most: int = 5) -> str:
+    """Return tasks for a line: the first of them, and how many more there are."""
+    more = f" and {len(tasks) - most} more" if len(tasks) > most else ""
+    return f"task{'s' if len(tasks) > 1 else ''} {', '.join(map(str, tasks[:most]))}{more}"
 
 
 def _opened(place: Path) -> Any:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedcli.data.arrays import content_hashes
+from fedcli.data.arrays import IntArray, content_hashes
 from fedcli.data.cuts.held_out import last_of_each
 from fedcli.data.sets.dataset import Dataset
 from fedcli.data.store.known_rows import KnownRows
@@ -79,7 +79,12 @@ def split_anew(dataset: Dataset, share: float) -> Dataset:
     x = np.concatenate([dataset.train_x, dataset.test_x])
     y = np.concatenate([dataset.train_y, dataset.test_y])
     held = last_of_each(y, share)
+    wholes: list[IntArray | None] = [None, None]
+    if dataset.wholes_train is not None and dataset.wholes_test is not None:  # sessions
+        both = np.concatenate([dataset.wholes_train, dataset.wholes_test])
+        wholes = [both[~held], both[held]]
     return replace(
         dataset, train_x=x[~held], train_y=y[~held], test_x=x[held], test_y=y[held],
-        groups_train=None, groups_test=None,
+        groups_train=None, groups_test=None, tasks_train=None, tasks_test=None,
+        wholes_train=wholes[0], wholes_test=wholes[1],
     )  # fmt: skip

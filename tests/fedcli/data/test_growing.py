@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sqlite3
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +21,7 @@ from fedcli.data.store.client_data import ClientData, Part
 from fedcli.data.store.dropping import drop_task
 from fedcli.data.store.findings import inspect
 from fedcli.data.store.growing import Added, add_task
+from fedcli.data.store.known_rows import KnownRows
 from fedcli.data.store.opened_data import open_data
 from fedcli.data.store.own_files import cut_before, remembered
 from fedcli.data.store.partition_store import PartitionStore, StoredClient
@@ -494,6 +496,56 @@ def test_rows_of_a_task_that_was_set_aside_are_not_known(tmp_path):
     said = console.export_text()
     assert "task 0 is set aside: a loose sensor; an open run passes it over" in said
     assert "in earlier tasks already" not in said
+
+
+def test_sessions_stay_with_their_examples_where_the_parts_are_chosen_anew(tmp_path):
+    """The new rows are of the sessions 4 and 5; 16 of 20 are for training."""
+    rows = [f"{i},{i % 7},{i // 10},{'xy'[i % 2]}\n" for i in range(60)]
+    for name, count in (("jan", 40), ("jan_feb", 60)):
+        (tmp_path / f"{name}.csv").write_text("a,b,s,label\n" + "".join(rows[:count]))
+    columns = {"label": "label", "features": ["a", "b"], "session": "s"}
+    facts = {"name": "table", "columns": columns}
+    place = cut(tmp_path / "jan.csv", facts, 0, 0, tmp_path / "c")
+    add_task(place, 0, tmp_path / "jan_feb.csv", *(remembered(place) or ()))
+    stream = TaskStream(open_data(place, 0))
+    stream.open(1)
+    sessions = stream.sessions(1)
+    assert sessions is not None
+    assert sessions.tolist() == [4] * 10 + [5] * 6
+
+
+def test_rows_that_a_lost_file_knew_alone_are_told_of(tmp_path, caplog):
+    """The training data of task 0 were deleted, and then ``rows.db``; or it is damaged."""
+    place, add = exports(tmp_path)
+    known = place / "0" / "rows.db"
+    for path in (place / "0").glob("task-0/train*"):
+        path.unlink()
+    assert add().known == (8, 8)
+    (line,) = caplog.messages
+    assert line.endswith("/0: data of task 0 cannot be read: which of their rows come again is "
+                         "not known")  # fmt: skip
+    known.write_bytes(b"no database" * 99)
+    with pytest.raises(DataError, match="delete it, and it is made anew of the tasks whose data"):
+        add(repeats="keep")
+    known.unlink()
+    known.mkdir()
+    with pytest.raises(ArchiveNotWritten, match=r"rows\.db cannot be used: unable to open"):
+        add(repeats="keep")
+
+
+def test_a_task_that_is_there_is_added_though_its_rows_cannot_be_noted(tmp_path, monkeypatch):
+    _, add = exports(tmp_path)
+    take = KnownRows._take
+
+    def full(rows: KnownRows, task: int) -> bool:
+        if task:
+            raise sqlite3.OperationalError("database or disk is full")
+        return take(rows, task)
+
+    monkeypatch.setattr(KnownRows, "_take", full)
+    assert add().task == 1
+    monkeypatch.undo()
+    assert add().was_there
 
 
 def test_few_kinds_of_rows_say_nothing_of_what_was_there(tmp_path):

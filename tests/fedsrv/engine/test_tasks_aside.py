@@ -234,6 +234,15 @@ def test_only_open_runs_pass_tasks_over():
     }  # fmt: skip
 
 
+def test_a_site_with_older_data_is_told_what_is_missing_also_where_the_lost_task_was_set_aside():
+    taken = admission()
+    aside = {"train": [1, 1], "test": [1, 1], "set_aside": True}
+    text = described([3, 3], tasks=[{"train": [3, 3], "test": [3, 3]}, aside])
+    taken.admit(0, taken.taken(0, text))
+    with pytest.raises(PayloadError, match=r"has 1 tasks, and had 2: put back its client\.json"):
+        taken.check(0, taken.taken(0, described([3, 3])))
+
+
 def test_each_new_task_is_taken_or_refused_by_itself_and_no_mark_is_taken_back():
     taken = admission(max_classes=3)
     names = {"class_names": ["0", "1", "elk", "fox", "gnu"]}
