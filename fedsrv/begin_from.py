@@ -100,6 +100,6 @@ def _shared(weights: Weights) -> Weights:
 def _classes(run: Path) -> list[str]:
     """Return the names of a run's classes in label order; none where nobody named them."""
     try:
-        return [str(name) for name in json.loads((run / "data.json").read_text())["classes"]]
+        return [str(name) for name in json.loads((run / "data.json").read_text("utf-8"))["classes"]]
     except (OSError, ValueError, KeyError, TypeError):
         return []

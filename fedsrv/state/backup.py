@@ -55,8 +55,9 @@ def backup(run: Path, to: Path) -> int:
         (fresh / "server").mkdir(mode=0o700, parents=True)
         try:
             committed = _copied(run, fresh)
-            facts = {"taken_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
-            (fresh / TAKEN).write_text(json.dumps({**facts, "committed": committed}) + "\n")
+            now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+            facts = {"taken_at": now, "committed": committed}
+            (fresh / TAKEN).write_text(json.dumps(facts) + "\n", "utf-8")
             for path in (*fresh.rglob("*"), fresh):
                 sync_path(path)
             if to.is_dir():
@@ -77,7 +78,7 @@ def restore(copy: Path, run: Path) -> dict[str, Any]:
         RunFailed: ``run`` cannot be written.
     """
     try:
-        taken = dict(json.loads((copy / TAKEN).read_text()))
+        taken = dict(json.loads((copy / TAKEN).read_text("utf-8")))
         int(taken["committed"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         why = reason_of(error) if isinstance(error, OSError) else error
