@@ -127,7 +127,7 @@ class BufferedRounds(Exchange):
             found = others.beside(found)
             if not others.by_client:
                 break
-        if followed and len(found.arrivals) < len(followed["arrivals"]):
+        if followed and len(found.arrivals) < len(followed.get("arrivals", ())):
             self.undone = {}  # this went another way than before, so later records do not fit
         if step.ends_run:
             self.cohort.recall()
@@ -154,9 +154,8 @@ class BufferedRounds(Exchange):
             ]
             staleness = [at.step.interaction - number for number in begun]
             record["metrics"]["staleness"] = sum(staleness) / len(staleness)
-        if results.arrivals:
-            record["arrivals"] = [*results.arrivals.items()]
-            record["under_way"] = [*results.under_way.items()]
+        record["arrivals"] = [*results.arrivals.items()]
+        record["under_way"] = [*results.under_way.items()]
 
     # --- orders -----------------------------------------------------------------------------------
 
@@ -233,7 +232,7 @@ class BufferedRounds(Exchange):
                     f"interaction {step.interaction + 1} cannot follow the recorded arrivals: "
                     f"client {client} has no order of interaction {begun + 1}"
                 )
-        size = len(wanted) or min(self._size(), len(self.under_way))
+        size = len(wanted) if followed else min(self._size(), len(self.under_way))
         needed = size if self.followed else min(self.experiment.min_clients, size)
         may_lack = self.experiment.server.min_clients is not None and not wanted
         idle = self._idle(present) if may_lack else ()

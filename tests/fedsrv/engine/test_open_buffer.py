@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,11 +14,13 @@ import pytest
 
 from fedcli.data.store.growing import add_task
 from fedmodels.errors import ConfigError, RunFailed
+from fedsrv.engine.cohort import AnyOf
 from fedsrv.parts.buffer_steps import buffer_steps, rounds_ahead
 from fedsrv.parts.open_buffer import OpenBuffer, kept_orders, on_present_task
 from fedsrv.parts.open_plan import Growth
+from fedsrv.state.store import Store
 from fedsrv.transport.open_trips import OpenTrips
-from fedtide.inprocess import run_in_process
+from fedtide.inprocess import InProcessCohort, run_in_process
 from tests.conftest import records_of, tiny_experiment
 from tests.fedsrv.engine.test_open_run import Dies, arrays_in, opened, own
 from tests.runs import Killed
@@ -149,6 +153,38 @@ def test_every_task_is_learned_and_a_run_that_dies_comes_to_the_same(schedule, d
     again = run_in_process(experiment, digits, tmp_path / "again", resume=True)
     assert again["state_sha256"] == whole["state_sha256"]
     assert again["metrics"] == whole["metrics"]
+
+
+@pytest.mark.parametrize("back", [None, 0, 1])
+def test_a_round_whose_deadline_nobody_kept_is_as_it_was_after_a_crash(
+    back, own, tmp_path, monkeypatch, caplog
+):
+    """Nobody brings anything in round 2; the orders of round 1 stay under way, one for round 3."""
+    out, take = tmp_path / "run", InProcessCohort.take
+
+    def late(cohort: Any, flush: AnyOf) -> Any:
+        return take(cohort, replace(flush, size=0) if flush.interaction == 1 else flush)
+
+    tables: Any = {"schedule": {**OPEN, "buffer": 1}, "server": {"max_rollback": 9}, "rounds": 2}
+    with monkeypatch.context() as patch:
+        patch.setattr(InProcessCohort, "take", late)
+        whole = opened(own, tmp_path / "whole", "close", **tables)
+        with pytest.raises(Killed):
+            opened(own, out, before=Dies(4), **tables)
+    before = records_of(out)
+    assert [r["arrivals"] for r in before] == [[[0, 0]], [], [[1, 0]]]
+    assert before[1]["under_way"] == [[1, 0], [0, 1]]
+    if back is not None:
+        schedule = {**tables["schedule"], "rounds": 2, "clients": 2}
+        experiment = tiny_experiment(schedule=schedule, server=tables["server"])
+        experiment = experiment.model_copy(update={"scenario": None, "data": None})
+        with closing(Store(out, experiment, resume=True)) as store:
+            store.roll_back(back)
+    again = opened(own, out, "close", **tables)
+    assert again is not None
+    assert whole is not None
+    assert again["state_sha256"] == whole["state_sha256"]
+    assert not [line for line in caplog.messages if "the replay differs" in line]
 
 
 def grown(data: Path, out: Path, kills: dict[int, int]) -> dict[str, Any]:

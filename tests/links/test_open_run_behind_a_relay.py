@@ -1,0 +1,118 @@
+"""An open run whose clients join through a relay: unlike classes, new ones, and a refused task."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedcli.data.store.client_data import ClientData
+from fedcli.data.store.growing import add_task
+from fedcli.joining import host_of
+from fedmodels.errors import FedtideError
+from fedsrv.coordinator import Listen, serve
+from fedsrv.events import Event, EventLog
+from fedsrv.parts.open_admission import REFUSED
+from fedsrv.parts.stages import RunPaused
+from fedsrv.relay.relaying import Upstream, serve_relay
+from fedsrv.transport import service
+from fedsrv.watching import steer
+from fedtide.inprocess import run_in_process
+from tests.conftest import records_of, tiny_experiment
+from tests.fedcli.data.test_growing import images
+from tests.fedcli.data.test_own_data import own
+
+SCHEDULE = {"open": True, "order": "tasks_outer", "rounds": 1, "clients": 2, "max_classes": 4}
+EXPERIMENT = tiny_experiment(
+    method="fedavg", net={"name": "mlp", "hidden": [4]}, schedule=SCHEDULE
+).model_copy(update={"scenario": None, "data": None})
+WEEKS = ((0, ("fox", "a")), (1, ("a", "b")))
+"""Who gets another task, one after the other, and its classes."""
+
+
+class Listening:
+    """Keeps the address of a coordinator or relay, and counts rests."""
+
+    def __init__(self) -> None:
+        self.address, self.rests = Future[str](), threading.Semaphore(0)
+
+    def begin(self, address: str, events: EventLog) -> None:
+        self.address.set_result(address)
+        events.follow(self._take, "test")
+
+    def _take(self, event: Event) -> None:
+        if event.kind == "resting":
+            self.rests.release()
+
+    def wait_rest(self) -> None:
+        assert self.rests.acquire(timeout=60)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Two clients that have one class in common, and what comes to them."""
+    for client, names in enumerate((["a", "b"], ["c", "b"])):
+        own(tmp_path / "data", client, class_names=names)
+    for week, (_, classes) in enumerate(WEEKS):
+        images(tmp_path / f"{week}", *classes)
+    images(tmp_path / "far", "r", "s")
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(4) as found:
+        yield found
+
+
+def in_one_process(data: Path, out: Path) -> Any:
+    """Do the same run without a network."""
+    for week, (client, _) in enumerate(WEEKS):
+        with pytest.raises(RunPaused):
+            run_in_process(EXPERIMENT, data, out, resume=True, at_rest="pause")
+        add_task(data, client, data.parent / f"{week}")
+    return run_in_process(EXPERIMENT, data, out, resume=True, at_rest="close")
+
+
+def test_tasks_and_classes_come_through_a_relay_as_they_do_without_a_network(
+    data: Path, tmp_path: Path, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "BEAT_EVERY_S", 0.1)
+    shutil.copytree(data, tmp_path / "other" / "data")
+    for week in ("0", "1"):
+        shutil.copytree(tmp_path / week, tmp_path / "other" / week)
+    above, below, out = Listening(), Listening(), tmp_path / "run"
+    end = pool.submit(serve, EXPERIMENT, out, Listen("127.0.0.1:0"), on_ready=above.begin)
+    up = Upstream(above.address.result(60))
+    relayed = pool.submit(serve_relay, range(2), up, Listen("127.0.0.1:0"), below)
+    relay, cpu = below.address.result(60), torch.device("cpu")
+    sites = [
+        pool.submit(host_of([client], relay, data, tmp_path / "states", cpu).run)
+        for client in range(2)
+    ]
+    above.wait_rest()
+    with pytest.raises(FedtideError, match="this is a relay: ask the run's coordinator"):
+        steer(relay, close=True)
+    add_task(data, 0, tmp_path / "0")
+    above.wait_rest()
+    add_task(data, 0, tmp_path / "far")  # two classes beyond max_classes
+    add_task(data, 1, tmp_path / "1")
+    above.wait_rest()
+    steer(above.address.result(), close=True)
+    summary = end.result(60)
+    for ended in (*sites, relayed):
+        ended.result(60)
+    growths = [g for record in records_of(out) for g in record.get("growths", ())]
+    assert [g["classes"] for g in growths if g["classes"]] == [["a", "b", "c"], ["fox"]]
+    assert [dict(g["tasks"]) for g in growths if g["tasks"]] == [{0: 1, 1: 1}, {0: 2}, {1: 2}]
+    ((client, task, why),) = [place for g in growths for place in g["set_aside"]]
+    assert (client, task, why[: len(REFUSED)]) == (0, 2, REFUSED)
+    assert ClientData(data / "0").tasks[2].set_aside
+    alone = in_one_process(tmp_path / "other" / "data", tmp_path / "alone")
+    assert summary["state_sha256"] == alone["state_sha256"]
