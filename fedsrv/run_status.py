@@ -253,6 +253,11 @@ class RunStatus:
         return sorted(self.here, key=by_number)
 
     @property
+    def num_present(self) -> int:
+        """Return how many clients are connected, the evaluator aside."""
+        return sum(name.isdigit() for name in self.here)
+
+    @property
     def gone(self) -> list[str]:
         """Return the clients that were there and whose links ended, by number."""
         found = (name for name, client in self.clients.items() if client.phase == "gone")
@@ -308,7 +313,7 @@ class RunStatus:
             f"committed: {done}",
             f"scores: {scores_text(self.metrics)}",
         ]
-        found += [f"clients present: {len(self.present)}"] if self.knows_clients else []
+        found += [f"clients present: {self.num_present}"] if self.knows_clients else []
         more = f" and {len(self.gone) - MAX_GONE} more" if len(self.gone) > MAX_GONE else ""
         found += [f"gone: {', '.join(self.gone[:MAX_GONE])}{more}"] if self.gone else []
         found += [f"privacy spent: {spent_text(self.privacy)}"] if self.privacy else []

@@ -63,19 +63,21 @@ class Exporter:
             self.waiting.set(0)
             for way, size in facts["bytes"].items():
                 self.bytes.labels(way).inc(size)
-        elif event.kind == "scores":
-            for name, value in facts["metrics"].items():
+        elif event.kind in ("scores", "resumed"):
+            for name, value in (facts.get("metrics") or {}).items():
                 self.metric.labels(name).set(value)
         elif event.kind in ("joined", "left"):
             (self._joined.add if event.kind == "joined" else self._joined.discard)(event.client)
-            self.clients.set(len(self._joined))
+            self.clients.set(sum(name.isdigit() for name in self._joined))
         elif event.kind == "waiting":
             self.waiting.set(facts["seconds"])
+        elif event.kind in ("resting", "growth"):
+            self.waiting.set(0)
         elif event.kind == "failed":
             self.failures.labels(event.client).inc()
         elif event.kind == "finished":
             self.finished.set(1)
-        self.present.set(len(status.here))
+        self.present.set(status.num_present)
         self.resting.set(bool(status.resting))
         if event.kind in PLACES:
             self._set_place()

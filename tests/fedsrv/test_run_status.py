@@ -80,7 +80,7 @@ def test_a_run_at_rest_is_at_its_end_and_nobody_is_seen_who_is_gone():
     gone = {"line": "client 1 is gone", "clients": ["1"]}
     status = RunStatus.of(
         [
-            Event("present", detail={"clients": ["0", "1", "7"]}),
+            Event("present", detail={"clients": ["0", "1", "7", "evaluator"]}),
             Event("joined", "0"),
             Event("joined", "1"),
             Event("commit", "", 2, 2, {"of": 3}),
@@ -88,14 +88,15 @@ def test_a_run_at_rest_is_at_its_end_and_nobody_is_seen_who_is_gone():
         ]
     )
     assert status.lines()[0] == "state: resting"
-    assert status.present == ["0", "1", "7"]
+    assert status.present == ["0", "1", "7", "evaluator"]
+    assert status.num_present == 3
     assert status.is_at_the_end
     status.take(Event("gone", detail=gone))
-    assert (status.present, status.gone) == (["0", "7"], ["1"])
+    assert (status.present, status.gone) == (["0", "7", "evaluator"], ["1"])
     assert "clients present: 2" in status.lines()
     assert "gone: 1" in status.lines()
     status.take(Event("back", detail=gone))
-    assert (status.present, status.gone) == (["0", "1", "7"], [])
+    assert (status.present, status.gone) == (["0", "1", "7", "evaluator"], [])
     status.take(Event("growth", detail={"line": "client 0 with another task"}))
     assert status.lines()[0] == "state: going on"
     assert level_of(Event("resting", detail={"clients": []})) == logging.INFO

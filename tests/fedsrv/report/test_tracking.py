@@ -419,19 +419,25 @@ def test_prometheus_knows_a_rest_and_a_resumed_run():
     prometheus = pytest.importorskip("prometheus_client")
     exporter = Exporter(prometheus)
 
-    def value(name):
-        return exporter.registry.get_sample_value(f"fedtide_{name}")
+    def value(figure, **labels):
+        return exporter.registry.get_sample_value(f"fedtide_{figure}", labels)
 
     assert math.isnan(value("seconds_left"))
     facts = {"task": 2, "loss": 0.5, "metrics": {"a_loc": 0.75}}
     exporter.take(Event("resumed", "", 8, 8, facts))
     assert (value("interactions_committed"), value("round"), value("task")) == (9, 8, 2)
-    for client in ("0", "1"):
+    assert value("metric", name="a_loc") == 0.75
+    for client in ("0", "1", "evaluator"):
         exporter.take(Event("joined", client))
+    exporter.take(
+        Event("waiting", detail={"line": "for client 1", "clients": ["1"], "seconds": 40})
+    )
+    assert value("waiting_seconds") == 40
     exporter.take(Event("resting", detail={"line": "it waits for new data", "clients": []}))
     assert (value("seconds_left"), value("resting"), value("interactions_planned")) == (0, 1, 9)
     exporter.take(Event("gone", detail={"line": "", "clients": ["1"]}))
-    assert (value("clients_joined"), value("clients_present")) == (2, 1)
+    assert (value("clients_joined"), value("clients_present")) == (2, 1), "it is no client"
+    assert value("waiting_seconds") == 0, "a rest is no wait"
     exporter.take(Event("growth", detail={"line": ""}))
     assert math.isnan(value("seconds_left"))
     for at, seconds in ((9, 0.0), (10, 4.0)):
