@@ -30,6 +30,8 @@ SLACK_S = 2
 """Time for the end itself, after that of the last answers."""
 MAX_CONNECTIONS = 1024
 """Connections that are open; each takes an open file, and none a thread."""
+BEYOND = "beyond"
+"""In the state of a request: its connection came when as many as may be were open."""
 BACKLOG = 512
 """Connections that the system may hold for the server."""
 
@@ -40,8 +42,10 @@ class BoundedProtocol(H11Protocol):
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
-        """Begin to wait for a request."""
+        """Begin to wait for a request; note whether more connections are open than may be."""
         super().connection_made(transport)
+        if len(self.connections) > MAX_CONNECTIONS:
+            self.app_state = {**self.app_state, BEYOND: True}
         self._wait(HEAD_S, None)
 
     def on_response_complete(self) -> None:
@@ -118,11 +122,6 @@ class HttpServer:
         )  # fmt: skip
         logging.getLogger("uvicorn").setLevel(logging.ERROR)
         self._server = _Server(config)
-
-    @property
-    def is_crowded(self) -> bool:
-        """Whether more connections are open than may be; those beyond are told, and end."""
-        return len(self._server.server_state.connections) > MAX_CONNECTIONS
 
     def serve(self) -> None:
         """Answer until the process is told to end, and give requests that have come their time.

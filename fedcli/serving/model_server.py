@@ -28,7 +28,7 @@ from fedcli.data.own.new_inputs import given
 from fedcli.prediction import Predictions, predicted, predictions
 from fedcli.serving.bodies import KINDS, array_of, check_answer, check_growth
 from fedcli.serving.figures import Figures
-from fedcli.serving.http_server import MAX_CONNECTIONS, HttpServer, is_addressed
+from fedcli.serving.http_server import BEYOND, MAX_CONNECTIONS, HttpServer, is_addressed
 from fedcli.serving.live_model import LiveModel, Loaded
 from fedmodels.errors import DataError, FedtideError, pip_line
 from fedmodels.log_lines import json_text
@@ -97,7 +97,7 @@ class ModelServer(HttpServer):
         """Return an application that refuses requests which mean another server."""
 
         async def checked(scope: Scope, receive: Receive, send: Send) -> None:
-            if self.is_crowded:
+            if scope.get("state", {}).get(BEYOND):
                 line = f"more than {MAX_CONNECTIONS} connections are open: come again later"
                 full = self._sent(refused(HTTPStatus.SERVICE_UNAVAILABLE, line))
                 full.headers["Connection"] = "close"

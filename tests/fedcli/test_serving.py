@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -426,6 +426,14 @@ def test_whoever_finds_no_room_is_told_when_to_come_again(place, monkeypatch):
         assert ask("/predict", b"[1, 0]")[0] == 200
 
 
+def status_of(call: http.client.HTTPConnection) -> int:
+    """Return the status of the next answer of a connection, which stays."""
+    call.request("POST", "/predict", b"[1, 0]", {"Content-Type": "application/json"})
+    answer = call.getresponse()
+    answer.read()
+    return answer.status
+
+
 def headers_of(server: ModelServer, body: bytes) -> tuple[int, dict[str, str], Any]:
     """Return status, headers and content of the answer to a request to predict."""
     call = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
@@ -470,19 +478,23 @@ def test_callers_that_stay_are_all_answered(place, monkeypatch):
 
 
 def test_callers_beyond_all_bounds_are_told_when_to_come_again(place, monkeypatch):
-    """Of those that are connected, nobody is cut off."""
+    """Of those that are connected, nobody is cut off; who came first is answered as before."""
     put_live(place, 0)
     monkeypatch.setattr(http_server, "MAX_CONNECTIONS", 1)
     server = ModelServer("127.0.0.1", 0, LiveModel.of(place.folder.parent.parent, 7))
     end = server.begin("serving")
     try:
-        with socket.create_connection(("127.0.0.1", server.port)):
-            while not server._server.server_state.connections:
-                time.sleep(0.001)
+        first = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+        with closing(first):
+            assert status_of(first) == 200
+            with socket.create_connection(("127.0.0.1", server.port)):
+                while len(server._server.server_state.connections) < 2:
+                    time.sleep(0.001)
+                assert status_of(first) == 200, "another one is too much"
             status, headers, told = headers_of(server, b"[1, 0]")
             assert (status, headers["retry-after"]) == (503, "1")
             assert (headers["connection"], len(told)) == ("close", 1)
-            assert len(server._server.server_state.connections) >= 1
+            assert status_of(first) == 200
         while server._server.server_state.connections:
             time.sleep(0.001)
         assert headers_of(server, b"[1, 0]")[0] == 200
