@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from fedmodels.methods.variants import Choices
     from fedmodels.training.method import Method
 
+STORED = Path(__file__).with_suffix(".json")
+"""Tables of what comes with fedtide, which ``docs/site/catalogue.py`` writes."""
+
 
 def methods_table() -> Table:
     """Return one line for each registered method."""
@@ -81,10 +84,14 @@ def method_table(name: str) -> Table:
 def stored(kind: str) -> Mapping[str, Any]:
     """Return what ``catalogue.json`` has of the methods, or of the nets, that come with fedtide.
 
-    To look into their classes takes importing torch, which takes seconds.
+    To look into their classes takes importing torch, which takes seconds. Where the file is missing
+    or damaged, nothing is stored, and the classes are asked.
     """
-    found = json.loads(Path(__file__).with_suffix(".json").read_text("utf-8"))
-    tables: Mapping[str, Any] = found[kind]
+    try:
+        found = json.loads(STORED.read_text("utf-8"))
+        tables: Mapping[str, Any] = found[kind]
+    except (OSError, ValueError, KeyError):
+        return {}
     return tables
 
 

@@ -49,8 +49,18 @@ def test_every_setting_has_default_and_meaning(name):
 
 def test_stored_tables_are_those_of_the_classes():
     """After a change: ``python docs/site/catalogue.py > fedsrv/catalogue.json``."""
-    kept = json.loads(Path(catalogue.__file__).with_suffix(".json").read_text("utf-8"))
+    kept = json.loads(catalogue.STORED.read_text("utf-8"))
     assert kept == script_of("catalogue").content()
+
+
+@pytest.mark.parametrize("text", [None, "", '{"methods"', "{}"])
+def test_without_stored_tables_the_classes_are_asked(text, tmp_path, monkeypatch):
+    shown = text_of(method_table("fedprox"))
+    monkeypatch.setattr(catalogue, "STORED", tmp_path / "catalogue.json")
+    if text is not None:
+        catalogue.STORED.write_text(text)
+    assert text_of(method_table("fedprox")) == shown
+    assert text_of(net_catalogue.net_table("mlp"))
 
 
 def test_tables_of_methods_and_nets_are_shown_without_torch():
