@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import platform
 import subprocess
@@ -22,7 +23,7 @@ from fedmodels.code_names import refuse_exits
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.places import check_address
 from fedmodels.config.sent import without_places
-from fedmodels.errors import ConfigError, FedtideError, RunStopped
+from fedmodels.errors import ArchiveError, ConfigError, FedtideError, RunStopped
 from fedmodels.files import write_atomically
 from fedmodels.printable import printable
 from fedmodels.training.fault import name_faults
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from fedpb.peer_certificates import PeerCertificates
     from fedsrv.identity.tls import Credentials
 
+log = logging.getLogger(__name__)
 DRAIN_S = 20.0
 """Time that an interaction under way has to end when the run is to stop."""
 
@@ -335,10 +337,17 @@ def _run_to_the_end(
 
 
 def publish_lineage(store: Store) -> None:
-    """Write which data made which version of the model, at the end of a run."""
+    """Write which data made which version of the model, at the end of a run.
+
+    A record that it cannot be made of, as of an earlier version, ends no run that has finished.
+    """
     from fedsrv.state import lineage
 
-    found = lineage.lineage_of(store.path).to_json()
+    try:
+        found = lineage.lineage_of(store.path).to_json()
+    except ArchiveError as error:
+        log.warning("%s is not written: %s", lineage.FILE, error)
+        return
     store.publish(lineage.FILE, json.dumps(found) + "\n")
 
 

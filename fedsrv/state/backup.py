@@ -16,7 +16,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
-from fedmodels.errors import ArchiveError, ConfigError, reason_of
+from fedmodels.errors import ArchiveError, ConfigError, RunFailed, reason_of
 from fedmodels.files import sync_path
 from fedmodels.tensors.archive import load_named
 from fedsrv.state.ledger import Ledger
@@ -27,6 +27,8 @@ BESIDE = (
     "excluded.json", "set-aside.json", "tracked.json", "summary.json", "lineage.json",
 )  # fmt: skip
 """The files beside the database that a coordinator goes on from, or that say what the run did."""
+AT_END = ("summary.json", "lineage.json")
+"""Those of them that a run writes once it has ended."""
 TAKEN = "backup.json"
 """Of a backup: when it was made, and after which interaction."""
 TRIES = 5
@@ -50,22 +52,23 @@ def backup(run: Path, to: Path) -> int:
     if not is_vacant(to):
         raise ConfigError(f"{to} exists and is not empty; name another directory")
     fresh = to.absolute().with_name(f".{to.name}.part")
-    with writing(to.parent):
+    try:
         shutil.rmtree(fresh, ignore_errors=True)
         (fresh / "server").mkdir(mode=0o700, parents=True)
-        try:
-            committed = _copied(run, fresh)
-            now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-            facts = {"taken_at": now, "committed": committed}
-            (fresh / TAKEN).write_text(json.dumps(facts) + "\n", "utf-8")
-            for path in (*fresh.rglob("*"), fresh):
-                sync_path(path)
-            if to.is_dir():
-                shutil.rmtree(to)  # it holds no file
-            fresh.rename(to)
-            sync_path(to.absolute().parent)
-        finally:
-            shutil.rmtree(fresh, ignore_errors=True)
+        committed = _copied(run, fresh)
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        facts = {"taken_at": now, "committed": committed}
+        (fresh / TAKEN).write_text(json.dumps(facts) + "\n", "utf-8")
+        for path in (*fresh.rglob("*"), fresh):
+            sync_path(path)
+        if to.is_dir():
+            shutil.rmtree(to)  # it holds no file
+        fresh.rename(to)
+        sync_path(to.absolute().parent)
+    except (OSError, sqlite3.OperationalError) as error:
+        raise RunFailed(f"{to} cannot be written: {reason_of(error)}") from None
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
     return committed
 
 
@@ -79,14 +82,15 @@ def restore(copy: Path, run: Path) -> dict[str, Any]:
     """
     try:
         taken = dict(json.loads((copy / TAKEN).read_text("utf-8")))
-        int(taken["committed"])
+        int(taken["committed"]), str(taken["taken_at"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         why = reason_of(error) if isinstance(error, OSError) else error
         raise ArchiveError(f"{copy} is no backup: {TAKEN} cannot be read ({why})") from None
     refuse_existing(run)
-    backup(copy, run)
-    shutil.copyfile(copy / TAKEN, run / TAKEN)
-    return taken
+    committed = backup(copy, run)
+    with writing(run):
+        shutil.copyfile(copy / TAKEN, run / TAKEN)
+    return {**taken, "committed": committed}
 
 
 def _copied(run: Path, fresh: Path) -> int:
@@ -99,6 +103,8 @@ def _copied(run: Path, fresh: Path) -> int:
         with closing(Ledger(fresh / "run.db", strict=True, new=False)) as ledger:
             committed = ledger.committed
             record = ledger.record(committed)
+            lines = sum(scored for _, scored in ledger.records())
+            has_ended = ledger.fact("end", dict) is not None
             ledger.db.execute("PRAGMA journal_mode=DELETE")
         begun = {n - 1 for _, n in record.get("under_way", ())} if record else set()
         try:
@@ -107,9 +113,10 @@ def _copied(run: Path, fresh: Path) -> int:
         except (FileNotFoundError, ArchiveError) as error:
             missing = str(error)
             continue
-        for name in BESIDE:
+        for name in BESIDE if has_ended else [n for n in BESIDE if n not in AT_END]:
             with suppress(FileNotFoundError):
                 _copy(run / name, fresh / name)
+        _cut(fresh / "rounds.jsonl", lines)
         return committed
     raise ArchiveError(f"{run}: no whole copy can be made: {missing}")
 
@@ -136,9 +143,21 @@ def _copy_state(source: Path, target: Path, number: int) -> None:
             _copy(source / part, target / part)
 
 
+def _cut(path: Path, lines: int) -> None:
+    """Drop the lines of a file beyond so many: of commits after the copy of the database."""
+    if path.is_file():
+        path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:lines]))
+
+
 def _copy(source: Path, target: Path) -> None:
     """Copy a file that nobody but its owner reads."""
-    with source.open("rb") as held:
+    try:
+        held = source.open("rb")
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise ArchiveError(f"{source} cannot be read: {reason_of(error)}") from None
+    with held:
         handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(handle, "wb") as fresh:
             shutil.copyfileobj(held, fresh)

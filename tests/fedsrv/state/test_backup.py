@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 
-from fedmodels.errors import ArchiveError, ConfigError
+from fedmodels.errors import ArchiveError, ConfigError, RunFailed
 from fedsrv.state import backup as copies
 from fedsrv.state.backup import backup, restore
 from fedsrv.state.history import History, LossTooLarge
 from fedsrv.state.verification import verified
 from fedtide.inprocess import run_in_process
 from tests.conftest import tiny_experiment
-from tests.runs import assert_same
+from tests.fedsrv.engine.test_open_run import Dies
+from tests.runs import assert_same, killed
 
 
 def test_a_copy_that_is_made_while_a_run_goes_on_ends_in_the_same_bits(digits, tmp_path):
@@ -67,6 +68,38 @@ def test_a_state_that_goes_meanwhile_has_the_copy_made_anew(digits, tmp_path, mo
     with pytest.raises(ArchiveError, match="no whole copy can be made"):
         backup(run, tmp_path / "other")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["copy", "run"]
+
+
+def test_a_round_that_ends_while_files_are_copied_is_not_in_the_copy(digits, tmp_path, monkeypatch):
+    """The run goes on to its end after its database was copied."""
+    run, made, real = tmp_path / "run", tmp_path / "copy", copies._copy_state
+    killed(tiny_experiment(), digits, run, before=Dies(3), facts=True)
+
+    def later(source: Path, target: Path, number: int) -> None:
+        real(source, target, number)
+        run_in_process(tiny_experiment(), digits, run, resume=True, facts=True)
+
+    monkeypatch.setattr(copies, "_copy_state", later)
+    assert backup(run, made) < 3
+    assert verified(made).wrong == []
+    assert not [*made.glob("summary.json"), *made.glob("lineage.json")]
+    assert restore(run_as_backup(run, made), tmp_path / "again")["committed"] == 3
+
+
+def run_as_backup(run: Path, made: Path) -> Path:
+    """Return a restored run that has gone on: it holds more than its ``backup.json`` says."""
+    shutil.copy(made / "backup.json", run)
+    return run
+
+
+def test_a_file_that_cannot_be_read_is_named_by_the_line(digits, tmp_path):
+    run = tmp_path / "run"
+    run_in_process(tiny_experiment(), digits, run)
+    (run / "env.json").mkdir()
+    with pytest.raises(ArchiveError, match=r"env\.json cannot be read: Is a directory"):
+        backup(run, tmp_path / "copy")
+    with pytest.raises(RunFailed, match=r"^/proc/x cannot be written: [^;]*$"):
+        backup(run, Path("/proc/x"))
 
 
 def test_what_is_no_run_or_no_backup_is_refused_in_a_line(tmp_path):

@@ -13,9 +13,11 @@ from fedcli.data.store.growing import add_task
 from fedmodels.errors import ArchiveError
 from fedsrv.cli import app
 from fedsrv.parts.tasks_aside import TasksAside
+from fedsrv.state import lineage
 from fedsrv.state.ledger import Ledger
 from fedsrv.state.lineage import FILE, Origin, lineage_of
 from fedsrv.state.record import Record
+from fedtide.inprocess import run_in_process
 from tests.conftest import tiny_experiment
 from tests.fedsrv.engine.test_open_run import arrays_in, opened, own
 
@@ -74,3 +76,13 @@ def test_an_open_run_lists_what_counted_and_no_task_that_was_set_aside_before(ow
     ledger.undo(0)
     assert len(lineage_of(run).versions) == 1, "also while the run has its database open"
     ledger.close()
+
+
+def test_a_table_that_cannot_be_made_ends_no_finished_run(digits, tmp_path, monkeypatch, caplog):
+    def damaged(run: Path) -> None:
+        raise ArchiveError(f"{run} cannot be read as a run: 'clients'")
+
+    monkeypatch.setattr(lineage, "lineage_of", damaged)
+    summary = run_in_process(tiny_experiment(), digits, tmp_path / "run", facts=True)
+    assert json.loads((tmp_path / "run" / "summary.json").read_text()) == summary
+    assert "lineage.json is not written: " in caplog.text
