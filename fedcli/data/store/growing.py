@@ -143,9 +143,10 @@ def add_task(
                 name = made["name"] if rule == "keep" else None
                 if (known := rows.source(made["sha256"], name)) is not None:
                     return Added(known, was_there=True)
-                dataset = _in_own_order(_read(source, how, held), held.file, source)
+                dataset = _read(source, how, held)
                 found = compared(dataset, rows, rule, source, _share_of(source, how, dataset))
-                added = _added(held, thinned(found.dataset, how, seed), made, found, strict)
+                left = _in_own_order(found.dataset, held.file, source)  # no class of what went
+                added = _added(held, thinned(left, how, seed), made, found, strict)
                 with suppress(sqlite3.Error):  # the task is there: its rows are taken in later
                     KnownRows(rows.db, open_data(root, client)).bring_up_to_date()
                 return added

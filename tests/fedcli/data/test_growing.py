@@ -514,6 +514,17 @@ def test_sessions_stay_with_their_examples_where_the_parts_are_chosen_anew(tmp_p
     assert sessions.tolist() == [4] * 10 + [5] * 6
 
 
+def test_a_class_of_rows_that_are_left_out_alone_does_not_come(tmp_path):
+    """January's rows come again with another label; that of February is known."""
+    place, add = exports(tmp_path)
+    rows = (tmp_path / "jan_feb.csv").read_text().splitlines(keepends=True)
+    again = [line.replace(",x", ",z") for line in rows[1:41]]
+    (tmp_path / "jan_feb.csv").write_text("".join([rows[0], *again, *rows[41:]]))
+    added = add()
+    assert (added.known, added.examples, added.new_classes) == ((40, 8), (16, 4), ())
+    assert open_data(place, 0).file.class_names == ("x", "y")
+
+
 def test_rows_that_a_lost_file_knew_alone_are_told_of(tmp_path, caplog):
     """The training data of task 0 were deleted, and then ``rows.db``; or it is damaged."""
     place, add = exports(tmp_path)
