@@ -32,6 +32,7 @@ from fedpb.codec import Receiver, encode, merged, read_chunk
 from fedpb.orders import WITHOUT_PAYLOAD
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.coordinator import admission_of, config_text, publish_lineage, set_aside, write_facts
+from fedsrv.engine.admission import Admission
 from fedsrv.engine.cohort import Answer, Answers, AnyOf, News, Trip, stamped
 from fedsrv.engine.rounds import Engine
 from fedsrv.events import EventLog
@@ -110,6 +111,8 @@ class InProcessCohort:
     def gather(self) -> Mapping[int, str]:
         texts = {c: self._description(c) for c in self._numbered()}
         if self._admission is None:
+            for client in (c for c, text in texts.items() if '"set_aside":true' in text):
+                Admission({}).taken(client, texts[client])  # refuses
             return texts
         is_new = {c: text for c, text in texts.items() if self._looked_at.get(c) != text}
         self._looked_at |= is_new

@@ -19,6 +19,7 @@ from fedsrv.engine.admission import Admission
 from fedsrv.parts.open_plan import Growth, movers
 from fedsrv.parts.stages import BY_HAND, BY_SITE, OpenRuns
 from fedsrv.parts.tasks_aside import FILE, TasksAside
+from fedtide.inprocess import run_in_process
 from tests.conftest import records_of, tiny_experiment
 from tests.fedsrv.engine.test_open_run import Dies, admission, arrays_in, described, opened, own
 from tests.fedsrv.engine.test_who_learns import OPEN
@@ -232,6 +233,14 @@ def test_only_open_runs_pass_tasks_over():
     assert json.loads(client_json_of(description_of(text)))["tasks"][0] == {
         "train": [1, 1], "test": [0, 0], "set_aside": True,
     }  # fmt: skip
+
+
+def test_a_run_with_an_end_does_not_train_what_was_set_aside_in_one_process_either(own, tmp_path):
+    drop_task(own, 1, 0)
+    experiment = tiny_experiment(method="fedavg", schedule={"clients": 2})
+    experiment = experiment.model_copy(update={"scenario": None, "data": None})
+    with pytest.raises(PayloadError, match="client 1 has set its task 0 aside, and only a run"):
+        run_in_process(experiment, own, tmp_path / "run")
 
 
 def test_a_site_with_older_data_is_told_what_is_missing_also_where_the_lost_task_was_set_aside():
