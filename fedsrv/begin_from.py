@@ -40,6 +40,9 @@ def begun(experiment: Experiment, out: Path) -> Experiment:
     if net.weights is not None and not Path(net.weights).match(FILE.format("*")):
         raise ConfigError("[net] begin_from gives the weights: leave [net] weights out")
     place = _kept(out) or net.weights or str(_written(Path(net.begin_from)))
+    moved = Path(net.begin_from) / Path(place).name
+    if not Path(place).is_file() and moved.is_file():
+        place = str(moved)  # the digest in the run's config says whether it is the same one
     return experiment.model_copy(update={"net": net.model_copy(update={"weights": place})})
 
 

@@ -27,6 +27,8 @@ BESIDE = (
     "excluded.json", "set-aside.json", "tracked.json", "summary.json", "lineage.json",
 )  # fmt: skip
 """The files beside the database that a coordinator goes on from, or that say what the run did."""
+GIVEN = "begin-*.safetensors"
+"""The weights that the run gave to others, which need them whenever they are resumed."""
 AT_END = ("summary.json", "lineage.json")
 """Those of them that a run writes once it has ended."""
 TAKEN = "backup.json"
@@ -116,6 +118,8 @@ def _copied(run: Path, fresh: Path) -> int:
         for name in BESIDE if has_ended else [n for n in BESIDE if n not in AT_END]:
             with suppress(FileNotFoundError):
                 _copy(run / name, fresh / name)
+        for given in run.glob(GIVEN):
+            _copy(given, fresh / given.name)
         _cut(fresh / "rounds.jsonl", lines)
         return committed
     raise ArchiveError(f"{run}: no whole copy can be made: {missing}")

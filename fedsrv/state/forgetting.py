@@ -17,8 +17,9 @@ WHY = "it is forgotten: the run is computed again without it (--forget)"
 REMAINS = (
     "of forgotten clients there remain: what they announced of their data in run.db, their lines "
     "in the audit log and in logs, what trackers have got, copies and backups of this directory, "
-    "models that were exported or are live at clients until newer ones are, and all that lies at "
-    "their own sites"
+    "what fedsrv recover moved to set-aside in it, weights that it gave to other runs "
+    "(begin-*.safetensors) and these runs, models that were exported or are live at clients until "
+    "newer ones are, and all that lies at their own sites"
 )
 
 

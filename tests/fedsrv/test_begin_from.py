@@ -17,6 +17,7 @@ from fedmodels.tensors.bundle import Bundle, Problem, state_digest
 from fedmodels.training.initial_weights import pin_weights
 from fedmodels.training.run import RunFacts
 from fedsrv.begin_from import begun
+from fedsrv.state.backup import backup
 from fedtide.inprocess import run_in_process
 from tests.conftest import records_of, tiny_experiment
 from tests.fedsrv.engine.test_open_run import Dies
@@ -55,6 +56,19 @@ def test_a_run_begins_with_the_weights_of_another_one_and_says_so(digits, before
     assert record["began_from"]["sha256"] == state_digest([("", Bundle(weights))])
     assert record["began_from"]["interaction"] == 3
     assert all("began_from" not in r for r in records_of(out)[1:])
+
+
+def test_weights_are_found_where_the_earlier_run_has_moved_and_in_its_backup(
+    digits, before, tmp_path
+):
+    """The digest says that they are the same ones."""
+    old, moved, out = tmp_path / "old", tmp_path / "moved", tmp_path / "new"
+    shutil.copytree(before, old)
+    killed(beginning(old, out), digits, out, before=Dies(1), facts=True)
+    backup(old, moved)
+    shutil.rmtree(old)
+    summary = run_in_process(beginning(moved, out), digits, out, resume=True)
+    assert summary["rounds"]
 
 
 def test_what_does_not_fit_is_refused_in_a_line(digits, before, tmp_path):
