@@ -170,6 +170,19 @@ def test_the_schema_has_every_message():
     assert told == {n for f in files for n in re.findall(named, f.read_text(), flags=re.MULTILINE)}
 
 
+def test_make_docs_writes_each_page_that_says_so():
+    """It left the page of combinations as it was."""
+    (loop,) = re.findall(r"for page in (.*?); do", (ROOT / "Makefile").read_text())
+    says_so = {page.stem for page in PAGES if "`make docs` writes it anew" in one_line(page)}
+    assert says_so
+    assert says_so <= {*loop.split()}
+
+
+def one_line(page: Path) -> str:
+    """Return a page's text without its ends of lines."""
+    return " ".join(page.read_text().split())
+
+
 def test_the_page_of_combinations_is_current():
     """Of methods, every sixth: some try generators at several numbers of classes."""
     script, page = script_of("combinations"), (ROOT / "docs" / "combinations.md").read_text()
