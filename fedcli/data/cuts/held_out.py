@@ -64,7 +64,7 @@ def drawn_groups(
 
     Groups come in an order that is drawn. A group is for testing where the number of test examples
     of each class comes nearer to the share by it, in squared distance. Of two groups or more one is
-    for testing.
+    for testing, and one for training.
     """
     _, owners = np.unique(groups, return_inverse=True)
     held = np.zeros((int(owners.max(initial=-1)) + 1, int(labels.max(initial=-1)) + 1))
@@ -77,6 +77,8 @@ def drawn_groups(
             chosen[group], wanted = True, with_it
     if len(held) > 1 and not chosen.any():
         chosen[order[held[order].sum(1).argmin()]] = True
+    if len(held) and chosen.all():
+        chosen[order[held[order].sum(1).argmin()]] = False
     found: NDArray[np.bool_] = chosen[owners]
     return found
 

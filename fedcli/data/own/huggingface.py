@@ -40,6 +40,9 @@ def huggingface(source: Source) -> Dataset:
         if getattr(columns, key):
             raise ConfigError(f"[data.columns] {key} is for tables: name a column of {root}")
     parts = _read(root)
+    for key in ("test_seed", "test_gap"):
+        if "test" in parts and getattr(source.data, key) is not None:
+            raise ConfigError(f"[data] {key}: {root} has a test part of its own; leave it out")
     for part, rows in parts.items():
         check_columns(rows.column_names, columns, f"{root} ({part})")
     inputs = _inputs_of(parts["train"], columns, root)
@@ -87,8 +90,12 @@ def _is_of_numbers(rows: Any, column: str) -> bool:
 def _of_arrays(parts: dict[str, Any], columns: Columns, feature: str, source: Source) -> Dataset:
     """Make a data set whose inputs are one column of pictures or arrays."""
     root, read = source.roots[0], parts.values()
-    if columns.window is not None:
-        raise DataError(f"{root}: [data.columns] window is for columns of numbers, not {feature!r}")
+    for key in ("window", "group", "session", "time"):
+        if getattr(columns, key) is not None:
+            why = f"is for columns of numbers, not {feature!r}"
+            raise DataError(f"{root}: [data.columns] {key} {why}")
+    if source.data.test_gap is not None:
+        raise ConfigError(f"[data] test_gap is for columns of numbers, not {feature!r}")
     how = source.data.images
     x = _inputs((value for rows in read for value in rows[feature]), str(root), how)
     labels = np.concatenate([_labels(rows, columns) for rows in read])

@@ -14,13 +14,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from fedcli.data.arrays import IntArray
 from fedcli.data.class_folders import Listed, read_images
 from fedcli.data.folders import TABLE_ENDS, check_inside, files_below, note_left_out
-from fedcli.data.image_files import ENDS, OTHERS, stated
+from fedcli.data.image_files import ENDS, OTHERS, Pixels, stated
 from fedcli.data.own.cells import check_columns, texts_of
 from fedcli.data.own.examples import coded, dataset_of
 from fedcli.data.own.recordings import PARTS
@@ -31,6 +33,7 @@ from fedcli.data.sets.dataset import Dataset, Examples
 from fedcli.data.sets.source import Source
 from fedmodels.class_names import composed
 from fedmodels.config.columns import Columns
+from fedmodels.config.transforms import ImageTransform
 from fedmodels.errors import ConfigError, DataError
 from fedmodels.printable import printable
 
@@ -62,19 +65,33 @@ def image_table(source: Source) -> Dataset:
     listed = _listed(table, columns, root, y)
     note_left_out(root, {place, *(path for path, _ in listed)}, OTHERS)
     order = _order(table, columns, client)
-    how = source.data.images
-    x, labels, places = read_images([listed[row] for row in order], how)
-    rows = order[places]  # frames of one file have one row
-    every = Examples(
-        x, labels, owners[rows] if columns.client else None, stated(how, x),
-        wholes[rows] if columns.group else None,
+    files = Examples(
+        np.arange(len(order), dtype=np.float64), y[order],
+        groups=owners[order] if columns.client else None,
+        wholes=wholes[order] if columns.group else None,
     )  # fmt: skip
     if columns.split is None:
-        train, test = every.split(columns.test_share, source.data.test_seed, source.tasks)
+        parts = [*files.split(columns.test_share, source.data.test_seed, source.tasks)]
     else:
-        train, test = (every.at(part[rows] == name) for name in PARTS)
+        parts = [files.at(part[order] == name) for name in PARTS]
+    x, _, places = read_images([listed[row] for row in order], source.data.images)
+    train, test = (_frames_of(part, x, places, source.data.images) for part in parts)
     variant = f"{len(train.y)} train and {len(test.y)} test examples"
     return dataset_of("directory", train, test, classes, variant, people if columns.client else ())
+
+
+def _frames_of(files: Examples, x: Pixels, places: IntArray, how: ImageTransform) -> Examples:
+    """Return the images of some files: all frames of a file are of its part.
+
+    Args:
+        files: their places, ascending, in place of inputs.
+        x: (n, C, H, W) images of all files.
+        places: (n,) of which file an image is.
+        how: how the files were read.
+    """
+    mine = np.isin(places, files.x)
+    found = files.at(np.searchsorted(files.x, places[mine]))
+    return replace(found, x=x[mine], transform=stated(how, x))
 
 
 def _check_keys(columns: Columns) -> None:

@@ -104,7 +104,8 @@ def made(
         train = ~test & ~np.asarray(near)
     _check_parts(train, test, columns, len(classes), where)
     known = train if columns.split is not None else train & (tasks == 0)
-    x, fill = _filled(rows.x, known, columns, where)
+    whose = " of first tasks, which missing = 'mean' looks at" if tasks.any() else ""
+    x, fill = _filled(rows.x, known, columns, where, whose)
     has_clients = bool(columns.client or columns.client_from)
     transform = TableTransform(columns=columns, fill=fill, decimal=decimal).model_dump(mode="json")
     if wholes is None and columns.session is not None:  # for whoever asks what depends on what
@@ -158,12 +159,14 @@ def _are_fractions(names: NDArray[np.str_]) -> bool:
 
 
 def _filled(
-    x: NDArray[np.float64], train: NDArray[np.bool_], columns: Columns, where: str
+    x: NDArray[np.float64], train: NDArray[np.bool_], columns: Columns, where: str, whose: str
 ) -> tuple[NDArray[np.float64], tuple[float, ...] | None]:
-    """Return inputs whose empty cells hold the mean of the training rows, and these means.
+    """Return inputs whose empty cells hold the mean of some training rows, and these means.
+
+    Those are the training rows (n,) of first tasks, as later ones are not there yet.
 
     Raises:
-        DataError: a column has no number in the training rows.
+        DataError: a column has no number in these rows.
     """
     if columns.missing != "mean":
         return x, None
@@ -174,7 +177,8 @@ def _filled(
         assert columns.features is not None
         empty = columns.features[int(counts.argmin())]
         raise DataError(
-            f"{where}: column {empty!r} is empty in all training rows: leave it out of features"
+            f"{where}: column {empty!r} is empty in all training rows{whose}: leave it out of "
+            "features"
         )
     means = np.nansum(x[train], axis=axes) / counts
     filled = int(np.isnan(x).sum())

@@ -40,8 +40,8 @@ class Examples:
         """Return the inputs of everybody's first task: what is there as a run begins."""
         return self.x if self.tasks is None else self.x[self.tasks == 0]
 
-    def at(self, chosen: NDArray[np.bool_]) -> Examples:
-        """Return some of the examples (n,)."""
+    def at(self, chosen: NDArray[np.bool_] | IntArray) -> Examples:
+        """Return some of the examples: told of each (n,), or by their places."""
         of_each = {
             name: None if (values := getattr(self, name)) is None else values[chosen]
             for name in ("groups", "wholes", "tasks")

@@ -40,7 +40,7 @@ from fedcli.data.store.reserve import Reserve, set_apart
 from fedmodels.charts import Chart, Spread, document
 from fedmodels.config.data import Data
 from fedmodels.config.origin import placeless
-from fedmodels.config.scenario import Natural, ScenarioTable
+from fedmodels.config.scenario import DirichletPooled, Natural, ScenarioTable
 from fedmodels.data_description import Normaliser, ProblemFile
 from fedmodels.errors import ConfigError, DataError, reason_of
 from fedmodels.files import write_atomically
@@ -92,6 +92,7 @@ def run_partition(
             something may not be meant.
     """
     console = console or Console()
+    _check_dealt_anew(experiment_scenario, experiment_data)
     tasks = _tasks_along_time(experiment_scenario, num_clients)
     dataset, reserve = set_apart(load(experiment_data, tasks), experiment_data, seed)
     dataset = thinned(dataset, experiment_data, seed)
@@ -117,6 +118,23 @@ def run_partition(
     if dataset.has_own_parts:
         tell(out, strict=strict)
     return str(out)
+
+
+def _check_dealt_anew(scenario: ScenarioTable, data: Data) -> None:
+    """Raise ConfigError if ``[data]`` says how a test part is chosen that is dealt out anew."""
+    if not isinstance(scenario, DirichletPooled) or scenario.same_props:
+        return
+    columns = data.columns
+    given = {
+        "[data] group": data.group, "[data.columns] group": columns and columns.group,
+        "[data] test_seed": data.test_seed, "[data] test_gap": data.test_gap,
+    }  # fmt: skip
+    for key, value in given.items():
+        if value is not None:
+            raise ConfigError(
+                f"[scenario] dirichlet_pooled deals test examples out anew, without a look at "
+                f"{key}: set same_props = true, or leave {key.split()[-1]} out"
+            )
 
 
 def _tasks_along_time(scenario: ScenarioTable, num_clients: int) -> list[int]:

@@ -31,8 +31,9 @@ from pathlib import Path
 import numpy as np
 
 from fedcli.data.arrays import IntArray
+from fedcli.data.class_folders import class_folders
 from fedcli.data.cuts.held_out import SHARE
-from fedcli.data.folders import files_below, is_foreign
+from fedcli.data.folders import TABLE_ENDS, files_below, is_foreign
 from fedcli.data.own.tables import columns_of
 from fedcli.data.sets.dataset import Dataset
 from fedcli.data.sets.directory import holds_arrays
@@ -145,7 +146,7 @@ def add_task(
                     return Added(known, was_there=True)
                 dataset = _read(source, how, held)
                 found = compared(dataset, rows, rule, source, _share_of(source, how, dataset))
-                left = _in_own_order(found.dataset, held.file, source)  # no class of what went
+                left = _in_own_order(found.dataset, held.file, source, how)  # no class of what went
                 added = _added(held, thinned(left, how, seed), made, found, strict)
                 with suppress(sqlite3.Error):  # the task is there: its rows are taken in later
                     KnownRows(rows.db, open_data(root, client)).bring_up_to_date()
@@ -280,7 +281,7 @@ def _read(source: Path, how: Data, held: ClientData) -> Dataset:
 def _how(source: Path, data: Data | None, held: ClientData) -> Data:
     """Return how a source is cut, by ``[data]`` or as the client's data; DataError if unknown."""
     data = data if data is not None and data.name in OWN else None
-    if _is_prepared(source):
+    if _is_prepared(source) and not (_names_files(data) and _tables_in(source)):
         arrays, tested = holds_arrays(source), any(source.glob("test*"))
         known = data if data is not None and data.name == "directory" else _known(held)
         drawn = {} if tested or data is None else {
@@ -298,21 +299,42 @@ def _how(source: Path, data: Data | None, held: ClientData) -> Data:
             f"{source} holds neither arrays such as train_x.npy nor a folder train/, and "
             f"{held.directory / ABOUT} does not say how files are cut: name the --server of the run"
         )
+    if data is None and found.name == "directory" and (tables := _tables_in(source)):
+        folders = {path.name for path in class_folders(source, source)}
+        if not folders & {*held.file.classes}:
+            raise DataError(
+                f"{source} holds the table {printable(tables[0].name, MAX_LETTERS)}, and no folder "
+                "that is called like a class of the client: if the table says what each image is, "
+                "name the --server of the run, which says how it is read"
+            )
     return found
+
+
+def _names_files(data: Data | None) -> bool:
+    """Tell whether a table says what each image is."""
+    return data is not None and data.columns is not None and data.columns.file is not None
+
+
+def _tables_in(source: Path) -> list[Path]:
+    """Return the tables in a folder, by their path."""
+    found = files_below(source) if source.is_dir() else []
+    return [path for path in found if path.suffix.lower() in TABLE_ENDS]
 
 
 def _share_of(source: Path, how: Data, dataset: Dataset) -> float | None:
     """Return the part that is held out for testing; None where examples do not stand alone.
 
-    So it is where a source has a test part of its own, or groups or overlapping windows, and where
-    examples for testing are drawn, or lie apart.
+    So it is where a source has a test part of its own, or groups, several frames of a file or
+    overlapping windows, and where examples for testing are drawn, or lie apart.
     """
     if how.test_seed is not None or how.group is not None or how.test_gap is not None:
         return None
-    if how.name == "directory":
+    if how.frames == "all":
+        return None
+    if how.name == "directory" and how.columns is None:
         has_own = source.is_dir() and any(source.glob("test*"))
         return None if has_own else how.test_share or SHARE
-    if how.name not in ("table", "huggingface"):
+    if how.name not in OWN:
         return None
     columns = columns_of(how)
     stands_alone = columns.split is None and columns.group is None and not dataset.overlapping
@@ -329,7 +351,7 @@ def _known(held: ClientData) -> Data | None:
     return Data(name="directory") if len(held.file.input_shape) == 3 else None
 
 
-def _in_own_order(dataset: Dataset, file: ClientFile, source: Path) -> Dataset:
+def _in_own_order(dataset: Dataset, file: ClientFile, source: Path, how: Data) -> Dataset:
     """Return a data set whose labels are the client's; classes that it lacks come last.
 
     Where the source is arrays or folders of training and test images, a number stands for the
@@ -338,7 +360,7 @@ def _in_own_order(dataset: Dataset, file: ClientFile, source: Path) -> Dataset:
     Raises:
         DataError: a name differs in case or spaces alone from one that the client has.
     """
-    names, by_number = list(file.classes), _is_prepared(source)
+    names, by_number = list(file.classes), how.columns is None and _is_prepared(source)
     places: IntArray = np.zeros(dataset.num_classes, dtype=np.int64)
     for label in np.unique(np.concatenate([dataset.train_y, dataset.test_y])):
         name = dataset.class_names[label]

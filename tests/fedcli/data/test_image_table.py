@@ -1,5 +1,6 @@
 """A flat folder of images and a table that says what each one is, as medical sets have it."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ from fedcli.data.sets.dataset import Dataset
 from fedcli.data.sets.registry import load
 from fedcli.data.store.client_data import ClientData
 from fedcli.data.store.commands import run_partition
+from fedcli.data.store.growing import add_task
 from fedcli.data.store.site import cut
 from fedmodels.config.columns import Columns
 from fedmodels.config.data import Data
-from fedmodels.config.scenario import Natural
+from fedmodels.config.scenario import Iid, Natural
 from fedmodels.errors import ConfigError, DataError
 
 ROWS = [
@@ -143,3 +145,75 @@ def test_there_is_one_table(root):
     (root / "b.csv").write_text("image,dx\n")
     with pytest.raises(DataError, match=r"holds 2 tables \(a.csv, b.csv\); one must say"):
         loaded(root)
+
+
+def add(root: Path, source: Path, **columns: Any) -> dict[str, list[int]]:
+    """Return the shades of both parts of a task that a client with these columns is given."""
+    data = Data(
+        name="directory", root=str(root), columns=Columns(file="image", label="dx", **columns)
+    )
+    run_partition(data, Iid(kind="iid"), 1, 0, root.parent / "cut")
+    add_task(root.parent / "cut", 0, source, data.model_copy(update={"root": None}))
+    held = ClientData(root.parent / "cut" / "0")
+    return {part: shades(held.arrays(1, part)[0]) for part in ("train", "test")}
+
+
+def grown(root: Path) -> Path:
+    """Return a copy of a folder of photos, whose table names the first half alone from now on."""
+    whole = root.parent / "grown"
+    shutil.copytree(root, whole)
+    write(root, ROWS[:20])
+    return whole
+
+
+def test_what_is_left_of_a_grown_folder_keeps_its_patients_whole(root):
+    """The part for testing was chosen anew by photo."""
+    found = add(root, grown(root), group="patient")
+    train, test = ({n // 4 for n in found[part]} for part in ("train", "test"))
+    assert (train, test) == ({5, 6, 7}, {8, 9})
+
+
+def test_what_is_left_of_a_grown_folder_keeps_the_part_that_a_column_says(root):
+    rows = [{**row, "part": "test" if n % 10 == 1 else "train"} for n, row in enumerate(ROWS)]
+    write(root, rows)
+    shutil.copytree(root, whole := root.parent / "whole")
+    write(root, rows[:20])
+    assert add(root, whole, split="part")["test"] == [21, 31]
+
+
+def test_what_is_left_of_a_grown_folder_has_the_share_of_the_columns(root):
+    found = add(root, grown(root), test_share=0.4)
+    assert [len(part) for part in found.values()] == [12, 8]
+
+
+def test_images_of_a_task_may_lie_in_a_folder_train(root):
+    """It was taken for a folder of class folders."""
+    source = grown(root)
+    (source / "train").mkdir()
+    for path in source.glob("part-*/*.png"):
+        path.rename(source / "train" / path.name)
+    assert len(add(root, source)["train"]) == 16
+
+
+def test_without_the_word_of_the_run_a_table_makes_no_class_of_a_folder(root):
+    source = grown(root)
+    add(root, source)
+    with pytest.raises(
+        DataError, match=r"holds the table meta.csv, .* name the --server of the run"
+    ):
+        add_task(root.parent / "cut", 0, source)
+
+
+@pytest.mark.parametrize("columns", [{}, {"client": "site"}, {"group": "patient"}])
+def test_frames_of_a_file_are_in_one_part(root, columns):
+    for n in range(40):
+        frames = [Image.fromarray(np.full((4, 4), n, dtype=np.uint8)) for _ in range(3)]
+        frames[0].save(root / f"ISIC_{n:03}.tif", save_all=True, append_images=frames[1:])
+    write(root, [{**row, "image": f"{row['image']}.tif"} for row in ROWS])
+    found = loaded(root, {"frames": "all", "test_share": 0.22}, **columns)
+    train, test = {*shades(found.train_x)}, {*shades(found.test_x)}
+    assert not train & test
+    assert (len(found.train_y), len(train | test)) == (3 * len(train), 40)
+    if "client" in columns:
+        assert found.groups_train is not None
+        assert found.groups_train.tolist() == [n // 20 for n in shades(found.train_x)]

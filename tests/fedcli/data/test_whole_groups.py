@@ -4,18 +4,21 @@ The shade of an image is the number of its patient, so that a test sees whose it
 """
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from fedcli.data.cuts.held_out import drawn_groups, drawn_of_each
+from fedcli.data.own import huggingface
 from fedcli.data.sets.registry import load
 from fedcli.data.store.client_data import ClientData
 from fedcli.data.store.commands import run_partition
 from fedcli.data.store.stream import TaskStream, Validation
+from fedmodels.config.columns import Columns
 from fedmodels.config.data import Data
-from fedmodels.config.scenario import Iid
+from fedmodels.config.scenario import DirichletPooled, Iid
 from fedmodels.errors import ConfigError, DataError
 
 PATIENTS = 20
@@ -123,3 +126,48 @@ def test_one_huge_group_does_not_keep_others_from_being_tested():
     two = drawn_groups(labels[:2], np.array([1, 2]), 0.01, np.random.default_rng(0))
     assert two.sum() == 1, "of two groups one is for testing"
     assert not drawn_groups(labels[:2], np.array([1, 1]), 0.5, np.random.default_rng(0)).any()
+
+
+def test_a_large_share_leaves_a_group_to_train_on():
+    labels = np.zeros(30, dtype=np.int64)
+    for groups in (np.repeat([1, 2], [10, 20]), np.repeat([1], [30])):
+        test = drawn_groups(labels, groups, 0.9, np.random.default_rng(0))
+        assert {*groups[~test].tolist()} == {1}, "the smallest"
+
+
+@pytest.mark.parametrize(
+    ("key", "data"),
+    [
+        ("group", {"group": "folder"}),
+        ("test_seed", {"test_seed": 3}),
+        ("group", {"columns": {"file": "image", "label": "dx", "group": "patient"}}),
+        ("test_gap", {"name": "table", "test_gap": 3, "columns": {"label": "a"}}),
+    ],
+)
+def test_parts_that_would_be_dealt_out_anew_are_refused(photos, tmp_path, key, data):
+    """Photos of one patient came into both parts."""
+    given = Data.model_validate({"name": "directory", "root": str(photos), **data})
+    scenario = DirichletPooled(kind="dirichlet_pooled")
+    with pytest.raises(ConfigError, match=rf"dirichlet_pooled .* {key}: set same_props = true"):
+        run_partition(given, scenario, 2, 0, tmp_path / "cut")
+
+
+@pytest.mark.parametrize(
+    ("data", "columns", "parts", "line"),
+    [
+        ({}, {"group": "who"}, ("train",), r"\[data.columns\] group is for columns of numbers"),
+        ({}, {"time": "who"}, ("train",), r"\[data.columns\] time is for columns of numbers"),
+        ({"test_gap": 3}, {}, ("train",), r"\[data\] test_gap is for columns of numbers"),
+        ({"test_seed": 3}, {}, ("train", "test"), r"test_seed: .* has a test part of its own"),
+    ],
+)
+def test_pictures_of_hugging_face_say_what_they_do_not_heed(
+    tmp_path, monkeypatch, data, columns, parts, line
+):
+    rows = SimpleNamespace(
+        column_names=["image", "label", "who"], features={"image": SimpleNamespace()}
+    )
+    monkeypatch.setattr(huggingface, "_read", lambda root: dict.fromkeys(parts, rows))
+    asked = Columns(label="label", features=("image",), **columns)
+    with pytest.raises((ConfigError, DataError), match=line):
+        load(Data(name="huggingface", root=str(tmp_path), columns=asked, **data))
