@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import logging
 import signal
 import threading
 import time
@@ -16,7 +14,6 @@ from typing import cast
 import pytest
 import torch
 
-from fedcli.runtime import order_queue
 from fedcli.runtime.host import Host
 from fedcli.runtime.link import Link
 from fedcli.runtime.worker import Worker
@@ -104,22 +101,3 @@ def test_a_signal_that_another_thread_got_ends_a_wait(wait, idle, ends_at_sigter
     with pytest.raises(SystemExit, match="143"):
         wait(idle)
     assert time.monotonic() - begun < 10
-
-
-def test_a_wait_is_told_once_in_a_while(idle, monkeypatch, caplog):
-    monkeypatch.setattr(order_queue, "WAKE_S", 0.01)
-    monkeypatch.setattr(order_queue, "IDLE_TOLD_S", 0.1)
-    caplog.set_level(logging.INFO)
-    order = rpc.Order(client_id="0"), Bundle()
-
-    def comes_after_three_lines() -> None:
-        while len(caplog.records) < 3:
-            time.sleep(0.01)
-        idle._orders.put([order])
-
-    threading.Thread(target=comes_after_three_lines).start()
-    assert idle._orders.take() == order
-    first, *_ = caplog.records
-    assert first.message.startswith(f"no order for {first.args[0]:.0f} s: ")
-    told = [0.0, *(record.args[0] for record in caplog.records)]
-    assert all(after - before >= 0.1 for before, after in itertools.pairwise(told)), told

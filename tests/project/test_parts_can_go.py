@@ -122,7 +122,7 @@ NAMED: dict[str, tuple[str, str, str]] = {
         r"\.audit\b|\bA(udit|UDIT)\b|known_history|state\.(verification|evidence)|(self|ledger)\.chain\b",
         """
         fedcli/runtime/enrolment.py fedcli/runtime/link.py fedsrv/cli.py fedsrv/report/tables.py
-        fedsrv/state/ledger.py fedsrv/state/store.py
+        fedsrv/state/ledger.py fedsrv/state/recovery.py fedsrv/state/store.py
         """,
     ),
     "trackers": (

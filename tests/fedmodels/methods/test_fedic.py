@@ -29,7 +29,8 @@ from fedmodels.tensors.archive import load_named
 from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.training.hooks import as_uploads, reduce
 from fedmodels.training.run import RunFacts
-from fedsrv.parts.server_data import check_fits, read_server_data, server_data_for
+from fedsrv.parts import server_data_for
+from fedsrv.parts.server_data import check_fits, read_server_data
 from fedtide.inprocess import run_in_process
 from tests.conftest import server_context, tiny_experiment, write_server_data
 

@@ -91,7 +91,7 @@ def test_what_a_grown_file_holds_again_composes_and_so_does_a_task_that_is_train
     """
     out, experiment = tmp_path / "run", hiding()
     stage(experiment, own, out)
-    add_task(own, 0, grown(tmp_path / "other name", [*range(2 * ALL)]))
+    add_task(own, 0, grown(tmp_path / "other name", [*range(2 * ALL)]), repeats="keep")
     summary = stage(experiment, own, out, "close")
     wanted = [
         cost((4, 1 / 4)), cost((8, 1 / 4)),
@@ -106,7 +106,7 @@ def test_what_a_grown_file_holds_again_composes_and_so_does_a_task_that_is_train
 def test_other_rows_cost_nothing_more(own, tmp_path):
     out, experiment = tmp_path / "run", hiding()
     stage(experiment, own, out)
-    add_task(own, 0, grown(tmp_path / "new", [*range(ALL, 2 * ALL)]))
+    add_task(own, 0, grown(tmp_path / "new", [*range(ALL, 2 * ALL)]), repeats="keep")
     stage(experiment, own, out, "close")
     assert told(out, 0)[-1] == cost((8, 1 / 4))
 
@@ -126,7 +126,7 @@ def test_a_run_ends_in_order_where_a_client_declines_what_nobody_else_could_know
     out = tmp_path / "run"
     experiment = hiding(epsilon=1.001 * cost((8, 1 / 4)), min_clients=2)
     stage(experiment, unlike, out)
-    add_task(unlike, 0, grown(tmp_path / "new", [*range(ALL), 500]))
+    add_task(unlike, 0, grown(tmp_path / "new", [*range(ALL), 500]), repeats="keep")
     summary = stage(experiment, unlike, out, "close")
     assert len(records_of(out)) == 2
     assert summary["metrics"]["a_glo"] >= 0, "the last state has its scores"
@@ -139,7 +139,7 @@ def test_a_run_of_fewer_clients_goes_on_without_who_declines(unlike, tmp_path):
     out = tmp_path / "run"
     experiment = hiding(epsilon=1.001 * cost((8, 1 / 4)), min_clients=1)
     stage(experiment, unlike, out)
-    add_task(unlike, 0, grown(tmp_path / "new", [*range(ALL)]))
+    add_task(unlike, 0, grown(tmp_path / "new", [*range(ALL)]), repeats="keep")
     stage(experiment, unlike, out, "close")
     records = records_of(out)
     assert [record["cohort"] for record in records] == [[0, 1], [0, 1], [1]]
@@ -162,7 +162,7 @@ def test_a_client_whose_ledger_is_gone_trains_no_more(own, tmp_path):
     out, experiment = tmp_path / "run", hiding(min_clients=2)
     stage(experiment, own, out)
     (out / "clients/0/privacy.db").unlink()
-    add_task(own, 0, grown(tmp_path / "new", [*range(ALL)]))
+    add_task(own, 0, grown(tmp_path / "new", [*range(ALL)]), repeats="keep")
     with pytest.raises(ClientFailed, match=r"privacy.db is gone: .* put a copy of it back"):
         stage(experiment, own, out, "close")
 

@@ -128,6 +128,7 @@ def test_sites_with_classes_of_their_own_learn_together(kills, tmp_path):
 def test_sites_with_classes_of_their_own_join_a_run(processes, tmp_path):
     """As ``fedcli join`` does, with a restart of all processes before and after a new class."""
     run: Processes = processes(2)
+    run.schedule["max_classes"] = 5
     shutil.rmtree(tmp_path / "data")
     for client, names in enumerate(SITES):
         own(tmp_path / "data", client, class_names=names, num_classes=len(names))

@@ -106,6 +106,7 @@ def test_reports_can_read_what_clients_announced(tmp_path):
         "examples": [12, 6],
         "rare": [1],
         "guesses": {"chance": 0.5, "own": 0.5, "all": 0.5},
+        "again": {},
         "clients": {"1": "ann\\x1b[2J"},
     }
 

@@ -71,7 +71,7 @@ def test_who_was_set_aside_is_not_expected_any_more():
         schedule=SimpleNamespace(sampling="poisson", clients=8), cohort_size=2
     )
     rounds = ClientPrivacy.__new__(ClientPrivacy)
-    rounds.experiment = experiment
+    rounds.store = SimpleNamespace(experiment=experiment)
     plan = SimpleNamespace(tasks=dict.fromkeys(range(8), 1), aside={0: 2, 1: 2, 5: 2})
     steps = [SimpleNamespace(interaction=n, cohort=(7,)) for n in range(4)]
     assert [rounds.expected(step, plan) for step in steps] == [2, 2, 5 / 4, 5 / 4]
