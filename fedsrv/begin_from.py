@@ -39,8 +39,14 @@ def begun(experiment: Experiment, out: Path) -> Experiment:
         return experiment
     if net.weights is not None and not Path(net.weights).match(FILE.format("*")):
         raise ConfigError("[net] begin_from gives the weights: leave [net] weights out")
-    place = _kept(out) or net.weights or str(_written(Path(net.begin_from)))
+    kept = _kept(out)
+    place = kept or net.weights or str(_written(Path(net.begin_from)))
     moved = Path(net.begin_from) / Path(place).name
+    if kept is not None and Path(kept).is_file() and not moved.is_file():
+        raise ConfigError(
+            f"[net] begin_from = {net.begin_from!r}, and {out} began with {place}: a run keeps the "
+            "weights that it began with; put begin_from back, or begin a new run"
+        )
     if not Path(place).is_file() and moved.is_file():
         place = str(moved)  # the digest in the run's config says whether it is the same one
     return experiment.model_copy(update={"net": net.model_copy(update={"weights": place})})
