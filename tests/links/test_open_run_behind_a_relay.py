@@ -27,6 +27,7 @@ from fedtide.inprocess import run_in_process
 from tests.conftest import records_of, tiny_experiment
 from tests.fedcli.data.test_growing import images
 from tests.fedcli.data.test_own_data import own
+from tests.integration.harness import until
 
 SCHEDULE = {"open": True, "order": "tasks_outer", "rounds": 1, "clients": 2, "max_classes": 4}
 EXPERIMENT = tiny_experiment(
@@ -102,6 +103,7 @@ def test_tasks_and_classes_come_through_a_relay_as_they_do_without_a_network(
     add_task(data, 0, tmp_path / "0")
     above.wait_rest()
     add_task(data, 0, tmp_path / "far")  # two classes beyond max_classes
+    until(lambda: ClientData(data / "0").tasks[2].set_aside, "the refusal, which comes back")
     add_task(data, 1, tmp_path / "1")
     above.wait_rest()
     steer(above.address.result(), close=True)
@@ -113,6 +115,5 @@ def test_tasks_and_classes_come_through_a_relay_as_they_do_without_a_network(
     assert [dict(g["tasks"]) for g in growths if g["tasks"]] == [{0: 1, 1: 1}, {0: 2}, {1: 2}]
     ((client, task, why),) = [place for g in growths for place in g["set_aside"]]
     assert (client, task, why[: len(REFUSED)]) == (0, 2, REFUSED)
-    assert ClientData(data / "0").tasks[2].set_aside
     alone = in_one_process(tmp_path / "other" / "data", tmp_path / "alone")
     assert summary["state_sha256"] == alone["state_sha256"]
