@@ -24,7 +24,7 @@ import shutil
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -341,27 +341,29 @@ def closed(method: str, year: Year, rounds: int, place: Path) -> dict[str, float
     return found
 
 
-def plain_loop(year: Year) -> float:
-    """Train FedAvg in plain torch, month by month; return the accuracy of its last model.
+def plain_loop(year: Year) -> dict[str, float]:
+    """Train FedAvg in plain torch, month by month; return the accuracies of what it leaves.
 
-    It is a mean over sites of what is right of all their tests. All classes are known beforehand.
+    ``a_glo`` is that of the last mean, ``a_loc`` that of each site's model as it last trained it.
+    Both are means over sites of what is right of all their tests. All classes are known beforehand.
     """
     names = sorted({name for *_, own in year.seen() for name in own})
     torch.manual_seed(0)
     net = make_net("mlp", num_classes=len(names), input_shape=SHAPE, hidden=[64])
     seen = [*year.seen()]
+    trained: dict[int, torch.nn.Module] = {}
 
     def tensors(part: Part, own: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
         labels = torch.tensor([names.index(own[k]) for k in part[1]])
         return torch.from_numpy(part[0]), labels
 
     for month in range(year.form.months):
-        now = [(parts, own) for _, m, parts, own in seen if m == month]
+        now = [(site, parts, own) for site, m, parts, own in seen if m == month]
         for _ in range(year.form.rounds if now else 0):
             states, sizes = [], []
-            for parts, own in now:
+            for site, parts, own in now:
                 x, y = tensors(parts["train"], own)
-                model = copy.deepcopy(net)
+                model = trained[site] = copy.deepcopy(net)
                 optimizer = torch.optim.SGD(model.parameters(), LR, 0.9)
                 for _ in range(2):
                     for rows in torch.randperm(len(y)).split(16):
@@ -374,12 +376,16 @@ def plain_loop(year: Year) -> float:
             net.load_state_dict(
                 {k: sum(w * s[k] for w, s in zip(shares, states, strict=True)) for k in states[0]}
             )
-    right: dict[int, list[float]] = {}
-    with torch.no_grad():
-        for site, _, parts, own in seen:
-            x, y = tensors(parts["test"], own)
-            right.setdefault(site, []).extend((net(x).argmax(1) == y).float().tolist())
-    return float(np.mean([np.mean(found) for found in right.values()]))
+
+    def accuracy(net_of: Callable[[int], torch.nn.Module]) -> float:
+        right: dict[int, list[float]] = {}
+        with torch.no_grad():
+            for site, _, parts, own in seen:
+                x, y = tensors(parts["test"], own)
+                right.setdefault(site, []).extend((net_of(site)(x).argmax(1) == y).float().tolist())
+        return float(np.mean([np.mean(found) for found in right.values()]))
+
+    return {"a_loc": accuracy(trained.__getitem__), "a_glo": accuracy(lambda _: net)}
 
 
 def row_of(method: str, name: str, place: Path) -> dict[str, Any]:
@@ -408,7 +414,7 @@ def row_of(method: str, name: str, place: Path) -> dict[str, Any]:
     beside = closed(method, year, rounds, place / "closed")
     scores = {k: metrics[k] for k in ("a_loc", "a_glo", "forgetting") if k in metrics}
     scores |= {f"closed_{k}": beside[k] for k in ("a_loc", "a_glo") if k in beside}
-    scores["plain_a_glo"] = plain_loop(year)
+    scores |= {f"plain_{k}": value for k, value in plain_loop(year).items()}
     return {
         "method": method, "rounds": rounds, "tasks": sum(year.tasks.values()),
         **{k: round(v, 4) for k, v in scores.items()},
