@@ -6,7 +6,7 @@ python docs/site/configuration.py > docs/configuration.md
 from __future__ import annotations
 
 import inspect
-from typing import Any, get_args
+from typing import Any
 
 from pydantic import BaseModel
 
@@ -24,6 +24,7 @@ from fedmodels.config import (
 from fedmodels.config import scenario as scenarios
 from fedmodels.config.bounds import MAX_COUNT
 from fedmodels.config.data import Columns, Data
+from fedmodels.config.sent import kinds_of, tables_in
 from fedmodels.methods import names
 from fedmodels.methods.variants import variants_of
 from fedmodels.nets import net_names
@@ -64,7 +65,7 @@ TABLES = {
     "deploy": deploy.Deploy,
     "tracking": tracking.Tracking,
 }
-KINDS = get_args(get_args(scenarios.Scenario)[0])
+KINDS = tables_in(scenarios.Scenario)
 
 
 def page() -> str:
@@ -89,7 +90,7 @@ def page() -> str:
     parts.append("## `[scenario]`\n\n`kind` chooses the scenario. Keys of every kind:\n")
     parts.append(_table(scenarios.ScenarioTable))
     for kind in KINDS:
-        name = get_args(kind.model_fields["kind"].annotation)[0]
+        name = (*kinds_of(kind), "file.py:function")[0]
         shown = _table(kind, without={"kind", *scenarios.ScenarioTable.model_fields})
         parts += [f"### `{name}`\n", f"{inspect.getdoc(kind)}\n", shown]
     return "\n".join(part for part in parts if part)

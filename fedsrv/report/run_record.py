@@ -78,7 +78,8 @@ class RunRecord:
     @property
     def kind(self) -> str:
         """Return the kind of the scenario; empty where the run does not say."""
-        return printable(str(self.summary.get("scenario") or self.setting("scenario.kind") or ""))
+        kind = str(self.summary.get("scenario") or self.setting("scenario.kind") or "")
+        return printable(short_name(kind))
 
     @property
     def rounds(self) -> int:

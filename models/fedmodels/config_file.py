@@ -113,7 +113,7 @@ def _stays(table: str, key: str, new: str) -> bool:
     if table == "method":
         return False
     if table == "scenario":
-        return key in known_keys([table], new)
+        return key in known_keys([table], {table: {"kind": new}})
     from fedmodels.nets import check_net  # it imports torch
 
     try:

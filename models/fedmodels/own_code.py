@@ -15,7 +15,8 @@ import hashlib
 import importlib.util
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.machinery import SourceFileLoader
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -23,7 +24,7 @@ from types import CodeType
 from typing import Any
 
 from fedmodels.code_names import OWN_MODULE, is_own
-from fedmodels.errors import ConfigError, suggestion
+from fedmodels.errors import ConfigError, DataError, suggestion
 from fedmodels.files import read_regular
 
 
@@ -215,6 +216,18 @@ def _why(error: BaseException, file: str) -> str:
     elif isinstance(error, ModuleNotFoundError) and _is_beside(error.name or "", file):
         hint = "; a file is run by itself, without those beside it: install what they hold"
     return f"{where}: {type(error).__name__}: {first}{hint}"
+
+
+@contextmanager
+def told(what: str) -> Iterator[None]:
+    """Run a block of the user's code; turn what it raises into one line that says what failed."""
+    try:
+        yield
+    except DataError:
+        raise
+    except Exception as error:
+        reason = str(error).splitlines()[0] if str(error) else "no reason given"
+        raise DataError(f"{what} failed: {type(error).__name__}: {reason}") from error
 
 
 def _is_beside(module: str, file: str) -> bool:

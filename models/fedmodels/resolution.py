@@ -156,8 +156,9 @@ def _with_own_code(experiment: Experiment, code: Sequence[Path] | None) -> Exper
     A client deals out no data, so that their file need not be there.
     """
     found: dict[str, Any] = {}
-    data = experiment.data
-    if not any(is_own(one.name) for one in (experiment.method, experiment.net, data) if one):
+    data, scenario = experiment.data, experiment.scenario
+    tables = (experiment.method, experiment.net, data, scenario)
+    if not any(is_own(one.name) for one in tables if one):
         return experiment
     from fedmodels.own_code import check_offered, digest_of, own_name, with_place
 
@@ -171,4 +172,10 @@ def _with_own_code(experiment: Experiment, code: Sequence[Path] | None) -> Exper
             found[key] = table.model_copy(update=update)
     if code is None and data is not None and is_own(data.name):
         found["data"] = data.model_copy(update={"name": with_place(data.name)})
+    if code is None and scenario is not None and is_own(scenario.name):
+        kind = with_place(scenario.name)
+        if Path(kind.rpartition(":")[0]).is_file():
+            own_name(kind, "scenario", getattr(scenario, "code_sha256", None), None)
+            update = {"kind": kind, "code_sha256": digest_of(kind)}
+            found["scenario"] = scenario.model_copy(update=update)
     return experiment.model_copy(update=found)

@@ -33,6 +33,7 @@ from fedcli.data.cuts.dirichlet import (
 )
 from fedcli.data.cuts.held_out import natural_clients, split_along_time
 from fedcli.data.cuts.long_tail import long_tail
+from fedcli.data.cuts.own import own_cut
 from fedcli.data.cuts.replay_streams import (
     circulating_types,
     cut_in_parts,
@@ -47,6 +48,7 @@ from fedmodels.config.scenario import (
     Iid,
     LabelShards,
     Natural,
+    OwnScenario,
     PerClassShards,
     ReplayCirculating,
     ReplayGradual,
@@ -90,7 +92,7 @@ def partition(
         num_classes=num_classes,
         tasks=scenario.tasks_per_client(num_clients, num_classes),
         seed=seed,
-        groups=groups,
+        groups=groups if groups is None else groups[np.r_[kept, len(labels_train) + kept_test]],
         coarse=coarse,
         has_own_parts=has_own_parts,
         overlapping=overlapping,
@@ -132,6 +134,8 @@ def _cut(scenario: ScenarioTable, given: CutInput) -> Partition:
             return _dirichlet_pooled(scenario, given)
         case Drawn():
             return _drawn(scenario, given)
+        case OwnScenario():
+            return own_cut(scenario, given)
     raise ConfigError(f"[scenario] kind {scenario.name!r} has no partition")
 
 

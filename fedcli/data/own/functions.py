@@ -9,8 +9,7 @@ and a label, or a finished :class:`~fedcli.data.sets.dataset.Dataset`. A torch d
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +25,7 @@ from fedcli.data.sets.source import Source
 from fedmodels.config.transforms import ImageTransform
 from fedmodels.data_description import MAX_CLASSES
 from fedmodels.errors import ConfigError, DataError, reason_of
+from fedmodels.own_code import told
 
 
 def from_function(name: str, load: Callable[..., Any], source: Source) -> Dataset:
@@ -36,7 +36,7 @@ def from_function(name: str, load: Callable[..., Any], source: Source) -> Datase
     """
     if not callable(load):
         raise DataError(f"{name} is no function: it is {type(load).__name__}")
-    with _told(name):
+    with told(name):
         found = load(source) if inspect.signature(load).parameters else load()
     share, how = source.data.test_share, source.data.images
     if isinstance(found, Dataset):
@@ -61,7 +61,7 @@ def from_function(name: str, load: Callable[..., Any], source: Source) -> Datase
     ]
     how_drawn = source.data.test_seed, source.tasks
     train, test = read if is_pair else read[0].split(share or 0.0, *how_drawn)
-    with _told(f"{name}: the names of classes"):
+    with told(f"{name}: the names of classes"):
         stated = [list(getattr(part, "classes", None) or ()) for part in found]
     if all(stated) and stated[0] != stated[-1]:
         raise DataError(
@@ -79,18 +79,6 @@ def from_function(name: str, load: Callable[..., Any], source: Source) -> Datase
     return dataset_of(name.rpartition("/")[2], train, test, names, variant)
 
 
-@contextmanager
-def _told(what: str) -> Iterator[None]:
-    """Run a block of the user's code; turn what it raises into one line that says what failed."""
-    try:
-        yield
-    except DataError:
-        raise
-    except Exception as error:
-        reason = str(error).splitlines()[0] if str(error) else "no reason given"
-        raise DataError(f"{what} failed: {type(error).__name__}: {reason}") from error
-
-
 def examples_of(dataset: Any, what: str, how: ImageTransform = PLAIN) -> Examples:
     """Read every example of a torch data set: a pair of input and label at each index.
 
@@ -105,10 +93,10 @@ def examples_of(dataset: Any, what: str, how: ImageTransform = PLAIN) -> Example
     inputs: list[NDArray[Any]] = []
     labels: list[int] = []
     pictures = 0
-    with _told(f"{what}: its length"):
+    with told(f"{what}: its length"):
         size = len(dataset)
     for index in range(size):
-        with _told(f"{what}: example {index}"):
+        with told(f"{what}: example {index}"):
             pair = dataset[index]
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise DataError(f"{what}: example {index} is no pair of input and label")
@@ -121,7 +109,7 @@ def examples_of(dataset: Any, what: str, how: ImageTransform = PLAIN) -> Example
                 f"{inputs[0].dtype} {inputs[0].shape}"
             )
     x: Inputs = np.stack(inputs) if inputs else np.empty((0,), dtype=np.float32)
-    with _told(f"{what}: groups"):
+    with told(f"{what}: groups"):
         found = getattr(dataset, "groups", None)
         groups = None if found is None else np.asarray(found)
     if groups is not None:

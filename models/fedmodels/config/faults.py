@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from fedmodels.code_names import of_a_file
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.scenario import Scenario
-from fedmodels.config.sent import tables_in
+from fedmodels.config.sent import kinds_of, table_in, tables_in
 from fedmodels.errors import suggestion
 from fedmodels.printable import shown
 
@@ -70,17 +71,10 @@ def _path_in(value: Any, loc: Sequence[int | str]) -> list[str]:
 def first_line(error: ValidationError, tables: Mapping[str, Any]) -> str:
     """Turn the first finding of pydantic into a line a user can act on."""
     first = error.errors()[0]
-    path = [str(part) for part in first["loc"]]
-    scenario = tables.get("scenario")
-    if path[:1] == ["scenario"] and isinstance(scenario, Mapping):
-        kind = scenario.get("kind")
-    else:
-        kind = None
-    if kind in path[1:2]:  # the tag of the scenario's union is no key of the file
-        path.pop(1)
+    path = [*_path_in(tables, first["loc"][:-1]), *map(str, first["loc"][-1:])]
     where = f"[{'.'.join(path[:-1])}]" if path[:-1] else "the top level"
     if first["type"] == "extra_forbidden":
-        known = known_keys(path[:-1], kind)
+        known = known_keys(path[:-1], tables)
         line = f"unknown key {path[-1]!r} in {where}; known: {', '.join(known)}."
         return line + suggestion(path[-1], known)
     if first["type"] == "missing":
@@ -88,7 +82,8 @@ def first_line(error: ValidationError, tables: Mapping[str, Any]) -> str:
     if first["type"] in ("union_tag_invalid", "union_tag_not_found"):
         tag, known = str(first.get("ctx", {}).get("tag", "")), _kinds()
         given = f"unknown kind {tag!r}" if tag else "key 'kind' is missing"
-        return f"{given} in [scenario]; known: {', '.join(known)}.{suggestion(tag, known)}"
+        hint = of_a_file(tag) or suggestion(tag, known)
+        return f"{given} in [scenario]; known: {', '.join(known)}.{hint}"
     fault = fault_of(error, tables)
     given = "" if isinstance(fault.given, dict) else f" (given: {shown(fault.given)})"
     return f"{'.'.join(fault.path) or 'config'}: {fault.message}{given}"
@@ -96,24 +91,16 @@ def first_line(error: ValidationError, tables: Mapping[str, Any]) -> str:
 
 def _kinds() -> list[str]:
     """Return the kinds of scenarios."""
-    return [_kind_of(table) for table in tables_in(Scenario)]
+    return [kind for table in tables_in(Scenario) for kind in kinds_of(table)]
 
 
-def _kind_of(scenario: type[BaseModel]) -> str:
-    return str(get_args(scenario.model_fields["kind"].annotation)[0])
-
-
-def known_keys(path: list[str], kind: str | None) -> list[str]:
-    """Return the keys of a table; of a scenario, those of its kind."""
-    table: type[BaseModel] = Experiment
+def known_keys(path: Sequence[str], tables: Any) -> list[str]:
+    """Return the keys of a table in what was given; of a scenario, those of its kind."""
+    model: type[BaseModel] = Experiment
     for name in path:
-        field = table.model_fields.get(name)
-        inner = tables_in(field.annotation) if field else []
-        if len(inner) > 1:
-            inner = [
-                each for each in inner if kind in get_args(each.model_fields["kind"].annotation)
-            ]
-        if not inner:
+        tables, field = tables.get(name), model.model_fields.get(name)
+        inner = table_in(field.annotation, tables) if field else None
+        if inner is None or not isinstance(tables, Mapping):
             return []
-        table = inner[0]
-    return sorted(table.model_fields)
+        model = inner
+    return sorted(model.model_fields)

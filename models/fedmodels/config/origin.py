@@ -63,11 +63,13 @@ def differences(experiment: Experiment, made: Mapping[str, Any]) -> list[str]:
 
 
 def placeless(made: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a partition follows from without the place of a custom file."""
-    data = made.get("data")
-    if not isinstance(data, Mapping) or not isinstance(data.get("name"), str):
-        return dict(made)
-    return {**made, "data": {**data, "name": short_name(data["name"])}}
+    """Return what a partition follows from without the places of custom files."""
+    short = dict(made)
+    for table, key in (("data", "name"), ("scenario", "kind")):
+        given = made.get(table)
+        if isinstance(given, Mapping) and isinstance(given.get(key), str):
+            short[table] = {**given, key: short_name(given[key])}
+    return short
 
 
 def check_origin(experiment: Experiment, made: Mapping[str, Any], whose: str) -> None:

@@ -15,16 +15,18 @@ the same examples, and no task of a client holds one twice.
     replay_heterogeneous    every class comes once                                    pFedGRP
     dirichlet_pooled        training and test data dealt out together                 FedAli, FedTP
     drawn                   a number of examples each, for any number of clients
+    file.py:function        what a function of a user's file says
 """
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
+from fedmodels.code_names import is_own
 from fedmodels.config.bounds import PositiveCount
-from fedmodels.config.strict_table import StrictTable
+from fedmodels.config.strict_table import CodeName, StrictTable
 from fedmodels.errors import ConfigError
 
 Tasks = Annotated[int, Field(ge=1, le=10_000)]
@@ -308,7 +310,23 @@ class Drawn(ScenarioTable):
         return self
 
 
-Scenario = Annotated[
+class OwnScenario(ScenarioTable):
+    """A function of a user's file deals the data out; other keys are its keyword arguments."""
+
+    model_config = ConfigDict(extra="allow")
+    deals_again: ClassVar[bool] = True
+    kind: Annotated[CodeName, Field(pattern=r"\.py:")]
+    """``file.py:function``."""
+    code_sha256: str | None = None
+    """SHA-256 of that file; filled in when it is read."""
+
+    def options(self) -> dict[str, Any]:
+        """Return what is passed to the function beside what there is to deal out."""
+        return dict(self.model_extra or {})
+
+
+OWN = "own"
+_Listed = Annotated[
     Iid
     | Dirichlet
     | LabelShards
@@ -320,5 +338,16 @@ Scenario = Annotated[
     | DirichletPooled
     | Drawn,
     Field(discriminator="kind"),
+]
+
+
+def _whose(table: Any) -> str:
+    """Tell a scenario of a user's file from those that are listed."""
+    kind = table.get("kind") if isinstance(table, dict) else getattr(table, "kind", None)
+    return OWN if isinstance(kind, str) and is_own(kind) else "listed"
+
+
+Scenario = Annotated[
+    Annotated[_Listed, Tag("listed")] | Annotated[OwnScenario, Tag(OWN)], Discriminator(_whose)
 ]
 """Any scenario, told apart by its ``kind``."""

@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from fedmodels.code_names import short_name
+from fedmodels.code_names import is_own, short_name
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.strict_table import HERE, NAMED
 
@@ -28,9 +28,9 @@ def without_places(
         marks = field.metadata if field else []
         if HERE in marks:
             continue
-        inner = tables_in(field.annotation) if field else []
-        if len(inner) == 1 and isinstance(value, Mapping):
-            value = without_places(value, inner[0])
+        inner = table_in(field.annotation, value) if field else None
+        if inner is not None and isinstance(value, Mapping):
+            value = without_places(value, inner)
         elif NAMED in marks and isinstance(value, str):
             value = short_name(value)
         sent[key] = value
@@ -51,6 +51,22 @@ def settings_digest(experiment: Experiment) -> bytes:
     for name in ("deploy", "tracking"):
         tables.pop(name, None)
     return hashlib.sha256(json.dumps(tables, sort_keys=True).encode()).digest()
+
+
+def table_in(annotation: Any, value: Any) -> type[BaseModel] | None:
+    """Return the table that a value under a key should be; of several kinds, the value's own."""
+    tables = tables_in(annotation)
+    if len(tables) > 1:
+        kind = value.get("kind") if isinstance(value, Mapping) else None
+        is_file = isinstance(kind, str) and is_own(kind)
+        tables = [t for t in tables if (kind in kinds_of(t) if kinds_of(t) else is_file)]
+    return tables[0] if tables else None
+
+
+def kinds_of(table: type[BaseModel]) -> tuple[str, ...]:
+    """Return the words under ``kind`` by which a table is told; none for a user's own."""
+    found = table.model_fields.get("kind")
+    return get_args(found.annotation) if found else ()
 
 
 def tables_in(annotation: Any) -> list[type[BaseModel]]:
