@@ -101,10 +101,10 @@ def test_a_function_that_fails_is_told_in_a_line(tmp_path, body, line):
 def test_its_keys_are_those_of_the_function(tmp_path):
     kind = written(tmp_path, "return [[np.flatnonzero(given.train == c)] for c in range(width)]")
     assert len(cut(kind, width=2).clients) == 2
-    with pytest.raises(ConfigError, match=r"called with a CutInput and widht: .* 'widht'"):
-        cut(kind, widht=2)
-    with pytest.raises(ConfigError, match=r"defines no 'dael'. Did you mean 'deal'\?"):
-        cut(kind.replace(":deal", ":dael"))
+    with pytest.raises(ConfigError, match=r"called with a CutInput and breadth: .* 'breadth'"):
+        cut(kind, breadth=2)
+    with pytest.raises(ConfigError, match=r"defines no 'deals'. Did you mean 'deal'\?"):
+        cut(kind.replace(":deal", ":deals"))
 
 
 def test_a_run_deals_by_it_and_an_edited_file_is_refused(tmp_path):
