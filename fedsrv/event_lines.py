@@ -66,7 +66,8 @@ class EventFormatter:
         facts, left = event.detail, self.status.seconds_left
         sizes = facts.get("bytes") or {}
         spent = [f"{bytes_text(sizes[way])} {way}" for way in ("down", "up") if way in sizes]
-        spent += [] if left is None else [f"about {duration(left)} left"]
+        of = " of this stage" if facts.get("open") else ""
+        spent += [] if left is None else [f"about {duration(left)} left{of}"]
         loss = f"loss {number_text(facts.get('loss'))}"
         return ", ".join([f"{_place(event)} committed", loss, *spent])
 
@@ -106,7 +107,8 @@ def _any(event: Event) -> str:
 
 def _place(event: Event) -> str:
     facts = event.detail
-    return place_text(event.interaction, event.round, facts.get("task"), int(facts.get("of") or 0))
+    of = 0 if facts.get("open") else int(facts.get("of") or 0)  # an open run has no last one
+    return place_text(event.interaction, event.round, facts.get("task"), of)
 
 
 _LINES: Mapping[str, Callable[[Event], str]] = {

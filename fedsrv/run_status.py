@@ -15,7 +15,7 @@ from typing import Any
 from fedmodels.errors import RunFailed
 from fedmodels.numerics.metric_names import metric
 from fedmodels.printable import printable
-from fedmodels.units import text_of
+from fedmodels.units import moment_text, text_of
 from fedsrv.events import Event
 from fedsrv.report.quantities import interaction_of
 from fedsrv.report.run_record import number, read_run
@@ -118,6 +118,8 @@ class RunStatus:
     task: int = -1
     interactions: int = 0
     """How many there are in all; 0 while nothing says so."""
+    is_open: bool = False
+    """Whether the run has no last interaction: ``interactions`` are those planned so far."""
     loss: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     expected: int = 0
@@ -141,8 +143,9 @@ class RunStatus:
     """Whether the run itself tells who is there: its directory does not."""
     head: str = ""
     """The newest head of the run's history that is safe: NUMBER:LINK."""
-    notes: dict[str, None] = field(default_factory=dict)
-    """The last notes: each tells of something that may be a mistake, and stops nothing."""
+    notes: dict[str, tuple[float, int]] = field(default_factory=dict)
+    """The last notes: each tells of something that may be a mistake, and stops nothing; with the
+    unix time when it came last, and the round committed by then."""
     pace: Pace = field(default_factory=Pace)
 
     @classmethod
@@ -167,6 +170,7 @@ class RunStatus:
             found.interaction = interaction_of(row, at) - 1
             found.round, found.task = (int(number(row.get(k)) or 0) for k in ("round", "task"))
             found.interactions = len(record.rows) if found.finished else 0
+            found.is_open = record.is_open
             found.privacy = dict(row.get("privacy") or {})
         rows = [*(row.get("metrics") or {} for row in record.rows), record.summary.get("metrics")]
         found.metrics = next((dict(one) for one in reversed(rows) if one), {})
@@ -191,7 +195,7 @@ class RunStatus:
         if event.kind == "head":
             self.head = printable(str(facts.get("head", "")))
         if event.kind == "note":
-            self._note(printable(str(facts.get("line", ""))))
+            self._note(printable(str(facts.get("line", ""))), event.unix_time)
         if event.kind == "listening":
             self.expected = int(facts["clients"])
         elif event.kind == "rollback":
@@ -212,6 +216,7 @@ class RunStatus:
             self.interaction, self.round = event.interaction, event.round
             self.waiting = self.work = self.resting = ""
             self.task = int(facts.get("task", -1))
+            self.is_open = bool(facts.get("open"))
             self.interactions, self.loss = int(facts.get("of") or 0), facts.get("loss")
             self.privacy = dict(facts.get("privacy") or {})
         elif event.kind in ("scores", "finished"):
@@ -240,10 +245,10 @@ class RunStatus:
             self.joined += name.isdigit()
         return self.clients[name]
 
-    def _note(self, line: str) -> None:
+    def _note(self, line: str, now: float) -> None:
         """Keep a line once, and the last ones of many."""
         self.notes.pop(line, None)
-        self.notes[line] = None
+        self.notes[line] = now, self.round
         for old in [*self.notes][:-MAX_NOTES]:
             del self.notes[old]
 
@@ -268,7 +273,8 @@ class RunStatus:
         """Return what is committed; empty before the first commit."""
         if self.interaction < 0:
             return ""
-        return place_text(self.interaction, self.round, self.task, self.interactions)
+        of = 0 if self.is_open else self.interactions
+        return place_text(self.interaction, self.round, self.task, of)
 
     @property
     def is_at_the_end(self) -> bool:
@@ -290,7 +296,7 @@ class RunStatus:
         return {
             **{name: getattr(self, name) for name in plain},
             "work": self.work,
-            "notes": [*self.notes],
+            "notes": self.dated_notes(),
             "head": self.head,
             "finished": self.finished,
             "seconds_left": self.seconds_left,
@@ -302,6 +308,13 @@ class RunStatus:
                 for name in sorted(self.clients, key=by_number)
             },
         }
+
+    def dated_notes(self) -> list[str]:
+        """Return the notes, each with when it came."""
+        return [
+            f"{moment_text(at)}{f', after round {round + 1}' if round >= 0 else ''}: {line}"
+            for line, (at, round) in self.notes.items()
+        ]
 
     def lines(self) -> list[str]:
         """Return it as plain lines."""
@@ -321,7 +334,7 @@ class RunStatus:
         found += [f"resting: {self.resting}"] if self.resting else []
         found += [f"server: {self.work}"] if self.work else []
         found += [f"history: {self.head}"] if self.head else []
-        found += [f"note: {line}" for line in self.notes]
+        found += [f"note: {line}" for line in self.dated_notes()]
         failed = {name: c.failures for name, c in self.clients.items() if c.failures}
         found += [f"failures of client {c}: {n}" for c, n in sorted(failed.items())]
         return [printable(line) for line in found]

@@ -33,7 +33,8 @@ from fedsrv.report.comparison import one_column
 from fedsrv.report.page import template
 from fedsrv.report.panels import cells_of, of_drift, of_uploads, telling, weights_of
 from fedsrv.report.quantities import view_name
-from fedsrv.report.run_record import RunRecord, read_run
+from fedsrv.report.run_record import RunRecord, group_runs, read_run
+from fedsrv.report.sites import sites_table
 from fedsrv.report.table import Name, Table
 from fedsrv.run_status import SHOWN, RunStatus, by_number, place_text
 
@@ -65,6 +66,7 @@ class LivePage:
         """How often the page was asked for, and when last."""
         self._next, self._sizes = 0.0, (-1, -1)
         self._record: RunRecord
+        self._sites: Table | None = None
         self._charts: list[tuple[str, str]] = []
         """Caption and drawing of each chart."""
 
@@ -98,6 +100,7 @@ class LivePage:
                 share=self._share(),
                 left="" if run.is_finished or left is None else f"about {duration(left)} left",
                 status=status,
+                sites=self._sites,
                 charts=self._charts,
                 moved=[printable(line) for line in q.what_moved(run)[:MAX_MOVED]],
                 clients=table,
@@ -118,6 +121,7 @@ class LivePage:
             return self._status.place
         row, of = self._record.rows[-1], len(self._record.rows) if self._record.is_finished else 0
         at = q.interaction_of(row, len(self._record.rows) - 1) - 1
+        of = 0 if self._record.is_open else of
         return place_text(at, int(row.get("round", at)), row.get("task"), of)
 
     def _share(self) -> float:
@@ -133,6 +137,7 @@ class LivePage:
         sizes = _size(self.run / "rounds.jsonl"), _size(self.run / "summary.json")
         if sizes != self._sizes:
             self._record = read_run(self.run)
+            self._sites = sites_table(group_runs([self._record]))
             self._charts = [(c.caption, svg(c)) for c in telling(charts_of(self._record))]
             self._sizes = sizes
         took = time.monotonic() - now
@@ -146,7 +151,10 @@ def charts_of(run: RunRecord) -> Iterator[Chart]:
         """Return a curve by rounds without a round of which some tasks have not come yet."""
         return {at: value for at, value in curve.items() if at != run.open_round}
 
-    named = {metric(name).title: whole(q.metric_curve(run, name)) for name in SHOWN}
+    named = dict[str, dict[int, float]]()
+    for name in SHOWN:
+        if (curve := whole(q.metric_curve(run, name))) not in named.values():
+            named[metric(name).title] = curve
     yield _lines("Accuracy by round", named, "round", "accuracy", "percent")
     views = {view_name(view): whole(q.view_curve(run, view)) for view in q.views_of(run)}
     yield _lines("Accuracy by view", views, "round", "accuracy", "percent")

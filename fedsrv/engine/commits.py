@@ -304,6 +304,7 @@ class Commits:
         self.history = self.history.after(committed, trained_in(record), floor)
         self.cohort.commit(committed, self.store.oldest_begun(floor))
         further = [name for one in self.options for name in one.tells]
-        self.events.tell("commit", **commit_facts(record, further), of=of)
+        of_open = {"open": True} if self.store.experiment.schedule.open else {}
+        self.events.tell("commit", **commit_facts(record, further), of=of, **of_open)
         for one in self.options:
             one.committed(record)

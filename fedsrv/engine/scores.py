@@ -320,6 +320,7 @@ def client_rows(
             "accuracy": total.accuracy(),
             **({"minority": _accuracy(total.subset(minority))} if minority else {}),
             "loss": total.loss() if math.isfinite(total.loss()) else None,
+            **_told_by(scores, view if name == view else "", str(client)),
             **({"first_task": first} if first else {}),
             "tasks": [_accuracy(sets.get(f"task/{t}")) for t in range(first, end)],
             "classes": [None if math.isnan(a) else float(a) for a in total.per_class()]
@@ -327,6 +328,12 @@ def client_rows(
             else [],
         }
     return out
+
+
+def _told_by(scores: Scores, view: str, client: str) -> dict[str, float]:
+    """Return the AUROC that a client told of a view's own rule; nothing where it told none."""
+    auroc = scores.probabilities.get(view, {}).get(client, [None])[0]
+    return {} if auroc is None else {"auroc": auroc}
 
 
 def _task_of(name: str) -> int | None:

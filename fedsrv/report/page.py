@@ -18,6 +18,7 @@ from fedmodels.charts import CSS, Chart, document, svg
 from fedsrv.report import panels
 from fedsrv.report.comparison import comparison, one_column
 from fedsrv.report.run_record import RunRecord, SeedGroup, group_runs
+from fedsrv.report.sites import sites_table
 from fedsrv.report.story import story
 from fedsrv.report.table import Table
 
@@ -84,6 +85,7 @@ def page(groups: Sequence[SeedGroup], further: Sequence[Section] = ()) -> str:
         heading=_heading(groups),
         sentences=story(groups),
         headline=headline.turned() if len(groups) > MAX_COLUMNS else headline,
+        sites=sites_table(groups),
         everything=comparison(groups, everything=True),
         charts=panels.telling(panels.leading(groups))[:MAX_CHARTS],
         further=further,

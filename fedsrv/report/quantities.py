@@ -92,6 +92,34 @@ def class_accuracy(run: RunRecord, view: str) -> dict[int, float]:
     return {k: fmean(v for (_, label), v in latest.items() if label == k) for k in labels}
 
 
+def of_sites(run: RunRecord) -> dict[tuple[int, str | int], float]:
+    """Return ``{(client, what): number}`` of the models that stand for clients (``a_loc``).
+
+    What is a class, whose recall it is, ``accuracy`` or ``auroc``; ``examples`` of the training
+    data, and in an open run ``task`` and the ``round`` since which the client has it.
+    """
+    found: dict[tuple[int, str | int], float | None] = {}
+    received = "after_downlink" if "after_downlink" in views_of(run) else "global"
+    for index, row in enumerate(run.rows):
+        means = table(row.get("metrics"))
+        is_trained = means.get("a_loc") in {means.get("a_loc_trained")} - {None}
+        is_received = means.get("a_loc") == means.get("a_loc_received")
+        view = "after_local" if is_trained and not is_received else received
+        for client, facts in _clients(row):
+            seen = table(table(facts.get("views")).get(view))
+            for what in ("accuracy", "auroc") if seen else ():
+                found[client, what] = number(seen.get(what))
+            classes = seen.get("classes")
+            for label, value in enumerate(classes if isinstance(classes, list) else ()):
+                found[client, label] = number(value)
+            found[client, "examples"] = number(facts.get("num_examples"))
+            task = number(facts.get("task"))
+            if task is not None and task != found.get((client, "task")):
+                found[client, "task"] = task
+                found[client, "round"] = number(row.get("round"), index) + 1
+    return {key: value for key, value in found.items() if value is not None}
+
+
 def confusion(run: RunRecord, view: str) -> dict[tuple[int, int], float]:
     """Return ``{(true class, predicted class): examples}`` over clients' own tests at the end."""
     for row in reversed(run.rows):
@@ -149,7 +177,7 @@ def _learnt(run: RunRecord, scored: Container[int]) -> dict[int, int]:
     In an open run each client has a task of its own: there is none.
     """
     learnt: dict[int, int] = {}
-    if _is_open(run):
+    if run.is_open:
         return learnt
     for index, row in enumerate(run.rows):
         task, interaction = number(row.get("task")), interaction_of(row, index)
@@ -168,7 +196,7 @@ def comparable_view(runs: Sequence[RunRecord]) -> str:
 
     Methods keep different models; what they forget compares only at one and the same moment.
     """
-    if all(map(_is_open, runs)):
+    if all(run.is_open for run in runs):
         return RECEIVED
     tasks = [{k for k, _ in accuracy_matrix(run, RECEIVED)} for run in runs]
     return RECEIVED if all(len(found) > 1 for found in tasks) else "after_local"
@@ -187,7 +215,7 @@ def lost_by_task(run: RunRecord, view: str) -> dict[int, float]:
     As ``forgetting`` does, a difference compares clients that are scored at both times, each with
     itself. A task has no entry where there is none at some time since it was learnt.
     """
-    if _is_open(run):
+    if run.is_open:
         return _lost_in_streams(run, view)
     scored = _clients_on_tasks(run, view)
     learnt = _learnt(run, {interaction for interaction, _ in scored})
@@ -200,12 +228,6 @@ def lost_by_task(run: RunRecord, view: str) -> dict[int, float]:
         if all(lost):
             out[task] = max(map(fmean, lost))
     return out
-
-
-def _is_open(run: RunRecord) -> bool:
-    """Tell whether a run's clients go on to tasks of their own."""
-    last = [facts for row in run.rows[-1:] for _, facts in _clients(row)]
-    return any(number(facts.get("task")) is not None for facts in last)
 
 
 def _lost_in_streams(run: RunRecord, view: str) -> dict[int, float]:
@@ -294,11 +316,16 @@ def warnings_of_client(run: RunRecord) -> dict[int, float]:
 
 def what_moved(run: RunRecord) -> list[str]:
     """Return a line for each alarm of drift, the newest first."""
-    told = (row.get("drift") for row in run.rows)
-    alarms = [table(alarm) for several in told if isinstance(several, list) for alarm in several]
+    alarms = [
+        (int(number(row.get("round"), index)) + 1, table(alarm))
+        for index, row in enumerate(run.rows)
+        if isinstance(several := row.get("drift"), list)
+        for alarm in several
+    ]
     return [
-        f"client {run.client_names.get(int(client), int(client))}, task {int(task)}: {line}"
-        for alarm in reversed(alarms)
+        f"round {at}, client {run.client_names.get(int(client), int(client))}, "
+        f"task {int(task)}: {line}"
+        for at, alarm in reversed(alarms)
         if (client := number(alarm.get("client"))) is not None
         and (task := number(alarm.get("task"))) is not None
         and isinstance(line := alarm.get("line"), str)

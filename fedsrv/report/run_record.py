@@ -177,6 +177,15 @@ class RunRecord:
         said = table(_read_json(self.path / "env.json")).items()
         return {str(key): value for key, value in said if isinstance(value, str | int)}
 
+    def live_models(self) -> dict[int, str]:
+        """Return what happened last to the live model of each client whose directory is here."""
+        found = dict[int, str]()
+        for path in self.path.glob("clients/*/model/status.json"):
+            said = table(_read_json(path)).get("last")
+            if isinstance(said, str) and path.parts[-3].isdecimal():
+                found[int(path.parts[-3])] = said
+        return found
+
     def pictures(self) -> list[tuple[str, int, str]]:
         """Return name, client and address of what clients drew, where their directories are here.
 
@@ -226,6 +235,13 @@ class RunRecord:
             if (value := value_of(row)) is not None:
                 out[_round_of(row, index)] = value
         return out
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the run's clients go on to tasks of their own, and no interaction is the last."""
+        last = [table(row.get("clients")) for row in self.rows[-1:]]
+        found = (table(facts).get("task") for clients in last for facts in clients.values())
+        return any(number(task) is not None for task in found)
 
     @property
     def open_round(self) -> int | None:

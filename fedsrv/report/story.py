@@ -16,6 +16,7 @@ from fedsrv.report.guessing import guesses_text, least_of
 from fedsrv.report.panels import listed
 from fedsrv.report.quantities import view_name
 from fedsrv.report.run_record import RunRecord, SeedGroup, number, rare_classes, table
+from fedsrv.report.sites import how_apart
 
 MAX_SAID = 4
 """Groups that a sentence calls by name."""
@@ -31,6 +32,7 @@ def story(groups: Sequence[SeedGroup]) -> list[str]:
     name = main_metrics(groups)[0]
     parts = (
         _how_good,
+        lambda groups, name: how_apart(groups),
         _on_rare_classes,
         _on_old_tasks,
         _who_helped,
@@ -138,7 +140,6 @@ def _who_helped(groups: Sequence[SeedGroup], name: str) -> Iterator[str]:
                 f"({most:.2f})."
             )
             return
-    yield "No method here reports weights between clients: all clients share one mean, or none."
 
 
 def _whose_uploads_stood_out(groups: Sequence[SeedGroup], name: str) -> Iterator[str]:

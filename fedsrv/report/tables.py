@@ -15,6 +15,7 @@ from fedmodels.errors import ArchiveError, ConfigError
 from fedmodels.files import write_atomically
 from fedsrv.report.comparison import comparison, one_column
 from fedsrv.report.run_record import RunRecord, group_runs, read_run
+from fedsrv.report.sites import sites_table
 from fedsrv.report.story import story
 from fedsrv.state.verification import doubts
 
@@ -42,7 +43,10 @@ def report_command(runs: list[Path], html: Path | None, everything: bool = False
     console = Console()
     alone = len(records) == 1
     console.print(final_table(records[0], everything) if alone else compare(records, everything))
-    for sentence in story(group_runs(records)):
+    groups = group_runs(records)
+    if sites := sites_table(groups):
+        console.print(sites.rich())
+    for sentence in story(groups):
         console.print(sentence, markup=False, highlight=False)
     if html is not None:
         try:

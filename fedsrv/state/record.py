@@ -11,10 +11,11 @@ from typing import Any, NotRequired, TypedDict
 ClientRow = dict[str, Any]
 """What a client reported: ``loss``, ``seconds``, ``num_examples``, ``peak_rss_bytes``, the method's
 own numbers, ``skipped_examples`` where the last epoch left out some, and ``views`` once the client
-is scored: by view ``accuracy``, ``loss``, the accuracy on each class, and on each of ``tasks`` from
-``first_task`` on, which is left out where it is 0. Also what the coordinator measured of its
-upload, whether it counts or not: ``difference_norm``, ``difference_cosine`` and the norms of other
-parts. An upload that counts has its ``aggregation_weight`` (:mod:`fedsrv.parts.odd_uploads`)."""
+is scored: by view ``accuracy``, ``loss``, ``auroc`` where it was asked for, the accuracy on each
+class, and on each of ``tasks`` from ``first_task`` on, which is left out where it is 0. Also what
+the coordinator measured of its upload, whether it counts or not: ``difference_norm``,
+``difference_cosine`` and the norms of other parts. An upload that counts has its
+``aggregation_weight`` (:mod:`fedsrv.parts.odd_uploads`)."""
 
 
 class Traffic(TypedDict):

@@ -339,12 +339,27 @@ def _legend(labels: Mapping[int, str], top: float, width: float = WIDTH) -> tupl
 # --- marks --------------------------------------------------------------------------------------
 
 
+def _covering(chart: Chart, axes: _Axes) -> set[int]:
+    """Return the numbers of lines that lie on an earlier one: dashes let that one be seen."""
+    lines = [{at: axes.y(s.mean) for at, s in line.items()} for line in chart.values.values()]
+    return {
+        index
+        for index, line in enumerate(lines)
+        for before in lines[:index]
+        if len(line) > 1
+        and line.keys() == before.keys()
+        and max(abs(line[at] - before[at]) for at in line) < 1
+    }
+
+
 def _lines(chart: Chart, axes: _Axes, places: Sequence[Any]) -> Iterator[str]:
+    covering = _covering(chart, axes)
     for index, (label, line) in enumerate(chart.values.items()):
         if not (points := _every(sorted(line.items()), MAX_POINTS)):
             continue
         path = "L".join(f"{_n(axes.x(at))} {_n(axes.y(s.mean))}" for at, s in points)
-        marks = f'<path class="l" d="M{path}"/>'
+        dashes = ' stroke-dasharray="6 6"' if index in covering else ""
+        marks = f'<path class="l"{dashes} d="M{path}"/>'
         if any(s.std for _, s in points):
             edge = [(at, s.mean + s.std) for at, s in points]
             edge += [(at, s.mean - s.std) for at, s in reversed(points)]
@@ -385,14 +400,16 @@ def _cells(chart: Chart) -> tuple[str, float]:
     columns = _every(sorted({column for _, column in cells}))
     names = {row: _short(chart.y_names.get(row, str(row))) for row in rows}
     left = 10 + LETTER * max(map(len, names.values()))
-    named, slant = _fitting(
-        [(column, _short(chart.x_names.get(column, str(column)))) for column in columns],
-        WIDTH - left - 62,
-    )
-    height = min(max(15.0 * len(rows), 90.0), 240.0)
-    wide, high = (WIDTH - left - 62) / len(columns), height / len(rows)
     values = [spread.mean for spread in cells.values()]
     low, top = (min(values) / 2, max(values)) if chart.is_log else _scale(values, chart.unit)
+    ends = (min(values), top) if chart.is_log else (low, top)
+    beside = max(62.0, 22 + LETTER * max(len(_round(end, chart.unit)) for end in ends))
+    named, slant = _fitting(
+        [(column, _short(chart.x_names.get(column, str(column)))) for column in columns],
+        WIDTH - left - beside,
+    )
+    height = min(max(15.0 * len(rows), 90.0), 240.0)
+    wide, high = (WIDTH - left - beside) / len(columns), height / len(rows)
     numbered = len(rows) * len(columns) <= MANY_CELLS
     numbers = _numbers_in(cells, chart.unit, wide) if numbered else {}
     shades: dict[int, str] = {}
@@ -431,8 +448,7 @@ def _cells(chart: Chart) -> tuple[str, float]:
     longest = max(len(text) for _, text in named)
     whole = below + 19 + (0.6 * LETTER * longest if slant else 0)
     marks += words(left + wide * len(columns) / 2, whole - 4, chart.x, "middle", "t")
-    ends = (min(values), top) if chart.is_log else (low, top)
-    return marks + _colour_scale(WIDTH - 52, height, *ends, chart.unit), whole
+    return marks + _colour_scale(WIDTH - beside + 10, height, *ends, chart.unit), whole
 
 
 def _every(places: list[Any], most: int = MAX_SIDE) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Literal
 
 Unit = Literal["percent", "bytes", "seconds", ""]
@@ -23,6 +24,14 @@ def bytes_text(value: float) -> str:
             return f"{value:.4g} {unit}"
         value /= 1000
     return f"{value:.4g} TB"
+
+
+def moment_text(unix_time: float) -> str:
+    """Return a time by this machine's clock, to the minute."""
+    try:
+        return f"{datetime.fromtimestamp(unix_time):%Y-%m-%d %H:%M}"
+    except (OverflowError, OSError, ValueError):  # a server may say anything
+        return "at an unknown time"
 
 
 def duration(seconds: float) -> str:

@@ -7,7 +7,18 @@ from xml.etree import ElementTree
 
 import pytest
 
-from fedmodels.charts import DAY, MAX_BARS, MAX_SIDE, Chart, Spread, document, svg, ticks
+from fedmodels.charts import (
+    DAY,
+    LETTER,
+    MAX_BARS,
+    MAX_SIDE,
+    WIDTH,
+    Chart,
+    Spread,
+    document,
+    svg,
+    ticks,
+)
 from fedmodels.units import text_of
 
 
@@ -173,3 +184,22 @@ def test_numbers_have_the_unit_that_suits_them():
     ]  # fmt: skip
     assert text_of(0.123, "percent") == "12.3 %"
     assert text_of(12.345, "seconds") == "12.35 s"
+
+
+def test_a_line_that_lies_on_another_lets_it_be_seen():
+    def line(*values):
+        return {at: Spread(value) for at, value in enumerate(values)}
+
+    lines = {"down": line(70.1, 70.1), "up": line(70.2, 70.1), "apart": line(10.0, 90.0)}
+    drawn = svg(Chart("bytes", "lines", lines, "round", "bytes"))
+    dashed = ['stroke-dasharray="6 6"' in part for part in drawn.split('<path class="l"')[1:4]]
+    assert dashed == [False, True, False]
+
+
+def test_the_numbers_of_a_scale_stay_in_the_figure():
+    """A number of nine letters ended behind the edge."""
+    cells = {(0, at): Spread(value) for at, value in enumerate((1.234e-05, 1.299e-05))}
+    drawn = svg(Chart("norms", "cells", {"": cells}, "round", "client"))
+    for left, text in re.findall(r'<text x="([\d.]+)"[^>]*>(1\.2\d*e-05)<', drawn):
+        assert float(left) + LETTER * len(text) <= WIDTH
+    assert "1.299e-05" in drawn

@@ -3,6 +3,7 @@
 import logging
 
 from fedmodels.printable import printable
+from fedmodels.units import moment_text
 from fedsrv.event_lines import MAX_COMINGS, ComingsLimit, EventFormatter, level_of
 from fedsrv.events import Event
 from fedsrv.run_status import Pace, RunStatus
@@ -151,7 +152,24 @@ def test_scores_are_percentages():
 
 
 def test_notes_are_shown_once_and_the_last_of_many():
-    status = RunStatus.of(Event("note", detail={"line": f"line {n % 12}"}) for n in range(25))
+    told = Event("commit", interaction=0, round=0, detail={"of": 4})
+    notes = (
+        Event("note", detail={"line": f"line {n % 12}"}, unix_time=60.0 * n) for n in range(25)
+    )
+    status = RunStatus.of([told, *notes])
     assert [*status.notes] == [f"line {n % 12}" for n in range(15, 25)]
-    assert [line for line in status.lines() if line.startswith("note: ")][-1] == "note: line 0"
-    assert status.to_dict()["notes"][-1] == "line 0"
+    last = [line for line in status.lines() if line.startswith("note: ")][-1]
+    assert last == f"note: {moment_text(60.0 * 24)}, after round 1: line 0"
+    assert status.to_dict()["notes"][-1] == last.removeprefix("note: ")
+    assert moment_text(1e300) == "at an unknown time"
+
+
+def test_an_open_run_has_no_last_interaction():
+    """It said "60 of 60" while it waited for the next week's data."""
+    planned = {"interaction": 59, "round": 59}
+    closed = Event("commit", detail={"of": 60, "task": 0}, **planned)
+    going_on = Event("commit", detail={"of": 60, "task": 0, "open": True}, **planned)
+    assert RunStatus.of([closed]).place == "interaction 60 of 60: round 60, task 0"
+    assert RunStatus.of([going_on]).place == "interaction 60: round 60, task 0"
+    line = EventFormatter().line(going_on)
+    assert line.startswith("interaction 60: round 60, task 0 committed")

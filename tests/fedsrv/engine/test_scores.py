@@ -281,6 +281,8 @@ def test_what_clients_tell_of_probabilities_is_averaged_and_survives_as_text():
     for each in (scores, Scores.from_json(scores.to_json())):
         found = metrics_of(each)
         assert (found["a_glo_auroc"], found["a_glo_ece"]) == (0.75, 0.375)
+        rows = client_rows(each, 1)
+        assert [rows[c]["views"]["global"].get("auroc") for c in "01"] == [0.75, None]
 
 
 def test_scores_survive_as_text():

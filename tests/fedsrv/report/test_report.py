@@ -821,7 +821,6 @@ def test_sentences_by_hand(tmp_path):
         "On earlier tasks, models at the end (as received): forgets 50.0 %, keeps 60.0 %.",
         "From the best accuracy on each earlier task to the end (as received): forgets lost 30.0 "
         "points, keeps gained 10.0 points.",
-        "No method here reports weights between clients: all clients share one mean, or none.",
         "Clients sent: forgets 2 kB in 3.0 s, keeps 2 kB in 3.0 s.",
     ]
     assert story(group_runs([one]))[0] == "Clients' models, as received: 70.0 %."
@@ -832,6 +831,36 @@ def test_sentences_by_hand(tmp_path):
     said = story(group_runs([read_run(same.path)]))
     assert "On the rare classes: 70.0 % (as on all classes)." in said
     assert any(line.endswith("task to the end (as received): lost nothing.") for line in said)
+
+
+def test_each_site_and_class_stands_before_the_folds(tmp_path, capsys):
+    """A mean of 85 % hid a site of 70 %, and a class of which it found none."""
+    path = write_run(
+        tmp_path / "run", kind="", rounds=1, tasks=1, clients=2, metrics={"a_loc": 0.85}
+    )
+    (row,) = records_of(path)
+    row["metrics"] |= {"a_loc": 0.85, "a_loc_received": 0.85, "a_loc_trained": 0.9}
+    for client, right, found in (("0", 1.0, [1.0, 1.0]), ("1", 0.7, [0.9, 0.0])):
+        row["clients"][client] |= {"num_examples": 90, "task": 3}
+        view = {"accuracy": right, "classes": found, "auroc": 0.75}
+        row["clients"][client]["views"] = {"global": view, "after_local": {"accuracy": 0.9}}
+    (path / "rounds.jsonl").write_text(json.dumps(row) + "\n")
+    facts = {"classes": ["red", "green"], "clients": {"1": "Ost"}}
+    (path / "data.json").write_text(json.dumps(facts))
+    (path / "clients/1/model").mkdir(parents=True)
+    told = {"last": "live is the model of round 1"}
+    (path / "clients/1/model/status.json").write_text(json.dumps(told))
+    found = page_of(tmp_path, path).partition("<details>")[0]
+    cells = [re.findall(r"<td>(.*?)</td>", line) for line in found.split("<tr>")]
+    assert ["100.0", "100.0", "100.0", "75.0", "90", "3", "1", "–"] in cells
+    assert ["70.0", "90.0", "0.0", "75.0", "90", "3", "1", "live is the model of round 1"] in cells
+    said = "By site: from 70.0 % (client Ost) to 100.0 % (client 0); "
+    said += "least recall: 0.0 % of green at client Ost."
+    assert said in story(group_runs([read_run(path)]))
+    report.report_command([path], html=None)
+    assert "client Ost" in capsys.readouterr().out.partition("By site")[0]
+    dealt = write_run(tmp_path / "dealt", clients=2)
+    assert "recall" not in page_of(tmp_path, dealt).partition("<details>")[0]
 
 
 def test_names_stand_in_place_of_numbers(tmp_path):
