@@ -64,12 +64,11 @@ def _check_somebody_comes(experiment: Experiment, found: Availability) -> None:
     Raises:
         ConfigError: says which rounds the run has.
     """
-    schedule, scenario = experiment.schedule, experiment.scenario
-    rounds = schedule.rounds
+    schedule, rounds = experiment.schedule, experiment.schedule.rounds
     if schedule.order == "tasks_outer":
-        if scenario is None or scenario.fixes_tasks:
+        if experiment.most_tasks is None:
             return  # the data say how many tasks there are
-        rounds *= scenario.tasks if isinstance(scenario.tasks, int) else max(scenario.tasks)
+        rounds *= experiment.most_tasks
     first = min((begin for spans in found.values() for begin, _ in spans), default=0)
     if len(found) == schedule.clients and first >= rounds:
         raise ConfigError(

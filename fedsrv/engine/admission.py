@@ -92,7 +92,7 @@ class Admission:
             problem = Problem(data.input_shape, data.num_classes)
 
         def most_tasks(client: int, num_classes: int) -> int:
-            if experiment.scenario is None:
+            if experiment.scenario is None or (data is not None and data.cuts_tasks):
                 return MAX_TASKS
             return experiment.scenario.tasks_per_client(clients, num_classes)[client]
 

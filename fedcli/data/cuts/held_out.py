@@ -17,6 +17,8 @@ from fedmodels.errors import ConfigError
 
 SHARE = 0.2
 """Part for testing unless a config says another."""
+FEW = 10
+"""Examples below which what has one value, such as a month, is no task by itself."""
 
 
 def last_of_each(keys: NDArray[Any], share: float) -> NDArray[np.bool_]:
@@ -105,6 +107,46 @@ def tasks_in_order(
             task = task[first][group]
         found[mine] = task
     return found
+
+
+def tasks_by_value(
+    owners: IntArray, values: NDArray[np.str_], wholes: IntArray | None = None, least: int = FEW
+) -> tuple[IntArray, dict[int, list[tuple[str, int]]]]:
+    """Return the task of each example (n,), and of each owner the name and size of each task.
+
+    A task is what has one value, such as a month; an owner's are numbered in the order in which
+    they begin. A group is of the task in which it begins. A task with fewer than ``least`` examples
+    goes with the one after it, the last one with the one before.
+
+    Args:
+        owners: (n,) from 0 on. Examples stand in the order of time.
+        values: (n,) likewise.
+        wholes: (n,) group of each example, where groups stay whole.
+        least: examples of a task.
+    """
+    found, named = np.zeros(len(owners), dtype=np.int64), dict[int, list[tuple[str, int]]]()
+    for owner in np.unique(owners).tolist():
+        mine = np.flatnonzero(owners == owner)
+        names, first, code = np.unique(values[mine], return_index=True, return_inverse=True)
+        if wholes is not None:
+            _, begin, group = np.unique(wholes[mine], return_index=True, return_inverse=True)
+            code = code[begin][group]
+        pieces = list[tuple[list[int], int]]()  # values of a task, and its examples
+        for value in np.argsort(first).tolist():
+            size = int((code == value).sum())
+            if not size:  # its groups began earlier
+                continue
+            if pieces and pieces[-1][1] < least:
+                pieces[-1] = ([*pieces[-1][0], value], pieces[-1][1] + size)
+            else:
+                pieces.append(([value], size))
+        if len(pieces) > 1 and pieces[-1][1] < least:
+            last, size = pieces.pop()
+            pieces[-1] = ([*pieces[-1][0], *last], pieces[-1][1] + size)
+        for task, (together, _) in enumerate(pieces):
+            found[mine[np.isin(code, together)]] = task
+        named[owner] = [(" and ".join(names[some].tolist()), size) for some, size in pieces]
+    return found, named
 
 
 def held_out(

@@ -216,7 +216,8 @@ def _natural(scenario: Natural, given: CutInput) -> Partition:
             cut = [split_along_time(piece, labels, scenario.train_folds) for piece in pieces]
         elif given.own_tasks is not None:
             numbers = given.own_tasks[indices]
-            cut = [_parts(indices[numbers == task], given) for task in range(num_tasks)]
+            most = max(num_tasks, 1 + int(numbers.max()))  # the data may say the tasks themselves
+            cut = [_parts(indices[numbers == task], given) for task in range(most)]
         else:
             cut = _of_chosen_parts(indices, num_tasks, given)
         clients.append(tuple(TaskIndices(*parts) for parts in cut))

@@ -27,12 +27,13 @@ from fedcli.data.own.cells import check_columns, texts_of
 from fedcli.data.own.examples import coded, dataset_of
 from fedcli.data.own.recordings import PARTS
 from fedcli.data.own.table_files import TableRows, read_table
-from fedcli.data.own.tables import columns_of
-from fedcli.data.own.times import times_of
+from fedcli.data.own.tables import columns_of, tasks_of
+from fedcli.data.own.times import calendar, times_of
 from fedcli.data.sets.dataset import Dataset, Examples
 from fedcli.data.sets.source import Source
 from fedmodels.class_names import composed
 from fedmodels.config.columns import Columns
+from fedmodels.config.data import TasksBy
 from fedmodels.config.transforms import ImageTransform
 from fedmodels.errors import ConfigError, DataError
 from fedmodels.printable import printable
@@ -50,6 +51,8 @@ def image_table(source: Source) -> Dataset:
     """
     root, columns = source.roots[0], columns_of(source.data)
     _check_keys(columns)
+    if source.data.tasks == "session":
+        raise ConfigError("[data] tasks = 'session' is for tables of numbers; file names images")
     place = _table_in(root)
     table = read_table(place, columns)
     check_columns([str(name) for name in table.frame.columns], columns, place)
@@ -64,12 +67,15 @@ def image_table(source: Source) -> Dataset:
     wholes, _ = coded(group, None, f"{place}: column {columns.group!r}")
     listed = _listed(table, columns, root, y)
     note_left_out(root, {place, *(path for path, _ in listed)}, OTHERS)
-    order = _order(table, columns, client)
+    order, task = _order(table, columns, client, source.data.tasks)
     files = Examples(
         np.arange(len(order), dtype=np.float64), y[order],
         groups=owners[order] if columns.client else None,
         wholes=wholes[order] if columns.group else None,
     )  # fmt: skip
+    if source.data.cuts_tasks:
+        tasks = tasks_of(task[order], owners[order], people, source, files.wholes)
+        files = replace(files, tasks=tasks)
     if columns.split is None:
         parts = [*files.split(columns.test_share, source.data.test_seed, source.tasks)]
     else:
@@ -155,9 +161,18 @@ def _images_below(root: Path) -> Known:
     return found
 
 
-def _order(table: TableRows, columns: Columns, client: np.ndarray) -> np.ndarray:
-    """Return the order of rows: by time, or as they stand in the file."""
+def _order(
+    table: TableRows, columns: Columns, client: np.ndarray, tasks: TasksBy | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the order of rows, by time or as they stand in the file, and what tells their tasks.
+
+    That is (n,) in the order of the file: a month or the like, or a cell of the column ``task``.
+    """
+    task = texts_of(table, columns.task)
     if columns.time is None:
-        return np.arange(len(table.frame))
-    times, _ = times_of(table, columns, (client,))
-    return np.argsort(times, kind="stable")
+        return np.arange(len(table.frame)), task
+    times = times_of(table, columns, (client,))
+    if tasks is None or tasks == "session":
+        return np.argsort(times.seconds, kind="stable"), task
+    task, points = calendar(times, tasks, table, columns)
+    return np.argsort(points, kind="stable"), task

@@ -10,6 +10,7 @@ import importlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,9 @@ from numpy.typing import NDArray
 from fedcli.data.arrays import check_memory
 from fedcli.data.own.cells import check_columns, named_by_place, numbers_of, texts_of
 from fedcli.data.own.table_files import TableRows
-from fedcli.data.own.times import LATE, NAMED_APART, times_of
+from fedcli.data.own.times import LATE, NAMED_APART, calendar, times_of
 from fedcli.data.sets.windows import window_starts
-from fedmodels.config.data import Columns
+from fedmodels.config.data import Columns, TasksBy
 from fedmodels.errors import DataError
 
 PARTS = ("train", "test")
@@ -48,7 +49,9 @@ class RecordingRows:
     part: NDArray[np.str_]  # (n,), likewise
     group: NDArray[np.str_]  # (n,), likewise
     session: NDArray[np.str_]  # (n,), likewise
+    task: NDArray[np.str_]  # (n,) what says of which task it is, such as a month; likewise
     time: NDArray[np.float64]  # (n,) seconds, 0 where no column has times
+    date: NDArray[np.int64]  # (n,) point in time, microseconds; 0 where no calendar is asked for
     recording: NDArray[np.int64]  # (n,) number of the file
     first: NDArray[np.int64]  # (n,) row of the file, from 0 on; of a window its first one
     last: NDArray[np.int64]  # (n,) likewise, the last one
@@ -75,20 +78,24 @@ class RecordingRows:
         return replace(self, stretch=stretch, start=start)
 
 
-def rows_of(table: TableRows, columns: Columns) -> tuple[RecordingRows, Mended]:
+def rows_of(
+    table: TableRows, columns: Columns, tasks: TasksBy | None = None
+) -> tuple[RecordingRows, Mended]:
     """Check a table's columns; return its rows in the order of their recordings, and what was done.
+
+    ``tasks`` is what a task of a client is, as ``[data]`` says it.
 
     Raises:
         DataError: a column is missing or holds something else; names the row.
     """
-    rows, mended = _read(table, columns)
+    rows, mended = _read(table, columns, tasks)
     kept = _whole(rows, columns)
     order = _order_of(rows, columns)
     rows, kept = rows.at(order), kept[order]
     _check_times(rows, table, columns)
     gaps = _gaps(rows, columns)
     mended["gaps"], mended["dropped"] = int(gaps.sum()), int((~kept).sum())
-    pieces = gaps | rows.changes("client", "session", "part", "group")
+    pieces = gaps | rows.changes("client", "session", "part", "group", "task")
     if columns.missing == "interpolate":
         mended["filled"] = int(np.isnan(rows.x).sum())
         rows = replace(rows, x=_interpolated(rows, pieces, table, columns))
@@ -102,15 +109,21 @@ def rows_of(table: TableRows, columns: Columns) -> tuple[RecordingRows, Mended]:
     return rows, mended
 
 
-def _read(table: TableRows, columns: Columns) -> tuple[RecordingRows, Mended]:
+def _read(
+    table: TableRows, columns: Columns, tasks: TasksBy | None
+) -> tuple[RecordingRows, Mended]:
     """Return the rows as they stand in the file, and what was done to their times."""
     check_columns([str(column) for column in table.frame.columns], columns, table.where)
     assert columns.features is not None
     drops = columns.missing == "drop"
     x = np.stack([numbers_of(table, name, columns) for name in columns.features], axis=1)
     label_column = None if columns.label_from else columns.label
-    named = (label_column, columns.client, columns.split, columns.group, columns.session)
-    label, client, part, group, session = (texts_of(table, name, may_miss=drops) for name in named)
+    named = (
+        label_column, columns.client, columns.split, columns.group, columns.session, columns.task
+    )  # fmt: skip
+    label, client, part, group, session, task = (
+        texts_of(table, name, may_miss=drops) for name in named
+    )
     if columns.label_from is not None:
         label = named_by_place(table, columns.label_from)
     if columns.client_from is not None:
@@ -121,13 +134,20 @@ def _read(table: TableRows, columns: Columns) -> tuple[RecordingRows, Mended]:
             f"{table.where}: column {columns.split!r} holds {str(part[wrong[0]])!r} in "
             f"{table.at(int(wrong[0]))}; it must say train or test"
         )
-    time, mended = np.zeros(len(x)), Mended()
+    time, mended, zeros = np.zeros(len(x)), Mended(), np.zeros(len(x), dtype=np.int64)
+    places, date = np.arange(len(x)), zeros
     if columns.time is not None:
-        time, mended = times_of(table, columns, (client, session))
-    zeros, places = np.zeros(len(x), dtype=np.int64), np.arange(len(x))
+        times = times_of(table, columns, (client, session))
+        time, mended = times.seconds, times.done
+        if tasks is not None and tasks != "session":
+            task, date = calendar(times, tasks, table, columns)
+    if tasks == "session":
+        file = table.where.name if isinstance(table.where, Path) else str(table.where)
+        task = np.array([f"{file} {name}".strip() for name in session.tolist()], dtype=np.str_)
     rows = RecordingRows(
-        x, label, client, part, group, session, time, zeros, places, places, zeros, zeros, zeros
-    )
+        x, label, client, part, group, session, task, time, date, zeros, places, places, zeros,
+        zeros, zeros,
+    )  # fmt: skip
     return rows, mended
 
 
@@ -139,6 +159,7 @@ def _whole(rows: RecordingRows, columns: Columns) -> NDArray[np.bool_]:
         for column, values in (
             (columns.label, rows.label), (columns.client, rows.client), (columns.split, rows.part),
             (columns.group, rows.group), (columns.session, rows.session),
+            (columns.task, rows.task),
         ):  # fmt: skip
             kept &= (values != "") | (column not in columns.named)
     return kept

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcli.data.arrays import IntArray
-from fedcli.data.cuts.held_out import held_out, near_tests, tasks_in_order
+from fedcli.data.cuts.held_out import FEW, held_out, near_tests, tasks_by_value, tasks_in_order
 from fedcli.data.folders import note_left_out
 from fedcli.data.own.cells import check_columns, features_of
 from fedcli.data.own.examples import coded, dataset_of
@@ -37,15 +37,17 @@ from fedcli.data.own.table_files import (
 from fedcli.data.sets.dataset import Dataset, Examples
 from fedcli.data.sets.source import Source
 from fedmodels.config.columns import Decimal
-from fedmodels.config.data import Columns, Data
+from fedmodels.config.data import Columns, Data, TasksBy
 from fedmodels.config.transforms import TableTransform
 from fedmodels.errors import ConfigError, DataError
 from fedmodels.printable import printable
 
 MANY = 20
 """Classes beyond which labels are looked at twice."""
-MAX_LETTERS = 40
-"""Letters of a column's name in a note, at most."""
+MAX_LETTERS, MAX_LINE = 40, 600
+"""Letters of a column's name in a note, and of a list of tasks, at most."""
+SHOWN = 12
+"""Clients whose tasks a note lists, and tasks of each."""
 Names = dict[str, tuple[str, tuple[TableRows, int]]]
 """By a name without the spaces around it: the name as it was first met, and its file and row."""
 log = logging.getLogger(__name__)
@@ -63,7 +65,7 @@ def table(source: Source) -> Dataset:
         if getattr(columns, key) and not any(path.suffix.lower() in OF_TEXT for path in files):
             raise ConfigError(f"[data.columns] {key} is for CSV, and {root} has none: leave it out")
     read = (read_table(path, columns) for path in files)
-    rows, columns, decimal = read_rows(read, columns, root)
+    rows, columns, decimal = read_rows(read, columns, root, source.data.tasks)
     rows = windowed(rows, columns, root)
     return made(rows, columns, source, "table", f"{len(files)} files", decimal)
 
@@ -89,12 +91,14 @@ def made(
         DataError: a class is unknown, or a part is empty; says why, where that is known.
     """
     where = str(source.roots[0])
+    if source.data.cuts_tasks:
+        rows = rows.at(np.argsort(rows.date, kind="stable"))  # over all files
     y, classes = coded(rows.label, columns.classes, f"{where}: column {columns.label!r}")
     owners, people = coded(rows.client, None, f"{where}: column {columns.client!r}")
     wholes: IntArray | None = None
     if columns.group is not None:
         wholes, _ = coded(rows.group, None, f"{where}: column {columns.group!r}")
-    tasks = tasks_in_order(owners, source.tasks, wholes)
+    tasks = tasks_of(rows.task, owners, people, source, wholes)
     if columns.split is not None:
         train, test = (rows.part == part for part in PARTS)
     else:
@@ -124,6 +128,44 @@ def made(
         overlapping=columns.window is not None and (columns.hop or columns.window) < columns.window,
         columns=columns.features or (),
     )  # fmt: skip
+
+
+def tasks_of(
+    values: NDArray[np.str_],
+    owners: IntArray,
+    people: Sequence[str],
+    source: Source,
+    wholes: IntArray | None,
+) -> IntArray:
+    """Return the task of each example (n,), which stand in the order of time.
+
+    Say in a line what the tasks are, where the data say it.
+
+    Args:
+        values: (n,) what says it, such as the month of an example.
+        owners: (n,) natural client of each.
+        people: names of the natural clients.
+        source: what a task is.
+        wholes: (n,) groups that stay whole.
+    """
+    if not source.data.cuts_tasks:
+        return tasks_in_order(owners, source.tasks, wholes)
+    if source.whose == "task":
+        return np.zeros_like(owners)
+    whose = np.zeros_like(owners) if source.whose == "site" else owners
+    tasks, named = tasks_by_value(whose, values, wholes)
+    for owner, found in list(named.items())[:SHOWN]:
+        first = "; ".join(f"{name}: {size}" for name, size in found[:SHOWN])
+        if " and " in first:
+            first += f"; what has fewer than {FEW} examples goes with its neighbour"
+        more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+        who = f" of {printable(people[owner], MAX_LETTERS)}" if len(named) > 1 else ""
+        log.warning("note: %s: %d tasks%s, and their examples: %s%s", source.roots[0], len(found),
+                    who, printable(first, MAX_LINE), more)  # fmt: skip
+    if len({tuple(name for name, _ in found) for found in named.values()}) > 1:
+        log.warning("note: %s: natural clients have tasks of other names; a client's first one is "
+                    "its task 0, whatever others have", source.roots[0])  # fmt: skip
+    return tasks
 
 
 def _check_labels(labels: NDArray[np.str_], columns: Columns, where: object) -> None:
@@ -207,13 +249,13 @@ def _check_parts(
 
 
 def read_rows(
-    tables: Iterable[TableRows], columns: Columns, where: object
+    tables: Iterable[TableRows], columns: Columns, where: object, tasks: TasksBy | None = None
 ) -> tuple[RecordingRows, Columns, Decimal | None]:
     """Put the rows of several files together; a stretch stays within its file.
 
     Also return the columns with the features that were found, and the decimal mark of the files,
     where they have one; say in a line which columns these are. Unless ``columns`` says which
-    columns a net sees, the first file does.
+    columns a net sees, the first file does. ``tasks`` is what a task of a client is.
 
     Raises:
         DataError: no file has a row; files differ in their columns of numbers; names of classes or
@@ -233,7 +275,7 @@ def read_rows(
             else:
                 asked = columns.model_copy(update={"features": features})
                 _tell_columns(features, others, table.where)
-        each, done = rows_of(table, asked)
+        each, done = rows_of(table, asked, tasks)
         for names, column, known in zip(
             (each.label, each.client), (columns.label, columns.client), seen, strict=True
         ):

@@ -1,10 +1,15 @@
-"""The times of a table's rows: numbers, dates, and times of day, which may go over midnight."""
+"""The times of a table's rows: numbers, dates, and times of day, which may go over midnight.
+
+Months, weeks and days are those of the calendar as a row writes it: ``2025-01-31T23:30-05:00`` is
+of January, wherever it is read.
+"""
 
 from __future__ import annotations
 
 import importlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,7 +17,7 @@ from numpy.typing import NDArray
 
 from fedcli.data.own.cells import parsed, said
 from fedcli.data.own.table_files import TableRows
-from fedmodels.config.data import Columns
+from fedmodels.config.data import Columns, Period
 from fedmodels.errors import DataError
 
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
@@ -29,6 +34,10 @@ _DATED = r"^\s*(\d{1,2})([./-])(\d{1,2})[./-](\d{4}|\d{2})[\sT,]*(.*)$"
 _CLOCK = r"^\d{1,2}:\d{2}"
 _ZONED = r":\d{2}(?:[.,]\d+)?\s*(?:[Zz]|UTC|[+-]\d{2}(?::?\d{2})?)$"
 """A time with its difference to UTC."""
+_OFFSET = r"([+-])(\d{2}):?(\d{2})?$"
+"""That difference."""
+YEARS = 1980, 2100
+"""Years from and before which numbers are taken for times since 1970."""
 ALIKE = "write all times of a column alike"
 NAMED_APART = (
     "if it holds several recordings, name the column that tells them apart in [data.columns] "
@@ -36,10 +45,24 @@ NAMED_APART = (
 )
 
 
-def times_of(
-    table: TableRows, columns: Columns, apart: Sequence[NDArray[np.str_]]
-) -> tuple[NDArray[np.float64], Counter[str]]:
-    """Return the times of rows (n,) in seconds from the first one on, and what was done to them.
+@dataclass(frozen=True)
+class Times:
+    """The times of a table's rows."""
+
+    seconds: NDArray[np.float64]
+    """(n,) from the first one on."""
+    done: Counter[str]
+    """What was done to them, and how often."""
+    kind: str
+    """``dates``, ``numbers``, ``clock`` or ``spans``."""
+    dates: Any = None
+    """Points in time (n,) as UTC, of ``dates``: a pandas ``Series``."""
+    ahead: Any = None
+    """How far the clocks of the rows are ahead of UTC (n,), likewise."""
+
+
+def times_of(table: TableRows, columns: Columns, apart: Sequence[NDArray[np.str_]]) -> Times:
+    """Return the times of rows (n,).
 
     ``apart`` has values (n,) that rows of one recording share. Times of day go on beyond midnight,
     where rows stand in the order of their recordings.
@@ -50,7 +73,7 @@ def times_of(
     """
     assert columns.time is not None
     column = table.frame[columns.time]
-    done = Counter[str]()
+    done, dates, ahead = Counter[str](), None, None
     numbers = None if column.dtype.kind in "mM" else parsed(table, columns.time)[0]
     if numbers is not None and not np.isnan(numbers[column.notna()]).any():
         found = numbers * SECONDS[columns.time_unit or "s"]
@@ -60,7 +83,7 @@ def times_of(
             f"{table.where}: column {columns.time!r} holds no numbers: leave out time_unit"
         )
     else:
-        found, kind = _of_texts(column, table, columns)
+        found, kind, dates, ahead = _of_texts(column, table, columns)
     wrong = np.flatnonzero(~np.isfinite(found))
     if len(wrong):
         raise DataError(
@@ -74,7 +97,50 @@ def times_of(
             steps = np.diff(found[rows])
             back = steps < -LATE
             done["back"] += int(back.sum()) if (steps < 0).mean() <= SHUFFLED else 0
-    return np.asarray(found - found.min(initial=np.inf), dtype=np.float64), done
+    seconds = np.asarray(found - found.min(initial=np.inf), dtype=np.float64)
+    return Times(seconds, done, kind, dates, ahead)
+
+
+# --- the calendar ---------------------------------------------------------------------------------
+
+
+def calendar(
+    times: Times, period: Period, table: TableRows, columns: Columns
+) -> tuple[NDArray[np.str_], NDArray[np.int64]]:
+    """Return the month, week or day of each row (n,), and its point in time in microseconds.
+
+    Weeks are those of ISO 8601: that of 30 December 2024 is ``2025-W01``. Numbers are seconds since
+    1970, unless ``time_unit`` says another unit, and their calendar is that of UTC.
+
+    Raises:
+        DataError: the times have no dates.
+    """
+    pandas = importlib.import_module("pandas")
+    dates = times.dates
+    if times.kind == "numbers":
+        since = parsed(table, str(columns.time))[0] * SECONDS[columns.time_unit or "s"]
+        years = 1970 + since / (365.2425 * DAY)
+        wrong = np.flatnonzero((years < YEARS[0]) | (years >= YEARS[1]))
+        if len(wrong):
+            raise DataError(
+                f"{_held(table, columns, int(wrong[0]))}, which is no time since 1970 that falls "
+                f"into {YEARS[0]} to {YEARS[1] - 1}: [data] tasks = '{period}' needs dates; write "
+                "them, or say with time_unit in what the numbers count"
+            )
+        dates = pandas.Series(pandas.to_datetime((since * 1e6).round(), unit="us"))
+    if dates is None:
+        raise DataError(
+            f"{_held(table, columns, 0)}, which says no date: [data] tasks = '{period}' needs "
+            "dates; write them before the times"
+        )
+    local = dates if times.ahead is None else dates + times.ahead
+    if period == "week":
+        parts = local.dt.isocalendar()
+        texts = parts["year"].astype(str) + "-W" + parts["week"].astype(str).str.zfill(2)
+    else:
+        texts = local.dt.strftime("%Y-%m" if period == "month" else "%Y-%m-%d")
+    points = dates.to_numpy().astype("datetime64[us]").astype(np.int64)
+    return texts.to_numpy().astype(np.str_), points
 
 
 # --- times of day ---------------------------------------------------------------------------------
@@ -131,8 +197,12 @@ def _count_days(
 # --- texts ----------------------------------------------------------------------------------------
 
 
-def _of_texts(column: Any, table: TableRows, columns: Columns) -> tuple[NDArray[np.float64], str]:
+def _of_texts(
+    column: Any, table: TableRows, columns: Columns
+) -> tuple[NDArray[np.float64], str, Any, Any]:
     """Return the seconds (n,) of times that are texts, NaN where a text is no time, and their kind.
+
+    Also return the dates and differences to UTC of :class:`Times`, where there are some.
 
     Raises:
         DataError: some have a date or a difference to UTC that others lack; or days and months
@@ -140,9 +210,11 @@ def _of_texts(column: Any, table: TableRows, columns: Columns) -> tuple[NDArray[
     """
     pandas = importlib.import_module("pandas")
     if column.dtype.kind == "M":
-        return _seconds(column - column.min()), "dates"
+        local = column.dt.tz_localize(None)
+        stamps = local if column.dt.tz is None else column.dt.tz_convert(None)
+        return _seconds(column - column.min()), "dates", stamps, local - stamps
     if column.dtype.kind == "m":
-        return _seconds(column), "spans"
+        return _seconds(column), "spans", None, None
     texts = column.astype(str).str.strip()
     dated = texts.str.extract(_DATED)
     begins_with_year = texts.where(dated[0].isna(), "")
@@ -153,7 +225,7 @@ def _of_texts(column: Any, table: TableRows, columns: Columns) -> tuple[NDArray[
     if not stamps.notna().any():
         spans = _seconds(pandas.to_timedelta(texts.str.replace(",", "."), errors="coerce"))
         within_a_day = is_clock.all() and not (spans >= DAY).any()
-        return spans, "clock" if within_a_day else "spans"
+        return spans, "clock" if within_a_day else "spans", None, None
     if is_clock.any():
         other = "is a time without a date, and there are dates"
         raise DataError(_unlike(is_clock, stamps.notna(), other, table, columns))
@@ -161,7 +233,17 @@ def _of_texts(column: Any, table: TableRows, columns: Columns) -> tuple[NDArray[
     if zoned.any() and not zoned[stamps.notna()].all():
         other = "says how far it is from UTC, and others do not"
         raise DataError(_unlike(zoned, ~zoned & stamps.notna(), other, table, columns))
-    return _seconds(stamps - stamps[stamps.notna()].iloc[0]), "dates"
+    seconds = _seconds(stamps - stamps[stamps.notna()].iloc[0])
+    ahead = _ahead(texts) if zoned.any() else None
+    return seconds, "dates", stamps.dt.tz_localize(None), ahead
+
+
+def _ahead(texts: Any) -> Any:
+    """Return how far the clocks of times (n,) are ahead of UTC; none where a text says nothing."""
+    pandas, parts = importlib.import_module("pandas"), texts.str.extract(_OFFSET)
+    sign = parts[0].map({"+": 1, "-": -1}).fillna(0)
+    minutes = parts[1].fillna("0").astype(int) * 60 + parts[2].fillna("0").astype(int)
+    return pandas.to_timedelta(sign * minutes, unit="min")
 
 
 def _of_dates(stamps: Any, dated: Any, table: TableRows, columns: Columns) -> Any:

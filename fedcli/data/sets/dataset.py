@@ -56,12 +56,14 @@ class Examples:
         Args:
             share: part of each class, natural client and task that is for testing.
             seed: draws them; the last ones unless given.
-            tasks: of natural clients, by number; one unless given.
+            tasks: of natural clients, by number; one unless given, or those that examples have.
         """
         owners = np.zeros_like(self.y)
         if self.groups is not None:
             owners = np.unique(self.groups, return_inverse=True)[1].reshape(-1)
-        task = tasks_in_order(owners, tasks, self.wholes)
+        task = self.tasks
+        if task is None:
+            task = tasks_in_order(owners, tasks, self.wholes)
         test = held_out(owners, task, self.y, share, self.wholes, seed)
         cut = self if self.groups is None else replace(self, tasks=task)
         return cut.at(~test), cut.at(test)

@@ -16,7 +16,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedcli.data.sets.source import Source
+from fedcli.data.sets.source import Source, Whose
 from fedmodels.code_names import is_own
 from fedmodels.config.data import OF_IMAGES, Data
 from fedmodels.errors import ConfigError, suggestion
@@ -168,15 +168,20 @@ def is_published(root: Path) -> bool:
     return name in DATASETS and name not in OWN
 
 
-def source_of(data: Data, tasks: Sequence[int] = ()) -> Source:
+def source_of(data: Data, tasks: Sequence[int] = (), whose: Whose = "natural") -> Source:
     """Return where to look for a config's data set: its root, ``$FEDTIDE_DATA``, the cache."""
     places = [data.root, os.environ.get("FEDTIDE_DATA")]
     roots = [Path(place).expanduser() for place in places if place]
-    return Source((*dict.fromkeys(roots), cache_dir()), data, tuple(tasks))
+    return Source((*dict.fromkeys(roots), cache_dir()), data, tuple(tasks), whose)
 
 
-def load(data: Data, tasks: Sequence[int] = ()) -> Dataset:
-    """Load the data set that ``[data]`` names; ``tasks`` are those of natural clients, by number.
+def load(data: Data, tasks: Sequence[int] = (), *, whose: Whose = "natural") -> Dataset:
+    """Load the data set that ``[data]`` names.
+
+    Args:
+        data: the table.
+        tasks: of natural clients, by number.
+        whose: tasks the data are cut into, where they say it.
 
     Raises:
         ConfigError: no such data set is known, or ``[data]`` has a key that is for another one.
@@ -198,11 +203,14 @@ def load(data: Data, tasks: Sequence[int] = ()) -> Dataset:
     if data.name != "directory":
         _check_unset(data, ("group",), "folders of images (columns have [data.columns] group)")
     columns = data.columns
+    if data.cuts_tasks and not (data.name == "table" or (of_images and columns)):
+        key = "[data] tasks" if data.tasks else "[data.columns] task"
+        raise ConfigError(f"{key} is for tables, and images with a table, not for {data.name}")
     if columns is not None and columns.split is not None:
         _check_unset(data, ("test_seed",), "data without [data.columns] split")
     if columns is None or columns.split or columns.group or columns.file:
         _check_unset(data, ("test_gap",), "a table whose rows test_share splits")
-    return _with_moments(_loaded(data, tasks), data)
+    return _with_moments(_loaded(data, tasks, whose), data)
 
 
 def _with_moments(dataset: Dataset, data: Data) -> Dataset:
@@ -212,8 +220,8 @@ def _with_moments(dataset: Dataset, data: Data) -> Dataset:
     return replace(dataset, mean=data.mean, std=data.std, moments_given=True)
 
 
-def _loaded(data: Data, tasks: Sequence[int]) -> Dataset:
-    source, known = source_of(data, tasks), DATASETS.get(data.name)
+def _loaded(data: Data, tasks: Sequence[int], whose: Whose) -> Dataset:
+    source, known = source_of(data, tasks, whose), DATASETS.get(data.name)
     if known is not None and known.takes_long and source.find(*known.files) is not None:
         from fedcli.data.sets.prepared import prepared  # imports torch: only where it is needed
 

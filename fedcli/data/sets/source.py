@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from fedmodels.config.data import Data
 from fedmodels.errors import DataError
+
+Whose = Literal["natural", "site", "task"]
 
 
 @dataclass(frozen=True)
@@ -19,6 +22,9 @@ class Source:
     tasks: tuple[int, ...] = ()
     """Tasks into which the examples of each natural client are cut along time, by its number; of
     others one. A test part that is chosen here is chosen in each task."""
+    whose: Whose = "natural"
+    """Whose tasks the data are cut into, where they say it: those of each natural client, of one
+    ``site`` with all its persons, or none, since all examples are one ``task``."""
 
     @property
     def cache(self) -> Path:

@@ -266,7 +266,7 @@ def _is_prepared(source: Path) -> bool:
 
 def _read(source: Path, how: Data, held: ClientData) -> Dataset:
     """Read a source; raise DataError unless it fits the client's other tasks."""
-    dataset = loaded(source, how)
+    dataset = loaded(source, how, "task")
     if dataset.input_shape != held.file.input_shape:
         raise DataError(
             f"{source}: inputs have the shape {list(dataset.input_shape)}, and those of the "

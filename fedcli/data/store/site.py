@@ -16,11 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from fedcli.data.arrays import IntArray
+from fedcli.data.arrays import IntArray, Labelled
 from fedcli.data.folders import files_below
 from fedcli.data.sets.dataset import Dataset
 from fedcli.data.sets.registry import OWN, load
-from fedcli.data.store.client_data import PARTS, has_grown
+from fedcli.data.sets.source import Whose
+from fedcli.data.store.client_data import PARTS, Part, has_grown
 from fedcli.data.store.commands import thinned
 from fedcli.data.store.own_files import CUT_FILE, cut_before
 from fedcli.data.store.partition_writer import (
@@ -71,12 +72,12 @@ def cut(files: Path, tables: Mapping[str, Any], seed: int, client: int, cache: P
         log.info("client %s: %s was cut before", client, files)
         return root
     classes = data.classes or (data.columns.classes if data.columns else None)
-    dataset = thinned(_by_names(loaded(files, data), classes or ()), data, seed)
+    dataset = thinned(_by_names(loaded(files, data, "site"), classes or ()), data, seed)
     try:
         cache.parent.mkdir(parents=True, exist_ok=True)
         cache.mkdir(mode=0o700, exist_ok=True)  # for nobody else
         with written_whole(root) as place:
-            _write(place / str(client), dataset)
+            _write(place / str(client), dataset, files)
             (place / CUT_FILE).write_text(json.dumps([dict(tables), seed]) + "\n", "utf-8")
     except OSError as error:
         if not (root / str(client) / "client.json").is_file():  # another process may have cut it
@@ -86,15 +87,17 @@ def cut(files: Path, tables: Mapping[str, Any], seed: int, client: int, cache: P
     return root
 
 
-def loaded(files: Path, data: Data) -> Dataset:
+def loaded(files: Path, data: Data, whose: Whose) -> Dataset:
     """Load a site's files as ``[data]`` says; classes are those that occur.
+
+    ``whose`` tasks they are cut into, where the data say it: the site's, or one task.
 
     Raises:
         DataError: they cannot be read, or the name of a class is none.
     """
     columns = data.columns and data.columns.model_copy(update={"classes": None})
     update = {"classes": None, "columns": columns, "root": str(files)}
-    found = load(data.model_copy(update=update))
+    found = load(data.model_copy(update=update), whose=whose)
     for name in found.class_names:
         try:
             named(name)
@@ -127,16 +130,35 @@ def _stamp(files: Path, data: Data, seed: int, client: int) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _write(place: Path, dataset: Dataset) -> None:
-    """Write the directory of the site's client: one task with everything."""
-    held = {"train": (dataset.train_x, dataset.train_y), "test": (dataset.test_x, dataset.test_y)}
-    counts = {
-        part: tuple(np.bincount(y, minlength=dataset.num_classes).tolist())
-        for part, (_, y) in held.items()
+def _write(place: Path, dataset: Dataset, files: Path) -> None:
+    """Write the directory of the site's client: one task, or those that ``[data]`` cuts.
+
+    Raises:
+        DataError: a task has no training example.
+    """
+    parts = {
+        "train": (dataset.train_x, dataset.train_y, dataset.tasks_train),
+        "test": (dataset.test_x, dataset.test_y, dataset.tasks_test),
     }
+    tasks = [t for _, _, t in parts.values() if t is not None]
+    held, counts = list[tuple[int, Part, Labelled]](), list[TaskCounts]()
+    for number in range(1 + max((int(t.max()) for t in tasks), default=0)):
+        sizes = dict[str, tuple[int, ...]]()
+        for part in PARTS:
+            x, y, task = parts[part]
+            mine = slice(None) if task is None else task == number
+            held.append((number, part, (x[mine], y[mine])))
+            sizes[part] = tuple(np.bincount(y[mine], minlength=dataset.num_classes).tolist())
+        if not sum(sizes["train"]):
+            raise DataError(
+                f"{files}: task {number} would have no training example: all are for testing, or "
+                "too near to one; give more data, or a shorter window, hop or test_gap"
+            )
+        counts.append(TaskCounts(train=sizes["train"], test=sizes["test"]))
     described = description_of(dataset, (dataset.mean, dataset.std))
-    file = ClientFile(**described, tasks=(TaskCounts(train=counts["train"], test=counts["test"]),))
     place.mkdir()
-    write_client(place, file, [(0, part, held[part]) for part in PARTS])
-    if dataset.wholes_train is not None:
-        write_wholes(place, 0, dataset.wholes_train)
+    write_client(place, ClientFile(**described, tasks=tuple(counts)), held)
+    if (wholes := dataset.wholes_train) is not None:
+        for number in range(len(counts)):
+            task = dataset.tasks_train
+            write_wholes(place, number, wholes if task is None else wholes[task == number])

@@ -65,8 +65,7 @@ def forbidden_changes(before: Experiment, now: Experiment) -> list[str]:
             key for key in difference(before, now)
             if key != "server.max_rollback" and (not is_changeable(key) or why_fixed(key, now))
         ]  # fmt: skip
-    scenario, schedule = now.scenario, now.schedule
-    one_task = scenario is not None and scenario.tasks == 1 and not scenario.fixes_tasks
+    schedule, one_task = now.schedule, now.most_tasks == 1
     allowed = {"server.max_rollback"}
     rate = now.training.lr_schedule
     longer = schedule.rounds >= before.schedule.rounds and not (rate and rate.follows_rounds)

@@ -13,12 +13,12 @@ from fedmodels.errors import ConfigError
 
 Decimal = Literal[".", ","]
 """The mark before the fraction of a number."""
-ROLES = ("label", "client", "split", "session", "time", "group", "file")
+ROLES = ("label", "client", "split", "session", "time", "group", "file", "task")
 """The keys that name a column which a net does not see."""
 ADDED = (
     "delimiter", "decimal", "encoding", "missing", "session", "time", "time_unit", "gap", "rate",
     "group", "missing_values", "client_from", "label_from", "day_first",
-    "file",
+    "file", "task",
 )  # fmt: skip
 """Keys that older partitions lack."""
 
@@ -56,6 +56,9 @@ class Columns(StrictTable):
     """Rows from the start of a window to that of the next; by default ``window``."""
     session: str | None = None
     """Column that names the recording of a row; no window crosses from one to the next."""
+    task: str | None = None
+    """Column each of whose values is a task of a client, such as a phase or a ward; in the order in
+    which they begin. ``tasks`` in ``[data]`` cuts by time instead."""
     time: str | None = None
     """Column of times, by which the rows of a recording are put in order: numbers, or texts such as
     ``2026-05-31T12:00:00.5``, ``31.05.2026 12:00:00`` or ``12:00:00.5``."""
@@ -117,8 +120,9 @@ class Columns(StrictTable):
                 raise ConfigError(f"[data.columns] {key} needs {needed}")
         if self.client_from is not None and self.client is not None:
             raise ConfigError("[data.columns] client_from stands in place of client: give one")
-        if self.group is not None and self.split is not None:
-            raise ConfigError("[data.columns] split says what is for testing: leave out group")
+        for key in ("group", "task"):
+            if getattr(self, key) is not None and self.split is not None:
+                raise ConfigError(f"[data.columns] split says what is for testing: leave out {key}")
         return self
 
     @model_validator(mode="after")

@@ -21,7 +21,12 @@ OF_IMAGES = ("channels", "resize", "crop", "ground", "frames", "depth")
 """The keys of ``[data]`` that say how images are read."""
 NOT_CUT = ("validation_share", "repeats")
 """Keys that the examples of a data set do not follow from."""
-_ADDED = ("test_share", "test_seed", "group", "test_gap", "classes", "mean", "std", *OF_IMAGES)
+_ADDED = ("test_share", "test_seed", "group", "test_gap", "tasks", "classes", "mean", "std",
+          *OF_IMAGES)  # fmt: skip
+Period = Literal["month", "week", "day"]
+"""What a calendar has."""
+TasksBy = Period | Literal["session"]
+"""What a task of a client may be."""
 Repeats = Literal["skip", "refuse", "keep"]
 Moment = Annotated[
     tuple[Annotated[float, Field(allow_inf_nan=False)], ...], Field(strict=False, min_length=1)
@@ -68,6 +73,10 @@ class Data(StrictTable):
     test_gap: PositiveCount | None = None
     """Rows of a table that are left out of training on either side of test examples, so that what
     is measured is no neighbour of what was learned. By default none; windows never share rows."""
+    tasks: TasksBy | None = None
+    """What a task of a client is: a ``month``, ``week`` or ``day`` of its rows, by the column
+    ``time``; or each ``session``, and without such a column each file. By default a client's rows
+    are one task, or as many as ``tasks`` in ``[scenario]`` says."""
     validation_share: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Part of each client's training examples of each class, the last ones, that it keeps for
     validation and never trains on; whole groups where ``group`` names a column. What chooses (best
@@ -124,6 +133,25 @@ class Data(StrictTable):
     def _check_server(self) -> Data:
         if self.server_unlabelled is not None and self.server_examples is None:
             raise ConfigError("[data] server_unlabelled needs server_examples")
+        return self
+
+    @property
+    def cuts_tasks(self) -> bool:
+        """Whether what is in the data says which task of its client an example is of."""
+        return self.tasks is not None or bool(self.columns and self.columns.task)
+
+    @model_validator(mode="after")
+    def _check_tasks(self) -> Data:
+        columns, key = self.columns, f"[data] tasks = {self.tasks!r}"
+        if self.tasks is None:
+            return self
+        if columns is None:
+            raise ConfigError(f"{key} is for tables, whose columns [data.columns] names")
+        if self.tasks != "session" and columns.time is None:
+            raise ConfigError(f"{key} needs the column of dates: [data.columns] time")
+        for other in ("task", "split"):
+            if getattr(columns, other) is not None:
+                raise ConfigError(f"{key} does not go with [data.columns] {other}: leave one out")
         return self
 
     @property

@@ -21,6 +21,7 @@ from fedmodels.config.server import Server
 from fedmodels.config.strict_table import CodeName, Place, StrictTable
 from fedmodels.config.tracking import Tracking
 from fedmodels.config.training import ServerOptimizer, Training
+from fedmodels.errors import ConfigError
 
 OPEN_DEADLINE_S = 3600.0
 """Seconds after which an open run waits for no more clients than it needs, unless it says more."""
@@ -102,6 +103,21 @@ class Experiment(StrictTable):
                 self.__dict__["server"] = self.server.model_copy(update=waits)
         return self
 
+    @model_validator(mode="after")
+    def _cuts_tasks_once(self) -> Experiment:
+        """Refuse two ways to cut tasks, and data that say their tasks where others deal them."""
+        if self.data is None or self.scenario is None or not self.data.cuts_tasks:
+            return self
+        key = "[data] tasks" if self.data.tasks else "[data.columns] task"
+        if self.scenario.name != "natural":
+            raise ConfigError(
+                f"{key} cuts the data of a natural client, or of a site: set [scenario] kind = "
+                f"'natural' in place of {self.scenario.name!r}, or leave it out"
+            )
+        if self.scenario.tasks != 1:
+            raise ConfigError(f"{key} says what a task is: leave out tasks in [scenario]")
+        return self
+
     @property
     def secure_sum(self) -> SecureSum | None:
         """Return how uploads are summed under masks; None where they travel as they are."""
@@ -121,6 +137,14 @@ class Experiment(StrictTable):
     def accumulates(self) -> bool:
         """Return whether clients train on the data of all tasks up to the present one."""
         return self.scenario is not None and self.scenario.training_data == "accumulated"
+
+    @property
+    def most_tasks(self) -> int | None:
+        """Return how many tasks a client has at most; None where the data alone say it."""
+        scenario = self.scenario
+        if scenario is None or scenario.fixes_tasks or (self.data and self.data.cuts_tasks):
+            return None
+        return scenario.tasks if isinstance(scenario.tasks, int) else max(scenario.tasks)
 
     @property
     def chosen_by(self) -> str:

@@ -218,17 +218,17 @@ def with_noise(experiment: Experiment, method: Reducing) -> Experiment:
     Raises:
         ConfigError: the number of interactions is not known, or no noise is enough.
     """
-    privacy, schedule, scenario = experiment.privacy, experiment.schedule, experiment.scenario
+    privacy, schedule = experiment.privacy, experiment.schedule
     if privacy is None or not privacy.hides_clients or privacy.noise_multiplier is not None:
         return experiment
     assert privacy.epsilon is not None, "the table is whole"
-    if schedule.open or scenario is None:
+    if schedule.open or experiment.scenario is None:
         raise ConfigError(
             "[privacy] epsilon alone needs a known number of tasks, and here clients bring their "
             "own: give noise_multiplier as well, and the run ends before it spends epsilon"
         )
-    tasks = scenario.tasks if isinstance(scenario.tasks, int) else max(scenario.tasks)
-    if scenario.fixes_tasks:
+    tasks = experiment.most_tasks
+    if tasks is None:
         raise ConfigError(
             "[privacy] epsilon alone needs [scenario] tasks: give noise_multiplier as well, and "
             "the run ends before it spends epsilon"

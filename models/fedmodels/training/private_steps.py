@@ -168,13 +168,11 @@ class HiddenExamples:
 
 def _tasks_of_an_example(method: Method, run: RunFacts) -> int:
     """Return in how many tasks a run may train on one example, as far as its config tells."""
-    scenario = run.experiment.scenario
-    if scenario is None or scenario.fixes_tasks:
-        return 1
+    scenario, most = run.experiment.scenario, run.experiment.most_tasks
     comes_again = run.experiment.accumulates or method.trains_on == "history"
-    if not comes_again and not scenario.deals_again:
-        return 1
-    return scenario.tasks if isinstance(scenario.tasks, int) else max(scenario.tasks)
+    if comes_again or (scenario is not None and scenario.deals_again):
+        return most or 1
+    return 1
 
 
 def check_hides_examples(method: Method, run: RunFacts) -> None:

@@ -24,8 +24,8 @@ def read(path: Path, times: list[Any], trials: str = "") -> tuple[list[float], d
     (path / "a.csv").write_text("t;trial\n" + "".join(rows))
     table = read_table(path / "a.csv", Columns(time="t", session="trial"))
     apart = table.frame["trial"].to_numpy().astype(str)
-    found, done = times_of(table, Columns(time="t"), (apart,))
-    return found.tolist(), {name: count for name, count in done.items() if count}
+    found = times_of(table, Columns(time="t"), (apart,))
+    return found.seconds.tolist(), {name: count for name, count in found.done.items() if count}
 
 
 def test_times_of_day_go_on_over_midnight(tmp_path):

@@ -36,7 +36,7 @@ WORDS = {
     "scenario.code_sha256": "a digest",
     **dict.fromkeys((f"data.columns.{key}" for key in ("label", "client", "split")), "a column"),
     **dict.fromkeys(
-        (f"data.columns.{key}" for key in ("session", "group", "time", "file")), "a column"
+        (f"data.columns.{key}" for key in ("session", "group", "time", "file", "task")), "a column"
     ),
     **dict.fromkeys((f"data.columns.{key}" for key in ("delimiter", "encoding")), "of a file"),
     "data.columns.features": "columns",
