@@ -1,17 +1,22 @@
-"""A paper's table as text: the paper's figure, ours or nothing, and how long our runs were."""
+"""A paper's table as text: the paper's figure, ours or nothing, and how long our runs were.
+
+Means of one line are over the seeds that all its cells have; their number stands behind each.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from functools import cache
 from pathlib import Path
 from statistics import fmean
 
 from benchmarks.papers.size import Size, share, size_of
 from benchmarks.papers.table import ROOT, Beside, Shown
+from benchmarks.papers.table import Cell as PapersCell
 from fedmodels.config.experiment import Experiment
 from fedmodels.config_file import parse_experiment
+from fedsrv.report.frame import Difference, Seeds, difference, known
 from fedsrv.sweep.outcome import Outcome, read_record, values_of
 from fedsrv.sweep.plan import Cell, Sweep, plan
 
@@ -58,17 +63,29 @@ def percent(part: float) -> str:
     return f"{value:.{places}f} %"
 
 
-def ours(one: Beside, shown: Shown, row: str, score: str) -> float | None:
-    """Return the mean of a recorded figure over seeds; None where there is none."""
+def ours(one: Beside, shown: Shown, row: str, score: str) -> dict[int, float]:
+    """Return a recorded figure by seed; nothing where there is none."""
     outcome = record_of(one.study)
     if outcome is None or row not in one.rows:
-        return None
+        return {}
     path = one.scores.get(score) or shown.table.scores[score].path(row)
     if path not in outcome.columns.values():
-        return None
-    found = values_of(path, outcome.runs).get(Cell(one.setting, one.rows[row]), {})
-    known = [value for value in found.values() if value is not None]
-    return fmean(known) if known else None
+        return {}
+    return known(values_of(path, outcome.runs).get(Cell(one.setting, one.rows[row]), {}))
+
+
+def mean_of(found: Seeds[int], common: Set[int]) -> str:
+    """Return the mean over these seeds and their number, ``90.19 (1)``."""
+    values = [value for seed, value in known(found).items() if seed in common]
+    return f"{fmean(values):.2f} ({len(values)})" if values else NONE
+
+
+def interval(found: Difference | None) -> str:
+    """Return a difference and its interval with one digit, ``+3.4 [+0.8, +5.9]``."""
+    if found is None:
+        return NONE
+    mean, low, high = (f"{v:+.1f}".replace("-", "−") for v in (found.mean, found.low, found.high))
+    return mean if found.pairs < 2 else f"{mean} [{low}, {high}]"
 
 
 def text_of(shown: Shown) -> str:
@@ -117,21 +134,35 @@ def _cells(shown: Shown) -> Iterator[list[str]]:
         for score in table.scores:
             line = [f"{setting}, {score}" if len(table.scores) > 1 else setting]
             for row in table.rows:
-                paper = cells[row, setting, score].paper
-                said = PICTURE if paper is None else NONE if math.isnan(paper) else f"{paper:.2f}"
-                found = ours(own[setting], shown, row, score) if setting in own else None
-                line.append(f"{said} | {NOT_RUN if found is None else f'{found:.2f}'}")
+                said = _said(cells[row, setting, score])
+                found = ours(own[setting], shown, row, score) if setting in own else {}
+                line.append(f"{said} | {mean_of(found, found.keys()) if found else NOT_RUN}")
             yield line
 
 
+def _said(cell: PapersCell) -> str:
+    if cell.paper is None or math.isnan(cell.paper):
+        return PICTURE if cell.paper is None else NONE
+    return f"{cell.paper:.2f} ± {cell.spread}" if cell.spread else f"{cell.paper:.2f}"
+
+
 def _beside(shown: Shown, one: Beside) -> Iterator[list[str]]:
-    table = shown.table
+    """Yield a line of means for each score, and one of differences to the study's own row."""
+    table, outcome = shown.table, record_of(one.study)
     rows = [row for row in table.rows if row in one.rows]
+    against = outcome.against if outcome else ""
+    base = next((row for row in rows if one.rows[row] == against), rows[0])
     yield ["", *rows]
     for score in table.scores:
-        found = [ours(one, shown, row, score) for row in rows]
-        if any(value is not None for value in found):
-            yield [score, *(NONE if value is None else f"{value:.2f}" for value in found)]
+        found = {row: ours(one, shown, row, score) for row in rows}
+        run = [seeds.keys() for seeds in found.values() if seeds]
+        if not run:
+            continue
+        common = set(run[0]).intersection(*run[1:])
+        yield [score, *(mean_of(found[row], common) for row in rows)]
+        if len(run) > 1 and found[base]:
+            apart = {row: difference(found[row], found[base]) for row in rows if row != base}
+            yield [f"− {base}", *(interval(apart.get(row)) for row in rows)]
 
 
 def _grid(lines: Iterator[list[str]]) -> list[str]:

@@ -73,6 +73,9 @@ class Table(_Strict):
     figures: Mapping[str, Numbers] = {}
     """Row -> its figures, setting by setting and score by score; nan where the paper has none.
     Empty where the paper's figures are a picture."""
+    spreads: Mapping[str, Strings] = {}
+    """Row -> what stands behind ± at each of its figures, in the paper's digits; empty where none.
+    """
     curve: str = ""
     """The metric of ``rounds.jsonl`` that a figure draws by round."""
     command: str = ""
@@ -83,7 +86,7 @@ class Table(_Strict):
     def _figures_fit(self) -> Table:
         cells = len(self.settings) * len(self.scores)
         for row, found in self.figures.items():
-            if row not in self.rows or len(found) != cells:
+            if row not in self.rows or {len(found), len(self.spreads.get(row, found))} != {cells}:
                 raise ValueError(f"figures of {row!r}: {len(found)} for {cells} cells, or no row")
         for one in self.beside:
             if one.of not in self.settings or not one.rows.keys() <= self.rows.keys():
@@ -100,6 +103,8 @@ class Cell:
     score: str
     paper: float | None
     """The paper's figure; None where it cannot be read."""
+    spread: str = ""
+    """What stands behind ± in the paper."""
 
 
 @dataclass(frozen=True)
@@ -115,9 +120,10 @@ class Shown:
         """Yield every cell."""
         for row in self.table.rows:
             figures = iter(self.table.figures.get(row, ()))
+            spreads = iter(self.table.spreads.get(row, ()))
             for setting in self.table.settings:
                 for score in self.table.scores:
-                    yield Cell(row, setting, score, next(figures, None))
+                    yield Cell(row, setting, score, next(figures, None), next(spreads, ""))
 
     @cached_property
     def _presets(self) -> dict[str, Mapping[str, Any]]:

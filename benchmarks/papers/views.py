@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from statistics import fmean
 
-from benchmarks.papers.page import STUDIES, record_of
+from benchmarks.papers.page import STUDIES, interval, record_of
 from fedmodels.errors import ConfigError
-from fedsrv.report.frame import Difference, difference
+from fedsrv.report.frame import difference
 from fedsrv.sweep.outcome import Outcome, values_of
 from fedsrv.sweep.plan import Cell, Sweep
 
@@ -90,20 +90,13 @@ def _effects(outcome: Outcome) -> Iterator[str]:
     yield "| A_loc, points | " + " | ".join(shown) + " |"
     yield "|---" * (len(shown) + 1) + "|"
     for place, row in enumerate(rows):
-        yield f"| {row} | " + " | ".join(text_of(column[place]) for column in shown.values()) + " |"
+        cells = [interval(column[place]) for column in shown.values()]
+        yield f"| {row} | " + " | ".join(cells) + " |"
 
 
 def _at(outcome: Outcome, row: str, choice: Choice) -> Mapping[int, float | None]:
     view, test_set, mask, setting = choice
     return _column(outcome, view, test_set, mask).get(Cell(setting, row), {})
-
-
-def text_of(found: Difference | None) -> str:
-    """Return a difference and its interval with one digit, ``+3.4 [+0.8, +5.9]``."""
-    if found is None:
-        return "–"
-    mean, low, high = (f"{v:+.1f}".replace("-", "−") for v in (found.mean, found.low, found.high))
-    return mean if found.pairs < 2 else f"{mean} [{low}, {high}]"
 
 
 def _orders(study: str, outcome: Outcome) -> Iterator[str]:
