@@ -8,6 +8,9 @@ from fedmodels.config.presets import preset_file
 from fedmodels.errors import ConfigError
 from fedmodels.files import write_new
 
+SCHEMA_LINE = "#:schema fedtide.schema.json\n"
+"""For editors, in the presets' own directory: the first line of each."""
+
 
 def about(name: str) -> str:
     """Return what a preset says of itself: the first sentence of its comment."""
@@ -23,12 +26,12 @@ def about(name: str) -> str:
 
 
 def copy_preset(name: str, out: Path) -> None:
-    """Copy a preset with its comments to a new file.
+    """Copy a preset with its comments to a new file, without the schema that is not beside it.
 
     Raises:
         ConfigError: there is no such preset, or the file exists or cannot be written.
     """
-    text = preset_file(name).read_text("utf-8")
+    text = preset_file(name).read_text("utf-8").removeprefix(SCHEMA_LINE)
     try:
         write_new(out, text.encode())
     except FileExistsError:

@@ -58,6 +58,8 @@ class RunRecord:
     summary: Mapping[str, Any]
     rows: Sequence[Record]
     """The record of each interaction, in order; an older or damaged file may lack any field."""
+    called: str = ""
+    """What a sweep calls its row; by default a run goes by its method's name."""
 
     @property
     def is_finished(self) -> bool:
@@ -67,6 +69,8 @@ class RunRecord:
     @property
     def method(self) -> str:
         """Return the method's name, or the directory's where the run does not say."""
+        if self.called:
+            return printable(self.called)
         name = self.summary.get("method") or self.setting("method.name")
         return printable(short_name(str(name))) if name else self.path.name
 

@@ -79,13 +79,21 @@ class Table:
         return "\n".join(lines) + "\n"
 
     def latex(self) -> str:
-        """Return it for LaTeX; it needs the package booktabs."""
+        """Return it for LaTeX, with its captions as one; it needs the package booktabs."""
         names = [self.corner, *(name.text for name in self.columns)]
         lines = [r"\begin{tabular}{l" + "r" * len(self.columns) + "}", r"\toprule"]
         lines.append(" & ".join(map(_escaped, names)) + r" \\ \midrule")
-        for name, cells in zip(self.rows, self.cells, strict=True):
-            lines.append(" & ".join(map(_escaped, [name.text, *cells])) + r" \\")
-        return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
+        for down, (name, cells) in enumerate(zip(self.rows, self.cells, strict=True)):
+            texts = [
+                rf"\textbf{{{_escaped(text)}}}" if (down, at) in self.bold else _escaped(text)
+                for at, text in enumerate(cells)
+            ]
+            lines.append(" & ".join([_escaped(name.text), *texts]) + r" \\")
+        lines += [r"\bottomrule", r"\end{tabular}"]
+        if self.captions:
+            caption = rf"\caption{{{_escaped(' '.join(self.captions))}}}"
+            lines = [r"\begin{table}", r"\centering", caption, *lines, r"\end{table}"]
+        return "\n".join(lines) + "\n"
 
 
 def _escaped(text: str) -> str:

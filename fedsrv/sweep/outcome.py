@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any, cast
 
 from fedmodels.config_file import parse_experiment
@@ -96,6 +96,25 @@ def _curve(run: RunRecord, name: str) -> list[float | None]:
 
 
 @dataclass(frozen=True)
+class ForPapers:
+    """What the tables of a sweep's directory say beyond those that a record gives again."""
+
+    extent: str
+    """Seeds and rounds, in words."""
+    least: Mapping[tuple[Cell, str], float]
+    """By cell and path: what an accuracy has to be better than, in the unit of tables."""
+
+    @property
+    def caption(self) -> str:
+        """Return what stands with the table."""
+        return (
+            f"Mean ± sample standard deviation over {self.extent}. Bold: the best mean of its "
+            "setting, unless it is no better than chance or the most frequent class. Whether a "
+            "difference may be chance: differences.csv."
+        )
+
+
+@dataclass(frozen=True)
 class Outcome:
     """The finished runs of a sweep, and what its tables show of them."""
 
@@ -110,6 +129,7 @@ class Outcome:
     """The length of each setting; 1 where a sweep has no lengths."""
     selected: str = ""
     """How many clients a cohort's metric is a mean over, in words; empty if all clients."""
+    paper: ForPapers | None = None
 
     def titled(self, heading: str, path: str) -> str:
         """Return a column's heading, with its clients where they are not all."""
@@ -142,7 +162,11 @@ class Outcome:
 
     @cached_property
     def winners(self) -> set[tuple[str, Cell]]:
-        """Heading and cell of each metric that beats every other row of its setting."""
+        """Heading and cell of each metric that beats every other row of its setting.
+
+        For papers, the best means.
+        """
+        first_of = winner if self.paper is None else self._best
         return {
             (heading, first)
             for heading, path in self.columns.items()
@@ -150,8 +174,24 @@ class Outcome:
             for setting in {cell.setting for cell in self.cells}
             for rivals in [[cell for cell in self.cells if cell.setting == setting]]
             for rows in [{cell: self.values[heading].get(cell, {}) for cell in rivals}]
-            if (first := winner(rows, metric(path.partition(".")[2]).better)) is not None
+            if (first := first_of(rows, metric(path.partition(".")[2]).better)) is not None
+            if self.paper is None or not self._is_guessing(heading, first)
         }
+
+    def _best(self, rows: Mapping[Cell, Mapping[Any, float | None]], better: int) -> Cell | None:
+        """Return the row with the best mean of several; None where neither more nor less is."""
+        means = {
+            cell: fmean(found.values()) for cell, each in rows.items() if (found := known(each))
+        }
+        if not better or len(means) < 2:
+            return None
+        return max(means, key=lambda cell: better * means[cell])
+
+    def _is_guessing(self, heading: str, cell: Cell) -> bool:
+        """Tell whether a mean is no better than an answer without a model."""
+        least = self.paper.least.get((cell, self.columns[heading])) if self.paper else None
+        mean = fmean(known(self.values[heading][cell]).values())
+        return least is not None and mean <= least
 
     def table(self) -> Table:
         """Return mean ± population standard deviation over seeds of every cell and column."""
@@ -186,7 +226,8 @@ class Outcome:
             for at, place in enumerate(row)
             if place in self.winners
         }
-        return Table([*map(Name, columns)], [*map(Name, rows)], texts, bold, corner=corner)
+        captions = [self.paper.caption] if self.paper else []
+        return Table([*map(Name, columns)], [*map(Name, rows)], texts, bold, captions, corner)
 
     def _text(self, heading: str, cell: Cell) -> str:
         seeds = self.values[heading].get(cell, {})
@@ -196,7 +237,9 @@ class Outcome:
         form, spread = unit_of(path)[1], spread_of(found)
         mean = form.format(spread.mean)
         has_deviation = spread.n > 1 and path.startswith("metrics.")
-        return f"{mean} ± {form.format(spread.std)}" if has_deviation else mean
+        if not has_deviation:
+            return mean
+        return f"{mean} ± {form.format(stdev(found) if self.paper else spread.std)}"
 
     def difference_table(self) -> Table:
         """Return the differences of every row that was compared."""

@@ -99,7 +99,7 @@ class Sweep(BaseModel):
     columns: Mapping[str, str] = {}
     """Heading -> where in ``summary.json``, e.g. ``metrics.a_glo``.
 
-    Without any, the sweep prints what ``fedsrv report`` prints."""
+    Without any, those of a report's first table."""
     settings: Mapping[str, Strings] = {}
     """Name -> what is set in all rows; every row is run in every setting."""
     lengths: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(strict=False)] = ()

@@ -8,9 +8,10 @@ of a cluster share the sweep's directory.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
@@ -19,14 +20,17 @@ from rich.console import Console
 from fedmodels.config_file import parse_experiment
 from fedmodels.errors import ArchiveError, ConfigError, RunFailed
 from fedmodels.files import write_atomically
+from fedmodels.numerics.metric_names import metric
 from fedsrv.ray_cluster import RAY, address_in
-from fedsrv.report.run_record import read_run
-from fedsrv.report.tables import report_command, write_html
+from fedsrv.report.comparison import headline
+from fedsrv.report.guessing import least_of
+from fedsrv.report.run_record import RunRecord, SeedGroup, group_runs, read_run
+from fedsrv.report.tables import write_html
 from fedsrv.state.run_directory import make_directory
 from fedsrv.sweep.columns import Watch, check_names, faults
 from fedsrv.sweep.execution import Call, Each, Say, execute
-from fedsrv.sweep.outcome import Outcome, outcome_of, read_numbers, to_json
-from fedsrv.sweep.plan import PlannedRun, Sweep, plan
+from fedsrv.sweep.outcome import ForPapers, Outcome, outcome_of, read_numbers, to_json, unit_of
+from fedsrv.sweep.plan import Cell, PlannedRun, Sweep, plan
 from fedsrv.sweep.progress import SweepProgress
 from fedsrv.sweep.ray_runs import ray_runs
 from fedsrv.sweep.slurm import slurm_jobs
@@ -47,10 +51,10 @@ def run_sweep(
     say: Say = print,
     console: Console | None = None,
 ) -> None:
-    """Run a sweep and write ``report.html``; of columns also tables, a picture and the record.
+    """Run a sweep and write ``report.html``, tables, a picture and the record.
 
-    These are ``table.md``, ``table.tex``, ``runs.csv``, ``differences.csv``, ``record.json``,
-    ``picture.svg`` (where there are curves or lengths).
+    These are ``table.md``, ``table.tex``, ``table.csv``, ``runs.csv``, ``differences.csv``,
+    ``record.json``, ``picture.svg`` (where there are curves or lengths).
 
     Args:
         sweep: what to run.
@@ -89,8 +93,7 @@ def run_sweep(
     failed += damaged
     ended = [run for run in runs if run not in failed]
     with _writing_tables(out):
-        outcome = outcome_of(sweep, runs, len(seeds), damaged) if sweep.columns else None
-        _write_all(outcome, ended, out, say)
+        outcome = _write_all(sweep, runs, len(seeds), damaged, ended, out, say)
     if chooses:
         for line in choices(ended):
             say(line)
@@ -115,16 +118,55 @@ def _executed(
         return execute(runs, sweep.launch, sweep.reference, each, say, ended_one)
 
 
-def _write_all(outcome: Outcome | None, ended: Sequence[PlannedRun], out: Path, say: Say) -> None:
-    """Say the tables of a sweep, and write them and its page; without columns, those of reports."""
-    if outcome is not None:
-        _tabulate(outcome, out, say)
-    elif ended:
-        report_command([run.directory for run in ended], None)
+def _write_all(
+    sweep: Sweep,
+    runs: Sequence[PlannedRun],
+    seeds: int,
+    damaged: Collection[PlannedRun],
+    ended: Sequence[PlannedRun],
+    out: Path,
+    say: Say,
+) -> Outcome | None:
+    """Say the tables of a sweep, and write them and its page; return what it came to.
+
+    Without columns, those of a report's first table are shown; None where no run has ended.
+    """
+    records = [replace(read_run(run.directory), called=run.cell.title) for run in ended]
+    groups = group_runs(records)
+    if not sweep.columns:
+        if not records:
+            return None
+        names = headline(groups, list(dict.fromkeys(n for one in records for n in one.metrics())))
+        chosen = {metric(name).label: f"metrics.{name}" for name in names}
+        sweep = sweep.model_copy(update={"columns": {**chosen, "MB up": "bytes.up"}})
+    outcome = outcome_of(sweep, runs, seeds, damaged)
+    outcome = replace(outcome, paper=_for_papers(outcome, records, ended))
+    _tabulate(outcome, out, say)
     if ended:
-        html, further = out / "report.html", [section_of(outcome)] if outcome else []
-        write_html([read_run(run.directory) for run in ended], html, further)
-        say(f"report: {html}")
+        write_html(records, out / "report.html", [section_of(outcome)])
+        say(f"report: {out / 'report.html'}")
+    return outcome
+
+
+def _for_papers(
+    outcome: Outcome, records: Sequence[RunRecord], ended: Sequence[PlannedRun]
+) -> ForPapers:
+    """Return seeds and rounds in words, and what accuracies have to be better than."""
+    seeds = sorted({run.seed for run in ended})
+    rounds = sorted({record.rounds for record in records})
+    extent = f"{len(seeds)} seed{'' if len(seeds) == 1 else 's'} ({', '.join(map(str, seeds))}), "
+    extent += f"after {' or '.join(map(str, rounds))} round{'' if rounds == [1] else 's'}"
+    of_cell = dict[Cell, list[RunRecord]]()
+    for run, record in zip(ended, records, strict=True):
+        of_cell.setdefault(run.cell, []).append(record)
+    least = {
+        (cell, path): unit_of(path)[0] * found
+        for cell, own in of_cell.items()
+        for path in outcome.columns.values()
+        if (found := least_of([SeedGroup("", tuple(own))], path.removeprefix("metrics.")))
+        is not None
+    }
+    return ForPapers(extent, least)
 
 
 def _tabulate(outcome: Outcome, out: Path, say: Say) -> None:

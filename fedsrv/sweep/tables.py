@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import TYPE_CHECKING
 
 from fedmodels.charts import Chart, Spread, document
@@ -30,7 +31,9 @@ DIFFERENCES = (
 def page(outcome: Outcome) -> str:
     """Return all tables in Markdown: scores, ladders, differences, curves."""
     parts = [outcome.table().markdown()]
-    if outcome.winners:
+    if outcome.paper:
+        parts.append(f"{outcome.paper.caption}\n")
+    elif outcome.winners:
         parts.append(f"{BOLD}\n")
     parts += [ladder.markdown() for ladder in outcome.ladders()]
     if (differences := outcome.difference_table()).rows:
@@ -42,7 +45,9 @@ def section_of(outcome: Outcome) -> Section:
     """Return the same tables, and the charts, for the page of the sweep."""
     from fedsrv.report.page import Section  # imports jinja: only when a page is wanted
 
-    scores = replace(outcome.table(), captions=[BOLD] if outcome.winners else [])
+    scores = outcome.table()
+    if outcome.winners and not outcome.paper:
+        scores = replace(scores, captions=[BOLD])
     differences = outcome.difference_table()
     told = replace(differences, captions=[DIFFERENCES.format(outcome.against)])
     tables = [scores, *outcome.ladders(), *([told] if told.rows else [])]
@@ -51,7 +56,17 @@ def section_of(outcome: Outcome) -> Section:
 
 
 def write_csv(outcome: Outcome, out: Path) -> None:
-    """Write ``runs.csv``, a value a line, and ``differences.csv``, a comparison a line."""
+    """Write ``runs.csv``, a value a line, ``differences.csv``, a comparison a line, and the table.
+
+    ``table.csv`` has a line for each cell, with its sample standard deviation.
+    """
+    cells = (
+        [cell.setting, cell.row, heading, len(found), fmean(found), *_deviation(found)]
+        for cell in outcome.cells
+        for heading, values in outcome.values.items()
+        if (found := list(known(values.get(cell, {})).values()))
+    )
+    _write(out / "table.csv", "setting row column seeds mean deviation", cells)
     runs = (
         [cell.setting, cell.row, seed, heading, outcome.columns[heading], _or_blank(value)]
         for heading, values in outcome.values.items()
@@ -65,6 +80,10 @@ def write_csv(outcome: Outcome, out: Path) -> None:
         for cell, d in found.items()
     )
     _write(out / "differences.csv", "setting row against column pairs mean low high", compared)
+
+
+def _deviation(values: Sequence[float]) -> list[float | str]:
+    return [stdev(values) if len(values) > 1 else ""]
 
 
 def _write(place: Path, heads: str, lines: Iterable[Sequence[object]]) -> None:

@@ -3,13 +3,14 @@
 The function takes nothing, or the :class:`~fedcli.data.sets.dataset.Source` with the places to look
 in. It returns a training and a test set, each a ``torch.utils.data.Dataset`` of pairs of an input
 and a label, or a finished :class:`~fedcli.data.sets.dataset.Dataset`. A torch data set may have
-``classes``, the names of the classes, and ``groups``, the natural client of each example.
+``classes``, the names of the classes, and ``groups``, the natural client of each example, a number
+or a name.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +20,7 @@ from PIL import Image
 
 from fedcli.data.arrays import DAMAGED, Inputs, as_numbers
 from fedcli.data.image_files import PLAIN, first_set, pixels_of, stated
-from fedcli.data.own.examples import SHOWN, dataset_of
+from fedcli.data.own.examples import SHOWN, coded, dataset_of
 from fedcli.data.sets.dataset import Dataset, Examples, named_classes
 from fedcli.data.sets.source import Source
 from fedmodels.config.transforms import ImageTransform
@@ -55,8 +56,9 @@ def from_function(name: str, load: Callable[..., Any], source: Source) -> Datase
             "for training and the one for testing, or one with [data] test_share"
         )
     found = found if is_pair else (found,)
+    people = _names_of_groups(found, name)
     read = [
-        examples_of(part, f"{name}: the {which} set", how)
+        examples_of(part, f"{name}: the {which} set", how, people)
         for part, which in zip(found, ("training", "test"), strict=False)
     ]
     how_drawn = source.data.test_seed, source.tasks
@@ -76,11 +78,27 @@ def from_function(name: str, load: Callable[..., Any], source: Source) -> Datase
     if (train.groups is None) != (test.groups is None):
         raise DataError(f"{name}: only one of the two sets has groups; give them to both")
     variant = f"{len(train.y)} train and {len(test.y)} test examples"
-    return dataset_of(name.rpartition("/")[2], train, test, names, variant)
+    return dataset_of(name.rpartition("/")[2], train, test, names, variant, people)
 
 
-def examples_of(dataset: Any, what: str, how: ImageTransform = PLAIN) -> Examples:
+def _names_of_groups(sets: Sequence[Any], name: str) -> list[str]:
+    """Return the names of natural clients in their order; none where they are numbers."""
+    given = []
+    for one, which in zip(sets, ("training", "test"), strict=False):
+        with told(f"{name}: the {which} set: groups"):
+            if (groups := getattr(one, "groups", None)) is not None:
+                given.append(np.asarray(groups))
+    if not given or any(groups.dtype.kind != "U" for groups in given):
+        return []
+    return coded(np.concatenate(given), None, f"{name}: groups")[1]
+
+
+def examples_of(
+    dataset: Any, what: str, how: ImageTransform = PLAIN, people: Sequence[str] = ()
+) -> Examples:
     """Read every example of a torch data set: a pair of input and label at each index.
+
+    ``people`` are the names of natural clients, where groups are names.
 
     Raises:
         DataError: it is no torch data set, inputs differ in shape, or a label is no class.
@@ -113,8 +131,10 @@ def examples_of(dataset: Any, what: str, how: ImageTransform = PLAIN) -> Example
         found = getattr(dataset, "groups", None)
         groups = None if found is None else np.asarray(found)
     if groups is not None:
+        if people and groups.shape == (len(labels),) and groups.dtype.kind == "U":
+            groups = coded(groups, people, f"{what}: groups")[0]
         if groups.shape != (len(labels),) or groups.dtype.kind not in "iu":
-            raise DataError(f"{what}: groups must hold {len(labels)} integers")
+            raise DataError(f"{what}: groups must hold {len(labels)} integers, or names")
         groups = groups.astype(np.int64)
     transform = stated(how, x) if pictures and pictures == len(inputs) else None
     return Examples(x, np.array(labels, dtype=np.int64), groups, transform)

@@ -72,6 +72,17 @@ def test_two_torch_data_sets_are_a_data_set(tmp_path):
     assert found.groups_test.tolist() == [0, 1, 2, 0]
 
 
+def test_natural_clients_may_have_names(tmp_path):
+    """Numbers of the test set stand for the same people, whoever lacks examples there."""
+    named = GOOD.replace("i % 3 for", '["ann", "ben", "cem"][-1 - i % 3] for')
+    found = loaded(tmp_path, named.replace("Squares(6), Squares(4)", "Squares(6), Squares(2)"))
+    assert found.groups_train is not None
+    assert found.groups_test is not None
+    assert found.groups_train.tolist() == [2, 1, 0, 2, 1, 0]
+    assert found.groups_test.tolist() == [2, 1]
+    assert found.client_names == ["ann", "ben", "cem"]
+
+
 def test_pictures_stay_bytes_and_put_channels_first(tmp_path):
     found = loaded(
         tmp_path,

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,10 @@ import fedsrv.cli
 from fedmodels.config.presets import preset_file
 from fedmodels.config_file import parse_experiment, read_experiment
 from fedmodels.errors import ConfigError, Interrupted, RunFailed
+from fedmodels.numerics.metric_names import metric
 from fedmodels.own_code import with_place
 from fedsrv.report.frame import RunNumbers, difference
+from fedsrv.report.run_record import group_runs, read_run
 from fedsrv.sweep import execution
 from fedsrv.sweep.columns import check_names, faults
 from fedsrv.sweep.outcome import Outcome, read_numbers
@@ -247,9 +250,9 @@ def test_a_sweep_from_beginning_to_end(sweep, tmp_path, launches):
     assert table[:5] == [
         "| | A | MB up | trained |",
         "|---|---|---|---|",
-        "| FedAvg | 51.00 ± 0.82 | 2.5 | 4.0 |",
-        "| FedProx, 0.5 | 56.05 ± 0.86 | 2.5 | 4.0 |",
-        "| Local (2 of 3 seeds) | 40.90 ± 0.90 | 2.5 | 4.0 |",
+        "| FedAvg | 51.00 ± 1.00 | 2.5 | 4.0 |",
+        "| FedProx, 0.5 | **56.05 ± 1.05** | 2.5 | 4.0 |",
+        "| Local (2 of 3 seeds) | 40.90 ± 1.27 | 2.5 | 4.0 |",
     ]
     # differences of 5, 5.05 and 5.1: s = 0.05, and t of two degrees of freedom is 4.303
     assert (
@@ -267,8 +270,8 @@ def test_a_sweep_from_beginning_to_end(sweep, tmp_path, launches):
     (again,) = launches.commands
     assert "--resume" in again
     complete = (out / "table.md").read_text()
-    assert "| Local | 40.90 ± 0.73 |" in complete
-    assert "| FedProx, 0.5 | **56.05 ± 0.86** |" in complete  # three seeds of each other row
+    assert "| Local | 40.90 ± 0.90 |" in complete
+    assert "| FedProx, 0.5 | **56.05 ± 1.05** |" in complete
     assert len(launches.dealt) == 3, "data that are there are not dealt out again"
 
 
@@ -279,7 +282,7 @@ def test_a_finished_run_of_another_config_is_never_tabulated(sweep, tmp_path, la
     with pytest.raises(ConfigError, match=r"fedavg-seed0 was run with another config; .*rounds"):
         run_sweep(sweep(), out, sets=["schedule.rounds=7"])
     assert not launches.commands
-    assert "| FedAvg | 51.00 ± 0.82 |" in (out / "table.md").read_text()
+    assert "| FedAvg | 51.00 ± 1.00 |" in (out / "table.md").read_text()
 
 
 @pytest.mark.parametrize("columns", [{"A": "metrics.a_loc"}, {}])
@@ -293,10 +296,7 @@ def test_a_finished_run_of_another_config_is_never_tabulated(sweep, tmp_path, la
         ("../fedprox-0-5-seed0.toml", "\udcff"),
     ],
 )
-def test_a_damaged_run_is_left_out_alone(
-    sweep, tmp_path, launches, monkeypatch, file, text, columns
-):
-    monkeypatch.setattr("fedsrv.sweep.sweeping.report_command", lambda runs, html: None)
+def test_a_damaged_run_is_left_out_alone(sweep, tmp_path, launches, file, text, columns):
     out, said = tmp_path / "out", list[str]()
     run_sweep(sweep(columns=columns), out, seeds=[0], say=said.append)
     damaged = out / "fedprox-0-5-seed0" / file
@@ -402,17 +402,28 @@ def test_a_row_that_pools_the_data_has_its_own(sweep, tmp_path, launches):
     }  # fmt: skip
 
 
-def test_a_sweep_without_columns_is_a_report(sweep, tmp_path, launches, monkeypatch):
-    reported: list[str] = []
-
-    def report(runs: list[Path], _: None) -> None:
-        reported.extend(run.name for run in runs)
-
-    monkeypatch.setattr("fedsrv.sweep.sweeping.report_command", report)
-    run_sweep(sweep(columns={}), tmp_path / "out", seeds=[0], say=lambda line: None)
-    assert reported == ["fedavg-seed0", "fedprox-0-5-seed0", "local-seed0"]
-    assert (tmp_path / "out" / "report.html").exists()
-    assert not (tmp_path / "out" / "table.md").exists()
+def test_a_sweep_without_columns_has_tables_all_the_same(sweep, tmp_path, launches):
+    """Where the most frequent class is 57 %, nobody is praised for 56.05."""
+    out = tmp_path / "out"
+    made = sweep(columns={}, methods={"FedAvg": "fedavg", "Half head": "fedprox mu=0.5"})
+    run_sweep(made, out, say=lambda line: None)
+    text = (out / "table.md").read_text()
+    assert text.splitlines()[0].startswith(f"| | {metric('a_loc').label} |")
+    assert "| FedAvg | 51.00 ± 1.00 |" in text
+    assert "| Half head | **56.05 ± 1.05** |" in text
+    assert "over 3 seeds (0, 1, 2), after 1 round. Bold" in text
+    tex = (out / "table.tex").read_text()
+    assert r"Half head & \textbf{56.05 $\pm$ 1.05}" in tex
+    assert r"\caption{Mean $\pm$ sample standard deviation over 3 seeds (0, 1, 2)" in tex
+    with (out / "table.csv").open() as file:
+        found = next(csv.DictReader(file))
+    assert (found["row"], found["seeds"], found["mean"]) == ("FedAvg", "3", "51.0")
+    records = [replace(read_run(out / "half-head-seed0"), called="Half head")]
+    assert [group.label for group in group_runs(records)] == ["Half head"]
+    for run in out.glob("*-seed?/"):
+        (run / "data.json").write_text('{"guesses": {"chance": 0.1, "own": 0.57, "all": 0.2}}')
+    run_sweep(made, out, say=lambda line: None)
+    assert "**" not in (out / "table.md").read_text()
 
 
 @pytest.mark.parametrize("on", ["slurm", ""])
@@ -630,6 +641,6 @@ def test_curves_settings_and_latex(sweep, tmp_path, launches):
     assert "| acc | 1 | mean |\n|---|---|---|\n| a_b: FedAvg | 50 | 50.0 |\n" in text
     assert "Differences to Local" in text
     assert "| 50 %: FedAvg | +10.00 | +0.0 | +0.0 |" in text
-    assert r"50 \%: FedAvg & 50.00 & 2.5 & 3.0 \\" in (out / "table.tex").read_text()
+    assert r"50 \%: FedAvg & \textbf{50.00} & 2.5 & 3.0 \\" in (out / "table.tex").read_text()
     empty = Outcome([], [Cell("", "x_1 ±")], {"n": "bytes.up"}, "", 0).table()
     assert empty.latex().splitlines()[3] == r"x\_1 $\pm$ & -- \\"
