@@ -41,7 +41,7 @@ former one are left out: all hyper-parameters of the method, and what the new ne
 not know. A note names them.
 
 Editors that know schemas of TOML complete a config and mark what is wrong in it:
-`fedsrv schema > fedtide.schema.json` writes the schema beside it, and the config needs the first line
+`fedsrv schema > fedtide.schema.json` writes the schema beside it, and its first line is then to be
 `#:schema fedtide.schema.json`. `fedsrv init` writes a config without it.
 
 At the top level stands `seed` (integer from 0, default `0`): everything random of a run follows
