@@ -11,7 +11,9 @@ A *judge* is a classifier that filters what was generated and says when a genera
 
 from __future__ import annotations
 
+import logging
 import math
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -24,14 +26,16 @@ from fedmodels.nets.kept_copies import kept_copy
 from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.algebra import replay_volumes
 from fedmodels.numerics.randomness import derive_seed
-from fedmodels.techniques.generator_training import Arch, Lesson
-from fedmodels.techniques.generators import Family, Painter, public, to_images
+from fedmodels.techniques.generator_training import LONG_S, Arch, Lesson
+from fedmodels.techniques.generators import EVALUATIONS, Family, Painter, public, to_images
 from fedmodels.tensors.bundle import Bundle, GeneratorState, Histogram
 from fedmodels.training.contexts import ClientContext, Metrics
 from fedmodels.training.pictures import Gallery, Picture
 from fedmodels.training.run import RunFacts
 from fedmodels.training.settings import SharedSettings
+from fedmodels.units import duration, text_of
 
+log = logging.getLogger(__name__)
 Seeds = Callable[[str], int]
 """Returns the seed of a purpose such as ``draw/3``; each purpose has its own random numbers."""
 
@@ -167,6 +171,8 @@ class Replay(SharedSettings):
     generator_lr: NonNegative = 0.0
     """Adam's learning rate; 0 stands for 1e-3 for the WGAN-GP of grey images, 1e-4 for other GANs,
     2e-4 for diffusion."""
+    generator_evaluations: PositiveCount = EVALUATIONS
+    """Calls of the U-Net for each image that a diffusion model draws, by DPM-Solver of order 3."""
     generator_restart: bool = False
     """Train from scratch each time, and not from the weights of before."""
     generator_moments: bool = False
@@ -186,6 +192,7 @@ class Replay(SharedSettings):
             batch_size=self.generator_batch,
             lr=self.generator_lr,
             moments=self.generator_moments,
+            evaluations=self.generator_evaluations,
             mixed_precision=run.experiment.training.mixed_precision,
         )
         return ClassReplay(family=family, settings=self)
@@ -272,7 +279,7 @@ class ClassReplay:
             return self._any_class(generators.get(ALL), int(volumes.sum()), judge, seeds)
         nothing = torch.zeros(0, *self.family.input_shape, device=judge.device)
         total = ReplayedExamples(nothing, torch.zeros(0, dtype=torch.int64, device=judge.device))
-        parts = [total]
+        parts, began = [total], time.perf_counter()
         for label in volumes.nonzero().flatten().tolist():
             count, held = int(volumes[label]), generators.get(str(label))
             total.asked += count
@@ -281,6 +288,8 @@ class ClassReplay:
             else:
                 painter = Painter(self.family, held.tensors, judge.device)
                 part = self.draw(painter, label, count, judge, seeds(f"draw/{label}"))
+                if len(parts) == 1:
+                    self._tell_length((time.perf_counter() - began) / part.drawn, volumes)
                 total.drawn += part.drawn
                 total.accepted += part.accepted
                 total.shortage += part.shortage
@@ -290,6 +299,17 @@ class ClassReplay:
         if self.soft:
             total.soft = judge(total.x).softmax(1)
         return total
+
+    def _tell_length(self, seconds: float, volumes: Tensor) -> None:
+        """Say how long images of so many seconds each take, where that may be long."""
+        attempts = self.settings.replay_attempts if self.settings.replay_filter else 1
+        most = attempts * int(volumes.sum())
+        if most * seconds > LONG_S:
+            log.warning(
+                "note: up to %d images are drawn, of %s each: up to %s; fewer [method] "
+                "replay_attempts or generator_evaluations take less",
+                most, text_of(seconds, "seconds"), duration(most * seconds),
+            )  # fmt: skip
 
     def draw(
         self, painter: Painter, label: int, count: int, judge: Judge, seed: int

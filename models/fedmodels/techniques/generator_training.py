@@ -10,7 +10,9 @@ Shapes: N GANs of a stack, B examples of the largest batch, canvas S.
 
 from __future__ import annotations
 
+import logging
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, cast
@@ -25,11 +27,17 @@ from fedmodels.numerics.optimizers import Adam
 from fedmodels.numerics.randomness import generator, seeded
 from fedmodels.techniques.moments import load_moments, moments_of
 from fedmodels.tensors.bundle import Weights
+from fedmodels.units import duration, text_of
 
+log = logging.getLogger(__name__)
 Arch = Literal["wgan", "dcgan", "ddpm"]
 Tick = Callable[[int, int, Tensor], None]
 """Told after every step: epoch, step, loss."""
 
+LONG_S = 600.0
+"""Seconds of work with diffusion models beyond which a client says how long it takes."""
+TIMED = 5
+"""Steps that such an estimate is made of."""
 CRITIC_STEPS = 5
 """Steps of a GAN's critic for each step of its generator."""
 PENALTY = 10.0
@@ -265,6 +273,26 @@ def train_unet(
         tick((step - 1) // per_epoch, step, loss.detach())
     kept = moments_of(adams) if course.moments else {}
     return {**tensors_of("net/", average), **tensors_of("online/", online), **kept}
+
+
+def telling(course: Course, lessons: Sequence[Lesson], tick: Tick) -> Tick:
+    """Return a tick that says after a few steps how long all of them take, where that is long."""
+    steps = sum(course.epochs * math.ceil(len(each.images) / course.batch_size) for each in lessons)
+    began, done = time.perf_counter(), 0
+
+    def told(epoch: int, step: int, loss: Tensor) -> None:
+        nonlocal done
+        done += 1
+        each = (time.perf_counter() - began) / done
+        if done == TIMED and each * steps > LONG_S:
+            log.warning(
+                "note: %d diffusion models train for about %s, %d steps of %s; fewer [method] "
+                "generator_epochs or a smaller generator_width take less",
+                len(lessons), duration(each * steps), steps, text_of(each, "seconds"),
+            )  # fmt: skip
+        tick(epoch, step, loss)
+
+    return told
 
 
 def batches(n: int, epochs: int, batch_size: int, order: torch.Generator) -> Iterator[Tensor]:

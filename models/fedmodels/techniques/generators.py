@@ -35,6 +35,7 @@ from fedmodels.techniques.generator_training import (
     Lesson,
     Tick,
     load,
+    telling,
     tensors_of,
     train_gans,
     train_unet,
@@ -55,6 +56,8 @@ has what others come to."""
 
 AT_ONCE = 256
 """Images that a GAN paints at a time, which bounds memory."""
+EVALUATIONS = 20
+"""Calls of a diffusion model for an image, unless it is said (pFedGRP, section 5.1)."""
 PUBLIC = ("net/", "affine/")
 """Prefixes of the tensors that may leave a client."""
 
@@ -76,15 +79,23 @@ class Family:
     """Keep Adam's moments from one training to the next: three times the private state."""
     mixed_precision: bool = False
     """The U-Net computes in bfloat16; GANs train in float32."""
+    evaluations: int = EVALUATIONS
+    """Calls of the U-Net for an image."""
 
     def __post_init__(self) -> None:
         """Check that the generators fit the inputs.
 
         Raises:
-            ConfigError: the inputs are no images, or larger than the GAN makes.
+            ConfigError: the inputs are no images, or larger than the GAN makes; or the evaluations
+                are given, and a GAN draws in one.
         """
         if self.arch != "ddpm":
             gan.canvas_of(self.input_shape)
+            if self.evaluations != EVALUATIONS:
+                raise ConfigError(
+                    f"[method] generator_evaluations is of diffusion models, and a {self.arch} "
+                    "draws by one call: leave it out"
+                )
         elif len(self.input_shape) != 3 or any(side % 4 for side in self.input_shape[1:]):
             raise ConfigError(
                 f"the U-Net makes images with sides divisible by 4, not {list(self.input_shape)}"
@@ -144,7 +155,7 @@ class Family:
             moments=self.moments,
         )
         if self.arch == "ddpm":
-            found = []
+            found, tick = [], telling(course, lessons, tick)
             for lesson in lessons:
                 with seeded(lesson.seed):  # dropout
                     online, average = (self.net().to(lesson.images.device) for _ in range(2))
@@ -203,7 +214,8 @@ class Painter:
         draws = [generator(seed + number) for number in range(batches)]
         if not isinstance(self.net, gan.Generator):
             shape = count, *self.family.input_shape
-            return torch.cat([dpm_solver.sample(self.net, shape, draw) for draw in draws])
+            calls = self.family.evaluations
+            return torch.cat([dpm_solver.sample(self.net, shape, draw, calls) for draw in draws])
         z = torch.cat([torch.randn(count, gan.LATENT, generator=draw) for draw in draws])
         parts = torch.split(to_device(z, self.device)[None], AT_ONCE, dim=1)
         canvases = torch.cat([self.net.paint(part)[0] for part in parts]).permute(0, 3, 1, 2)

@@ -8,8 +8,9 @@ from torch import nn
 
 from fedmodels.errors import ConfigError
 from fedmodels.methods import make
+from fedmodels.techniques import generator_training
 from fedmodels.techniques.class_replay import ALL, ClassReplay, Judge, Rehearsal, Replay, met
-from fedmodels.techniques.generator_training import Lesson
+from fedmodels.techniques.generator_training import Course, Lesson, telling
 from fedmodels.techniques.generators import Family, Painter, public, to_images, to_inputs
 from fedmodels.tensors.bundle import Bundle, GeneratorState, Histogram, Problem
 from fedmodels.training.loop import train_locally
@@ -109,6 +110,39 @@ def test_training_goes_on_and_repeats(arch, moments):
         bare = {k: t for k, t in once.items() if not k.startswith("moments/")}
         cold = trained(family, bare, x, seed=1)
         assert any(not torch.equal(cold[k], further[k]) for k in public(cold))
+
+
+def test_a_diffusion_model_draws_by_as_many_calls_as_it_is_told():
+    few = Family(input_shape=SHAPE, arch="ddpm", width=16, evaluations=3)
+    painter = Painter(few, few.fresh(0, LIMITS))
+    calls = 0
+
+    def count(*_):
+        nonlocal calls
+        calls += 1
+
+    painter.net.register_forward_hook(count)
+    painter.images(2, seed=0, batches=2)
+    assert calls == 6
+    with pytest.raises(ConfigError, match="generator_evaluations is of diffusion models"):
+        Family(input_shape=SHAPE, evaluations=3)
+
+
+def test_long_work_with_diffusion_models_is_told_beforehand(monkeypatch, caplog):
+    """Ticks of a clock that gains a second a look: five steps take a second each and more."""
+    clock = iter(range(10_000))
+    monkeypatch.setattr(generator_training.time, "perf_counter", lambda: next(clock))
+    course = Course(
+        input_shape=SHAPE, arch="ddpm", width=16, epochs=200, batch_size=4, lr=0.1, moments=False
+    )
+    lessons = [Lesson({}, torch.zeros(n, *SHAPE), 0) for n in (8, 9)]  # two and three batches
+    ticks = []
+    tick = telling(course, lessons, lambda *each: ticks.append(each))
+    for step in range(1, 8):
+        tick(0, step, torch.tensor(0.0))
+    assert len(ticks) == 7
+    (line,) = caplog.messages
+    assert "2 diffusion models train for about 16 min 40 s, 1000 steps of 1 s" in line
 
 
 def test_what_may_leave_has_no_critic():

@@ -127,7 +127,7 @@ _STEPS = {1: _first, 2: _second, 3: _third}
 
 
 def sample(
-    net: torch.nn.Module, shape: tuple[int, ...], generator: torch.Generator, evaluations: int = 20
+    net: torch.nn.Module, shape: tuple[int, ...], generator: torch.Generator, evaluations: int
 ) -> Tensor:
     """Return images (B, C, S, S) in [-1, 1] from a trained U-Net, in evaluation mode.
 
