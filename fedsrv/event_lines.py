@@ -25,7 +25,17 @@ COMINGS = frozenset({"joined", "left"})
 MAX_COMINGS, WITHIN_S = 20, 60.0
 """Lines about one client's coming and going in any minute."""
 GRAVE = frozenset(
-    {"failed", "gone", "waiting", "rollback", "started-over", "missed", "draining", "note"}
+    {
+        "failed",
+        "gone",
+        "waiting",
+        "rollback",
+        "started-over",
+        "missed",
+        "draining",
+        "note",
+        "refused",
+    }
 )
 """Kinds that a user may have to act on."""
 
@@ -127,6 +137,7 @@ _LINES: Mapping[str, Callable[[Event], str]] = {
     "gone": _said,
     "back": _said,
     "resting": _said,
+    "refused": _said,
     "growth": lambda e: f"the run goes on: {e.detail.get('line', '')}",
     "resumed": lambda e: f"the run goes on after {_place(e)}",
     "note": lambda e: f"note: {e.detail.get('line', '')}",

@@ -194,7 +194,7 @@ class RunStatus:
             self.waiting = self.waiting if self.awaited else ""
         if event.kind == "head":
             self.head = printable(str(facts.get("head", "")))
-        if event.kind == "note":
+        if event.kind in ("note", "refused"):
             self._note(printable(str(facts.get("line", ""))), event.unix_time)
         if event.kind == "listening":
             self.expected = int(facts["clients"])

@@ -8,6 +8,7 @@ client has met by now. Both are scored as they are served: by the net's classifi
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -47,12 +48,17 @@ class Deployment(ClientPart):
         self.last_tasks = experiment.evaluate.last_tasks
         self._offered: int | None = None
         """The interaction after which the last offered model stood."""
+        self._refused: rpc.RefusedModel | None = None
+        """What the report on the present order tells of a refusal."""
+        privacy = experiment.privacy
+        self._tells_server = privacy is None or "scores" in privacy.allow
         self._says_held = False
         if self.deployed.folder.is_dir():
             self.deployed.clear_leftovers()
 
     def begins(self, half: Training) -> None:
         """Offer the model that a client holds before it trains, where that is its own model."""
+        self._refused = None
         method, ctx, view = self.client.method, half.ctx, local_view(self.client.method)
         if view != "after_local":
             ctx.view = view
@@ -64,16 +70,24 @@ class Deployment(ClientPart):
         """Offer the model right after training, where that is the client's own model."""
         if local_view(self.client.method) == "after_local":
             self.offer(half.order, half.ctx.net, "after_local")
+            self.reports(half.order, half.report)
 
     def scored(self, at: Scored) -> None:
         """Offer a model that was received and scored."""
         if at.ctx.view == local_view(self.client.method) != "after_local":
             self.offer(at.order, at.ctx.net, at.ctx.view)
+            self.reports(at.order, at.report)
 
     def final(self, order: rpc.Order, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
         """Offer the last model of the run."""
         if ctx.view == local_view(self.client.method):
             self.offer(order, ctx.net, ctx.view)
+
+    def reports(self, order: rpc.Order, report: rpc.Report) -> None:
+        """Tell the server of a refusal, once."""
+        if self._refused is not None:
+            report.refused_model.CopyFrom(self._refused)
+        self._refused = None
 
     def offer(self, order: rpc.Order, net: SplitNet, view: str) -> None:
         """Put the personal model in a net live, unless the guard refuses it.
@@ -106,9 +120,11 @@ class Deployment(ClientPart):
         digest, before = state_digest([("", weights)]), self.deployed.digest()
         if digest == before:
             return
-        is_better, why = self._judged(net, self._live(before), order)
-        line = f"the model of round {round + 1}: {why}"
-        if not is_better:
+        found = self._judged(net, self._live(before), order)
+        line = f"the model of round {round + 1}: {found.why}"
+        if not found.may_live:
+            if self._tells_server:
+                self._refused = found.told(round)
             if self.deployed.refuse(digest, f"refused {line}"):
                 tell("refused", self.client.client, f" refuses {line}", order)
             return
@@ -130,29 +146,50 @@ class Deployment(ClientPart):
         is_alike = tuple(told.input_shape) == tuple(file.input_shape) and scales[0] == scales[1]
         return model.net.to(self.client.stream.device) if is_alike else None
 
-    def _judged(self, net: SplitNet, live: SplitNet | None, order: rpc.Order) -> tuple[bool, str]:
+    def _judged(self, net: SplitNet, live: SplitNet | None, order: rpc.Order) -> Judged:
         """Tell whether a net may go live in place of the live one, and why."""
         if self.how.guard == "none":
-            return True, "nothing guards it"
+            return Judged(True, "nothing guards it")
         seen = self.client.data.num_tasks
         if order.tasks_seen and not (self.visits_tasks and order.round):
             seen = min(order.tasks_seen, seen)
         stream = self.client.stream
         stream.meet(seen)
         first = max(0, seen - (self.last_tasks or seen))
-        of_task = (stream.validation(t) or stream.test(t) for t in stream.counted(first, seen))
-        sets, kept = [*of_task], "test" if stream.kept is None else "validation"
+        kept, of = (
+            ("test", stream.test) if stream.kept is None else ("validation", stream.validation)
+        )
+        sets = [found for t in stream.counted(first, seen) if (found := of(t)) is not None]
         count = sum(len(y) for _, y in sets)
         if not count:
-            return True, f"there are no {kept} data to compare it on"
+            return Judged(True, f"there are no {kept} data to compare it on")
         right = rightly_named(net, sets)
         if right is None:
-            return False, "its outputs are not finite"
+            return Judged(False, "its outputs are not finite")
         before = rightly_named(live, sets) if live is not None else None
         share = f"{right} of {count} {kept} examples are right"
         if before is None:
-            return True, f"{share}, and no earlier model is comparable" if live else share
-        return right >= before - self.how.tolerance * count, f"{share}, {before} by the live model"
+            return Judged(True, f"{share}, and no earlier model is comparable" if live else share)
+        may_live = right >= before - self.how.tolerance * count
+        why = f"{share}, {before} by the live model"
+        return Judged(may_live, why, right / count, before / count)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Whether a model may go live, why, and the accuracies that say so."""
+
+    may_live: bool
+    why: str
+    accuracy: float | None = None
+    live: float | None = None
+    """That of the live model."""
+
+    def told(self, round_of: int) -> rpc.RefusedModel:
+        """Return what leaves the client where the model is refused; figures to a thousandth."""
+        figures = {"accuracy": self.accuracy, "live": self.live}
+        known = {name: round(value, 3) for name, value in figures.items() if value is not None}
+        return rpc.RefusedModel(round=round_of, **known)
 
 
 @torch.no_grad()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 
-from fedcli.runtime.client_part import Client, ClientPart
-from fedmodels.errors import DataError
+from fedcli.runtime.client_part import Client, ClientPart, Training
+from fedmodels.errors import DataError, reason_of
 from fedpb.v1 import coordinator_pb2 as rpc
 
 log = logging.getLogger(__name__)
@@ -18,6 +18,8 @@ class OpenRuns(ClientPart):
         """Begin before the first order."""
         super().__init__(client)
         self._spare = Spare()
+        self._began: int | None = None
+        """The task of the last training, whose validation part was looked after."""
 
     def woken(self) -> None:
         """Read the client's description again if tasks were added to its data."""
@@ -39,6 +41,19 @@ class OpenRuns(ClientPart):
         self.client.stream.set_aside = frozenset(order.set_aside)
         if isinstance(self.client.client, int):
             self._spare.tell(order)
+
+    def begins(self, half: Training) -> None:
+        """Store the validation part of a task, which outlives its training data."""
+        if (task := half.ctx.task) == self._began:
+            return
+        self._began = task
+        try:
+            self.client.stream.store_validation(task)
+        except OSError as error:
+            log.warning(
+                "client %s: the validation part of task %d cannot be stored (%s): keep its "
+                "training data", self.client.client, task, reason_of(error),
+            )  # fmt: skip
 
 
 class Spare:

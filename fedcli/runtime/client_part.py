@@ -120,6 +120,8 @@ class Training(ClientHalf):
     """What they keep after it."""
     figures: dict[str, float] = field(default_factory=dict)
     """What they tell beside the method's own metrics."""
+    report: rpc.Report = field(default_factory=rpc.Report)
+    """What goes back beside the upload, once the training is over."""
 
 
 @dataclass(frozen=True)

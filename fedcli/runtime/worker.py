@@ -272,7 +272,7 @@ class Worker(Client):
         order, upload = half.order, done.upload
         check_upload(self.method, self.set_up.upload_spec, upload)
         self._check_names(done.state)
-        report = rpc.Report(
+        report = half.report = rpc.Report(
             loss=done.loss if done.num_examples else 0.0,
             seconds=seconds,
             num_examples=done.num_examples,

@@ -51,6 +51,7 @@ REPORTED = frozenset(
         "counts",
         "confusions",
         "probabilities",
+        "refused_model",
     ]
 )
 """Fields of a report on an order of the kernel's; an order of a part's own has others."""
@@ -130,6 +131,8 @@ class ReportValidator:
         self._check_counts(client, order, report)
         self._check_confusions(order, report)
         self._check_probabilities(client, order, report)
+        if report.HasField("refused_model"):
+            self._check_refused(client, order, report.refused_model)
 
     def _check_numbers(self, client: ClientId, order: rpc.Order, report: rpc.Report) -> None:
         most = 0
@@ -203,8 +206,9 @@ class ReportValidator:
         data = self.run.experiment.data
         if not isinstance(client, int) or data is None or data.validation_share is None:
             return {}
-        rows = self.profiles[client].train[: order.tasks_seen]
-        return {f"{VALIDATION}/{task}": row.tolist() for task, row in enumerate(rows)}
+        rows = self.profiles[client].train[order.first_task : order.tasks_seen]
+        found = enumerate(rows, order.first_task)
+        return {f"{VALIDATION}/{n}": row.tolist() for n, row in found if n not in order.set_aside}
 
     def _check_sums(self, counts: rpc.Counts) -> None:
         arrays = (counts.support, counts.predicted, counts.correct)
@@ -239,6 +243,14 @@ class ReportValidator:
             small = 0 <= cells.min() <= cells.max() <= counted[0].sum()  # sums cannot overflow
             if not own or not small or not np.array_equal(sums, counted):
                 raise PayloadError("a confusion of the report contradicts its counts")
+
+    def _check_refused(self, client: ClientId, order: rpc.Order, refused: rpc.RefusedModel) -> None:
+        """Check what is told of a model that a client's guard refused; any client may have one."""
+        figures = [(refused.accuracy, "accuracy"), (refused.live, "live")]
+        told = [value for value, name in figures if refused.HasField(name)]
+        is_known = client != EVALUATOR and 0 <= refused.round <= max(order.round, 0)
+        if not is_known or not all(0 <= value <= 1 for value in told):
+            raise PayloadError("the report holds an impossible model that was refused")
 
     def _check_probabilities(self, client: ClientId, order: rpc.Order, report: rpc.Report) -> None:
         """Check that what is told of probabilities was asked for, once, and is possible."""

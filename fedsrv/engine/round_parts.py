@@ -197,7 +197,10 @@ class RoundParts:
         may_lack = self.experiment.server.min_clients is not None  # else all, and the evaluator
         needed = self.plan.needed(numbered) if may_lack else None
         trip = self.plan.trip(orders, common, personal, AllOf(needed, least=least))
-        return self.cohort.send_and_receive(trip)
+        results = self.cohort.send_and_receive(trip)
+        for one in self.options:
+            one.answered(results)
+        return results
 
     # --- uploads ----------------------------------------------------------------------------------
 
@@ -247,6 +250,7 @@ class RoundParts:
         exchange.records(at, found, record)
         step = at.step  # an exchange may know by now that it is the last one of its stage
         for one in self.options:
+            one.answered(at.results)
             one.records(at, found, record)
         record["seconds"]["server"] = time.monotonic() - at.answered
         self.commits.settle()

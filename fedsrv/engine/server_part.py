@@ -301,6 +301,9 @@ class ServerPart:
         """Return what the method gets of the uploads."""
         return uploads
 
+    def answered(self, results: Answers) -> None:
+        """Look at answers to any orders, of training, scoring or finishing."""
+
     def records(self, at: Interaction, found: Reduced, record: Record) -> None:
         """Put into the record of an interaction what this part knows of it."""
 

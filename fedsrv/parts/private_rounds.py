@@ -403,7 +403,8 @@ def told(plan: Plan, experiment: Experiment) -> list[str]:
     """Return the names of what clients tell beside uploads."""
     views = {*experiment.evaluate.views} & {*plan.method.views}
     metrics = bool(reported(plan.method, plan.run)) or experiment.evaluate.drift
-    return told_beside(experiment, scores=bool(views), metrics=metrics)
+    scores = bool(views) or experiment.guards_models
+    return told_beside(experiment, scores=scores, metrics=metrics)
 
 
 def _check_noise_of_clients(plan: Plan, experiment: Experiment) -> None:

@@ -52,6 +52,10 @@ class Exporter:
             "Gauge", "waiting_seconds", "How long the run has waited; 0: it goes on."
         )
         self.failures = made("Counter", "client_failures", "Failures of clients.", "client")
+        self.refused = made(
+            "Counter", "models_refused",
+            "Models that a client's guard kept from going live.", "client",
+        )  # fmt: skip
         self.finished = made("Gauge", "finished", "1 once the run has ended.")
 
     def take(self, event: Event) -> None:
@@ -75,6 +79,8 @@ class Exporter:
             self.waiting.set(0)
         elif event.kind == "failed":
             self.failures.labels(event.client).inc()
+        elif event.kind == "refused":
+            self.refused.labels(event.client).inc()
         elif event.kind == "finished":
             self.finished.set(1)
         self.present.set(status.num_present)

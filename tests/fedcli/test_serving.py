@@ -39,6 +39,7 @@ from fedcli.serving.watching import WatchedFolder
 from fedmodels.errors import ArchiveError, DataError
 from fedmodels.nets.trained import ModelFacts, TrainedModel, header_of
 from fedmodels.tensors.bundle import Bundle, state_digest
+from fedsrv.events import EventLog
 from tests.conftest import records_of
 
 TINY: dict[str, Any] = {
@@ -212,25 +213,39 @@ def test_what_goes_live_is_no_worse_on_the_clients_own_test_data(tmp_path, metho
 
 
 @pytest.mark.parametrize(
-    ("guard", "rights", "live"),
+    ("method", "guard", "rights", "live", "told"),
     [
-        ({}, [5, 4, 9], 1),  # refused: 4 of the new model, 9 of the live one
-        ({}, [5, 9, 9], 2),
-        ({}, [5, None], 1),
-        ({}, [5, 5, None], 2),
-        ({"tolerance": 1.0}, [5, 0, 9], 2),
-        ({"guard": "none"}, [], 2),
+        ("fedavg", {}, [5, 36, 72], 1, "names 10.0 % of the client's own"),  # 36 of 359, 72
+        ("fedrep", {}, [5, 36, 72], 1, "examples rightly, the live one 20.1 %"),
+        ("fedavg", {}, [5, 9, 9], 2, ""),
+        ("fedavg", {}, [5, None], 1, "its outputs are not finite"),
+        ("fedavg", {}, [5, 5, None], 2, ""),
+        ("fedavg", {"tolerance": 1.0}, [5, 0, 9], 2, ""),
+        ("fedavg", {"guard": "none"}, [], 2, ""),
     ],
 )
-def test_the_guard_refuses_worse_models(tmp_path, guard, rights, live, monkeypatch, caplog):
-    left = list(rights)
+def test_the_guard_refuses_worse_models(
+    tmp_path, method, guard, rights, live, told, monkeypatch, caplog
+):
+    """The server is told of it, whichever order the model was offered in."""
+    left, lines, tell = list(rights), list[str](), EventLog.tell
     monkeypatch.setattr(deployment, "rightly_named", lambda net, sets: left.pop(0))
+    monkeypatch.setattr(
+        EventLog, "tell",
+        lambda log, kind, *whom, **facts: (
+            lines.extend([facts["line"]] if kind == "refused" else []),
+            tell(log, kind, *whom, **facts),
+        ),
+    )  # fmt: skip
     caplog.set_level("INFO")
     more = {"schedule": {"clients": 1, "rounds": 2}, "scenario": {"kind": "iid"}}
-    tables = {**TINY, "method": {"name": "fedavg"}, **more, "deploy": guard}
+    tables = {**TINY, "method": {"name": method}, **more, "deploy": guard}
     run = fedtide.run(tables, backend="inprocess", out=tmp_path / "run")
     status = deployed_by(run).status()
     assert (status.went_live, status.refused) == (live, 2 - live)
+    assert len(lines) == 2 - live
+    assert all(told in line and "client 0 does not serve its model of round 2" in line
+               for line in lines)  # fmt: skip
     assert ("refuses the model of round 2" in caplog.text) == (live == 1)
     assert not left
 

@@ -10,7 +10,9 @@ Nothing here unpickles anything, and every value is checked before use.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
@@ -31,7 +33,7 @@ from fedmodels.data_description import (
     read_file,
 )
 from fedmodels.errors import DataError
-from fedmodels.files import Stamp, stamp_of
+from fedmodels.files import Stamp, stamp_of, sync_path
 from fedmodels.printable import printable
 from fedmodels.tensors.bundle import Problem
 
@@ -274,6 +276,42 @@ class ClientData:
             )
         return x, self._order.labels(y, self._where(task, part))
 
+    def store_part(self, task: int, folder: str, chosen: NDArray[np.bool_]) -> None:
+        """Store some training examples (n,) of a task beside its test data, whole or not at all.
+
+        Those of a store stay where they are: nothing of it can be deleted by itself.
+
+        Raises:
+            DataError: the training data are missing or damaged.
+            OSError: the folder cannot be written.
+        """
+        place = self.directory / f"task-{task}" / folder
+        if place.exists() or not place.parent.is_dir():
+            return
+        x, y = self._read(task, "train")
+        written = place.with_name(f"{folder}.part")
+        shutil.rmtree(written, ignore_errors=True)  # a crash left it
+        written.mkdir()
+        save_arrays(written, {"x": x[chosen], "y": y[chosen]})
+        os.rename(written, place)
+        sync_path(place.parent)
+
+    def stored_part(self, task: int, folder: str) -> Labelled | None:
+        """Return what :meth:`store_part` stored, as :meth:`arrays` does; None where nothing is.
+
+        Raises:
+            DataError: the files do not hold what they must.
+        """
+        x_at, y_at = (self.directory / f"task-{task}" / folder / f"{name}.npy" for name in "xy")
+        if not y_at.exists():
+            return None
+        x, y = self._array(x_at), self._array(y_at)
+        check_examples(x_at, y_at, x, y, self.file)
+        counts = np.bincount(y, minlength=self.file.num_classes)
+        if (counts > self.tasks[task].train).any():
+            raise DataError(f"{y_at} holds more examples than client.json gives for task {task}")
+        return x, self._order.labels(y, y_at)
+
     def wholes(self, task: int) -> IntArray | None:
         """Return the group (n,) of each training example, which stays whole; None without groups.
 
@@ -390,6 +428,13 @@ class ClientData:
                 + (", and client.json must give their counts where one is gone" if beside else "")
             )
         return tuple(tasks)
+
+
+def save_arrays(folder: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Write arrays into a folder by name, safely on the disk; raise OSError if that fails."""
+    for name, array in arrays.items():
+        np.save(folder / f"{name}.npy", array, allow_pickle=False)
+        sync_path(folder / f"{name}.npy")
 
 
 def has_grown(directory: Path) -> bool:

@@ -38,7 +38,7 @@ from fedcli.data.own.tables import columns_of
 from fedcli.data.sets.dataset import Dataset
 from fedcli.data.sets.directory import holds_arrays
 from fedcli.data.sets.registry import OWN
-from fedcli.data.store.client_data import ABOUT, GROUP, PARTS, SOURCE, ClientData
+from fedcli.data.store.client_data import ABOUT, GROUP, PARTS, SOURCE, ClientData, save_arrays
 from fedcli.data.store.commands import thinned
 from fedcli.data.store.findings import arrived
 from fedcli.data.store.known_rows import KnownRows, known_rows
@@ -190,9 +190,7 @@ def _write_task(place: Path, dataset: Dataset, made: Mapping[str, str]) -> None:
     }
     if dataset.wholes_train is not None:
         arrays[GROUP] = dataset.wholes_train
-    for name, array in arrays.items():
-        np.save(part_of / f"{name}.npy", array, allow_pickle=False)
-        sync_path(part_of / f"{name}.npy")
+    save_arrays(part_of, arrays)
     write_atomically(part_of / SOURCE, json.dumps(dict(made)) + "\n", sync=True)
     os.rename(part_of, place)
     sync_path(place.parent)

@@ -42,6 +42,11 @@ class Validation:
             return None
         return cls(data.validation_share, data.has_groups)
 
+    @property
+    def folder(self) -> str:
+        """Where a client of an open run stores them, beside the test data of their task."""
+        return f"validation-{self.share:g}"
+
     def chosen(self, data: ClientData, task: int, y: IntArray) -> NDArray[np.bool_]:
         """Tell of each training example of a task whether it is kept for validation, (n,).
 
@@ -191,7 +196,7 @@ class TaskStream:
     def validation(self, task: int) -> Examples | None:
         """Return what is kept of the training data of a task met so far; None if nothing is.
 
-        Nothing is kept of training data that were deleted.
+        Of training data that were deleted, it is what :meth:`store_validation` stored.
 
         Raises:
             DataError: the task was not met yet.
@@ -200,13 +205,28 @@ class TaskStream:
             return None
         if not 0 <= task < self.num_seen:
             raise DataError(f"validation data of task {task} were asked for before it was met")
-        if task not in self._validation and self.data.is_gone(task, "train"):
-            return None
         if task not in self._validation:
-            x, y = self.data.arrays(task, "train")
-            chosen = self.kept.chosen(self.data, task, y)
-            self._validation[task] = self._tensors(x[chosen], y[chosen])
+            if self.data.is_gone(task, "train"):
+                if (found := self.data.stored_part(task, self.kept.folder)) is None:
+                    return None
+                x, y = found
+            else:
+                x, y = self.data.arrays(task, "train")
+                chosen = self.kept.chosen(self.data, task, y)
+                x, y = x[chosen], y[chosen]
+            self._validation[task] = self._tensors(x, y)
         return self._validation[task]
+
+    def store_validation(self, task: int) -> None:
+        """Store what is kept of the training data of a task: these may be deleted later.
+
+        Raises:
+            DataError: the training data are missing or damaged.
+            OSError: it cannot be written.
+        """
+        if self.kept is not None and not self.data.is_gone(task, "train"):
+            _, y = self.data.arrays(task, "train")
+            self.data.store_part(task, self.kept.folder, self.kept.chosen(self.data, task, y))
 
     def test(self, task: int) -> Examples:
         """Return the test data of a task; raise DataError if it was not met yet."""

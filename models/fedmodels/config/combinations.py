@@ -154,6 +154,7 @@ LISTED: tuple[Part, ...] = (
     Part("final models", "", client="kept_models:FinalModel"),
     Part("deployment", "[deploy]", lambda e: e.deploy is not None, "serving.md",
          client="deployment:Deployment"),
+    Part("refused models", "", server="refused_models:RefusedModels"),
     Part("drift", "[evaluate] drift", lambda e: e.evaluate.drift, "drift.md",
          server="drift:Drift", client="drift:DriftMeter", shared="parts.drift:Drift",
          tells=("input_drift", "input_drift_p", "input_drift_number",
@@ -321,9 +322,9 @@ REFUSED: tuple[Refusal, ...] = (
         "[evaluate] reference needs the rounds of a run that is not open",
     ),
     Refusal(
-        ("open runs", "validation"),
-        "[data] validation_share needs the training data of all tasks so far, and in an open run "
-        "they may be gone: leave it out",
+        ("open runs", "stopping"),
+        "[schedule] {0.schedule.stops} would leave out what comes to an open run later: take "
+        "fedsrv close or [trigger] close_after_s",
     ),
     Refusal(
         ("open runs", "rate of all rounds"),

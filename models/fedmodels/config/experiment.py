@@ -147,6 +147,11 @@ class Experiment(StrictTable):
         return scenario.tasks if isinstance(scenario.tasks, int) else max(scenario.tasks)
 
     @property
+    def guards_models(self) -> bool:
+        """Whether clients compare models before they serve them, and tell of those they refuse."""
+        return self.deploy is not None and self.deploy.guard != "none"
+
+    @property
     def chosen_by(self) -> str:
         """Return the metric that chooses a round or a setting: of validation parts alone."""
         return f"validation_{self.evaluate.select_by}"

@@ -39,6 +39,7 @@ parts:
   Joining.tasks ClientDescription.tasks
   PullRequest.waiting PushRequest.header PushSeveralRequest.results PushHeader.report
   PushHeader.members Report.counts Report.confusions Report.probabilities Report.secure_sum
+  Report.refused_model Event.refused Refused.line
   SecureAnswer.shares SecureAnswer.opened LeaveRequest.others AnnounceRequest.description
   JoinResponse.refused AnnounceResponse.refused
   JoinResponse.history JoinSeveralResponse.joined LeaveResponse.history BeatResponse.history
@@ -114,6 +115,7 @@ loss:
   Report.loss Committed.loss Resumed.loss
 scores:
   Counts.support Counts.predicted Counts.correct Counts.loss_sum Confusion.counts
+  RefusedModel.round RefusedModel.accuracy RefusedModel.live
   Probabilities.auroc Probabilities.ece Scored.metrics Finished.metrics Resumed.metrics
 metrics:
   Report.extra
@@ -149,7 +151,7 @@ random:
 words:
   audit.at audit.by event.left.* event.draining.*
 parts:
-  event.note.*
+  event.note.* event.refused.*
 announced:
   audit.bytes record.bytes.* summary.bytes.* event.commit.bytes.*
 examples:

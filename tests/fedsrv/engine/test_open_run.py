@@ -15,12 +15,16 @@ import numpy as np
 import pytest
 
 import fedtide
+from fedcli.data.store.client_data import ClientData
 from fedcli.data.store.growing import add_task
+from fedcli.data.store.stream import TaskStream, Validation
+from fedmodels.config.data import Data
 from fedmodels.config.experiment import Trigger
 from fedmodels.config.training import LrSchedule
 from fedmodels.errors import ConfigError, PayloadError, RunFailed
 from fedmodels.training.optimizer import factor_at
 from fedpb.v1 import coordinator_pb2 as rpc
+from fedsrv.engine.report_validator import ReportValidator
 from fedsrv.engine.summary import forgetting_of_streams
 from fedsrv.events import EventLog
 from fedsrv.parts.exclusions import Exclusions
@@ -185,7 +189,8 @@ def opened(data: Path, out: Path, at_rest: str = "pause", **options: Any) -> dic
     names = ("method", "trigger", "training", "evaluate", "server", "deploy")
     tables = {name: options.pop(name) for name in names if name in options}
     experiment = tiny_experiment(schedule=schedule, **tables)
-    experiment = experiment.model_copy(update={"scenario": None, "data": None})
+    data_of = options.pop("data_of", None)
+    experiment = experiment.model_copy(update={"scenario": None, "data": data_of})
     try:
         return run_in_process(experiment, data, out, resume=True, at_rest=at_rest, **options)
     except RunPaused:
@@ -255,6 +260,32 @@ def test_a_run_that_grows_and_dies_ends_in_the_same_bits(method, own, tmp_path):
     new = [g["classes"] for record in records for g in record.get("growths", ())]
     assert [*filter(None, new)][1:] == [["10"], ["11"], ["12"], ["13"]]
     assert growths_of(tmp_path / "whole") == growths_of(tmp_path / "again")
+
+
+def test_what_is_kept_for_validation_outlives_the_training_data(own, tmp_path, monkeypatch):
+    """Task 0 is validated as before once its training data are gone."""
+    kept, out = Data(name="directory", validation_share=0.2), tmp_path / "run"
+    opened(own, out, data_of=kept)
+    before = TaskStream(ClientData(own / "0"), validation=Validation.of(kept))
+    before.meet(1)
+    x, y = before.validation(0)
+    add_task(own, 0, arrays_in(tmp_path / "in", [1, 2], 0))
+    for gone in own.glob("0/task-0/train*"):
+        gone.unlink()
+    after = TaskStream(ClientData(own / "0"), validation=Validation.of(kept))
+    after.meet(1)
+    assert (after.validation(0)[0] == x).all()
+    assert (after.validation(0)[1] == y).all()
+    scored, check = dict[str, int](), ReportValidator.check_report
+
+    def note(rules: ReportValidator, client: int, order: rpc.Order, report: rpc.Report) -> None:
+        check(rules, client, order, report)
+        scored.update({c.test_set: sum(c.support) for c in report.counts if client == 0})
+
+    monkeypatch.setattr(ReportValidator, "check_report", note)
+    assert opened(own, out, "close", data_of=kept)
+    assert scored["validation/0"] == len(y)
+    assert scored["validation/1"] == 2, "one of six examples of each of two classes"
 
 
 @pytest.mark.parametrize("kills", [{}, {0: 1, 1: 3, 2: 1}])

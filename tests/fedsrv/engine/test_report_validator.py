@@ -305,6 +305,17 @@ def test_what_a_report_may_not_say_of_probabilities(told, said):
         asking.check_report(0, order(), report(counts(), probabilities=found))
 
 
+def test_what_a_report_may_say_of_a_model_that_was_refused():
+    """The order is of round 0: there is no later model."""
+    terms = terms_of()
+    for fine in ({}, {"accuracy": 0.5, "live": 1.0}, {"accuracy": 0.5}):
+        terms.check_report(0, order(), report(counts(), refused_model=rpc.RefusedModel(**fine)))
+    wrong = ({"round": 1}, {"round": -1}, {"accuracy": 1.5}, {"live": -0.1}, {"live": math.nan})
+    for told in wrong:
+        with pytest.raises(PayloadError, match="impossible model that was refused"):
+            terms.check_report(0, order(), report(counts(), refused_model=rpc.RefusedModel(**told)))
+
+
 def test_what_the_evaluator_may_not_say():
     with pytest.raises(PayloadError, match="unknown test set 'task/0'"):
         terms_of().check_report(EVALUATOR, EVALUATE, report(counts(view="global")))

@@ -438,6 +438,9 @@ def test_prometheus_knows_a_rest_and_a_resumed_run():
     exporter.take(Event("gone", detail={"line": "", "clients": ["1"]}))
     assert (value("clients_joined"), value("clients_present")) == (2, 1), "it is no client"
     assert value("waiting_seconds") == 0, "a rest is no wait"
+    for client in "110":
+        exporter.take(Event("refused", client, detail={"line": "it does not serve its model"}))
+    assert value("models_refused_total", client="1") == 2
     exporter.take(Event("growth", detail={"line": ""}))
     assert math.isnan(value("seconds_left"))
     for at, seconds in ((9, 0.0), (10, 4.0)):

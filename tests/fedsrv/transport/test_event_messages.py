@@ -51,6 +51,7 @@ FACTS: dict[str, dict[str, Any]] = {
     "resting": {"line": "the run has learned all it has", "clients": []},
     "growth": {"line": "client 0 with another task"},
     "resumed": {"task": 1, "loss": 0.5, "metrics": {"a_loc": 0.75}},
+    "refused": {"line": "client 1 does not serve its model of round 2"},
 }
 
 

@@ -1,0 +1,32 @@
+"""The models that clients keep from going live, as their reports tell (``[deploy]``).
+
+What is live at a client does not go back where a run does, so no record of a run has it.
+"""
+
+from __future__ import annotations
+
+from fedmodels.units import text_of
+from fedpb.v1 import coordinator_pb2 as rpc
+from fedsrv.engine.cohort import Answers
+from fedsrv.engine.server_part import ServerPart
+
+
+class RefusedModels(ServerPart):
+    """Tells of each model that a client's guard refused, whoever asked the client to serve."""
+
+    def answered(self, results: Answers) -> None:
+        """Tell what answers say of refused models."""
+        for client, answer in results.by_client.items():
+            if answer.report.HasField("refused_model"):
+                self.events.tell(
+                    "refused", client, line=line_of(client, answer.report.refused_model)
+                )
+
+
+def line_of(client: object, refused: rpc.RefusedModel) -> str:
+    """Return what people read of a refused model."""
+    line = f"client {client} does not serve its model of round {refused.round + 1}: "
+    if not refused.HasField("accuracy"):
+        return line + "its outputs are not finite"
+    accuracy, live = (text_of(value, "percent") for value in (refused.accuracy, refused.live))
+    return line + f"it names {accuracy} of the client's own examples rightly, the live one {live}"
