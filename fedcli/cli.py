@@ -474,6 +474,20 @@ def predict(
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="Number of classes to name.")] = 3,
     as_json: Annotated[bool, typer.Option("--json", help="One object for each input.")] = False,
+    keep: Annotated[
+        list[str] | None,
+        typer.Option(metavar="COLUMN", help="A column of tables that passes through, as an id."),
+    ] = None,
+    unknown: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            max=1,
+            metavar="SHARE",
+            help="Call an input unknown whose most probable class has less, or which is far from "
+            "the training data.",
+        ),
+    ] = 0.0,
     watch: Annotated[
         Path | None,
         typer.Option(
@@ -486,8 +500,9 @@ def predict(
     """Name the classes that a client's trained model sees in new files, with probabilities."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if watch is not None:
-        if inputs or out or as_json:
-            raise ConfigError("--watch DIR answers beside files: leave out files, --out, --json")
+        if inputs or out or as_json or keep or unknown:
+            others = "--out, --json, --keep, --unknown"
+            raise ConfigError(f"--watch DIR answers beside files: leave out files, {others}")
         from fedcli.serving.watching import WatchedFolder
 
         end_on_sigterm()
@@ -503,14 +518,14 @@ def predict(
     trained = TrainedModel.load(file)
     for caveat in trained.caveats():
         typer.echo(f"note: {caveat}", err=True)
-    found = predictions(trained, file, inputs)
+    found = predictions(trained, file, inputs, keep or (), unknown)
     out = out or (Path("predictions.csv") if are_many(inputs) and not as_json else None)
     if out is None:
         for one in found:
             for line in one.lines(top, as_json=as_json):
                 typer.echo(line)
         return
-    for summary in write_csv(found, trained.class_names, out):
+    for summary in write_csv(found, trained.class_names, out, keep or ()):
         typer.echo(summary)
     typer.echo(f"written to {out}")
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +26,10 @@ from fedmodels.printable import printable
 
 CALCULATED = ("=", "+", "-", "@", "\t", "\r")
 """How a cell begins that an office program would calculate."""
-HEADS = ("input", "from", "to", "class", "probability")
+_NUMBER = re.compile(r"-?[0-9]+([.,][0-9]+)?")
+"""What is a number to an office program as well, and stays as it is."""
+UNKNOWN = "unknown"
+"""What an input is called whose most probable class is not probable enough, or which is far."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,24 @@ class Predictions:
     classes: Sequence[str]
     shares: NDArray[np.float32]
     """The probability (n, K) of each class."""
+    far: Sequence[str] = ()
+    """Of each input, which of its columns are far from those of training; empty text: none."""
+    least: float = 0.0
+    """An input is called unknown where its most probable class has less, or where it is far; 0:
+    never."""
+
+    @property
+    def names(self) -> list[str]:
+        """Return what each input is called: its most probable class, or unknown."""
+        far = self.far or [""] * len(self.shares)
+        return [
+            UNKNOWN if self.least and (note or shares.max() < self.least) else self.classes[k]
+            for k, shares, note in zip(self.shares.argmax(axis=1), self.shares, far, strict=True)
+        ]
+
+    def note(self, number: int) -> str:
+        """Return what is to be known of an input."""
+        return self.far[number] if self.far else ""
 
     def lines(self, top: int, *, as_json: bool = False) -> Iterator[str]:
         """Yield a line for each input: the most probable classes, the first one first."""
@@ -42,28 +65,67 @@ class Predictions:
             order = np.argsort(-shares, kind="stable")[:top]
             named = {self.classes[k]: float(shares[k]) for k in order}
             source = self.inputs.called(number)
+            note, is_known = self.note(number), self.names[number] != UNKNOWN
             if as_json:
-                yield json.dumps({"input": source, "classes": named})
+                told = {"note": note} if note else {}
+                told |= {} if is_known else {"class": UNKNOWN}
+                yield json.dumps({"input": source, "classes": named, **told})
             else:
                 found = "  ".join(f"{printable(name)} {share:.3f}" for name, share in named.items())
-                yield f"{source}: {found}"
+                found = found if is_known else f"{UNKNOWN} ({found})"
+                yield f"{source}: {found}{f'  ({note})' if note else ''}"
+        for place, why, _ in self.inputs.left:
+            where = f"{self.inputs.file}, {self.inputs.unit} {place}"
+            said = json.dumps({"input": where, "error": why})
+            yield said if as_json else f"{where}: no answer ({why})"
 
     def best(self) -> Counter[str]:
         """Return how many inputs of each class the file has."""
-        return Counter(self.classes[k] for k in self.shares.argmax(axis=1))
+        return Counter(self.names)
 
     @property
     def shown(self) -> Path:
         """The file, or the directory of a photo: what a summary is of."""
         return self.inputs.file if self.inputs.places else self.inputs.file.parent
 
-    def rows(self) -> Iterator[list[object]]:
-        """Yield a row of the CSV for each input."""
-        for number, shares in enumerate(self.shares):
-            place = self.inputs.places[number] if self.inputs.places else ("", "")
-            best = int(shares.argmax())
-            told = [_cell(str(self.inputs.file)), *place, _cell(self.classes[best])]
-            yield [*told, *(f"{share:.6f}" for share in (shares[best], *shares))]
+    def answers(self, keep: Sequence[str] = ()) -> list[dict[str, Any]]:
+        """Return an object for each input, and for each row of a table that makes none.
+
+        A row without an answer has no class, and a note that says why; where some are such, the
+        order is that of the file.
+        """
+        found, file, shares = list[dict[str, Any]](), str(self.inputs.file), self.shares.tolist()
+        for number, (name, each) in enumerate(zip(self.names, shares, strict=True)):
+            first, last = self.inputs.places[number] if self.inputs.places else (None, None)
+            cells = self.inputs.kept[number] if keep else ()
+            found.append({
+                "input": file, "from": first, "to": last, **dict(zip(keep, cells, strict=True)),
+                "class": name, "probability": max(each),
+                "probabilities": dict(zip(self.classes, each, strict=True)),
+                "note": self.note(number),
+            })  # fmt: skip
+        for place, why, cells in self.inputs.left:
+            found.append({
+                "input": file, "from": place, "to": place, **dict(zip(keep, cells, strict=True)),
+                "class": None, "probability": None, "probabilities": {},
+                "note": f"no answer: {why}",
+            })  # fmt: skip
+        return sorted(found, key=lambda one: one["from"]) if self.inputs.left else found
+
+    def rows(self, keep: Sequence[str] = ()) -> Iterator[list[object]]:
+        """Yield a row of the CSV for each of the answers."""
+        for one in self.answers(keep):
+            shares = [one["probability"], *(one["probabilities"].get(k) for k in self.classes)]
+            places = ["" if one[key] is None else one[key] for key in ("from", "to")]
+            named = [*(_cell(one[name]) for name in keep), _cell(one["class"] or "")]
+            texts = ["" if share is None else f"{share:.6f}" for share in shares]
+            yield [_cell(one["input"]), *places, *named, *texts, _cell(one["note"])]
+
+
+def heads(classes: Sequence[str], keep: Sequence[str] = ()) -> list[str]:
+    """Return the heads of the columns of :meth:`Predictions.rows`."""
+    named = [*map(_cell, keep)], [*map(_cell, classes)]
+    return ["input", "from", "to", *named[0], "class", "probability", *named[1], "note"]
 
 
 def places_of(run: Path, client: int) -> tuple[Path, Path]:
@@ -85,17 +147,25 @@ def personal_file(run: Path, client: int) -> Path:
     )
 
 
-def predictions(model: TrainedModel, file: Path, paths: Sequence[Path]) -> Iterator[Predictions]:
+def predictions(
+    model: TrainedModel,
+    file: Path,
+    paths: Sequence[Path],
+    keep: Sequence[str] = (),
+    least: float = 0.0,
+) -> Iterator[Predictions]:
     """Yield the predictions of a model, which is in ``file``, for each of the other files.
+
+    Columns to ``keep`` pass through; inputs below ``least`` are called unknown.
 
     Raises:
         DataError: a file cannot be read, does not fit the model or is beyond it; names it.
     """
-    for inputs in read_new(paths, model.facts, file):
-        yield predicted(model, inputs)
+    for inputs in read_new(paths, model.facts, file, keep):
+        yield predicted(model, inputs, least)
 
 
-def predicted(model: TrainedModel, inputs: NewInputs) -> Predictions:
+def predicted(model: TrainedModel, inputs: NewInputs, least: float = 0.0) -> Predictions:
     """Return the predictions of a model for some inputs.
 
     Raises:
@@ -105,7 +175,7 @@ def predicted(model: TrainedModel, inputs: NewInputs) -> Predictions:
     if not np.isfinite(shares).all():
         path = inputs.file
         raise DataError(f"{path} holds values so large that the model's outputs are none")
-    return Predictions(inputs, model.class_names, shares)
+    return Predictions(inputs, model.class_names, shares, model.facts.beyond(inputs.x), least)
 
 
 def are_many(paths: Iterable[Path]) -> bool:
@@ -113,7 +183,9 @@ def are_many(paths: Iterable[Path]) -> bool:
     return any(path.is_dir() or path.suffix.lower() in TABLE_ENDS for path in paths)
 
 
-def write_csv(found: Iterable[Predictions], classes: Sequence[str], out: Path) -> Iterator[str]:
+def write_csv(
+    found: Iterable[Predictions], classes: Sequence[str], out: Path, keep: Sequence[str] = ()
+) -> Iterator[str]:
     """Write predictions into a CSV, an input a row; yield a summary of each file or directory.
 
     Raises:
@@ -122,14 +194,18 @@ def write_csv(found: Iterable[Predictions], classes: Sequence[str], out: Path) -
     try:
         with replacing(out) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
             lines = csv.writer(file)
-            lines.writerow([*HEADS, *map(_cell, classes)])
+            lines.writerow(heads(classes, keep))
             for place, those in groupby(found, key=lambda one: one.shown):
-                best, files = Counter[str](), list[Path]()
+                best, files, left, far = Counter[str](), list[Path](), 0, 0
                 for one in those:
-                    lines.writerows(one.rows())
+                    lines.writerows(one.rows(keep))
                     best += one.best()
                     files.append(one.inputs.file)
+                    left += len(one.inputs.left)
+                    far += sum(map(bool, one.far))
                 told = ", ".join(f"{printable(name)} {n}" for name, n in best.most_common())
+                told += f"; {left} without an answer" if left else ""
+                told += f"; {far} far from the training data" if far else ""
                 yield f"{files[0] if len(files) == 1 else place}: {told}"
     except OSError as error:
         raise DataError(f"{out} cannot be written: {reason_of(error)}") from None
@@ -137,4 +213,5 @@ def write_csv(found: Iterable[Predictions], classes: Sequence[str], out: Path) -
 
 def _cell(text: str) -> str:
     """Return a text as a cell that an office program shows, and does not calculate."""
-    return f"'{text}" if text.startswith(CALCULATED) else text
+    is_text = text.startswith(CALCULATED) and not _NUMBER.fullmatch(text)
+    return f"'{text}" if is_text else text

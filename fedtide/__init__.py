@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from fedmodels.training.method import Method, Payload, Reduced, Scores
     from fedmodels.training.run import RunFacts
     from fedmodels.training.stepped import Batch, Output, Phase
-    from fedtide.models import TrainedModel
+    from fedtide.models import TrainedModel, predict
     from fedtide.open_runs import OpenRun, open_run
     from fedtide.own_loop import LoopTask, client
     from fedtide.runs import Run, open, run
@@ -50,6 +50,7 @@ _HOMES = {
     "open_run": "fedtide.open_runs",
     "OpenRun": "fedtide.open_runs",
     "TrainedModel": "fedtide.models",
+    "predict": "fedtide.models",
     "client": "fedtide.own_loop",
     "LoopTask": "fedtide.own_loop",
     "methods": "fedmodels.methods:names",
@@ -104,6 +105,7 @@ __all__ = [
     "methods",
     "open",
     "open_run",
+    "predict",
     "prototype_spec",
     "register",
     "run",

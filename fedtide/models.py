@@ -2,6 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
 from fedmodels.nets.trained import ModelFacts, TrainedModel
 
-__all__ = ["ModelFacts", "TrainedModel"]
+__all__ = ["ModelFacts", "TrainedModel", "predict"]
+
+
+def predict(
+    inputs: str | Path | Sequence[str | Path],
+    *,
+    run: str | Path | None = None,
+    client: int | None = None,
+    model: str | Path | None = None,
+    keep: Sequence[str] = (),
+    unknown: float = 0.0,
+) -> list[dict[str, Any]]:
+    """Answer a table, a photo, an array or a folder, as ``fedcli predict`` does.
+
+    Args:
+        inputs: a file or a directory, or several.
+        run: the run directory, or a client's state directory.
+        client: the client whose model answers.
+        model: in place of both, a model's file.
+        keep: columns of tables that pass through, such as an id.
+        unknown: an input whose most probable class has less, or which is far from the training
+            data, is called unknown.
+
+    Returns:
+        A row for each input, and for each row of a table that makes none: ``input``, ``from`` and
+        ``to`` (its lines), the columns kept, ``class``, ``probability``, ``probabilities`` by class
+        and ``note``. A row without an answer has None in place of the class, and a note.
+
+    Raises:
+        ConfigError: it is not said whose model it is.
+        DataError: a file cannot be read or does not fit the model.
+    """
+    from fedcli.prediction import personal_file, predictions
+    from fedcli.serving.commands import whose_model
+
+    whose = whose_model(
+        None if run is None else Path(run), client, None if model is None else Path(model)
+    )
+    file = whose if isinstance(whose, Path) else personal_file(*whose)
+    paths = [Path(p) for p in ([inputs] if isinstance(inputs, str | Path) else inputs)]
+    found = predictions(TrainedModel.load(file), file, paths, keep, unknown)
+    return [answer for one in found for answer in one.answers(keep)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -91,6 +91,15 @@ def described(
     facts = ModelFacts(
         asked.name, asked.options(), file.input_shape, data.num_classes, file.scale,
         file.mean, file.std, data.class_names, client.method.name, view, round,
-        client.method.rules[0], asked.code_sha256 or "", file.transform,
+        client.method.rules[0], asked.code_sha256 or "", file.transform, _ranges(client),
     )  # fmt: skip
     return Bundle(weights=whole(net)), header_of(facts)
+
+
+def _ranges(client: Client) -> Sequence[Sequence[float]]:
+    """Return the plausible range of each column of a table; none where examples are hidden."""
+    data, privacy = client.data, client.experiment.privacy
+    is_table = (data.file.transform or {}).get("kind") == "table"
+    if not is_table or (privacy is not None and privacy.hides_examples):
+        return ()
+    return data.ranges()

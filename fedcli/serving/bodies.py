@@ -12,6 +12,7 @@ from PIL import Image
 
 from fedcli.data.arrays import DAMAGED
 from fedcli.data.image_files import FORMATS
+from fedcli.data.own.new_inputs import NewInputs, given, given_rows
 from fedcli.data.own.recordings import MAX_GROWTH
 from fedmodels.config.transforms import TableTransform, parse_transform
 from fedmodels.errors import DataError
@@ -35,20 +36,61 @@ MAX_ANSWERED = 1 << 17
 """Probabilities of an answer."""
 APART = (b",", b";", b"\t", b"|", b"\n", b"\r")
 """What may stand between the cells of a table."""
+DRAFT = "http://json-schema.org/draft-07/schema#"
 IN_PARTS = "send it in parts"
 
 
-def array_of(body: bytes) -> np.ndarray[Any, Any]:
-    """Return the numbers of a JSON array, or of ``{"inputs": [...]}``.
+def json_inputs(body: bytes, facts: ModelFacts) -> NewInputs:
+    """Return the inputs of a JSON body: numbers, or rows as objects by the names of columns.
 
     Raises:
-        DataError: it is another kind of JSON, or has more than ``MAX_NUMBERS``.
+        DataError: it is another kind of JSON, does not fit the model, or is too large.
     """
+    name, found = Path("the input"), _json_of(body)
+    if not (isinstance(found, list) and found and all(isinstance(row, dict) for row in found)):
+        return given(_array_of(found), name, facts)
+    how = parse_transform(facts.transform, "the model")
+    if not isinstance(how, TableTransform):
+        raise DataError("the input has names of columns, and the model was trained on no table")
+    _check_rows(len(found), facts, how)
+    return given_rows(found, name, facts, how)
+
+
+def schema_of(facts: ModelFacts) -> dict[str, Any]:
+    """Return the JSON Schema of what ``POST /predict`` takes as JSON."""
+    shape = list(facts.input_shape)
+    arrays = {"type": "array", "description": f"a raw input of shape {shape}, or several"}
+    told = {"$schema": DRAFT, "title": "inputs of the model"}
+    how = parse_transform(facts.transform, "the model")
+    if not isinstance(how, TableTransform):
+        return {**told, **arrays}
+    names, ranges = how.columns.features or (), facts.ranges or ()
+    columns: dict[str, Any] = {name: {"type": ["number", "string", "null"]} for name in names}
+    for name, (low, high) in zip(names, ranges, strict=False):
+        columns[name]["description"] = f"by the training data: {low:.6g} to {high:.6g}"
+    rows = {"type": "array", "items": {"type": "object", "properties": columns}}
+    rows["description"] = "rows by the names of columns; a cell that is no number has no answer"
+    return {**told, "anyOf": [rows, arrays]}
+
+
+def _json_of(body: bytes) -> Any:
+    """Return JSON, or what ``inputs`` of an object holds; raise DataError if it is none."""
     if body.count(b",") + body.count(b"[") > MAX_NUMBERS:
         raise DataError(f"the input has more than {MAX_NUMBERS} numbers and arrays: {IN_PARTS}")
     try:
         found = json.loads(body, parse_int=float)
-        found = found.get("inputs") if isinstance(found, dict) else found
+        return found.get("inputs") if isinstance(found, dict) else found
+    except (ValueError, RecursionError):
+        raise DataError("the input is no JSON array of numbers") from None
+
+
+def _array_of(found: Any) -> np.ndarray[Any, Any]:
+    """Return the numbers of a JSON array.
+
+    Raises:
+        DataError: it is another kind of JSON.
+    """
+    try:
         array = np.array(found, dtype=np.float64)  # of texts, numpy would make a huge array
     except (ValueError, TypeError, RecursionError, OverflowError):
         raise DataError("the input is no JSON array of numbers") from None
@@ -80,8 +122,12 @@ def check_growth(file: Path, end: str, body: bytes, facts: ModelFacts) -> None:
         return
     if sum(body.count(mark) for mark in APART) > MAX_CELLS:
         raise DataError(f"the input has more than {MAX_CELLS} cells: {IN_PARTS}")
+    _check_rows(body.count(b"\n") + body.count(b"\r") + 1, facts, how)
+
+
+def _check_rows(rows: int, facts: ModelFacts, how: TableTransform) -> None:
+    """Raise DataError if so many rows of a table would cost too much."""
     columns = how.columns
-    rows = body.count(b"\n") + body.count(b"\r") + 1
     made = rows * (1 if columns.rate is None else MAX_GROWTH)
     hop = columns.hop or columns.window or 1
     if made * max(math.prod(facts.input_shape) / hop, len(columns.features or ())) > MAX_VALUES:

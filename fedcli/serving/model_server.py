@@ -1,4 +1,4 @@
-"""The live model over HTTP: ``POST /predict``, ``GET /health`` and ``GET /metrics``.
+"""The live model over HTTP: ``POST /predict``, ``GET /schema``, ``/health`` and ``/metrics``.
 
 What comes from the network is not trusted: its size, its kind and what it would grow to are bounded
 before it is read, and every answer but the metrics is one line of JSON.
@@ -24,9 +24,8 @@ from starlette.responses import Response as HttpResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from fedcli.data.own.new_inputs import given
 from fedcli.prediction import Predictions, predicted, predictions
-from fedcli.serving.bodies import KINDS, array_of, check_answer, check_growth
+from fedcli.serving.bodies import KINDS, check_answer, check_growth, json_inputs, schema_of
 from fedcli.serving.figures import Figures
 from fedcli.serving.http_server import BEYOND, MAX_CONNECTIONS, HttpServer, is_addressed
 from fedcli.serving.live_model import LiveModel, Loaded
@@ -82,6 +81,7 @@ class ModelServer(HttpServer):
         self._most = workers + MAX_WAITING
         routes = [
             Route("/predict", self._predict, methods=["POST"]),
+            Route("/schema", self._schema),
             Route("/health", self._health),
             Route("/metrics", self._metrics),
         ]
@@ -115,7 +115,7 @@ class ModelServer(HttpServer):
 
     async def _unknown(self, request: Request, error: Exception) -> HttpResponse:
         assert isinstance(error, HTTPException)
-        line = "there are GET /health, GET /metrics and POST /predict"
+        line = "there are GET /health, GET /metrics, GET /schema and POST /predict"
         return self._sent(refused(HTTPStatus(error.status_code), line))
 
     # --- predictions ------------------------------------------------------------------------------
@@ -196,6 +196,13 @@ class ModelServer(HttpServer):
         told = {"status": "ok", "model": _about(now), "held": status.held, "last": status.last}
         return self._sent(_told(told, by=now))
 
+    def _schema(self, request: Request) -> HttpResponse:
+        try:
+            now = self.live.now()
+            return self._sent(_told(schema_of(now.model.facts), by=now))
+        except FedtideError as error:
+            return self._sent(refused(HTTPStatus.SERVICE_UNAVAILABLE, printable(str(error))))
+
     def _metrics(self, request: Request) -> HttpResponse:
         found = self.figures.page(request.headers.get("accept", ""), self.live)
         line = f"/metrics needs a package more: {pip_line('prometheus')}"
@@ -233,7 +240,7 @@ def _predicted(now: Loaded, end: str, body: bytes) -> Predictions:
     """Return predictions for a request's body; raise DataError if the model cannot take it."""
     facts = now.model.facts
     if end == "npy":
-        inputs = given(array_of(body), Path("the input"), facts)
+        inputs = json_inputs(body, facts)
         check_answer(len(inputs.x), facts)
         return predicted(now.model, inputs)
     with tempfile.TemporaryDirectory(prefix="fedtide-") as place:
@@ -257,7 +264,15 @@ def _shown(found: Predictions) -> dict[str, Any]:
         row["probabilities"] = share
         if found.inputs.places:
             row["from"], row["to"] = found.inputs.places[number]
+        if note := found.note(number):
+            row["note"] = note
         rows.append(row)
+    rows += [
+        {"class": None, "from": place, "to": place, "note": f"no answer: {why}"}
+        for place, why, _ in found.inputs.left
+    ]
+    if found.inputs.left:
+        rows.sort(key=lambda row: row["from"])
     return {"classes": [*found.classes], "predictions": rows}
 
 

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import asdict
 from pathlib import Path
 from urllib.request import Request, urlopen
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import fedtide
 from fedcli.cli import main
-from fedcli.data.own.new_inputs import read_new
+from fedcli.data.own.new_inputs import NewInputs, read_new
 from fedcli.data.sets.registry import load
+from fedcli.serving.bodies import json_inputs, schema_of
 from fedcli.serving.live_model import LiveModel
 from fedcli.serving.model_server import ModelServer
 from fedmodels.config.data import Data
 from fedmodels.errors import ArchiveError, DataError
-from fedmodels.nets.trained import ModelFacts, TrainedModel
+from fedmodels.nets import make_net
+from fedmodels.nets.trained import ModelFacts, TrainedModel, ranges_of
 from fedsrv.export import export
 
 REST = {
@@ -90,7 +94,7 @@ def test_a_new_recording_is_cut_as_those_of_training(of_recordings, tmp_path, mo
     assert said[0] in ("new.csv: run 3, sit 2", "new.csv: sit 3, run 2")
     assert said[1:] == ["written to predictions.csv"]
     rows = rows_in(Path("predictions.csv"))
-    assert list(rows[0]) == ["input", "from", "to", "class", "probability", "run", "sit"]
+    assert list(rows[0]) == ["input", "from", "to", "class", "probability", "run", "sit", "note"]
     # 80 rows in 4 s become 40 at 10 a second, and 5 windows of 8; the third has rows of both
     assert [row["class"] for row in rows[:2] + rows[3:]] == ["run", "run", "sit", "sit"]
     assert [(row["from"], row["to"]) for row in rows][:2] == [("2", "16"), ("18", "32")]
@@ -251,3 +255,90 @@ def test_a_transform_of_a_stranger_is_checked(of_photos, tmp_path):
     text = json.dumps({**vars(model.facts), "transform": [1]})
     with pytest.raises(ArchiveError, match="m does not describe its model: transform"):
         ModelFacts.parse(text, "m")
+
+
+# --- rows that have no answer, or a doubtful one --------------------------------------------------
+
+FACTS = ModelFacts(
+    "mlp", {"hidden": [2]}, (2,), 2, class_names=("rest", "alarm"),
+    transform={"kind": "table", "columns": {"features": ["temp", "pulse"]}},
+    ranges=[[34.0, 42.0], [40.0, 140.0]],
+)  # fmt: skip
+
+
+@pytest.fixture
+def of_rows(tmp_path: Path) -> Path:
+    """Return the file of a model of rows that answers alarm with 0.88 to whatever comes."""
+    pytest.importorskip("pandas")
+    net = make_net("mlp", num_classes=2, input_shape=(2,), hidden=[2])
+    weights = {key: torch.zeros_like(tensor) for key, tensor in net.tensors().items()}
+    bias = [key for key in weights if weights[key].shape == (2,)]
+    weights[bias[-1]] = torch.tensor([0.0, 2.0])
+    TrainedModel(FACTS, weights).save(tmp_path / "model.safetensors")
+    return tmp_path / "model.safetensors"
+
+
+def test_rows_without_an_answer_are_marked_and_the_others_answered(of_rows, tmp_path, capsys):
+    """One empty cell left all rows without an answer, and 98.6 in degrees Celsius had 1.000000."""
+    file = tmp_path / "new.csv"
+    file.write_text("id,temp,pulse\na1,36.5,70\n-7,,70\n=a3,98.6,70\na4,lost,70\na5,37,300\n")
+    found = fedtide.predict(file, model=of_rows, keep=["id"])
+    assert [row["class"] for row in found] == ["alarm", None, "alarm", None, "alarm"]
+    assert [row["from"] for row in found] == [2, 3, 4, 5, 6]
+    assert [row["id"] for row in found] == ["a1", "-7", "=a3", "a4", "a5"]
+    assert [row["note"] for row in found] == [
+        "", "no answer: temp is empty", "temp 98.6 is far from 34 to 42",
+        "no answer: temp holds 'lost'", "pulse 300 is far from 40 to 140",
+    ]  # fmt: skip
+    assert found[0]["probabilities"]["alarm"] == pytest.approx(1 / (1 + np.exp(-2)), abs=1e-6)
+    far = fedtide.predict(file, model=of_rows, unknown=0.8)
+    assert [row["class"] for row in far] == ["alarm", None, "unknown", None, "unknown"]
+    assert {row["class"] for row in fedtide.predict([file], model=of_rows, unknown=0.9)} == {
+        None, "unknown"
+    }  # fmt: skip
+    out = ["--out", str(tmp_path / "p.csv")]
+    with pytest.raises(SystemExit) as ended:
+        main(["predict", "--model", str(of_rows), str(file), "--keep", "id", *out])
+    assert ended.value.code == 0
+    rows = rows_in(tmp_path / "p.csv")
+    assert [row["id"] for row in rows] == ["a1", "-7", "'=a3", "a4", "a5"]
+    assert [row["class"] for row in rows] == ["alarm", "", "alarm", "", "alarm"]
+    said = "alarm 3; 2 without an answer; 2 far from the training data"
+    assert capsys.readouterr().out.startswith(f"{file}: {said}\n")
+    file.write_text("temp,pulse\n,70\n")
+    with pytest.raises(DataError, match="column 'temp' is empty in line 2"):
+        fedtide.predict(file, model=of_rows)
+    with pytest.raises(DataError, match="has no column 'who' to keep"):
+        fedtide.predict(file, model=of_rows, keep=["who"])
+
+
+def test_rows_by_names_are_answered_as_those_of_a_file(of_rows):
+    def told(rows: object) -> NewInputs:
+        return json_inputs(json.dumps(rows).encode(), FACTS)
+
+    rows = [{"pulse": 70, "temp": 36.5, "more": 1}, {"temp": None, "pulse": 70}, {"temp": "37.5"}]
+    found = told([*rows, {"temp": 40, "pulse": 80}])
+    assert found.x.tolist() == [[36.5, 70.0], [40.0, 80.0]]
+    assert [(row, why) for row, why, _ in found.left] == [
+        (2, "temp is empty"),
+        (3, "pulse is empty"),
+    ]
+    with pytest.raises(DataError, match="no column 'pulse'"):
+        told([{"temp": 36.5}])
+    with pytest.raises(DataError, match="a value that is no number and no text"):
+        told([{"temp": [36.5], "pulse": 1}])
+    columns = schema_of(FACTS)["anyOf"][0]["items"]["properties"]
+    assert columns["temp"]["description"] == "by the training data: 34 to 42"
+
+
+def test_a_model_of_a_table_knows_the_range_of_each_column(of_recordings):
+    """Half of the distance of the quantiles lies beyond each of them."""
+    assert ranges_of(np.array([[0.0, 5.0], [10.0, 5.0]] * 500)) == [[-5.0, 15.0], [5.0, 5.0]]
+    facts = TrainedModel.load(of_recordings / "clients/0/personal.safetensors").facts
+    assert len(facts.ranges) == 2
+    assert facts.beyond(np.full((1, 8, 2), 1.5)) == [""]
+    (told,) = facts.beyond(np.full((1, 8, 2), 99.0))
+    assert told.startswith("ax 99 is far from -6.")
+    assert told.endswith("; ay 99 is far from 1.5 to 1.5")
+    with pytest.raises(ArchiveError, match="ranges are no pairs"):
+        ModelFacts.parse(json.dumps({**asdict(FACTS), "ranges": [[1.0]]}), "a file")

@@ -357,7 +357,7 @@ def check_answers(place: Deployed, ask: Ask) -> None:
         ("/predict", b"[1, 0]", "", {}, 415, "is none of text/csv"),
         ("/predict", b"x" * ((16 << 20) + 1), "text/csv", {}, 413, "at most 16777216 are taken"),
         ("/predict", b"[1, 0]", "application/json", {"Host": "evil.example"}, 421, "asked for by"),
-        ("/predict", None, "", {}, 405, "there are GET /health, GET /metrics and POST /predict"),
+        ("/predict", None, "", {}, 405, "GET /metrics, GET /schema and POST /predict"),
         ("/other", b"[1, 0]", "application/json", {}, 404, "there are GET /health"),
     ],
 )  # fmt: skip
@@ -392,7 +392,10 @@ def test_what_would_grow_beyond_all_bounds_is_refused(tmp_path, monkeypatch):
     with pytest.raises(DataError, match="holds more than 16384 inputs of the model: send it in"):
         bodies.check_growth(tmp_path / "x.csv", "csv", b"1,1\n" * 20_000, of_rows)
     with pytest.raises(DataError, match="more than 262144 numbers and arrays: send it in parts"):
-        bodies.array_of(b"[" + b"0," * (1 << 20) + b"0]")
+        bodies.json_inputs(b"[" + b"0," * (1 << 20) + b"0]", of_rows)
+    objects = json.dumps([{"a": 1}] * 20_000).encode()
+    with pytest.raises(DataError, match="holds more than 16384 inputs of the model: send it in"):
+        bodies.json_inputs(objects, of_rows)
     frames = [Image.new("L", (100, 100), shade) for shade in range(9)]
     frames[0].save(tmp_path / "x.gif", save_all=True, append_images=frames[1:])
     monkeypatch.setattr(bodies, "MAX_PIXELS", 80_000)
@@ -406,7 +409,8 @@ def test_a_long_number_costs_as_much_as_its_length():
     for text in ("9" * 10**5 + "x", "9" * 10**5, " " * 10**5, "9" * 10**5 + "e"):
         for mark in (".", ","):
             is_number(text, mark)
-    assert bodies.array_of(b"[" + b"9" * 10**5 + b"]")[0] == np.inf
+    with pytest.raises(DataError, match="not finite in float32"):
+        bodies.json_inputs(b"[" + b"9" * 10**5 + b"]", ModelFacts("mlp", {}, (1,), 2))
     assert time.process_time() - begun < 5
 
 

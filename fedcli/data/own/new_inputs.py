@@ -5,8 +5,9 @@ The transform of training travels in the model's own file. Arrays are taken as t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import importlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,14 @@ from numpy.typing import NDArray
 from fedcli.data.arrays import read_array
 from fedcli.data.folders import TABLE_ENDS, files_below, note_left_out
 from fedcli.data.image_files import ENDS, OTHERS, read_image
+from fedcli.data.own.cells import check_columns, parsed, said
 from fedcli.data.own.recordings import RecordingRows, rows_of, windowed
 from fedcli.data.own.table_files import OTHER_TABLES, TableRows, read_table, tell_styles
 from fedmodels.config.columns import ROLES, Columns
 from fedmodels.config.transforms import ImageTransform, TableTransform, Transform, parse_transform
 from fedmodels.errors import DataError
 from fedmodels.nets.trained import ModelFacts
+from fedmodels.printable import printable
 
 ARRAYS = ".npy"
 
@@ -37,6 +40,10 @@ class NewInputs:
     """What the places of inputs count: lines or rows of a table, frames, or inputs of an array."""
     places: Sequence[tuple[int, int]] = ()
     """The first and the last place of each input; none where the file holds a single one."""
+    kept: Sequence[Sequence[str]] = ()
+    """Of each input the cells of the columns that pass through, from its first row."""
+    left: Sequence[tuple[int, str, Sequence[str]]] = ()
+    """Rows that make no input: their place, why, and their cells that pass through."""
 
     def called(self, number: int) -> str:
         """Return what an input is called: the file, and the place in it where there are several."""
@@ -48,8 +55,13 @@ class NewInputs:
         return f"{self.file}, {self.unit} {first}" + (f" to {last}" if last > first else "")
 
 
-def read_new(paths: Sequence[Path], facts: ModelFacts, model: object) -> Iterator[NewInputs]:
+def read_new(
+    paths: Sequence[Path], facts: ModelFacts, model: object, keep: Sequence[str] = ()
+) -> Iterator[NewInputs]:
     """Read files as raw inputs; of a directory, every file of the kind that the model takes.
+
+    Rows of a table without a number where the model needs one are left out, and named. Columns to
+    ``keep`` pass through.
 
     Raises:
         DataError: a file cannot be read, does not fit the model or is beyond it; names it.
@@ -57,7 +69,7 @@ def read_new(paths: Sequence[Path], facts: ModelFacts, model: object) -> Iterato
     how = parse_transform(facts.transform, model) or _usual(facts)
     for path in paths:
         if not path.is_dir():
-            yield _checked(_read(path, facts, how), facts)
+            yield _checked(_read(path, facts, how, keep), facts)
             continue
         ends = TABLE_ENDS if isinstance(how, TableTransform) else ENDS
         found = [file for file in files_below(path) if file.suffix.lower() in ends]
@@ -65,7 +77,7 @@ def read_new(paths: Sequence[Path], facts: ModelFacts, model: object) -> Iterato
             raise DataError(f"{path} holds no file that the model takes: {', '.join(ends)}")
         note_left_out(path, found, OTHER_TABLES if isinstance(how, TableTransform) else OTHERS)
         for file in found:
-            yield _checked(_read(file, facts, how), facts)
+            yield _checked(_read(file, facts, how, keep), facts)
 
 
 def _usual(facts: ModelFacts) -> Transform | None:
@@ -75,14 +87,16 @@ def _usual(facts: ModelFacts) -> Transform | None:
     return None
 
 
-def _read(path: Path, facts: ModelFacts, how: Transform | None) -> NewInputs:
+def _read(path: Path, facts: ModelFacts, how: Transform | None, keep: Sequence[str]) -> NewInputs:
     """Read one file by its kind."""
     shape = tuple(facts.input_shape)
+    if keep and not (isinstance(how, TableTransform) and path.suffix.lower() in TABLE_ENDS):
+        raise DataError(f"{path} has no column {keep[0]!r} to keep: it is no table")
     if path.suffix == ARRAYS:
         return _array(path, read_array(path), facts)
     is_table = path.suffix.lower() in TABLE_ENDS
     if isinstance(how, TableTransform) and is_table:
-        return _read_table(path, how)
+        return _read_table(path, how, keep)
     if isinstance(how, ImageTransform) and not is_table:
         return _read_picture(path, facts, how)
     takes = "no other files" if how is None else how.kind.removesuffix("s") + "s"
@@ -117,19 +131,91 @@ def _read_picture(path: Path, facts: ModelFacts, how: ImageTransform) -> NewInpu
     )
 
 
-def _read_table(path: Path, how: TableTransform) -> NewInputs:
+def _read_table(path: Path, how: TableTransform, keep: Sequence[str]) -> NewInputs:
     """Read the windows of a recording, or the rows of a table; labels are not needed."""
     table = _table_of(path, how)
     columns = _unlabelled(how.columns, [str(name) for name in table.frame.columns], path)
     if table.frame.empty:
         raise DataError(f"{path} holds no row below the names of its columns")
     tell_styles([table], path)
+    return read_rows(table, columns, how, path, keep)
+
+
+def read_rows(
+    table: TableRows, columns: Columns, how: TableTransform, path: Path, keep: Sequence[str] = ()
+) -> NewInputs:
+    """Return the inputs of a table's rows; those that make none are named.
+
+    Raises:
+        DataError: no row makes an input, or a column is missing; names the file.
+    """
+    check_columns([*map(str, table.frame.columns)], columns, path)
+    for name in keep:
+        if name not in table.frame.columns:
+            raise DataError(f"{path} has no column {name!r} to keep")
+    kept = table.frame[[*keep]].fillna("").astype(str).to_numpy().tolist()
+    table, columns, faults = _set_aside(table, columns)
     whole = rows_of(table, columns)[0]
     _check_length(whole, columns, path)
     rows = windowed(whole, columns, path)
     x = rows.x if how.fill is None else np.where(np.isnan(rows.x), np.array(how.fill), rows.x)
-    places = zip(table.numbers[rows.first].tolist(), table.numbers[rows.last].tolist(), strict=True)
-    return NewInputs(path, x, table.unit, list(places))
+    lines = table.numbers
+    places = zip(lines[rows.first].tolist(), lines[rows.last].tolist(), strict=True)
+    if columns.window is None and columns.rate is None:
+        lost = {*range(len(table.frame))} - {*rows.first.tolist()}
+        faults = {row: faults.get(row, "left out") for row in sorted(lost)}
+    left = [(int(lines[row]), why, kept[row]) for row, why in sorted(faults.items())]
+    return NewInputs(
+        path, x, table.unit, list(places), [kept[row] for row in rows.first.tolist()], left
+    )
+
+
+def given_rows(
+    rows: Sequence[Mapping[str, Any]], name: Path, facts: ModelFacts, how: TableTransform
+) -> NewInputs:
+    """Return the inputs of rows by column names; columns that the model does not ask for are left.
+
+    Raises:
+        DataError: they do not fit the model.
+    """
+    columns = how.columns
+    asked = (*(columns.features or ()), columns.client, columns.session, columns.time)
+    names = [one for one in asked if one is not None and any(one in row for row in rows)]
+    cells = {one: [row.get(one) for row in rows] for one in names}
+    if any(not isinstance(v, str | int | float | None) for of in cells.values() for v in of):
+        raise DataError(f"{name} holds a value that is no number and no text")
+    frame = importlib.import_module("pandas").DataFrame(cells, index=range(len(rows)))
+    table = TableRows.of_frame(frame, name, columns)
+    columns = _unlabelled(columns, names, name)
+    return _checked(read_rows(table, columns, how, name), facts)
+
+
+def _set_aside(table: TableRows, columns: Columns) -> tuple[TableRows, Columns, dict[int, str]]:
+    """Empty the cells that hold no number a model takes; return why, by row of the file.
+
+    Where most cells of a column are texts, no row is left, or empty cells are filled, nothing is
+    set aside: an error that names the first one says more.
+    """
+    faults = dict[int, str]()
+    if columns.missing in ("mean", "interpolate"):
+        return table, columns, faults
+    frame = table.frame.copy()
+    for name in columns.features or ():
+        if frame[name].dtype.kind in "mM":
+            return table, columns, {}
+        numbers, filled = parsed(table, name, columns)
+        with np.errstate(over="ignore"):
+            wrong = ~np.isfinite(numbers.astype(np.float32))
+        if 2 * (wrong & filled).sum() > len(wrong):
+            return table, columns, {}
+        for row in np.flatnonzero(wrong).tolist():
+            what = f"holds {said(frame[name].iloc[row])}" if filled[row] else "is empty"
+            faults.setdefault(row, f"{printable(name)} {what}")
+        frame[name] = np.where(wrong, np.nan, numbers)
+    if len(faults) in (0, len(frame)):
+        return table, columns, {}
+    columns = columns.model_copy(update={"missing": "drop"})
+    return replace(table, frame=frame), columns, faults
 
 
 def _table_of(path: Path, how: TableTransform) -> TableRows:
@@ -198,4 +284,4 @@ def _checked(found: NewInputs, facts: ModelFacts) -> NewInputs:
     if fault := facts.fault_of(torch.from_numpy(narrow)):
         raise DataError(f"{path} {fault}")
     kept = x.astype(np.float64) if facts.is_wide else narrow
-    return NewInputs(path, kept, found.unit, found.places)
+    return replace(found, x=kept)

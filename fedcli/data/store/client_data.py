@@ -34,6 +34,7 @@ from fedmodels.data_description import (
 )
 from fedmodels.errors import DataError
 from fedmodels.files import Stamp, stamp_of, sync_path
+from fedmodels.nets.trained import ranges_of
 from fedmodels.printable import printable
 from fedmodels.tensors.bundle import Problem
 
@@ -151,6 +152,10 @@ class GlobalTest:
         return cls(problem, x, y)
 
 
+RANGED = 20_000
+"""Examples of a task that its ranges come from, evenly spread, at most twice as many."""
+
+
 class ClientData:
     """The directory of one client."""
 
@@ -182,6 +187,7 @@ class ClientData:
         self.states_counts = states_counts
         """Whether ``client.json`` itself gives the counts of all tasks."""
         self._order = ClassOrder.own(self.file.classes)
+        self._ranges: list[list[float]] | None = None
 
     @property
     def problem(self) -> Problem:
@@ -311,6 +317,19 @@ class ClientData:
         if (counts > self.tasks[task].train).any():
             raise DataError(f"{y_at} holds more examples than client.json gives for task {task}")
         return x, self._order.labels(y, y_at)
+
+    def ranges(self) -> list[list[float]]:
+        """Return the plausible range of each column of a table, by the training data there are.
+
+        They are looked at once.
+        """
+        if self._ranges is None:
+            there = [task for task in range(self.num_tasks) if not self.is_gone(task, "train")]
+            parts = [x for task in there if len(x := self._read(task, "train")[0])]
+            columns = self.file.input_shape[-1]
+            rows = [part.reshape(-1, columns)[:: len(part) // RANGED + 1] for part in parts]
+            self._ranges = ranges_of(np.concatenate(rows)) if rows else []
+        return self._ranges
 
     def wholes(self, task: int) -> IntArray | None:
         """Return the group (n,) of each training example, which stays whole; None without groups.

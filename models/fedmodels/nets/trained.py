@@ -54,6 +54,8 @@ class ModelFacts:
     """What the file of a custom net held; it must hold the same when the model is built."""
     transform: Mapping[str, Any] | None = None
     """How files become raw inputs (``fedmodels.config.transforms``), where that is known."""
+    ranges: Sequence[Sequence[float]] = ()
+    """Least and largest plausible value of each column of a table, by the training data."""
 
     def caveat(self) -> str:
         """Return a line where the method is scored by more than this net; empty text otherwise."""
@@ -80,6 +82,29 @@ class ModelFacts:
         """Whether float32 takes raw values for one another, as time stamps, which float64 keeps."""
         pairs = zip(self.mean, self.std, strict=True) if len(self.mean) == len(self.std) else ()
         return any(abs(mean) > WIDE * std for mean, std in pairs)
+
+    def beyond(self, x: np.ndarray[Any, Any]) -> list[str]:
+        """Return for each raw input (n, *input_shape) which columns are far from training."""
+        if not self.ranges or not len(x):
+            return [""] * len(x)
+        names = list((self.transform or {}).get("columns", {}).get("features") or ())
+        axis = 1 + channel_axis(tuple(self.input_shape))
+        cells = np.moveaxis(x, axis, -1).reshape(len(x), -1, x.shape[axis]).astype(np.float64)
+        if cells.shape[2] != len(self.ranges):
+            return [""] * len(x)
+        low, high = np.array(self.ranges, dtype=np.float64).T
+        told = list[list[str]]([] for _ in x)
+        for column in range(len(low)):
+            values = cells[:, :, column]
+            excess = np.maximum(low[column] - values, values - high[column])
+            worst = excess.argmax(axis=1)
+            for row in np.flatnonzero(excess.max(axis=1) > 0).tolist():
+                name = printable(str(names[column])) if column < len(names) else f"column {column}"
+                value = values[row, worst[row]]
+                told[row].append(
+                    f"{name} {value:.6g} is far from {low[column]:.4g} to {high[column]:.4g}"
+                )
+        return ["; ".join(lines) for lines in told]
 
     def fault_of(self, x: Tensor) -> str:
         """Return how raw values differ from those of training; empty text where they may be such.
@@ -126,7 +151,29 @@ class ModelFacts:
                 raise ArchiveError(
                     f"{where} does not describe its model: {name} is no {kind.__name__}"
                 )
+        if not _are_ranges(facts.ranges):
+            raise ArchiveError(f"{where} does not describe its model: ranges are no pairs")
         return facts
+
+
+def ranges_of(x: np.ndarray[Any, Any]) -> list[list[float]]:
+    """Return the plausible range of each column of raw inputs (n, …, C) of a table.
+
+    It goes from the 0.5 % to the 99.5 % quantile, and half of their distance beyond both.
+    """
+    low, high = np.quantile(x.reshape(-1, x.shape[-1]).astype(np.float64), (0.005, 0.995), axis=0)
+    more = (high - low) / 2
+    return [[float(a), float(b)] for a, b in zip(low - more, high + more, strict=True)]
+
+
+def _are_ranges(found: Any) -> bool:
+    """Tell whether something is a list of pairs of finite numbers."""
+    try:
+        array = np.array(found, dtype=np.float64)
+    except (TypeError, ValueError):
+        return False
+    is_pairs = array.ndim == 2 and array.shape[1] == 2
+    return not len(found) or (is_pairs and bool(np.isfinite(array).all()))
 
 
 _KINDS = {"net": str, "options": dict, "method": str, "view": str, "round": int, "rule": str,
