@@ -17,6 +17,8 @@ from fedmodels.charts import Spread
 
 CONFIDENCE = 0.95
 """Level of the confidence intervals of differences."""
+FALSE_DISCOVERIES = 0.05
+"""Part of the differences kept by :func:`kept_up_to` that may be of zero."""
 MIN_SEEDS = 3
 """Least number of seeds that both rows have, for one of them to win."""
 R = TypeVar("R", bound=Hashable)
@@ -69,6 +71,8 @@ class Difference:
     """Lower end of the confidence interval by Student's t; minus infinity for one pair."""
     high: float
     pairs: int
+    p: float = 1
+    """Probability of a mean as far from zero, were the true one zero: two-sided, by the same t."""
 
     @property
     def is_clear(self) -> bool:
@@ -82,11 +86,24 @@ def difference(row: Seeds[S], other: Seeds[S]) -> Difference | None:
     pairs = [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
     if len(pairs) < 2:
         return Difference(pairs[0], -math.inf, math.inf, 1) if pairs else None
-    from scipy.special import stdtrit  # takes a while to import, and most tables have no pairs
+    from scipy.special import stdtr, stdtrit  # slow to import, and most tables have no pairs
 
     mean, n = fmean(pairs), len(pairs)
-    half = float(stdtrit(n - 1, (1 + CONFIDENCE) / 2)) * stdev(pairs) / math.sqrt(n)
-    return Difference(mean, mean - half, mean + half, n)
+    error = stdev(pairs) / math.sqrt(n)
+    half = float(stdtrit(n - 1, (1 + CONFIDENCE) / 2)) * error
+    p = 2 * float(stdtr(n - 1, -abs(mean) / error)) if error else float(mean == 0)
+    return Difference(mean, mean - half, mean + half, n, p)
+
+
+def kept_up_to(probabilities: Iterable[float]) -> float:
+    """Return the largest p-value that stays after correction; 0 where none does.
+
+    The step-up rule of Benjamini and Hochberg (JRSS B 57, 1995, section 3.1): of m ascending
+    values the last one, p_k, with p_k <= k / m * ``FALSE_DISCOVERIES``, and all before it.
+    """
+    ranked = sorted(probabilities)
+    step = FALSE_DISCOVERIES / max(len(ranked), 1)
+    return max((p for k, p in enumerate(ranked, 1) if p <= k * step), default=0.0)
 
 
 def winner(rows: Mapping[R, Seeds[S]], better: int) -> R | None:

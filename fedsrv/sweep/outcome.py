@@ -24,7 +24,16 @@ from typing import Any, cast
 from fedmodels.config_file import parse_experiment
 from fedmodels.errors import ArchiveError, ConfigError
 from fedmodels.numerics.metric_names import find, metric, with_population
-from fedsrv.report.frame import Difference, RunNumbers, column, difference, known, spread_of, winner
+from fedsrv.report.frame import (
+    Difference,
+    RunNumbers,
+    column,
+    difference,
+    kept_up_to,
+    known,
+    spread_of,
+    winner,
+)
 from fedsrv.report.run_record import RunRecord, read_run
 from fedsrv.report.table import Name, Table
 from fedsrv.sweep.plan import Cell, PlannedRun, Sweep
@@ -161,6 +170,18 @@ class Outcome:
         }
 
     @cached_property
+    def compared(self) -> list[Difference]:
+        """Every difference of a score that has an interval; a column named twice counts once."""
+        headings = {path: name for name, path in self.columns.items() if _is_score(path)}
+        found = (d for name in headings.values() for d in self.differences[name].values())
+        return [each for each in found if each.pairs > 1]
+
+    @cached_property
+    def kept_up_to(self) -> float:
+        """The largest p-value of a score's difference that stays after correction."""
+        return kept_up_to(each.p for each in self.compared)
+
+    @cached_property
     def winners(self) -> set[tuple[str, Cell]]:
         """Heading and cell of each metric that beats every other row of its setting.
 
@@ -170,7 +191,7 @@ class Outcome:
         return {
             (heading, first)
             for heading, path in self.columns.items()
-            if path.startswith("metrics.")
+            if _is_score(path)
             for setting in {cell.setting for cell in self.cells}
             for rivals in [[cell for cell in self.cells if cell.setting == setting]]
             for rows in [{cell: self.values[heading].get(cell, {}) for cell in rivals}]
@@ -207,7 +228,7 @@ class Outcome:
             return
         rows = list(dict.fromkeys(cell.row for cell in self.cells))
         for heading, path in self.columns.items():
-            if path.startswith("metrics."):
+            if _is_score(path):
                 places = [[(heading, Cell(s, row)) for s in self.lengths] for row in rows]
                 yield self._table(rows, list(self.lengths), places, self.titled(heading, path))
 
@@ -236,7 +257,7 @@ class Outcome:
         path = self.columns[heading]
         form, spread = unit_of(path)[1], spread_of(found)
         mean = form.format(spread.mean)
-        has_deviation = spread.n > 1 and path.startswith("metrics.")
+        has_deviation = spread.n > 1 and _is_score(path)
         if not has_deviation:
             return mean
         return f"{mean} ± {form.format(stdev(found) if self.paper else spread.std)}"
@@ -247,13 +268,20 @@ class Outcome:
         compared = [c for c in self.cells if any(c in d for d in self.differences.values())]
         texts = [
             [
-                _interval(self.differences[heading].get(cell), form)
+                _interval(self.differences[heading].get(cell), form, self._star(heading, cell))
                 for heading, form in zip(self.columns, forms, strict=True)
             ]
             for cell in compared
         ]
         names = [Name(cell.title) for cell in compared]
         return Table([*map(Name, self.headings)], names, texts)
+
+    def _star(self, heading: str, cell: Cell) -> str:
+        """Return how a difference is marked; bytes and seconds are no claims, and are not."""
+        found = self.differences[heading].get(cell)
+        if not found or not found.is_clear or not _is_score(self.columns[heading]):
+            return ""
+        return " *" if found.p <= self.kept_up_to else " (*)"
 
     def curve_means(self, name: str) -> dict[Cell, dict[int, float]]:
         """Return a metric by round, counted from 1, in the unit of tables: means over all seeds.
@@ -291,8 +319,12 @@ def _by_round(curve: Sequence[float | None]) -> dict[int, float]:
     return {at: value for at, value in enumerate(curve, 1) if value is not None}
 
 
-def _interval(found: Difference | None, form: str) -> str:
-    """Return a difference with its interval, marked where zero lies outside of it."""
+def _is_score(path: str) -> bool:
+    return path.startswith("metrics.")
+
+
+def _interval(found: Difference | None, form: str, star: str) -> str:
+    """Return a difference with its interval and its mark."""
     if found is None:
         return "–"
     signed = form.replace("{:", "{:+z")
@@ -300,7 +332,7 @@ def _interval(found: Difference | None, form: str) -> str:
     if math.isinf(found.low):
         return mean
     low, high = signed.format(found.low), signed.format(found.high)
-    return f"{mean} [{low}, {high}]{' *' if found.is_clear else ''}"
+    return f"{mean} [{low}, {high}]{star}"
 
 
 FORMAT = 1

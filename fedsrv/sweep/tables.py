@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from fedmodels.charts import Chart, Spread, document
 from fedmodels.files import replacing, write_atomically
 from fedsrv.report import panels
-from fedsrv.report.frame import known, spread_of
+from fedsrv.report.frame import FALSE_DISCOVERIES, Difference, known, spread_of
 from fedsrv.sweep.outcome import Outcome, unit_of
 from fedsrv.sweep.plan import Cell
 
@@ -22,10 +22,21 @@ if TYPE_CHECKING:
 
 
 BOLD = "Bold: better than every other row of its setting; no interval has zero."
-DIFFERENCES = (
-    "Differences to {} over the same seeds: mean [95 % interval by Student's t]. A star marks an "
-    "interval without zero, uncorrected for many rows."
+DIFFERENCES = "Differences to {} over the same seeds: mean [95 % interval by Student's t]."
+CORRECTED = (
+    "{} of the {} intervals of scores leave out zero by themselves. A star marks the {} that stay "
+    "at a rate of false discoveries of {:.0f} % among all of them (Benjamini and Hochberg), a star "
+    "in brackets the others."
 )
+
+
+def _about(outcome: Outcome) -> str:
+    """Return what stands above a table of differences."""
+    found, said = outcome.compared, DIFFERENCES.format(outcome.against)
+    clear = [each for each in found if each.is_clear]
+    stay = sum(each.p <= outcome.kept_up_to for each in clear)
+    counts = CORRECTED.format(len(clear), len(found), stay, 100 * FALSE_DISCOVERIES)
+    return f"{said} {counts}" if clear else said
 
 
 def page(outcome: Outcome) -> str:
@@ -37,7 +48,7 @@ def page(outcome: Outcome) -> str:
         parts.append(f"{BOLD}\n")
     parts += [ladder.markdown() for ladder in outcome.ladders()]
     if (differences := outcome.difference_table()).rows:
-        parts += [f"{DIFFERENCES.format(outcome.against)}\n", differences.markdown()]
+        parts += [f"{_about(outcome)}\n", differences.markdown()]
     return "\n".join([*parts, *(table.markdown() for table in outcome.curve_tables())])
 
 
@@ -49,7 +60,7 @@ def section_of(outcome: Outcome) -> Section:
     if outcome.winners and not outcome.paper:
         scores = replace(scores, captions=[BOLD])
     differences = outcome.difference_table()
-    told = replace(differences, captions=[DIFFERENCES.format(outcome.against)])
+    told = replace(differences, captions=[_about(outcome)])
     tables = [scores, *outcome.ladders(), *([told] if told.rows else [])]
     intro = "Means over seeds, with the standard deviation of metrics."
     return Section("The sweep's columns", intro, [("", [*charts_of(outcome)])], tables)
@@ -75,11 +86,11 @@ def write_csv(outcome: Outcome, out: Path) -> None:
     )
     _write(out / "runs.csv", "setting row seed column path value", runs)
     compared = (
-        [cell.setting, cell.row, outcome.against, heading, d.pairs, d.mean, *_ends(d.low, d.high)]
+        [cell.setting, cell.row, outcome.against, heading, d.pairs, d.mean, *_ends(d), d.p]
         for heading, found in outcome.differences.items()
         for cell, d in found.items()
     )
-    _write(out / "differences.csv", "setting row against column pairs mean low high", compared)
+    _write(out / "differences.csv", "setting row against column pairs mean low high p", compared)
 
 
 def _deviation(values: Sequence[float]) -> list[float | str]:
@@ -95,8 +106,8 @@ def _or_blank(value: float | None) -> float | str:
     return "" if value is None else value
 
 
-def _ends(*ends: float) -> list[float | str]:
-    return ["" if math.isinf(end) else end for end in ends]
+def _ends(found: Difference) -> list[float | str]:
+    return ["" if math.isinf(end) else end for end in (found.low, found.high)]
 
 
 def draw(outcome: Outcome, path: Path) -> bool:

@@ -14,7 +14,7 @@ import tomli_w
 
 from fedmodels.config_file import parse_experiment
 from fedmodels.errors import ConfigError
-from fedsrv.report.frame import RunNumbers, winner
+from fedsrv.report.frame import RunNumbers, kept_up_to, winner
 from fedsrv.report.run_record import read_run
 from fedsrv.report.tables import write_html
 from fedsrv.sweep.outcome import Outcome, read_record, to_json
@@ -106,6 +106,29 @@ def test_a_ladder_is_a_table_of_scores_against_length():
     assert "| A | 55.00 ± 4.08 | **75.00 ± 4.08** |\n| B | 55.00 ± 3.27 | 65.03 ± 4.08 |\n" in text
     # differences of 10, 10 and 9.9: s = 0.0577, and t of two degrees of freedom is 4.303
     assert "| 2 × rounds: A | +9.97 [+9.82, +10.11] * |" in text
+
+
+def test_many_comparisons_are_corrected():
+    """Steps of four are 0.0125, 0.025, 0.0375 and 0.05; the last one met keeps those before it."""
+    assert kept_up_to([0.04, 0.01, 0.9, 0.03]) == 0.01
+    assert kept_up_to([0.9, 0.026, 0.03, 0.037]) == 0.037
+    assert kept_up_to([]) == 0
+
+
+def test_a_star_is_in_brackets_where_it_does_not_stay_after_correction():
+    """Of three: p is 1e-5; 0.04, beyond its step of 0.033; and 1, of a difference of nothing."""
+    base = [0.1, 0.2, 0.3]
+    apart = {"A": [10, 10, 9.9], "C": [0.643, 1, 1.357], "D": [0, 0, 0]}
+    scores = {
+        ("", row): [each + by / 100 for each, by in zip(base, points, strict=True)]
+        for row, points in apart.items()
+    }
+    text = page(outcome({("", "B"): base, **scores}, {"": 1}))
+    assert "| A | +9.97 [+9.82, +10.11] * |" in text
+    assert "| C | +1.00 [+0.11, +1.89] (*) |" in text
+    assert "| D | +0.00 [+0.00, +0.00] |" in text
+    assert "2 of the 3 intervals of scores leave out zero by themselves." in text
+    assert "the 1 that stay at a rate of false discoveries of 5 % among" in text
 
 
 def test_a_heading_names_the_clients_where_they_are_not_all():

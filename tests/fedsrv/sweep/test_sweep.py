@@ -629,6 +629,8 @@ def test_differences_are_of_the_same_seeds():
     # s = sqrt(2), and t of one degree of freedom is 12.706: half a width of 12.706
     assert found.low == pytest.approx(3 - 12.7062, abs=1e-4)
     assert not found.is_clear
+    # the error is 1, so t = 3; of one degree of freedom p = 1 - 2 / pi * atan(3)
+    assert found.p == pytest.approx(0.20483, abs=1e-5)
     assert difference({0: 1.0}, {1: 1.0}) is None
 
 
