@@ -285,7 +285,7 @@ def admission_of(experiment: Experiment, store: Store) -> Admission:
         return Admission.of(experiment, known)
     from fedsrv.parts.open_admission import OpenAdmission
 
-    return OpenAdmission.of(experiment, known, classes=store.first_classes())
+    return OpenAdmission.of(experiment, known, classes=store.classes())
 
 
 def _cohort_of(
@@ -297,7 +297,7 @@ def _cohort_of(
 ) -> RemoteCohort:
     """Return the cohort of a run; nobody has joined it."""
     budget = experiment.server.upload_memory_mb << 20
-    classes = store.first_classes()
+    classes = store.classes()
     return RemoteCohort(
         experiment.schedule.clients,
         Spool(store.path / "server" / "spool", budget),
@@ -305,7 +305,7 @@ def _cohort_of(
         deadline_s=experiment.server.deadline_s,
         min_clients=experiment.min_clients,
         admission=admission_of(experiment, store),
-        class_names=classes,
+        class_names=classes.first if classes else (),
         expects_evaluator=expects_evaluator,
         out=store.gone(store.committed + 1),
         beginners=store.began.schedule.beginners,

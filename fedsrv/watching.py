@@ -15,6 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from fedmodels.errors import LinkError
 from fedmodels.printable import printable
+from fedmodels.run_classes import ClassChange
 from fedpb import SERVICE
 from fedpb.channels import in_words
 from fedpb.v1 import coordinator_pb2 as rpc
@@ -140,8 +141,9 @@ def steer(
     now: bool = False,
     exclude: Sequence[str] = (),
     set_aside: Sequence[tuple[str, int]] = (),
+    classes: Sequence[ClassChange] | None = None,
     within_s: float = CONNECT_S,
-) -> None:
+) -> Sequence[rpc.ClassOf]:
     """Let clients retire from an open run, or end it; exclude clients from any run.
 
     Args:
@@ -153,15 +155,21 @@ def steer(
         now: end it after the round under way.
         exclude: ids of clients that are set aside.
         set_aside: ids of clients, each with a task of an open run that is set aside.
+        classes: what is to become of the classes of an open run; nothing asks for them alone.
         within_s: how long the answer may take.
+
+    Returns:
+        The classes of the run, where they were asked for.
 
     Raises:
         LinkError: nobody answers, the coordinator refuses, or its certificate is not trusted.
     """
     tasks = [rpc.TaskOf(client_id=client, task=task) for client, task in set_aside]
     request = rpc.SteerRequest(
-        retire=retire, forget=forget, close=close, now=now, exclude=exclude, set_aside=tasks
-    )
+        retire=retire, forget=forget, close=close, now=now, exclude=exclude, set_aside=tasks,
+        class_changes=[rpc.ClassChange(**one._asdict()) for one in classes or ()],
+        list_classes=classes is not None and not classes,
+    )  # fmt: skip
     with caller_channel(address, credentials) as channel:
         call: Any = channel.unary_unary(
             f"/{SERVICE}/Steer", rpc.SteerRequest.SerializeToString, rpc.SteerResponse.FromString
@@ -169,8 +177,9 @@ def steer(
         with suppress(grpc.RpcError):  # another code is an answer
             _health(channel, address, credentials, within_s, REFUSED_S)
         try:
-            call(request, timeout=within_s, wait_for_ready=True)
+            answer = call(request, timeout=within_s, wait_for_ready=True)
         except grpc.RpcError as error:
             if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise LinkError(silence_of(address, credentials)) from None
             raise LinkError(f"{address}: {_line_of(error)}") from None
+    return list(answer.classes)

@@ -17,6 +17,7 @@ from rich.console import Console
 from fedcli.data.store.client_data import ClientData
 from fedcli.data.store.commands import run_partition
 from fedcli.runtime.patience import executed
+from fedcli.runtime.setups import classes_in
 from fedcli.runtime.worker import Result, Task
 from fedcli.runtime.workers import Workers
 from fedmodels.code_names import refuse_exits
@@ -25,6 +26,7 @@ from fedmodels.config.origin import data_and_scenario
 from fedmodels.devices import device_of
 from fedmodels.errors import ClientFailed, OrderDeclined, PayloadError
 from fedmodels.resolution import experiment_of
+from fedmodels.run_classes import RunClasses
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId
 from fedmodels.tensors.memory_blocks import lease
 from fedmodels.training.fault import name_faults
@@ -161,8 +163,10 @@ class InProcessCohort:
     def set_out(self, why: Mapping[int, str]) -> None:
         pass  # nobody waits for orders here
 
-    def begin(self, classes: Sequence[str]) -> None:
-        self.workers.begin(self._began, classes)
+    def begin(self, classes: RunClasses) -> None:
+        self.workers.begin(self._began, classes.first)
+        if self._admission is not None:
+            self._admission.follow(classes)
 
     def news(self) -> News:
         return News(0, self.gather(), *self._steered)
@@ -255,7 +259,7 @@ class InProcessCohort:
         order = stamped(trip.orders[client], self.committed, self.watermark)
         self.before(order)
         self.workers.follow(order.settings)
-        worker, specs = self.workers.of(client), self.workers.payload_spec(order.new_classes)
+        worker, specs = self.workers.of(client), self.workers.payload_spec(*classes_in(order))
         if order.kind in WITHOUT_PAYLOAD:
             return Task(worker, order, Bundle())
         parts = {"common": transported(trip.sent, specs["common"])}

@@ -33,8 +33,7 @@ class OpenRuns(ClientPart):
 
     def grown(self) -> None:
         """Take the order of the run's classes for labels."""
-        client = self.client
-        client.data.order_by(client.set_up.classes, len(client.set_ups.classes))
+        self.client.data.order_by(self.client.set_up.classes)
 
     def follows(self, order: rpc.Order) -> None:
         """Take which tasks are set aside; say when training data of earlier ones may go."""

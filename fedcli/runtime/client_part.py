@@ -24,6 +24,7 @@ from fedmodels.config.combinations import halves_of
 from fedmodels.config.experiment import Experiment
 from fedmodels.methods import make
 from fedmodels.nets.split import SplitNet
+from fedmodels.run_classes import ClassChange
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId, Weights
 from fedmodels.training.contexts import ClientContext
 from fedmodels.training.loop import ClientHalf
@@ -94,9 +95,11 @@ class Client:
         """The net to work with."""
         return self.set_up.net
 
-    def take(self, new_classes: Sequence[str]) -> None:
-        """Work with the classes of an order: the first ones, and new ones."""
-        wanted = self.set_ups.of(new_classes)
+    def take(
+        self, new_classes: Sequence[str], changes: Sequence[tuple[int, ClassChange]] = ()
+    ) -> None:
+        """Work with the classes of an order: the first ones, and what became of them."""
+        wanted = self.set_ups.of(new_classes, changes)
         if wanted is not self.__dict__.get("set_up"):
             self.set_up = wanted
             self.states.classes = wanted.run.problem.num_classes if wanted.run.began_with else None

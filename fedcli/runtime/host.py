@@ -33,6 +33,7 @@ from fedcli.runtime.enrolment import Enrolment, client_of
 from fedcli.runtime.link import Link, Membership
 from fedcli.runtime.order_queue import WAKE_S, OrderQueue
 from fedcli.runtime.patience import executed, patiently
+from fedcli.runtime.setups import classes_in
 from fedcli.runtime.state import lock_states
 from fedcli.runtime.worker import Progress, Result, Task
 from fedcli.runtime.workers import Workers
@@ -329,7 +330,8 @@ class Host:
                 f"an order is for client {printable(order.client_id, 60)}, who is not of this "
                 "process"
             )
-        return {} if order.kind in WITHOUT_PAYLOAD else self.workers.payload_spec(order.new_classes)
+        without = order.kind in WITHOUT_PAYLOAD
+        return {} if without else self.workers.payload_spec(*classes_in(order))
 
     def _push_forever(self) -> None:
         while (results := self._results.get()) is not None:

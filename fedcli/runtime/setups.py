@@ -18,12 +18,14 @@ from fedmodels.config.experiment import Experiment
 from fedmodels.data_description import MAX_CLASSES
 from fedmodels.errors import PayloadError
 from fedmodels.nets.split import SplitNet
+from fedmodels.run_classes import ClassChange, RunClasses
 from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.training.method import Method
 from fedmodels.training.private_state import keeps_state
 from fedmodels.training.run import RunFacts
 from fedmodels.training.wire import Wire
+from fedpb.v1 import coordinator_pb2 as rpc
 
 KEPT = 2
 """Set-ups that are held: that of the last order, and the one before or after it."""
@@ -33,7 +35,7 @@ class SetUp:
     """What the clients of a process share while a run has one list of classes."""
 
     def __init__(
-        self, method: Method, run: RunFacts, classes: tuple[str, ...], device: torch.device
+        self, method: Method, run: RunFacts, classes: RunClasses, device: torch.device
     ) -> None:
         """Build a net to work with."""
         self.method, self.run, self.classes = method, run, classes
@@ -102,35 +104,48 @@ class SetUps:
         self.shared: dict[str, Any] = {}
         """What parts of the clients of a process share, by name."""
         self.classes, self._device = tuple(classes), device
-        _check_names(self.classes, ())
+        _check(first := RunClasses(self.classes))
         self._first = RunFacts(experiment, Problem(problem.input_shape, len(self.classes)))
-        self._kept: dict[tuple[str, ...], SetUp] = {}
-        self._kept[()] = SetUp(method, self._first, self.classes, device)
+        self._kept = {first: SetUp(method, self._first, first, device)}
         self._method = method
 
-    def of(self, new_classes: Sequence[str]) -> SetUp:
+    def of(
+        self, new_classes: Sequence[str], changes: Sequence[tuple[int, ClassChange]] = ()
+    ) -> SetUp:
         """Return the set-up for the classes that an order names beyond the first ones.
 
         Raises:
-            PayloadError: they are no names of further classes.
+            PayloadError: they are no names of further classes, or no changes of known ones.
         """
-        wanted = tuple(new_classes)
+        wanted = RunClasses(self.classes, tuple(new_classes), tuple(changes))
         found = self._kept.get(wanted)
         if found is not None:
             return found
-        names = (*self.classes, *wanted)
-        _check_names(self.classes, wanted)
+        _check(wanted)
+        run = self._first.for_classes(len(wanted.names)) if wanted.came else self._first
         with self.busy:
-            found = SetUp(self._method, self._first.for_classes(len(names)), names, self._device)
+            found = SetUp(self._method, run, wanted, self._device)
             _ = found.payload_spec
             kept = [*self._kept.items()][1 - KEPT :]
             self._kept = {**dict(kept), wanted: found}
         return found
 
 
-def _check_names(first: Sequence[str], new: Sequence[str]) -> None:
+def _check(classes: RunClasses) -> None:
     """Raise PayloadError if a server's names of classes come twice, or are too many."""
-    if len({*first, *new}) < len(first) + len(new) or len(first) + len(new) > MAX_CLASSES:
+    number = len(classes.first) + len(classes.came), len(classes.changes)
+    try:
+        fits = max(number) <= MAX_CLASSES and bool(classes.names)
+    except ValueError:  # one comes twice, or a change is of none of them
+        fits = False
+    if not fits:
         raise PayloadError(
-            f"the server names {len(first)} classes and {len(new)} new ones: one twice, or too many"
+            f"the server names {len(classes.first)} classes and {len(classes.came)} new ones: "
+            "one twice, or too many, or a change is of none of them"
         )
+
+
+def classes_in(order: rpc.Order) -> tuple[tuple[str, ...], tuple[tuple[int, ClassChange], ...]]:
+    """Return the names of the classes that came since an open run began, and what changed."""
+    changes = ((one.after, ClassChange(one.old, one.now)) for one in order.class_changes)
+    return tuple(order.new_classes), tuple(changes)

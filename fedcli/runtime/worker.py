@@ -16,7 +16,7 @@ from torch import Tensor
 from fedcli.runtime.client_log import tell, tell_scored, tell_trained
 from fedcli.runtime.client_part import Client, Training
 from fedcli.runtime.scoring import add_score
-from fedcli.runtime.setups import SetUp
+from fedcli.runtime.setups import SetUp, classes_in
 from fedmodels.errors import ArchiveError, ConfigError, FedtideError, OrderDeclined, PayloadError
 from fedmodels.machine import peak_rss_bytes
 from fedmodels.nets.split import SplitNet
@@ -166,7 +166,7 @@ class Worker(Client):
 
     def _follow(self, order: rpc.Order) -> None:
         """Take the classes of an order, and drop what it says is no longer needed."""
-        self.take(order.new_classes)
+        self.take(*classes_in(order))
         for part in self.parts:
             part.follows(order)
         if self.stateful:

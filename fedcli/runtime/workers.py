@@ -28,6 +28,7 @@ from fedmodels.devices import free_on, give_back
 from fedmodels.errors import LinkError
 from fedmodels.machine import cores, free_bytes
 from fedmodels.methods import make
+from fedmodels.run_classes import ClassChange
 from fedmodels.tensors.bundle import ClientId
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.training.fault import name_faults
@@ -216,13 +217,15 @@ class Workers:
         """Return the workers that are open; other threads may call it."""
         return dict(self._open)
 
-    def payload_spec(self, new_classes: Sequence[str] = ()) -> Mapping[str, BundleSpec]:
+    def payload_spec(
+        self, new_classes: Sequence[str] = (), changes: Sequence[tuple[int, ClassChange]] = ()
+    ) -> Mapping[str, BundleSpec]:
         """Return what each part of an order's payload must hold, the same for all clients.
 
         Raises:
             PayloadError: the new classes of an order are no names of further classes.
         """
-        return self.set_ups.of(new_classes).payload_spec
+        return self.set_ups.of(new_classes, changes).payload_spec
 
     @property
     def set_ups(self) -> SetUps:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
+    from fedpb.v1.coordinator_pb2 import ClassOf
     from fedsrv.events import Event
     from fedsrv.identity.tls import ChannelCredentials
 
@@ -181,6 +182,40 @@ def set_aside(
 
 
 @watching_app.command()
+def classes(
+    server: Coordinator,
+    rename: Annotated[
+        tuple[str, str] | None,
+        typer.Option(metavar="OLD NEW", help="Let a class have another name."),
+    ] = None,
+    as_json: AsJson = False,
+    ca: Authority = None,
+    cert: Cert = None,
+    key: Key = None,
+    crl: Revoked = None,
+) -> None:
+    """Show the classes of an open run, or rename one before its next round.
+
+    Sites may go on calling a class as they did: the run knows its earlier names.
+    """
+    from fedmodels.log_lines import json_text
+    from fedmodels.printable import printable
+    from fedmodels.run_classes import ClassChange
+
+    if rename is not None:
+        _steer(server, ca, cert, key, crl, classes=[ClassChange(*rename)])
+        old, now = map(printable, rename)
+        typer.echo(f"{server}: the class {old!r} is called {now!r} from the next round on")
+        return
+    for label, one in enumerate(_steer(server, ca, cert, key, crl, classes=())):
+        name, earlier = printable(one.name), [*map(printable, one.earlier)]
+        facts = {"examples": one.examples, "clients": one.clients, "earlier": earlier}
+        was = f", earlier {', '.join(map(repr, earlier))}" if earlier else ""
+        line = f"{label:>3}  {name!r}: {one.examples} examples at {one.clients} clients{was}"
+        typer.echo(json_text({"label": label, "name": name, **facts}) if as_json else line)
+
+
+@watching_app.command()
 def close(
     server: Coordinator,
     now: Annotated[
@@ -217,11 +252,11 @@ def _steer(
     key: Path | None,
     crl: Path | None,
     **wanted: Any,
-) -> None:
-    """Tell a coordinator what an operator wants."""
+) -> Sequence[ClassOf]:
+    """Tell a coordinator what an operator wants; return the classes that it tells of."""
     from fedsrv.watching import steer
 
-    steer(server, _credentials(server, ca, cert, key, crl), **wanted)
+    return steer(server, _credentials(server, ca, cert, key, crl), **wanted)
 
 
 def _events(

@@ -16,6 +16,7 @@ from fedmodels.config.origin import check_origin, placeless
 from fedmodels.config.privacy import DETAILS, CountDetail
 from fedmodels.errors import ConfigError, PayloadError, RunFailed
 from fedmodels.printable import printable
+from fedmodels.run_classes import RunClasses
 from fedmodels.tensors.bundle import EVALUATOR, ClientId, Problem
 from fedsrv.engine.client_profile import Profile
 
@@ -110,6 +111,9 @@ class Admission:
                 "open = true passes tasks over: deal its data out anew without that task"
             )
         return text
+
+    def follow(self, classes: RunClasses) -> None:
+        """Take what the classes of an open run are called by now."""
 
     def refused(self, client: ClientId) -> Mapping[int, str]:
         """Return the tasks of an admitted client that the run does not take, and why."""

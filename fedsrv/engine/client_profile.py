@@ -16,6 +16,7 @@ from torch import Tensor
 from fedmodels.data_description import ClientFile, ProblemFile, first_fault
 from fedmodels.errors import PayloadError
 from fedmodels.printable import printable
+from fedmodels.run_classes import RunClasses
 from fedmodels.tensors.bundle import ClientId, Problem
 
 MAX_LETTERS = 60
@@ -98,23 +99,23 @@ class Profile:
         gone, left = counts[out].sum(0), np.delete(counts, out, 0).sum(0)
         return tuple(name for k, name in enumerate(self.classes) if left[k] or not gone[k])
 
-    def within(self, tasks: int, classes: Sequence[str]) -> Profile:
+    def within(self, tasks: int, classes: RunClasses) -> Profile:
         """Return the description of the first tasks alone, in the order of the run's classes.
 
         Args:
             tasks: how many the run has begun.
-            classes: names of the run's classes; they hold every class of these tasks.
+            classes: those of the run; they hold every class of these tasks.
         """
-        problem = Problem(self.problem.input_shape, len(classes))
-        labels = {name: label for label, name in enumerate(classes)}
+        problem = Problem(self.problem.input_shape, len(classes.names))
+        labels = classes.labels
         own = [n for n, name in enumerate(self.classes) if name in labels]
         places = [labels[self.classes[n]] for n in own]
         tables = []
         for counts in (self.train[:tasks], self.test[:tasks]):
-            table = np.zeros((len(counts), len(classes)), dtype=np.int64)
-            table[:, places] = counts[:, own]
+            table = np.zeros((len(counts), len(classes.names)), dtype=np.int64)
+            np.add.at(table.T, places, counts[:, own].T)
             tables.append(table)
-        names = tuple(classes) if self.class_names else ()
+        names = classes.names if self.class_names or classes.changes else ()
         train, test = tables
         return replace(self, problem=problem, train=train, test=test, class_names=names)
 

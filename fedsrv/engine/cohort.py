@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ClientFailed, TooFewClients
+from fedmodels.run_classes import RunClasses
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.tensors.differences import Measured, TrainingBase
@@ -347,8 +348,8 @@ class Cohort(Protocol):
         """Let these clients, and no others, know that they take no part from now on, and why."""
         ...
 
-    def begin(self, classes: Sequence[str]) -> None:
-        """Let clients know the names of the classes that an open run began with."""
+    def begin(self, classes: RunClasses) -> None:
+        """Take the classes of an open run: those that it began with, and what became of them."""
         ...
 
     def news(self) -> News:

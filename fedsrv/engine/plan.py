@@ -182,6 +182,11 @@ class Plan:
         return ()
 
     @property
+    def class_changes(self) -> Sequence[rpc.ClassChange]:
+        """Return what became of the classes of an open run since it began."""
+        return ()
+
+    @property
     def settings(self) -> Table | None:
         """Return what holds beside the config that clients were told when they joined."""
         return None

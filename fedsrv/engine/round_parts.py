@@ -178,7 +178,7 @@ class RoundParts:
             global_test=self.experiment.evaluate.generalization,
             confusion=confusion and bool(views) and client != EVALUATOR,
             base=last_trained.get(client, -1) if isinstance(client, int) else -1,
-            settings=self.plan.settings,
+            settings=self.plan.settings, class_changes=self.plan.class_changes,
         ) for client, tasks in seen.items()}  # fmt: skip
 
     def _asked(

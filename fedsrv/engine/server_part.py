@@ -245,7 +245,7 @@ class ServerPart:
 
     # --- before the first step --------------------------------------------------------------------
 
-    def offers(self) -> Mapping[str, Callable[..., None]]:
+    def offers(self) -> Mapping[str, Callable[..., Any]]:
         """Return what an operator may ask of this part while the run goes on, by name."""
         return {}
 

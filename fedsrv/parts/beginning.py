@@ -31,7 +31,8 @@ class Beginning(ServerPart):
         """
         before = tuple(map(str, self._from["classes"]))
         named = (profile.class_names for profile in plan.profiles.values() if profile.class_names)
-        now = tuple(getattr(plan, "classes", ())) or next(named, ())
+        classes = getattr(plan, "classes", None)  # of an open run, as it began
+        now = classes.first if classes else next(named, ())
         if before and now and now[: len(before)] != before:
             raise ConfigError(
                 f"[net] begin_from: {self.experiment.net.begin_from} has the classes "

@@ -22,6 +22,7 @@ from fedmodels.errors import ConfigError, PayloadError
 from fedmodels.methods import make
 from fedmodels.parts.class_growth import check_grows
 from fedmodels.printable import printable
+from fedmodels.run_classes import RunClasses
 from fedmodels.tensors.bundle import ClientId, Problem
 from fedmodels.training.run import RunFacts
 from fedsrv.engine.admission import MAX_TASKS, Admission, Names, facts_in, listed, listed_in
@@ -37,18 +38,24 @@ class OpenAdmission(Admission):
     """Checks that everyone who takes part has the inputs of an open run, and what it had before."""
 
     def __init__(
-        self, known: Mapping[int, str], *args: Any, classes: Sequence[str] = (), **options: Any
+        self,
+        known: Mapping[int, str],
+        *args: Any,
+        classes: RunClasses | None = None,
+        **options: Any,
     ) -> None:
         """Start as :class:`Admission` does.
 
-        ``classes`` are the names of those that the run began with; none where it has not begun.
+        ``classes`` are those of the run; None where it has not begun.
         """
         began = known if classes else {}  # before that, what clients had may have grown since
         super().__init__(began, *args, **options)
         assert self._experiment is not None, "a config says that the run is open"
-        self._has_begun = bool(classes)
+        self._has_begun = classes is not None
         """Whether the clients may bring more than they had, and no less."""
-        self._classes = Counter[str]([*classes, *listed_in(self._experiment)])
+        self._run = classes or RunClasses(())
+        """The classes of the run by now."""
+        self._classes = Counter[str]([*self._run.first, *listed_in(self._experiment)])
         """The names of all classes that the run and its clients have, and how many have each."""
         for text in self._known.values():
             self._classes.update(Profile.parse(0, text).brought)
@@ -89,6 +96,10 @@ class OpenAdmission(Admission):
             return {task: printable(f"{REFUSED}: it {why}", MAX_WHY)}
         return {}
 
+    def follow(self, classes: RunClasses) -> None:
+        """Take what the classes of the run are called by now."""
+        self._run = classes
+
     def refused(self, client: ClientId) -> Mapping[int, str]:
         """Return the tasks of an admitted client that the run does not take, and why."""
         with self._lock:
@@ -128,11 +139,14 @@ class OpenAdmission(Admission):
             PayloadError: one may be a class that the run has under another name, or the run can
                 take in no more.
         """
-        known = [name for name, count in self._classes.items() if count > 0]
+        run = self._run
+        held = run.called(name for name, count in self._classes.items() if count > 0)
+        known = [*dict.fromkeys(held)]
+        names = run.called(names)
         new = new_classes(known, [names])
         if not new:
             return
-        if why := spelt(new, known, names):
+        if why := spelt(new, [*known, *run.earlier], names):
             raise PayloadError(f"client {client} {why}")
         if self._has_begun and (why := self._refusal()):
             raise PayloadError(
@@ -152,7 +166,7 @@ class OpenAdmission(Admission):
         assert self._problem is not None, "the run has begun"
         table = self._experiment.method
         method = make(table.name, **table.hyper_parameters())
-        problem = Problem(self._problem.input_shape, len(self._classes))
+        problem = Problem(self._problem.input_shape, len({*self._run.called(self._classes)}))
         try:
             check_grows(method, RunFacts(self._experiment, problem))
         except ConfigError as error:

@@ -170,7 +170,7 @@ def grown_at(parts: Kernel, begun: int, state: ServerState) -> ServerState:
     plan = opened(parts.plan)
     new = [growth for growth in plan.growths if growth.interaction == begun]
     if begun and (added := sum(len(growth.classes) for growth in new)):
-        before = plan.run.for_classes(len(plan.classes) - added)
+        before = plan.run.for_classes(len(plan.classes.names) - added)
         state = StateGrowth(parts.method, before, plan.run).server(state)
     gone = {client for growth in new if growth.forgets for client in growth.retired}
     return forgotten(parts.method, state, gone) if gone else state

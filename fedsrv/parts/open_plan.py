@@ -18,6 +18,7 @@ from typing import Any, Self
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.open_changes import changed
 from fedmodels.errors import ArchiveError, ConfigError
+from fedmodels.run_classes import ClassChange, RunClasses
 from fedmodels.tensors.bundle import ClientId, Problem
 from fedmodels.training.announcement import check_announcement
 from fedmodels.training.method import Method
@@ -25,6 +26,7 @@ from fedmodels.training.position import Stage, Task
 from fedmodels.training.run import RunFacts
 from fedmodels.training.settings import check_parts
 from fedpb.tables import table_of
+from fedpb.v1 import coordinator_pb2 as rpc
 from fedpb.v1.table_pb2 import Table
 from fedsrv.engine.client_profile import Profile
 from fedsrv.engine.cohort import Cohort
@@ -58,14 +60,17 @@ class Growth:
     """Clients and tasks that nobody trains or scores from here on, and why."""
     changes: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
     """The keys of the config that have other values from here on: before, and now."""
+    class_changes: tuple[ClassChange, ...] = ()
+    """What becomes of the classes that the run has, before the new ones come."""
 
     def to_json(self) -> dict[str, Any]:
         """Return it for the database and the records."""
         numbers = {name: [*getattr(self, name).items()] for name in ("tasks", "owed", "failed")}
         aside = [(client, task, why) for (client, task), why in self.set_aside.items()]
         found = {**asdict(replace(self, set_aside={})), **numbers, "set_aside": aside}
-        if not self.changes:  # as in runs of earlier versions
-            del found["changes"]
+        for name in ("changes", "class_changes"):
+            if not found[name]:  # as in runs of earlier versions
+                del found[name]
         return found
 
     @classmethod
@@ -95,6 +100,7 @@ class Growth:
             tuple(map(int, found["away"])),
             {(int(client), int(task)): str(why) for client, task, why in found["set_aside"]},
             {str(key): (before, now) for key, (before, now) in found.get("changes", {}).items()},
+            tuple(ClassChange(*map(str, one)) for one in found.get("class_changes", ())),
         )
 
 
@@ -135,14 +141,14 @@ class OpenPlan(Plan):
         """Return the plan of an open run from a growth on."""
         run, growths = self._changed(growth), [*self.growths, growth]
         experiment = run.experiment
-        names = [name for each in growths for name in each.classes]
+        classes = classes_of(growths)
         tasks = {**self.tasks, **growth.tasks}
         aside = {**self.aside, **dict.fromkeys(growth.retired, growth.interaction)}
-        kept = {} if growth.classes else {
+        kept = {} if growth.classes or growth.class_changes else {
             c: self.profiles[c] for c, one in self.described.items()
             if c not in growth.tasks and known[c] is one
         }  # fmt: skip
-        profiles = {c: kept.get(c) or known[c].within(tasks[c], names) for c in sorted(tasks)}
+        profiles = {c: kept.get(c) or known[c].within(tasks[c], classes) for c in sorted(tasks)}
         present = {
             c: Task(tasks[c] - 1) for c in profiles if takes_part(c, growth.interaction, aside)
         }
@@ -162,8 +168,8 @@ class OpenPlan(Plan):
         else:
             added = stage_steps(experiment, stage, len(before), present, owed, weights, until)
         steps = [*before, *added]
-        if len(names) > run.problem.num_classes:
-            run = run.for_classes(len(names))
+        if len(classes.names) > run.problem.num_classes:
+            run = run.for_classes(len(classes.names))
         terms = self.terms.grown(run, profiles, steps)
         on = {c: (*self.began.get(c, ()), growth.interaction) for c in growth.tasks}
         began = {**self.began, **on}
@@ -208,9 +214,9 @@ class OpenPlan(Plan):
         return self
 
     @cached_property
-    def classes(self) -> tuple[str, ...]:
-        """Of an open run: the names of its classes, in label order."""
-        return tuple(name for growth in self.growths for name in growth.classes)
+    def classes(self) -> RunClasses:
+        """Of an open run: its classes."""
+        return classes_of(self.growths)
 
     @property
     def members(self) -> Collection[int]:
@@ -220,7 +226,12 @@ class OpenPlan(Plan):
     @property
     def new_classes(self) -> Sequence[str]:
         """Return the names of the classes that the run did not begin with."""
-        return self.classes[len(self.growths[0].classes) :] if self.growths else ()
+        return self.classes.came
+
+    @property
+    def class_changes(self) -> Sequence[rpc.ClassChange]:
+        """Return what became of the classes since the run began."""
+        return [rpc.ClassChange(after=n, **one._asdict()) for n, one in self.classes.changes]
 
     @cached_property
     def set_aside(self) -> Mapping[tuple[int, int], str]:
@@ -270,6 +281,14 @@ def opened(plan: Plan) -> OpenPlan:
     """Return a plan of an open run as one."""
     assert isinstance(plan, OpenPlan), "an open run has open plans"
     return plan
+
+
+def classes_of(growths: Sequence[Growth]) -> RunClasses:
+    """Return the classes that a run has after some growths, of which the first names its own."""
+    found = RunClasses(growths[0].classes if growths else ())
+    for growth in growths[1:]:
+        found = found.grown(growth.classes, growth.class_changes)
+    return found
 
 
 def rounds_of(

@@ -20,7 +20,9 @@ from fedmodels.config.open_changes import changed, changes_between
 from fedmodels.errors import OrderDeclined, PayloadError, RunFailed
 from fedmodels.parts.class_growth import StateGrowth
 from fedmodels.parts.growth_by_method import forgotten
+from fedmodels.run_classes import ClassChange, RunClasses
 from fedmodels.training.method import Method
+from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.client_profile import Profile, clients_text
 from fedsrv.engine.cohort import Cohort, News
 from fedsrv.engine.plan import Plan, describe
@@ -29,8 +31,9 @@ from fedsrv.engine.schedule import Step, new_classes, takes_part
 from fedsrv.engine.server_part import NOTHING, Interaction, Running, ServerPart, Timetable
 from fedsrv.events import EventLog
 from fedsrv.parts.buffer_steps import rounds_ahead
+from fedsrv.parts.class_wishes import ClassWishes, checked, told_of
 from fedsrv.parts.open_admission import first_classes
-from fedsrv.parts.open_plan import Growth, OpenPlan, movers, opened, rounds_of
+from fedsrv.parts.open_plan import Growth, OpenPlan, classes_of, movers, opened, rounds_of
 from fedsrv.parts.tasks_aside import TasksAside
 from fedsrv.state.record import Record
 from fedsrv.state.store import Store
@@ -60,13 +63,13 @@ class OpenRuns(ServerPart):
         """Take what the run does that has nothing to learn: by default it waits."""
         super().__init__(store, events, given)
         self._at_rest: AtRest = given.get("at_rest", "wait")
-        self._wished = TasksAside(store.path)
+        self._wished, self._names = TasksAside(store.path), ClassWishes(store.path)
         self._stages: Stages | None = None
         """None until clients have joined."""
 
-    def offers(self) -> Mapping[str, Callable[..., None]]:
-        """Let an operator set single tasks aside."""
-        return {"set_aside": self._ask}
+    def offers(self) -> Mapping[str, Callable[..., Any]]:
+        """Let an operator set single tasks aside, look at classes, and give them other names."""
+        return {"set_aside": self._ask, "classes": self._ask_classes}
 
     def _ask(self, tasks: Sequence[tuple[int, int]]) -> None:
         """Set tasks aside before the next round, also after a crash from now on.
@@ -82,13 +85,35 @@ class OpenRuns(ServerPart):
                 raise PayloadError(f"client {client} has no task {task}: the run knows of {known}")
         self._wished.add(tasks)
 
+    def _ask_classes(self, changes: Sequence[ClassChange]) -> list[rpc.ClassOf]:
+        """Change classes before the next round, also after a crash from now on.
+
+        Returns:
+            The classes as they will be then.
+
+        Raises:
+            PayloadError: a change cannot be, or nobody has joined.
+        """
+        if self._stages is None:
+            raise PayloadError("the run has not begun: it has no classes yet")
+        with self._names.lock:
+            classes, done = self._stages.classes_to_be()
+            wanted = list[ClassChange]()
+            for change in changes:
+                wanted.append(checked(classes, change))
+                classes = classes.grown((), wanted[-1:])
+            if wanted:
+                self._names.add(wanted, done)
+        return told_of(classes, self._stages.known.values())
+
     def timetable(
         self, method: Method, cohort: Cohort, descriptions: Mapping[int, str]
     ) -> Timetable:
         """Return the stages of the run."""
         stages = Stages(
-            method, self.store, cohort, self.events, descriptions, self._at_rest, self._wished.read
-        )
+            method, self.store, cohort, self.events, descriptions, self._at_rest,
+            self._wished.read, self._names.after,
+        )  # fmt: skip
         describe(self.store, stages.first.profiles)
         self._stages = stages
         return stages
@@ -114,11 +139,12 @@ class Stages(Timetable):
         descriptions: Mapping[int, str],
         at_rest: AtRest = "wait",
         wished: Callable[[], Collection[tuple[int, int]]] = tuple,
+        named: Callable[[int], Sequence[ClassChange]] = lambda done: (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Take what clients announced so far; the run's first ones have joined."""
         self.method, self.store, self.cohort, self.events = method, store, cohort, events
-        self.at_rest, self._wished, self._clock = at_rest, wished, clock
+        self.at_rest, self._wished, self._named, self._clock = at_rest, wished, named, clock
         self._texts: dict[int, str] = {}
         self._looked_at: Mapping[int, int] = {}
         """The tasks that present models were last scored on before anybody trained on them."""
@@ -145,7 +171,7 @@ class Stages(Timetable):
         self.growths = [Growth.from_json(found) for found in store.ledger.growths()]
         if not self.growths:
             self._store(self._first())
-        cohort.begin(self.growths[0].classes)
+        cohort.begin(classes_of(self.growths))
         super().__init__(self._plan_at(store.committed))
 
     # --- plans ------------------------------------------------------------------------------------
@@ -259,6 +285,12 @@ class Stages(Timetable):
         if line := _line_of(growth, plan.tasks):
             self.events.tell("growth", line=line)
         grown = plan.grown(growth, self.known)
+        if growth.class_changes:
+            self.cohort.begin(grown.classes)
+        for one in growth.class_changes:
+            self.store.tell("renamed", **one._asdict(), interaction=growth.interaction)
+            line = f"the class {one.old!r} is called {one.now!r} from here on"
+            self.events.tell("note", line=line)
         self._begin(grown)
         describe(self.store, grown.profiles)
         return grown
@@ -325,7 +357,8 @@ class Stages(Timetable):
         self, plan: OpenPlan, interaction: int, news: News, waited: float, ahead: Ahead
     ) -> Growth | None:
         """Return what the run grows by at an interaction; None if that is not due."""
-        changes = self._changes(plan, interaction)
+        changes, names = self._changes(plan, interaction), self._class_changes(interaction)
+        classes = plan.classes.grown((), names)
         retired = tuple(c for c in news.retired if c in plan.tasks and c not in plan.aside)
         aside = {**plan.aside, **dict.fromkeys(retired, interaction)}
         if plan.tasks.keys() <= aside.keys():
@@ -345,14 +378,16 @@ class Stages(Timetable):
             }
             resting = plan.tasks.keys() - owed.keys()
             moving = movers(self.store.experiment, known, plan.tasks, resting, is_idle, out)
-        added = new_classes(plan.classes, [self.known[c].brought for c in moving])
+        brought = [classes.called(self.known[c].brought) for c in moving]
+        added = new_classes(classes.names, brought)
         forgets = bool(retired) and news.forgets
         found = Growth(
-            interaction, moving, added, retired, forgets, set_aside=gone, changes=changes
-        )
+            interaction, moving, added, retired, forgets, set_aside=gone, changes=changes,
+            class_changes=names,
+        )  # fmt: skip
         if not self._is_due(plan, found, waited, is_idle, ahead):
             again = is_idle and bool(owed.keys() - {*news.away})
-            if not (retired or again or gone or changes):
+            if not (retired or again or gone or changes or names):
                 return None
             found = replace(found, tasks={}, classes=())
         failed = {c: n for c, n in sorted(self._failed.items()) if c in owed}
@@ -372,6 +407,18 @@ class Stages(Timetable):
             now = {key: value for key, (_, value) in found.items()}
             self.store.experiment = changed(plan.run.experiment, now)
         return found
+
+    def classes_to_be(self) -> tuple[RunClasses, int]:
+        """Return the classes with all changes that are wanted, and how many of these were done."""
+        growths = [*self.growths]
+        done = sum(len(one.class_changes) for one in growths)
+        return classes_of(growths).grown((), self._named(done)), done
+
+    def _class_changes(self, interaction: int) -> tuple[ClassChange, ...]:
+        """Return the changes of classes that are wanted and not done; a replay comes first."""
+        if interaction <= self.store.newest:
+            return ()
+        return tuple(self._named(sum(len(one.class_changes) for one in self.growths)))
 
     @property
     def _most_tries(self) -> int:

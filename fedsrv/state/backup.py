@@ -24,7 +24,8 @@ from fedsrv.state.run_directory import is_vacant, refuse_existing, writing
 
 BESIDE = (
     "config.toml", "env.json", "data.json", "audit.jsonl", "rounds.jsonl", "privacy.jsonl",
-    "excluded.json", "set-aside.json", "tracked.json", "summary.json", "lineage.json",
+    "excluded.json", "set-aside.json", "classes.json", "tracked.json", "summary.json",
+    "lineage.json",
 )  # fmt: skip
 """The files beside the database that a coordinator goes on from, or that say what the run did."""
 GIVEN = "begin-*.safetensors"

@@ -55,8 +55,8 @@ def require_place(path: Path, handle: int) -> None:
 WRITTEN = {
     "run.db", "run.db-wal", "run.db-shm", "server", "config.toml", "env.json", "data.json",
     "mlflow.db", "mlartifacts", "wandb", "tracked.json", "privacy.jsonl",
-    "tensorboard", "rounds.jsonl", "audit.jsonl", "excluded.json", "set-aside.json", ".lock",
-    "logs", "clients", "data",
+    "tensorboard", "rounds.jsonl", "audit.jsonl", "excluded.json", "set-aside.json", "classes.json",
+    ".lock", "logs", "clients", "data",
 }  # fmt: skip
 """The files that a start writes into a run directory before clients can join."""
 GO_ON = "what is committed is kept: make room, and go on with --resume"

@@ -27,6 +27,7 @@ from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ArchiveError, ArchiveNotRead, ConfigError, RunFailed
 from fedmodels.files import LEFTOVER, sync_path, write_atomically
 from fedmodels.line_file import append_lines
+from fedmodels.run_classes import ClassChange, RunClasses
 from fedmodels.tensors.bundle import state_digest
 from fedmodels.training.contexts import ServerState
 from fedsrv.state.evidence import Evidence
@@ -422,10 +423,16 @@ class Store:
             self.ledger.grow(growth)
         self._grown = max(self._grown, int(growth["interaction"]))
 
-    def first_classes(self) -> tuple[str, ...]:
-        """Return the names of the classes that an open run began with; none before it began."""
-        first = next(iter(self.ledger.growths()), None)
-        return () if first is None else tuple(map(str, first["classes"]))
+    def classes(self) -> RunClasses | None:
+        """Return the classes of an open run, as its growths say; None before it began."""
+        growths = self.ledger.growths()
+        if not growths:
+            return None
+        found = RunClasses(tuple(map(str, growths[0]["classes"])))
+        for growth in growths[1:]:
+            changes = (ClassChange(*one) for one in growth.get("class_changes", ()))
+            found = found.grown(growth["classes"], changes)
+        return found
 
     # --- clients ----------------------------------------------------------------------------------
 

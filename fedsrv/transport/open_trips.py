@@ -6,7 +6,10 @@ import hashlib
 import secrets
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, Self, TypeVar
+
+from google.protobuf.message import Message
 
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId
 from fedpb.codec import Encoded, encode
@@ -173,7 +176,8 @@ def numbered(
         if not order.trip:
             own = personal[client].digest if client in personal else b""
             more = [part for field, part in order.ListFields() if field.message_type is not None]
-            besides = b"".join(part.SerializeToString(deterministic=True) for part in more)
+            each = chain.from_iterable([p] if isinstance(p, Message) else p for p in more)
+            besides = b"".join(part.SerializeToString(deterministic=True) for part in each)
             sha = hashlib.sha256(b"%d:" % order.base + common.digest + own + besides)
             found[client] = numbered = rpc.Order()
             numbered.CopyFrom(order)

@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fedmodels.errors import FedtideError, PayloadError, RunFailed
+from fedmodels.run_classes import RunClasses
 from fedmodels.tensors.bundle import EVALUATOR, ClientId
 from fedpb.orders import WITHOUT_PAYLOAD
 from fedpb.v1 import coordinator_pb2 as rpc
@@ -196,15 +197,17 @@ class RemoteCohort:
                         f"--resume --without {client} keeps it out"
                     )
 
-    def begin(self, classes: Sequence[str]) -> None:
-        """Name the classes that an open run began with.
+    def begin(self, classes: RunClasses) -> None:
+        """Name the classes that an open run began with, and what they are called by now.
 
         Clients that joined before went by their own classes. Those that have others join again.
         """
+        if self.admission is not None:
+            self.admission.follow(classes)
         with self.changed:
-            if self.class_names == tuple(classes):
+            if self.class_names == classes.first:
                 return
-            self.class_names = tuple(classes)
+            self.class_names = classes.first
             others = [
                 client
                 for client, session in self.sessions.items()

@@ -22,6 +22,7 @@ from grpc_health.v1 import health
 
 from fedmodels.errors import PayloadError, PayloadTooLarge
 from fedmodels.printable import printable
+from fedmodels.run_classes import ClassChange
 from fedmodels.tensors.bundle import EVALUATOR, ClientId
 from fedpb import AGAIN_AFTER, PROTOCOL, SET_OUT
 from fedpb.codec import Encoded, messages
@@ -113,6 +114,7 @@ class Service:
         check_id: Callable[[str], None] = lambda text: None,
         exclude: Callable[[Sequence[int]], None] | None = None,
         set_aside: Callable[[Sequence[tuple[int, int]]], None] | None = None,
+        classes: Callable[[Sequence[ClassChange]], Sequence[rpc.ClassOf]] | None = None,
     ) -> None:
         """Answer calls.
 
@@ -127,6 +129,7 @@ class Service:
             check_id: refuses the ids of clients that have to join elsewhere.
             exclude: keeps in mind whom an operator excludes; by default nobody can be.
             set_aside: the same of single tasks.
+            classes: the same of classes that are to change; returns those that an open run has.
         """
         self.run_id, self.experiment = run_id, table_of(experiment)
         self._data: Mapping[str, Any] | None = experiment.get("data")
@@ -137,7 +140,7 @@ class Service:
         self.cohort, self.events = cohort, events
         self.guard, self.journal, self.check_id = guard or Guard(), journal or Journal(), check_id
         self.journal.guard = self.guard
-        self._exclude, self._set_aside = exclude, set_aside
+        self._exclude, self._set_aside, self._classes = exclude, set_aside, classes
         self.complaints = RejectionLog(log)
         self.gate = Gate(cohort.most_present, admitted=self._admitted, look=self._look)
         self.inbox = Inbox(cohort, self.gate, passed_on)
@@ -443,6 +446,8 @@ class Service:
         excluded = self._numbers_of(request.exclude, "is not excluded")
         of_open = request.retire or request.forget or request.close or request.now
         of_open = of_open or len(request.set_aside) > 0
+        changes = [ClassChange(one.old, one.now) for one in request.class_changes]
+        of_open = of_open or bool(changes) or request.list_classes
         if of_open or not excluded:
             self._check_open()
         numbered = self._numbers_of(request.retire, "does not retire")
@@ -461,6 +466,13 @@ class Service:
             tasks = [*zip(owners, (one.task for one in request.set_aside), strict=True)]
             self._set_aside(tasks)
             self.journal.tell("steered", context, set_aside=tasks)
+        classes = list[rpc.ClassOf]()
+        if (changes or request.list_classes) and self._classes is not None:
+            classes += self._classes(changes)
+        if request.list_classes:
+            return rpc.SteerResponse(classes=classes)
+        if changes:
+            self.journal.tell("steered", context, class_changes=changes)
         wanted = {"forget": request.forget, "close": request.close, "now": request.now}
         self.cohort.steer(numbered, **wanted)
         self.journal.tell("steered", context, retire=numbered or None, **wanted)

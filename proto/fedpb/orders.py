@@ -17,6 +17,7 @@ WITHOUT_PAYLOAD = (
     rpc.ORDER_KIND_UNMASK,
 )
 """Orders of a secure sum: all that they say stands in the order."""
+OF_CLASSES = "new_classes", "class_changes"
 Specs = Callable[[rpc.Order], Mapping[str, BundleSpec]]
 """Returns what the parts of an order's payload must hold, by role."""
 
@@ -47,7 +48,7 @@ def read_order(
     expected = specs(header.order)
     for other in header.more:
         specs(other)
-        if other.new_classes != header.order.new_classes:
+        if any(getattr(other, name) != getattr(header.order, name) for name in OF_CLASSES):
             raise PayloadError("a message brings orders that differ in their classes")
     if len({header.order.client_id, *(o.client_id for o in header.more)}) <= len(header.more):
         raise PayloadError("a message brings two orders for one client")

@@ -16,8 +16,10 @@ from fedcli.data.store.client_data import ClientData
 from fedcli.data.store.growing import add_task
 from fedcli.joining import host_of
 from fedmodels.errors import FedtideError
+from fedmodels.run_classes import ClassChange
 from fedsrv.coordinator import Listen, serve
 from fedsrv.events import Event, EventLog
+from fedsrv.parts.class_wishes import ClassWishes
 from fedsrv.parts.open_admission import REFUSED
 from fedsrv.parts.stages import RunPaused
 from fedsrv.relay.relaying import Upstream, serve_relay
@@ -35,6 +37,7 @@ EXPERIMENT = tiny_experiment(
 ).model_copy(update={"scenario": None, "data": None})
 WEEKS = ((0, ("fox", "a")), (1, ("a", "b")))
 """Who gets another task, one after the other, and its classes."""
+RENAMED = ClassChange("c", "cow")
 
 
 class Listening:
@@ -77,6 +80,8 @@ def in_one_process(data: Path, out: Path) -> Any:
     for week, (client, _) in enumerate(WEEKS):
         with pytest.raises(RunPaused):
             run_in_process(EXPERIMENT, data, out, resume=True, at_rest="pause")
+        if week == 0:
+            ClassWishes(out).add([RENAMED], 0)
         add_task(data, client, data.parent / f"{week}")
     return run_in_process(EXPERIMENT, data, out, resume=True, at_rest="close")
 
@@ -98,6 +103,7 @@ def test_tasks_and_classes_come_through_a_relay_as_they_do_without_a_network(
         for client in range(2)
     ]
     above.wait_rest()
+    steer(above.address.result(), classes=[RENAMED])
     with pytest.raises(FedtideError, match="this is a relay: ask the run's coordinator"):
         steer(relay, close=True)
     add_task(data, 0, tmp_path / "0")
@@ -106,6 +112,8 @@ def test_tasks_and_classes_come_through_a_relay_as_they_do_without_a_network(
     until(lambda: ClientData(data / "0").tasks[2].set_aside, "the refusal, which comes back")
     add_task(data, 1, tmp_path / "1")
     above.wait_rest()
+    cow = steer(above.address.result(), classes=())[2]
+    assert (cow.name, [*cow.earlier], cow.examples, cow.clients) == ("cow", ["c"], 12, 1)
     steer(above.address.result(), close=True)
     summary = end.result(60)
     for ended in (*sites, relayed):

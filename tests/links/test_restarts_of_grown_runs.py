@@ -18,6 +18,7 @@ from fedcli.data.store.growing import add_task
 from fedcli.joining import host_of
 from fedcli.runtime.host import Host
 from fedmodels.errors import LinkError, RunStopped
+from fedmodels.run_classes import RunClasses
 from fedsrv.coordinator import Listen, serve
 from fedsrv.events import Event, EventLog
 from fedsrv.parts.open_admission import REFUSED
@@ -140,10 +141,10 @@ def test_who_joined_with_other_classes_than_a_run_begins_with_joins_again(tmp_pa
         texts[client] = ClientData(place).announcement()
         cohort.join(client, texts[client], b"", ())
     cohort.sessions[1].client_json = texts[2]  # it has announced more since
-    cohort.begin(("a", "b", "c"))
+    cohort.begin(RunClasses(("a", "b", "c")))
     assert cohort.sessions.keys() == {2}
     cohort.join(0, texts[0], b"", ())
-    cohort.begin(("a", "b", "c"))
+    cohort.begin(RunClasses(("a", "b", "c")))
     assert cohort.sessions.keys() == {0, 2}
 
 

@@ -36,6 +36,7 @@ from fedmodels.errors import DataError
 from fedmodels.files import Stamp, stamp_of, sync_path
 from fedmodels.nets.trained import ranges_of
 from fedmodels.printable import printable
+from fedmodels.run_classes import RunClasses
 from fedmodels.tensors.bundle import Problem
 
 if TYPE_CHECKING:
@@ -67,28 +68,30 @@ class ClassOrder:
     names: tuple[str, ...]
     """Names of the client's classes, in its own order."""
     places: IntArray  # (K,) label of the run; -1 where the run lacks the class
-    run: tuple[str, ...]
-    """Names of the run's classes, in the run's order."""
-    first: int
-    """How many of them the run began with."""
+    classes: RunClasses
 
     @classmethod
     def own(cls, names: tuple[str, ...]) -> Self:
         """Return the order of a client that has the classes of its run."""
-        return cls(names, np.arange(len(names)), names, len(names))
+        return cls(names, np.arange(len(names)), RunClasses(names))
 
     @classmethod
-    def of(cls, names: tuple[str, ...], run: tuple[str, ...], first: int) -> Self:
-        """Return the order of a client in a run, by the names of classes in either's order.
+    def of(cls, names: tuple[str, ...], run: RunClasses) -> Self:
+        """Return the order of a client in a run, by the names that classes have or had.
 
         Of the first classes of the run, those that it began with, a number stands for the label.
         """
-        known = {name: label for label, name in enumerate(run)}
-        by_number = {label for label in range(min(first, len(names), len(run)))
-                     if str(label) in (names[label], run[label])}  # fmt: skip
-        found = [known.get(name, label if label in by_number else -1)
-                 for label, name in enumerate(names)]  # fmt: skip
-        return cls(names, np.array(found, dtype=np.int64), run, first)
+        known = dict(run.labels)
+        for label, (name, first) in enumerate(zip(names, run.first, strict=False)):
+            if str(label) in (name, first):
+                known.setdefault(name, known[first])
+        found = [known.get(name, -1) for name in names]
+        return cls(names, np.array(found, dtype=np.int64), run)
+
+    @property
+    def run(self) -> tuple[str, ...]:
+        """Names of the run's classes, in the run's order."""
+        return self.classes.names
 
     def labels(self, labels: IntArray, where: object) -> IntArray:
         """Return labels (n,) of the client as labels of the run.
@@ -114,7 +117,7 @@ class ClassOrder:
             if count and self.places[label] < 0:
                 self._refuse(label, where)
             if count:
-                found[self.places[label]] = count
+                found[self.places[label]] += count
         return found
 
     def _refuse(self, label: int, where: object) -> None:
@@ -194,17 +197,14 @@ class ClientData:
         """What is learned: input shape and number of classes."""
         return self.file.problem
 
-    def order_by(self, classes: Sequence[str], first: int) -> None:
-        """From now on, give labels and counts in the order of a run's classes.
-
-        The run began with the first ones.
-        """
-        self._order = ClassOrder.of(self.file.classes, tuple(classes), first)
+    def order_by(self, classes: RunClasses) -> None:
+        """From now on, give labels and counts in the order of a run's classes."""
+        self._order = ClassOrder.of(self.file.classes, classes)
 
     def refresh(self) -> None:
         """Read the description again; if it is wrong, raise DataError and change nothing."""
         again = self._opened_again()
-        again.order_by(self._order.run, self._order.first)
+        again.order_by(self._order.classes)
         self.__dict__.update(again.__dict__)
 
     def _opened_again(self) -> ClientData:

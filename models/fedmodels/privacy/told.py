@@ -41,7 +41,8 @@ parts:
   PushHeader.members Report.counts Report.confusions Report.probabilities Report.secure_sum
   Report.refused_model Event.refused Refused.line
   SecureAnswer.shares SecureAnswer.opened LeaveRequest.others AnnounceRequest.description
-  JoinResponse.refused AnnounceResponse.refused
+  JoinResponse.refused AnnounceResponse.refused Order.class_changes
+  SteerRequest.class_changes SteerResponse.classes
   JoinResponse.history JoinSeveralResponse.joined LeaveResponse.history BeatResponse.history
   History.head PullHeader.order PullHeader.parts PullResponse.header SecureSum.peers
   Order.secure_sum PushSeveralResponse.outcomes WatchResponse.event WatchResponse.head
@@ -101,11 +102,12 @@ words:
   JoinRequest.start_over JoinSeveralRequest.start_over Joining.name ClientDescription.name
   ClientDescription.dataset LeaveRequest.reason Left.reason Draining.line
   SteerRequest.retire SteerRequest.forget SteerRequest.close SteerRequest.now SteerRequest.exclude
-  SteerRequest.set_aside
+  SteerRequest.set_aside SteerRequest.list_classes ClassChange.old ClassChange.now ClassChange.after
 announced:
   TaskCounts.train TaskCounts.test TaskCounts.set_aside TaskCounts.why TaskOf.why
   TaskCounts.again
   ClientDescription.class_names JoinResponse.class_names
+  ClassOf.name ClassOf.earlier ClassOf.examples ClassOf.clients
   Order.new_classes SecureSum.most TensorHeader.shape BundleHeader.payload_bytes Frame.raw_bytes
   Committed.bytes
 examples:

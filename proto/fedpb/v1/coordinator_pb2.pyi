@@ -202,7 +202,7 @@ class SecurePeer(_message.Message):
     def __init__(self, client: _Optional[int] = ..., channel_key: _Optional[bytes] = ..., mask_key: _Optional[bytes] = ..., share: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., certificates: _Optional[_Iterable[bytes]] = ..., agreed: _Optional[bytes] = ...) -> None: ...
 
 class Order(_message.Message):
-    __slots__ = ("kind", "client_id", "interaction", "round", "task", "committed", "durable", "views", "tasks_seen", "trip", "global_test", "issue", "following", "base", "confusion", "new_classes", "first_task", "task_began", "secure_sum", "set_aside", "settings")
+    __slots__ = ("kind", "client_id", "interaction", "round", "task", "committed", "durable", "views", "tasks_seen", "trip", "global_test", "issue", "following", "base", "confusion", "new_classes", "first_task", "task_began", "secure_sum", "set_aside", "settings", "class_changes")
     KIND_FIELD_NUMBER: _ClassVar[int]
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     INTERACTION_FIELD_NUMBER: _ClassVar[int]
@@ -224,6 +224,7 @@ class Order(_message.Message):
     SECURE_SUM_FIELD_NUMBER: _ClassVar[int]
     SET_ASIDE_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    CLASS_CHANGES_FIELD_NUMBER: _ClassVar[int]
     kind: OrderKind
     client_id: str
     interaction: int
@@ -245,7 +246,18 @@ class Order(_message.Message):
     secure_sum: SecureSum
     set_aside: _containers.RepeatedScalarFieldContainer[int]
     settings: _table_pb2.Table
-    def __init__(self, kind: _Optional[_Union[OrderKind, str]] = ..., client_id: _Optional[str] = ..., interaction: _Optional[int] = ..., round: _Optional[int] = ..., task: _Optional[int] = ..., committed: _Optional[int] = ..., durable: _Optional[int] = ..., views: _Optional[_Iterable[str]] = ..., tasks_seen: _Optional[int] = ..., trip: _Optional[int] = ..., global_test: bool = ..., issue: _Optional[int] = ..., following: _Optional[int] = ..., base: _Optional[int] = ..., confusion: bool = ..., new_classes: _Optional[_Iterable[str]] = ..., first_task: _Optional[int] = ..., task_began: _Optional[int] = ..., secure_sum: _Optional[_Union[SecureSum, _Mapping]] = ..., set_aside: _Optional[_Iterable[int]] = ..., settings: _Optional[_Union[_table_pb2.Table, _Mapping]] = ...) -> None: ...
+    class_changes: _containers.RepeatedCompositeFieldContainer[ClassChange]
+    def __init__(self, kind: _Optional[_Union[OrderKind, str]] = ..., client_id: _Optional[str] = ..., interaction: _Optional[int] = ..., round: _Optional[int] = ..., task: _Optional[int] = ..., committed: _Optional[int] = ..., durable: _Optional[int] = ..., views: _Optional[_Iterable[str]] = ..., tasks_seen: _Optional[int] = ..., trip: _Optional[int] = ..., global_test: bool = ..., issue: _Optional[int] = ..., following: _Optional[int] = ..., base: _Optional[int] = ..., confusion: bool = ..., new_classes: _Optional[_Iterable[str]] = ..., first_task: _Optional[int] = ..., task_began: _Optional[int] = ..., secure_sum: _Optional[_Union[SecureSum, _Mapping]] = ..., set_aside: _Optional[_Iterable[int]] = ..., settings: _Optional[_Union[_table_pb2.Table, _Mapping]] = ..., class_changes: _Optional[_Iterable[_Union[ClassChange, _Mapping]]] = ...) -> None: ...
+
+class ClassChange(_message.Message):
+    __slots__ = ("old", "now", "after")
+    OLD_FIELD_NUMBER: _ClassVar[int]
+    NOW_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    old: str
+    now: str
+    after: int
+    def __init__(self, old: _Optional[str] = ..., now: _Optional[str] = ..., after: _Optional[int] = ...) -> None: ...
 
 class PartHeader(_message.Message):
     __slots__ = ("role", "digest", "bundle", "held")
@@ -551,20 +563,24 @@ class AnnounceResponse(_message.Message):
     def __init__(self, refused: _Optional[_Iterable[_Union[TaskOf, _Mapping]]] = ...) -> None: ...
 
 class SteerRequest(_message.Message):
-    __slots__ = ("retire", "forget", "close", "now", "exclude", "set_aside")
+    __slots__ = ("retire", "forget", "close", "now", "exclude", "set_aside", "class_changes", "list_classes")
     RETIRE_FIELD_NUMBER: _ClassVar[int]
     FORGET_FIELD_NUMBER: _ClassVar[int]
     CLOSE_FIELD_NUMBER: _ClassVar[int]
     NOW_FIELD_NUMBER: _ClassVar[int]
     EXCLUDE_FIELD_NUMBER: _ClassVar[int]
     SET_ASIDE_FIELD_NUMBER: _ClassVar[int]
+    CLASS_CHANGES_FIELD_NUMBER: _ClassVar[int]
+    LIST_CLASSES_FIELD_NUMBER: _ClassVar[int]
     retire: _containers.RepeatedScalarFieldContainer[str]
     forget: bool
     close: bool
     now: bool
     exclude: _containers.RepeatedScalarFieldContainer[str]
     set_aside: _containers.RepeatedCompositeFieldContainer[TaskOf]
-    def __init__(self, retire: _Optional[_Iterable[str]] = ..., forget: bool = ..., close: bool = ..., now: bool = ..., exclude: _Optional[_Iterable[str]] = ..., set_aside: _Optional[_Iterable[_Union[TaskOf, _Mapping]]] = ...) -> None: ...
+    class_changes: _containers.RepeatedCompositeFieldContainer[ClassChange]
+    list_classes: bool
+    def __init__(self, retire: _Optional[_Iterable[str]] = ..., forget: bool = ..., close: bool = ..., now: bool = ..., exclude: _Optional[_Iterable[str]] = ..., set_aside: _Optional[_Iterable[_Union[TaskOf, _Mapping]]] = ..., class_changes: _Optional[_Iterable[_Union[ClassChange, _Mapping]]] = ..., list_classes: bool = ...) -> None: ...
 
 class TaskOf(_message.Message):
     __slots__ = ("client_id", "task", "why")
@@ -577,8 +593,22 @@ class TaskOf(_message.Message):
     def __init__(self, client_id: _Optional[str] = ..., task: _Optional[int] = ..., why: _Optional[str] = ...) -> None: ...
 
 class SteerResponse(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("classes",)
+    CLASSES_FIELD_NUMBER: _ClassVar[int]
+    classes: _containers.RepeatedCompositeFieldContainer[ClassOf]
+    def __init__(self, classes: _Optional[_Iterable[_Union[ClassOf, _Mapping]]] = ...) -> None: ...
+
+class ClassOf(_message.Message):
+    __slots__ = ("name", "earlier", "examples", "clients")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    EARLIER_FIELD_NUMBER: _ClassVar[int]
+    EXAMPLES_FIELD_NUMBER: _ClassVar[int]
+    CLIENTS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    earlier: _containers.RepeatedScalarFieldContainer[str]
+    examples: int
+    clients: int
+    def __init__(self, name: _Optional[str] = ..., earlier: _Optional[_Iterable[str]] = ..., examples: _Optional[int] = ..., clients: _Optional[int] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
     __slots__ = ("from_start",)

@@ -29,6 +29,7 @@ from fedcli.data.store.partition_writer import Layout
 from fedcli.data.store.site import cut
 from fedcli.data.store.stream import TaskStream, Validation
 from fedmodels.errors import ArchiveNotWritten, DataError
+from fedmodels.run_classes import ClassChange, RunClasses
 from tests.fedcli.data import test_partition_store as stores
 from tests.fedcli.data.test_own_data import own
 from tests.fedcli.data.test_site import TABLE, recording
@@ -284,7 +285,7 @@ def test_labels_and_counts_come_in_the_order_of_the_run(tmp_path):
     add_task(root, 1, images(tmp_path / "n", "elk"))
     data = open_data(root, 1)
     assert data.arrays(1, "train")[1].tolist() == [1, 1, 2, 2]
-    data.order_by(("a", "b", "cow", "fox"), 2)
+    data.order_by(RunClasses(("a", "b"), ("cow", "fox")))
     assert data.arrays(1, "train")[1].tolist() == [1, 1, 3, 3]
     assert data.counts(1, "train") == [0, 2, 0, 2]
     assert data.counts(0, "test") == [4, 4, 0, 0]
@@ -294,13 +295,17 @@ def test_labels_and_counts_come_in_the_order_of_the_run(tmp_path):
     for ask in (lambda: stream.train(2), lambda: data.counts(2, "train")):
         with pytest.raises(DataError, match=line):
             ask()
-    data.order_by(("a", "b", "elk", "cow", "fox"), 2)
+    data.order_by(RunClasses(("a", "b"), ("elk", "cow", "fox")))
     assert stream.train(2)[1].tolist() == [2, 2]
-    data.order_by(("no", "yes"), 2)  # a number, and no other name, stands for the label
+    renamed = [ClassChange("elk", "moose"), ClassChange("a", "elf")]
+    data.order_by(RunClasses(("a", "b"), ("elk", "cow", "fox")).grown((), renamed))
+    assert stream.train(2)[1].tolist() == [2, 2]
+    assert data.counts(0, "test") == [4, 4, 0, 0, 0]
+    data.order_by(RunClasses(("no", "yes")))  # a number, and no other name, stands for the label
     with pytest.raises(DataError, match="class 'a'"):
         data.arrays(0, "train")
     unnamed = ClientData(own(tmp_path / "data", 2))
-    unnamed.order_by(("no", "yes", "maybe"), 2)
+    unnamed.order_by(RunClasses(("no", "yes"), ("maybe",)))
     assert unnamed.counts(0, "train") == [12, 12, 0]
     assert unnamed.arrays(0, "train")[1].tolist() == [0, 1] * 12
 

@@ -22,6 +22,7 @@ from fedmodels.config.data import Data
 from fedmodels.config.experiment import Trigger
 from fedmodels.config.training import LrSchedule
 from fedmodels.errors import ConfigError, PayloadError, RunFailed
+from fedmodels.run_classes import RunClasses
 from fedmodels.training.optimizer import factor_at
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.report_validator import ReportValidator
@@ -414,7 +415,7 @@ def test_a_resumed_run_knows_the_classes_that_it_began_with():
     experiment = experiment.model_copy(update={"scenario": None, "data": None})
     longer = described([3, 3, 0], [0, 4, 5], class_names=["0", "1", "fox"])
     begun = {0: longer, 1: described([2, 2])}
-    resumed = OpenAdmission.of(experiment, begun, classes=("0", "1"))
+    resumed = OpenAdmission.of(experiment, begun, classes=RunClasses(("0", "1")))
     resumed.check(0, longer)
     resumed.check(1, begun[1])
     resumed.check(2, described([1, 1]))

@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedmodels.errors import LinkError, PayloadError
+from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.cli import app
 from fedsrv.events import EventLog
 from fedsrv.transport.server import start_server, stop_server
@@ -80,3 +81,27 @@ def test_tasks_of_clients_alone_are_set_aside():
         with pytest.raises(LinkError, match="client id '8' is none of this run's"):
             steer(address, set_aside=[("8", 0)])
     assert asked == [(3, 1), (5, 0)]
+
+
+def test_classes_are_shown_and_renamed_in_an_open_run_alone(place):
+    asked = []
+
+    def classes(changes):
+        asked.extend(changes)
+        if ("a", "b") in changes:
+            raise PayloadError("the run has a class 'b' already")
+        return [rpc.ClassOf(name="b\n", earlier=["x", "y"], examples=5, clients=2)]
+
+    def said(*words, code=0):
+        done = CliRunner().invoke(app, ["classes", *words])
+        assert done.exit_code == code or code
+        return done.output if code == 0 else str(done.exception)
+
+    with served({"schedule": {"open": True}}, lambda clients: None, classes=classes) as address:
+        assert said(address) == "  0  'b\\\\n': 5 examples at 2 clients, earlier 'x', 'y'\n"
+        assert '"earlier": ["x", "y"]' in said(address, "--json")
+        line = f"{address}: the class 'x' is called 'z' from the next round on\n"
+        assert said(address, "--rename", "x", "z") == line
+        assert "the run has a class 'b' already" in said(address, "--rename", "a", "b", code=1)
+    assert asked == [("x", "z"), ("a", "b")]
+    assert "open = true takes new ones" in said(place[0], code=1)

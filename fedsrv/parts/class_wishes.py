@@ -1,0 +1,95 @@
+"""What an operator wants of the classes of an open run: other names for them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from fedmodels.class_names import named, near
+from fedmodels.errors import PayloadError
+from fedmodels.printable import printable
+from fedmodels.run_classes import ClassChange, RunClasses
+from fedpb.v1 import coordinator_pb2 as rpc
+from fedsrv.engine.client_profile import Profile
+from fedsrv.parts.tasks_aside import Wishes
+
+FILE = "classes.json"
+SHOWN = 60
+
+
+class ClassWishes(Wishes):
+    """The changes of classes that were asked of one open run; safe between threads."""
+
+    def __init__(self, run: Path) -> None:
+        """Read what was asked before a restart; raise RunFailed if the file is damaged."""
+        super().__init__(run / FILE, "the changes of its classes")
+
+    def after(self, done: int) -> list[ClassChange]:
+        """Return the changes that are wanted beyond so many that were done."""
+        return [ClassChange(*map(str, names)) for number, *names in self.rows if number >= done]
+
+    def add(self, changes: Sequence[ClassChange], done: int) -> None:
+        """Keep further changes in mind, also after a crash from now on; so many were done."""
+        first = max([done, *(number + 1 for number, *_ in self.rows)])
+        self.write([*self.rows, *([n, *one] for n, one in enumerate(changes, first))])
+
+
+def told_of(classes: RunClasses, profiles: Iterable[Profile]) -> list[rpc.ClassOf]:
+    """Return what an operator is told of classes, in label order."""
+    examples, clients = Counter[str](), Counter[str]()
+    for profile in profiles:
+        held = Counter[str]()
+        for name, number in zip(classes.called(profile.classes), profile.train.sum(0), strict=True):
+            held[name] += int(number)
+        examples.update(held)
+        clients.update(name for name, number in held.items() if number)
+    earlier = dict(zip(classes.earlier, classes.called(classes.earlier), strict=True))
+    return [
+        rpc.ClassOf(
+            name=name, earlier=[old for old, now in earlier.items() if now == name],
+            examples=examples[name], clients=clients[name],
+        )
+        for name in classes.names
+    ]  # fmt: skip
+
+
+def checked(classes: RunClasses, change: ClassChange) -> ClassChange:
+    """Return a change as the classes of a run can take it.
+
+    Raises:
+        PayloadError: the class is none of the run's, or another one has the name or had it.
+    """
+    old = printable(change.old, SHOWN)
+    if change.old not in classes.labels:
+        known = ", ".join(printable(name, SHOWN) for name in classes.names[:20])
+        raise PayloadError(f"the run has no class {old!r}: it has {known}")
+    if change.old not in classes.names:
+        (now,) = classes.called([change.old])
+        raise PayloadError(f"the class {old!r} is called {printable(now, SHOWN)!r} by now")
+    try:
+        now = named(change.now)
+    except ValueError as error:
+        raise PayloadError(str(error)) from None
+    if now.isdecimal():
+        raise PayloadError(
+            f"{now} is a number, which sites may have for another class: give a name"
+        )
+    label, said = classes.labels[change.old], printable(now, SHOWN)
+    if now == change.old:
+        raise PayloadError(f"the class {old!r} is called so already")
+    if now in classes.names:
+        raise PayloadError(f"the run has a class {said!r} already")
+    if classes.labels.get(now, label) != label:
+        (other,) = classes.called([now])
+        raise PayloadError(
+            f"sites that say {said!r} mean the class {printable(other, SHOWN)!r}, which was called "
+            "so before"
+        )
+    others = [name for name, other in classes.labels.items() if other != label]
+    if like := near(now, others):
+        raise PayloadError(
+            f"{said!r} differs from {printable(like, SHOWN)!r}, another class of the run, in case "
+            "or spaces alone"
+        )
+    return ClassChange(change.old, now)

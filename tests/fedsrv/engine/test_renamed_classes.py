@@ -1,0 +1,149 @@
+"""Classes of an open run that get other names: nothing else changes, also where the run dies."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedcli.data.store.growing import add_task
+from fedmodels.errors import PayloadError, RunFailed
+from fedmodels.run_classes import ClassChange, RunClasses
+from fedsrv.parts.class_wishes import FILE, ClassWishes, checked
+from fedsrv.parts.open_admission import OpenAdmission
+from fedsrv.parts.stages import RunPaused
+from fedtide.inprocess import run_in_process
+from tests.conftest import records_of
+from tests.fedcli.data.test_growing import images
+from tests.fedcli.data.test_own_data import own
+from tests.fedsrv.engine.test_open_run import Dies
+from tests.fedsrv.engine.test_own_classes import OPEN, SITES, described, open_run
+from tests.runs import Killed
+
+RUN = RunClasses(("a", "b"), ("c",))
+"""Two classes, and one that came."""
+
+
+def renamed(*changes: tuple[str, str], run: RunClasses = RUN) -> RunClasses:
+    for old, now in changes:
+        run = run.grown((), [checked(run, ClassChange(old, now))])
+    return run
+
+
+# --- names ----------------------------------------------------------------------------------------
+
+
+def test_a_class_keeps_its_label_and_all_names_that_it_had_stand_for_it():
+    found = renamed(("a", "x"), ("c", "z"), ("x", "y")).grown(("d",))
+    assert found.names == ("y", "b", "z", "d")
+    assert found.labels == {"y": 0, "b": 1, "z": 2, "d": 3, "a": 0, "x": 0, "c": 2}
+    assert found.called(["a", "c", "new"]) == ("y", "z", "new")
+    back = renamed(("a", "x"), ("x", "a"))
+    assert (back.names, back.earlier) == (RUN.names, ["x"])
+
+
+@pytest.mark.parametrize(
+    ("old", "now", "line"),
+    [
+        ("q", "x", "the run has no class 'q': it has a, b, c"),
+        ("a", "b", "the run has a class 'b' already"),
+        ("a", "a", "the class 'a' is called so already"),
+        ("a", "B ", "'B' differs from 'b', another class of the run, in case or spaces alone"),
+        ("a", "", "the name of a class must not be empty"),
+        ("a", "7", "7 is a number, which sites may have for another class"),
+        ("gelb", "x", "the class 'gelb' is called 'd' by now"),
+        ("a", "gelb", "sites that say 'gelb' mean the class 'd', which was called so before"),
+    ],
+)
+def test_a_name_that_cannot_be_is_refused_in_a_line(old, now, line):
+    run = renamed(("gelb", "d"), run=RUN.grown(("gelb",)))
+    with pytest.raises(PayloadError) as error:
+        checked(run, ClassChange(old, now))
+    assert line in str(error.value)
+    assert checked(run, ClassChange("a", "A")) == ("a", "A")
+
+
+def test_wishes_outlast_a_crash_and_are_done_once(tmp_path):
+    wishes = ClassWishes(tmp_path)
+    wishes.add([ClassChange("a", "x"), ClassChange("x", "y")], 0)
+    assert ClassWishes(tmp_path).after(1) == [ClassChange("x", "y")]
+    (tmp_path / FILE).unlink()
+    late = ClassWishes(tmp_path)
+    late.add([ClassChange("b", "z")], 2)
+    assert (late.after(2), late.after(3)) == ([ClassChange("b", "z")], [])
+    (tmp_path / FILE).write_text("[1]")
+    with pytest.raises(RunFailed, match=r"classes\.json names the changes of its classes, and"):
+        ClassWishes(tmp_path)
+
+
+def test_a_site_may_say_the_name_of_earlier_or_the_new_one_and_no_other_spelling_of_them():
+    experiment = open_run(schedule={**OPEN, "clients": 4, "max_classes": 3})
+    found = OpenAdmission.of(experiment, {0: described("a", "b", "c")}, classes=RUN)
+    for client, names in enumerate((["c", "a"], ["z", "b"]), 1):
+        if client == 2:
+            found.follow(renamed(("c", "z")))
+        found.check(client, described(*names))
+        found.admit(client, described(*names))
+    found.check(3, described("c", "z"))
+    with pytest.raises(PayloadError, match="has the class 'C', and the run has 'c'"):
+        found.check(3, described("C"))
+    with pytest.raises(PayloadError, match="brings 1 new classes to 3"):
+        found.check(3, described("d"))
+
+
+# --- runs -----------------------------------------------------------------------------------------
+
+
+def prepared(place: Path) -> Path:
+    """Make the data of three sites that have four classes together, and what comes to two of them.
+
+    Site 2 says the name of earlier in what comes.
+    """
+    for client, names in enumerate(SITES):
+        own(place / "data", client, class_names=names, num_classes=len(names))
+    images(place / "2", "a", "e")
+    images(place / "0", "a", "b")
+    return place
+
+
+def learned(place: Path, changes: Sequence[tuple[str, str]] = (), kills: Sequence[int] = ()) -> Any:
+    """Learn, change names at rest and in the middle of a stage, and die before some orders."""
+    data, run, experiment = place / "data", place / "run", open_run(schedule={**OPEN, "rounds": 2})
+
+    def goes_on(at_rest: Any, **facts: Any) -> Any:
+        return run_in_process(experiment, data, run, resume=True, at_rest=at_rest, **facts)
+
+    def wished(order: Any) -> None:
+        if order.interaction == 3 and len(ClassWishes(run).rows) < len(changes):
+            ClassWishes(run).add([ClassChange(*one) for one in changes[1:]], 1)
+            raise Killed
+
+    with pytest.raises(RunPaused):
+        goes_on("pause")
+    ClassWishes(run).add([ClassChange(*one) for one in changes[:1]], 0)
+    for client in (2, 0):
+        add_task(data, client, place / str(client))
+    for before in (*map(Dies, kills), *([wished] if changes else ())):
+        with pytest.raises(Killed):
+            goes_on("close", before=before)
+    return goes_on("close")
+
+
+def test_a_run_with_other_names_ends_in_the_same_bits_wherever_it_dies(tmp_path):
+    """Class a is called alpha at rest; d is called delta while a stage goes on."""
+    plain = prepared(tmp_path / "plain")
+    shutil.copytree(plain, tmp_path / "killed")
+    run, changes = tmp_path / "killed" / "run", (("a", "alpha"), ("d", "delta"))
+    found = learned(tmp_path / "killed", changes, kills=[4])
+    assert found["state_sha256"] == learned(plain)["state_sha256"]
+    growths = [g for r in records_of(run) for g in r.get("growths", ())]
+    told = [(g["interaction"], g["class_changes"]) for g in growths if "class_changes" in g]
+    assert told == [(2, [["a", "alpha"]]), (3, [["d", "delta"]])]
+    about = json.loads((run / "data.json").read_text())
+    assert about["classes"] == ["alpha", "b", "c", "delta", "e"]
+    lines = map(json.loads, (run / "audit.jsonl").read_text().splitlines())
+    assert [line["now"] for line in lines if line["what"] == "renamed"] == ["alpha", "delta"]
