@@ -60,9 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def experiments_of(table: Shown) -> Iterator[Experiment]:
     """Yield the experiment of each row in each column."""
-    for setting in table.table.settings:
-        for row in table.table.rows:
-            yield table.experiment(row, setting)
+    for row, setting in table.runs():
+        yield table.experiment(row, setting)
 
 
 def check(experiment: Experiment) -> None:
@@ -88,10 +87,9 @@ def write_configs(table: Shown, out: Path) -> None:
     """Write the config of each row in each column, ``PAPER/TABLE/COLUMN--ROW.toml``."""
     place = out / table.paper / table.name
     place.mkdir(parents=True, exist_ok=True)
-    for setting in table.table.settings:
-        for row in table.table.rows:
-            name = "--".join(_slug(word) for word in (setting, row))
-            (place / f"{name}.toml").write_text(table.config(row, setting))
+    for row, setting in table.runs():
+        name = "--".join(_slug(word) for word in (setting, row))
+        (place / f"{name}.toml").write_text(table.config(row, setting))
 
 
 def _slug(name: str) -> str:

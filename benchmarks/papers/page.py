@@ -134,6 +134,9 @@ def _cells(shown: Shown) -> Iterator[list[str]]:
         for score in table.scores:
             line = [f"{setting}, {score}" if len(table.scores) > 1 else setting]
             for row in table.rows:
+                if (row, setting, score) not in cells:
+                    line.append(NONE)
+                    continue
                 said = _said(cells[row, setting, score])
                 found = ours(own[setting], shown, row, score) if setting in own else {}
                 line.append(f"{said} | {mean_of(found, found.keys()) if found else NOT_RUN}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.config_file import parse_experiment
+from fedmodels.errors import ConfigError
 from fedsrv.sweep.plan import config_for
 
 HERE = Path(__file__).parent
@@ -22,11 +23,13 @@ Strings = Annotated[tuple[str, ...], Field(strict=False)]
 Numbers = Annotated[tuple[float, ...], Field(strict=False)]
 
 
-class _Strict(BaseModel):
+class Strict(BaseModel):
+    """A table of a file: no other keys, no other types."""
+
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
-class Score(_Strict):
+class Score(Strict):
     """One figure of a run, in the paper's view."""
 
     metric: str
@@ -40,7 +43,7 @@ class Score(_Strict):
         return found if "." in found else f"metrics.{found}"
 
 
-class Beside(_Strict):
+class Beside(Strict):
     """Recorded runs that stand beside a table: its own cells, or the nearest that ran here."""
 
     study: str
@@ -58,7 +61,7 @@ class Beside(_Strict):
     """Whether the runs are those of the column ``of``, but for what the heading says."""
 
 
-class Table(_Strict):
+class Table(Strict):
     """What a file of this directory says."""
 
     title: str
@@ -70,6 +73,10 @@ class Table(_Strict):
     scores: Mapping[str, Score]
     rows: Mapping[str, str]
     """Row of the paper -> method and switches, as in a sweep."""
+    apart: Mapping[str, Mapping[str, str]] = {}
+    """Row -> column -> further switches of that row there, where a paper has them by data set."""
+    absent: Mapping[str, Strings] = {}
+    """Row -> columns that the paper leaves empty."""
     figures: Mapping[str, Numbers] = {}
     """Row -> its figures, setting by setting and score by score; nan where the paper has none.
     Empty where the paper's figures are a picture."""
@@ -88,6 +95,11 @@ class Table(_Strict):
         for row, found in self.figures.items():
             if row not in self.rows or {len(found), len(self.spreads.get(row, found))} != {cells}:
                 raise ValueError(f"figures of {row!r}: {len(found)} for {cells} cells, or no row")
+        for row, columns in (*self.absent.items(), *self.apart.items()):
+            if row not in self.rows or not {*columns} <= self.settings.keys():
+                raise ValueError(f"{row!r}: no such row, or no such columns: {', '.join(columns)}")
+        if both := self.absent.keys() & self.figures.keys():
+            raise ValueError(f"figures and empty columns of {', '.join(both)}: give nan there")
         for one in self.beside:
             if one.of not in self.settings or not one.rows.keys() <= self.rows.keys():
                 raise ValueError(f"beside {one.study}: no such column or row")
@@ -118,15 +130,26 @@ class Shown:
 
     def cells(self) -> Iterator[Cell]:
         """Yield every cell."""
+        told = (self.table.figures, self.table.spreads)
+        given = {row: tuple(iter(of.get(row, ())) for of in told) for row in self.table.rows}
+        for row, setting in self.runs():
+            figures, spreads = given[row]
+            for score in self.table.scores:
+                yield Cell(row, setting, score, next(figures, None), next(spreads, ""))
+
+    def runs(self) -> Iterator[tuple[str, str]]:
+        """Yield the row and the column of every config."""
         for row in self.table.rows:
-            figures = iter(self.table.figures.get(row, ()))
-            spreads = iter(self.table.spreads.get(row, ()))
             for setting in self.table.settings:
-                for score in self.table.scores:
-                    yield Cell(row, setting, score, next(figures, None), next(spreads, ""))
+                if setting not in self.table.absent.get(row, ()):
+                    yield row, setting
 
     @cached_property
     def _presets(self) -> dict[str, Mapping[str, Any]]:
+        return {}
+
+    @cached_property
+    def _experiments(self) -> dict[tuple[str, str], Experiment]:
         return {}
 
     def config(self, row: str, setting: str) -> str:
@@ -138,7 +161,8 @@ class Shown:
             preset = item.removeprefix("preset=")
         if preset not in self._presets:
             self._presets[preset] = tomllib.loads((ROOT / "examples" / preset).read_text())
-        return config_for(self._presets[preset], self.table.rows[row], sets)
+        method = f"{self.table.rows[row]} {self.table.apart.get(row, {}).get(setting, '')}"
+        return config_for(self._presets[preset], method, sets)
 
     def experiment(self, row: str, setting: str) -> Experiment:
         """Return the experiment behind a row in a column.
@@ -146,9 +170,18 @@ class Shown:
         Raises:
             ConfigError: its config is none.
         """
-        return parse_experiment(
-            self.config(row, setting), f"{self.paper} {self.name}, {row}, {setting}"
-        )
+        if (row, setting) not in self._experiments:
+            try:
+                self._experiments[row, setting] = _parsed(self.config(row, setting))
+            except ConfigError as error:
+                raise ConfigError(f"{self.paper} {self.name}, {row}, {setting}: {error}") from None
+        return self._experiments[row, setting]
+
+
+@cache
+def _parsed(config: str) -> Experiment:
+    """Parse a config once: tables and figures share many."""
+    return parse_experiment(config)
 
 
 def read(path: Path) -> Shown:
@@ -164,6 +197,5 @@ def tables_of(papers: Sequence[str] = PAPERS) -> list[Shown]:
         kind, _, number = path.stem.partition("-")
         return kind != "table", int(number)
 
-    return [
-        read(path) for paper in papers for path in sorted((HERE / paper).glob("*.toml"), key=place)
-    ]
+    found = [sorted((HERE / paper).glob("*-*.toml"), key=place) for paper in papers]
+    return [read(path) for paths in found for path in paths]

@@ -9,8 +9,9 @@ import pytest
 from benchmarks.papers.__main__ import check, experiments_of, main
 from benchmarks.papers.page import NOT_RUN, in_words, text_of
 from benchmarks.papers.page import experiments_of as experiments_of_study
+from benchmarks.papers.settings import decided, faults, lines_of, page
 from benchmarks.papers.size import Size, size_of
-from benchmarks.papers.table import PAPERS, tables_of
+from benchmarks.papers.table import PAPERS, ROOT, Table, tables_of
 from fedmodels.numerics.metric_names import is_known
 from fedsrv.sweep.columns import FIXED
 from fedsrv.sweep.plan import Cell
@@ -55,6 +56,55 @@ def test_every_cell_has_a_config_that_can_be_built_and_dealt(paper):
         if name.startswith(paper):
             for experiment in experiments_of(table):
                 check(experiment)
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_every_cell_has_the_values_that_its_paper_gives(paper):
+    tables = [table for table in TABLES.values() if table.paper == paper]
+    found = [fault for table in tables for fault in faults(table)]
+    assert not found, "\n".join(found[:20])
+    for line, configs in zip(lines_of(paper), decided(paper).values(), strict=True):
+        assert configs, f"this line is about no cell: {line}"
+
+
+def test_a_value_of_another_and_a_key_without_a_line_are_found(monkeypatch):
+    table, lines = TABLES["fedali/figure-5"], lines_of("fedali")
+    told = [
+        line.model_copy(update={"keys": {**line.keys, "training.lr": 1e-3}})
+        if "training.lr" in line.keys
+        else line
+        for line in lines
+        if "net.prototypes" not in line.keys
+    ]
+    monkeypatch.setattr("benchmarks.papers.settings.lines_of", lambda _: told)
+    place = "fedali figure-5, FedAli, HHAR, one client, 200 epochs"
+    assert list(faults(table)) == [
+        f"{place}: training.lr = 0.0001, and the listing has 0.001",
+    ], "prototypes are at the default"
+    told = [line for line in lines if "training.lr" not in line.keys]
+    monkeypatch.setattr("benchmarks.papers.settings.lines_of", lambda _: told)
+    assert f"{place}: no line about training.optimizer = 'adam'" in list(faults(table))
+
+
+def test_the_page_of_settings_is_current():
+    written = (ROOT / "docs" / "results" / "settings.md").read_text("utf-8")
+    assert written == page(), "python -m benchmarks.papers.settings > docs/results/settings.md"
+
+
+def test_a_row_may_have_switches_of_its_own_in_a_column():
+    """FedCIL's rate depends on the data; diffusion is drawn on CIFAR alone."""
+    table = TABLES["pfedgrp/table-1"]
+    rates = [
+        table.experiment("FedCIL", column).method.hyper_parameters()["lr"]
+        for column in table.table.settings
+    ]
+    assert rates == [1e-4, 1e-4, 2e-4]
+    drawn = [column for row, column in table.runs() if row == "pFedGRP+DDPM"]
+    assert drawn == ["CIFAR-10"]
+    given = table.table.model_dump()
+    for wrong in ({"apart": {"FedCIL": {"CIFAR": "lr=1"}}}, {"absent": {"FedSil": ["CIFAR-10"]}}):
+        with pytest.raises(ValueError, match="no such row, or no such columns"):
+            Table.model_validate(given | wrong)
 
 
 def test_scores_are_what_runs_write():
