@@ -145,6 +145,20 @@ MinCohort = Annotated[
         "among them.",
     ),
 ]
+SiteRecipe = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="How the site's files say what the run asks for; by default site.toml beside them.",
+    ),
+]
+DryRun = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run",
+        help="Read the files as the run wants them, say what would be learned, and join nothing.",
+    ),
+]
 Check = Annotated[bool, typer.Option(help="Warn about data that look like a mistake.")]
 
 
@@ -158,6 +172,8 @@ def join(
     client_id: ClientIds,
     server: Server,
     data: DataRoot,
+    recipe: SiteRecipe = None,
+    dry_run: DryRun = False,
     state_dir: StateDir = Path("fedtide-state"),
     device: Device = "auto",
     give_up_after: GiveUpAfter = None,
@@ -190,6 +206,13 @@ def join(
 
     keep_large_blocks()
     clients = clients_of(client_id)
+    if dry_run:
+        from fedcli.joining import try_on
+
+        tls = tls_ca, tls_cert, tls_key
+        if not try_on(clients, server, data, tls, tls_crl, recipe, give_up_after):
+            sys.exit(1)
+        return
     from fedcli.joining import host_of
     from fedcli.runtime.shown import Shown
     from fedmodels.config.privacy import DETAILS
@@ -208,7 +231,7 @@ def join(
         give_up_after=give_up_after, start_over=start_over, deploys=deploy, code=code or (),
         weights=weights or (), incoming=watch, strict=strict, show=show, announce=how, crl=tls_crl,
         require_privacy=require_privacy, ledger=ledger,
-        min_cohort=min_cohort,
+        min_cohort=min_cohort, recipe=recipe,
     )  # fmt: skip
     data = host.data
     try:
@@ -220,7 +243,7 @@ def join(
                 tell_own(data, [c for c in clients if isinstance(c, int)], strict=strict)
         host.run()
     except DataError as error:  # as with a wrong option, the same command again is in vain
-        raise ConfigError(str(error)) from None
+        raise ConfigError.like(error) from None
     except OSError as error:  # a disk that is full now may have room later
         raise ArchiveError(why_file_is_no_good(error) or str(error)) from None
 
@@ -272,6 +295,7 @@ def add_new_task(
             "says, else they are left out.",
         ),
     ] = None,
+    recipe: SiteRecipe = None,
     strict: Strict = False,
     tls_ca: Authority = None,
     tls_cert: Certificate = None,
@@ -307,7 +331,9 @@ def add_new_task(
         from fedcli.data.store.own_files import remembered
 
         how = remembered(root)
-    added = add_task(root, client_id, source, *(how or ()), repeats=rule, strict=strict)
+    added = add_task(
+        root, client_id, source, *(how or ()), repeats=rule, strict=strict, given=recipe
+    )
     for line in added.notes:
         typer.echo(f"note: {line}", err=True)
     typer.echo(f"client {client_id}: {source} is taken: {added}")
@@ -468,6 +494,14 @@ def predict(
         int | None, typer.Option(min=0, help="The client whose model predicts.")
     ] = None,
     model: ModelFile = None,
+    recipe: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="How the site's files say what the model takes; by default the recipe that the "
+            "model carries.",
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(help="A CSV with all probabilities; predictions.csv for what may be many."),
@@ -500,8 +534,8 @@ def predict(
     """Name the classes that a client's trained model sees in new files, with probabilities."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if watch is not None:
-        if inputs or out or as_json or keep or unknown:
-            others = "--out, --json, --keep, --unknown"
+        if inputs or out or as_json or keep or unknown or recipe:
+            others = "--out, --json, --keep, --unknown, --recipe (the model carries one)"
             raise ConfigError(f"--watch DIR answers beside files: leave out files, {others}")
         from fedcli.serving.watching import WatchedFolder
 
@@ -510,12 +544,15 @@ def predict(
             typer.echo(line)
     if not inputs:
         raise ConfigError("name photos, recordings, directories or .npy files, or --watch DIR")
+    from fedcli.data.own.new_inputs import read_by
     from fedcli.prediction import are_many, personal_file, predictions, write_csv
     from fedmodels.nets.trained import TrainedModel
 
     whose = whose_model(run, client, model)
     file = whose if isinstance(whose, Path) else personal_file(*whose)
     trained = TrainedModel.load(file)
+    if recipe is not None:
+        trained.facts = read_by(recipe, trained.facts, file)
     for caveat in trained.caveats():
         typer.echo(f"note: {caveat}", err=True)
     found = predictions(trained, file, inputs, keep or (), unknown)
@@ -545,14 +582,37 @@ def list_data() -> None:
 @app.command("check")
 def check_data(
     root: Annotated[
-        Path, typer.Argument(metavar="DIR", help="A directory with one for each client, or one's.")
+        Path,
+        typer.Argument(
+            metavar="DIR",
+            help="A directory with one for each client, or one's; with --config, files as a site "
+            "has them.",
+        ),
     ],
+    config: Annotated[
+        Path | None,
+        typer.Option(help="The run's config: read a site's files as its [data] says."),
+    ] = None,
+    recipe: SiteRecipe = None,
     brief: Annotated[
         bool, typer.Option("--brief", help="Print the warnings alone, a line for each kind.")
     ] = False,
     strict: Strict = False,
 ) -> None:
     """Inspect client directories: what they hold, what is wrong with it, and what to do."""
+    if config is not None:
+        from fedcli.data.store.trying import check_files, tables_of
+        from fedmodels.config_file import read_experiment
+
+        if brief or strict:
+            raise ConfigError("--config reads files and tells all: leave out --brief and --strict")
+        set_up_logging(LogLevel.INFO)
+        experiment = read_experiment(config)
+        if not check_files(root, tables_of(experiment), experiment.seed, recipe):
+            sys.exit(1)
+        return
+    if recipe is not None:
+        raise ConfigError("--recipe goes with --config: clients' directories are read already")
     if brief or strict:
         from fedcli.data.sets.registry import is_published
         from fedcli.data.store.findings import tell

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import torch
+from rich.console import Console
 
 from fedcli.data.store.own_files import cut_before, is_cut
 from fedcli.runtime.client_part import Brought
@@ -18,6 +20,11 @@ from fedmodels.errors import ConfigError, DataError, LinkError
 from fedmodels.printable import printable
 from fedmodels.tensors.bundle import ClientId
 from fedpb.tables import values_of
+
+IS_CUT = (
+    "--recipe is for files as a site has them, and {} holds none: they are cut already, or are not "
+    "there"
+)
 
 
 def host_of(
@@ -41,6 +48,7 @@ def host_of(
     require_privacy: str | None = None,
     ledger: Path | None = None,
     min_cohort: int = 0,
+    recipe: Path | None = None,
 ) -> Host:
     """Return a host that is ready to join; files as a site has them are cut first.
 
@@ -64,6 +72,7 @@ def host_of(
         require_privacy: what the site itself requires, as :meth:`PrivacyFloor.of` reads it.
         ledger: the file of what the site has spent in all its runs; by default beside the states.
         min_cohort: certificates of clients in each secure sum at least; 0 takes any run.
+        recipe: the recipe of the site; by default the one that lies with its files.
 
     Raises:
         ConfigError: an argument is no good; or own files are of several clients, or cannot be cut.
@@ -95,7 +104,7 @@ def host_of(
         from fedpb.server_check import ServerCheck
 
         link.check = ServerCheck(server, ca, crl, cert, key)
-    data, wanted = _brought(link, clients, data, states / "own-data")
+    data, wanted = _brought(link, clients, data, states / "own-data", recipe)
     if DETAILS.index(wanted) > DETAILS.index(announce):
         announce = wanted
     return Host(
@@ -103,6 +112,59 @@ def host_of(
         weights=weights, incoming=incoming, strict=strict, certificate=certificate,
         announce=announce, brought=brought,
     )  # fmt: skip
+
+
+def try_on(
+    clients: Sequence[ClientId],
+    server: str,
+    data: Path,
+    tls: tuple[Path | None, Path | None, Path | None] = (None, None, None),
+    crl: Path | None = None,
+    recipe: Path | None = None,
+    give_up_after: float | None = None,
+) -> bool:
+    """Print what a run would learn of files, and join nothing; tell whether all is well.
+
+    The server is asked how files are cut, which tells it the client's number and nothing else.
+
+    Raises:
+        ConfigError: an argument is no good.
+        DataError: the files cannot be read as the run wants them.
+    """
+    check_address(server, "--server")
+    if is_cut(data):
+        if recipe is not None:
+            raise ConfigError(IS_CUT.format(data))
+        from fedcli.data.store.findings import inspect
+
+        return inspect(data, Console())
+    from fedcli.data.store.trying import check_files
+
+    client = _only(clients, data)
+    credentials = None
+    if any(tls):
+        from fedcli.runtime.own_certificate import channel_credentials
+
+        credentials = channel_credentials(*tls)
+    if crl is not None:
+        from fedpb.server_check import ServerCheck
+
+        ca, cert, key = tls
+        ServerCheck(server, ca, crl, cert, key)()
+    with closing(Link(server, credentials, give_up_after)) as link:
+        wanted = link.prepare(client)
+    return check_files(data, values_of(wanted.data), wanted.seed, recipe)
+
+
+def _only(clients: Sequence[ClientId], data: Path) -> int:
+    """Return the one client whose files are brought; raise ConfigError if there are others."""
+    (client, *others) = clients
+    if others or not isinstance(client, int):
+        raise ConfigError(
+            f"--data {data} holds files of one client: name it with --client-id, or give clients' "
+            "directories as fedcli partition makes them"
+        )
+    return client
 
 
 def count_detail_in(text: str) -> CountDetail:
@@ -120,7 +182,11 @@ def count_detail_in(text: str) -> CountDetail:
 
 
 def _brought(
-    link: Link, clients: Sequence[ClientId], data: Path, cache: Path
+    link: Link,
+    clients: Sequence[ClientId],
+    data: Path,
+    cache: Path,
+    recipe: Path | None = None,
 ) -> tuple[Path, CountDetail]:
     """Return where clients' directories are, and how the run wants examples announced.
 
@@ -130,20 +196,18 @@ def _brought(
     Raises:
         ConfigError: custom files are of several clients; or they cannot be cut.
     """
-    (client, *others) = clients
+    client = clients[0]
     is_gone = not data.exists() and isinstance(client, int) and cut_before(cache, client)
     if (is_cut(data) and not is_gone) or clients == ["evaluator"]:
+        if recipe is not None:
+            raise ConfigError(IS_CUT.format(data))
         return data, "exact"
-    if others or not isinstance(client, int):
-        raise ConfigError(
-            f"--data {data} holds files of one client: name it with --client-id, or give clients' "
-            "directories as fedcli partition makes them"
-        )
+    client = _only(clients, data)
     from fedcli.data.store.site import cut  # reads tables and images
 
     wanted = link.prepare(client)
     try:
-        place = cut(data, values_of(wanted.data), wanted.seed, client, cache)
+        place = cut(data, values_of(wanted.data), wanted.seed, client, cache, recipe)
         return place, count_detail_in(wanted.announce)
     except DataError as error:  # as with a wrong option, the same command again is in vain
-        raise ConfigError(str(error)) from None
+        raise ConfigError.like(error) from None

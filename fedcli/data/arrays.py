@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import struct
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from threading import Lock
 from tokenize import TokenError
@@ -112,12 +113,19 @@ def narrowed(train: NDArray[Any], test: NDArray[Any]) -> tuple[NDArray[Any], NDA
     return found
 
 
-def channel_moments(x: NDArray[Any], scale: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and deviation per channel of inputs (n, *input_shape) over ``scale``; 1 for 0."""
+def channel_moments(
+    x: NDArray[Any], scale: float, levels: Sequence[bool] = ()
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return mean and deviation per channel of inputs (n, *input_shape) over ``scale``; 1 for 0.
+
+    They are 0 and 1 for channels that are so told, (C,): those stay as they are.
+    """
     others = _but_channels(x)
     mean = x.mean(axis=others, dtype=np.float64) / scale
     std = x.std(axis=others, dtype=np.float64) / scale
     std = np.where(std > 0, std, 1.0)
+    if any(levels):
+        mean, std = np.where(levels, 0.0, mean), np.where(levels, 1.0, std)
     return tuple(mean.tolist()), tuple(std.tolist())
 
 

@@ -13,6 +13,7 @@ from fedcli.data.arrays import AT_ONCE, IntArray, check_memory
 from fedcli.data.folders import entries
 from fedcli.data.image_files import ENDS, OTHERS, PLAIN, Pixels, read_image
 from fedmodels.class_names import composed
+from fedmodels.config.recipe import EMPTY, Recipe
 from fedmodels.config.transforms import ImageTransform
 from fedmodels.errors import DataError
 
@@ -63,11 +64,16 @@ def images_in(place: Path, root: Path, *, nested: bool = False) -> list[Path]:
 
 
 def images_of(
-    folder: Path, class_names: Sequence[str], root: Path, *, nested: bool = False
+    folder: Path,
+    class_names: Sequence[str],
+    root: Path,
+    *,
+    nested: bool = False,
+    recipe: Recipe = EMPTY,
 ) -> Listed:
     """Return the images ``folder/<class>/*.png``; a class is named by its name, or by its number.
 
-    ``nested`` images may lie in folders of their class.
+    ``nested`` images may lie in folders of their class. A site's recipe may say which class it is.
 
     Raises:
         DataError: the folder is missing, leads out of ``root``, or a directory names no class.
@@ -77,7 +83,7 @@ def images_of(
     return [
         (path, label)
         for place in class_folders(folder, root)
-        for label in [_label_of(place, class_names)]
+        for label in [_label_of(place, class_names, recipe)]
         for path in images_in(place, root, nested=nested)
     ]
 
@@ -134,9 +140,9 @@ def _described(image: NDArray[Any]) -> str:
     return f"{width} x {height}, {colour}, with {8 * image.itemsize} bits"
 
 
-def _label_of(place: Path, class_names: Sequence[str]) -> int:
+def _label_of(place: Path, class_names: Sequence[str], recipe: Recipe) -> int:
     """Return the label a class directory stands for."""
-    if (name := class_of(place, class_names)) is not None:
+    if (name := recipe.class_of(called(place))) in class_names:
         return class_names.index(name)
     if place.name.isdecimal() and (not class_names or int(place.name) < len(class_names)):
         return int(place.name)

@@ -117,7 +117,7 @@ def first_set(how: ImageTransform) -> str:
 def stated(how: ImageTransform, x: NDArray[Any]) -> dict[str, Any]:
     """Return a transform as plain values, with the channels that images (n, C, H, W) have."""
     channels = "grey" if x.shape[1] == 1 else "rgb"
-    return how.model_copy(update={"channels": channels}).model_dump(mode="json")
+    return how.model_copy(update={"channels": channels}).facts()
 
 
 def _sized(picture: Image.Image, how: ImageTransform) -> Image.Image:

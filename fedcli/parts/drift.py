@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fedcli.data.store.stream import Examples
 from fedcli.runtime.client_part import Client, ClientPart, Training
+from fedmodels.config.transforms import channels_in
 from fedmodels.errors import DataError
 from fedmodels.numerics.alarm_levels import Alarms, Levels
 from fedmodels.numerics.data_drift import (
@@ -165,10 +166,9 @@ class DriftMeter(ClientPart):
 
     def _words(self, part: str, ctx: ClientContext) -> Words:
         data, problem = self.client.data, ctx.run.problem
-        columns = (data.file.transform or {}).get("columns")
-        channels = columns.get("features") if isinstance(columns, dict) else None
+        channels = channels_in(data.file.transform)
         return Words(
-            part, tuple(problem.input_shape), problem.num_classes, channels or (), data.class_names
+            part, tuple(problem.input_shape), problem.num_classes, channels, data.class_names
         )
 
     def _numbers(self, ctx: ClientContext) -> Numbers:

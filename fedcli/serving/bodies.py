@@ -66,7 +66,11 @@ def schema_of(facts: ModelFacts) -> dict[str, Any]:
         return {**told, **arrays}
     names, ranges = how.columns.features or (), facts.ranges or ()
     columns: dict[str, Any] = {name: {"type": ["number", "string", "null"]} for name in names}
-    for name, (low, high) in zip(names, ranges, strict=False):
+    for name, levels in (how.columns.categories or {}).items():
+        columns[name]["description"] = f"one of {', '.join(levels)}; others count as one more"
+    for name, (low, high) in zip(how.columns.channels, ranges, strict=False):
+        if name not in columns:  # of a level
+            continue
         columns[name]["description"] = f"by the training data: {low:.6g} to {high:.6g}"
     rows = {"type": "array", "items": {"type": "object", "properties": columns}}
     rows["description"] = "rows by the names of columns; a cell that is no number has no answer"
@@ -130,6 +134,6 @@ def _check_rows(rows: int, facts: ModelFacts, how: TableTransform) -> None:
     columns = how.columns
     made = rows * (1 if columns.rate is None else MAX_GROWTH)
     hop = columns.hop or columns.window or 1
-    if made * max(math.prod(facts.input_shape) / hop, len(columns.features or ())) > MAX_VALUES:
+    if made * max(math.prod(facts.input_shape) / hop, len(columns.channels)) > MAX_VALUES:
         raise DataError(f"the input makes more than {MAX_VALUES} numbers: {IN_PARTS}")
     check_answer(rows / hop, facts)

@@ -135,7 +135,7 @@ class Profile:
         if fault:
             raise PayloadError(f"client {client}: client.json is malformed: {fault}")
         return replace(
-            _shared(said.model_dump_json(exclude={"tasks", "name", "counted"})),
+            _shared(said.model_dump_json(exclude={"tasks", "name", "recipe", "counted"})),
             name=printable(said.name),
             counted=said.counted,
             train=_table([task.train for task in said.tasks], said.problem),

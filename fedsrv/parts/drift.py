@@ -72,7 +72,7 @@ class Drift(ServerPart):
         names = max((p.class_names for p in at.plan.profiles.values()), key=len, default=())
         words = Words(
             part, tuple(problem.input_shape), problem.num_classes,
-            (columns and columns.features) or (), names,
+            columns.channels if columns else (), names,
         )  # fmt: skip
         amount, p = row[f"{part}_drift"], row[f"{part}_drift_p"]
         place = int(row.get(f"{part}_drift_number", 0))

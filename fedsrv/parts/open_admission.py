@@ -251,8 +251,8 @@ def _begins_with(table: CountTable, before: CountTable) -> bool:
 
 
 def _fixed_part(text: str) -> dict[str, Any]:
-    """Return what a description says beside its tasks and classes, which may become more."""
-    grows = "tasks", "num_classes", "class_names"
+    """Return what a description says beside what may become more, or change with new tasks."""
+    grows = "tasks", "num_classes", "class_names", "recipe"
     return {k: v for k, v in facts_in(text).items() if k not in grows}
 
 

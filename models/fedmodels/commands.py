@@ -54,7 +54,7 @@ def run_command(
     except RunStopped as stopped:
         _end(str(stopped), stopped.exit_code)
     except FedtideError as error:
-        _end(f"error: {error}{_from_variables(error)}", error.exit_code)
+        _end(f"error: {error}{_from_variables(error)}", error.exit_code, error.lines)
     except OSError as error:
         if not (why := why_file_is_no_good(error)):
             raise
@@ -165,9 +165,10 @@ def _interrupted() -> NoReturn:
     _end("stopped", 130)
 
 
-def _end(line: str, exit_code: int) -> NoReturn:
+def _end(line: str, exit_code: int, below: Sequence[str] = ()) -> NoReturn:
     if sys.stderr is not None:  # it may have been closed before the command began
-        sys.stderr.write(f"{printable(line, MAX_LETTERS)}\n")  # it may quote a peer or a file
+        for each in (line, *below):
+            sys.stderr.write(f"{printable(each, MAX_LETTERS)}\n")  # it may quote a peer or a file
     _drop_unwritten_output()
     sys.exit(exit_code)
 

@@ -140,12 +140,14 @@ class ClientFile(ProblemFile):
     """What tables and pages call the client, beside its number."""
     tasks: Annotated[tuple[TaskCounts, ...], FailFast()] = ()
     """Counted from the files where a participant leaves them out."""
+    recipe: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
+    """Of an announcement: the sha256 of the recipe of the site; empty without one."""
     counted: Literal["", "rounded", "none"] = ""
     """How an announcement counts: exactly, or as :meth:`told` says; a file counts exactly."""
 
     def text(self, *left_out: str, indent: int | None = None) -> str:
         """Return it as JSON, without these fields and without texts that are empty."""
-        empty = [name for name in ("name", "counted") if not getattr(self, name)]
+        empty = [name for name in ("name", "recipe", "counted") if not getattr(self, name)]
         return self.model_dump_json(exclude={*left_out, *empty}, indent=indent)
 
     def told(self, how: Literal["exact", "rounded", "none"]) -> Self:

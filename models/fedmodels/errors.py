@@ -2,6 +2,7 @@
 
 FedtideError                     one clear line for the user; ``exit_code`` says how a command ends
 ├── ConfigError                  a config, an option or a hyper-parameter is wrong        (exit 2)
+│   └── RecipeError              a site's recipe cannot be read, or is malformed
 ├── DataError                    a data set or a client's directory is missing or wrong   (exit 1)
 ├── ArchiveError                 a file of a run cannot be used                           (exit 1)
 │   ├── ArchiveNotWritten        the disk is full, or fails
@@ -43,11 +44,28 @@ class FedtideError(Exception):
 
     exit_code = 1
 
+    @property
+    def lines(self) -> list[str]:
+        """Lines that stand below: what may be pasted to mend it."""
+        return [line for note in getattr(self, "__notes__", ()) for line in note.split("\n")]
+
 
 class ConfigError(FedtideError):
     """A config, an option or a hyper-parameter is wrong."""
 
     exit_code = 2
+
+    @classmethod
+    def like(cls, error: FedtideError) -> ConfigError:
+        """Return another error as one that the same command again does not mend."""
+        made = cls(str(error))
+        for note in getattr(error, "__notes__", ()):
+            made.add_note(note)
+        return made
+
+
+class RecipeError(ConfigError):
+    """The recipe of a site cannot be read, or says what it must not."""
 
 
 class DataError(FedtideError):

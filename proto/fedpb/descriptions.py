@@ -43,6 +43,7 @@ def client_json_of(description: pb.ClientDescription) -> str:
         "std": list(description.std) or _default("std"),
         "class_names": list(description.class_names),
         **({"name": description.name} if description.name else {}),
+        **({"recipe": description.recipe} if description.recipe else {}),
         **({"counted": description.counted} if description.counted else {}),
         "partition": values_of(description.partition) if has_partition else None,
         "tasks": [_task_of(task) for task in description.tasks],

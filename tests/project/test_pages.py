@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from fedmodels.config.recipe import recipe_of
 from fedmodels.data_description import ClientFile
 from fedmodels.errors import ConfigError
 from fedmodels.methods import make, names
@@ -45,7 +46,9 @@ def blocks(language: str) -> list[tuple[str, str]]:
 @pytest.mark.parametrize(("page", "text"), blocks("toml"))
 def test_a_block_of_toml_is_a_config(page, text):
     content = tomllib.loads(text)
-    if not {"methods", "search"} & content.keys():  # the tables of a study
+    if text.startswith("columns."):
+        recipe_of(content, page)
+    elif not {"methods", "search"} & content.keys():  # the tables of a study
         experiment_of({**LEAST, **content}, page)
 
 

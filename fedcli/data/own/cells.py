@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -12,8 +13,17 @@ from numpy.typing import NDArray
 
 from fedcli.data.own.csv_style import MISSING
 from fedcli.data.own.number_marks import CALLED, OTHER, is_number, plain
+from fedcli.data.own.site_lines import (
+    HEAD,
+    lines_for_columns,
+    lines_for_number,
+    unit_of,
+    with_lines,
+)
 from fedcli.data.own.table_files import TableRows
+from fedmodels.class_names import alike, composed
 from fedmodels.config.data import Columns
+from fedmodels.config.recipe import EMPTY, Recipe, SiteColumn
 from fedmodels.errors import DataError, suggestion
 from fedmodels.printable import printable
 
@@ -28,10 +38,27 @@ FEW = 100
 """Cells that are looked at one by one."""
 
 
-def check_columns(known: Sequence[str], columns: Columns, where: object) -> None:
-    """Raise DataError unless every named column is there: with the first one that is not."""
-    for name in (*columns.named, *(columns.features or ())):
-        if name not in known:
+def check_columns(
+    known: Sequence[str], columns: Columns, where: object, recipe: Recipe = EMPTY
+) -> None:
+    """Raise DataError unless every named column is there: with the first one that is not.
+
+    ``known`` are the columns of a file, under their names in the run.
+    """
+    asked = [*columns.named, *(columns.features or columns.categories or ())]
+    if columns.features is None:
+        asked += [name for name in recipe.columns if name not in asked]
+    missing = [name for name in asked if name not in known]
+    for name in missing:
+        if (own := recipe.called(name)) != name:
+            raise with_lines(
+                DataError(
+                    f"{where} has no column {own!r}, which is {name!r} by the recipe."
+                    f"{suggestion(own, known)} It has: {', '.join(known[:SHOWN])}"
+                ),
+                lines_for_columns([name], [other for other in known if other not in asked]),
+            )
+        else:
             places = {columns.client: "client", columns.label: "label"}
             from_place = (
                 ". Where the file's name or its folder's says it, set "
@@ -39,9 +66,12 @@ def check_columns(known: Sequence[str], columns: Columns, where: object) -> None
                 if name in places and isinstance(where, Path)
                 else ""
             )
-            raise DataError(
-                f"{where} has no column {name!r}.{suggestion(name, known)} "
-                f"It has: {', '.join(known[:SHOWN])}{from_place}"
+            raise with_lines(
+                DataError(
+                    f"{where} has no column {name!r}.{suggestion(name, known)} "
+                    f"It has: {', '.join(known[:SHOWN])}{from_place}"
+                ),
+                lines_for_columns(missing, [other for other in known if other not in asked]),
             )
 
 
@@ -69,6 +99,8 @@ def _why_none(table: TableRows, name: str, columns: Columns) -> str:
             another decimal mark than the others of the file. Names the row.
     """
     column = table.frame[name]
+    if name in (columns.categories or {}):
+        return ""
     if name.startswith(UNNAMED):
         return "no name"
     if column.dtype.kind in "mM":
@@ -83,6 +115,8 @@ def _why_none(table: TableRows, name: str, columns: Columns) -> str:
     where = f"{table.where}: column {name!r} holds {said(column.iloc[row])} in {table.at(row)}"
     if 2 * wrong.sum() >= filled.sum():
         others = sum(_has_other_mark(cell, table) for cell in column[wrong].iloc[:FEW])
+        if unit_of(str(column.iloc[row])):
+            return f"texts such as {said(column.iloc[row])}: the recipe of a site has units"
         if columns.decimal or 2 * others <= min(FEW, wrong.sum()):
             other_mark = CALLED[OTHER[table.marks.decimal]]
             return f"numbers with a decimal {other_mark}" if others else "texts"
@@ -96,7 +130,10 @@ def _why_none(table: TableRows, name: str, columns: Columns) -> str:
             "features"
         )
     )
-    raise DataError(f"{where}{more}, and numbers elsewhere{hint}")
+    raise with_lines(
+        DataError(f"{where}{more}, and numbers elsewhere{hint}"),
+        lines_for_number(name, column.iloc[row]),
+    )
 
 
 def _has_other_mark(value: Any, table: TableRows) -> bool:
@@ -118,20 +155,39 @@ def parsed(
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Return a column's numbers (n,), NaN where a cell holds none, and which cells hold anything.
 
-    Numbers may be written as texts, or be decimals of parquet.
+    Numbers may be written as texts, or be decimals of parquet. They are in the run's unit.
     """
     pandas, column = importlib.import_module("pandas"), table.frame[name]
-    missing = (columns and columns.missing_values) or ()
+    own = table.recipe.columns.get(name)
+    missing = (*((columns and columns.missing_values) or ()), *((own and own.missing) or ()))
     filled = column.notna().to_numpy()
     if column.dtype.kind not in "iufb":
         texts = [value for value in missing if isinstance(value, str)]
         filled = filled & ~column.isin([*MISSING, *texts]).to_numpy()
         if filled.any() and hasattr(column, "str"):  # one text makes texts of a whole column
-            column = plain(column, table.marks.decimal)
+            bare = column if own is None else column.map(own.bare, na_action="ignore")
+            column = plain(bare, table.marks.decimal)
     numbers = pandas.to_numeric(column, errors="coerce")
     found = numbers.to_numpy(dtype=np.float64, na_value=np.nan)
     filled = filled & ~np.isin(found, [value for value in missing if not isinstance(value, str)])
+    if own is not None:
+        found = _in_unit_of_run(found, table.frame[name], own)
     return np.where(filled, found, np.nan), filled
+
+
+def _in_unit_of_run(
+    numbers: NDArray[np.float64], column: Any, own: SiteColumn
+) -> NDArray[np.float64]:
+    """Return numbers (n,) of a site in the unit of the run; those beyond a limit as it says."""
+    found = numbers.copy()
+    if own.below is not None or own.above is not None:
+        for row, cell in enumerate(column):
+            limit = own.limit_of(cell) if isinstance(cell, str) else None
+            if limit == "half":
+                found[row] /= 2
+            elif isinstance(limit, float) and np.isfinite(found[row]):
+                found[row] = limit
+    return found if own.factor == 1 and not own.offset else found * own.factor + own.offset
 
 
 def numbers_of(table: TableRows, name: str, columns: Columns) -> NDArray[np.float64]:
@@ -164,9 +220,12 @@ def numbers_of(table: TableRows, name: str, columns: Columns) -> NDArray[np.floa
         raise DataError(f"{where}, {_advice(value, table)}")
     why = "too large for float32" if np.isfinite(numbers[wrong[0]]) else "no finite number"
     hint = f", say {MISSING_TEXTS}" if isinstance(value, str) else ""
-    raise DataError(
-        f"{where}, which is {why}: mend or drop these rows{hint}, or leave the column out of "
-        "features"
+    raise with_lines(
+        DataError(
+            f"{where}, which is {why}: mend or drop these rows{hint}, or leave the column out of "
+            "features"
+        ),
+        lines_for_number(name, value),
     )
 
 
@@ -189,7 +248,77 @@ def texts_of(table: TableRows, column: str | None, *, may_miss: bool = False) ->
         row = table.at(int(empty.argmax()))
         raise DataError(f"{table.where}: column {column!r} is empty in {row}")
     texts = [str(value) for value in values]
-    return np.where(empty, "", np.array(texts, dtype=np.str_)) if texts else np.array([], np.str_)
+    if not texts:
+        return np.array([], np.str_)
+    return np.where(empty, "", _as_the_run_has_it(np.array(texts, dtype=np.str_), column, table))
+
+
+def _as_the_run_has_it(
+    texts: NDArray[np.str_], column: str | None, table: TableRows
+) -> NDArray[np.str_]:
+    """Return the texts (n,) of a column, or classes where it is None, by the site's recipe."""
+    if not table.recipe:
+        return texts
+    found, places = np.unique(texts, return_inverse=True)
+    recipe = table.recipe
+    of_run = [recipe.class_of(t) if column is None else recipe.text_of(column, t) for t in found]
+    return np.array(of_run, dtype=np.str_)[places.reshape(-1)]
+
+
+def labels_of(table: TableRows, columns: Columns, *, may_miss: bool = False) -> NDArray[np.str_]:
+    """Return the class of each row (n,), from its column, or from where its file lies.
+
+    Raises:
+        DataError: a cell is empty, and none may be; names the row.
+    """
+    if columns.label_from is not None:
+        texts = named_by_place(table, columns.label_from)
+    else:
+        texts = texts_of(table, columns.label, may_miss=may_miss)
+    return _as_the_run_has_it(texts, None, table)
+
+
+def levels_of(
+    table: TableRows, name: str, levels: Sequence[str], others: Counter[tuple[str, str]]
+) -> NDArray[np.float64]:
+    """Return 0 or 1 for each level of a column of categories, and one more for others (n, L + 1).
+
+    Empty cells are of the others, which are counted by column and text. Case and spaces around a
+    level do not matter.
+    """
+    found, places, counts = np.unique(
+        texts_of(table, name, may_miss=True), return_inverse=True, return_counts=True
+    )
+    known = {alike(level): place for place, level in enumerate(levels)}
+    of_each = np.array([known.get(alike(composed(t)), len(levels)) for t in found], dtype=np.int64)
+    for place in np.flatnonzero(of_each == len(levels)):
+        others[name, str(found[place])] += int(counts[place])
+    return np.eye(len(levels) + 1)[of_each[places.reshape(-1)]]
+
+
+def inputs_of(
+    table: TableRows, columns: Columns, others: Counter[tuple[str, str]]
+) -> NDArray[np.float64]:
+    """Return what a net sees of each row (n, C): numbers, and levels of categories.
+
+    Texts that are none of the levels are counted in ``others``.
+
+    Raises:
+        DataError: a cell holds no number; names the row.
+    """
+    levels, parts, wrong = columns.categories or {}, list[NDArray[np.float64]](), list[DataError]()
+    for name in columns.features or ():
+        try:
+            if name in levels:
+                parts.append(levels_of(table, name, levels[name], others))
+            else:
+                parts.append(numbers_of(table, name, columns)[:, None])
+        except DataError as error:
+            wrong.append(error)
+    if wrong:  # one line says what is wrong with the first column, those for a recipe mend all
+        lines = [line for error in wrong for line in error.lines if line != HEAD]
+        raise with_lines(DataError(str(wrong[0])), lines)
+    return np.concatenate(parts, axis=1)
 
 
 def named_by_place(table: TableRows, kind: Literal["file", "folder"]) -> NDArray[np.str_]:

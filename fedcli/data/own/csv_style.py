@@ -17,6 +17,7 @@ from typing import TextIO
 
 from fedcli.data.own.number_marks import OTHER, Marks, is_number, marks_of
 from fedmodels.config.columns import Columns
+from fedmodels.config.recipe import EMPTY, Recipe
 from fedmodels.errors import DataError, pip_line
 from fedmodels.files import open_regular
 
@@ -75,8 +76,8 @@ class Style:
         return file
 
 
-def style_of(path: Path, columns: Columns) -> Style:
-    """Return how a CSV is written: what the config says of it, and what is found.
+def style_of(path: Path, columns: Columns, recipe: Recipe = EMPTY) -> Style:
+    """Return how a CSV is written: what config and recipe say of it, and what is found.
 
     Raises:
         DataError: there is no such encoding, or none can be found; charset-normalizer is missing;
@@ -94,10 +95,10 @@ def style_of(path: Path, columns: Columns) -> Style:
     (begin, names), rows = records[head], [cells for _, cells in records[head + 1 :]]
     units = _units_of(rows)
     style = Style(encoding, delimiter, Marks(), begin, units)
-    cells = _cells_of(names, rows[units:], columns)
+    cells = _cells_of(names, rows[units:], columns, recipe)
     if len(records) == RECORDS and not any(map(_has_mark, chain.from_iterable(cells.values()))):
         rows += _marked_rows(path, style, [at for at, name in enumerate(names) if name in cells])
-        cells = _cells_of(names, rows[units:], columns)
+        cells = _cells_of(names, rows[units:], columns, recipe)
     return replace(style, marks=marks_of(cells, columns.decimal, path))
 
 
@@ -219,12 +220,16 @@ def _holds_numbers(cells: Sequence[str]) -> bool:
 
 
 def _cells_of(
-    names: Sequence[str], rows: Sequence[Sequence[str]], columns: Columns
+    names: Sequence[str], rows: Sequence[Sequence[str]], columns: Columns, recipe: Recipe
 ) -> dict[str, list[str]]:
     """Return the filled cells of each column that may hold numbers."""
     empty = {*MISSING, *columns.missing_texts}
     return {
-        name: [row[place] for row in rows if place < len(row) and row[place] not in empty]
+        name: [
+            recipe.bare(name, row[place])
+            for row in rows
+            if place < len(row) and row[place] not in empty
+        ]
         for place, name in enumerate(names)
         if may_hold_numbers(name, columns)
     }
@@ -232,6 +237,8 @@ def _cells_of(
 
 def may_hold_numbers(name: str, columns: Columns) -> bool:
     """Tell whether a column may be one of numbers that a net sees, or one of times."""
+    if name in (columns.categories or {}):
+        return False
     if name == columns.time or name in (columns.features or ()):
         return True
     return columns.features is None and name not in columns.named

@@ -35,6 +35,7 @@ def dataset_of(
     *,
     overlapping: bool = False,
     columns: Sequence[str] = (),
+    levels: Sequence[bool] = (),
 ) -> Dataset:
     """Make a data set; inputs are normalised per channel by the moments of the training part.
 
@@ -60,11 +61,12 @@ def dataset_of(
         )  # fmt: skip
     train_x, test_x = narrowed(train.x, test.x)
     scale = SCALES[train_x.dtype.name]
-    mean, std = channel_moments(replace(train, x=train_x).first_inputs, scale)
+    mean, std = channel_moments(replace(train, x=train_x).first_inputs, scale, levels)
     return Dataset.of(
         name, replace(train, x=train_x), replace(test, x=test_x), class_names,
         scale=scale, mean=mean, std=std, group_names=tuple(group_names), variant=variant,
         has_own_parts=True, overlapping=overlapping, columns=tuple(columns),
+        levels=tuple(levels),
     )  # fmt: skip
 
 

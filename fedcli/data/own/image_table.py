@@ -23,7 +23,7 @@ from fedcli.data.arrays import IntArray
 from fedcli.data.class_folders import Listed, read_images
 from fedcli.data.folders import TABLE_ENDS, check_inside, files_below, note_left_out
 from fedcli.data.image_files import ENDS, OTHERS, Pixels, stated
-from fedcli.data.own.cells import check_columns, texts_of
+from fedcli.data.own.cells import check_columns, labels_of, texts_of
 from fedcli.data.own.examples import coded, dataset_of
 from fedcli.data.own.recordings import PARTS
 from fedcli.data.own.table_files import TableRows, read_table
@@ -34,6 +34,7 @@ from fedcli.data.sets.source import Source
 from fedmodels.class_names import composed
 from fedmodels.config.columns import Columns
 from fedmodels.config.data import TasksBy
+from fedmodels.config.recipe import NAME
 from fedmodels.config.transforms import ImageTransform
 from fedmodels.errors import ConfigError, DataError
 from fedmodels.printable import printable
@@ -49,24 +50,24 @@ def image_table(source: Source) -> Dataset:
         ConfigError: a key of ``[data.columns]`` is for tables without images.
         DataError: there is no table or there are several, or a row is wrong; names the row.
     """
-    root, columns = source.roots[0], columns_of(source.data)
+    root, columns = source.roots[0], source.recipe.over(columns_of(source.data))
     _check_keys(columns)
     if source.data.tasks == "session":
         raise ConfigError("[data] tasks = 'session' is for tables of numbers; file names images")
     place = _table_in(root)
-    table = read_table(place, columns)
-    check_columns([str(name) for name in table.frame.columns], columns, place)
+    table = read_table(place, columns, source.recipe)
+    check_columns(table.names, columns, place, table.recipe)
     if table.frame.empty:
         raise DataError(f"{place} holds no row below the names of its columns")
-    label, client, group, part = (
-        texts_of(table, name)
-        for name in (columns.label, columns.client, columns.group, columns.split)
+    label = labels_of(table, columns)
+    client, group, part = (
+        texts_of(table, name) for name in (columns.client, columns.group, columns.split)
     )
     y, classes = coded(label, columns.classes, f"{place}: column {columns.label!r}")
     owners, people = coded(client, None, f"{place}: column {columns.client!r}")
     wholes, _ = coded(group, None, f"{place}: column {columns.group!r}")
     listed = _listed(table, columns, root, y)
-    note_left_out(root, {place, *(path for path, _ in listed)}, OTHERS)
+    note_left_out(root, {place, root / NAME, *(path for path, _ in listed)}, OTHERS)
     order, task = _order(table, columns, client, source.data.tasks)
     files = Examples(
         np.arange(len(order), dtype=np.float64), y[order],
@@ -81,7 +82,8 @@ def image_table(source: Source) -> Dataset:
     else:
         parts = [files.at(part[order] == name) for name in PARTS]
     x, _, places = read_images([listed[row] for row in order], source.data.images)
-    train, test = (_frames_of(part, x, places, source.data.images) for part in parts)
+    how = source.data.images.model_copy(update={"recipe": source.recipe})
+    train, test = (_frames_of(part, x, places, how) for part in parts)
     variant = f"{len(train.y)} train and {len(test.y)} test examples"
     return dataset_of("directory", train, test, classes, variant, people if columns.client else ())
 
@@ -103,7 +105,7 @@ def _frames_of(files: Examples, x: Pixels, places: IntArray, how: ImageTransform
 def _check_keys(columns: Columns) -> None:
     """Raise ConfigError if a key says how numbers of rows become examples."""
     for key in ("features", "window", "hop", "session", "gap", "rate", "missing", "missing_values",
-                "client_from", "label_from", "decimal"):  # fmt: skip
+                "client_from", "label_from", "decimal", "categories"):  # fmt: skip
         if getattr(columns, key) is not None:
             raise ConfigError(f"[data.columns] {key} is for tables of numbers; file names images")
 

@@ -22,8 +22,9 @@ from fedcli.data.own.cells import check_columns, parsed, said
 from fedcli.data.own.recordings import RecordingRows, rows_of, windowed
 from fedcli.data.own.table_files import OTHER_TABLES, TableRows, read_table, tell_styles
 from fedmodels.config.columns import ROLES, Columns
+from fedmodels.config.recipe import recipe_in
 from fedmodels.config.transforms import ImageTransform, TableTransform, Transform, parse_transform
-from fedmodels.errors import DataError
+from fedmodels.errors import ConfigError, DataError
 from fedmodels.nets.trained import ModelFacts
 from fedmodels.printable import printable
 
@@ -78,6 +79,20 @@ def read_new(
         note_left_out(path, found, OTHER_TABLES if isinstance(how, TableTransform) else OTHERS)
         for file in found:
             yield _checked(_read(file, facts, how, keep), facts)
+
+
+def read_by(recipe: Path, facts: ModelFacts, model: object) -> ModelFacts:
+    """Return the facts of a model for files that are read by another recipe.
+
+    Raises:
+        ConfigError: the recipe is no good, or the model takes no tables.
+    """
+    how = parse_transform(facts.transform, model)
+    if not isinstance(how, TableTransform):
+        raise ConfigError(f"--recipe is for tables, and {model} takes none")
+    found = recipe_in(recipe)
+    how = how.model_copy(update={"columns": found.over(how.columns), "recipe": found})
+    return replace(facts, transform=how.facts())
 
 
 def _usual(facts: ModelFacts) -> Transform | None:
@@ -149,7 +164,7 @@ def read_rows(
     Raises:
         DataError: no row makes an input, or a column is missing; names the file.
     """
-    check_columns([*map(str, table.frame.columns)], columns, path)
+    check_columns(table.names, columns, path, table.recipe)
     for name in keep:
         if name not in table.frame.columns:
             raise DataError(f"{path} has no column {name!r} to keep")
@@ -201,6 +216,8 @@ def _set_aside(table: TableRows, columns: Columns) -> tuple[TableRows, Columns, 
         return table, columns, faults
     frame = table.frame.copy()
     for name in columns.features or ():
+        if name in (columns.categories or {}):
+            continue
         if frame[name].dtype.kind in "mM":
             return table, columns, {}
         numbers, filled = parsed(table, name, columns)
@@ -215,20 +232,21 @@ def _set_aside(table: TableRows, columns: Columns) -> tuple[TableRows, Columns, 
     if len(faults) in (0, len(frame)):
         return table, columns, {}
     columns = columns.model_copy(update={"missing": "drop"})
-    return replace(table, frame=frame), columns, faults
+    return replace(table, frame=frame, recipe=table.recipe.of_texts()), columns, faults
 
 
 def _table_of(path: Path, how: TableTransform) -> TableRows:
     """Read a file; where its numbers do not tell their decimal mark, it is that of training."""
     if how.decimal is None or how.columns.decimal is not None:
-        return read_table(path, how.columns)
+        return read_table(path, how.columns, how.recipe)
     try:
-        table = read_table(path, how.columns)
+        table = read_table(path, how.columns, how.recipe)
     except DataError:
         table = None
     if table is not None and not table.marks.unsure:
         return table
-    return read_table(path, how.columns.model_copy(update={"decimal": how.decimal}))
+    columns = how.columns.model_copy(update={"decimal": how.decimal})
+    return read_table(path, columns, how.recipe)
 
 
 def _check_length(rows: RecordingRows, columns: Columns, path: Path) -> None:

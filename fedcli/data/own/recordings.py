@@ -17,12 +17,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcli.data.arrays import check_memory
-from fedcli.data.own.cells import check_columns, named_by_place, numbers_of, texts_of
+from fedcli.data.own.cells import (
+    check_columns,
+    inputs_of,
+    labels_of,
+    named_by_place,
+    said,
+    texts_of,
+)
+from fedcli.data.own.site_lines import HEAD, key, lines_for_texts, nearest
 from fedcli.data.own.table_files import TableRows
 from fedcli.data.own.times import LATE, NAMED_APART, calendar, times_of
 from fedcli.data.sets.windows import window_starts
 from fedmodels.config.data import Columns, TasksBy
 from fedmodels.errors import DataError
+from fedmodels.printable import printable
 
 PARTS = ("train", "test")
 MIXED = 3
@@ -31,6 +40,10 @@ GAP = 10
 """Usual steps of a recording beyond which a step is a gap, unless a config says how long one is."""
 REPEATED = 0.1
 """Share of rows with the time of another one beyond which times of two recordings are mixed."""
+SHOWN = 8
+"""Texts that a note lists."""
+MAX_LETTERS = 60
+"""Letters of a name that a note has, at most."""
 MAX_GROWTH = 100
 """A rate makes at most so many times the rows that were read."""
 SLACK = 1e-6
@@ -113,19 +126,13 @@ def _read(
     table: TableRows, columns: Columns, tasks: TasksBy | None
 ) -> tuple[RecordingRows, Mended]:
     """Return the rows as they stand in the file, and what was done to their times."""
-    check_columns([str(column) for column in table.frame.columns], columns, table.where)
-    assert columns.features is not None
+    check_columns(table.names, columns, table.where, table.recipe)
     drops = columns.missing == "drop"
-    x = np.stack([numbers_of(table, name, columns) for name in columns.features], axis=1)
-    label_column = None if columns.label_from else columns.label
-    named = (
-        label_column, columns.client, columns.split, columns.group, columns.session, columns.task
-    )  # fmt: skip
-    label, client, part, group, session, task = (
-        texts_of(table, name, may_miss=drops) for name in named
-    )
-    if columns.label_from is not None:
-        label = named_by_place(table, columns.label_from)
+    others = Counter[tuple[str, str]]()
+    x = inputs_of(table, columns, others)
+    label = labels_of(table, columns, may_miss=drops)
+    named = (columns.client, columns.split, columns.group, columns.session, columns.task)
+    client, part, group, session, task = (texts_of(table, name, may_miss=drops) for name in named)
     if columns.client_from is not None:
         client = named_by_place(table, columns.client_from)
     wrong = np.flatnonzero(~np.isin(part, (*PARTS, "") if drops else PARTS))
@@ -144,6 +151,7 @@ def _read(
     if tasks == "session":
         file = table.where.name if isinstance(table.where, Path) else str(table.where)
         task = np.array([f"{file} {name}".strip() for name in session.tolist()], dtype=np.str_)
+    mended.update({"\0".join(cell): count for cell, count in others.items()})
     rows = RecordingRows(
         x, label, client, part, group, session, task, time, date, zeros, places, places, zeros,
         zeros, zeros,
@@ -230,9 +238,8 @@ def _interpolated(
     left = np.argwhere(np.isnan(x))
     if len(left):
         row, column = left[0]
-        assert columns.features is not None
         raise DataError(
-            f"{table.where}: column {columns.features[column]!r} is empty in "
+            f"{table.where}: column {columns.channels[column]!r} is empty in "
             f"{table.at(int(rows.first[row]))}, and in all rows of that recording: leave the "
             "column out of features, or set [data.columns] missing = 'drop' or 'mean'"
         )
@@ -336,9 +343,32 @@ def windowed(rows: RecordingRows, columns: Columns, where: object) -> RecordingR
     return replace(rows.at(places), x=x, last=rows.last[places + length - 1])
 
 
+def _of_others(column: str, levels: Sequence[str], mended: Mapping[str, int]) -> str:
+    """Return in words which cells of a column are of no level; nothing where all are of one."""
+    begin = f"{column}\0"
+    texts = {key.removeprefix(begin): n for key, n in mended.items() if key.startswith(begin)}
+    if not texts:
+        return ""
+    some = ", ".join(
+        f"{said(text) if text else 'empty'} ({count})" for text, count in [*texts.items()][:SHOWN]
+    )
+    more = f" and {len(texts) - SHOWN} others" if len(texts) > SHOWN else ""
+    found = [text for text in texts if nearest(text, levels) is not None]
+    paste = [HEAD, *lines_for_texts(f"columns.{key(column)}.values", found, levels)]
+    return (
+        f"column {printable(column, MAX_LETTERS)} has cells that are none of the levels "
+        f"{printable(', '.join(levels), MAX_LETTERS)}, and count as another one: {some}{more}"
+        + ("\n".join([". If they are levels, written otherwise,", *paste]) if found else "")
+    )
+
+
 def told(mended: Mapping[str, int], columns: Columns) -> list[str]:
     """Return what was mended, in words."""
-    lines = []
+    lines = [
+        line
+        for column, levels in (columns.categories or {}).items()
+        if (line := _of_others(column, levels, mended))
+    ]
     if mended.get("dropped"):
         lines.append(f"{mended['dropped']} rows with an empty cell are left out")
     if mended.get("filled"):

@@ -7,7 +7,7 @@ import logging
 import warnings
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from fedcli.data.folders import TABLE_ENDS, files_below
 from fedcli.data.own.csv_style import MISSING, RECORDS, Style, lines_of, may_hold_numbers, style_of
 from fedcli.data.own.number_marks import Marks, marks_of
 from fedmodels.config.data import Columns
+from fedmodels.config.recipe import EMPTY, Recipe
 from fedmodels.errors import DataError, pip_line, reason_of
 from fedmodels.files import open_regular
 
@@ -50,9 +51,14 @@ class TableRows:
     """How a CSV is written; None where the file has no lines."""
     marks: Marks = field(default_factory=Marks)
     """The marks in numbers that are written as texts."""
+    recipe: Recipe = EMPTY
+    """What the site's files call columns, which have the run's names in the frame, and how they
+    write what is in them."""
 
     @classmethod
-    def of_frame(cls, frame: Any, where: object, columns: Columns) -> TableRows:
+    def of_frame(
+        cls, frame: Any, where: object, columns: Columns, recipe: Recipe = EMPTY
+    ) -> TableRows:
         """Return the rows of a file without lines, whose cells may be numbers or texts.
 
         Raises:
@@ -60,11 +66,20 @@ class TableRows:
         """
         empty = {*MISSING, *columns.missing_texts}
         cells = {
-            name: [c for c in frame[name].iloc[:RECORDS] if isinstance(c, str) and c not in empty]
+            name: [
+                recipe.bare(name, c)
+                for c in frame[name].iloc[:RECORDS]
+                if isinstance(c, str) and c not in empty
+            ]
             for name in map(str, frame.columns)
             if frame[name].dtype.kind == "O" and may_hold_numbers(name, columns)
         }
         return cls(frame, where, None, marks_of(cells, columns.decimal, where))
+
+    @property
+    def names(self) -> list[str]:
+        """The names of its columns."""
+        return [str(name) for name in self.frame.columns]
 
     @property
     def unit(self) -> str:
@@ -129,8 +144,8 @@ def _advice_for(ends: Collection[str]) -> str:
     return "".join(f"; {advice}" for advice in known)
 
 
-def read_table(path: Path, columns: Columns) -> TableRows:
-    """Read one file.
+def read_table(path: Path, columns: Columns, recipe: Recipe = EMPTY) -> TableRows:
+    """Read one file; its columns get the names of the run, by the site's recipe.
 
     A CSV's labels, clients and parts are what stands in it: ``01`` is not ``1``, and ``NA`` is a
     name.
@@ -138,6 +153,15 @@ def read_table(path: Path, columns: Columns) -> TableRows:
     Raises:
         DataError: pandas or pyarrow is missing, the file is damaged, or two columns have one name.
     """
+    read = _read(path, recipe.in_files(columns), recipe)
+    names = {own: name for name in recipe.columns if (own := recipe.called(name)) != name}
+    hidden = {*names.values()} - {*names}  # the file's own column of a name that another one gets
+    frame = read.frame.drop(columns=[name for name in hidden if name in read.frame.columns])
+    return replace(read, frame=frame.rename(columns=names), recipe=recipe)
+
+
+def _read(path: Path, columns: Columns, recipe: Recipe) -> TableRows:
+    """Read one file as it is; ``columns`` have its own names."""
     is_parquet = path.suffix.lower() == ".parquet"
     try:
         pandas = importlib.import_module("pandas")
@@ -149,10 +173,11 @@ def read_table(path: Path, columns: Columns) -> TableRows:
         if is_parquet:
             with open_regular(path) as file:
                 return TableRows.of_frame(
-                    pandas.read_parquet(file, engine="pyarrow"), path, columns
+                    pandas.read_parquet(file, engine="pyarrow"), path, columns, recipe
                 )
-        style = style_of(path, columns)
+        style = style_of(path, columns, recipe)
         texts = {name for name in columns.named if name != columns.time}
+        texts |= {*(columns.categories or {})}
         frame = _read_csv(pandas, path, texts, style)
     except pandas.errors.ParserWarning:
         raise DataError(

@@ -38,6 +38,7 @@ from fedcli.data.sets.dataset import Dataset, Examples
 from fedcli.data.sets.source import Source
 from fedmodels.config.columns import Decimal
 from fedmodels.config.data import Columns, Data, TasksBy
+from fedmodels.config.recipe import NAME, Recipe
 from fedmodels.config.transforms import TableTransform
 from fedmodels.errors import ConfigError, DataError
 from fedmodels.printable import printable
@@ -57,14 +58,15 @@ def table(source: Source) -> Dataset:
     """Load the tables in ``[data] root`` as ``[data.columns]`` describes them."""
     if source.data.root is None:
         raise DataError("table: say where the files lie, [data] root = 'recordings.csv'")
-    root, columns = source.roots[0], columns_of(source.data)
+    root, recipe = source.roots[0], source.recipe
+    columns = recipe.over(columns_of(source.data))
     files = files_of(root)
     if root.is_dir():
-        note_left_out(root, files, OTHER_TABLES)
+        note_left_out(root, [*files, root / NAME], OTHER_TABLES)
     for key in ("delimiter", "encoding"):
         if getattr(columns, key) and not any(path.suffix.lower() in OF_TEXT for path in files):
             raise ConfigError(f"[data.columns] {key} is for CSV, and {root} has none: leave it out")
-    read = (read_table(path, columns) for path in files)
+    read = (read_table(path, columns, recipe) for path in files)
     rows, columns, decimal = read_rows(read, columns, root, source.data.tasks)
     rows = windowed(rows, columns, root)
     return made(rows, columns, source, "table", f"{len(files)} files", decimal)
@@ -111,7 +113,9 @@ def made(
     whose = " of first tasks, which missing = 'mean' looks at" if tasks.any() else ""
     x, fill = _filled(rows.x, known, columns, where, whose)
     has_clients = bool(columns.client or columns.client_from)
-    transform = TableTransform(columns=columns, fill=fill, decimal=decimal).model_dump(mode="json")
+    transform = TableTransform(
+        columns=columns, fill=fill, decimal=decimal, recipe=source.recipe
+    ).facts()
     if wholes is None and columns.session is not None:  # for whoever asks what depends on what
         _, sessions = np.unique(rows.session, return_inverse=True)
         wholes = sessions.reshape(-1).astype(np.int64) + rows.recording * (int(sessions.max()) + 1)
@@ -126,7 +130,7 @@ def made(
     return dataset_of(
         name, parts[0], parts[1], classes, variant, people if has_clients else (),
         overlapping=columns.window is not None and (columns.hop or columns.window) < columns.window,
-        columns=columns.features or (),
+        columns=columns.channels, levels=columns.are_levels,
     )  # fmt: skip
 
 
@@ -216,8 +220,7 @@ def _filled(
     known = ~np.isnan(x[train])
     counts = known.sum(axis=axes)
     if not counts.all():
-        assert columns.features is not None
-        empty = columns.features[int(counts.argmin())]
+        empty = columns.channels[int(counts.argmin())]
         raise DataError(
             f"{where}: column {empty!r} is empty in all training rows{whose}: leave it out of "
             "features"
@@ -263,11 +266,12 @@ def read_rows(
     """
     found, asked, empty = list[RecordingRows](), columns, list[object]()
     seen, mended, read = (Names(), Names()), Mended(), list[TableRows]()
+    left, count = dict[str, None](), 0
     for table in tables:
         if table.frame.empty:
             empty.append(table.where)
             continue
-        check_columns([str(column) for column in table.frame.columns], columns, table.where)
+        check_columns(table.names, columns, table.where, table.recipe)
         if not columns.features:
             features, others = features_of(table, columns)
             if asked.features:
@@ -275,6 +279,9 @@ def read_rows(
             else:
                 asked = columns.model_copy(update={"features": features})
                 _tell_columns(features, others, table.where)
+        used = {*asked.named, *(asked.features or ())}
+        left |= dict.fromkeys(name for name in table.names if name not in used)
+        count += len(table.frame)
         each, done = rows_of(table, asked, tasks)
         for names, column, known in zip(
             (each.label, each.client), (columns.label, columns.client), seen, strict=True
@@ -285,6 +292,8 @@ def read_rows(
         read.append(replace(table, frame=None))  # the rows may take much memory
     if not found:
         raise DataError(f"{empty[0]} holds no row below the names of its columns")
+    if columns.features:
+        _tell_asked(asked, read[0].recipe, left, f"{where}: {count} rows of {len(read)} files")
     rows = joined(found)
     _check_labels(rows.label, columns, where)
     tell_styles(read, where)
@@ -304,6 +313,20 @@ def _tell_columns(features: Sequence[str], others: Mapping[str, str], where: obj
     left = ", ".join(f"{printable(name, MAX_LETTERS)} ({why})" for name, why in others.items())
     log.warning("note: %s: an example has the columns %s%s", where, used,
                 f"; left out: {left}" if left else "")  # fmt: skip
+
+
+def _tell_asked(columns: Columns, recipe: Recipe, left: Iterable[str], what: str) -> None:
+    """Say which columns a net sees by the config, what the site calls them, and what is left."""
+    used, out = (_listed_in(names, recipe) for names in (columns.features or (), left))
+    log.info("%s: an example has the columns %s%s", what, used, f"; left out: {out}" if out else "")
+
+
+def _listed_in(names: Iterable[str], recipe: Recipe) -> str:
+    return ", ".join(
+        printable(name, MAX_LETTERS)
+        + (f" (here {own!r})" if (own := recipe.called(name)) != name else "")
+        for name in names
+    )
 
 
 def _check_same(first: tuple[str, ...], found: tuple[str, ...], where: object) -> None:

@@ -19,6 +19,7 @@ from fedmodels.errors import DataError
 
 _FOLLOWING = (
     "transform", "wholes_train", "wholes_test", "tasks_train", "tasks_test", "moments_given",
+    "levels",
 )  # fmt: skip
 """Fields of a data set that follow from the config and from what is in the files."""
 
@@ -108,6 +109,9 @@ class Dataset:
     """Whether mean and std are the config's, and so the same for all clients."""
     columns: tuple[str, ...] = ()
     """Names of the columns of a table that an example consists of, in their order."""
+    levels: tuple[bool, ...] = ()
+    """Which of them are 0 or 1 for a level of a column of categories, and stay so: a rare level is
+    no large number."""
     transform: Mapping[str, Any] | None = None
     """How files became these examples (``fedmodels.config.transforms``), where they did."""
 

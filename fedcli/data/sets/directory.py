@@ -38,6 +38,7 @@ from fedcli.data.sets.dataset import Dataset, Examples, check_finite, named_clas
 from fedcli.data.sets.source import Source
 from fedmodels.class_names import composed
 from fedmodels.config.data import Data
+from fedmodels.config.recipe import NAME, Recipe
 from fedmodels.data_description import SCALES
 from fedmodels.errors import ConfigError, DataError, reason_of, suggestion
 from fedmodels.files import open_regular
@@ -60,6 +61,7 @@ def directory(source: Source) -> Dataset:
         made: Dataset = table.image_table(source)
         return made
     _check_root(root)
+    _check_recipe(source.recipe, root)
     about = _read_json(root / ABOUT, root) if (root / ABOUT).exists() else {}
     for key in about:
         if key not in KEYS:
@@ -73,8 +75,10 @@ def directory(source: Source) -> Dataset:
     for place in class_folders(folder, root):
         if not images_in(place, root, nested=source.data.group is not None):
             raise DataError(f"{place} is empty: a class needs images to train on")
-    names = names or [*dict.fromkeys(map(called, class_folders(folder, root)))]
-    how, (listed, held) = source.data.images, _listed(root, names, source.data)
+    own = (source.recipe.class_of(called(place)) for place in class_folders(folder, root))
+    names = names or [*dict.fromkeys(own)]
+    how = source.data.images.model_copy(update={"recipe": source.recipe})
+    listed, held = _listed(root, names, source)
     (x, y, files), (tested, z, _) = read_images(listed, how), read_images(held, how)
     wholes = _wholes(listed, folder)[files] if source.data.group is not None else None
     train = Examples(x, y, _read_groups(root, "train", len(y)), stated(how, x), wholes)
@@ -94,6 +98,14 @@ def _check_root(root: Path) -> None:
             f"{root / 'train' / 'CLASS' / '*.png'} and {root / 'test' / 'CLASS' / '*.png'}, or "
             "arrays into train_x.npy, train_y.npy, test_x.npy and test_y.npy"
         )
+
+
+def _check_recipe(recipe: Recipe, root: Path) -> None:
+    """Raise ConfigError if a site's recipe is for tables, and these are images or arrays."""
+    if recipe and holds_arrays(root):
+        raise ConfigError(f"a recipe is for tables and folders of images, and {root} holds arrays")
+    if keys := sorted(recipe.facts().keys() - {"classes"}):
+        raise ConfigError(f"the recipe has {keys[0]}, which is for tables; {root} holds images")
 
 
 def holds_arrays(root: Path) -> bool:
@@ -127,13 +139,16 @@ def _share_of(data: Data, root: Path, *, has_test_part: bool) -> float:
     return share
 
 
-def _listed(root: Path, names: list[str], data: Data) -> tuple[Listed, Listed]:
+def _listed(root: Path, names: list[str], source: Source) -> tuple[Listed, Listed]:
     """Return the images for training and those for testing; say which files are neither."""
-    folder, nested = _training_folder(root), data.group is not None
-    listed = images_of(folder, names, root, nested=nested)
+    folder, data = _training_folder(root), source.data
+    nested, recipe = data.group is not None, source.recipe
+    listed = images_of(folder, names, root, nested=nested, recipe=recipe)
     has_test_part = (root / "test").is_dir()
-    held = images_of(root / "test", names, root, nested=nested) if has_test_part else []
-    beside = [root / ABOUT, *(_groups_file(root, part) for part in PARTS)]
+    held = (
+        images_of(root / "test", names, root, nested=nested, recipe=recipe) if has_test_part else []
+    )
+    beside = [root / ABOUT, root / NAME, *(_groups_file(root, part) for part in PARTS)]
     note_left_out(root, {*beside, *(path for path, _ in listed + held)}, OTHERS)
     if share := _share_of(data, root, has_test_part=has_test_part):
         wholes = _wholes(listed, folder) if nested else None

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from fedcli.data.sets.source import Source, Whose
 from fedmodels.code_names import is_own
 from fedmodels.config.data import OF_IMAGES, Data
+from fedmodels.config.recipe import EMPTY, Recipe, recipe_beside
 from fedmodels.errors import ConfigError, suggestion
 from fedmodels.own_code import load_entry_point, own, renew
 
@@ -146,6 +147,8 @@ DATASETS: dict[str, KnownDataset] = {
 """Every data set that comes with fedtide, by the name it has in a config."""
 OWN = ("directory", "table", "huggingface")
 """Those of them that read a user's files."""
+READ_BY_RECIPES = ("directory", "table")
+"""Those of them whose files a site may describe by a recipe."""
 
 
 def names() -> list[str]:
@@ -168,20 +171,32 @@ def is_published(root: Path) -> bool:
     return name in DATASETS and name not in OWN
 
 
-def source_of(data: Data, tasks: Sequence[int] = (), whose: Whose = "natural") -> Source:
+def source_of(
+    data: Data,
+    tasks: Sequence[int] = (),
+    whose: Whose = "natural",
+    recipe: Recipe = EMPTY,
+) -> Source:
     """Return where to look for a config's data set: its root, ``$FEDTIDE_DATA``, the cache."""
     places = [data.root, os.environ.get("FEDTIDE_DATA")]
     roots = [Path(place).expanduser() for place in places if place]
-    return Source((*dict.fromkeys(roots), cache_dir()), data, tuple(tasks), whose)
+    return Source((*dict.fromkeys(roots), cache_dir()), data, tuple(tasks), whose, recipe)
 
 
-def load(data: Data, tasks: Sequence[int] = (), *, whose: Whose = "natural") -> Dataset:
+def load(
+    data: Data,
+    tasks: Sequence[int] = (),
+    *,
+    whose: Whose = "natural",
+    recipe: Recipe | None = None,
+) -> Dataset:
     """Load the data set that ``[data]`` names.
 
     Args:
         data: the table.
         tasks: of natural clients, by number.
         whose: tasks the data are cut into, where they say it.
+        recipe: how files say what ``[data]`` asks for; by default the one that lies with them.
 
     Raises:
         ConfigError: no such data set is known, or ``[data]`` has a key that is for another one.
@@ -210,7 +225,11 @@ def load(data: Data, tasks: Sequence[int] = (), *, whose: Whose = "natural") -> 
         _check_unset(data, ("test_seed",), "data without [data.columns] split")
     if columns is None or columns.split or columns.group or columns.file:
         _check_unset(data, ("test_gap",), "a table whose rows test_share splits")
-    return _with_moments(_loaded(data, tasks, whose), data)
+    if recipe is None and data.name in READ_BY_RECIPES and data.root is not None:
+        recipe = recipe_beside(Path(data.root).expanduser())
+    if recipe and data.name not in READ_BY_RECIPES:
+        raise ConfigError(f"a recipe is for tables and folders of images, not for {data.name}")
+    return _with_moments(_loaded(data, tasks, whose, recipe or EMPTY), data)
 
 
 def _with_moments(dataset: Dataset, data: Data) -> Dataset:
@@ -220,8 +239,8 @@ def _with_moments(dataset: Dataset, data: Data) -> Dataset:
     return replace(dataset, mean=data.mean, std=data.std, moments_given=True)
 
 
-def _loaded(data: Data, tasks: Sequence[int], whose: Whose) -> Dataset:
-    source, known = source_of(data, tasks, whose), DATASETS.get(data.name)
+def _loaded(data: Data, tasks: Sequence[int], whose: Whose, recipe: Recipe) -> Dataset:
+    source, known = source_of(data, tasks, whose, recipe), DATASETS.get(data.name)
     if known is not None and known.takes_long and source.find(*known.files) is not None:
         from fedcli.data.sets.prepared import prepared  # imports torch: only where it is needed
 

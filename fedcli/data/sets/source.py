@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from fedmodels.config.data import Data
+from fedmodels.config.recipe import EMPTY, Recipe
 from fedmodels.errors import DataError
 
 Whose = Literal["natural", "site", "task"]
@@ -25,6 +26,8 @@ class Source:
     whose: Whose = "natural"
     """Whose tasks the data are cut into, where they say it: those of each natural client, of one
     ``site`` with all its persons, or none, since all examples are one ``task``."""
+    recipe: Recipe = EMPTY
+    """How the site's own files say what the run asks for."""
 
     @property
     def cache(self) -> Path:

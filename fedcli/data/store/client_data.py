@@ -24,6 +24,7 @@ from fedcli.data.arrays import IntArray, Labelled, check_examples, read_array
 from fedcli.data.folders import check_inside
 from fedmodels.config.origin import placeless
 from fedmodels.config.privacy import CountDetail
+from fedmodels.config.recipe import digest_of
 from fedmodels.data_description import (
     SCALES,
     ClientFile,
@@ -249,8 +250,10 @@ class ClientData:
 
         ``known`` says how many tasks and classes to tell of; by default all.
         """
-        dealt = self.file.partition
-        file = self.file.model_copy(update={"partition": dealt and placeless(dealt)})
+        dealt, recipe = self.file.partition, (self.file.transform or {}).get("recipe")
+        file = self.file.model_copy(
+            update={"partition": dealt and placeless(dealt), "recipe": digest_of(recipe)}
+        )
         if known is None:
             return file.told(how).text("transform")
         tasks, classes = known

@@ -9,7 +9,6 @@ import hashlib
 import json
 import logging
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
@@ -32,6 +31,7 @@ from fedcli.data.store.client_data import (
     Part,
     has_grown,
 )
+from fedcli.data.store.column_findings import Column, columns_of, found_in_all
 from fedcli.data.store.opened_data import open_data
 from fedcli.data.store.partition_store import PartitionStore
 from fedmodels.data_description import channel_axis
@@ -55,73 +55,6 @@ SHARING = ("drawn", "replay_circulating", "replay_gradual", "replay_heterogeneou
 """Kinds of scenarios whose clients draw from the same examples, and so hold some in common."""
 Hashes = set[bytes]
 log = logging.getLogger(__name__)
-
-
-KEPT = 4
-"""Least and greatest values of a column that are counted."""
-FAR, TIMES = 10.0, 3
-"""A stand-in is so many ranges of the other values away from them, and occurs so often."""
-USUAL_FAR, USUAL_TIMES = 1.0, 2
-"""Likewise for the usual ones."""
-USUAL = frozenset(
-    sign * number for number in (999, 9999, 99999, 999999, 32767, 32768) for sign in (1, -1)
-)
-"""What people and devices write most in place of a missing number."""
-
-
-@dataclass
-class Extremes:
-    """The least and the greatest values of a column, and how often each occurs.
-
-    Among them are numbers that may stand for missing ones, such as -999: far from all others, and
-    repeated.
-    """
-
-    counts: Counter[float] = field(default_factory=Counter)
-    """How often values occur: exact for the extremes; others may be among them, counted in part."""
-    size: int = 0
-
-    def add(self, values: NDArray[Any]) -> None:
-        """Take in some finite values (n,)."""
-        self.size += len(values)
-        found = dict[float, int]()
-        for extreme_of, beyond in ((np.min, np.greater), (np.max, np.less)):
-            left = values
-            for _ in range(KEPT):
-                if len(left):
-                    extreme = extreme_of(left)
-                    inner = left[beyond(left, extreme)]
-                    found[float(extreme)] = len(left) - len(inner)
-                    left = inner
-        self.counts.update(found)
-
-    def join(self, other: Extremes) -> None:
-        """Take in the values of another column, which is the same of another client."""
-        self.counts.update(other.counts)
-        self.size += other.size
-
-    def stand_ins(self) -> Iterator[tuple[float, int]]:
-        """Yield each value that may stand for missing ones, and how often it occurs."""
-        known = sorted(self.counts)
-        while len(known) > 1:
-            for value, near, rest in ((known[0], known[1], known[1:]),
-                                      (known[-1], known[-2], known[:-1])):  # fmt: skip
-                if self._stands_out(value, abs(value - near), rest[-1] - rest[0]):
-                    yield value, self.counts[value]
-                    known = rest
-                    break
-            else:
-                return
-
-    def _stands_out(self, value: float, gap: float, spread: float) -> bool:
-        """Tell whether the least or the greatest value may be a stand-in.
-
-        The gap is between it and the nearest other value; the others have a spread.
-        """
-        count = self.counts[value]
-        if value in USUAL:
-            return count >= USUAL_TIMES and gap > USUAL_FAR * spread
-        return TIMES <= count < self.size / 2 and gap > FAR * spread > 0
 
 
 @dataclass(frozen=True)
@@ -157,8 +90,8 @@ class Inspected:
     """The first input, as the net sees it."""
     varies: bool = False
     """Whether two inputs differ."""
-    extremes: list[Extremes] = field(default_factory=list)
-    """Extremes of each of the C channels, as the files have it; none for images."""
+    columns: list[Column] = field(default_factory=list)
+    """What the columns hold, as the files have it; none for images."""
     again: int = 0
     """How many examples of its tasks earlier ones have."""
     gone: list[int] = field(default_factory=list)
@@ -178,16 +111,16 @@ class Inspected:
                 if self.data.is_gone(task, part):
                     self.gone += [task] if task not in self.gone else []
                     continue
-                x = self.data.arrays(task, part)[0]
+                x, y = self.data.arrays(task, part)
                 found[part] = set() if self.data.tasks[task].set_aside else hashes_of(x)
-                self.look(x)
+                self.look(x, y)
             for hashes in found.values():
                 self.again += sum(each in self.train or each in self.test for each in hashes)
             self.train |= found.get("train", set())
             self.test |= found.get("test", set())
 
-    def look(self, x: NDArray[Any]) -> None:
-        """Look at the inputs (n, …) of a part of a task."""
+    def look(self, x: NDArray[Any], y: NDArray[np.int64]) -> None:
+        """Look at the inputs (n, …) and labels (n,) of a part of a task."""
         shape = self.data.file.input_shape
         axis = 1 + channel_axis(shape)
         others = tuple(a for a in range(1 + len(shape)) if a != axis)
@@ -199,13 +132,10 @@ class Inspected:
             self.lows = low if self.lows is None else np.minimum(self.lows, low)
             self.highs = high if self.highs is None else np.maximum(self.highs, high)
             if len(shape) < 3:
-                self._count(np.moveaxis(x[begin : begin + AT_ONCE], axis, 0))
-
-    def _count(self, channels: NDArray[Any]) -> None:
-        """Count the extremes of some inputs, channels first (C, …)."""
-        self.extremes = self.extremes or [Extremes() for _ in channels]
-        for extremes, values in zip(self.extremes, channels, strict=True):
-            extremes.add(values[np.isfinite(values)])
+                self.columns = self.columns or columns_of(self.data.file)
+                rows = slice(begin, begin + AT_ONCE)
+                for column in self.columns:
+                    column.add(x[rows], y[rows])
 
     @property
     def low(self) -> float:
@@ -389,9 +319,11 @@ def arrived(data: ClientData, dataset: Dataset) -> list[Finding]:
     inputs are looked at in the new task alone.
     """
     one = Inspected("", data)
-    for part, x in (("train", dataset.train_x), ("test", dataset.test_x)):
+    for part, x, y in (
+        ("train", dataset.train_x, dataset.train_y), ("test", dataset.test_x, dataset.test_y)
+    ):  # fmt: skip
         setattr(one, part, hashes_of(x))
-        one.look(x)
+        one.look(x, y)
         one.counts[part] = np.sum([getattr(task, part) for task in data.tasks], axis=0)
     return [*one.found(), *_in_columns([one])]
 
@@ -556,36 +488,30 @@ def _spelling(name: str) -> str:
 
 def _in_columns(read: Sequence[Inspected]) -> Iterator[Finding]:
     """Yield what may not be meant in the columns of tables."""
-    seen = [one for one in read if one.extremes]
+    seen = [one for one in read if one.columns]
     seen = [one for one in seen if one.data.file.input_shape == seen[0].data.file.input_shape]
     if not any(one.varies for one in seen):
         return
-    transform = seen[0].data.file.transform or {}
-    columns = (transform.get("columns") or {}).get("features") or range(len(seen[0].extremes))
-    names = [printable(str(column), MAX_LETTERS) for column in columns]
+    yield from _constant(seen)
+    for one in seen:
+        for column in one.columns:
+            for line in column.lines():
+                yield Finding(line, False, one.name, line)
+    is_table = bool(seen[0].data.file.transform)
+    yield from map(Finding, found_in_all([one.columns for one in seen], is_table=is_table))
+
+
+def _constant(seen: Sequence[Inspected]) -> Iterator[Finding]:
+    """Yield the columns that have one value in the examples of all clients."""
     same = np.all([one.lows == one.highs for one in seen], axis=0)
-    if same.any():
-        constant = some(names[k] for k in np.flatnonzero(same))
-        yield Finding(f"column {constant} has one value in all examples: leave it out of features")
-    for name, each in zip(names, zip(*(one.extremes for one in seen), strict=True), strict=True):
-        yield from _stand_ins(name, each, is_table=bool(transform))
-
-
-def _stand_ins(name: str, clients: Iterable[Extremes], *, is_table: bool) -> Iterator[Finding]:
-    """Yield values of a column, by its extremes at each client, that may stand for missing ones."""
-    of_all = Extremes()
-    for extremes in clients:
-        of_all.join(extremes)
-    for value, count in of_all.stand_ins():
-        advice = (
-            f"[data.columns] missing_values = [{value:.15g}] makes empty cells of them, and "
-            "missing says what becomes of these"
-            if is_table
-            else "leave these examples out, or put numbers in their place"
-        )
+    names = [
+        printable(column.name, MAX_LETTERS)
+        for column in seen[0].columns
+        if not column.is_levels and same[column.channels[0]]
+    ]
+    if names:
         yield Finding(
-            f"column {name} holds {value:.7g} in {count} of {of_all.size} places, far from all "
-            f"other values: if it stands for a missing number, {advice}"
+            f"column {some(names)} has one value in all examples: leave it out of features"
         )
 
 

@@ -45,9 +45,10 @@ from fedcli.data.store.known_rows import KnownRows, known_rows
 from fedcli.data.store.opened_data import open_data
 from fedcli.data.store.own_files import How
 from fedcli.data.store.repeats import Compared, compared
-from fedcli.data.store.site import loaded
+from fedcli.data.store.site import changed_recipe, loaded, recipe_now, remember_recipe
 from fedmodels.class_names import near
 from fedmodels.config.data import OF_IMAGES, Data, Repeats
+from fedmodels.config.recipe import EMPTY, NAME, Recipe
 from fedmodels.config.transforms import TableTransform, parse_transform
 from fedmodels.data_description import ClientFile, TaskCounts
 from fedmodels.errors import (
@@ -56,6 +57,7 @@ from fedmodels.errors import (
     ConfigError,
     DataError,
     LinkError,
+    RecipeError,
     reason_of,
 )
 from fedmodels.files import LEFTOVER, locked, sha256_of, sync_path, write_atomically
@@ -112,6 +114,7 @@ def add_task(
     *,
     repeats: Repeats | None = None,
     strict: bool = False,
+    given: Path | None = None,
 ) -> Added:
     """Add a task to a client's data, whole or not at all.
 
@@ -126,6 +129,8 @@ def add_task(
         seed: the run's.
         repeats: what becomes of examples that earlier tasks have; by default as ``[data]`` says.
         strict: add nothing where ``fedcli check`` would have a word on it.
+        given: the site's recipe; by default the one that lies with the source, or that of the
+            client's first files.
 
     Raises:
         DataError: the client's data or the source cannot be used; nothing was changed.
@@ -139,12 +144,15 @@ def add_task(
             held = open_data(root, client)  # another process may have added one meanwhile
             _remove_leftovers(held)
             how = _how(source, data, held)
+            recipe = recipe_now(source, held.directory, held.file, given)
+            if given is not None:
+                remember_recipe(held.directory, source, given)
             rule = repeats or (data.repeats if data is not None else None) or "skip"
             with known_rows(held) as rows:
                 name = made["name"] if rule == "keep" else None
                 if (known := rows.source(made["sha256"], name)) is not None:
                     return Added(known, was_there=True)
-                dataset = _read(source, how, held)
+                dataset = _read(source, how, held, recipe)
                 found = compared(dataset, rows, rule, source, _share_of(source, how, dataset))
                 left = _in_own_order(found.dataset, held.file, source, how)  # no class of what went
                 added = _added(held, thinned(left, how, seed), made, found, strict)
@@ -167,6 +175,8 @@ def _added(
     notes = tuple(map(str, arrived(grown, dataset)))
     if strict and notes:
         raise DataError(f"--strict: {notes[0]}")
+    if file.transform != held.file.transform:
+        notes = (changed_recipe(file.transform, held.file.transform), *notes)
     if not held.states_counts:  # a folder that is there would be counted
         write_about(held.directory, held.file)
     place = held.directory / f"task-{held.num_tasks}"
@@ -262,9 +272,9 @@ def _is_prepared(source: Path) -> bool:
     return source.is_dir() and ((source / "train").is_dir() or holds_arrays(source))
 
 
-def _read(source: Path, how: Data, held: ClientData) -> Dataset:
+def _read(source: Path, how: Data, held: ClientData, recipe: Recipe) -> Dataset:
     """Read a source; raise DataError unless it fits the client's other tasks."""
-    dataset = loaded(source, how, "task")
+    dataset = loaded(source, how, "task", EMPTY if holds_arrays(source) else recipe)
     if dataset.input_shape != held.file.input_shape:
         raise DataError(
             f"{source}: inputs have the shape {list(dataset.input_shape)}, and those of the "
@@ -388,7 +398,13 @@ def _grown(file: ClientFile, dataset: Dataset, again: int) -> ClientFile:
         t.model_copy(update={part: getattr(t, part) + zeros for part in PARTS}) for t in file.tasks
     ]
     is_unnamed = not file.class_names and names == tuple(map(str, range(len(names))))
+    transform = file.transform
+    if transform is not None and dataset.transform is not None:
+        recipe = dataset.transform.get("recipe")
+        transform = {k: v for k, v in transform.items() if k != "recipe"}
+        transform |= {"recipe": recipe} if recipe else {}
     new = {
+        "transform": transform,
         "num_classes": len(names),
         "class_names": () if is_unnamed else names,
         "tasks": (*tasks, TaskCounts(train=train, test=test, again=again)),
@@ -408,8 +424,9 @@ class Incoming:
     """A folder in which what is complete becomes a task of one client.
 
     A rename makes a file or folder complete: names that begin with a dot, or end with ``.part`` or
-    ``.tmp``, are still being written. What became a task moves to ``taken/``; what cannot become
-    one moves to ``refused/``, and a text file beside it says why.
+    ``.tmp``, are still being written. ``site.toml`` is the recipe of what comes. What became a task
+    moves to ``taken/``; what cannot become one moves to ``refused/``, and a text file beside it
+    says why.
     """
 
     def __init__(
@@ -443,8 +460,11 @@ class Incoming:
                     found = add_task(
                         self._root, self._client, source, *(how or ()), strict=self._strict
                     )
+                except RecipeError as error:  # somebody may be writing it
+                    self._tell(str(error))
+                    return added
                 except (DataError, ConfigError) as error:
-                    self._refuse(source, str(error))
+                    self._refuse(source, "\n".join([str(error), *error.lines]))
                     continue
                 self._move(source, TAKEN)
                 log.info("client %s: %s has come: %s", self._client, source.name, found)
@@ -464,7 +484,7 @@ class Incoming:
         return sorted(
             path for path in self.place.iterdir()
             if not is_foreign(path.name) and not path.name.endswith(UNFINISHED)
-            and path.name not in (TAKEN, REFUSED)
+            and path.name not in (TAKEN, REFUSED, NAME)
         )  # fmt: skip
 
     def _refuse(self, source: Path, why: str) -> None:

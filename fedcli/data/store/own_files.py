@@ -14,7 +14,8 @@ from fedmodels.config.data import Data
 from fedmodels.resolution import received_data
 
 CUT_FILE = "cut.json"
-"""File beside a directory that was cut of a client's own files: the run's ``[data]`` and seed."""
+"""File beside a directory that was cut of a client's own files: the run's ``[data]``, its seed, and
+what stood in for the files then."""
 READ = (*TABLE_ENDS, *ENDS, ".npy", ".arrow")
 """How the names of files end that a site may bring."""
 How = tuple[Data, int]
@@ -52,10 +53,19 @@ def remembered(root: Path) -> How | None:
         ConfigError: the file that says it is malformed.
     """
     try:
-        tables, seed = json.loads((root / CUT_FILE).read_bytes())
+        tables, seed, *_ = json.loads((root / CUT_FILE).read_bytes())
     except (OSError, ValueError, RecursionError, TypeError):
         return None
     return received_data(tables, str(root / CUT_FILE)), int(seed)
+
+
+def files_of(root: Path) -> str:
+    """Return the digest of the files of which the data below a root were cut; empty if unknown."""
+    try:
+        _, _, found = json.loads((root / CUT_FILE).read_bytes())
+    except (OSError, ValueError, RecursionError, TypeError):
+        return ""
+    return str(found)
 
 
 def how_of(tables: Mapping[str, Any], seed: int) -> How:

@@ -299,7 +299,7 @@ def client_moments(dataset: Dataset, partition: Partition) -> list[Moments]:
     for tasks in partition.clients:
         first = tasks[0].train  # others are not there yet when a run begins
         x, _ = examples_of(dataset, partition, first, "train")
-        out.append(channel_moments(x, dataset.scale))
+        out.append(channel_moments(x, dataset.scale, dataset.levels))
     return out
 
 

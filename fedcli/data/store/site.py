@@ -18,12 +18,13 @@ import numpy as np
 
 from fedcli.data.arrays import IntArray, Labelled
 from fedcli.data.folders import files_below
+from fedcli.data.own.site_lines import HEAD, lines_for_texts
 from fedcli.data.sets.dataset import Dataset
 from fedcli.data.sets.registry import OWN, load
 from fedcli.data.sets.source import Whose
-from fedcli.data.store.client_data import PARTS, Part, has_grown
+from fedcli.data.store.client_data import ABOUT, PARTS, Part, has_grown
 from fedcli.data.store.commands import thinned
-from fedcli.data.store.own_files import CUT_FILE, cut_before
+from fedcli.data.store.own_files import CUT_FILE, cut_before, files_of
 from fedcli.data.store.partition_writer import (
     description_of,
     why_not_written,
@@ -33,25 +34,46 @@ from fedcli.data.store.partition_writer import (
 )
 from fedmodels.class_names import composed, named
 from fedmodels.config.data import Data
+from fedmodels.config.recipe import (
+    EMPTY,
+    NAME,
+    Recipe,
+    digest_of,
+    recipe_beside,
+    recipe_in,
+    recipe_of,
+)
 from fedmodels.data_description import ClientFile, TaskCounts
 from fedmodels.errors import ConfigError, DataError
 from fedmodels.printable import printable
 from fedmodels.resolution import received_data
 
 FORMAT = 1
+RECIPE = "recipe.path"
+"""File beside a client's data with the path of its site's recipe."""
+SHOWN = 5
+"""Classes that a line names."""
 MAX_LETTERS = 60
 log = logging.getLogger(__name__)
 
 
-def cut(files: Path, tables: Mapping[str, Any], seed: int, client: int, cache: Path) -> Path:
+def cut(
+    files: Path,
+    tables: Mapping[str, Any],
+    seed: int,
+    client: int,
+    cache: Path,
+    given: Path | None = None,
+) -> Path:
     """Return the directory above a client's data, made of its own files unless it was before.
 
     ``tables`` are the run's ``[data]`` as the server sent it; what is cut is kept in ``cache``.
     Files that are gone are not needed again, and those of a client that has got further tasks are
-    not read again.
+    not read again. The site's recipe is ``given``, or lies with the files.
 
     Raises:
-        ConfigError: the run's data are of no kind that a site brings along.
+        ConfigError: the run's data are of no kind that a site brings along; or the recipe is no
+            good.
         DataError: files cannot be read, or the cache cannot be written.
     """
     data = received_data(tables, "the server's [data]")
@@ -63,22 +85,33 @@ def cut(files: Path, tables: Mapping[str, Any], seed: int, client: int, cache: P
     before = cut_before(cache, client, (data, seed))
     if before is not None and (has_grown(before / str(client)) or not files.exists()):
         log.info("client %s: goes on with what was cut before; %s is not read", client, files)
+        if given is not None:
+            recipe_in(given)
+            remember_recipe(before / str(client), files, given)
         return before
     if not files.exists():
         raise DataError(f"{files} is not there")
     data = data.model_copy(update={"root": str(files)})
-    root = cache / _stamp(files, data, seed, client)
+    recipe, held = recipe_for(files, given), _stamp(files, data, seed, client)
+    root = cache / (held if not recipe else f"{held}-{recipe.digest[:8]}")
     if (root / str(client) / "client.json").is_file():
         log.info("client %s: %s was cut before", client, files)
         return root
-    classes = data.classes or (data.columns.classes if data.columns else None)
-    dataset = thinned(_by_names(loaded(files, data, "site"), classes or ()), data, seed)
+    if before is not None and files_of(before) == held and _has_joined(cache.parent, client):
+        remember_recipe(before / str(client), files, given)
+        log.warning(
+            "note: client %s: the recipe of the site is another one now: what comes from now on is "
+            "read by it; the run keeps what it began with", client,
+        )  # fmt: skip
+        return before
+    dataset = thinned(_by_names(loaded(files, data, "site", recipe), listed(data)), data, seed)
     try:
         cache.parent.mkdir(parents=True, exist_ok=True)
         cache.mkdir(mode=0o700, exist_ok=True)  # for nobody else
         with written_whole(root) as place:
             _write(place / str(client), dataset, files)
-            (place / CUT_FILE).write_text(json.dumps([dict(tables), seed]) + "\n", "utf-8")
+            (place / CUT_FILE).write_text(json.dumps([dict(tables), seed, held]) + "\n", "utf-8")
+            remember_recipe(place / str(client), files, given)
     except OSError as error:
         if not (root / str(client) / "client.json").is_file():  # another process may have cut it
             raise DataError(why_not_written(root, error)) from None
@@ -87,8 +120,59 @@ def cut(files: Path, tables: Mapping[str, Any], seed: int, client: int, cache: P
     return root
 
 
-def loaded(files: Path, data: Data, whose: Whose) -> Dataset:
-    """Load a site's files as ``[data]`` says; classes are those that occur.
+def listed(data: Data) -> Sequence[str]:
+    """Return the classes that the run lists, if it lists some."""
+    return data.classes or (data.columns.classes if data.columns else None) or ()
+
+
+def recipe_for(files: Path, given: Path | None) -> Recipe:
+    """Return the recipe of a site's files: the given one, or the one that lies with them."""
+    return recipe_beside(files) if given is None else recipe_in(given)
+
+
+def remember_recipe(directory: Path, files: Path, given: Path | None) -> None:
+    """Note beside a client's data where the recipe lies, so that what comes later is read by it."""
+    place = given or (files if files.is_dir() else files.parent) / NAME
+    (directory / RECIPE).write_text(f"{place.absolute()}\n", "utf-8")
+
+
+def recipe_now(source: Path, directory: Path, file: ClientFile, given: Path | None) -> Recipe:
+    """Return the recipe of files that have come: the given one, else the one that lies with them.
+
+    Else it is that of the client's first files, as it is now, or where it is gone, as it was last.
+
+    Raises:
+        ConfigError: its file is malformed.
+    """
+    if found := recipe_for(source, given):
+        return found
+    last = (file.transform or {}).get("recipe")
+    try:
+        place = Path((directory / RECIPE).read_text("utf-8").removesuffix("\n"))
+    except (OSError, ValueError):
+        place = None
+    if place is not None and place.is_file():
+        return recipe_in(place)
+    return recipe_of(last, directory / ABOUT) if last else EMPTY
+
+
+def changed_recipe(now: Mapping[str, Any] | None, last: Mapping[str, Any] | None) -> str:
+    """Return in words that the recipe of two transforms is another one."""
+    new, old = (digest_of((how or {}).get("recipe"))[:12] or "none" for how in (now, last))
+    return (
+        f"it is read by another recipe of the site than what came before: sha256 {new}, not {old}"
+    )
+
+
+def _has_joined(states: Path, client: int) -> bool:
+    """Tell whether a client has taken part in a run, which keeps the data that it began with."""
+    return (states / str(client) / "session.json").exists()
+
+
+def loaded(files: Path, data: Data, whose: Whose, recipe: Recipe = EMPTY) -> Dataset:
+    """Load a site's files as ``[data]`` and the site's recipe say; classes are those that occur.
+
+    Classes that the run does not list are told, with lines for the recipe.
 
     ``whose`` tasks they are cut into, where the data say it: the site's, or one task.
 
@@ -97,7 +181,15 @@ def loaded(files: Path, data: Data, whose: Whose) -> Dataset:
     """
     columns = data.columns and data.columns.model_copy(update={"classes": None})
     update = {"classes": None, "columns": columns, "root": str(files)}
-    found = load(data.model_copy(update=update), whose=whose)
+    found = load(data.model_copy(update=update), whose=whose, recipe=recipe)
+    known = [composed(name) for name in listed(data)]
+    if known and (strange := [name for name in found.class_names if name not in known]):
+        lines = [HEAD, *lines_for_texts("classes", strange, known)]
+        some = ", ".join(repr(printable(name, MAX_LETTERS)) for name in strange[:SHOWN])
+        log.warning(
+            "note: %s: the run lists no class %s. If %s is one of its own, written otherwise, %s",
+            files, some, "it" if len(strange) == 1 else "each", "\n".join(lines),
+        )  # fmt: skip
     for name in found.class_names:
         try:
             named(name)
@@ -120,8 +212,9 @@ def _by_names(dataset: Dataset, classes: Sequence[str]) -> Dataset:
 
 
 def _stamp(files: Path, data: Data, seed: int, client: int) -> str:
-    """Return the digest of all that a cut follows from."""
+    """Return the digest of all that a cut follows from, beside the site's recipe."""
     found = files_below(files) if files.is_dir() else [files]
+    found = [path for path in found if path.name != NAME]
     stats = [(path, path.stat()) for path in found]
     held = [[str(path.resolve()), stat.st_size, stat.st_mtime_ns] for path, stat in stats]
     facts = [FORMAT, data.identity(), seed, client, held]

@@ -6,19 +6,28 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from fedmodels.class_names import ClassName
+from fedmodels.class_names import ClassName, alike
 from fedmodels.config.bounds import Positive, PositiveCount
 from fedmodels.config.strict_table import StrictTable
 from fedmodels.errors import ConfigError
 
 Decimal = Literal[".", ","]
 """The mark before the fraction of a number."""
+Missing = Literal["error", "drop", "interpolate", "mean"]
+MissingValues = Annotated[
+    tuple[Annotated[float, Field(allow_inf_nan=False)] | str, ...],
+    Field(strict=False, min_length=1),
+]
+TimeUnit = Literal["s", "ms", "us", "ns"]
+Levels = Annotated[tuple[ClassName, ...], Field(strict=False, min_length=1)]
+OTHER = "?"
+"""What names call the number of an input that says that a cell is of none of the levels."""
 ROLES = ("label", "client", "split", "session", "time", "group", "file", "task")
 """The keys that name a column which a net does not see."""
 ADDED = (
     "delimiter", "decimal", "encoding", "missing", "session", "time", "time_unit", "gap", "rate",
     "group", "missing_values", "client_from", "label_from", "day_first",
-    "file", "task",
+    "file", "task", "categories",
 )  # fmt: skip
 """Keys that older partitions lack."""
 
@@ -33,6 +42,10 @@ class Columns(StrictTable):
     or a name with or without its ending."""
     features: Annotated[tuple[str, ...], Field(strict=False, min_length=1)] | None = None
     """Columns that a net sees, in this order; by default all others that hold numbers."""
+    categories: Annotated[dict[str, Levels] | None, Field(min_length=1)] = None
+    """Columns of texts or truth values that a net sees, by name, with their levels: ``{sex = ["f",
+    "m"]}``. Each becomes a 0 or 1 for each level, and one more for any other cell and for an empty
+    one. Case and spaces around a level do not matter."""
     classes: Annotated[tuple[ClassName, ...], Field(strict=False, min_length=1)] | None = None
     """Names of the classes in label order; by default those that occur, sorted."""
     client: str | None = None
@@ -62,7 +75,7 @@ class Columns(StrictTable):
     time: str | None = None
     """Column of times, by which the rows of a recording are put in order: numbers, or texts such as
     ``2026-05-31T12:00:00.5``, ``31.05.2026 12:00:00`` or ``12:00:00.5``."""
-    time_unit: Literal["s", "ms", "us", "ns"] | None = None
+    time_unit: TimeUnit | None = None
     """Unit of times that are numbers; by default seconds."""
     day_first: bool | None = None
     """Whether dates such as ``03/04/2026`` begin with the day, or else with the month; by default
@@ -73,17 +86,11 @@ class Columns(StrictTable):
     rate: Positive | None = None
     """Rows per second that recordings are resampled to, at most 100 times the rows that were read;
     by default as they are."""
-    missing: Literal["error", "drop", "interpolate", "mean"] | None = None
+    missing: Missing | None = None
     """What an empty cell means: an ``error`` unless given. ``drop`` leaves out its row, and no
     window goes over that place; ``interpolate`` puts it between its neighbours in the recording;
     ``mean`` gives it the mean of the training rows."""
-    missing_values: (
-        Annotated[
-            tuple[Annotated[float, Field(allow_inf_nan=False)] | str, ...],
-            Field(strict=False, min_length=1),
-        ]
-        | None
-    ) = None
+    missing_values: MissingValues | None = None
     """Numbers and texts that stand for an empty cell in columns of numbers, such as
     ``[-999, "?"]``."""
     delimiter: Annotated[str, Field(min_length=1, max_length=1)] | None = None
@@ -105,6 +112,22 @@ class Columns(StrictTable):
         """The columns that have a role, and are no features."""
         named = (getattr(self, role) for role in ROLES if role != "label" or not self.label_from)
         return tuple(filter(None, named))
+
+    def channels_of(self, column: str) -> tuple[str, ...]:
+        """Return the names of the numbers that a column becomes."""
+        levels = (self.categories or {}).get(column)
+        return (column,) if levels is None else tuple(f"{column}={k}" for k in (*levels, OTHER))
+
+    @property
+    def channels(self) -> tuple[str, ...]:
+        """The names of the numbers of a row; none where ``features`` are left to the files."""
+        return tuple(name for column in self.features or () for name in self.channels_of(column))
+
+    @property
+    def are_levels(self) -> tuple[bool, ...]:
+        """Which of them are of a column of categories, (C,)."""
+        known = self.categories or {}
+        return tuple(name in known for name in self.features or () for _ in self.channels_of(name))
 
     @property
     def missing_texts(self) -> tuple[str, ...]:
@@ -137,4 +160,20 @@ class Columns(StrictTable):
         for column in features:
             if features.count(column) > 1:
                 raise ConfigError(f"[data.columns] features names {column!r} twice")
+        return self
+
+    @model_validator(mode="after")
+    def _levels_differ(self) -> Columns:
+        for column, levels in (self.categories or {}).items():
+            if role := next((role for role in ROLES if getattr(self, role) == column), None):
+                raise ConfigError(f"[data.columns] categories has {column!r}, which is the {role}")
+            if self.features is not None and column not in self.features:
+                raise ConfigError(
+                    f"[data.columns] categories has {column!r}, which features lacks: add it there"
+                )
+            if len({*map(alike, levels)}) < len(levels):
+                raise ConfigError(
+                    f"[data.columns] categories.{column} has two levels that differ in case or "
+                    "spaces alone"
+                )
         return self

@@ -117,11 +117,11 @@ class Data(StrictTable):
     def transform_of(self, input_shape: Sequence[int]) -> dict[str, Any] | None:
         """Return how a file becomes an input of this shape, as far as the config says it."""
         if self.columns is not None and self.columns.features and len(input_shape) < 3:
-            return TableTransform(columns=self.columns).model_dump(mode="json")
+            return TableTransform(columns=self.columns).facts()
         if len(input_shape) != 3 or all(getattr(self, key) is None for key in OF_IMAGES):
             return None
         channels = "grey" if input_shape[0] == 1 else "rgb"
-        return {**self.images.model_dump(mode="json"), "channels": channels}
+        return {**self.images.facts(), "channels": channels}
 
     @property
     def images(self) -> ImageTransform:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, TypeAdapter, ValidationError
 
 from fedmodels.config.columns import Columns, Decimal
+from fedmodels.config.recipe import EMPTY, Recipe
 from fedmodels.config.strict_table import StrictTable
 from fedmodels.errors import ConfigError, DataError
 
@@ -20,7 +21,17 @@ Sides = Length | Annotated[tuple[Length, Length], Field(strict=False)]
 """Pixels: one number, or ``[height, width]``."""
 
 
-class ImageTransform(StrictTable):
+class _Transform(StrictTable):
+    recipe: Recipe = EMPTY
+    """What the files of the site call columns and classes, and how they write what is in them."""
+
+    def facts(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        found = self.model_dump(mode="json", exclude={"recipe"})
+        return {**found, "recipe": self.recipe.facts()} if self.recipe else found
+
+
+class ImageTransform(_Transform):
     """How an image file becomes pixels: the keys of ``[data]`` that are for images."""
 
     kind: Literal["images"] = "images"
@@ -35,7 +46,7 @@ class ImageTransform(StrictTable):
     """Bits of a shade; as the file has them unless given."""
 
 
-class TableTransform(StrictTable):
+class TableTransform(_Transform):
     """How the rows of a table become inputs: the columns, and what fills an empty cell."""
 
     kind: Literal["table"] = "table"
@@ -65,6 +76,15 @@ def parse_transform(facts: Mapping[str, Any] | None, where: object) -> Transform
         raise DataError(f"{where}: {place}: {first['msg']}") from None
     except ConfigError as error:  # of columns that contradict each other
         raise DataError(f"{where}: transform: {error}") from None
+
+
+def channels_in(facts: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """Return what the numbers of a table's row are called; nothing where a transform says none."""
+    try:
+        how = parse_transform(facts, "")
+    except DataError:
+        return ()
+    return how.columns.channels if isinstance(how, TableTransform) else ()
 
 
 _ANY: TypeAdapter[Transform] = TypeAdapter(Annotated[Transform, Field(discriminator="kind")])

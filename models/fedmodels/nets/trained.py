@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from fedmodels.code_names import is_own
+from fedmodels.config.transforms import channels_in
 from fedmodels.data_description import ProblemFile, channel_axis, first_fault
 from fedmodels.errors import ArchiveError, DataError
 from fedmodels.nets import make_net
@@ -87,7 +88,7 @@ class ModelFacts:
         """Return for each raw input (n, *input_shape) which columns are far from training."""
         if not self.ranges or not len(x):
             return [""] * len(x)
-        names = list((self.transform or {}).get("columns", {}).get("features") or ())
+        names = channels_in(self.transform)
         axis = 1 + channel_axis(tuple(self.input_shape))
         cells = np.moveaxis(x, axis, -1).reshape(len(x), -1, x.shape[axis]).astype(np.float64)
         if cells.shape[2] != len(self.ranges):

@@ -100,7 +100,7 @@ answer:
   Ended.reason Gone.line Gone.clients Back.line Back.clients Present.clients Resting.clients
 words:
   JoinRequest.start_over JoinSeveralRequest.start_over Joining.name ClientDescription.name
-  ClientDescription.dataset LeaveRequest.reason Left.reason Draining.line
+  ClientDescription.recipe ClientDescription.dataset LeaveRequest.reason Left.reason Draining.line
   SteerRequest.retire SteerRequest.forget SteerRequest.close SteerRequest.now SteerRequest.exclude
   SteerRequest.set_aside SteerRequest.list_classes ClassChange.old ClassChange.now ClassChange.after
 announced:

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ClientDescription(_message.Message):
-    __slots__ = ("format", "dataset", "input_shape", "num_classes", "scale", "mean", "std", "class_names", "partition", "tasks", "name", "counted")
+    __slots__ = ("format", "dataset", "input_shape", "num_classes", "scale", "mean", "std", "class_names", "partition", "tasks", "name", "counted", "recipe")
     FORMAT_FIELD_NUMBER: _ClassVar[int]
     DATASET_FIELD_NUMBER: _ClassVar[int]
     INPUT_SHAPE_FIELD_NUMBER: _ClassVar[int]
@@ -21,6 +21,7 @@ class ClientDescription(_message.Message):
     TASKS_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     COUNTED_FIELD_NUMBER: _ClassVar[int]
+    RECIPE_FIELD_NUMBER: _ClassVar[int]
     format: int
     dataset: str
     input_shape: _containers.RepeatedScalarFieldContainer[int]
@@ -33,7 +34,8 @@ class ClientDescription(_message.Message):
     tasks: _containers.RepeatedCompositeFieldContainer[TaskCounts]
     name: str
     counted: str
-    def __init__(self, format: _Optional[int] = ..., dataset: _Optional[str] = ..., input_shape: _Optional[_Iterable[int]] = ..., num_classes: _Optional[int] = ..., scale: _Optional[float] = ..., mean: _Optional[_Iterable[float]] = ..., std: _Optional[_Iterable[float]] = ..., class_names: _Optional[_Iterable[str]] = ..., partition: _Optional[_Union[_table_pb2.Table, _Mapping]] = ..., tasks: _Optional[_Iterable[_Union[TaskCounts, _Mapping]]] = ..., name: _Optional[str] = ..., counted: _Optional[str] = ...) -> None: ...
+    recipe: str
+    def __init__(self, format: _Optional[int] = ..., dataset: _Optional[str] = ..., input_shape: _Optional[_Iterable[int]] = ..., num_classes: _Optional[int] = ..., scale: _Optional[float] = ..., mean: _Optional[_Iterable[float]] = ..., std: _Optional[_Iterable[float]] = ..., class_names: _Optional[_Iterable[str]] = ..., partition: _Optional[_Union[_table_pb2.Table, _Mapping]] = ..., tasks: _Optional[_Iterable[_Union[TaskCounts, _Mapping]]] = ..., name: _Optional[str] = ..., counted: _Optional[str] = ..., recipe: _Optional[str] = ...) -> None: ...
 
 class TaskCounts(_message.Message):
     __slots__ = ("train", "test", "set_aside", "why", "again")

@@ -11,8 +11,9 @@ import pytest
 from rich.console import Console
 
 from fedcli.cli import main
+from fedcli.data.store.column_findings import Extremes
 from fedcli.data.store.commands import run_partition
-from fedcli.data.store.findings import Extremes, Finding, inspected, summaries, tell, tell_own
+from fedcli.data.store.findings import Finding, inspected, summaries, tell, tell_own
 from fedmodels.config.data import Data
 from fedmodels.config.scenario import Iid, Natural
 from fedmodels.errors import DataError

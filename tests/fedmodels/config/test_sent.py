@@ -40,6 +40,7 @@ WORDS = {
     ),
     **dict.fromkeys((f"data.columns.{key}" for key in ("delimiter", "encoding")), "of a file"),
     "data.columns.features": "columns",
+    "data.columns.categories": "columns and texts in their cells",
     "data.columns.missing_values": "cells",
     "training.optimizer_options": "arguments of a class of torch",
     **dict.fromkeys(("data.classes", "data.columns.classes"), "classes"),
