@@ -146,7 +146,7 @@ def _read_picture(path: Path, facts: ModelFacts, how: ImageTransform) -> NewInpu
     )
 
 
-def _read_table(path: Path, how: TableTransform, keep: Sequence[str]) -> NewInputs:
+def _read_table(path: Path, how: TableTransform, keep: Sequence[str] = ()) -> NewInputs:
     """Read the windows of a recording, or the rows of a table; labels are not needed."""
     table = _table_of(path, how)
     columns = _unlabelled(how.columns, [str(name) for name in table.frame.columns], path)
