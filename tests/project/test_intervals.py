@@ -29,7 +29,7 @@ Values = Mapping[Cell, Mapping[int, float | None]]
 TEXTS = [*sorted(PAGES.glob("*.md")), ROOT / "docs" / "results.md"]
 DOCSTRING = re.compile(r'^ +""".*?"""$', flags=re.DOTALL | re.MULTILINE)
 NUMBER = r"[+−]?\d+(?:\.\d+)?"
-STATED = re.compile(rf"({NUMBER})[^\d\[\]|;]{{0,45}}\[({NUMBER}),\s*({NUMBER})\]")
+STATED = re.compile(rf"({NUMBER})[^\d\[\]|;]{{0,45}}\[({NUMBER}),\s*({NUMBER})\](†?)")
 """A difference and its interval, such as ``3.9 [+1.0, +6.8]``."""
 PARTS: dict[str, slice] = {
     "all": slice(None), "first": slice(1), "but the first": slice(1, None),
@@ -96,26 +96,34 @@ def _differences(column: Values) -> Iterator[NDArray[np.float64]]:
 
 
 @cache
-def quantile(count: int) -> float:
-    """Return how many standard errors an interval of so many pairs reaches to each side."""
-    return float(t.ppf((1 + CONFIDENCE) / 2, count - 1))
+def quantile(count: int, p: float = 1 - CONFIDENCE) -> float:
+    """Return how many standard errors from zero a mean of so many pairs is at this p-value."""
+    return float(t.isf(p / 2, count - 1))
 
 
 @cache
 def intervals(record: str) -> NDArray[np.float64]:
-    """Return mean, low and high end of every paired difference of a record, (n, 3)."""
+    """Return every paired difference of a record, (n, 4): mean, both ends, and whether it stays.
+
+    It stays where its p-value is none above those that stay among the study's own comparisons.
+    """
     found, outcome = [], read_record(RECORDS / f"{record}.json")
     columns = map(_differences, _columns(record, outcome))
     for pairs in chain(chain.from_iterable(columns), _of_views(outcome)):
         if len(pairs) > 1:
-            half = quantile(len(pairs)) * pairs.std(ddof=1)
-            half /= np.sqrt(len(pairs))
-            found.append((pairs.mean(), pairs.mean() - half, pairs.mean() + half))
-    return np.array(found).reshape(-1, 3)
+            mean, error = pairs.mean(), pairs.std(ddof=1) / np.sqrt(len(pairs))
+            half = quantile(len(pairs)) * error
+            least = (1 - 1e-6) * quantile(len(pairs), outcome.kept_up_to)
+            stays = not error or abs(mean) / error >= least
+            found.append((mean, mean - half, mean + half, stays))
+    return np.array(found).reshape(-1, 4)
 
 
 def _of_views(outcome: Outcome) -> Iterator[NDArray[np.float64]]:
-    """Yield what each row has more in one view, test set or set of classes than in another."""
+    """Yield what each row has more in one view, test set or set of classes than in another.
+
+    And what its clients' models have on own classes over everyone's model on the whole set.
+    """
     views, masks = ("received", "trained"), ("", MET, ALL)
     names = {
         (view, test_set, mask): values_of(f"metrics.a_loc_{view}{test_set}{mask}", outcome.runs)
@@ -123,11 +131,15 @@ def _of_views(outcome: Outcome) -> Iterator[NDArray[np.float64]]:
         for test_set in (OWN, CLASSES, WHOLE)
         for mask in masks
     }
-    for one, other in permutations(names, 2):
-        if sum(a != b for a, b in zip(one, other, strict=True)) > 1:
-            continue
-        for cell, seeds in names[one].items():
-            base = names[other].get(cell, {})
+    whole = values_of("metrics.a_glo_balanced", outcome.runs)
+    both = [
+        (names[one], names[other])
+        for one, other in permutations(names, 2)
+        if sum(a != b for a, b in zip(one, other, strict=True)) == 1
+    ]
+    for found, bases in [*both, (names["received", CLASSES, ""], whole)]:
+        for cell, seeds in found.items():
+            base = bases.get(cell, {})
             yield np.array(
                 [
                     v - b
@@ -137,8 +149,8 @@ def _of_views(outcome: Outcome) -> Iterator[NDArray[np.float64]]:
             )
 
 
-def stated(text: str) -> Iterator[tuple[int, tuple[str, str, str]]]:
-    """Yield the line of each interval in a page's prose, with its mean and its ends."""
+def stated(text: str) -> Iterator[tuple[int, tuple[str, str, str, str]]]:
+    """Yield the line of each interval in a page's prose: its mean, its ends, and † or nothing."""
     prose = MARKED.sub(lambda found: "\n" * found[0].count("\n"), text)
     for found in STATED.finditer(prose):
         yield prose[: found.start()].count("\n") + 1, found.groups()
@@ -181,12 +193,17 @@ def passages(page: Path) -> Iterator[tuple[int, str, frozenset[str]]]:
 
 def is_recorded(numbers: Sequence[str], records: Iterable[str]) -> bool:
     """Tell whether a record has this difference, in the digits given; its sign may be in words."""
+    return bool(len(matching(numbers, records)))
+
+
+def matching(numbers: Sequence[str], records: Iterable[str]) -> NDArray[np.float64]:
+    """Return the recorded differences that are these in the digits given, (n, 4)."""
     mean, low, high = (float(number.replace("−", "-")) for number in numbers)
     room = [0.51 * 10 ** -len(number.partition(".")[2]) for number in numbers]
-    found = np.concatenate([np.zeros((0, 3)), *map(intervals, sorted(records))])
-    apart = np.abs(np.abs(found) - np.abs([mean, low, high])) <= room
-    ends = np.abs(found[:, 1:] - [low, high]) <= room[1:]
-    return bool((apart[:, 0] & ends.all(axis=1)).any())
+    found = np.concatenate([np.zeros((0, 4)), *map(intervals, sorted(records))])
+    apart = np.abs(np.abs(found[:, 0]) - abs(mean)) <= room[0]
+    ends = np.abs(found[:, 1:3] - [low, high]) <= room[1:]
+    return found[apart & ends.all(axis=1)]
 
 
 @pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.stem)
@@ -194,10 +211,23 @@ def test_intervals_of_the_prose_are_those_of_the_records(page):
     unknown = [
         f"line {above + line}: {mean} [{low}, {high}]"
         for above, text, records in passages(page)
-        for line, (mean, low, high) in stated(text)
+        for line, (mean, low, high, _) in stated(text)
         if not is_recorded((mean, low, high), records) and f"{mean} [{low}, {high}]" not in OF_SUMS
     ]
     assert not unknown
+
+
+@pytest.mark.parametrize("page", [PAGES / "claims.md", ROOT / "docs" / "results.md"])
+def test_verdicts_say_which_intervals_do_not_stay_after_correction(page):
+    """A dagger stands behind each interval without zero that stays in none of its records."""
+    wrong = [
+        f"line {above + line}: {mean} [{low}, {high}]{mark}"
+        for above, text, records in passages(page)
+        for line, (mean, low, high, mark) in stated(text)
+        if (low[0] == "−") == (high[0] == "−")
+        and (mark == "†") == bool(matching((mean, low, high), records)[:, 3].any())
+    ]
+    assert not wrong
 
 
 def test_code_states_no_interval():
