@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from fedmodels.errors import ConfigError
+from fedmodels.errors import ArchiveError, ConfigError
 from fedtide.runs import Config, Run, experiment_and_place
 
 if TYPE_CHECKING:
@@ -108,15 +108,17 @@ class OpenRun:
             forget: drop what the server's state holds of these clients alone, too.
 
         Raises:
-            ConfigError: a client has no data, so it has never joined the run.
+            ConfigError: a client has never joined the run, or is no number.
         """
-        import torch
-
-        from fedcli.runtime.workers import Workers
-
-        here = Workers(clients, self.data, self.path / "clients", torch.device("cpu"))
+        rows: Sequence[Any] = ()
+        with suppress(ArchiveError):  # nothing was learned yet
+            rows = Run(self.path).record.rows
+        growths = [growth for row in rows for growth in row.get("growths", ())]
+        joined = {client for growth in growths for client, _ in growth["tasks"]}
         for client in clients:
-            if not here.has_data(client):
+            if type(client) is not int:
+                raise ConfigError(f"retire takes the numbers of clients, and {client!r} is none")
+            if client not in joined:
                 raise ConfigError(f"client {client} has never joined this run: it cannot retire")
         self._retired += clients
         self._forgets = self._forgets or forget

@@ -26,6 +26,7 @@ from fedmodels.printable import printable
 from fedmodels.tensors.bundle import EVALUATOR, ClientId
 from fedpb import PROTOCOL
 from fedpb.descriptions import description_of
+from fedpb.tables import values_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedpb.v1.description_pb2 import ClientDescription
 
@@ -63,6 +64,8 @@ class Enrolment:
         self._told: dict[ClientId, tuple[int, int]] = {}
         self._taken: dict[ClientId, tuple[int, int]] = {}
         """Of how many tasks and classes the server was last told, and how many it took."""
+        self._new: dict[ClientId, tuple[int, int]] = {}
+        """The tasks that the server was last told of and had not taken: the first, and the end."""
         self._refused: dict[ClientId, Stamp | None] = {}
         """What a ``client.json`` was when the server refused it."""
         self._told_refused: set[tuple[str, int]] = set()
@@ -113,7 +116,7 @@ class Enrolment:
             for one in request.clients:
                 self._joined(client_of(one.client_id), reply, one.token)
             self.link.history.take(reply.run_id, request.known, reply.history)
-            self.tell_refused(reply.refused)
+            self._take_refused(reply)
         log.info("%d clients joined, in %d bytes", len(wanted), sent)
         return reply
 
@@ -136,7 +139,8 @@ class Enrolment:
         self.announced[client] = data.stamp
         is_refused = client in self._refused and self._refused[client] == data.stamp
         part = self._taken.get(client) if is_refused else None
-        self._told[client] = part or (data.num_tasks, data.file.num_classes)
+        told = self._told[client] = part or (data.num_tasks, data.file.num_classes)
+        self._new[client] = self._taken.get(client, (0, 0))[0], told[0]
         return description_of(data.announcement(part, self.announce))
 
     def taken(self, client: ClientId) -> None:
@@ -147,14 +151,21 @@ class Enrolment:
         """Note a refusal: a client that joins again tells what was taken before."""
         self._refused[client] = self.announced[client]
 
+    def _take_refused(self, reply: rpc.JoinResponse) -> None:
+        """Take what an answer to a join says of tasks; only an open run refuses single ones."""
+        if reply.refused and values_of(reply.experiment).get("schedule", {}).get("open"):
+            self.tell_refused(reply.refused)
+
     def tell_refused(self, tasks: Iterable[rpc.TaskOf]) -> None:
         """Say, once for each, which tasks of the process's clients the server does not take.
 
-        They are set aside in the clients' data, so that none of their rows counts as known.
+        They are set aside in the clients' data, so that none of their rows counts as known. Those
+        that the server took from this process before stay as they are, whatever it says.
         """
-        own = {str(client) for client in self.workers.clients if isinstance(client, int)}
+        own = {str(client): client for client in self.workers.clients if isinstance(client, int)}
         for one in tasks:
-            if one.client_id in own and (one.client_id, one.task) not in self._told_refused:
+            new = range(*self._new.get(own.get(one.client_id, EVALUATOR), (0, 0)))
+            if one.task in new and (one.client_id, one.task) not in self._told_refused:
                 self._told_refused.add((one.client_id, one.task))
                 log.error(
                     "client %s: its task %d is set aside: %s", printable(one.client_id, 60),
@@ -178,7 +189,7 @@ class Enrolment:
         )
         reply = _checked(self.link.join(request))
         self._joined(client, reply, session.token)
-        self.tell_refused(reply.refused)
+        self._take_refused(reply)
         self.link.history.take(reply.run_id, request.known, reply.history)
         return reply
 

@@ -59,8 +59,11 @@ def test_what_cannot_be_is_refused_in_a_line(months, tmp_path):
         )
     assert not os.path.exists(tmp_path / "none")
     run = fedtide.open_run(config, data=os.fspath(months / "data"), out=tmp_path / "run")
-    with pytest.raises(ConfigError, match="client 2 has never joined this run: it cannot retire"):
+    never = "client 1 has never joined this run: it cannot retire"  # and has data
+    with pytest.raises(ConfigError, match=never):
         run.retire([1, 2])
+    with pytest.raises(ConfigError, match="retire takes the numbers of clients, and '1' is none"):
+        run.retire(["1"])
     with pytest.raises(DataError):
         run.add_task(2, months / "march")
     with pytest.raises(DataError, match="has no task 9: it has "):

@@ -276,6 +276,27 @@ def test_a_session_that_the_server_forgot_is_renewed_with_the_longer_description
     assert len(enrolment.link.told) == 1
 
 
+def test_a_server_sets_only_new_tasks_of_an_open_run_aside(enrolment, data, tmp_path, monkeypatch):
+    """It could mark any task of any site, in any run, so that it was never trained again."""
+
+    def asides(client: int = 0) -> list[bool]:
+        return [task.set_aside for task in open_data(data, client).tasks]
+
+    add_task(data, 0, images(tmp_path / "month", "b"))
+    monkeypatch.setattr(enrolment.link, "announce", lambda *_: refused)
+    refused = [rpc.TaskOf(client_id="0", task=task, why="no") for task in (0, 1, 7)]
+    closed = rpc.JoinResponse(run_id="run", beat_every_s=1.0, refused=refused)
+    with monkeypatch.context() as patch:
+        patch.setattr(enrolment.link, "join", lambda request: closed)
+        enrolment.join()
+    assert asides() == [False, False]
+    add_task(data, 0, images(tmp_path / "next", "a"))
+    refused += [rpc.TaskOf(client_id="0", task=2, why="no")]
+    refused += [rpc.TaskOf(client_id="1", task=0, why="no")]
+    Announcer(enrolment).look()
+    assert (asides(), asides(1)) == ([False, False, True], [False])
+
+
 @pytest.mark.parametrize(
     "answer", [UploadRefused("no new classes"), LinkError("no"), RunOver("ended")]
 )
