@@ -126,6 +126,12 @@ class OpenRuns(ServerPart):
         if new := [one.to_json() for one in growths if one.interaction == at.step.interaction]:
             record["growths"] = new
 
+    def ended(self, records: Sequence[Record]) -> Mapping[str, Any]:
+        """Return what the run grew by after its last interaction, which stands in no record."""
+        assert self._stages is not None, "the run has begun"
+        last = [one.to_json() for one in self._stages.growths if one.interaction >= len(records)]
+        return {"growths": last} if last else {}
+
 
 class Stages(Timetable):
     """What an open run learns, stage by stage."""
@@ -192,7 +198,9 @@ class Stages(Timetable):
             if interaction >= len(plan.steps):
                 rounds.parts.commits.settle()  # what comes may come much later
             following = self.following(plan, interaction, ahead)
-            if following is None:
+            if following is None:  # clients end with the names that classes have by now
+                changed = [one for one in self.growths[len(plan.growths) :] if one.class_changes]
+                rounds.parts.plan = replace(plan, growths=[*plan.growths, *changed])
                 return
             if following is not plan:
                 grow(rounds, plan, following)

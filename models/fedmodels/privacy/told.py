@@ -133,6 +133,7 @@ place:
   record.round record.interaction record.task record.cohort record.growths.*
   record.secure_sum.* record.clients.*.task record.clients.*.aggregation_weight
   record.clients.*.views summary.rounds summary.clients_missing summary.clients_set_aside
+  summary.growths.*
   summary.clients_started_over
   event.interaction event.round event.client event.order.* event.upload event.joined event.left
   event.rollback.* event.commit.interaction event.commit.round event.commit.task event.commit.of

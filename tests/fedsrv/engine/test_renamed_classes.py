@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from fedcli.data.store.dropping import drop_task
 from fedcli.data.store.growing import add_task
 from fedmodels.errors import PayloadError, RunFailed
 from fedmodels.run_classes import ClassChange, RunClasses
+from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.parts.class_wishes import FILE, ClassWishes, checked
 from fedsrv.parts.open_admission import OpenAdmission
 from fedsrv.parts.stages import RunPaused
@@ -147,3 +149,19 @@ def test_a_run_with_other_names_ends_in_the_same_bits_wherever_it_dies(tmp_path)
     assert about["classes"] == ["alpha", "b", "c", "delta", "e"]
     lines = map(json.loads, (run / "audit.jsonl").read_text().splitlines())
     assert [line["now"] for line in lines if line["what"] == "renamed"] == ["alpha", "delta"]
+
+
+def test_what_is_decided_after_the_last_round_stands_in_the_summary(tmp_path):
+    """It stood in no record; and clients ended with the names of earlier."""
+    data, run, last = prepared(tmp_path) / "data", tmp_path / "run", {}
+    with pytest.raises(RunPaused):
+        run_in_process(open_run(), data, run, at_rest="pause")
+    ClassWishes(run).add([ClassChange("a", "alpha")], 0)
+    drop_task(data, 1, 0, "a loose sensor")
+    finishes = {"before": lambda order: last.update({order.kind: [*order.class_changes]})}
+    found = run_in_process(open_run(), data, run, resume=True, at_rest="close", **finishes)
+    (growth,) = found["growths"]
+    assert growth["interaction"] == 1
+    assert growth["set_aside"] == [(1, 0, "a loose sensor")]
+    assert growth["class_changes"] == (("a", "alpha"),)
+    assert last == {rpc.ORDER_KIND_FINISH: [rpc.ClassChange(old="a", now="alpha")]}
