@@ -61,11 +61,12 @@ class Predictions:
 
     def lines(self, top: int, *, as_json: bool = False) -> Iterator[str]:
         """Yield a line for each input: the most probable classes, the first one first."""
+        names = self.names
         for number, shares in enumerate(self.shares):
             order = np.argsort(-shares, kind="stable")[:top]
             named = {self.classes[k]: float(shares[k]) for k in order}
             source = self.inputs.called(number)
-            note, is_known = self.note(number), self.names[number] != UNKNOWN
+            note, is_known = self.note(number), names[number] != UNKNOWN
             if as_json:
                 told = {"note": note} if note else {}
                 told |= {} if is_known else {"class": UNKNOWN}
@@ -88,29 +89,36 @@ class Predictions:
         """The file, or the directory of a photo: what a summary is of."""
         return self.inputs.file if self.inputs.places else self.inputs.file.parent
 
-    def answers(self, keep: Sequence[str] = ()) -> list[dict[str, Any]]:
-        """Return an object for each input, and for each row of a table that makes none.
+    def answers(self, keep: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
+        """Yield an object for each input, and for each row of a table that makes none.
 
         A row without an answer has no class, and a note that says why; where some are such, the
         order is that of the file.
         """
-        found, file, shares = list[dict[str, Any]](), str(self.inputs.file), self.shares.tolist()
-        for number, (name, each) in enumerate(zip(self.names, shares, strict=True)):
+        found, left = self._answered(keep), self.inputs.left
+        if not left:
+            yield from found
+            return
+        unanswered: list[dict[str, Any]] = [
+            {
+                "input": str(self.inputs.file), "from": place, "to": place,
+                **dict(zip(keep, cells, strict=True)), "class": None, "probability": None,
+                "probabilities": {}, "note": f"no answer: {why}",
+            }
+            for place, why, cells in left
+        ]  # fmt: skip
+        yield from sorted([*found, *unanswered], key=lambda one: one["from"])
+
+    def _answered(self, keep: Sequence[str]) -> Iterator[dict[str, Any]]:
+        for number, (name, shares) in enumerate(zip(self.names, self.shares, strict=True)):
             first, last = self.inputs.places[number] if self.inputs.places else (None, None)
-            cells = self.inputs.kept[number] if keep else ()
-            found.append({
-                "input": file, "from": first, "to": last, **dict(zip(keep, cells, strict=True)),
-                "class": name, "probability": max(each),
+            cells, each = self.inputs.kept[number] if keep else (), shares.tolist()
+            yield {
+                "input": str(self.inputs.file), "from": first, "to": last,
+                **dict(zip(keep, cells, strict=True)), "class": name, "probability": max(each),
                 "probabilities": dict(zip(self.classes, each, strict=True)),
                 "note": self.note(number),
-            })  # fmt: skip
-        for place, why, cells in self.inputs.left:
-            found.append({
-                "input": file, "from": place, "to": place, **dict(zip(keep, cells, strict=True)),
-                "class": None, "probability": None, "probabilities": {},
-                "note": f"no answer: {why}",
-            })  # fmt: skip
-        return sorted(found, key=lambda one: one["from"]) if self.inputs.left else found
+            }  # fmt: skip
 
     def rows(self, keep: Sequence[str] = ()) -> Iterator[list[object]]:
         """Yield a row of the CSV for each of the answers."""

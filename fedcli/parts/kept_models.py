@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fedcli.runtime.client_part import Client, ClientPart, Scored
 from fedcli.runtime.state import PERSONAL
-from fedmodels.errors import ArchiveError
+from fedmodels.errors import ArchiveError, DataError
 from fedmodels.nets.split import SplitNet, whole
 from fedmodels.nets.trained import ModelFacts, header_of
 from fedmodels.tensors.bundle import Bundle, state_digest
@@ -102,4 +102,8 @@ def _ranges(client: Client) -> Sequence[Sequence[float]]:
     is_table = (data.file.transform or {}).get("kind") == "table"
     if not is_table or (privacy is not None and privacy.hides_examples):
         return ()
-    return data.ranges()
+    try:
+        return data.ranges()
+    except DataError as error:  # they are not needed for training any more
+        log.warning("the model says nothing of the range of columns: %s", error)
+        return ()
