@@ -29,8 +29,11 @@ PRELOADED = (
     "safetensors",
     "typer",
     "fedcli.cli",
-    "fedcli.runtime.host",
+    "fedcli.joining",
+    "fedcli.runtime.shown",
     "fedmodels.methods.fedavg",
+    "fedmodels.nets.trained",
+    "grpc._channel",
 )
 
 

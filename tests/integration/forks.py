@@ -9,6 +9,7 @@ order with ``call`` names a function: of a test, or of a program with the argume
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib
 import os
@@ -17,13 +18,23 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import typer.main
+
 from fedcli import hosts
 
 PRELOADED = (
     *hosts.PRELOADED,
+    "fedcli.data.store.findings",
+    "fedmodels.methods.gldp",
+    "fedmodels.methods.pfedgrp",
+    "fedmodels.nets.cnn",
+    "fedmodels.nets.mlp",
+    "fedsrv.cli",
     "fedsrv.coordinator",
     "fedsrv.launch.launcher",
     "fedsrv.relay.relaying",
+    "fedsrv.report.page",
+    "grpc._server",
     "sklearn.cluster",  # FedMLP's clusters: a second or two in each process
     "torch.utils.flop_counter",  # what a run counts by: a tenth of a second in each coordinator
 )
@@ -105,6 +116,9 @@ def main() -> None:
     """Preload, say so, and serve."""
     for name in PRELOADED:
         __import__(name)
+    typer.main.get_command = functools.cache(typer.main.get_command)
+    for program in ("fedcli.cli", "fedsrv.cli"):  # a fork makes no tree of commands of its own
+        typer.main.get_command(sys.modules[program].app)
     gc.collect()
     gc.freeze()
     hosts._tell({"ready": True})
