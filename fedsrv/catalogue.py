@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import inspect
 import json
 import re
@@ -196,8 +197,9 @@ def _first_line(cls: type[Any]) -> str:
     return (inspect.getdoc(cls) or "").partition("\n")[0]
 
 
+@functools.cache
 def meanings_of(cls: type[Any]) -> dict[str, str]:
-    """Return the text under each field of a class, or of the parent it was taken from.
+    """Return, to be read only, the text under each field of a class, or of the parent it came from.
 
     Args:
         cls: a dataclass, or a table of a config.
