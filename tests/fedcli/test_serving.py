@@ -492,7 +492,7 @@ def test_callers_that_stay_are_all_answered(place, monkeypatch):
         found = asyncio.run(serving.asked(server.port, 64, 0.1))
     finally:
         end()
-    assert found["answers_s"] > 0
+    assert found["answers_s"] >= 64 / 0.1, "each got one at least"
     assert (found["later"], found["cut"]) == (0, 0)
 
 
@@ -526,12 +526,12 @@ def test_a_request_has_limits_of_time(place, monkeypatch):
     stuck = Stuck(monkeypatch)
     monkeypatch.setattr(model_server, "ANSWER_S", 0.1)
     monkeypatch.setattr(model_server, "BODY_S", 0.1)
-    monkeypatch.setattr(http_server, "HEAD_S", 0.2)
     with asking(place) as ask:
         status, told = ask("/predict", b"[1, 0]")
         assert (status, told["error"][:22]) == (503, "there was no answer wi")
         stuck.go_on.set()
         assert ask("/predict", b"", **{"Content-Length": "5"})[0] == 408
+        monkeypatch.setattr(http_server, "HEAD_S", 0.2)  # the heads above may come later
         with socket.create_connection(("127.0.0.1", ask.port), 30) as slow:  # type: ignore
             slow.sendall(b"GET /health HTTP/1.1\r\nHost: local")
             assert slow.recv(100) == b"", "a head that does not come ends its connection"
