@@ -76,11 +76,13 @@ class Case:
         """What two clients learn in one interaction, made once: no check may change it."""
         return self.trained()
 
-    def trained(self, clients: Sequence[int] = (0, 1)) -> Trained:
+    def trained(
+        self, clients: Sequence[int] = (0, 1), experiment: Experiment | None = None
+    ) -> Trained:
         """Return what clients learn in one interaction."""
         results = {}
         for client in clients:
-            method, ctx, payload, state = self.begun(client)
+            method, ctx, payload, state = self.begun(client, experiment)
             results[client] = train_locally(method, ctx, payload, state)
         return Trained(method, ctx.run, init_server(method, ctx.run), results)
 

@@ -1,4 +1,4 @@
-"""Golden traces: what three rounds of every method came to, so that moved numbers show.
+"""Golden traces: what two rounds of every method came to, so that moved numbers show.
 
 ``make golden`` writes the traces anew; review the diff. The runs are in float64, so that the
 figures are those of every processor: those with AVX2 and those with SSE alone differ by 1e-12 of
@@ -59,7 +59,7 @@ def written_by(run: Path, summary: Mapping[str, Any]) -> set[str]:
 )
 def test_the_trace_is_what_it_was(case, digits, tmp_path, request):
     file = HERE / f"{request.node.callspec.id}.jsonl"
-    experiment = experiment_for(case, schedule={"rounds": 3})
+    experiment = experiment_for(case, schedule={"rounds": 2})
     sent = []
     with wide_floats():
         summary = run_in_process(experiment, digits, tmp_path / "run", after=sent.append)
@@ -72,7 +72,7 @@ def test_the_trace_is_what_it_was(case, digits, tmp_path, request):
         file.write_text("".join(json.dumps(row) + "\n" for row in trace))
     assert file.exists(), "no trace yet: make golden"
     golden = [json.loads(line) for line in file.read_text().splitlines()]
-    assert len(trace) == len(golden) == 6
+    assert len(trace) == len(golden) == 4
     for found, expected in zip(trace, golden, strict=True):
         assert found.keys() == expected.keys()
         for key, value in expected.items():

@@ -45,6 +45,7 @@ NEEDS: dict[str, dict[str, object]] = {"fedali": {"net": ALIGNED}, "fedbn": {"ne
 SMALL_GENERATORS = {"generator_width": 4, "generator_epochs": 5, "n_check": 16}
 SMALL_MEMORY = {"latent": 16, "generator_width": 4}
 SMALL: dict[str, dict[str, object]] = {
+    "gldp": {"t": 2, "s": 3},
     "pfedgrp": {**SMALL_GENERATORS, "server_volume": 12, "w_epochs": 2},
     "fedavg-replay": SMALL_GENERATORS,
     "pfedgraph-replay": SMALL_GENERATORS,
@@ -61,7 +62,7 @@ SMALL: dict[str, dict[str, object]] = {
     },
     "fedic": {"fine_tuning_steps": 5, "calibration_steps": 5, "distillation_steps": 5},
     "af-fcl": {"flow_hidden": 8},
-    "fedcil": {"iterations": 4, "md_iter": 3, "generator_width": 2, "replay_batch": 8},
+    "fedcil": {"iterations": 2, "md_iter": 2, "generator_width": 2, "replay_batch": 8},
 }
 """Hyper-parameters that make a method fast enough for so many runs, by name."""
 

@@ -33,7 +33,7 @@ def experiment_of_a_stream(name, kind, **schedule):
         scenario={"kind": kind, **STREAMS[kind]},
         method={"name": name, **SMALL[name]},
         evaluate={"pictures": 0},
-        schedule={"rounds": 1, "clients": 3, "order": "tasks_outer", **schedule},
+        schedule={"rounds": 1, "clients": 2, "order": "tasks_outer", **schedule},
     )
 
 
@@ -44,7 +44,7 @@ def streams(tmp_path_factory):
     for kind in STREAMS:
         made, roots[kind] = experiment_of_a_stream("mfcl", kind), tmp_path_factory.mktemp(kind)
         run_partition(
-            made.data, made.scenario, 3, made.seed, roots[kind] / "data", Console(quiet=True)
+            made.data, made.scenario, 2, made.seed, roots[kind] / "data", Console(quiet=True)
         )
     return roots
 
