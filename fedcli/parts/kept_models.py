@@ -9,6 +9,8 @@ from pathlib import Path
 
 from fedcli.runtime.client_part import Client, ClientPart, Scored
 from fedcli.runtime.state import PERSONAL
+from fedmodels.config.columns import OTHER
+from fedmodels.config.transforms import TableTransform, parse_transform
 from fedmodels.errors import ArchiveError, DataError
 from fedmodels.nets.split import SplitNet, whole
 from fedmodels.nets.trained import ModelFacts, header_of
@@ -97,13 +99,29 @@ def described(
 
 
 def _ranges(client: Client) -> Sequence[Sequence[float]]:
-    """Return the plausible range of each column of a table; none where examples are hidden."""
+    """Return the plausible range of each column of a table; none where examples are hidden.
+
+    A level of a category may be rare, and is plausible all the same.
+    """
     data, privacy = client.data, client.experiment.privacy
-    is_table = (data.file.transform or {}).get("kind") == "table"
-    if not is_table or (privacy is not None and privacy.hides_examples):
+    how = parse_transform(data.file.transform, data.directory)
+    is_hidden = privacy is not None and privacy.hides_examples
+    if is_hidden or not isinstance(how, TableTransform):
         return ()
+    columns = how.columns
+    levels = {
+        name
+        for name, is_level in zip(columns.channels, columns.are_levels, strict=True)
+        if is_level and not name.endswith(f"={OTHER}")
+    }
     try:
-        return data.ranges()
+        found = data.ranges()
     except DataError as error:  # they are not needed for training any more
         log.warning("the model says nothing of the range of columns: %s", error)
         return ()
+    if len(found) != len(columns.channels):
+        return found
+    return [
+        [0.0, 1.0] if name in levels else pair
+        for name, pair in zip(columns.channels, found, strict=True)
+    ]

@@ -6,6 +6,8 @@ import csv
 import json
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from urllib.request import Request, urlopen
 
 import numpy as np
@@ -17,6 +19,7 @@ import fedtide
 from fedcli.cli import main
 from fedcli.data.own.new_inputs import NewInputs, read_new
 from fedcli.data.sets.registry import load
+from fedcli.parts.kept_models import _ranges
 from fedcli.serving.bodies import json_inputs, schema_of
 from fedcli.serving.live_model import LiveModel
 from fedcli.serving.model_server import ModelServer
@@ -342,3 +345,14 @@ def test_a_model_of_a_table_knows_the_range_of_each_column(of_recordings):
     assert told.endswith("; ay 99 is far from 1.5 to 1.5")
     with pytest.raises(ArchiveError, match="ranges are no pairs"):
         ModelFacts.parse(json.dumps({**asdict(FACTS), "ranges": [[1.0]]}), "a file")
+
+
+def test_a_rare_level_of_a_category_is_plausible_and_another_cell_is_not():
+    columns = {"features": ["temp", "sex"], "categories": {"sex": ["f", "m"]}}
+    file = SimpleNamespace(transform={"kind": "table", "columns": columns})
+    ranges = [[34.0, 42.0], [1.0, 1.0], [0.0, 0.0], [0.0, 0.0]]
+    data = SimpleNamespace(file=file, directory=Path("x"), ranges=lambda: ranges)
+    client: Any = SimpleNamespace(data=data, experiment=SimpleNamespace(privacy=None))
+    assert _ranges(client) == [[34.0, 42.0], [0.0, 1.0], [0.0, 1.0], [0.0, 0.0]]
+    client.experiment.privacy = SimpleNamespace(hides_examples=True)
+    assert _ranges(client) == ()
