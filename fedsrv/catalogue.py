@@ -198,7 +198,7 @@ def _first_line(cls: type[Any]) -> str:
 
 
 @functools.cache
-def meanings_of(cls: type[Any]) -> dict[str, str]:
+def meanings_of(cls: Any) -> dict[str, str]:
     """Return, to be read only, the text under each field of a class, or of the parent it came from.
 
     Args:
