@@ -197,13 +197,18 @@ def _first_line(cls: type[Any]) -> str:
     return (inspect.getdoc(cls) or "").partition("\n")[0]
 
 
-@functools.cache
-def meanings_of(cls: Any) -> dict[str, str]:
+def meanings_of(cls: type[Any]) -> dict[str, str]:
     """Return, to be read only, the text under each field of a class, or of the parent it came from.
 
     Args:
         cls: a dataclass, or a table of a config.
     """
+    hashes: Any = cls  # which mypy does not know of a class
+    return _read(hashes)
+
+
+@functools.cache
+def _read(cls: Any) -> dict[str, str]:
     from fedmodels.training.method import Method
 
     found: dict[str, str] = {}
