@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from statistics import fmean
 
-from benchmarks.papers.size import Size, share, size_of
+from benchmarks.papers.size import Size, counted, share, size_of
 from benchmarks.papers.table import ROOT, Beside, Shown
 from benchmarks.papers.table import Cell as PapersCell
 from fedmodels.config.experiment import Experiment
@@ -139,8 +139,22 @@ def _cells(shown: Shown) -> Iterator[list[str]]:
                     continue
                 said = _said(cells[row, setting, score])
                 found = ours(own[setting], shown, row, score) if setting in own else {}
-                line.append(f"{said} | {mean_of(found, found.keys()) if found else NOT_RUN}")
+                here = (
+                    mean_of(found, found.keys()) if found else _counted(shown, row, setting, score)
+                )
+                line.append(f"{said} | {here}")
             yield line
+
+
+def _counted(shown: Shown, row: str, setting: str, score: str) -> str:
+    """Return a count of a cell that was not run, relative to a row where the paper's is."""
+    what, of = shown.table.scores[score].counted, shown.table.scores[score].of
+    if not what:
+        return NOT_RUN
+    count = counted(shown.experiment(row, setting), what)
+    if of in ("", row):
+        return f"{count:,} counted"
+    return f"{count / counted(shown.experiment(of, setting), what):.2f} counted"
 
 
 def _said(cell: PapersCell) -> str:

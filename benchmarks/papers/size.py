@@ -21,10 +21,14 @@ from fedcli.data.cuts.cut_input import Partition
 from fedcli.data.cuts.partition import partition
 from fedcli.data.sets.registry import load
 from fedmodels.config.data import Data
-from fedmodels.config.experiment import Experiment
+from fedmodels.config.experiment import Experiment, MethodTable, NetTable
 from fedmodels.config.origin import data_and_scenario
 from fedmodels.config.scenario import Natural, Scenario
+from fedmodels.methods import make
+from fedmodels.nets import make_net
+from fedmodels.nets.cost import multiply_adds
 from fedmodels.tensors.bundle import Problem
+from fedmodels.training.run import RunFacts
 
 
 @dataclass(frozen=True)
@@ -153,3 +157,29 @@ def _size_of(text: str) -> Size:
 def share(here: float | None, there: float | None) -> float | None:
     """Return one length over another; None where one is not known."""
     return here / there if here is not None and there else None
+
+
+def counted(experiment: Experiment, what: str) -> int:
+    """Return a cost that follows from a config; equal ones are counted once.
+
+    ``upload`` is the most bytes of an upload, ``forward`` the multiply-adds of a pass of the net.
+    """
+    assert experiment.data is not None
+    problem = problem_of(experiment.data)
+    if what == "forward":
+        return _forward(experiment.net.model_dump_json(), problem)
+    return _upload(experiment.net.model_dump_json(), experiment.method.model_dump_json(), problem)
+
+
+@cache
+def _forward(net: str, problem: Problem) -> int:
+    table = NetTable.model_validate_json(net)
+    facts = {"num_classes": problem.num_classes, "input_shape": problem.input_shape}
+    return multiply_adds(make_net(table.name, **facts, **table.options()), problem.input_shape)
+
+
+@cache
+def _upload(net: str, method: str, problem: Problem) -> int:
+    table = MethodTable.model_validate_json(method)
+    run = RunFacts(Experiment(net=NetTable.model_validate_json(net), method=table), problem)
+    return make(table.name, **table.hyper_parameters()).upload_spec(run).max_bytes

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -36,6 +36,11 @@ class Score(Strict):
     """Its path in ``summary.json``; a metric where there is no dot."""
     rows: Mapping[str, str] = {}
     """Rows whose paper's view is another metric."""
+    counted: Literal["", "upload", "forward"] = ""
+    """What code counts from a cell's config, without a run: the most bytes of an upload, or the
+    multiply-adds of the net's forward pass."""
+    of: str = ""
+    """The row that others are counted relative to, as the paper does."""
 
     def path(self, row: str) -> str:
         """Return the path of a row's figure."""

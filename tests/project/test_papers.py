@@ -157,6 +157,21 @@ def test_deviations_of_the_paper_stand_behind_its_figures():
     assert "90.68 | not run" in table
 
 
+def test_what_follows_from_a_config_is_counted_without_a_run():
+    """HART is 1,445,918 floats, its last two layers 197,632 + 6,150; 8 bytes are n_c.
+
+    FedPAC adds two vectors of 1,024 for each of six classes, with labels and counts; FedAli gates
+    and two sets of prototypes. ResNet-20 has 40.55 million multiply-adds on CIFAR-10.
+    """
+    lines = text_of(TABLES["fedali/table-3"]).splitlines()
+    found = next(line for line in lines if line.startswith("HHAR, bytes"))
+    told = [each.split()[0] for each in found.split(" | ")[1:]]
+    assert told == ["5,783,680", "0.86", "1.00", "1.00", "0.00", "1.01", "2.38"]
+    assert int(told[0].replace(",", "")) == 4 * 1_445_918 + 8
+    assert round(1 - (197_632 + 6_150) / 1_445_918, 2) == 0.86
+    assert "picture | 40,551,040 counted" in text_of(TABLES["pfedgrp/table-4"])
+
+
 def test_configs_are_written_for_cells_that_were_not_run(tmp_path):
     assert main(["fedmlp/table-3", "--configs", str(tmp_path)]) == 0
     written = sorted(path.name for path in (tmp_path / "fedmlp" / "table-3").iterdir())
