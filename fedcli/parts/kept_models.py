@@ -99,14 +99,13 @@ def described(
 
 
 def _ranges(client: Client) -> Sequence[Sequence[float]]:
-    """Return the plausible range of each column of a table; none where examples are hidden.
+    """Return the plausible range of each column of a table; none where noise hides something.
 
     A level of a category may be rare, and is plausible all the same.
     """
-    data, privacy = client.data, client.experiment.privacy
+    data = client.data
     how = parse_transform(data.file.transform, data.directory)
-    is_hidden = privacy is not None and privacy.hides_examples
-    if is_hidden or not isinstance(how, TableTransform):
+    if client.experiment.privacy is not None or not isinstance(how, TableTransform):
         return ()
     columns = how.columns
     levels = {

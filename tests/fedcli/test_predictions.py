@@ -354,5 +354,5 @@ def test_a_rare_level_of_a_category_is_plausible_and_another_cell_is_not():
     data = SimpleNamespace(file=file, directory=Path("x"), ranges=lambda: ranges)
     client: Any = SimpleNamespace(data=data, experiment=SimpleNamespace(privacy=None))
     assert _ranges(client) == [[34.0, 42.0], [0.0, 1.0], [0.0, 1.0], [0.0, 0.0]]
-    client.experiment.privacy = SimpleNamespace(hides_examples=True)
+    client.experiment.privacy = SimpleNamespace()
     assert _ranges(client) == ()
