@@ -46,6 +46,7 @@ SETTINGS: Mapping[str, Tables] = {
     "rate of all rounds": {"training": {"lr_schedule": {"kind": "cosine"}}},
     "trained by all": {"evaluate": {"trained": "all"}, "schedule": {"per_round": 5}},
     "drift": {"evaluate": {"drift": True}},
+    "prequential scores": {"evaluate": {"prequential": True}},
     "class masks": {"evaluate": {"class_masks": True}},
     "probabilities": {"evaluate": {"probabilities": True}},
     "deployment": {"deploy": {"guard": "held_out"}},
@@ -152,7 +153,7 @@ def tables_of(names: Sequence[str], place: Path) -> dict[str, Any]:
         evaluate["reference"] = str(place / evaluate["reference"])
     if "net" in found:
         found["net"] = {"name": str(place / found["net"]["name"])}
-    told = {"drift": "metrics", "stopping": "stopping"}
+    told = {"drift": "metrics", "prequential scores": "metrics", "stopping": "stopping"}
     if "level" in found.get("privacy", {}):
         more = [word for name, word in told.items() if name in names]
         found["privacy"]["allow"] = [*found["privacy"]["allow"], *more]

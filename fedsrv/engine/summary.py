@@ -122,6 +122,8 @@ def run_metrics(
         out.pop("a_sel", None)  # the cohort is everybody: a_loc
     if spent := [r["metrics"]["epsilon"] for r in records if "epsilon" in r["metrics"]]:
         out["epsilon"] = spent[-1]  # epsilon adds up over the run: the last value, no mean
+    out.pop("prequential", None)  # of a round; that of a run is over the whole stream
+    out |= _prequential(records)
     out |= _best_rounds(scored, experiment.evaluate.select_by)
     out |= _chosen_round(records, experiment.chosen_by)
     iaa = [metrics["iaa"] for metrics in scored if "iaa" in metrics]
@@ -176,6 +178,16 @@ def _a_sel_by_task(records: Sequence[Record], last_rounds: int) -> dict[str, flo
                     for task, means in series.items()
                 }
     return out
+
+
+def _prequential(records: Sequence[Record]) -> dict[str, float]:
+    """Return the mean over clients of the mean score on tasks before they were trained on."""
+    found: dict[str, list[float]] = {}
+    for record in records:
+        for client, row in record["clients"].items():
+            if "prequential" in row:
+                found.setdefault(client, []).append(row["prequential"])
+    return {"prequential": float(np.mean([*map(np.mean, found.values())]))} if found else {}
 
 
 def _best_rounds(scored: Sequence[Mapping[str, float]], select_by: str) -> dict[str, float]:

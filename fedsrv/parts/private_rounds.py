@@ -402,7 +402,8 @@ def check_private_rounds(plan: Plan, experiment: Experiment) -> None:
 def told(plan: Plan, experiment: Experiment) -> list[str]:
     """Return the names of what clients tell beside uploads."""
     views = {*experiment.evaluate.views} & {*plan.method.views}
-    metrics = bool(reported(plan.method, plan.run)) or experiment.evaluate.drift
+    of_parts = experiment.evaluate.drift or experiment.evaluate.prequential
+    metrics = bool(reported(plan.method, plan.run)) or of_parts
     scores = bool(views) or experiment.guards_models
     return told_beside(experiment, scores=scores, metrics=metrics)
 

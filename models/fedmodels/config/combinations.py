@@ -160,6 +160,10 @@ LISTED: tuple[Part, ...] = (
          tells=("input_drift", "input_drift_p", "input_drift_number",
                 "prediction_drift", "prediction_drift_p", "prediction_drift_number"),
          comes_and_goes=True),
+    Part("prequential scores", "[evaluate] prequential", lambda e: e.evaluate.prequential,
+         "metrics.md", server="prequential:PrequentialScores",
+         client="prequential:TestThenTrain", shared="parts.prequential:Prequential",
+         tells=("prequential",)),
     Part("trackers", "[tracking]", lambda e: e.tracking.is_on, "operations.md",
          server="trackers:Trackers"),
     Part("probabilities", "[evaluate] probabilities",
@@ -316,6 +320,11 @@ REFUSED: tuple[Refusal, ...] = (
         ("open runs", "accumulated data"),
         '[scenario] training_data = "accumulated" needs the data of all earlier tasks, and in an '
         "open run they may be gone: leave it out",
+    ),
+    Refusal(
+        ("prequential scores", "accumulated data"),
+        "[evaluate] prequential scores a task that nobody has trained on, and [scenario] "
+        'training_data = "accumulated" puts earlier tasks among its data: leave one out',
     ),
     Refusal(
         ("open runs", "reference run"),

@@ -58,6 +58,10 @@ class Evaluate(StrictTable):
     last_tasks: PositiveCount | None = None
     """Score clients on their last so many tasks alone; by default on all so far. In an open run the
     cost of scoring then does not grow with its past."""
+    prequential: bool = False
+    """Score the model that a client holds on each new task before it trains on it: a forward pass
+    of all examples of the task, from a client's second task on. Test, then train: docs/metrics.md.
+    """
     drift: bool = False
     """Let clients report how far the inputs and the predictions of a task moved from those of
     earlier tasks (``input_drift``, ``prediction_drift``): a forward pass of at most 1000 test

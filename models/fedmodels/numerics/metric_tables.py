@@ -185,6 +185,15 @@ SCORES = (
         population="as that of `a_loc`",
     ),
     Metric(
+        "prequential", "models on the next task, before training",
+        "with `[evaluate] prequential`: the accuracy of the model that a client holds on all "
+        "examples of its next task, training and test part, before it trains on any. A round has "
+        "the mean over the clients that begin a task in it, a summary the mean over clients of the "
+        "mean over their tasks, from the second one on",
+        "Gama, Sebastião, Rodrigues 2013",
+        population="clients with two tasks or more",
+    ),
+    Metric(
         "personalization", "macro-F1 on own test data",
         "mean over clients of the macro-F1 of the model after local training, on own test data",
         "FedAli",
