@@ -54,7 +54,8 @@ def check_columns(
             raise with_lines(
                 DataError(
                     f"{where} has no column {own!r}, which is {name!r} by the recipe."
-                    f"{suggestion(own, known)} It has: {', '.join(known[:SHOWN])}"
+                    f"{suggestion(own, known)} It has: "
+                    f"{', '.join(map(recipe.called, known[:SHOWN]))}"
                 ),
                 lines_for_columns([name], [other for other in known if other not in asked]),
             )

@@ -104,6 +104,11 @@ def cut(
             "read by it; the run keeps what it began with", client,
         )  # fmt: skip
         return before
+    if data.columns is not None and data.name == "table" and data.columns.features is None:
+        log.warning(
+            "note: %s: the run lists no [data.columns] features, so columns stand as they do in "
+            "these files: other sites need the same columns in the same order", files,
+        )  # fmt: skip
     dataset = thinned(_by_names(loaded(files, data, "site", recipe), listed(data)), data, seed)
     try:
         cache.parent.mkdir(parents=True, exist_ok=True)

@@ -303,6 +303,7 @@ def test_columns_that_may_not_be_meant_are_told(tmp_path, caplog):
     root = cut(tmp_path / "a.csv", data, 0, 0, tmp_path / "own-data")
     with pytest.raises(DataError, match="--strict: client 0: column case_id counts up, from 1 to"):
         tell_own(root, [0], strict=True)
+    assert "other sites need the same columns in the same order" in caplog.messages[0]
     told = [line for line in caplog.messages if line.startswith(("note: client 0", "note: column"))]
     assert len(told) == 3
     assert "column ward tells the class of every example by itself, with 3 values" in told[1]
