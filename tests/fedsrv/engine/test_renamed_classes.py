@@ -101,10 +101,7 @@ def test_a_site_may_say_the_name_of_earlier_or_the_new_one_and_no_other_spelling
 
 
 def prepared(place: Path) -> Path:
-    """Make the data of three sites that have four classes together, and what comes to two of them.
-
-    Site 2 says the name of earlier in what comes.
-    """
+    """Make the data of three sites with four classes together, and what comes to two of them."""
     for client, names in enumerate(SITES):
         own(place / "data", client, class_names=names, num_classes=len(names))
     images(place / "2", "a", "e")
@@ -139,6 +136,8 @@ def test_a_run_with_other_names_ends_in_the_same_bits_wherever_it_dies(tmp_path)
     """Class a is called alpha at rest; d is called delta while a stage goes on."""
     plain = prepared(tmp_path / "plain")
     shutil.copytree(plain, tmp_path / "killed")
+    for part in ("train", "test"):  # site 2 says the new name in what comes
+        (tmp_path / "killed" / "2" / part / "a").rename(tmp_path / "killed" / "2" / part / "alpha")
     run, changes = tmp_path / "killed" / "run", (("a", "alpha"), ("d", "delta"))
     found = learned(tmp_path / "killed", changes, kills=[4])
     assert found["state_sha256"] == learned(plain)["state_sha256"]
