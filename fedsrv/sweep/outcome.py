@@ -36,6 +36,7 @@ from fedsrv.report.frame import (
 )
 from fedsrv.report.run_record import RunRecord, read_run
 from fedsrv.report.table import Name, Table
+from fedsrv.sweep.fairness import fairness
 from fedsrv.sweep.plan import Cell, PlannedRun, Sweep
 
 UNITS = {
@@ -138,6 +139,8 @@ class Outcome:
     """The length of each setting; 1 where a sweep has no lengths."""
     selected: str = ""
     """How many clients a cohort's metric is a mean over, in words; empty if all clients."""
+    fairness: str = ""
+    """In what rows differ beside their methods, and why; empty where a sweep does not say."""
     paper: ForPapers | None = None
 
     def titled(self, heading: str, path: str) -> str:
@@ -357,7 +360,17 @@ def outcome_of(
     lengths = {name: rung.length for name, rung in sweep.rungs().items()}
     cohorts = {parse_experiment(run.config).selected for run in planned}
     selected = cohorts.pop() if len(cohorts) == 1 else "the cohort"
-    return Outcome(ended, cells, sweep.columns, against, seeds, sweep.curves, lengths, selected)
+    return Outcome(
+        ended,
+        cells,
+        sweep.columns,
+        against,
+        seeds,
+        sweep.curves,
+        lengths,
+        selected,
+        fairness(sweep, planned),
+    )
 
 
 def to_json(outcome: Outcome) -> str:
@@ -383,6 +396,7 @@ def to_json(outcome: Outcome) -> str:
         "seeds": outcome.seeds,
         "lengths": dict(outcome.lengths),
         **({"selected": outcome.selected} if outcome.selected else {}),
+        **({"fairness": outcome.fairness} if outcome.fairness else {}),
         "cells": [[cell.setting, cell.row] for cell in outcome.cells],
         "environments": list(map(json.loads, environments)),
     }
@@ -415,7 +429,7 @@ def read_record(path: Path) -> Outcome:
         cells = [Cell(*cell) for cell in found["cells"]]
         return Outcome(
             runs, cells, found["columns"], found["against"], found["seeds"], found["curves"],
-            found["lengths"], found.get("selected", ""),
+            found["lengths"], found.get("selected", ""), found.get("fairness", ""),
         )  # fmt: skip
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         raise ConfigError(f"{path} is no record of a sweep: {error!r}") from None

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -74,6 +74,10 @@ class Search(BaseModel):
         return self
 
 
+Contract = Literal["weighting", "steps", "epochs", "tuning"]
+CONTRACT: tuple[Contract, ...] = get_args(Contract)
+"""What rows of a fair comparison have in common: how clients are weighted, optimiser steps of a
+batch, epochs of all rounds, and numbers of their own in place of defaults."""
 ROW = "a row is a method's name and its switches without blanks in them, such as 'fedprox mu=0.1'"
 NEEDED = "a sweep needs preset, a config or a preset's name, and the table methods, row = 'METHOD'"
 Strings = Annotated[tuple[str, ...], Field(strict=False)]
@@ -122,6 +126,8 @@ class Sweep(BaseModel):
     )
     against: str = ""
     """The row that others are compared with, seed by seed; by default the first."""
+    differs: Mapping[Contract, str] | None = None
+    """What rows may differ in -> why. With the table, even an empty one, the rest is refused."""
     launch: Strings = ("--hosts=1",)
     """More options of ``fedsrv launch``."""
 

@@ -29,6 +29,7 @@ from fedsrv.report.tables import write_html
 from fedsrv.state.run_directory import make_directory
 from fedsrv.sweep.columns import Watch, check_names, faults
 from fedsrv.sweep.execution import Call, Each, Say, execute
+from fedsrv.sweep.fairness import fairness
 from fedsrv.sweep.outcome import ForPapers, Outcome, outcome_of, read_numbers, to_json, unit_of
 from fedsrv.sweep.plan import Cell, PlannedRun, Sweep, plan
 from fedsrv.sweep.progress import SweepProgress
@@ -83,6 +84,8 @@ def run_sweep(
     out = out.resolve() if on else out
     runs = plan(sweep, out, rows, seeds, sets)
     check_names(sweep)
+    if said := fairness(sweep, runs):
+        say(f"fairness: {said}")
     if chooses:
         check_chooses(runs)
     _refuse_other_configs(runs)

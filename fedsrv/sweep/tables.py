@@ -46,6 +46,8 @@ def page(outcome: Outcome) -> str:
         parts.append(f"{outcome.paper.caption}\n")
     elif outcome.winners:
         parts.append(f"{BOLD}\n")
+    if outcome.fairness:
+        parts.append(f"{outcome.fairness}\n")
     parts += [ladder.markdown() for ladder in outcome.ladders()]
     if (differences := outcome.difference_table()).rows:
         parts += [f"{_about(outcome)}\n", differences.markdown()]

@@ -6,8 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.records import RECORDS
 from fedmodels.config.experiment import Experiment
 from fedmodels.config_file import parse_experiment
+from fedmodels.errors import ConfigError
+from fedsrv.sweep.fairness import fairness
+from fedsrv.sweep.outcome import read_record
 from fedsrv.sweep.plan import Sweep, plan
 
 ROOT = Path(__file__).parents[2]
@@ -41,3 +45,32 @@ def test_fedali_is_compared_on_clients_as_the_paper_defines_them(rows_of):
 
 def test_gldp_is_compared_among_the_same_classes(rows_of):
     assert all(found.evaluate.class_masks for found in rows_of("gldp").values())
+
+
+def test_the_neighbours_say_in_what_their_rows_differ(monkeypatch):
+    """FedAvg weighs by examples and SCAFFOLD does not; without the reason the study is refused."""
+    monkeypatch.chdir(ROOT)
+    study = Sweep.read(ROOT / "benchmarks" / "studies" / "neighbours.toml")
+    runs = plan(study, ROOT / "runs", list(study.methods), [0])
+    said = fairness(study, runs)
+    assert read_record(RECORDS / "neighbours.json").fairness == said
+    assert "examples with FedAvg / Ditto, uniform with SCAFFOLD" in said
+    assert "5 a batch of 32 with pFedMe" in said
+    assert said.endswith("equal: epochs.")
+    assert study.differs
+    for key in ("weighting", "steps", "tuning"):
+        less = {other: why for other, why in study.differs.items() if other != key}
+        with pytest.raises(ConfigError, match=f"rows differ in {key}"):
+            fairness(study.model_copy(update={"differs": less}), runs)
+    assert fairness(study.model_copy(update={"differs": None}), runs) == ""
+
+
+def test_rows_of_other_lengths_are_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    text = (ROOT / "benchmarks" / "studies" / "neighbours.toml").read_text("utf-8")
+    place = tmp_path / "long.toml"
+    place.write_text(text.replace('"scaffold"', '"scaffold schedule.rounds=7"'), "utf-8")
+    study = Sweep.read(place)
+    runs = plan(study, tmp_path, list(study.methods), [0])
+    with pytest.raises(ConfigError, match="rows differ in epochs: 6 × 2 with FedAvg"):
+        fairness(study, runs)

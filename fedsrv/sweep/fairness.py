@@ -1,0 +1,65 @@
+"""Whether the rows of a sweep compare like with like, and a line that says in what they do not.
+
+A sweep with the table ``differs`` is held to it: what its rows differ in beside their methods is
+there with the reason, or the sweep is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from fedmodels.config.experiment import Experiment
+from fedmodels.config_file import parse_experiment
+from fedmodels.errors import ConfigError
+from fedsrv.sweep.plan import CONTRACT, PlannedRun, Sweep
+
+
+def fairness(sweep: Sweep, runs: list[PlannedRun]) -> str:
+    """Return in what rows differ, and why; empty where the sweep has no table ``differs``.
+
+    Raises:
+        ConfigError: they differ in something that the table does not have.
+    """
+    if sweep.differs is None:
+        return ""
+    found = dict(_found(sweep, {run.cell.row: parse_experiment(run.config) for run in runs}))
+    for key in CONTRACT:
+        if key in found and key not in sweep.differs:
+            raise ConfigError(
+                f"rows differ in {key}: {found[key]}. Make them equal, or say why they may in "
+                f'[differs] {key} = "…"'
+            )
+    said = [f"{key}: {found[key]} ({sweep.differs[key]})" for key in CONTRACT if key in found]
+    equal = ", ".join(key for key in CONTRACT if key not in found) or "nothing"
+    return f"Rows differ in {'; '.join(said)}; equal: {equal}." if said else f"Equal: {equal}."
+
+
+def _found(sweep: Sweep, rows: Mapping[str, Experiment]) -> Iterator[tuple[str, str]]:
+    """Yield what rows differ in, and the rows of each value."""
+    for key in CONTRACT:
+        groups: dict[str, list[str]] = {}
+        for row, experiment in rows.items():
+            groups.setdefault(_value(key, sweep.methods[row], experiment), []).append(row)
+        if len(groups) > 1:
+            yield key, ", ".join(f"{value} with {' / '.join(of)}" for value, of in groups.items())
+
+
+def _value(key: str, method: str, experiment: Experiment) -> str:
+    """Return in words what a row has of a part of the contract."""
+    training, schedule = experiment.training, experiment.schedule
+    if key == "weighting":
+        return str(getattr(experiment.method, "weighting", "their own rule"))
+    if key == "steps":
+        return f"{getattr(experiment.method, 'inner_steps', 1)} a batch of {training.batch_size}"
+    if key == "epochs":
+        return f"{schedule.rounds} × {training.local_epochs}"
+    numbers = [word for word in method.split()[1:] if _is_number(word.partition("=")[2])]
+    return " ".join(numbers) or "defaults"
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
