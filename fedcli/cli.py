@@ -591,7 +591,7 @@ def check_data(
     ],
     config: Annotated[
         Path | None,
-        typer.Option(help="The run's config: read a site's files as its [data] says."),
+        typer.Option(help="The run's config: read a site's files as it says."),
     ] = None,
     recipe: SiteRecipe = None,
     brief: Annotated[
