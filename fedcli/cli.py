@@ -295,6 +295,14 @@ def add_new_task(
             "says, else they are left out.",
         ),
     ] = None,
+    unusual: Annotated[
+        str | None,
+        typer.Option(
+            metavar="tell|set-aside",
+            help="What becomes of a task that is not like the client's earlier ones; by default "
+            "as the config says, else a line says so.",
+        ),
+    ] = None,
     recipe: SiteRecipe = None,
     strict: Strict = False,
     tls_ca: Authority = None,
@@ -307,11 +315,14 @@ def add_new_task(
     from typing import get_args
 
     from fedcli.data.store.growing import add_task
-    from fedmodels.config.data import Repeats
+    from fedmodels.config.data import Repeats, Unusual
 
     rule = next((rule for rule in get_args(Repeats) if rule == repeats), None)
     if repeats is not None and rule is None:
         raise ConfigError(f"--repeats {repeats!r} is none of {', '.join(get_args(Repeats))}")
+    odd = next((way for way in get_args(Unusual) if way == unusual), None)
+    if unusual is not None and odd is None:
+        raise ConfigError(f"--unusual {unusual!r} is none of {', '.join(get_args(Unusual))}")
     root, how = _root_of(client_id, data, state_dir), None
     if server is not None:
         from fedcli.runtime.announcer import how_cut
@@ -332,7 +343,14 @@ def add_new_task(
 
         how = remembered(root)
     added = add_task(
-        root, client_id, source, *(how or ()), repeats=rule, strict=strict, given=recipe
+        root,
+        client_id,
+        source,
+        *(how or ()),
+        repeats=rule,
+        unusual=odd,
+        strict=strict,
+        given=recipe,
     )
     for line in added.notes:
         typer.echo(f"note: {line}", err=True)

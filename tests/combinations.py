@@ -41,6 +41,7 @@ SETTINGS: Mapping[str, Tables] = {
     "fewer clients": {"server": {"min_clients": 5}},
     "validation": {"data": {"validation_share": 0.2}},
     "repeats": {"data": {"repeats": "keep"}},
+    "unusual tasks": {"data": {"unusual": "set-aside"}},
     "accumulated data": {"scenario": {"training_data": "accumulated"}},
     "reference run": {"evaluate": {"reference": "reference"}},
     "rate of all rounds": {"training": {"lr_schedule": {"kind": "cosine"}}},

@@ -51,6 +51,9 @@ class Profile:
     set_aside: Mapping[int, str] = field(default_factory=dict)
     """The tasks that an open run passes over, and why; an empty text where nobody said it."""
 
+    unusual: Mapping[int, str] = field(default_factory=dict)
+    """In which ways tasks are not like earlier ones, of tasks of which the client says it."""
+
     @property
     def num_tasks(self) -> int:
         """Return how many tasks the client has."""
@@ -141,6 +144,7 @@ class Profile:
             train=_table([task.train for task in said.tasks], said.problem),
             test=_table([task.test for task in said.tasks], said.problem),
             again={n: t.again for n, t in enumerate(said.tasks) if t.again},
+            unusual={n: printable(t.unusual) for n, t in enumerate(said.tasks) if t.unusual},
             set_aside={n: printable(t.why) for n, t in enumerate(said.tasks) if t.set_aside},
         )
 

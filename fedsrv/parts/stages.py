@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from fedmodels.asked import asked
 from fedmodels.config.open_changes import changed, changes_between
+from fedmodels.data_description import UNUSUAL
 from fedmodels.errors import OrderDeclined, PayloadError, RunFailed
 from fedmodels.parts.class_growth import StateGrowth
 from fedmodels.parts.growth_by_method import forgotten
@@ -125,6 +126,12 @@ class OpenRuns(ServerPart):
         growths = at.plan.growths if isinstance(at.plan, OpenPlan) else ()
         if new := [one.to_json() for one in growths if one.interaction == at.step.interaction]:
             record["growths"] = new
+        begun = (
+            (g.tasks, at.plan.profiles) for g in growths if g.interaction == at.step.interaction
+        )
+        told = [one for tasks, profiles in begun for one in unusual_in(tasks, profiles)]
+        if told:
+            record["unusual"] = told
 
     def ended(self, records: Sequence[Record]) -> Mapping[str, Any]:
         """Return what the run grew by after its last interaction, which stands in no record."""
@@ -285,6 +292,10 @@ class Stages(Timetable):
             self.events.tell("note", client, line=line)
             facts = {"client": client, "task": task, "interaction": growth.interaction}
             self.store.tell("set aside", **facts, reason=why)
+        for odd in unusual_in(growth.tasks, self.known):
+            line = f"task {odd['task']} of client {odd['client']} is {UNUSUAL}: {odd['line']}"
+            self.events.tell("note", odd["client"], line=line)
+            self.store.tell("unusual", **odd, interaction=growth.interaction)
         for key, (before, now) in growth.changes.items():
             said = {"key": key, "interaction": growth.interaction, "before": before, "now": now}
             self.store.tell("changed", **said)
@@ -502,6 +513,16 @@ class Stages(Timetable):
                 f"for new data at {_number_of(needed)}"
             )
         self.events.tell("resting", line=line, clients=[*map(str, late)])
+
+
+def unusual_in(tasks: Mapping[int, int], profiles: Mapping[int, Profile]) -> list[dict[str, Any]]:
+    """Return what clients say of tasks that begin, where these are not like their earlier ones."""
+    found = ((client, number - 1) for client, number in sorted(tasks.items()))
+    return [
+        {"client": client, "task": task, "line": profiles[client].unusual[task]}
+        for client, task in found
+        if task in profiles[client].unusual
+    ]
 
 
 def shown_value(value: Any) -> str:

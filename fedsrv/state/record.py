@@ -84,6 +84,9 @@ class Record(TypedDict):
     """Asynchronous: the clients with an order that is not counted yet, and its interaction."""
     growths: NotRequired[list[dict[str, Any]]]
     """Of an open run: what it grew by before this interaction (:mod:`fedsrv.engine.schedule`)."""
+    unusual: NotRequired[list[dict[str, Any]]]
+    """Of an open run: the tasks that begin with this interaction and are not like their client's
+    earlier ones, and in which ways, as the client says it."""
     began_from: NotRequired[dict[str, Any]]
     """Of the first interaction of a run that began with the models of another one: its ``run``, the
     ``interaction`` after which they were, and the ``sha256`` of the weights."""

@@ -39,6 +39,8 @@ MAX_LETTERS = 60
 """Limit of a client's name."""
 MAX_WHY = 300
 """Limit of the words on a task that is set aside."""
+UNUSUAL, HIDDEN = "unlike its earlier tasks", "its own log says in what"
+"""How the reason of a task begins that is not usual, and what is told where counts are hidden."""
 MAX_EXAMPLES = 2**31
 """Limit of one class in one task."""
 Size = Annotated[int, Field(ge=1)]
@@ -125,6 +127,8 @@ class TaskCounts(_File):
     they are kept."""
     why: Annotated[str, Field(max_length=MAX_WHY)] = ""
     """In words, why it is set aside; empty where nobody said it."""
+    unusual: Annotated[str, Field(max_length=MAX_WHY)] = ""
+    """In words, in which ways it is not like the client's earlier tasks; empty where it is."""
 
     @model_serializer(mode="wrap")
     def _text(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -161,7 +165,13 @@ class ClientFile(ProblemFile):
         count = _rounded if how == "rounded" else _summed
         tasks = tuple(
             task.model_copy(
-                update={"train": count(task.train), "test": count(task.test), "again": 0}
+                update={
+                    "train": count(task.train),
+                    "test": count(task.test),
+                    "again": 0,
+                    "unusual": HIDDEN if task.unusual else "",
+                    "why": UNUSUAL if task.why.startswith(UNUSUAL) else task.why,
+                }
             )
             for task in self.tasks
         )

@@ -54,7 +54,9 @@ def client_json_of(description: pb.ClientDescription) -> str:
 def _task_of(task: pb.TaskCounts) -> dict[str, Any]:
     """Return a task as ``client.json`` has it, without what most tasks lack."""
     found: dict[str, Any] = {"train": list(task.train), "test": list(task.test)}
-    more = {"set_aside": task.set_aside, "why": task.why, "again": task.again}
+    more = {
+        "set_aside": task.set_aside, "why": task.why, "again": task.again, "unusual": task.unusual,
+    }  # fmt: skip
     return found | {key: value for key, value in more.items() if value}
 
 

@@ -22,7 +22,7 @@ import os
 import shutil
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import dataclass
@@ -46,11 +46,12 @@ from fedcli.data.store.opened_data import open_data
 from fedcli.data.store.own_files import How
 from fedcli.data.store.repeats import Compared, compared
 from fedcli.data.store.site import changed_recipe, loaded, recipe_now, remember_recipe
+from fedcli.data.store.usual import cells_of, earlier_cells, unlike
 from fedmodels.class_names import near
-from fedmodels.config.data import OF_IMAGES, Data, Repeats
+from fedmodels.config.data import OF_IMAGES, Data, Repeats, Unusual
 from fedmodels.config.recipe import EMPTY, NAME, Recipe
 from fedmodels.config.transforms import TableTransform, parse_transform
-from fedmodels.data_description import ClientFile, TaskCounts
+from fedmodels.data_description import MAX_WHY, UNUSUAL, ClientFile, TaskCounts
 from fedmodels.errors import (
     ArchiveError,
     ArchiveNotWritten,
@@ -87,7 +88,9 @@ class Added:
     why_kept: str = ""
     """Why, where nobody asked for it."""
     notes: tuple[str, ...] = ()
-    """What may not be meant in the data, as ``fedcli check`` says it."""
+    """What may not be meant in the data, as ``fedcli check`` says it, and what is not usual."""
+    set_aside: bool = False
+    """Whether it is set aside, as it is not like the earlier tasks."""
 
     def __str__(self) -> str:
         """Return what was done, in a line."""
@@ -102,6 +105,8 @@ class Added:
             others = f", {of_tests} of them as test examples" if of_tests else ""
             done = f"kept{self.why_kept}" if self.keeps else "left out"
             line += f"; {again} that are in earlier tasks already{others} are {done}"
+        if self.set_aside:
+            line += "; it is set aside, and --unusual tell adds it again as one that counts"
         return line
 
 
@@ -113,6 +118,7 @@ def add_task(
     seed: int = 0,
     *,
     repeats: Repeats | None = None,
+    unusual: Unusual | None = None,
     strict: bool = False,
     given: Path | None = None,
 ) -> Added:
@@ -128,6 +134,8 @@ def add_task(
         data: ``[data]`` of the run.
         seed: the run's.
         repeats: what becomes of examples that earlier tasks have; by default as ``[data]`` says.
+        unusual: what becomes of a task that is not like the earlier ones; by default as ``[data]``
+            says.
         strict: add nothing where ``fedcli check`` would have a word on it.
         given: the site's recipe; by default the one that lies with the source, or that of the
             client's first files.
@@ -155,7 +163,10 @@ def add_task(
                 dataset = _read(source, how, held, recipe)
                 found = compared(dataset, rows, rule, source, _share_of(source, how, dataset))
                 left = _in_own_order(found.dataset, held.file, source, how)  # no class of what went
-                added = _added(held, thinned(left, how, seed), made, found, strict)
+                left = thinned(left, how, seed)
+                odd = _unusual(held, rows, left)
+                keeps = (unusual or (data.unusual if data is not None else None)) != "set-aside"
+                added = _added(held, left, made, found, odd, strict=strict, keeps=keeps)
                 with suppress(sqlite3.Error):  # the task is there: its rows are taken in later
                     KnownRows(rows.db, open_data(root, client)).bring_up_to_date()
                 return added
@@ -165,14 +176,35 @@ def add_task(
         ) from None
 
 
+def _unusual(held: ClientData, rows: KnownRows, dataset: Dataset) -> list[str]:
+    """Return in which ways a task that is to come is not like the client's earlier ones."""
+    columns = (held.file.transform or {}).get("columns") or {}
+    counts = [task.train for task in held.tasks if not task.set_aside]
+    now = np.bincount(dataset.train_y, minlength=dataset.num_classes).tolist()
+    new = [*cells_of(held.num_tasks, dataset.train_x, dataset.train_y)]
+    return unlike(earlier_cells(rows.db, held), new, counts, now, columns.get("features") or ())
+
+
 def _added(
-    held: ClientData, dataset: Dataset, made: Mapping[str, str], found: Compared, strict: bool
+    held: ClientData,
+    dataset: Dataset,
+    made: Mapping[str, str],
+    found: Compared,
+    unusual: Sequence[str],
+    *,
+    strict: bool,
+    keeps: bool,
 ) -> Added:
-    """Write a task behind those of a client."""
+    """Write a task behind those of a client; one that is not usual is set aside unless it stays."""
     file = _grown(held.file, dataset, found.again)
     grown = copy(held)
     grown.file = file
-    notes = tuple(map(str, arrived(grown, dataset)))
+    notes = (*map(str, arrived(grown, dataset)), *(f"{UNUSUAL}: {line}" for line in unusual))
+    if unusual:
+        why = printable("; ".join(unusual), MAX_WHY - len(UNUSUAL) - 2)
+        mark = {"unusual": why} if keeps else {"set_aside": True, "why": f"{UNUSUAL}: {why}"}
+        last = file.tasks[-1].model_copy(update=mark)
+        file = file.model_copy(update={"tasks": (*file.tasks[:-1], last)})
     if strict and notes:
         raise DataError(f"--strict: {notes[0]}")
     if file.transform != held.file.transform:
@@ -187,7 +219,7 @@ def _added(
     known = found.again, found.of_tests
     return Added(
         held.num_tasks, sizes, new, known=known, keeps=found.keeps, why_kept=found.why_kept,
-        notes=notes,
+        notes=notes, set_aside=bool(unusual) and not keeps,
     )  # fmt: skip
 
 

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from fedcli.data.arrays import content_hashes
 from fedcli.data.store.client_data import PARTS, SOURCE, ClientData
+from fedcli.data.store.usual import take_in
 from fedmodels.errors import ArchiveNotWritten, DataError
 
 FILE = "rows.db"
@@ -63,6 +64,7 @@ class KnownRows:
             )  # fmt: skip
         if known != self.held.num_tasks:
             self.db.execute(f"PRAGMA user_version = {self.held.num_tasks}")
+        take_in(self.db, self.held)
         self.db.commit()
 
     def _take(self, task: int) -> bool:

@@ -99,6 +99,8 @@ LISTED: tuple[Part, ...] = (
          lambda e: e.data is not None and e.data.validation_share is not None, "metrics.md"),
     Part("repeats", "[data] repeats",
          lambda e: e.data is not None and e.data.repeats is not None, "data.md"),
+    Part("unusual tasks", "[data] unusual",
+         lambda e: e.data is not None and e.data.unusual is not None, "data.md"),
     Part("accumulated data", '[scenario] training_data = "accumulated"',
          lambda e: e.accumulates, "scenarios.md"),
     Part("reference run", "[evaluate] reference",
@@ -413,6 +415,7 @@ RESTS: Mapping[tuple[str, str], str] = {
 NEEDED: tuple[Refusal, ...] = (
     Refusal(("triggers", "open runs"), "[trigger] belongs to [schedule] open = true"),
     Refusal(("repeats", "open runs"), "[data] repeats belongs to [schedule] open = true"),
+    Refusal(("unusual tasks", "open runs"), "[data] unusual belongs to [schedule] open = true"),
     Refusal(
         ("participants", "open runs"), "[schedule] participants belongs to [schedule] open = true"
     ),

@@ -19,7 +19,7 @@ __all__ = ["Columns", "Data"]
 
 OF_IMAGES = ("channels", "resize", "crop", "ground", "frames", "depth")
 """The keys of ``[data]`` that say how images are read."""
-NOT_CUT = ("validation_share", "repeats")
+NOT_CUT = ("validation_share", "repeats", "unusual")
 """Keys that the examples of a data set do not follow from."""
 _ADDED = ("test_share", "test_seed", "group", "test_gap", "tasks", "classes", "mean", "std",
           *OF_IMAGES)  # fmt: skip
@@ -28,6 +28,7 @@ Period = Literal["month", "week", "day"]
 TasksBy = Period | Literal["session"]
 """What a task of a client may be."""
 Repeats = Literal["skip", "refuse", "keep"]
+Unusual = Literal["tell", "set-aside"]
 Moment = Annotated[
     tuple[Annotated[float, Field(allow_inf_nan=False)], ...], Field(strict=False, min_length=1)
 ]
@@ -85,6 +86,10 @@ class Data(StrictTable):
     """Of an open run: what becomes of the examples of a new task that earlier tasks of its client
     have: ``"skip"`` leaves them out, as by default, ``"refuse"`` refuses the task, ``"keep"``
     trains on them again."""
+    unusual: Unusual | None = None
+    """Of an open run: what becomes of a new task that is not like the earlier ones of its client
+    (units, ranges, empty places, the mix of labels): ``"tell"`` trains on it and says so, as by
+    default, ``"set-aside"`` sets it aside with the reason."""
     channels: Literal["grey", "rgb"] | None = None
     """What images become; by default as they are."""
     resize: Sides | None = None

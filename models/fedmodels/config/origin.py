@@ -13,7 +13,7 @@ from fedmodels.config.scenario import ScenarioTable
 from fedmodels.errors import ConfigError
 
 NOT_DEALT = ("data.root", "data.input_shape", "data.num_classes", "data.validation_share",
-             "data.repeats")  # fmt: skip
+             "data.repeats", "data.unusual")  # fmt: skip
 """Keys that change no partition."""
 SHOWN = 3
 """Differences that one line names."""

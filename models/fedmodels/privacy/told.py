@@ -105,7 +105,7 @@ words:
   SteerRequest.set_aside SteerRequest.list_classes ClassChange.old ClassChange.now ClassChange.after
 announced:
   TaskCounts.train TaskCounts.test TaskCounts.set_aside TaskCounts.why TaskOf.why
-  TaskCounts.again
+  TaskCounts.again TaskCounts.unusual
   ClientDescription.class_names JoinResponse.class_names
   ClassOf.name ClassOf.earlier ClassOf.examples ClassOf.clients
   Order.new_classes SecureSum.most TensorHeader.shape BundleHeader.payload_bytes Frame.raw_bytes
@@ -156,7 +156,7 @@ words:
 parts:
   event.note.* event.refused.*
 announced:
-  audit.bytes record.bytes.* summary.bytes.* event.commit.bytes.*
+  record.unusual.* audit.bytes record.bytes.* summary.bytes.* event.commit.bytes.*
 examples:
   record.seconds.train record.clients.*.seconds record.clients.*.num_examples
   record.clients.*.skipped_examples record.clients.*.peak_rss_bytes record.clients.*.epsilon

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -287,6 +288,26 @@ def test_what_is_kept_for_validation_outlives_the_training_data(own, tmp_path, m
     assert opened(own, out, "close", data_of=kept)
     assert scored["validation/0"] == len(y)
     assert scored["validation/1"] == 2, "one of six examples of each of two classes"
+
+
+def test_a_task_that_is_not_usual_is_told_where_it_begins(own, tmp_path, monkeypatch):
+    """Digits have shades from 0 to 16, and noise up to 255, in classes that were there."""
+    told, tell, out = list[str](), EventLog.tell, tmp_path / "run"
+
+    def note(log: EventLog, kind: str, *whom: object, **facts: Any) -> None:
+        told.extend([facts["line"]] if kind == "note" else [])
+        tell(log, kind, *whom, **facts)
+
+    monkeypatch.setattr(EventLog, "tell", note)
+    opened(own, out)
+    most = np.argsort(np.bincount(np.load(own / "0/task-0/train_y.npy")))[-2:]
+    assert not add_task(own, 0, arrays_in(tmp_path / "in", most.tolist(), 0)).set_aside
+    opened(own, out, "close")
+    (one,) = records_of(out)[-1]["unusual"]
+    assert (one["client"], one["task"]) == (0, 1)
+    assert re.fullmatch("column 0 has 1[45] times the range of earlier tasks", one["line"])
+    assert f"task 1 of client 0 is unlike its earlier tasks: {one['line']}" in told
+    assert "unusual" not in records_of(out)[0]
 
 
 @pytest.mark.parametrize("kills", [{}, {0: 1, 1: 3, 2: 1}])

@@ -1,0 +1,129 @@
+"""What is not usual in a new task: units, ranges, empty places, the mix of labels, by hand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedcli.data.store.client_data import ClientData
+from fedcli.data.store.growing import add_task
+from fedcli.data.store.usual import cells_of, unlike
+from fedmodels.config.data import Data
+from fedmodels.data_description import HIDDEN, UNUSUAL
+from fedmodels.errors import DataError
+
+BODY = 36 + np.arange(10) / 10
+"""Ten temperatures: the quantiles of 5 and 95 % are 36.045 and 36.855, 0.81 apart."""
+LABELS = np.repeat([0, 1], 10)
+
+
+def month(temperature: np.ndarray, pressure: np.ndarray | None = None) -> np.ndarray:
+    """Return twenty examples of two classes with two columns, (20, 2)."""
+    pressure = 1000 + np.arange(10.0) if pressure is None else pressure
+    return np.stack([np.tile(temperature, 2), np.tile(pressure, 2)], axis=1)
+
+
+def lines(x: np.ndarray, *earlier: np.ndarray, y: np.ndarray = LABELS) -> list[str]:
+    """Return what is not usual in a task after earlier ones of the same labels."""
+    before = [cell for n, one in enumerate(earlier) for cell in cells_of(n, one, LABELS)]
+    return unlike(before, [*cells_of(9, x, y)], [], [], ["temp", "press"])
+
+
+@pytest.mark.parametrize(
+    ("x", "said"),
+    [
+        (month(BODY), []),
+        # the range is 810
+        (month(BODY * 1000), ["column temp has 1,000 times the range of earlier tasks"]),
+        (month(BODY / 1000), ["column temp has 0.05 times the range of earlier tasks"]),  # a floor
+        # 97.61 - 36.45 = 61.16 = 75.5 × 0.81
+        (month(BODY * 1.8 + 32),
+         ["column temp lies 76 times the range of earlier tasks away from them"]),
+        (month(np.full(10, 36.5)),
+         ["column temp has one value in all examples, and varied in each earlier task"]),
+        (month(np.where(np.arange(10) < 4, np.nan, BODY)),
+         ["column temp lacks numbers in 40% (at most 0% before)"]),
+        (month(np.full(10, np.nan)), ["column temp lacks numbers in 100% (at most 0% before)"]),
+        (month(BODY * 1000, np.arange(10.0) * 50),
+         ["column temp has 1,000 times the range of earlier tasks (likewise press)"]),
+    ],
+)  # fmt: skip
+def test_units_ranges_and_empty_places_by_hand(x, said):
+    assert lines(x, month(BODY)) == said
+
+
+def test_what_earlier_tasks_differed_in_is_usual():
+    """From 4.5 to 26.5 is 2.7 times the range of 8.1; to 40.5 is 4.4 times, but not from 26.5."""
+    winter, summer, hot = (month(first + np.arange(10.0)) for first in (0, 22, 36))
+    assert lines(summer, winter) == []
+    assert lines(hot, winter) == [
+        "column temp lies 4.4 times the range of earlier tasks away from them"
+    ]
+    assert lines(hot, winter, summer) == []
+
+
+def test_new_classes_are_compared_with_all_by_wider_bounds():
+    """A range 1,000 times as wide counts as 31.6; one 60 times as wide as 7.7, which is usual."""
+    others = LABELS + 2
+    assert lines(month(BODY * 60 - 60 * 36.45 + 36.45), month(BODY), y=others) == []
+    assert lines(month(BODY * 1000), month(BODY), y=others)
+
+
+@pytest.mark.parametrize(
+    ("counts", "now", "far"),
+    [
+        ([[80, 20], [75, 25]], [10, 90], "65%"),  # |0.75 - 0.1|
+        ([[80, 20], [75, 25]], [30, 70], ""),
+        ([[80, 20]], [10, 90], ""),  # nobody knows how much tasks differ
+        ([[80, 20], [0, 50]], [10, 90], ""),
+        ([[80, 20, 0], [75, 25, 0]], [8, 2, 99], ""),  # a class that no earlier task has
+        ([[80, 20], [75, 25]], [1, 9], ""),  # too few
+    ],
+)
+def test_a_mix_of_labels_by_hand(counts, now, far):
+    found = unlike([], [], counts, now)
+    assert found == (
+        [f"{far} of its labels are others than in the earlier task most like it"] if far else []
+    )
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Callable[[np.ndarray], Path]:
+    """A client with a usual task; returns what writes another one to add."""
+
+    def write(place: Path, x: np.ndarray) -> Path:
+        place.mkdir(parents=True)
+        for part in ("train", "test"):
+            np.save(place / f"{part}_x.npy", x + (0.001 if part == "test" else 0))
+            np.save(place / f"{part}_y.npy", LABELS)
+        return place
+
+    write(tmp_path / "data/0/task-0", month(BODY))
+    about = {"format": 1, "input_shape": [2], "num_classes": 2}
+    (tmp_path / "data/0/client.json").write_text(json.dumps(about))
+    return lambda x: write(tmp_path / f"in-{np.nansum(x):.0f}", x)
+
+
+def test_a_task_that_is_not_usual_is_told_or_set_aside_and_blocks_no_other(site, tmp_path):
+    root, wide, line = tmp_path / "data", site(month(BODY * 1000)), "column 0 has 1,000 times"
+    with pytest.raises(DataError, match="--strict"):
+        add_task(root, 0, wide, strict=True)
+    aside = Data(name="directory", unusual="set-aside")
+    added = add_task(root, 0, wide, aside)
+    assert added.set_aside
+    assert any(line in note for note in added.notes)
+    after = add_task(root, 0, site(month(BODY + 0.01)), aside)
+    assert not after.set_aside
+    told = add_task(root, 0, wide, aside, unusual="tell")
+    assert not told.set_aside
+    tasks = ClientData(root / "0").tasks
+    assert [task.set_aside for task in tasks] == [False, True, False, False]
+    assert tasks[1].why.startswith(f"{UNUSUAL}: {line}")
+    assert tasks[3].unusual.startswith(line)
+    assert not add_task(root, 0, site(month(BODY * 1000 + 1)), aside).set_aside, "usual by now"
+    rounded = ClientData(root / "0").file.told("rounded").tasks
+    assert (rounded[1].why, rounded[3].unusual) == (UNUSUAL, HIDDEN)
