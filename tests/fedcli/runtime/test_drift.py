@@ -154,7 +154,7 @@ def test_a_shift_is_a_warning_once_and_shown(digits, tmp_path, caplog):
     assert CAPTION in shown
     told_at = shown.index("data moved: ")
     assert "client 2, task 1: the spread of channel 0" in shown[told_at : told_at + 300]
-    assert what_moved(run)[1].startswith("client 0, task 1: the spread of channel 0")
+    assert what_moved(run)[1].startswith("round 3, client 0, task 1: the spread of channel 0")
 
 
 def rows_of(moved: float, *clients: int) -> dict[str, dict[str, float]]:

@@ -15,7 +15,7 @@ from tests.combinations import needed_by, tables_of
 from tests.conftest import tiny_experiment
 from tests.sizes import ROOT
 
-ALWAYS = ["UnusedData", "OddUploads", "Exclusions"]
+ALWAYS = ["UnusedData", "OddUploads", "Exclusions", "RefusedModels"]
 """What takes effect without a key of its own."""
 OTHERS: dict[str, dict[str, Any]] = {
     "server data": {"method": {"name": "fedic"}},
@@ -23,7 +23,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "trackers": {"tracking": {"tensorboard": True}},
 }
 """What asks for a part that ``tests/combinations.py`` has no setting of."""
-UNASKED = ("unused data", "odd uploads", "exclusion by hand")
+UNASKED = ("unused data", "odd uploads", "exclusion by hand", "refused models")
 """Their names in the list."""
 
 
