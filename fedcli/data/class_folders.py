@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from fedcli.data.arrays import AT_ONCE, IntArray, check_memory
 from fedcli.data.folders import entries
 from fedcli.data.image_files import ENDS, OTHERS, PLAIN, Pixels, read_image
+from fedcli.data.set_aside import SetAside
 from fedmodels.class_names import composed
 from fedmodels.config.recipe import EMPTY, Recipe
 from fedmodels.config.transforms import ImageTransform
@@ -88,16 +89,27 @@ def images_of(
     ]
 
 
-def read_images(listed: Listed, how: ImageTransform = PLAIN) -> tuple[Pixels, IntArray, IntArray]:
+def read_images(
+    listed: Listed, how: ImageTransform = PLAIN, aside: SetAside | None = None
+) -> tuple[Pixels, IntArray, IntArray]:
     """Return the images (n, C, H, W) of a list, their labels and their places in it, (n,) each.
+
+    Those that cannot be read are refused all together, or set ``aside``.
 
     Raises:
         DataError: an image cannot be read, or two differ in size, colour or depth; names them.
     """
     images: list[NDArray[Any]] = []
     places: list[int] = []
+    aside = aside or SetAside("images")
+    aside.total += len(listed)
     for place, (path, _) in enumerate(listed):
-        for image in read_image(path, how):
+        try:
+            frames = read_image(path, how)
+        except DataError as error:
+            aside.add(str(error), error=error)
+            continue
+        for image in frames:
             if len(images) % AT_ONCE == 0:
                 _check_memory(image, len(images), len(listed), path.parent.parent)
             images.append(image)
@@ -107,6 +119,8 @@ def read_images(listed: Listed, how: ImageTransform = PLAIN) -> tuple[Pixels, In
                     f"{path} is {_described(image)}, and {listed[0][0]} is {_described(images[0])}:"
                     f" {_advice(image, images[0])}"
                 )
+    if listed:
+        aside.settle(listed[0][0].parent.parent)
     x: Pixels = np.stack(images) if images else np.empty((0, 1, 1, 1), dtype=np.uint8)
     labels = [listed[place][1] for place in places]
     return x, np.array(labels, dtype=np.int64), np.array(places, dtype=np.int64)

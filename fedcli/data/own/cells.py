@@ -76,8 +76,12 @@ def check_columns(
             )
 
 
-def features_of(table: TableRows, columns: Columns) -> tuple[tuple[str, ...], dict[str, str]]:
+def features_of(
+    table: TableRows, columns: Columns, *, skips: bool = False
+) -> tuple[tuple[str, ...], dict[str, str]]:
     """Return the columns of numbers that have no other role, and why other columns are none.
+
+    Where rows with a text among numbers are set aside (``skips``), these are columns of numbers.
 
     A column without a name is left out: it holds the numbers of rows, which often tell the class.
 
@@ -85,14 +89,14 @@ def features_of(table: TableRows, columns: Columns) -> tuple[tuple[str, ...], di
         DataError: there is none, or a text stands among a column's numbers.
     """
     others = [name for name in map(str, table.frame.columns) if name not in columns.named]
-    why = {name: _why_none(table, name, columns) for name in others}
+    why = {name: _why_none(table, name, columns, skips) for name in others}
     found = tuple(name for name in others if not why[name])
     if not found:
         raise DataError(f"{table.where} has no column of numbers beside the label: set features")
     return found, {name: reason for name, reason in why.items() if reason}
 
 
-def _why_none(table: TableRows, name: str, columns: Columns) -> str:
+def _why_none(table: TableRows, name: str, columns: Columns, skips: bool) -> str:
     """Return why a column does not hold numbers; an empty text if it does.
 
     Raises:
@@ -122,6 +126,8 @@ def _why_none(table: TableRows, name: str, columns: Columns) -> str:
             other_mark = CALLED[OTHER[table.marks.decimal]]
             return f"numbers with a decimal {other_mark}" if others else "texts"
         raise DataError(f"{where}, {_advice(column.iloc[row], table)}")
+    if skips:
+        return ""
     more = f" and other texts in {wrong.sum() - 1} more" if wrong.sum() > 1 else ""
     hint = (
         f", {_advice(column.iloc[row], table)}"
@@ -191,8 +197,10 @@ def _in_unit_of_run(
     return found if own.factor == 1 and not own.offset else found * own.factor + own.offset
 
 
-def numbers_of(table: TableRows, name: str, columns: Columns) -> NDArray[np.float64]:
-    """Return a column's numbers (n,); NaN in empty cells, where these may be.
+def numbers_of(
+    table: TableRows, name: str, columns: Columns, bad: NDArray[np.bool_] | None = None
+) -> NDArray[np.float64]:
+    """Return a column's numbers (n,); NaN in empty cells, where these may be, and in ``bad`` rows.
 
     Raises:
         DataError: a cell holds no number, or one beyond float32; names the row.
@@ -206,8 +214,10 @@ def numbers_of(table: TableRows, name: str, columns: Columns) -> NDArray[np.floa
     numbers, filled = parsed(table, name, columns)
     with np.errstate(over="ignore"):  # what is beyond float32 becomes infinite, and is named
         wrong = np.flatnonzero(~np.isfinite(numbers.astype(np.float32)) & (filled | ~may_miss))
+    if bad is not None:
+        wrong = wrong[~bad[wrong]]
     if not len(wrong):
-        return numbers
+        return numbers if bad is None else np.where(bad, np.nan, numbers)
     value = column.iloc[wrong[0]]
     more = f" and in {len(wrong) - 1} more" if len(wrong) > 1 else ""
     where = f"{table.where}: column {name!r}"
@@ -235,8 +245,13 @@ def said(value: Any) -> str:
     return f"'{printable(value, MAX_LETTERS)}'" if isinstance(value, str) else str(value)
 
 
-def texts_of(table: TableRows, column: str | None, *, may_miss: bool = False) -> NDArray[np.str_]:
+def texts_of(
+    table: TableRows, column: str | None, *, may_miss: bool = False,
+    bad: NDArray[np.bool_] | None = None,
+) -> NDArray[np.str_]:  # fmt: skip
     """Return a column as texts (n,); empty ones where there is no such column.
+
+    ``bad`` rows may be empty.
 
     Raises:
         DataError: a cell is empty, and none may be; names the row.
@@ -245,8 +260,9 @@ def texts_of(table: TableRows, column: str | None, *, may_miss: bool = False) ->
         return np.full(len(table.frame), "", dtype=np.str_)
     values = table.frame[column]
     empty = (values.isna() | (values == "")).to_numpy(dtype=bool)
-    if empty.any() and not may_miss:
-        row = table.at(int(empty.argmax()))
+    wrong = empty if bad is None else empty & ~bad
+    if wrong.any() and not may_miss:
+        row = table.at(int(wrong.argmax()))
         raise DataError(f"{table.where}: column {column!r} is empty in {row}")
     texts = [str(value) for value in values]
     if not texts:
@@ -266,7 +282,10 @@ def _as_the_run_has_it(
     return np.array(of_run, dtype=np.str_)[places.reshape(-1)]
 
 
-def labels_of(table: TableRows, columns: Columns, *, may_miss: bool = False) -> NDArray[np.str_]:
+def labels_of(
+    table: TableRows, columns: Columns, *, may_miss: bool = False,
+    bad: NDArray[np.bool_] | None = None,
+) -> NDArray[np.str_]:  # fmt: skip
     """Return the class of each row (n,), from its column, or from where its file lies.
 
     Raises:
@@ -275,7 +294,7 @@ def labels_of(table: TableRows, columns: Columns, *, may_miss: bool = False) -> 
     if columns.label_from is not None:
         texts = named_by_place(table, columns.label_from)
     else:
-        texts = texts_of(table, columns.label, may_miss=may_miss)
+        texts = texts_of(table, columns.label, may_miss=may_miss, bad=bad)
     return _as_the_run_has_it(texts, None, table)
 
 
@@ -298,7 +317,10 @@ def levels_of(
 
 
 def inputs_of(
-    table: TableRows, columns: Columns, others: Counter[tuple[str, str]]
+    table: TableRows,
+    columns: Columns,
+    others: Counter[tuple[str, str]],
+    bad: NDArray[np.bool_] | None = None,
 ) -> NDArray[np.float64]:
     """Return what a net sees of each row (n, C): numbers, and levels of categories.
 
@@ -313,7 +335,7 @@ def inputs_of(
             if name in levels:
                 parts.append(levels_of(table, name, levels[name], others))
             else:
-                parts.append(numbers_of(table, name, columns)[:, None])
+                parts.append(numbers_of(table, name, columns, bad)[:, None])
         except DataError as error:
             wrong.append(error)
     if wrong:  # one line says what is wrong with the first column, those for a recipe mend all

@@ -94,8 +94,9 @@ def _of_arrays(parts: dict[str, Any], columns: Columns, feature: str, source: So
         if getattr(columns, key) is not None:
             why = f"is for columns of numbers, not {feature!r}"
             raise DataError(f"{root}: [data.columns] {key} {why}")
-    if source.data.test_gap is not None:
-        raise ConfigError(f"[data] test_gap is for columns of numbers, not {feature!r}")
+    for key in ("test_gap", "bad"):
+        if getattr(source.data, key) is not None:
+            raise ConfigError(f"[data] {key} is for columns of numbers, not {feature!r}")
     how = source.data.images
     x = _inputs((value for rows in read for value in rows[feature]), str(root), how)
     labels = np.concatenate([_labels(rows, columns) for rows in read])
@@ -129,7 +130,7 @@ def _of_numbers(parts: dict[str, Any], columns: Columns, source: Source) -> Data
         if len(parts) > 1:
             frame["split"] = part
         tables.append(TableRows.of_frame(frame, f"{root} ({part})", asked))
-    rows, asked, _ = read_rows(tables, asked, root)
+    rows, asked, _ = read_rows(tables, asked, root, source.data)
     rows = windowed(rows, asked, root)
     return made(rows, asked, source, "huggingface", f"{len(rows.label)} examples")
 

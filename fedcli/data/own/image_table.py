@@ -23,12 +23,14 @@ from fedcli.data.arrays import IntArray
 from fedcli.data.class_folders import Listed, read_images
 from fedcli.data.folders import TABLE_ENDS, check_inside, files_below, note_left_out
 from fedcli.data.image_files import ENDS, OTHERS, Pixels, stated
+from fedcli.data.own.bad_rows import set_rows_aside
 from fedcli.data.own.cells import check_columns, labels_of, texts_of
 from fedcli.data.own.examples import coded, dataset_of
 from fedcli.data.own.recordings import PARTS
 from fedcli.data.own.table_files import TableRows, read_table
 from fedcli.data.own.tables import columns_of, tasks_of
 from fedcli.data.own.times import calendar, times_of
+from fedcli.data.set_aside import SetAside
 from fedcli.data.sets.dataset import Dataset, Examples
 from fedcli.data.sets.source import Source
 from fedmodels.class_names import composed
@@ -59,6 +61,10 @@ def image_table(source: Source) -> Dataset:
     check_columns(table.names, columns, place, table.recipe)
     if table.frame.empty:
         raise DataError(f"{place} holds no row below the names of its columns")
+    known, aside = _images_below(root), SetAside.of(source.data, "rows")
+    table, bad = set_rows_aside(table, columns, aside)
+    table = _with_images(table, columns, known, bad, aside)
+    aside.settle(place)
     label = labels_of(table, columns)
     client, group, part = (
         texts_of(table, name) for name in (columns.client, columns.group, columns.split)
@@ -66,7 +72,7 @@ def image_table(source: Source) -> Dataset:
     y, classes = coded(label, columns.classes, f"{place}: column {columns.label!r}")
     owners, people = coded(client, None, f"{place}: column {columns.client!r}")
     wholes, _ = coded(group, None, f"{place}: column {columns.group!r}")
-    listed = _listed(table, columns, root, y)
+    listed = _listed(table, columns, root, y, known)
     note_left_out(root, {place, root / NAME, *(path for path, _ in listed)}, OTHERS)
     order, task = _order(table, columns, client, source.data.tasks)
     files = Examples(
@@ -81,7 +87,9 @@ def image_table(source: Source) -> Dataset:
         parts = [*files.split(columns.test_share, source.data.test_seed, source.tasks)]
     else:
         parts = [files.at(part[order] == name) for name in PARTS]
-    x, _, places = read_images([listed[row] for row in order], source.data.images)
+    x, _, places = read_images(
+        [listed[row] for row in order], source.data.images, SetAside.of(source.data, "images")
+    )
     how = source.data.images.model_copy(update={"recipe": source.recipe})
     train, test = (_frames_of(part, x, places, how) for part in parts)
     variant = f"{len(train.y)} train and {len(test.y)} test examples"
@@ -122,13 +130,30 @@ def _table_in(root: Path) -> Path:
     return found[0]
 
 
-def _listed(table: TableRows, columns: Columns, root: Path, labels: np.ndarray) -> Listed:
+def _with_images(
+    table: TableRows, columns: Columns, known: Known, bad: np.ndarray, aside: SetAside
+) -> TableRows:
+    """Return a table without its bad rows; where these are set aside, without missing images."""
+    if not aside.skips:
+        return table
+    names = texts_of(table, columns.file, bad=bad).tolist()
+    for row, name in enumerate(names):
+        if not bad[row] and len(known.get(composed(name.removeprefix("./")), ())) != 1:
+            bad[row] = True
+            aside.add(f"{table.name}, {table.at(row)}: no one image is called {name!r}")
+    places = np.arange(len(names)) if table.places is None else table.places
+    return replace(table, frame=table.frame[~bad].reset_index(drop=True), places=places[~bad])
+
+
+def _listed(
+    table: TableRows, columns: Columns, root: Path, labels: np.ndarray, known: Known
+) -> Listed:
     """Return the image and the label of each row.
 
     Raises:
         DataError: an image is missing, named twice, or one of several that are called alike.
     """
-    known, listed, seen = _images_below(root), Listed(), dict[Path, int]()
+    listed, seen = Listed(), dict[Path, int]()
     for row, name in enumerate(texts_of(table, columns.file).tolist()):
         where = f"{table.where}: column {columns.file!r} holds {printable(name, 100)!r} in "
         found = known.get(composed(name.removeprefix("./")), ())

@@ -92,22 +92,29 @@ class RecordingRows:
 
 
 def rows_of(
-    table: TableRows, columns: Columns, tasks: TasksBy | None = None
+    table: TableRows,
+    columns: Columns,
+    tasks: TasksBy | None = None,
+    bad: NDArray[np.bool_] | None = None,
 ) -> tuple[RecordingRows, Mended]:
     """Check a table's columns; return its rows in the order of their recordings, and what was done.
 
-    ``tasks`` is what a task of a client is, as ``[data]`` says it.
+    ``tasks`` is what a task of a client is, as ``[data]`` says it. ``bad`` rows (n,) are left out,
+    and no window goes over such a place.
 
     Raises:
         DataError: a column is missing or holds something else; names the row.
     """
-    rows, mended = _read(table, columns, tasks)
+    rows, mended = _read(table, columns, tasks, bad)
     kept = _whole(rows, columns)
+    if bad is not None:
+        rows, kept = replace(rows, x=np.where(bad[:, None], np.nan, rows.x)), kept & ~bad
     order = _order_of(rows, columns)
     rows, kept = rows.at(order), kept[order]
     _check_times(rows, table, columns)
     gaps = _gaps(rows, columns)
     mended["gaps"], mended["dropped"] = int(gaps.sum()), int((~kept).sum())
+    mended["dropped"] -= 0 if bad is None else int(bad.sum())
     pieces = gaps | rows.changes("client", "session", "part", "group", "task")
     if columns.missing == "interpolate":
         mended["filled"] = int(np.isnan(rows.x).sum())
@@ -123,19 +130,22 @@ def rows_of(
 
 
 def _read(
-    table: TableRows, columns: Columns, tasks: TasksBy | None
+    table: TableRows, columns: Columns, tasks: TasksBy | None, bad: NDArray[np.bool_] | None
 ) -> tuple[RecordingRows, Mended]:
     """Return the rows as they stand in the file, and what was done to their times."""
     check_columns(table.names, columns, table.where, table.recipe)
     drops = columns.missing == "drop"
     others = Counter[tuple[str, str]]()
-    x = inputs_of(table, columns, others)
-    label = labels_of(table, columns, may_miss=drops)
+    x = inputs_of(table, columns, others, bad)
+    label = labels_of(table, columns, may_miss=drops, bad=bad)
     named = (columns.client, columns.split, columns.group, columns.session, columns.task)
-    client, part, group, session, task = (texts_of(table, name, may_miss=drops) for name in named)
+    client, part, group, session, task = (
+        texts_of(table, name, may_miss=drops, bad=bad) for name in named
+    )
     if columns.client_from is not None:
         client = named_by_place(table, columns.client_from)
-    wrong = np.flatnonzero(~np.isin(part, (*PARTS, "") if drops else PARTS))
+    is_part = np.isin(part, (*PARTS, "") if drops else PARTS)
+    wrong = np.flatnonzero(~is_part if bad is None else ~is_part & ~bad)
     if columns.split is not None and len(wrong):
         raise DataError(
             f"{table.where}: column {columns.split!r} holds {str(part[wrong[0]])!r} in "

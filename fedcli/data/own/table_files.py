@@ -54,6 +54,8 @@ class TableRows:
     recipe: Recipe = EMPTY
     """What the site's files call columns, which have the run's names in the frame, and how they
     write what is in them."""
+    places: NDArray[np.int64] | None = None
+    """Which rows of the file these are (n,), where some were set aside."""
 
     @classmethod
     def of_frame(
@@ -94,9 +96,15 @@ class TableRows:
     @cached_property
     def numbers(self) -> NDArray[np.int64]:
         """The line of each row in the file, or its number from 1 on, (n,)."""
+        places = np.arange(len(self.frame)) if self.places is None else self.places
         if self.style is None or not isinstance(self.where, Path):
-            return np.arange(1, len(self.frame) + 1)
-        return np.array(lines_of(self.where, self.style), dtype=np.int64)
+            return places + 1
+        return np.array(lines_of(self.where, self.style), dtype=np.int64)[places]
+
+    @property
+    def name(self) -> str:
+        """What a list calls the file."""
+        return self.where.name if isinstance(self.where, Path) else str(self.where)
 
     def at(self, row: int) -> str:
         """Return what error lines call a row, by its number from 0 on."""

@@ -14,8 +14,9 @@ or parts.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 from fedcli.data.arrays import IntArray
 from fedcli.data.cuts.held_out import FEW, held_out, near_tests, tasks_by_value, tasks_in_order
 from fedcli.data.folders import note_left_out
+from fedcli.data.own.bad_rows import refuse, set_rows_aside
 from fedcli.data.own.cells import check_columns, features_of
 from fedcli.data.own.examples import coded, dataset_of
 from fedcli.data.own.recordings import PARTS, Mended, RecordingRows, joined, rows_of, told, windowed
@@ -34,10 +36,11 @@ from fedcli.data.own.table_files import (
     read_table,
     tell_styles,
 )
+from fedcli.data.set_aside import SetAside
 from fedcli.data.sets.dataset import Dataset, Examples
 from fedcli.data.sets.source import Source
 from fedmodels.config.columns import Decimal
-from fedmodels.config.data import Columns, Data, TasksBy
+from fedmodels.config.data import Columns, Data
 from fedmodels.config.recipe import NAME, Recipe
 from fedmodels.config.transforms import TableTransform
 from fedmodels.errors import ConfigError, DataError
@@ -66,10 +69,28 @@ def table(source: Source) -> Dataset:
     for key in ("delimiter", "encoding"):
         if getattr(columns, key) and not any(path.suffix.lower() in OF_TEXT for path in files):
             raise ConfigError(f"[data.columns] {key} is for CSV, and {root} has none: leave it out")
-    read = (read_table(path, columns, recipe) for path in files)
-    rows, columns, decimal = read_rows(read, columns, root, source.data.tasks)
+    broken = SetAside.of(source.data, "files")
+    read = _readable(root, files, columns, recipe, broken)
+    rows, columns, decimal = read_rows(read, columns, root, source.data)
     rows = windowed(rows, columns, root)
     return made(rows, columns, source, "table", f"{len(files)} files", decimal)
+
+
+def _readable(
+    root: Path, files: Sequence[Path], columns: Columns, recipe: Recipe, broken: SetAside
+) -> Iterator[TableRows]:
+    """Yield the tables of these files; those that cannot be read are refused, or set aside."""
+    for path in files:
+        broken.total += 1
+        try:
+            table = read_table(path, columns, recipe)
+            if broken.skips and not table.frame.empty:  # a page called .csv lacks the columns
+                check_columns(table.names, columns, path, table.recipe)
+        except DataError as error:
+            broken.add(str(error), error=error)
+            continue
+        yield table
+    broken.settle(root)
 
 
 def columns_of(data: Data) -> Columns:
@@ -252,13 +273,14 @@ def _check_parts(
 
 
 def read_rows(
-    tables: Iterable[TableRows], columns: Columns, where: object, tasks: TasksBy | None = None
+    tables: Iterable[TableRows], columns: Columns, where: object, data: Data
 ) -> tuple[RecordingRows, Columns, Decimal | None]:
     """Put the rows of several files together; a stretch stays within its file.
 
     Also return the columns with the features that were found, and the decimal mark of the files,
     where they have one; say in a line which columns these are. Unless ``columns`` says which
-    columns a net sees, the first file does. ``tasks`` is what a task of a client is.
+    columns a net sees, the first file does. ``data`` says what a task of a client is, and
+    what becomes of bad rows.
 
     Raises:
         DataError: no file has a row; files differ in their columns of numbers; names of classes or
@@ -267,13 +289,14 @@ def read_rows(
     found, asked, empty = list[RecordingRows](), columns, list[object]()
     seen, mended, read = (Names(), Names()), Mended(), list[TableRows]()
     left, count = dict[str, None](), 0
+    aside = SetAside.of(data, "rows")
     for table in tables:
         if table.frame.empty:
             empty.append(table.where)
             continue
         check_columns(table.names, columns, table.where, table.recipe)
         if not columns.features:
-            features, others = features_of(table, columns)
+            features, others = features_of(table, columns, skips=aside.skips)
             if asked.features:
                 _check_same(asked.features, features, table.where)
             else:
@@ -281,8 +304,16 @@ def read_rows(
                 _tell_columns(features, others, table.where)
         used = {*asked.named, *(asked.features or ())}
         left |= dict.fromkeys(name for name in table.names if name not in used)
-        count += len(table.frame)
-        each, done = rows_of(table, asked, tasks)
+        table, bad = set_rows_aside(table, asked, aside)
+        if bad.all():
+            empty.append(table.where)
+            continue
+        count += int((~bad).sum())
+        try:
+            each, done = rows_of(table, asked, data.tasks, bad if aside.skips else None)
+        except DataError as error:
+            refuse(table, asked, aside, error)
+            continue
         for names, column, known in zip(
             (each.label, each.client), (columns.label, columns.client), seen, strict=True
         ):
@@ -290,8 +321,9 @@ def read_rows(
         found.append(each)
         mended.update(done)
         read.append(replace(table, frame=None))  # the rows may take much memory
+    aside.settle(where)
     if not found:
-        raise DataError(f"{empty[0]} holds no row below the names of its columns")
+        raise DataError(f"{[*empty, where][0]} holds no row below the names of its columns")
     if columns.features:
         _tell_asked(asked, read[0].recipe, left, f"{where}: {count} rows of {len(read)} files")
     rows = joined(found)

@@ -101,6 +101,21 @@ def times_of(table: TableRows, columns: Columns, apart: Sequence[NDArray[np.str_
     return Times(seconds, done, kind, dates, ahead)
 
 
+def unreadable_times(table: TableRows, columns: Columns) -> NDArray[np.bool_]:
+    """Tell in which rows (n,) a cell holds no time, as far as those of the others tell it."""
+    column = table.frame[columns.time]
+    empty = np.asarray(column.isna(), dtype=bool)
+    if column.dtype.kind in "mM":
+        return empty
+    found, filled = parsed(table, str(columns.time))
+    if 2 * np.isfinite(found).sum() < filled.sum():
+        try:
+            found, *_ = _of_texts(column, table, columns)
+        except DataError:  # of all rows together: who reads them says it
+            return empty
+    return np.asarray(~np.isfinite(found), dtype=bool)
+
+
 # --- the calendar ---------------------------------------------------------------------------------
 
 

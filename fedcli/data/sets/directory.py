@@ -34,6 +34,7 @@ from fedcli.data.class_folders import (
 from fedcli.data.cuts.held_out import SHARE, held_out
 from fedcli.data.folders import check_inside, note_left_out
 from fedcli.data.image_files import OTHERS, PLAIN, first_set, stated
+from fedcli.data.set_aside import SetAside
 from fedcli.data.sets.dataset import Dataset, Examples, check_finite, named_classes
 from fedcli.data.sets.source import Source
 from fedmodels.class_names import composed
@@ -79,7 +80,9 @@ def directory(source: Source) -> Dataset:
     names = names or [*dict.fromkeys(own)]
     how = source.data.images.model_copy(update={"recipe": source.recipe})
     listed, held = _listed(root, names, source)
-    (x, y, files), (tested, z, _) = read_images(listed, how), read_images(held, how)
+    (x, y, files), (tested, z, _) = (
+        read_images(part, how, SetAside.of(source.data, "images")) for part in (listed, held)
+    )
     wholes = _wholes(listed, folder)[files] if source.data.group is not None else None
     train = Examples(x, y, _read_groups(root, "train", len(y)), stated(how, x), wholes)
     return _made(root, train, Examples(tested, z, _read_groups(root, "test", len(z))), names, about)
@@ -185,6 +188,8 @@ def _arrays_of(root: Path, data: Data, tasks: tuple[int, ...]) -> tuple[Examples
     """Return the arrays of both parts; raise ConfigError if ``[data]`` has a key for images."""
     if data.group is not None:
         raise ConfigError(f"[data] group is for folders of images, and {root} holds arrays")
+    if data.bad is not None:
+        raise ConfigError(f"[data] bad is for tables and images, and {root} holds arrays")
     if data.images != PLAIN:
         raise ConfigError(f"[data] {first_set(data.images)} is for images, and {root} holds arrays")
     has_test_part = any((root / f"test_{name}.npy").exists() for name in "xy")

@@ -213,6 +213,8 @@ def load(
         raise ConfigError(f"[data.columns] file is for a directory of images, not for {data.name}")
     if data.name in DATASETS and data.name not in OWN:
         _check_unset(data, ("test_share", "test_seed", "classes", *OF_IMAGES), "custom data")
+    if data.name not in OWN:
+        _check_unset(data, ("bad",), "tables and images")
     if data.name == "table":
         _check_unset(data, OF_IMAGES, "images")
     if data.name != "directory":

@@ -21,8 +21,10 @@ OF_IMAGES = ("channels", "resize", "crop", "ground", "frames", "depth")
 """The keys of ``[data]`` that say how images are read."""
 NOT_CUT = ("validation_share", "repeats", "unusual")
 """Keys that the examples of a data set do not follow from."""
-_ADDED = ("test_share", "test_seed", "group", "test_gap", "tasks", "classes", "mean", "std",
-          *OF_IMAGES)  # fmt: skip
+_ADDED = ("test_share", "test_seed", "group", "test_gap", "tasks", "bad", "bad_share", "classes",
+          "mean", "std", *OF_IMAGES)  # fmt: skip
+BAD_SHARE = 0.05
+"""Part of rows or files that may be set aside, unless a config says another."""
 Period = Literal["month", "week", "day"]
 """What a calendar has."""
 TasksBy = Period | Literal["session"]
@@ -78,6 +80,12 @@ class Data(StrictTable):
     """What a task of a client is: a ``month``, ``week`` or ``day`` of its rows, by the column
     ``time``; or each ``session``, and without such a column each file. By default a client's rows
     are one task, or as many as ``tasks`` in ``[scenario]`` says."""
+    bad: Literal["refuse", "skip"] | None = None
+    """What becomes of rows and files that cannot be used: an empty cell, a text among numbers, a
+    damaged photo. ``refuse``, as by default, ends the command with a list of them; ``skip`` sets
+    them aside, with a line that counts and lists them."""
+    bad_share: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Part of all rows, or files, beyond which ``bad = "skip"`` refuses; 0.05 unless given."""
     validation_share: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Part of each client's training examples of each class, the last ones, that it keeps for
     validation and never trains on; whole groups where ``group`` names a column. What chooses (best
@@ -133,6 +141,12 @@ class Data(StrictTable):
         """How an image becomes pixels."""
         given = {key: getattr(self, key) for key in OF_IMAGES}
         return ImageTransform(**{key: value for key, value in given.items() if value is not None})
+
+    @model_validator(mode="after")
+    def _check_bad(self) -> Data:
+        if self.bad_share is not None and self.bad != "skip":
+            raise ConfigError("[data] bad_share bounds what bad = 'skip' sets aside: give both")
+        return self
 
     @model_validator(mode="after")
     def _check_server(self) -> Data:
