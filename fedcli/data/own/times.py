@@ -111,7 +111,7 @@ def unreadable_times(table: TableRows, columns: Columns) -> NDArray[np.bool_]:
     if 2 * np.isfinite(found).sum() < filled.sum():
         try:
             found, *_ = _of_texts(column, table, columns)
-        except DataError:  # of all rows together: who reads them says it
+        except DataError:  # of all rows: who reads them says it
             return empty
     return np.asarray(~np.isfinite(found), dtype=bool)
 
