@@ -19,7 +19,7 @@ from fedcli.data.folders import TABLE_ENDS
 from fedcli.data.own.new_inputs import NewInputs, read_new
 from fedcli.runtime.deployed import Deployed
 from fedcli.runtime.state import PERSONAL
-from fedmodels.errors import DataError, reason_of
+from fedmodels.errors import ConfigError, DataError, reason_of
 from fedmodels.files import replacing
 from fedmodels.nets.trained import TrainedModel
 from fedmodels.printable import printable
@@ -28,6 +28,8 @@ CALCULATED = ("=", "+", "-", "@", "\t", "\r")
 """How a cell begins that an office program would calculate."""
 _NUMBER = re.compile(r"-?[0-9]+([.,][0-9]+)?")
 """What is a number to an office program as well, and stays as it is."""
+HEADS = ("input", "from", "to", "class", "probability", "probabilities", "note")
+"""What answers hold beside the columns that are kept and the classes."""
 UNKNOWN = "unknown"
 """What an input is called whose most probable class is not probable enough, or which is far."""
 
@@ -167,8 +169,17 @@ def predictions(
     Columns to ``keep`` pass through; inputs below ``least`` are called unknown.
 
     Raises:
+        ConfigError: a column cannot be kept under its name, or ``least`` is no probability.
         DataError: a file cannot be read, does not fit the model or is beyond it; names it.
     """
+    if not 0 <= least <= 1:
+        raise ConfigError(f"{least:g} is no share from 0 to 1, below which an input is unknown")
+    for at, name in enumerate(keep):
+        if name in (*HEADS, *model.class_names, *keep[:at]):
+            raise ConfigError(
+                f"column {printable(name)!r} cannot be kept: answers have another column of that "
+                "name; rename it"
+            )
     for inputs in read_new(paths, model.facts, file, keep):
         yield predicted(model, inputs, least)
 

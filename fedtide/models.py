@@ -17,7 +17,7 @@ def predict(
     run: str | Path | None = None,
     client: int | None = None,
     model: str | Path | None = None,
-    keep: Sequence[str] = (),
+    keep: str | Sequence[str] = (),
     unknown: float = 0.0,
 ) -> list[dict[str, Any]]:
     """Answer a table, a photo, an array or a folder, as ``fedcli predict`` does.
@@ -27,7 +27,7 @@ def predict(
         run: the run directory, or a client's state directory.
         client: the client whose model answers.
         model: in place of both, a model's file.
-        keep: columns of tables that pass through, such as an id.
+        keep: a column of tables that passes through, such as an id, or several.
         unknown: an input whose most probable class has less, or which is far from the training
             data, is called unknown.
 
@@ -37,7 +37,8 @@ def predict(
         and ``note``. A row without an answer has None in place of the class, and a note.
 
     Raises:
-        ConfigError: it is not said whose model it is.
+        ConfigError: it is not said whose model it is, a column to keep has the name of another one
+            of the answers, or ``unknown`` is no share.
         DataError: a file cannot be read or does not fit the model.
     """
     from fedcli.prediction import personal_file, predictions
@@ -48,5 +49,6 @@ def predict(
     )
     file = whose if isinstance(whose, Path) else personal_file(*whose)
     paths = [Path(p) for p in ([inputs] if isinstance(inputs, str | Path) else inputs)]
+    keep = [keep] if isinstance(keep, str) else keep
     found = predictions(TrainedModel.load(file), file, paths, keep, unknown)
     return [answer for one in found for answer in one.answers(keep)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +24,7 @@ from fedcli.serving.bodies import json_inputs, schema_of
 from fedcli.serving.live_model import LiveModel
 from fedcli.serving.model_server import ModelServer
 from fedmodels.config.data import Data
-from fedmodels.errors import ArchiveError, DataError
+from fedmodels.errors import ArchiveError, ConfigError, DataError
 from fedmodels.nets import make_net
 from fedmodels.nets.trained import ModelFacts, TrainedModel, ranges_of
 from fedsrv.export import export
@@ -315,6 +315,32 @@ def test_rows_without_an_answer_are_marked_and_the_others_answered(of_rows, tmp_
         fedtide.predict(file, model=of_rows, keep=["who"])
 
 
+def test_a_column_that_is_kept_is_what_stands_in_the_file(of_rows, tmp_path):
+    """007 came back as 7, and a column called from ended a command with a traceback."""
+    file = tmp_path / "new.csv"
+    file.write_text("id,from,class,alarm,temp,pulse\n007,x,NA,1,36.5,70\n,y,b,2,,70\n")
+    found = fedtide.predict(file, model=of_rows, keep="id")
+    assert [row["id"] for row in found] == ["007", ""]
+    assert fedtide.predict(file, model=of_rows, keep=["pulse"])[0]["pulse"] == "70"
+    for keep in (["from"], ["class"], ["alarm"], ["id", "id"]):
+        with pytest.raises(ConfigError, match="cannot be kept: answers have another column"):
+            fedtide.predict(file, model=of_rows, keep=keep)
+    for share in (3.0, -0.1, float("nan")):
+        with pytest.raises(ConfigError, match="is no share from 0 to 1"):
+            fedtide.predict(file, model=of_rows, unknown=share)
+
+
+def test_a_number_by_name_is_the_level_that_it_is_in_a_file():
+    """JSON's 2 counted as another level than the text 2, and 1,500 as 1500 beside 1,5."""
+    pytest.importorskip("pandas")
+    columns = {"features": ["temp", "ward"], "categories": {"ward": ["1", "2", "true"]}}
+    table = {"kind": "table", "columns": columns, "decimal": ","}
+    facts = replace(FACTS, input_shape=(5,), transform=table, ranges=())
+    rows = [{"temp": 1, "ward": 2}, {"temp": "1,500", "ward": True}, {"temp": 3, "ward": 1.5}]
+    found = json_inputs(json.dumps(rows).encode(), facts)
+    assert found.x.tolist() == [[1, 0, 1, 0, 0], [1.5, 0, 0, 1, 0], [3, 0, 0, 0, 1]]
+
+
 def test_rows_by_names_are_answered_as_those_of_a_file(of_rows):
     def told(rows: object) -> NewInputs:
         return json_inputs(json.dumps(rows).encode(), FACTS)
@@ -343,8 +369,9 @@ def test_a_model_of_a_table_knows_the_range_of_each_column(of_recordings):
     (told,) = facts.beyond(np.full((1, 8, 2), 99.0))
     assert told.startswith("ax 99 is far from -6.")
     assert told.endswith("; ay 99 is far from 1.5 to 1.5")
-    with pytest.raises(ArchiveError, match="ranges are no pairs"):
-        ModelFacts.parse(json.dumps({**asdict(FACTS), "ranges": [[1.0]]}), "a file")
+    for ranges in ([[1.0]], None, 5, {}, [[0, 10**400]]):
+        with pytest.raises(ArchiveError, match="ranges are no pairs"):
+            ModelFacts.parse(json.dumps({**asdict(FACTS), "ranges": ranges}), "a file")
 
 
 def test_a_rare_level_of_a_category_is_plausible_and_another_cell_is_not():

@@ -6,7 +6,7 @@ The transform of training travels in the model's own file. Arrays are taken as t
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -148,7 +148,7 @@ def _read_picture(path: Path, facts: ModelFacts, how: ImageTransform) -> NewInpu
 
 def _read_table(path: Path, how: TableTransform, keep: Sequence[str] = ()) -> NewInputs:
     """Read the windows of a recording, or the rows of a table; labels are not needed."""
-    table = _table_of(path, how)
+    table = _marked(how, lambda columns: read_table(path, columns, how.recipe, keep))
     columns = _unlabelled(how.columns, [str(name) for name in table.frame.columns], path)
     if table.frame.empty:
         raise DataError(f"{path} holds no row below the names of its columns")
@@ -199,10 +199,20 @@ def given_rows(
     cells = {one: [row.get(one) for row in rows] for one in names}
     if any(not isinstance(v, str | int | float | None) for of in cells.values() for v in of):
         raise DataError(f"{name} holds a value that is no number and no text")
+    for one in (*(columns.categories or ()), columns.client, columns.session):
+        cells |= {one: [_as_text(v) for v in cells[one]]} if one in cells else {}
     frame = importlib.import_module("pandas").DataFrame(cells, index=range(len(rows)))
-    table = TableRows.of_frame(frame, name, columns)
+    table = _marked(how, lambda columns: TableRows.of_frame(frame, name, columns))
     columns = _unlabelled(columns, names, name)
     return _checked(read_rows(table, columns, how, name), facts)
+
+
+def _as_text(value: str | float | None) -> str | None:
+    """Return a cell of a column of texts as a CSV has it: 2, which JSON's reader makes 2.0."""
+    if value is None or isinstance(value, str):
+        return value
+    is_whole = isinstance(value, float) and value.is_integer()
+    return f"{value:.0f}" if is_whole else str(value)
 
 
 def _set_aside(table: TableRows, columns: Columns) -> tuple[TableRows, Columns, dict[int, str]]:
@@ -235,18 +245,17 @@ def _set_aside(table: TableRows, columns: Columns) -> tuple[TableRows, Columns, 
     return replace(table, frame=frame, recipe=table.recipe.of_texts()), columns, faults
 
 
-def _table_of(path: Path, how: TableTransform) -> TableRows:
-    """Read a file; where its numbers do not tell their decimal mark, it is that of training."""
+def _marked(how: TableTransform, read: Callable[[Columns], TableRows]) -> TableRows:
+    """Read rows; where their numbers do not tell their decimal mark, it is that of training."""
     if how.decimal is None or how.columns.decimal is not None:
-        return read_table(path, how.columns, how.recipe)
+        return read(how.columns)
     try:
-        table = read_table(path, how.columns, how.recipe)
+        table = read(how.columns)
     except DataError:
         table = None
     if table is not None and not table.marks.unsure:
         return table
-    columns = how.columns.model_copy(update={"decimal": how.decimal})
-    return read_table(path, columns, how.recipe)
+    return read(how.columns.model_copy(update={"decimal": how.decimal}))
 
 
 def _check_length(rows: RecordingRows, columns: Columns, path: Path) -> None:

@@ -152,24 +152,28 @@ def _advice_for(ends: Collection[str]) -> str:
     return "".join(f"; {advice}" for advice in known)
 
 
-def read_table(path: Path, columns: Columns, recipe: Recipe = EMPTY) -> TableRows:
+def read_table(
+    path: Path, columns: Columns, recipe: Recipe = EMPTY, keep: Collection[str] = ()
+) -> TableRows:
     """Read one file; its columns get the names of the run, by the site's recipe.
 
     A CSV's labels, clients and parts are what stands in it: ``01`` is not ``1``, and ``NA`` is a
-    name.
+    name. So are columns to ``keep``, unless a model has their numbers.
 
     Raises:
         DataError: pandas or pyarrow is missing, the file is damaged, or two columns have one name.
     """
-    read = _read(path, recipe.in_files(columns), recipe)
+    numbers = {*(columns.features or ()), columns.time}
+    texts = {recipe.called(name) for name in keep if name not in numbers}
+    read = _read(path, recipe.in_files(columns), recipe, texts)
     names = {own: name for name in recipe.columns if (own := recipe.called(name)) != name}
     hidden = {*names.values()} - {*names}  # the file's own column of a name that another one gets
     frame = read.frame.drop(columns=[name for name in hidden if name in read.frame.columns])
     return replace(read, frame=frame.rename(columns=names), recipe=recipe)
 
 
-def _read(path: Path, columns: Columns, recipe: Recipe) -> TableRows:
-    """Read one file as it is; ``columns`` have its own names."""
+def _read(path: Path, columns: Columns, recipe: Recipe, texts: set[str]) -> TableRows:
+    """Read one file as it is; ``columns`` and ``texts`` have its own names."""
     is_parquet = path.suffix.lower() == ".parquet"
     try:
         pandas = importlib.import_module("pandas")
@@ -184,7 +188,7 @@ def _read(path: Path, columns: Columns, recipe: Recipe) -> TableRows:
                     pandas.read_parquet(file, engine="pyarrow"), path, columns, recipe
                 )
         style = style_of(path, columns, recipe)
-        texts = {name for name in columns.named if name != columns.time}
+        texts |= {name for name in columns.named if name != columns.time}
         texts |= {*(columns.categories or {})}
         frame = _read_csv(pandas, path, texts, style)
     except pandas.errors.ParserWarning:

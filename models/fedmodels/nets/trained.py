@@ -171,10 +171,10 @@ def _are_ranges(found: Any) -> bool:
     """Tell whether something is a list of pairs of finite numbers."""
     try:
         array = np.array(found, dtype=np.float64)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return False
     is_pairs = array.ndim == 2 and array.shape[1] == 2
-    return not len(found) or (is_pairs and bool(np.isfinite(array).all()))
+    return found in ([], ()) or (is_pairs and bool(np.isfinite(array).all()))
 
 
 _KINDS = {"net": str, "options": dict, "method": str, "view": str, "round": int, "rule": str,
