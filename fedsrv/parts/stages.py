@@ -205,9 +205,9 @@ class Stages(Timetable):
             if interaction >= len(plan.steps):
                 rounds.parts.commits.settle()  # what comes may come much later
             following = self.following(plan, interaction, ahead)
-            if following is None:  # clients end with the names that classes have by now
-                changed = [one for one in self.growths[len(plan.growths) :] if one.class_changes]
-                rounds.parts.plan = replace(plan, growths=[*plan.growths, *changed])
+            if following is None:
+                rounds.parts.plan = closing(plan, self.growths[len(plan.growths) :])
+                forget(rounds, rounds.parts.plan.growths[len(plan.growths) :])
                 return
             if following is not plan:
                 grow(rounds, plan, following)
@@ -556,11 +556,35 @@ def grow(rounds: Running, before: OpenPlan, plan: OpenPlan) -> None:
     hold(parts.store, plan)
     rounds.state = StateGrowth(parts.method, before.run, plan.run).server(rounds.state)
     new = plan.growths[len(before.growths) :]
-    if gone := {c for growth in new if growth.forgets for c in growth.retired}:
-        rounds.state = forgotten(parts.method, rounds.state, gone)
+    forget(rounds, new)
     if any(growth.retired or growth.changes for growth in new):  # who holds which states may change
         parts.commits.settle()
         parts.commits.remember(plan, parts.store.committed)
+
+
+def forget(rounds: Running, growths: Sequence[Growth]) -> None:
+    """Drop what the state holds of the clients alone that growths let go to be forgotten."""
+    if gone := {c for growth in growths if growth.forgets for c in growth.retired}:
+        rounds.state = forgotten(rounds.parts.method, rounds.state, gone)
+
+
+def closing(plan: OpenPlan, growths: Sequence[Growth]) -> OpenPlan:
+    """Return the plan by which clients end, with the growths that no round followed.
+
+    Clients that retired are out of it, and classes have the names of by now. What nobody trained,
+    tasks and new classes, stays out.
+    """
+    classes, kept = plan.classes, list[Growth]()
+    for growth in growths:
+        names = tuple(one for one in growth.class_changes if one.old in classes.names)
+        classes = classes.grown((), names)
+        if names or growth.retired:
+            one = Growth(growth.interaction, retired=growth.retired, forgets=growth.forgets)
+            kept.append(replace(one, class_changes=names))
+    gone = {c: growth.interaction for growth in kept for c in growth.retired}
+    if not kept:
+        return plan
+    return replace(plan, growths=[*plan.growths, *kept], aside={**plan.aside, **gone})
 
 
 def hold(store: Store, plan: OpenPlan) -> None:

@@ -15,9 +15,11 @@ from fedcli.data.store.growing import add_task
 from fedmodels.errors import PayloadError, RunFailed
 from fedmodels.run_classes import ClassChange, RunClasses
 from fedpb.v1 import coordinator_pb2 as rpc
+from fedsrv.parts import stages
 from fedsrv.parts.class_wishes import FILE, ClassWishes, checked
 from fedsrv.parts.open_admission import OpenAdmission
-from fedsrv.parts.stages import RunPaused
+from fedsrv.parts.open_plan import Growth, OpenPlan
+from fedsrv.parts.stages import RunPaused, closing
 from fedtide.inprocess import run_in_process
 from tests.conftest import records_of
 from tests.fedcli.data.test_growing import images
@@ -164,3 +166,28 @@ def test_what_is_decided_after_the_last_round_stands_in_the_summary(tmp_path):
     assert growth["set_aside"] == [(1, 0, "a loose sensor")]
     assert growth["class_changes"] == (("a", "alpha"),)
     assert last == {rpc.ORDER_KIND_FINISH: [rpc.ClassChange(old="a", now="alpha")]}
+
+
+def test_clients_that_retire_after_the_last_round_are_not_asked_to_finish(tmp_path, monkeypatch):
+    """They were asked, over the network in vain; and what --forget should drop stayed."""
+    data, run, asked, dropped = prepared(tmp_path) / "data", tmp_path / "run", set(), []
+    with pytest.raises(RunPaused):
+        run_in_process(open_run(), data, run, at_rest="pause")
+    note = {"before": lambda order: asked.add((order.kind, order.client_id))}
+    monkeypatch.setattr(
+        stages, "forgotten", lambda method, state, clients: dropped.extend(clients) or state
+    )
+    facts = {"retired": [1], "forgets": True, "at_rest": "close", **note}
+    found = run_in_process(open_run(), data, run, resume=True, **facts)
+    assert asked == {(rpc.ORDER_KIND_FINISH, "0"), (rpc.ORDER_KIND_FINISH, "2")}
+    assert (found["clients_set_aside"], dropped) == ([1], [1])
+
+
+def test_a_run_ends_by_the_classes_that_it_has_learned():
+    """A class came with a task whose client left before it trained, and got another name."""
+    said: Any = [None, None, {}, {}, (), {}, None]
+    plan = OpenPlan(*said, growths=[Growth(0, classes=("a", "b"))])
+    came = Growth(1, {2: 2}, ("c",), away=(2,))
+    names = Growth(1, class_changes=(ClassChange("c", "z"), ClassChange("a", "alpha")))
+    assert closing(plan, [came]) is plan
+    assert closing(plan, [came, names]).classes.names == ("alpha", "b")
