@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcli.data.folders import TABLE_ENDS
+from fedcli.data.folders import TABLE_ENDS, ending
 from fedcli.data.own.new_inputs import NewInputs, read_new
 from fedcli.runtime.deployed import Deployed
 from fedcli.runtime.state import PERSONAL
@@ -199,7 +199,7 @@ def predicted(model: TrainedModel, inputs: NewInputs, least: float = 0.0) -> Pre
 
 def are_many(paths: Iterable[Path]) -> bool:
     """Tell whether files may hold many inputs, which belong into a CSV rather than on a screen."""
-    return any(path.is_dir() or path.suffix.lower() in TABLE_ENDS for path in paths)
+    return any(path.is_dir() or ending(path) in TABLE_ENDS for path in paths)
 
 
 def write_csv(

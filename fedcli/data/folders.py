@@ -17,13 +17,22 @@ FOREIGN = {
     "$recycle.bin", "system volume information", "__pycache__",
 }  # fmt: skip
 """What systems and other programs leave beside one's files, in small letters."""
-TABLE_ENDS = (".csv", ".tsv", ".parquet")
+OF_TEXT = tuple(f".{kind}{packed}" for kind in ("csv", "tsv") for packed in ("", ".gz", ".zip"))
+"""How the names of tables of text end, packed or not."""
+TABLE_ENDS = (*OF_TEXT, ".parquet")
 """How the names of tables end."""
 SHOWN = 3
 """Files that a note names."""
 KINDS, MAX_LETTERS = 5, 100
 """Ends of names that a note counts, and its letters for that."""
 log = logging.getLogger(__name__)
+
+
+def ending(path: Path) -> str:
+    """Return how a file's name ends, in small letters: ``.csv``, or ``.csv.gz`` where packed."""
+    last = path.suffix.lower()
+    whole = "".join(path.suffixes[-2:]).lower()
+    return whole if last in (".gz", ".zip") and whole in OF_TEXT else last
 
 
 def is_foreign(name: str) -> bool:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcli.data.folders import ending
 from fedcli.data.own.csv_style import MISSING
 from fedcli.data.own.number_marks import CALLED, OTHER, is_number, plain
 from fedcli.data.own.site_lines import (
@@ -352,5 +353,6 @@ def named_by_place(table: TableRows, kind: Literal["file", "folder"]) -> NDArray
     """
     if not isinstance(table.where, Path):
         raise DataError(f"{table.where} is no file: name a column in place of that")
-    name = table.where.stem if kind == "file" else table.where.resolve().parent.name
+    where = table.where
+    name = where.name[: -len(ending(where))] if kind == "file" else where.resolve().parent.name
     return np.full(len(table.frame), name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import csv
+import gzip
 import importlib
 import io
 import re
@@ -13,8 +14,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice, pairwise
 from pathlib import Path
-from typing import TextIO
+from typing import IO, TextIO
+from zipfile import ZipFile
 
+from fedcli.data.folders import ending, is_foreign
 from fedcli.data.own.number_marks import OTHER, Marks, is_number, marks_of
 from fedmodels.config.columns import Columns
 from fedmodels.config.recipe import EMPTY, Recipe
@@ -70,10 +73,33 @@ class Style:
 
     def opened(self, path: Path) -> TextIO:
         """Open the file at the names of its columns; raise OSError if it cannot be opened."""
-        file = io.TextIOWrapper(open_regular(path), self.encoding, newline="")
+        file = io.TextIOWrapper(opened(path), self.encoding, newline="")
         for _ in islice(file, self.begin - 1):
             pass
         return file
+
+
+def opened(path: Path) -> IO[bytes] | gzip.GzipFile:
+    """Open a table of text as it is when it is unpacked.
+
+    Raises:
+        DataError: an archive holds no table, or several.
+        OSError: the file cannot be opened.
+    """
+    file, end = open_regular(path), ending(path)
+    if not end.endswith((".gz", ".zip")):
+        return file
+    file.close()
+    if end.endswith(".gz"):
+        return gzip.open(path)
+    archive = ZipFile(path)
+    inner = [Path(name) for name in archive.namelist()]
+    found = [
+        n for n in inner if ending(n) in (".csv", ".tsv") and not any(map(is_foreign, n.parts))
+    ]
+    if len(found) != 1:
+        raise DataError(f"{path} holds {len(found)} tables *.csv and *.tsv; it must hold one")
+    return archive.open(found[0].as_posix())
 
 
 def style_of(path: Path, columns: Columns, recipe: Recipe = EMPTY) -> Style:
@@ -137,7 +163,7 @@ def _start_of(path: Path, encoding: str) -> str:
     """Return the first lines of a file; raise DataError if they are not in this encoding."""
     try:
         " ".encode(encoding)  # refuses a codec of bytes to bytes, such as zlib
-        with open_regular(path) as file:
+        with opened(path) as file:
             text = codecs.getincrementaldecoder(encoding)().decode(file.read(SAMPLE))
     except LookupError:
         raise DataError(
@@ -270,7 +296,7 @@ def encoding_of(path: Path) -> str:
         OSError: the file cannot be read.
     """
     decoder = codecs.getincrementaldecoder("utf-8")()
-    with open_regular(path) as file:
+    with opened(path) as file:
         start = file.read(PIECE)
         for mark, name in MARKS.items():
             if start.startswith(mark):

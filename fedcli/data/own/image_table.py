@@ -21,7 +21,7 @@ import numpy as np
 
 from fedcli.data.arrays import IntArray
 from fedcli.data.class_folders import Listed, read_images
-from fedcli.data.folders import TABLE_ENDS, check_inside, files_below, note_left_out
+from fedcli.data.folders import TABLE_ENDS, check_inside, ending, files_below, note_left_out
 from fedcli.data.image_files import ENDS, OTHERS, Pixels, stated
 from fedcli.data.own.bad_rows import set_rows_aside
 from fedcli.data.own.cells import check_columns, labels_of, texts_of
@@ -122,7 +122,7 @@ def _table_in(root: Path) -> Path:
     """Return the one table in a directory."""
     if not root.is_dir():
         raise DataError(f"{root} is not a directory: [data] root must hold the images and a table")
-    found = [path for path in files_below(root) if path.suffix.lower() in TABLE_ENDS]
+    found = [path for path in files_below(root) if ending(path) in TABLE_ENDS]
     if len(found) != 1:
         names = ", ".join(printable(str(path.relative_to(root)), 60) for path in found[:5])
         held = f"{len(found)} tables ({names})" if found else "no table *.csv, *.tsv or *.parquet"

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedcli.data.arrays import read_array
-from fedcli.data.folders import TABLE_ENDS, files_below, note_left_out
+from fedcli.data.folders import TABLE_ENDS, ending, files_below, note_left_out
 from fedcli.data.image_files import ENDS, OTHERS, read_image
 from fedcli.data.own.cells import check_columns, parsed, said
 from fedcli.data.own.recordings import RecordingRows, rows_of, windowed
@@ -73,7 +73,7 @@ def read_new(
             yield _checked(_read(path, facts, how, keep), facts)
             continue
         ends = TABLE_ENDS if isinstance(how, TableTransform) else ENDS
-        found = [file for file in files_below(path) if file.suffix.lower() in ends]
+        found = [file for file in files_below(path) if ending(file) in ends]
         if not found:
             raise DataError(f"{path} holds no file that the model takes: {', '.join(ends)}")
         note_left_out(path, found, OTHER_TABLES if isinstance(how, TableTransform) else OTHERS)
@@ -109,7 +109,7 @@ def _read(path: Path, facts: ModelFacts, how: Transform | None, keep: Sequence[s
         raise DataError(f"{path} has no column {keep[0]!r} to keep: it is no table")
     if path.suffix == ARRAYS:
         return _array(path, read_array(path), facts)
-    is_table = path.suffix.lower() in TABLE_ENDS
+    is_table = ending(path) in TABLE_ENDS
     if isinstance(how, TableTransform) and is_table:
         return _read_table(path, how, keep)
     if isinstance(how, ImageTransform) and not is_table:

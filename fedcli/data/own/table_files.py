@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcli.data.folders import TABLE_ENDS, files_below
+from fedcli.data.arrays import DAMAGED
+from fedcli.data.folders import TABLE_ENDS, ending, files_below
 from fedcli.data.own.csv_style import MISSING, RECORDS, Style, lines_of, may_hold_numbers, style_of
 from fedcli.data.own.number_marks import Marks, marks_of
 from fedmodels.config.data import Columns
@@ -23,7 +24,6 @@ from fedmodels.config.recipe import EMPTY, Recipe
 from fedmodels.errors import DataError, pip_line, reason_of
 from fedmodels.files import open_regular
 
-OF_TEXT = (".csv", ".tsv")
 OTHER_TABLES = {
     **dict.fromkeys((".xlsx", ".xls", ".ods"), "spreadsheets are not read: save them as CSV"),
     **dict.fromkeys(
@@ -31,8 +31,11 @@ OTHER_TABLES = {
         "tables of text are read under the names *.csv and *.tsv: rename these if they are some",
     ),
     **dict.fromkeys(
-        (".json", ".jsonl", ".h5", ".hdf5", ".mat", ".feather", ".sqlite", ".db", ".gz", ".zip"),
+        (".json", ".jsonl", ".h5", ".hdf5", ".mat", ".feather", ".sqlite", ".db"),
         "tables of these kinds are not read: save them as CSV or parquet",
+    ),
+    **dict.fromkeys(
+        (".gz", ".zip"), "a packed table is read where its name ends in .csv.gz or .csv.zip"
     ),
 }
 """How the names of files end that hold tables and are not read, and what to do with them."""
@@ -133,14 +136,14 @@ def tell_styles(tables: Sequence[TableRows], where: object) -> None:
 def files_of(root: Path) -> list[Path]:
     """Return the file, or the directory's files by name; raise DataError if there is none."""
     if root.is_dir():
-        found = [path for path in files_below(root) if path.suffix.lower() in TABLE_ENDS]
+        found = [path for path in files_below(root) if ending(path) in TABLE_ENDS]
         if not found:
             ends = {path.suffix.lower() for path in files_below(root)}
             raise DataError(f"{root} holds no file *.csv, *.tsv or *.parquet{_advice_for(ends)}")
         return found
     if not root.exists():
         raise DataError(f"{root} is not there: [data] root must name a file or a directory")
-    if root.suffix.lower() not in TABLE_ENDS:
+    if ending(root) not in TABLE_ENDS:
         advice = _advice_for({root.suffix.lower()})
         raise DataError(f"{root} is none of *.csv, *.tsv and *.parquet{advice}")
     return [root]
@@ -190,25 +193,32 @@ def _read(path: Path, columns: Columns, recipe: Recipe, texts: set[str]) -> Tabl
         style = style_of(path, columns, recipe)
         texts |= {name for name in columns.named if name != columns.time}
         texts |= {*(columns.categories or {})}
-        frame = _read_csv(pandas, path, texts, style)
+        is_known = columns.features is not None or columns.file is not None
+        asked = {*texts, *columns.named, *(columns.features or ())} if is_known else None
+        frame = _read_csv(pandas, path, texts, style, asked)
     except pandas.errors.ParserWarning:
         raise DataError(
             f"{path}: rows have more fields than the first line has names; maybe a comma ends them"
         ) from None
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not in {error.encoding}: {error.reason}") from None
-    except (OSError, ValueError) as error:  # pandas' and pyarrow's own are of these
+    except (*DAMAGED, RuntimeError) as error:  # pandas' and pyarrow's own are of these
         reason = (reason_of(error) or type(error).__name__).splitlines()[0]
         raise DataError(f"{path} cannot be read: {reason}") from None
     return TableRows(frame, path, style, style.marks)
 
 
-def _read_csv(pandas: Any, path: Path, texts: set[str], style: Style) -> Any:
-    """Read a CSV; the columns of these names hold texts."""
+def _read_csv(
+    pandas: Any, path: Path, texts: set[str], style: Style, asked: set[str] | None
+) -> Any:
+    """Read a CSV; the columns of these names hold texts. Only those asked for need a name each."""
     how: dict[str, Any] = {"sep": style.delimiter, "index_col": False}
     with style.opened(path) as file:
         first = pandas.read_csv(file, nrows=1, header=None, dtype=str, keep_default_na=False, **how)
-    _check_names(first.iloc[0].tolist(), path)
+    if asked is None:
+        _check_names(first.iloc[0].tolist(), path)
+    else:
+        _check_names([name for name in first.iloc[0].tolist() if name in asked], path)
     with style.opened(path) as file:
         header = pandas.read_csv(file, nrows=0, **how).columns
     with warnings.catch_warnings(), style.opened(path) as file:

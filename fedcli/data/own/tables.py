@@ -23,13 +23,12 @@ from numpy.typing import NDArray
 
 from fedcli.data.arrays import IntArray
 from fedcli.data.cuts.held_out import FEW, held_out, near_tests, tasks_by_value, tasks_in_order
-from fedcli.data.folders import note_left_out
+from fedcli.data.folders import OF_TEXT, ending, note_left_out
 from fedcli.data.own.bad_rows import refuse, set_rows_aside
 from fedcli.data.own.cells import check_columns, features_of
 from fedcli.data.own.examples import coded, dataset_of
 from fedcli.data.own.recordings import PARTS, Mended, RecordingRows, joined, rows_of, told, windowed
 from fedcli.data.own.table_files import (
-    OF_TEXT,
     OTHER_TABLES,
     TableRows,
     files_of,
@@ -67,7 +66,7 @@ def table(source: Source) -> Dataset:
     if root.is_dir():
         note_left_out(root, [*files, root / NAME], OTHER_TABLES)
     for key in ("delimiter", "encoding"):
-        if getattr(columns, key) and not any(path.suffix.lower() in OF_TEXT for path in files):
+        if getattr(columns, key) and not any(ending(path) in OF_TEXT for path in files):
             raise ConfigError(f"[data.columns] {key} is for CSV, and {root} has none: leave it out")
     broken = SetAside.of(source.data, "files")
     read = _readable(root, files, columns, recipe, broken)

@@ -33,7 +33,7 @@ import numpy as np
 from fedcli.data.arrays import IntArray
 from fedcli.data.class_folders import class_folders
 from fedcli.data.cuts.held_out import SHARE
-from fedcli.data.folders import TABLE_ENDS, files_below, is_foreign
+from fedcli.data.folders import TABLE_ENDS, ending, files_below, is_foreign
 from fedcli.data.own.tables import columns_of
 from fedcli.data.sets.dataset import Dataset
 from fedcli.data.sets.directory import holds_arrays
@@ -358,7 +358,7 @@ def _names_files(data: Data | None) -> bool:
 def _tables_in(source: Path) -> list[Path]:
     """Return the tables in a folder, by their path."""
     found = files_below(source) if source.is_dir() else []
-    return [path for path in found if path.suffix.lower() in TABLE_ENDS]
+    return [path for path in found if ending(path) in TABLE_ENDS]
 
 
 def _share_of(source: Path, how: Data, dataset: Dataset) -> float | None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedcli.data.folders import TABLE_ENDS, files_below
+from fedcli.data.folders import TABLE_ENDS, ending, files_below
 from fedcli.data.image_files import ENDS
 from fedcli.data.store.client_data import ABOUT, STORE, TABLE, has_grown
 from fedmodels.config.data import Data
@@ -32,7 +32,7 @@ def is_cut(data: Path) -> bool:
     known = (data / "client.json", data / TABLE, data / STORE, data / "global-test")
     if any(path.exists() for path in known) or any(data.glob("*/client.json")):
         return True
-    return not any(path.suffix.lower() in READ for path in files_below(data))
+    return not any(ending(path) in READ for path in files_below(data))
 
 
 def cut_before(cache: Path, client: int, how: How | None = None) -> Path | None:

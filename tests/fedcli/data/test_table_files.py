@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import re
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -161,3 +163,40 @@ def test_without_pandas_the_extra_is_named(tmp_path, monkeypatch):
     (tmp_path / "a.csv").write_text("ax,label\n")
     with pytest.raises(DataError, match=r": pip install .*'pandas>="):
         loaded(tmp_path / "a.csv")
+
+
+def test_a_packed_table_is_read_as_the_table_in_it(tmp_path):
+    """Lines are those of the table, a file's name goes without its endings, and damage is told."""
+    text = "ax,label\n" + "".join(f"{n},{'uv'[n % 2]}\n" for n in range(20))
+    with gzip.open(tmp_path / "ann.csv.gz", "wt") as file:
+        file.write(text)
+    with zipfile.ZipFile(tmp_path / "ben.CSV.zip", "w") as archive:
+        archive.writestr("__MACOSX/._ben.csv", "no table")
+        archive.writestr("out/ben.csv", text.replace("13,", "x,"))
+    columns = {"features": ["ax"], "client_from": "file"}
+    data = {"name": "table", "root": str(tmp_path), "columns": columns}
+    with pytest.raises(DataError, match=r"ben.CSV.zip: column 'ax' holds 'x' in line 15"):
+        load(Data.model_validate(data))
+    found = load(Data.model_validate({**data, "bad": "skip"}))
+    assert len(found.train_y) + len(found.test_y) == 39
+    assert found.group_names == ("ann", "ben")
+    with zipfile.ZipFile(tmp_path / "ben.CSV.zip", "a") as archive:
+        archive.writestr("two.csv", text)
+    with pytest.raises(DataError, match=r"zip holds 2 tables \*.csv and \*.tsv; it must hold one"):
+        load(Data.model_validate(data))
+    for name in ("ann.csv.gz", "ben.CSV.zip"):
+        whole = (tmp_path / name).read_bytes()
+        (tmp_path / name).write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DataError, match=r"ann.csv.gz cannot be read: .* 2 files are bad in all"):
+        load(Data.model_validate(data))
+
+
+def test_columns_of_one_name_that_nobody_asks_for_are_no_error(tmp_path):
+    rows = "".join(f"{n},{n},{n},{'uv'[n % 2]}\n" for n in range(20))
+    (tmp_path / "a.csv").write_text("note,ax,note,label\n" + rows)
+    data = {"name": "table", "root": str(tmp_path / "a.csv")}
+    found = load(Data.model_validate({**data, "columns": {"features": ["ax"]}}))
+    assert found.columns == ("ax",)
+    for columns in ({"features": ["note"]}, {}):
+        with pytest.raises(DataError, match="2 columns called 'note'"):
+            load(Data.model_validate({**data, "columns": columns}))
