@@ -12,7 +12,9 @@ MAX_COLUMNS = 4
 """Beyond this many columns a terminal's table is turned."""
 LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 LATEX |= {letter: f"\\{letter}" for letter in "&%$#_{}"}
-LATEX |= {"±": r"$\pm$", "–": "--"}
+LATEX |= {"±": r"$\pm$", "×": r"$\times$", "–": "--"}
+LATEX |= {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"}
+LATEX |= {letter: f"{{{letter}}}" for letter in "[*"}  # a row that begins so would change its break
 
 
 @dataclass(frozen=True)
@@ -72,10 +74,11 @@ class Table:
     def markdown(self) -> str:
         """Return it in Markdown."""
         heads = [self.corner and f"{self.corner} ", *(f" {name.text} " for name in self.columns)]
+        heads = [*map(_in_a_cell, heads)]
         lines = [f"| {'|'.join(heads)}|", "|---" * (len(self.columns) + 1) + "|"]
         for down, (name, cells) in enumerate(zip(self.rows, self.cells, strict=True)):
             texts = [f"**{t}**" if (down, at) in self.bold else t for at, t in enumerate(cells)]
-            lines.append(f"| {' | '.join([name.text, *texts])} |")
+            lines.append(f"| {' | '.join(map(_in_a_cell, [name.text, *texts]))} |")
         return "\n".join(lines) + "\n"
 
     def latex(self) -> str:
@@ -94,6 +97,11 @@ class Table:
             caption = rf"\caption{{{_escaped(' '.join(self.captions))}}}"
             lines = [r"\begin{table}", r"\centering", caption, *lines, r"\end{table}"]
         return "\n".join(lines) + "\n"
+
+
+def _in_a_cell(text: str) -> str:
+    """Return a text that ends no cell and no row of Markdown."""
+    return text.replace("|", r"\|").replace("\n", " ")
 
 
 def _escaped(text: str) -> str:

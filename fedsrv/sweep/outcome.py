@@ -203,9 +203,14 @@ class Outcome:
         }
 
     def _best(self, rows: Mapping[Cell, Mapping[Any, float | None]], better: int) -> Cell | None:
-        """Return the row with the best mean of several; None where neither more nor less is."""
+        """Return the row with the best mean of several; None where neither more nor less is.
+
+        A row that lacks a value shows no mean, and has none here.
+        """
         means = {
-            cell: fmean(found.values()) for cell, each in rows.items() if (found := known(each))
+            cell: fmean(found.values())
+            for cell, each in rows.items()
+            if (found := known(each)) and len(found) == len(each)
         }
         if not better or len(means) < 2:
             return None
@@ -218,7 +223,7 @@ class Outcome:
         return least is not None and mean <= least
 
     def table(self) -> Table:
-        """Return mean ± population standard deviation over seeds of every cell and column."""
+        """Return mean ± standard deviation over seeds of every cell; for papers, of a sample."""
         counts = [sum(run.row == cell for run in self.runs) for cell in self.cells]
         notes = ["" if n == self.seeds else f" ({n} of {self.seeds} seeds)" for n in counts]
         names = [f"{cell.title}{note}" for cell, note in zip(self.cells, notes, strict=True)]

@@ -143,7 +143,8 @@ def _write_all(
         chosen = {metric(name).label: f"metrics.{name}" for name in names}
         sweep = sweep.model_copy(update={"columns": {**chosen, "MB up": "bytes.up"}})
     outcome = outcome_of(sweep, runs, seeds, damaged)
-    outcome = replace(outcome, paper=_for_papers(outcome, records, ended))
+    if ended:
+        outcome = replace(outcome, paper=_for_papers(outcome, records, ended))
     _tabulate(outcome, out, say)
     if ended:
         write_html(records, out / "report.html", [section_of(outcome)])

@@ -16,8 +16,9 @@ from fedmodels.config_file import parse_experiment
 from fedmodels.errors import ConfigError
 from fedsrv.report.frame import RunNumbers, kept_up_to, winner
 from fedsrv.report.run_record import read_run
+from fedsrv.report.table import Name, Table
 from fedsrv.report.tables import write_html
-from fedsrv.sweep.outcome import Outcome, read_record, to_json
+from fedsrv.sweep.outcome import ForPapers, Outcome, read_record, to_json
 from fedsrv.sweep.plan import Cell, Sweep, plan
 from fedsrv.sweep.tables import charts_of, draw, page, section_of
 from tests.conftest import TABLES
@@ -98,6 +99,27 @@ def test_a_winner_beats_every_other_row_seed_by_seed():
     assert winner({**values, "c": {3: 0.0}}, 1) is None  # no seed in common
     assert winner({"a": a}, 1) is None  # nobody to beat
     assert winner({"a": {0: 10.0, 1: 20.1}, "b": {0: 5.0, 1: 15.0}}, 1) is None
+
+
+def test_names_of_rows_break_no_table():
+    """A bar ended a cell; after a row's end, LaTeX takes a star or a bracket as its own."""
+    table = Table(
+        [Name("a|b < 1")], [Name("[ours]"), Name("*"), Name("2 × x|y\nz")], ["1", "2", "3"]
+    )
+    head, _, *rows = table.markdown().splitlines()
+    assert (head, rows[2]) == (r"| | a\|b < 1 |", r"| 2 × x\|y z | 3 |")
+    lines = table.latex().splitlines()
+    assert lines[2] == r" & a\textbar{}b \textless{} 1 \\ \midrule"
+    assert lines[3:5] == [r"{[}ours] & 1 \\", r"{*} & 2 \\"]
+    assert lines[5].startswith(r"2 $\times$ x\textbar{}y")
+
+
+def test_no_row_without_its_mean_is_bold():
+    """Seed 1 has no value: the cell is a dash, which was bold for the mean of the others."""
+    scores = {("", "A"): [0.9, None, 0.9], ("", "B"): [0.5, 0.5, 0.5], ("", "C"): [0.4, 0.4, 0.4]}
+    made = replace(outcome(scores, {}), paper=ForPapers("3 seeds", {}))
+    assert [heading.row for _, heading in made.winners] == ["B"]
+    assert "**50.00 ± 0.00**" in page(made)
 
 
 def test_a_ladder_is_a_table_of_scores_against_length():

@@ -634,6 +634,16 @@ def test_differences_are_of_the_same_seeds():
     assert difference({0: 1.0}, {1: 1.0}) is None
 
 
+def test_tables_of_no_run_name_no_seeds(sweep, tmp_path, launches):
+    """The caption had the mean over "0 seeds (), after  round"."""
+    launches.broken |= {"fedavg-seed0", "local-seed0"}
+    with pytest.raises(RunFailed, match="2 of 2 runs failed"):
+        run_sweep(
+            sweep(), tmp_path / "out", only=["FedAvg", "Local"], seeds=[0], say=lambda _: None
+        )
+    assert "0 seeds" not in (tmp_path / "out" / "table.md").read_text()
+
+
 def test_curves_settings_and_latex(sweep, tmp_path, launches):
     out = tmp_path / "out"
     settings = {"a_b": [], "50 %": ["schedule.rounds=1"]}
