@@ -94,16 +94,19 @@ def cut(
     data = data.model_copy(update={"root": str(files)})
     recipe, held = recipe_for(files, given), _stamp(files, data, seed, client)
     root = cache / (held if not recipe else f"{held}-{recipe.digest[:8]}")
-    if (root / str(client) / "client.json").is_file():
-        log.info("client %s: %s was cut before", client, files)
-        return root
-    if before is not None and files_of(before) == held and _has_joined(cache.parent, client):
+    joined = before is not None and files_of(before) == held and _has_joined(cache.parent, client)
+    if before is not None and joined and before != root:
         remember_recipe(before / str(client), files, given)
         log.warning(
             "note: client %s: the recipe of the site is another one now: what comes from now on is "
-            "read by it; the run keeps what it began with", client,
+            "read by it; the run keeps what it began with. For a new run, give another --state-dir",
+            client,
         )  # fmt: skip
         return before
+    if (about := root / str(client) / ABOUT).is_file():
+        about.touch()  # the one that is used is the last one, also where others were cut since
+        log.info("client %s: %s was cut before", client, files)
+        return root
     if data.columns is not None and data.name == "table" and data.columns.features is None:
         log.warning(
             "note: %s: the run lists no [data.columns] features, so columns stand as they do in "

@@ -235,6 +235,25 @@ def test_a_run_keeps_what_it_began_with(site, caplog):
     assert client_of(site).directory != client.directory
 
 
+def test_a_recipe_that_goes_back_to_an_earlier_one_changes_no_data_of_a_run(site, caplog):
+    """Two cuts were made before the client joined; a later recipe is that of the other one."""
+    first, other = client_of(site), RECIPE.replace("half", "limit")
+    (site / "site.toml").write_text(other, "utf-8")
+    second = client_of(site)
+    assert second.directory != first.directory
+    state = site.parent / "states" / "0"
+    state.mkdir()
+    (state / "session.json").write_text("{}")  # it joined with the second one
+    (site / "site.toml").write_text(RECIPE, "utf-8")
+    assert client_of(site).directory == second.directory
+    assert "the run keeps what it began with" in caplog.text
+    (state / "session.json").unlink()
+    assert client_of(site).directory == first.directory
+    (state / "session.json").write_text("{}")  # and now with the first one
+    (site / "site.toml").write_text(other, "utf-8")
+    assert client_of(site).directory == first.directory
+
+
 def test_folders_of_images_have_classes_by_the_recipe(tmp_path):
     place = tmp_path / "photos"
     for name in ("Gelb", "gelb ", "red"):
