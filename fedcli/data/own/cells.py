@@ -56,7 +56,7 @@ def check_columns(
                 DataError(
                     f"{where} has no column {own!r}, which is {name!r} by the recipe."
                     f"{suggestion(own, known)} It has: "
-                    f"{', '.join(map(recipe.called, known[:SHOWN]))}"
+                    f"{', '.join(map(recipe.called, known[:SHOWN])) or 'no other'}"
                 ),
                 lines_for_columns([name], [other for other in known if other not in asked]),
             )

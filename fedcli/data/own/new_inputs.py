@@ -150,7 +150,7 @@ def _read_table(path: Path, how: TableTransform, keep: Sequence[str] = ()) -> Ne
     """Read the windows of a recording, or the rows of a table; labels are not needed."""
     table = _marked(how, lambda columns: read_table(path, columns, how.recipe, keep))
     columns = _unlabelled(how.columns, [str(name) for name in table.frame.columns], path)
-    if table.frame.empty:
+    if not len(table.frame):
         raise DataError(f"{path} holds no row below the names of its columns")
     tell_styles([table], path)
     return read_rows(table, columns, how, path, keep)

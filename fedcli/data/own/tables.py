@@ -290,7 +290,7 @@ def read_rows(
     left, count = dict[str, None](), 0
     aside = SetAside.of(data, "rows")
     for table in tables:
-        if table.frame.empty:
+        if not len(table.frame):
             empty.append(table.where)
             continue
         check_columns(table.names, columns, table.where, table.recipe)

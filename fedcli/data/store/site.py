@@ -147,13 +147,15 @@ def remember_recipe(directory: Path, files: Path, given: Path | None) -> None:
 def recipe_now(source: Path, directory: Path, file: ClientFile, given: Path | None) -> Recipe:
     """Return the recipe of files that have come: the given one, else the one that lies with them.
 
-    Else it is that of the client's first files, as it is now, or where it is gone, as it was last.
+    That is in their folder, or beside it. Else it is that of the client's first files, as it is
+    now, or where it is gone, as it was last. A file that says nothing is a recipe, too.
 
     Raises:
         ConfigError: its file is malformed.
     """
-    if found := recipe_for(source, given):
-        return found
+    places = (given,) if given is not None else (source / NAME, source.parent / NAME)
+    if (found := next((one for one in places if one == given or one.is_file()), None)) is not None:
+        return recipe_in(found)
     last = (file.transform or {}).get("recipe")
     try:
         place = Path((directory / RECIPE).read_text("utf-8").removesuffix("\n"))

@@ -148,10 +148,17 @@ class Recipe(StrictTable):
                     f"such column.{suggestion(name, asked)} It asks for: {known}"
                 )
             role = next((role for role in ROLES if getattr(columns, role) == name), None)
-            if role is not None and role != "time" and column.is_of_numbers:
+            what = "one of categories" if name in (columns.categories or {}) else f"the {role}"
+            is_of_texts = role not in (None, "time") or what == "one of categories"
+            if is_of_texts and column.is_of_numbers:
                 raise ConfigError(
-                    f"the recipe has a unit, a factor or a limit for column {name!r}, which is the "
-                    f"{role}: these are for columns of numbers"
+                    f"the recipe has a unit, a factor or a limit for column {name!r}, which is "
+                    f"{what}: these are for columns of numbers"
+                )
+            if role is not None and column.missing is not None:
+                raise ConfigError(
+                    f"the recipe has missing for column {name!r}, which is {what}: that is for "
+                    "columns that a net sees"
                 )
             if column.values and (role in ("label", "time") or role is None) and name not in (
                 columns.categories or {}
@@ -259,7 +266,12 @@ def recipe_in(path: Path) -> Recipe:
     except OSError as error:
         raise RecipeError(f"cannot read the recipe {path}: {reason_of(error)}") from None
     except (ValueError, RecursionError) as error:
-        raise RecipeError(f"the recipe {path} is not valid TOML: {error}") from None
+        quotes = (
+            "; a name with spaces or letters beyond A to Z is in quotes"
+            if "after a key" in str(error)
+            else ""
+        )
+        raise RecipeError(f"the recipe {path} is not valid TOML: {error}{quotes}") from None
     return recipe_of(tables, path)
 
 

@@ -161,6 +161,9 @@ def test_classes_that_the_run_does_not_list_are_told_with_lines(site, caplog):
         ('classes.a = "x"\nclasses."A " = "y"', "'A ' is 'y', and another spelling of it"),
         ('columns.pulse = "P"', "column 'pulse' is at the site, and the run asks for no such"),
         ('columns.triage.unit = "%"', "column 'triage', which is the label: these are for columns"),
+        ('columns.sex.factor = 2', "column 'sex', which is one of categories: these are for"),
+        ('columns.triage.missing = ["?"]', "missing for column 'triage', which is the label"),
+        ('classes.grün = "green"', "a name with spaces or letters beyond A to Z is in quotes"),
         ('columns.triage.values.a = "x"', "values for column 'triage': classes says how labels"),
         ('columns.temp.values.a = "x"', "values for column 'temp': values are for columns of text"),
         ("columns.spo2 = ", "is not valid TOML"),
@@ -221,6 +224,29 @@ def test_what_comes_waits_while_somebody_writes_the_recipe(site, tmp_path, caplo
     (added,) = folder.take()
     assert added.task == 1
     assert (incoming / "site.toml").exists()
+
+
+def test_a_folder_that_comes_is_read_by_the_recipe_in_the_watched_folder(site, tmp_path):
+    client, incoming = client_of(site), tmp_path / "incoming"
+    (incoming / "week-18").mkdir(parents=True)
+    rows = (ROWS + EXTRA).replace(" %", "1 %")  # other numbers than those of the first files
+    (incoming / "week-18" / "b.csv").write_text(HEAD.replace("Temp", "T") + rows, "utf-8")
+    (incoming / "site.toml").write_text(RECIPE.replace('"Temp"', '"T"'), "utf-8")
+    (added,) = Incoming(incoming, client.directory.parent, 0, how).take()
+    assert added.task == 1
+
+
+def test_a_recipe_that_says_nothing_stands_in_place_of_another(site, tmp_path):
+    """A file that is written as the run has it comes to a client with a recipe."""
+    root = client_of(site).directory.parent
+    (tmp_path / "plain.toml").write_text("# as the run has it\n", "utf-8")
+    new = tmp_path / "new.csv"
+    rows = "".join(f"red,{80 + n},37.{n},5,f\n" for n in range(6))
+    new.write_text("triage,spo2,temp,crp,sex\n" + rows, "utf-8")
+    with pytest.raises(DataError, match="has no column 'Ampel', which is 'triage' by the recipe"):
+        add_task(root, 0, new, *how())
+    assert add_task(root, 0, new, *how(), given=tmp_path / "plain.toml").task == 1
+    assert ClientData(root / "0").arrays(1, "train")[0][0].tolist() == [80, 37, 5, 1, 0, 0]
 
 
 def test_a_run_keeps_what_it_began_with(site, caplog):
