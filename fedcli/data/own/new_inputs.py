@@ -68,6 +68,8 @@ def read_new(
         DataError: a file cannot be read, does not fit the model or is beyond it; names it.
     """
     how = parse_transform(facts.transform, model) or _usual(facts)
+    if isinstance(how, TableTransform):
+        how = how.model_copy(update={"columns": how.of_site})
     for path in paths:
         if not path.is_dir():
             yield _checked(_read(path, facts, how, keep), facts)
@@ -91,7 +93,8 @@ def read_by(recipe: Path, facts: ModelFacts, model: object) -> ModelFacts:
     if not isinstance(how, TableTransform):
         raise ConfigError(f"--recipe is for tables, and {model} takes none")
     found = recipe_in(recipe)
-    how = how.model_copy(update={"columns": found.over(how.columns), "recipe": found})
+    how = how.model_copy(update={"recipe": found, "decimal": None})  # that mark was another site's
+    how.of_site  # noqa: B018  (a column that the model does not ask for is refused)
     return replace(facts, transform=how.facts())
 
 
@@ -193,7 +196,7 @@ def given_rows(
     Raises:
         DataError: they do not fit the model.
     """
-    columns = how.columns
+    columns = how.of_site
     asked = (*(columns.features or ()), columns.client, columns.session, columns.time)
     names = [one for one in asked if one is not None and any(one in row for row in rows)]
     cells = {one: [row.get(one) for row in rows] for one in names}

@@ -40,7 +40,7 @@ from fedcli.data.sets.dataset import Dataset, Examples
 from fedcli.data.sets.source import Source
 from fedmodels.config.columns import Decimal
 from fedmodels.config.data import Columns, Data
-from fedmodels.config.recipe import NAME, Recipe
+from fedmodels.config.recipe import NAME, READING, Recipe
 from fedmodels.config.transforms import TableTransform
 from fedmodels.errors import ConfigError, DataError
 from fedmodels.printable import printable
@@ -133,8 +133,10 @@ def made(
     whose = " of first tasks, which missing = 'mean' looks at" if tasks.any() else ""
     x, fill = _filled(rows.x, known, columns, where, whose)
     has_clients = bool(columns.client or columns.client_from)
+    asked = columns_of(source.data)  # what the recipe says instead stays in the recipe
+    of_run = columns.model_copy(update={key: getattr(asked, key) for key in READING})
     transform = TableTransform(
-        columns=columns, fill=fill, decimal=decimal, recipe=source.recipe
+        columns=of_run, fill=fill, decimal=decimal, recipe=source.recipe
     ).facts()
     if wholes is None and columns.session is not None:  # for whoever asks what depends on what
         _, sessions = np.unique(rows.session, return_inverse=True)

@@ -56,6 +56,15 @@ class TableTransform(_Transform):
     decimal: Decimal | None = None
     """The decimal mark of the files of training, for a new file whose numbers tell none."""
 
+    @property
+    def of_site(self) -> Columns:
+        """The columns, with what the recipe says of how the site's files are written.
+
+        Raises:
+            ConfigError: the recipe contradicts them.
+        """
+        return self.recipe.over(self.columns)
+
 
 Transform = ImageTransform | TableTransform
 

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from fedcli.cli import main
-from fedcli.data.own.new_inputs import _read_table
+from fedcli.data.own.new_inputs import _read_table, read_by, read_new
 from fedcli.data.store.client_data import ClientData
 from fedcli.data.store.findings import tell_own
 from fedcli.data.store.growing import Incoming, add_task
@@ -19,6 +19,7 @@ from fedcli.data.store.site import cut
 from fedmodels.config.recipe import recipe_in, recipe_of
 from fedmodels.config.transforms import TableTransform, parse_transform
 from fedmodels.errors import ConfigError, DataError, PayloadError
+from fedmodels.nets.trained import ModelFacts
 from fedsrv.engine.client_profile import Profile
 
 pytest.importorskip("pandas")
@@ -247,6 +248,23 @@ def test_a_recipe_that_says_nothing_stands_in_place_of_another(site, tmp_path):
         add_task(root, 0, new, *how())
     assert add_task(root, 0, new, *how(), given=tmp_path / "plain.toml").task == 1
     assert ClientData(root / "0").arrays(1, "train")[0][0].tolist() == [80, 37, 5, 1, 0, 0]
+
+
+def test_what_an_earlier_recipe_said_of_the_writing_goes_with_it(site, tmp_path):
+    """A decimal comma of the first recipe is none of the next one, nor of a model's new files."""
+    (site / "site.toml").write_text('decimal = ","\nmissing_values = ["-"]\n' + RECIPE, "utf-8")
+    client = client_of(site)
+    how = parse_transform(client.file.transform, "the model")
+    assert isinstance(how, TableTransform)
+    assert (how.columns.decimal, how.of_site.decimal) == (None, ",")
+    (site / "site.toml").write_text(RECIPE, "utf-8")
+    new = tmp_path / "new.csv"
+    new.write_text((HEAD + ROWS + EXTRA).replace(",", ".").replace("98.5", "97.1"), "utf-8")
+    assert add_task(client.directory.parent, 0, new).task == 1
+    assert ClientData(client.directory).arrays(1, "train")[0][0, 1] == pytest.approx(38.55)
+    facts = ModelFacts("mlp", {}, (6,), 3, transform=how.facts())
+    (found,) = read_new([new], read_by(site / "site.toml", facts, "the model"), "the model")
+    assert found.x[0, 1] == pytest.approx(38.55)
 
 
 def test_a_run_keeps_what_it_began_with(site, caplog):
