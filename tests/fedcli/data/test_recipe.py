@@ -162,7 +162,7 @@ def test_classes_that_the_run_does_not_list_are_told_with_lines(site, caplog):
         ('classes.a = "x"\nclasses."A " = "y"', "'A ' is 'y', and another spelling of it"),
         ('columns.pulse = "P"', "column 'pulse' is at the site, and the run asks for no such"),
         ('columns.triage.unit = "%"', "column 'triage', which is the label: these are for columns"),
-        ('columns.sex.factor = 2', "column 'sex', which is one of categories: these are for"),
+        ("columns.sex.factor = 2", "column 'sex', which is one of categories: these are for"),
         ('columns.triage.missing = ["?"]', "missing for column 'triage', which is the label"),
         ('classes.grün = "green"', "a name with spaces or letters beyond A to Z is in quotes"),
         ('columns.triage.values.a = "x"', "values for column 'triage': classes says how labels"),
