@@ -11,6 +11,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -51,6 +52,8 @@ FEWEST_TRIES = 3
 """Uploads of a task that may come to nothing, if a task has no more rounds than this."""
 BY_HAND = "an operator set it aside"
 BY_SITE = "its site set it aside"
+NOBODY: AbstractContextManager[Any] = nullcontext()
+"""The lock of who asks nobody for other names of classes."""
 
 
 class RunPaused(Exception):
@@ -105,7 +108,7 @@ class OpenRuns(ServerPart):
                 classes = classes.grown((), wanted[-1:])
             if wanted:
                 self._names.add(wanted, done)
-        return told_of(classes, self._stages.known.values())
+        return told_of(classes, [*self._stages.known.values()])
 
     def timetable(
         self, method: Method, cohort: Cohort, descriptions: Mapping[int, str]
@@ -113,7 +116,7 @@ class OpenRuns(ServerPart):
         """Return the stages of the run."""
         stages = Stages(
             method, self.store, cohort, self.events, descriptions, self._at_rest,
-            self._wished.read, self._names.after,
+            self._wished.read, self._names.after, self._names.lock,
         )  # fmt: skip
         describe(self.store, stages.first.profiles)
         self._stages = stages
@@ -153,11 +156,13 @@ class Stages(Timetable):
         at_rest: AtRest = "wait",
         wished: Callable[[], Collection[tuple[int, int]]] = tuple,
         named: Callable[[int], Sequence[ClassChange]] = lambda done: (),
+        naming: AbstractContextManager[Any] = NOBODY,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Take what clients announced so far; the run's first ones have joined."""
         self.method, self.store, self.cohort, self.events = method, store, cohort, events
-        self.at_rest, self._wished, self._named, self._clock = at_rest, wished, named, clock
+        self.at_rest, self._wished, self._clock = at_rest, wished, clock
+        self._named, self._naming = named, naming
         self._texts: dict[int, str] = {}
         self._looked_at: Mapping[int, int] = {}
         """The tasks that present models were last scored on before anybody trained on them."""
@@ -284,7 +289,9 @@ class Stages(Timetable):
 
     def _stored(self, plan: OpenPlan, growth: Growth) -> OpenPlan:
         """Store a growth, tell it, and return the plan from it on."""
-        self._store(growth)
+        with self._naming:  # until it is stored, another name may still be asked for
+            growth = self._named_now(plan, growth)
+            self._store(growth)
         if growth.retired:  # they know at once, also where the run rests from now on
             self.cohort.set_out(self.store.gone(growth.interaction))
         for (client, task), why in growth.set_aside.items():
@@ -438,6 +445,16 @@ class Stages(Timetable):
         if interaction <= self.store.newest:
             return ()
         return tuple(self._named(sum(len(one.class_changes) for one in self.growths)))
+
+    def _named_now(self, plan: OpenPlan, growth: Growth) -> Growth:
+        """Return a growth with what was asked for since it was made.
+
+        A class that it brings is no new one if another class has got its name.
+        """
+        names = self._class_changes(growth.interaction)
+        classes = plan.classes.grown((), names)
+        new = new_classes(classes.names, [classes.called(growth.classes)])
+        return replace(growth, classes=new, class_changes=names)
 
     @property
     def _most_tries(self) -> int:

@@ -469,14 +469,14 @@ class Service:
         classes = list[rpc.ClassOf]()
         if (changes or request.list_classes) and self._classes is not None:
             classes += self._classes(changes)
-        if request.list_classes:
-            return rpc.SteerResponse(classes=classes)
         if changes:
             self.journal.tell("steered", context, class_changes=changes)
         wanted = {"forget": request.forget, "close": request.close, "now": request.now}
-        self.cohort.steer(numbered, **wanted)
-        self.journal.tell("steered", context, retire=numbered or None, **wanted)
-        return rpc.SteerResponse()
+        if numbered or changes or request.set_aside or any(wanted.values()):
+            self.cohort.steer(numbered, **wanted)  # a run at rest looks again
+        if numbered or any(wanted.values()):
+            self.journal.tell("steered", context, retire=numbered or None, **wanted)
+        return rpc.SteerResponse(classes=classes if request.list_classes else ())
 
     def _numbers_of(self, clients: Sequence[str], refusal: str) -> list[int]:
         """Return clients' numbers by their ids; refuse the evaluator, which has none."""

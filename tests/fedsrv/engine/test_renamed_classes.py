@@ -19,7 +19,7 @@ from fedsrv.parts import stages
 from fedsrv.parts.class_wishes import FILE, ClassWishes, checked
 from fedsrv.parts.open_admission import OpenAdmission
 from fedsrv.parts.open_plan import Growth, OpenPlan
-from fedsrv.parts.stages import RunPaused, closing
+from fedsrv.parts.stages import RunPaused, Stages, closing
 from fedtide.inprocess import run_in_process
 from tests.conftest import records_of
 from tests.fedcli.data.test_growing import images
@@ -191,3 +191,20 @@ def test_a_run_ends_by_the_classes_that_it_has_learned():
     names = Growth(1, class_changes=(ClassChange("c", "z"), ClassChange("a", "alpha")))
     assert closing(plan, [came]) is plan
     assert closing(plan, [came, names]).classes.names == ("alpha", "b")
+
+
+def test_a_name_that_is_asked_for_while_a_growth_is_made_belongs_to_it(tmp_path, monkeypatch):
+    """Class e came with the growth, so that two classes had one name, and no start went on."""
+    grown, late = Stages._growth_of, [ClassChange("a", "e")]
+
+    def made(self: Any, *facts: Any) -> Any:
+        found = grown(self, *facts)
+        if found and "e" in found.classes and late:
+            self._named.__self__.add([late.pop()], 0)
+        return found
+
+    place = prepared(tmp_path)
+    monkeypatch.setattr(Stages, "_growth_of", made)
+    assert learned(place)["rounds"] == 4
+    assert not late
+    assert json.loads((place / "run" / "data.json").read_text())["classes"] == ["e", "b", "c", "d"]

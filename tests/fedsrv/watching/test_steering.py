@@ -36,12 +36,12 @@ def place():
 
 
 @contextmanager
-def served(config, check_known, **asks):
+def served(config, check_known, steered=None, **asks):
     """Serve a run's calls; yield the address."""
     cohort = SimpleNamespace(
         num_clients=8, most_present=8, check_known=check_known, look_after=lambda: None
     )
-    cohort.steer = lambda *_, **__: None
+    cohort.steer = lambda clients, **_: None if steered is None else steered.append(clients)
     events = EventLog()
     service = Service("run", config, cohort, events, **asks)
     server, port = start_server(service, "127.0.0.1:0", None)
@@ -97,11 +97,15 @@ def test_classes_are_shown_and_renamed_in_an_open_run_alone(place):
         assert done.exit_code == code or code
         return done.output if code == 0 else str(done.exception)
 
-    with served({"schedule": {"open": True}}, lambda clients: None, classes=classes) as address:
+    facts = {"classes": classes, "steered": (steered := [])}
+    with served({"schedule": {"open": True}}, lambda clients: None, **facts) as address:
         assert said(address) == "  0  'b\\\\n': 5 examples at 2 clients, earlier 'x', 'y'\n"
         assert '"earlier": ["x", "y"]' in said(address, "--json")
         line = f"{address}: the class 'x' is called 'z' from the next round on\n"
         assert said(address, "--rename", "x", "z") == line
         assert "the run has a class 'b' already" in said(address, "--rename", "a", "b", code=1)
+        assert steered == [[]], "the run looks at another name at once"
+        assert steer(address, retire=["3"], classes=()), "the classes, and somebody retires"
+        assert steered == [[], [3]]
     assert asked == [("x", "z"), ("a", "b")]
     assert "open = true takes new ones" in said(place[0], code=1)
