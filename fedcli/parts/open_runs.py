@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from fedcli.runtime.client_part import Client, ClientPart, Training
 from fedmodels.errors import DataError, reason_of
@@ -39,20 +40,27 @@ class OpenRuns(ClientPart):
         """Take which tasks are set aside; say when training data of earlier ones may go."""
         self.client.stream.set_aside = frozenset(order.set_aside)
         if isinstance(self.client.client, int):
-            self._spare.tell(order)
+            self._spare.tell(order, self._keeps)
 
     def begins(self, half: Training) -> None:
         """Store the validation part of a task, which outlives its training data."""
         if (task := half.ctx.task) == self._began:
             return
         self._began = task
+        self._keeps(task)
+
+    def _keeps(self, task: int) -> bool:
+        """Store the validation part of a task unless it is there; tell whether that went well."""
         try:
             self.client.stream.store_validation(task)
-        except OSError as error:
+        except (DataError, OSError) as error:
             log.warning(
                 "client %s: the validation part of task %d cannot be stored (%s): keep its "
-                "training data", self.client.client, task, reason_of(error),
+                "training data", self.client.client, task,
+                reason_of(error) if isinstance(error, OSError) else error,
             )  # fmt: skip
+            return False
+        return True
 
 
 class Spare:
@@ -65,12 +73,17 @@ class Spare:
     def __init__(self) -> None:
         self._task, self._first, self._told = -1, -1, 0
 
-    def tell(self, order: rpc.Order) -> None:
-        """Log a line when the training data of earlier tasks have become spare."""
+    def tell(self, order: rpc.Order, keeps: Callable[[int], bool] = lambda task: True) -> None:
+        """Log a line when the training data of earlier tasks have become spare.
+
+        ``keeps`` stores what is needed of those of a task, and tells whether that went well.
+        """
         if order.kind == rpc.ORDER_KIND_TRAIN and order.task != self._task:
             self._task, self._first = order.task, order.interaction
         if self._task > self._told and order.durable >= self._first - 1:
             self._told = self._task
+            if [task for task in range(self._task) if not keeps(task)]:
+                return
             tasks = "task 0" if self._task == 1 else f"tasks 0 to {self._task - 1}"
             log.info(
                 "client %s: the run has gone on to task %d: the training data of %s are not needed "

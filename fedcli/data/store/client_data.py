@@ -285,6 +285,11 @@ class ClientData:
             )
         return x, self._order.labels(y, self._where(task, part))
 
+    def lacks_part(self, task: int, folder: str) -> bool:
+        """Tell whether :meth:`store_part` would store something: not yet, and not of a store."""
+        place = self.directory / f"task-{task}" / folder
+        return place.parent.is_dir() and not place.exists()
+
     def store_part(self, task: int, folder: str, chosen: NDArray[np.bool_]) -> None:
         """Store some training examples (n,) of a task beside its test data, whole or not at all.
 
@@ -295,7 +300,7 @@ class ClientData:
             OSError: the folder cannot be written.
         """
         place = self.directory / f"task-{task}" / folder
-        if place.exists() or not place.parent.is_dir():
+        if not self.lacks_part(task, folder):
             return
         x, y = self._read(task, "train")
         written = place.with_name(f"{folder}.part")

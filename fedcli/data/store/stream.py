@@ -45,7 +45,7 @@ class Validation:
     @property
     def folder(self) -> str:
         """Where a client of an open run stores them, beside the test data of their task."""
-        return f"validation-{self.share:g}"
+        return f"validation-{self.share:g}{'-groups' if self.by_group else ''}"
 
     def chosen(self, data: ClientData, task: int, y: IntArray) -> NDArray[np.bool_]:
         """Tell of each training example of a task whether it is kept for validation, (n,).
@@ -224,7 +224,9 @@ class TaskStream:
             DataError: the training data are missing or damaged.
             OSError: it cannot be written.
         """
-        if self.kept is not None and not self.data.is_gone(task, "train"):
+        if self.kept is None or not self.data.lacks_part(task, self.kept.folder):
+            return
+        if not self.data.is_gone(task, "train"):
             _, y = self.data.arrays(task, "train")
             self.data.store_part(task, self.kept.folder, self.kept.chosen(self.data, task, y))
 

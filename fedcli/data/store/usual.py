@@ -32,6 +32,8 @@ TABLE = (
 QUANTILES = (0, 0.05, 0.5, 0.95, 1)
 MOST, FEWEST = 512, 5
 """Examples of a cell that are looked at, and below which a cell says nothing."""
+VALUES = 1 << 23
+"""Values of a cell that are looked at, 64 MiB as numbers: of large images, fewer examples."""
 WIDER, FARTHER = 8.0, 3.0
 """A range so many times as wide or as narrow is not usual, nor a median so many ranges away."""
 FLOOR = 0.05
@@ -62,9 +64,10 @@ class Cell:
 def cells_of(task: int, x: Inputs, y: IntArray) -> Iterator[Cell]:
     """Yield the cells of some inputs (n, …) with labels (n,)."""
     axis = channel_axis(x.shape[1:])
+    most = min(MOST, max(FEWEST, VALUES // math.prod(x.shape[1:])))
     for label in np.unique(y):
         places = np.flatnonzero(y == label)
-        some = places[:: -(-len(places) // MOST)]
+        some = places[:: -(-len(places) // most)]
         values = np.moveaxis(np.asarray(x[some], dtype=np.float64), 1 + axis, 0)
         values = values.reshape(len(values), -1)
         empty = ~np.isfinite(values)

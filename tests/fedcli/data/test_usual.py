@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedcli.data.store import usual
 from fedcli.data.store.client_data import ClientData
 from fedcli.data.store.growing import add_task
 from fedcli.data.store.usual import cells_of, unlike
@@ -71,6 +72,13 @@ def test_new_classes_are_compared_with_all_by_wider_bounds():
     others = LABELS + 2
     assert lines(month(BODY * 60 - 60 * 36.45 + 36.45), month(BODY), y=others) == []
     assert lines(month(BODY * 1000), month(BODY), y=others)
+
+
+def test_of_large_inputs_fewer_are_looked_at(monkeypatch):
+    """512 photos of 224 × 224 were 600 MB as numbers, several times over."""
+    monkeypatch.setattr(usual, "VALUES", 40)
+    (cell,) = cells_of(0, np.arange(80.0).reshape(20, 4), np.zeros(20, dtype=np.int64))
+    assert (cell.count, cell.marks[4].max()) == (20, 75), "every second one: 10 of 4 values"
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import re
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -308,6 +309,26 @@ def test_a_task_that_is_not_usual_is_told_where_it_begins(own, tmp_path, monkeyp
     assert re.fullmatch("column 0 has 1[45] times the range of earlier tasks", one["line"])
     assert f"task 1 of client 0 is unlike its earlier tasks: {one['line']}" in told
     assert "unusual" not in records_of(out)[0]
+
+
+def test_a_part_that_could_not_be_stored_is_tried_again_before_data_are_spare(
+    own, tmp_path, caplog
+):
+    """The data of task 0 were said to be spare, and its validation part was nowhere else."""
+    kept, out = Data(name="directory", validation_share=0.2), tmp_path / "run"
+    folder = Validation.of(kept).folder
+    assert folder != replace(Validation.of(kept), by_group=True).folder, "they keep other examples"
+    caplog.set_level("INFO")
+    (blocked := own / "0" / "task-0" / f"{folder}.part").touch()
+    for again in range(2):
+        opened(own, out, data_of=kept)
+        add_task(own, 0, arrays_in(tmp_path / "in" / f"{again}", [1, 2], again))
+    assert caplog.text.count("the validation part of task 0 cannot be stored") == 2
+    assert "not needed any more" not in caplog.text
+    blocked.unlink()
+    opened(own, out, data_of=kept)
+    assert "the training data of tasks 0 to 1 are not needed any more" in caplog.text
+    assert (own / "0" / "task-0" / folder / "y.npy").exists()
 
 
 @pytest.mark.parametrize("kills", [{}, {0: 1, 1: 3, 2: 1}])
