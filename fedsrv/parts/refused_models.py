@@ -28,5 +28,6 @@ def line_of(client: object, refused: rpc.RefusedModel) -> str:
     line = f"client {client} does not serve its model of round {refused.round + 1}: "
     if not refused.HasField("accuracy"):
         return line + "its outputs are not finite"
-    accuracy, live = (text_of(value, "percent") for value in (refused.accuracy, refused.live))
-    return line + f"it names {accuracy} of the client's own examples rightly, the live one {live}"
+    line += f"it names {text_of(refused.accuracy, 'percent')} of the client's own examples rightly"
+    live = f", the live one {text_of(refused.live, 'percent')}" if refused.HasField("live") else ""
+    return line + live

@@ -15,6 +15,7 @@ from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.client_profile import Profile
 from fedsrv.engine.report_validator import ReportValidator
 from fedsrv.engine.schedule import steps
+from fedsrv.parts.refused_models import line_of
 from tests.conftest import tiny_experiment
 
 TRAIN, TEST = [[5, 3], [0, 4]], [[2, 1], [0, 0]]
@@ -310,6 +311,8 @@ def test_what_a_report_may_say_of_a_model_that_was_refused():
     terms = terms_of()
     for fine in ({}, {"accuracy": 0.5, "live": 1.0}, {"accuracy": 0.5}):
         terms.check_report(0, order(), report(counts(), refused_model=rpc.RefusedModel(**fine)))
+    line = line_of(3, rpc.RefusedModel(accuracy=0.5))
+    assert line.endswith("it names 50.0 % of the client's own examples rightly"), "none is live"
     wrong = ({"round": 1}, {"round": -1}, {"accuracy": 1.5}, {"live": -0.1}, {"live": math.nan})
     for told in wrong:
         with pytest.raises(PayloadError, match="impossible model that was refused"):
