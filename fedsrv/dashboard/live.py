@@ -90,7 +90,8 @@ class LivePage:
             self._read()
             status, run = self._status, self._record
             table, told = clients_table(status, run, time.time())
-            left = status.seconds_left
+            left, is_open = status.seconds_left, status.is_open or run.is_open
+            of = " of this stage" if is_open else ""  # an open run has no last one
             self._looks, self._last_look = self._looks + 1, time.monotonic()
             self._lock.notify_all()
             return page_template().render(
@@ -98,8 +99,9 @@ class LivePage:
                 finished=run.is_finished,
                 place=self._place(),
                 share=self._share(),
-                left="" if run.is_finished or left is None else f"about {duration(left)} left",
+                left="" if run.is_finished or left is None else f"about {duration(left)} left{of}",
                 status=status,
+                is_open=is_open,
                 sites=self._sites,
                 charts=self._charts,
                 moved=[printable(line) for line in q.what_moved(run)[:MAX_MOVED]],

@@ -65,8 +65,9 @@ def how_apart(groups: Sequence[SeedGroup]) -> Iterator[str]:
         if len(each) < 2:
             continue
         low, high = min(each, key=lambda c: each[c]), max(each, key=lambda c: each[c])
-        said = f"from {text_of(each[low], 'percent')} ({_called(group, low)}) "
-        said += f"to {text_of(each[high], 'percent')} ({_called(group, high)})"
+        ends = [text_of(each[client], "percent") for client in (low, high)]
+        said = f"from {ends[0]} ({_called(group, low)}) to {ends[1]} ({_called(group, high)})"
+        said = said if ends[0] != ends[1] else f"{ends[0]} at each"
         recalls = {at: s.mean for at, s in spreads.items() if isinstance(at[1], int)}
         if recalls:
             client, label = at = min(recalls, key=lambda at: recalls[at])

@@ -857,6 +857,10 @@ def test_each_site_and_class_stands_before_the_folds(tmp_path, capsys):
     said = "By site: from 70.0 % (client Ost) to 100.0 % (client 0); "
     said += "least recall: 0.0 % of green at client Ost."
     assert said in story(group_runs([read_run(path)]))
+    row["clients"]["0"]["views"]["global"]["accuracy"] = 0.7
+    (path / "rounds.jsonl").write_text(json.dumps(row) + "\n")
+    said = "By site: 70.0 % at each; least recall: 0.0 % of green at client Ost."
+    assert said in story(group_runs([read_run(path)])), "nobody is the best and the worst"
     report.report_command([path], html=None)
     assert "client Ost" in capsys.readouterr().out.partition("By site")[0]
     dealt = write_run(tmp_path / "dealt", clients=2)
