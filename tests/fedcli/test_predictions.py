@@ -227,7 +227,7 @@ def test_whose_model_has_to_be_said(words, line, capsys):
         ),
         ("a.csv", "t;ax;ay\n", "a.csv holds no row below the names of its columns"),
         ("a.png", "", "a.png is not an .npy file; the model takes [8, 2], and tables"),
-        ("d", None, "d holds no file that the model takes: .csv, .tsv, .parquet"),
+        ("d", None, "d holds no file that the model takes: .csv, .csv.gz, .csv.zip, .tsv"),
         ("none.csv", None, "none.csv"),
     ],
 )

@@ -172,7 +172,7 @@ def read_rows(
         if name not in table.frame.columns:
             raise DataError(f"{path} has no column {name!r} to keep")
     kept = table.frame[[*keep]].fillna("").astype(str).to_numpy().tolist()
-    table, columns, faults = _set_aside(table, columns)
+    table, columns, faults = _set_aside(table, columns, how.fill)
     whole = rows_of(table, columns)[0]
     _check_length(whole, columns, path)
     rows = windowed(whole, columns, path)
@@ -196,7 +196,8 @@ def given_rows(
     Raises:
         DataError: they do not fit the model.
     """
-    columns = how.of_site
+    how = how.model_copy(update={"columns": how.of_site})
+    columns = how.columns
     asked = (*(columns.features or ()), columns.client, columns.session, columns.time)
     names = [one for one in asked if one is not None and any(one in row for row in rows)]
     cells = {one: [row.get(one) for row in rows] for one in names}
@@ -218,14 +219,17 @@ def _as_text(value: str | float | None) -> str | None:
     return f"{value:.0f}" if is_whole else str(value)
 
 
-def _set_aside(table: TableRows, columns: Columns) -> tuple[TableRows, Columns, dict[int, str]]:
+def _set_aside(
+    table: TableRows, columns: Columns, fill: Sequence[float] | None
+) -> tuple[TableRows, Columns, dict[int, str]]:
     """Empty the cells that hold no number a model takes; return why, by row of the file.
 
-    Where most cells of a column are texts, no row is left, or empty cells are filled, nothing is
-    set aside: an error that names the first one says more.
+    Empty cells that have a mean of training get it, by the places of ``fill``. Where most cells of
+    a column are texts, no row is left, or empty cells are interpolated, nothing is set aside: an
+    error that names the first one says more.
     """
-    faults = dict[int, str]()
-    if columns.missing in ("mean", "interpolate"):
+    faults, means = dict[int, str](), dict(zip(columns.channels, fill or (), strict=False))
+    if columns.missing == "interpolate":
         return table, columns, faults
     frame = table.frame.copy()
     for name in columns.features or ():
@@ -234,6 +238,8 @@ def _set_aside(table: TableRows, columns: Columns) -> tuple[TableRows, Columns, 
         if frame[name].dtype.kind in "mM":
             return table, columns, {}
         numbers, filled = parsed(table, name, columns)
+        if name in means:
+            numbers, filled = np.where(filled, numbers, means[name]), np.ones_like(filled)
         with np.errstate(over="ignore"):
             wrong = ~np.isfinite(numbers.astype(np.float32))
         if 2 * (wrong & filled).sum() > len(wrong):

@@ -108,6 +108,12 @@ def test_new_files_are_read_by_the_recipe_that_the_model_carries(site, tmp_path)
     )
     assert found.x.tolist() == [[97, 39.25, 0.25, 0, 0, 1]]
     assert [(line, why) for line, why, _ in found.left] == [(3, "spo2 holds '?'")]
+    assert how.fill is not None  # a mean is for an empty cell, and makes no number of a text
+    (tmp_path / "new.csv").write_text(rows.replace("2,0", "").replace("98 °F", "") + "90;1 %;m;;c")
+    found = _read_table(tmp_path / "new.csv", how, ())
+    fill = how.fill[2]
+    assert found.x.tolist() == [[97, 39.25, 0.25, 0, 0, 1], [1, 35, fill, 0, 1, 0]]
+    assert [(line, why) for line, why, _ in found.left] == [(3, "spo2 holds '?'")]
 
 
 @pytest.mark.parametrize(
