@@ -217,7 +217,7 @@ def test_intervals_of_the_prose_are_those_of_the_records(page):
     assert not unknown
 
 
-@pytest.mark.parametrize("page", [PAGES / "claims.md", ROOT / "docs" / "results.md"])
+@pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.stem)
 def test_verdicts_say_which_intervals_do_not_stay_after_correction(page):
     """A dagger stands behind each interval without zero that stays in none of its records."""
     wrong = [
@@ -225,6 +225,7 @@ def test_verdicts_say_which_intervals_do_not_stay_after_correction(page):
         for above, text, records in passages(page)
         for line, (mean, low, high, mark) in stated(text)
         if (low[0] == "−") == (high[0] == "−")
+        and f"{mean} [{low}, {high}]" not in OF_SUMS
         and (mark == "†") == bool(matching((mean, low, high), records)[:, 3].any())
     ]
     assert not wrong

@@ -34,6 +34,7 @@ from fedcli.data.store.client_data import (
 from fedcli.data.store.column_findings import Column, columns_of, found_in_all
 from fedcli.data.store.opened_data import open_data
 from fedcli.data.store.partition_store import PartitionStore
+from fedmodels.code_names import is_own
 from fedmodels.data_description import channel_axis
 from fedmodels.errors import DataError
 from fedmodels.printable import printable
@@ -52,7 +53,10 @@ SEPARATORS = re.compile(r"(?<=\w)[\s_./-]+(?=\w)|_")
 MAX_LETTERS = 40
 """Letters of a name that a line lists, at most."""
 SHARING = ("drawn", "replay_circulating", "replay_gradual", "replay_heterogeneous")
-"""Kinds of scenarios whose clients draw from the same examples, and so hold some in common."""
+"""Kinds of scenarios whose clients draw from the same examples, and so hold some in common.
+
+A function of a user's file may deal an example to several as well.
+"""
 Hashes = set[bytes]
 log = logging.getLogger(__name__)
 
@@ -161,7 +165,8 @@ class Inspected:
     def may_share(self) -> bool:
         """Whether its scenario gives other clients some of its examples."""
         scenario = (self.data.file.partition or {}).get("scenario")
-        return isinstance(scenario, dict) and scenario.get("kind") in SHARING
+        kind = scenario.get("kind") if isinstance(scenario, dict) else None
+        return isinstance(kind, str) and (kind in SHARING or is_own(kind))
 
     def classes(self, chosen: NDArray[np.bool_]) -> str:
         """Return the names of some classes (K,)."""

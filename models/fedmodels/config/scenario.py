@@ -1,8 +1,8 @@
 """What ``[scenario]`` of a config may say; nothing here opens any data.
 
 A scenario tells how one data set is dealt out to pairs (client, task), which are numbered client by
-client. An example belongs to one pair, but in ``replay_…`` and ``drawn``: there clients draw from
-the same examples, and no task of a client holds one twice.
+client. An example belongs to one pair, but in ``replay_…``, in ``drawn`` and in a user's function:
+there clients may have the same examples, and no task of a client holds one twice.
 
     kind                    who gets what                                             paper
     iid                     equal random pieces

@@ -301,7 +301,9 @@ class ClassReplay:
         return total
 
     def _tell_length(self, seconds: float, volumes: Tensor) -> None:
-        """Say how long images of so many seconds each take, where that may be long."""
+        """Say how long a diffusion model's images of so many seconds each take, if that is long."""
+        if self.family.arch != "ddpm":
+            return
         attempts = self.settings.replay_attempts if self.settings.replay_filter else 1
         most = attempts * int(volumes.sum())
         if most * seconds > LONG_S:

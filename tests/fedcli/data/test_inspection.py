@@ -50,6 +50,14 @@ def test_the_kinds_that_share_are_known():
     assert {kind.__args__[0] for kind in kinds} == set(SHARING) == {s["kind"] for s in SHARED}
 
 
+def test_clients_may_share_examples_by_a_function_of_a_users_file(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("def deal(given):\n    return [[range(100)] for _ in given.tasks]\n")
+    root = written(tmp_path / "data", {"kind": f"{file}:deal"}, Layout.DIRECTORIES, gather=False)
+    well, text = check(root)
+    assert well, text
+
+
 def test_clients_of_other_scenarios_share_nothing(tmp_path):
     root = written(tmp_path / "data", {"kind": "iid"}, Layout.DIRECTORIES, gather=False)
     np.save(root / "1/task-0/train_x.npy", np.load(root / "0/task-0/train_x.npy"))

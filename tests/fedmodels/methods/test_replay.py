@@ -8,7 +8,7 @@ from torch import nn
 
 from fedmodels.errors import ConfigError
 from fedmodels.methods import make
-from fedmodels.techniques import generator_training
+from fedmodels.techniques import class_replay, generator_training
 from fedmodels.techniques.class_replay import ALL, ClassReplay, Judge, Rehearsal, Replay, met
 from fedmodels.techniques.generator_training import Course, Lesson, telling
 from fedmodels.techniques.generators import Family, Painter, public, to_images, to_inputs
@@ -143,6 +143,20 @@ def test_long_work_with_diffusion_models_is_told_beforehand(monkeypatch, caplog)
     assert len(ticks) == 7
     (line,) = caplog.messages
     assert "2 diffusion models train for about 16 min 40 s, 1000 steps of 1 s" in line
+
+
+@pytest.mark.parametrize("arch", ["wgan", "ddpm"])
+def test_long_drawing_is_told_of_diffusion_models_alone(arch, monkeypatch, caplog):
+    """A GAN's images are one call each, and fewer evaluations, which the line names, refused."""
+    monkeypatch.setattr(class_replay, "LONG_S", 0)
+    some = {"width": 16, "evaluations": 1} if arch == "ddpm" else {"width": 4}
+    family = Family(input_shape=SHAPE, arch=arch, batch_size=4, **some)
+    held = GeneratorState(1, public(family.fresh(0, LIMITS)))
+    replay = ClassReplay(family=family, settings=Replay(replay_attempts=3))
+    judge = Judge(Brightness(0.0))
+    replay.replayed({"0": held, "1": held}, torch.tensor([2, 3]), judge, seeds)
+    assert len(caplog.messages) == (arch == "ddpm")
+    assert not caplog.messages or "up to 15 images are drawn, of" in caplog.messages[0]
 
 
 def test_what_may_leave_has_no_critic():
