@@ -48,7 +48,9 @@ earlier tasks differ from each other, and so much more."""
 SHOWN, MAX_LETTERS = 3, 40
 """Columns that a line names, and letters of a name."""
 Marks = NDArray[np.float64]
-"""Of each channel, (6, C): least, 5 %, 50 %, 95 %, greatest, and the share without a number."""
+"""Of each channel, (6, C): least, 5 %, 50 %, 95 %, greatest, and the share without a number.
+
+The first five are NaN where there is no number at all."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +76,10 @@ def cells_of(task: int, x: Inputs, y: IntArray) -> Iterator[Cell]:
         if not empty.any():
             marks = np.quantile(values, QUANTILES, axis=1)
         else:
-            known = np.where(empty.all(1, keepdims=True), 0.0, np.where(empty, np.nan, values))
+            nothing = empty.all(1)
+            known = np.where(nothing[:, None], 0.0, np.where(empty, np.nan, values))
             marks = np.nanquantile(known, QUANTILES, axis=1)
+            marks[:, nothing] = np.nan
         yield Cell(task, int(label), len(places), np.vstack([marks, empty.mean(1)]))
 
 
@@ -134,9 +138,12 @@ def _of_channels(earlier: Sequence[Cell], new: Sequence[Cell]) -> dict[str, dict
     found: dict[str, dict[int, str]] = {"constant": {}, "empty": {}, "width": {}, "middle": {}}
     empty, most = _empty(new), np.max([_empty(cells) for cells in _by_task(earlier)], axis=0)
     lows, highs = (
-        op([c.marks[row] for c in new], axis=0) for op, row in ((np.min, 0), (np.max, 4))
+        op([c.marks[row] for c in new], axis=0)
+        for op, row in ((np.fmin.reduce, 0), (np.fmax.reduce, 4))
     )
-    varied = np.all([_spread(cells) > 0 for cells in _by_task(earlier)], axis=0)
+    labels, tasks = {cell.label for cell in new}, _by_task(earlier)
+    alike = [some for cells in tasks if (some := [c for c in cells if c.label in labels])]
+    varied = np.all([_spread(cells) > 0 for cells in alike or tasks], axis=0)
     ratios, shifts = _nearest(earlier, new)
     for k in range(len(empty)):
         if empty[k] > most[k] + EMPTIER:
@@ -186,7 +193,9 @@ def _nearest(
 
 def _middle(cells: Sequence[Cell]) -> NDArray[np.float64]:
     """Return the median over classes of the medians of each channel, (C,)."""
-    middle: NDArray[np.float64] = np.median([cell.marks[2] for cell in cells], axis=0)
+    middles = np.array([cell.marks[2] for cell in cells])
+    middles[:, np.isnan(middles).all(0)] = 0.0
+    middle: NDArray[np.float64] = np.nanmedian(middles, axis=0)
     return middle
 
 
@@ -207,10 +216,10 @@ def _empty(cells: Sequence[Cell]) -> NDArray[np.float64]:
 def _spread(cells: Sequence[Cell]) -> NDArray[np.float64]:
     """Return the range of each channel over several cells, without the ends of each, (C,)."""
     lows, highs = (
-        np.min([c.marks[1] for c in cells], axis=0),
-        np.max([c.marks[3] for c in cells], 0),
+        np.fmin.reduce([c.marks[1] for c in cells], axis=0),
+        np.fmax.reduce([c.marks[3] for c in cells], axis=0),
     )
-    spread: NDArray[np.float64] = highs - lows
+    spread: NDArray[np.float64] = np.nan_to_num(highs - lows)
     return spread
 
 

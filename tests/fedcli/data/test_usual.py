@@ -74,6 +74,21 @@ def test_new_classes_are_compared_with_all_by_wider_bounds():
     assert lines(month(BODY * 1000), month(BODY), y=others)
 
 
+def test_a_class_without_numbers_has_no_range():
+    """It had zeros, so that a task of pressures about 1,000 had 112 times their range."""
+    many, few = np.repeat(month(BODY)[:10], 10, axis=0), month(BODY, np.full(10, np.nan))[:10]
+    some, y = np.concatenate([many, few]), np.repeat([0, 1], [100, 10])
+    assert lines(some, month(BODY), y=y) == []
+    wide = [*cells_of(1, month(BODY, 1000 + np.arange(10.0) * 10), LABELS)]
+    assert unlike([*cells_of(0, some, y)], wide, [], [])[0].startswith("column 1 has 9 times")
+
+
+def test_a_column_that_tells_classes_stands_still_in_a_task_of_one():
+    """It varied over the classes of earlier tasks, and in none of them."""
+    told = np.stack([np.tile(BODY, 2), LABELS], axis=1)
+    assert lines(told[:10], told, y=LABELS[:10]) == []
+
+
 def test_of_large_inputs_fewer_are_looked_at(monkeypatch):
     """512 photos of 224 × 224 were 600 MB as numbers, several times over."""
     monkeypatch.setattr(usual, "VALUES", 40)
