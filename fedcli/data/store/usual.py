@@ -76,7 +76,7 @@ def cells_of(task: int, x: Inputs, y: IntArray) -> Iterator[Cell]:
         if not empty.any():
             marks = np.quantile(values, QUANTILES, axis=1)
         else:
-            nothing = empty.all(1)
+            nothing: NDArray[np.bool_] = np.all(empty, axis=1)
             known = np.where(nothing[:, None], 0.0, np.where(empty, np.nan, values))
             marks = np.nanquantile(known, QUANTILES, axis=1)
             marks[:, nothing] = np.nan
