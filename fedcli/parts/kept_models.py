@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from fedmodels.config.columns import OTHER
 from fedmodels.config.transforms import TableTransform, parse_transform
 from fedmodels.errors import ArchiveError, DataError
 from fedmodels.nets.split import SplitNet, whole
-from fedmodels.nets.trained import ModelFacts, header_of
+from fedmodels.nets.trained import KEY, ModelFacts, header_of
 from fedmodels.tensors.bundle import Bundle, state_digest
 from fedmodels.training.contexts import ClientContext
 from fedmodels.training.private_state import local_view
@@ -68,7 +69,9 @@ class FinalModel(ClientPart):
         """
         client, states = self.client, self.client.states
         if scored := self._scored(order.base):
-            return states.save_personal(*scored)
+            model, header, place = scored
+            now = with_names(header, client.data.class_names)
+            return states.save_personal(model, now, place if now == header else None)
         weights, facts = described(client, ctx.net, ctx.view, order.round)
         is_shared = ctx.view == "global" or not client.set_up.keeps
         stored = (facts, state_digest([("", weights)])) if is_shared else None
@@ -83,6 +86,12 @@ class FinalModel(ClientPart):
         except ArchiveError as error:
             log.warning("%s; the model after the downlink is stored instead", error)
             return None
+
+
+def with_names(header: Mapping[str, str], names: Sequence[str]) -> Mapping[str, str]:
+    """Return the header of a model's file with the names that its classes have by now."""
+    facts = json.loads(header[KEY])
+    return {**header, KEY: json.dumps({**facts, "class_names": names[: facts["num_classes"]]})}
 
 
 def described(

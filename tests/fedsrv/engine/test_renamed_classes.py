@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from fedcli.data.store.dropping import drop_task
 from fedcli.data.store.growing import add_task
 from fedmodels.errors import PayloadError, RunFailed
+from fedmodels.nets.trained import TrainedModel
 from fedmodels.run_classes import ClassChange, RunClasses
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.parts import stages
@@ -166,6 +168,18 @@ def test_what_is_decided_after_the_last_round_stands_in_the_summary(tmp_path):
     assert growth["set_aside"] == [(1, 0, "a loose sensor")]
     assert growth["class_changes"] == (("a", "alpha"),)
     assert last == {rpc.ORDER_KIND_FINISH: [rpc.ClassChange(old="a", now="alpha")]}
+
+
+@pytest.mark.parametrize("method", ["fedper", "fedavg"])
+def test_the_last_models_say_the_names_of_by_now(method, tmp_path):
+    """One that was kept when it was scored said the earlier name."""
+    data, run = prepared(tmp_path) / "data", tmp_path / "run"
+    for at_rest in ("pause", "close"):
+        with nullcontext() if at_rest == "close" else pytest.raises(RunPaused):
+            run_in_process(open_run(method=method), data, run, resume=True, at_rest=at_rest)
+        ClassWishes(run).add([ClassChange("a", "alpha")], 0)
+    for place in run.glob("clients/*/personal.safetensors"):
+        assert [*TrainedModel.load(place).class_names] == ["alpha", "b", "c", "d"], place
 
 
 def test_clients_that_retire_after_the_last_round_are_not_asked_to_finish(tmp_path, monkeypatch):
