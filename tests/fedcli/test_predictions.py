@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -322,6 +323,9 @@ def test_a_column_that_is_kept_is_what_stands_in_the_file(of_rows, tmp_path):
     found = fedtide.predict(file, model=of_rows, keep="id")
     assert [row["id"] for row in found] == ["007", ""]
     assert fedtide.predict(file, model=of_rows, keep=["pulse"])[0]["pulse"] == "70"
+    packed = tmp_path / "new.csv.gz"
+    packed.write_bytes(gzip.compress(file.read_bytes()))
+    assert [row["id"] for row in fedtide.predict(packed, model=of_rows, keep="id")] == ["007", ""]
     for keep in (["from"], ["class"], ["alarm"], ["id", "id"]):
         with pytest.raises(ConfigError, match="cannot be kept: answers have another column"):
             fedtide.predict(file, model=of_rows, keep=keep)

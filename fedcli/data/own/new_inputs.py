@@ -108,7 +108,7 @@ def _usual(facts: ModelFacts) -> Transform | None:
 def _read(path: Path, facts: ModelFacts, how: Transform | None, keep: Sequence[str]) -> NewInputs:
     """Read one file by its kind."""
     shape = tuple(facts.input_shape)
-    if keep and not (isinstance(how, TableTransform) and path.suffix.lower() in TABLE_ENDS):
+    if keep and not (isinstance(how, TableTransform) and ending(path) in TABLE_ENDS):
         raise DataError(f"{path} has no column {keep[0]!r} to keep: it is no table")
     if path.suffix == ARRAYS:
         return _array(path, read_array(path), facts)
@@ -250,7 +250,8 @@ def _set_aside(
         frame[name] = np.where(wrong, np.nan, numbers)
     if len(faults) in (0, len(frame)):
         return table, columns, {}
-    columns = columns.model_copy(update={"missing": "drop"})
+    # what stands for an empty cell in a file may be a number in the run's unit
+    columns = columns.model_copy(update={"missing": "drop", "missing_values": None})
     return replace(table, frame=frame, recipe=table.recipe.of_texts()), columns, faults
 
 

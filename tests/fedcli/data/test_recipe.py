@@ -16,7 +16,7 @@ from fedcli.data.store.client_data import ClientData
 from fedcli.data.store.findings import tell_own
 from fedcli.data.store.growing import Incoming, add_task
 from fedcli.data.store.site import cut
-from fedmodels.config.recipe import recipe_in, recipe_of
+from fedmodels.config.recipe import Recipe, SiteColumn, recipe_in, recipe_of
 from fedmodels.config.transforms import TableTransform, parse_transform
 from fedmodels.errors import ConfigError, DataError, PayloadError
 from fedmodels.nets.trained import ModelFacts
@@ -114,6 +114,20 @@ def test_new_files_are_read_by_the_recipe_that_the_model_carries(site, tmp_path)
     fill = how.fill[2]
     assert found.x.tolist() == [[97, 39.25, 0.25, 0, 0, 1], [1, 35, fill, 0, 1, 0]]
     assert [(line, why) for line, why, _ in found.left] == [(3, "spo2 holds '?'")]
+
+
+def test_what_stands_for_an_empty_cell_is_looked_for_once(tmp_path):
+    """Beside a row without an answer, 32 °F became 0 °C, and then an empty cell."""
+    columns = {"features": ["temp"], "missing_values": [0]}
+    how = TableTransform.model_validate({"columns": columns}).model_copy(
+        update={"recipe": Recipe(columns={"temp": SiteColumn(factor=0.5, offset=-16.0)})}
+    )
+    (tmp_path / "new.csv").write_text("temp\n32\nx\n0\n34\n")
+    found = _read_table(tmp_path / "new.csv", how)
+    assert found.x.tolist() == [[0.0], [1.0]]
+    assert [(line, why) for line, why, _ in found.left] == [
+        (3, "temp holds 'x'"), (4, "temp is empty")
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
