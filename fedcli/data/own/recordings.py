@@ -27,7 +27,7 @@ from fedcli.data.own.cells import (
 )
 from fedcli.data.own.site_lines import HEAD, key, lines_for_texts, nearest
 from fedcli.data.own.table_files import TableRows
-from fedcli.data.own.times import LATE, NAMED_APART, calendar, times_of
+from fedcli.data.own.times import LATE, NAMED_APART, calendar, points_of, times_of
 from fedcli.data.sets.windows import window_starts
 from fedmodels.config.data import Columns, TasksBy
 from fedmodels.errors import DataError
@@ -158,6 +158,8 @@ def _read(
         time, mended = times.seconds, times.done
         if tasks is not None and tasks != "session":
             task, date = calendar(times, tasks, table, columns)
+        elif (tasks or columns.task) and times.dates is not None:
+            date = points_of(times.dates)  # over files, tasks are in the order in which they begin
     if tasks == "session":
         file = table.where.name if isinstance(table.where, Path) else str(table.where)
         task = np.array([f"{file} {name}".strip() for name in session.tolist()], dtype=np.str_)

@@ -154,8 +154,12 @@ def calendar(
         texts = parts["year"].astype(str) + "-W" + parts["week"].astype(str).str.zfill(2)
     else:
         texts = local.dt.strftime("%Y-%m" if period == "month" else "%Y-%m-%d")
-    points = dates.to_numpy().astype("datetime64[us]").astype(np.int64)
-    return texts.to_numpy().astype(np.str_), points
+    return texts.to_numpy().astype(np.str_), points_of(dates)
+
+
+def points_of(dates: Any) -> NDArray[np.int64]:
+    """Return points in time as microseconds since 1970 (n,)."""
+    return np.asarray(dates.to_numpy().astype("datetime64[us]").astype(np.int64))
 
 
 # --- times of day ---------------------------------------------------------------------------------

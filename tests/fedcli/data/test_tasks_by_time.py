@@ -137,13 +137,14 @@ def test_each_month_of_each_client_is_a_task_with_a_test_part_of_its_end(tmp_pat
 
 
 def test_a_task_may_be_a_session_or_what_a_column_says(tmp_path):
+    """In the order in which they begin, whatever the files are called."""
     recorded(tmp_path / "data", "march.csv", {"ann": [3], "ben": [3]})
     recorded(tmp_path / "data", "older.csv", {"ann": [1, 2], "ben": [1, 2]})
     ann, _ = dealt(tmp_path / ".", tasks="session")
-    assert [rows_in(ann, t, "train").min() for t in range(ann.num_tasks)] == [300, 100]
+    assert [rows_in(ann, t, "train").min() for t in range(ann.num_tasks)] == [100, 300]
     (tmp_path / "cut").rename(tmp_path / "before")
     ann, _ = dealt(tmp_path, columns={"task": "phase"})
-    assert [len(rows_in(ann, task, "train")) for task in range(ann.num_tasks)] == [16, 32]
+    assert [len(rows_in(ann, task, "train")) for task in range(ann.num_tasks)] == [32, 16]
 
 
 def test_a_site_is_cut_into_its_own_months_and_a_later_source_is_one_task(tmp_path):
