@@ -49,6 +49,9 @@ UNITS = {
 """Factor and format of a column, by the table it is read from."""
 
 
+_Rows = Mapping[Cell, Mapping[Any, float | None]]
+
+
 def unit_of(path: str) -> tuple[float, str]:
     """Return factor and format of a column."""
     table, _, name = path.partition(".")
@@ -119,8 +122,8 @@ class ForPapers:
         """Return what stands with the table."""
         return (
             f"Mean ± sample standard deviation over {self.extent}. Bold: the best mean of its "
-            "setting, unless it is no better than chance or the most frequent class. Whether a "
-            "difference may be chance: differences.csv."
+            "setting, unless it is an accuracy no better than chance or the most frequent class. "
+            "Whether a difference may be chance: differences.csv."
         )
 
 
@@ -188,9 +191,9 @@ class Outcome:
     def winners(self) -> set[tuple[str, Cell]]:
         """Heading and cell of each metric that beats every other row of its setting.
 
-        For papers, the best means.
+        For papers, the best means; of equal ones each.
         """
-        first_of = winner if self.paper is None else self._best
+        firsts_of = _alone if self.paper is None else _best
         return {
             (heading, first)
             for heading, path in self.columns.items()
@@ -198,23 +201,9 @@ class Outcome:
             for setting in {cell.setting for cell in self.cells}
             for rivals in [[cell for cell in self.cells if cell.setting == setting]]
             for rows in [{cell: self.values[heading].get(cell, {}) for cell in rivals}]
-            if (first := first_of(rows, metric(path.partition(".")[2]).better)) is not None
+            for first in firsts_of(rows, metric(path.partition(".")[2]).better)
             if self.paper is None or not self._is_guessing(heading, first)
         }
-
-    def _best(self, rows: Mapping[Cell, Mapping[Any, float | None]], better: int) -> Cell | None:
-        """Return the row with the best mean of several; None where neither more nor less is.
-
-        A row that lacks a value shows no mean, and has none here.
-        """
-        means = {
-            cell: fmean(found.values())
-            for cell, each in rows.items()
-            if (found := known(each)) and len(found) == len(each)
-        }
-        if not better or len(means) < 2:
-            return None
-        return max(means, key=lambda cell: better * means[cell])
 
     def _is_guessing(self, heading: str, cell: Cell) -> bool:
         """Tell whether a mean is no better than an answer without a model."""
@@ -321,6 +310,28 @@ class Outcome:
                 ]
                 columns = [*(Name(str(at)) for at in rounds), Name("mean")]
                 yield Table(columns, [Name(c.title) for c in lines], texts, corner=corner)
+
+
+def _alone(rows: _Rows, better: int) -> list[Cell]:
+    """Return the row that beats every other one; none where there is no such row."""
+    first = winner(rows, better)
+    return [] if first is None else [first]
+
+
+def _best(rows: _Rows, better: int) -> list[Cell]:
+    """Return the rows with the best mean of several; none where neither more nor less is better.
+
+    A row that lacks a value shows no mean, and has none here.
+    """
+    means = {
+        cell: fmean(found.values())
+        for cell, each in rows.items()
+        if (found := known(each)) and len(found) == len(each)
+    }
+    if not better or len(means) < 2:
+        return []
+    best = max(better * mean for mean in means.values())
+    return [cell for cell, mean in means.items() if math.isclose(better * mean, best)]
 
 
 def _by_round(curve: Sequence[float | None]) -> dict[int, float]:

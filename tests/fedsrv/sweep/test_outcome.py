@@ -122,6 +122,16 @@ def test_no_row_without_its_mean_is_bold():
     assert "**50.00 ± 0.00**" in page(made)
 
 
+def test_equal_best_means_are_all_bold():
+    """The first of two rows with 50 % was bold alone."""
+    scores = {("", "A"): [0.4, 0.6], ("", "B"): [0.5, 0.5], ("", "C"): [0.4, 0.4]}
+    made = replace(outcome(scores, {}), paper=ForPapers("2 seeds", {}))
+    assert {cell.row for _, cell in made.winners} == {"A", "B"}
+    least = {(Cell("", "A"), "metrics.a_loc"): 50.0}
+    made = replace(made, paper=ForPapers("2 seeds", least))
+    assert {cell.row for _, cell in made.winners} == {"B"}, "A guesses as well"
+
+
 def test_a_ladder_is_a_table_of_scores_against_length():
     text = page(outcome())
     assert "| A_loc | 1 × rounds | 2 × rounds |\n|---|---|---|\n" in text
