@@ -15,6 +15,8 @@ from fedmodels.errors import ConfigError
 NOT_DEALT = ("data.root", "data.input_shape", "data.num_classes", "data.validation_share",
              "data.repeats", "data.unusual")  # fmt: skip
 """Keys that change no partition."""
+DIGEST = "scenario.code_sha256"
+"""Of a user's function; a config lacks it where the file is not there, and nothing is dealt out."""
 SHOWN = 3
 """Differences that one line names."""
 MAX_LETTERS = 60
@@ -54,11 +56,13 @@ def differences(experiment: Experiment, made: Mapping[str, Any]) -> list[str]:
             "clients": experiment.schedule.clients,
         }
         wanted["seed"] = experiment.seed
+    is_known = getattr(experiment.scenario, "code_sha256", None) is not None
+    left_out = NOT_DEALT if is_known else (*NOT_DEALT, DIGEST)
     ours, theirs = (leaves(placeless(t)) for t in (wanted, {k: made.get(k) for k in wanted}))
     return [
         f"{_named(key)} = {_short(ours.get(key))} in the config, {_short(theirs.get(key))} there"
         for key in sorted(ours.keys() | theirs.keys())
-        if key not in NOT_DEALT and _said(ours.get(key)) != _said(theirs.get(key))
+        if key not in left_out and _said(ours.get(key)) != _said(theirs.get(key))
     ]
 
 

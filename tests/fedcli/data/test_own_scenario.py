@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from fedcli.data.cuts.partition import partition
+from fedmodels.config.origin import differences
 from fedmodels.config.scenario import OwnScenario
 from fedmodels.config.sent import without_places
 from fedmodels.errors import ConfigError, DataError
@@ -120,7 +121,13 @@ def test_a_run_deals_by_it_and_an_edited_file_is_refused(tmp_path):
     assert received_experiment(sent, "server", ()).scenario == given.scenario.model_copy(
         update={"kind": "mine.py:deal"}  # a client runs no scenario, and needs no such file
     )
+    Path(kind.rpartition(":")[0]).unlink()
+    made = json.loads((tmp_path / "run/data/partition.json").read_bytes())["config"]
+    assert differences(experiment_of(tables), made) == []  # the data are dealt out already
+    elsewhere = experiment_of(tables | {"scenario": {"kind": "other.py:deal"}})
+    assert differences(elsewhere, made)[0].startswith('scenario.kind = "other.py:deal" in the con')
     written(tmp_path, body.replace("(0, 1, 2)", "(1, 0, 2)"))
+    assert differences(experiment_of(tables), made)[0].startswith("scenario.code_sha256 = ")
     with pytest.raises(ConfigError, match=r"mine\.py has changed since this run began"):
         experiment_of(given.to_dict())
     with pytest.raises(DataError, match=r"another partition \(scenario.code_sha256 was"):
