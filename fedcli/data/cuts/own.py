@@ -36,6 +36,8 @@ def own_cut(scenario: OwnScenario, given: CutInput) -> Partition:
     except TypeError as error:
         keys = ", ".join(scenario.options()) or "no further key"
         raise ConfigError(f"{name} is called with a CutInput and {keys}: {error}") from None
+    for labels in (given.train, given.test):
+        labels.flags.writeable = False  # who gets which test examples goes by them
     with told(name):
         made = [list(tasks) for tasks in deal(given, **scenario.options())]
     if [len(tasks) for tasks in made] != given.tasks:

@@ -88,6 +88,7 @@ def test_what_cannot_be_dealt_out_is_refused_by_name(tmp_path, body, line):
     ("body", "line"),
     [
         ("return 3", "mine.py:deal failed: TypeError"),
+        ("given.train[:] = 0", "mine.py:deal failed: ValueError: assignment destination is read-o"),
         ("raise ValueError('no way')", "mine.py:deal failed: ValueError: no way"),
         ("return [[[[0], [1, 2]]], [[3]]]", "training failed: ValueError"),
     ],
