@@ -184,7 +184,7 @@ def _prequential(records: Sequence[Record]) -> dict[str, float]:
     """Return the mean over clients of the mean score on tasks before they were trained on."""
     found: dict[str, list[float]] = {}
     for record in records:
-        for client, row in record["clients"].items():
+        for client, row in record.get("clients", {}).items():
             if "prequential" in row:
                 found.setdefault(client, []).append(row["prequential"])
     return {"prequential": float(np.mean([*map(np.mean, found.values())]))} if found else {}
