@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from fedmodels.class_names import named
 from fedmodels.config.combinations import part_at
 from fedmodels.config.experiment import Experiment
 from fedmodels.data_description import MAX_CLASSES
@@ -132,16 +133,18 @@ class SetUps:
 
 
 def _check(classes: RunClasses) -> None:
-    """Raise PayloadError if a server's names of classes come twice, or are too many."""
+    """Raise PayloadError if a server's names of classes come twice, are too many, or are none."""
     number = len(classes.first) + len(classes.came), len(classes.changes)
+    told = (*classes.came, *(change.now for _, change in classes.changes))
     try:
         fits = max(number) <= MAX_CLASSES and bool(classes.names)
-    except ValueError:  # one comes twice, or a change is of none of them
+        fits = fits and all(named(name) == name for name in told)
+    except ValueError:  # one comes twice or cannot be a name, or a change is of none of them
         fits = False
     if not fits:
         raise PayloadError(
             f"the server names {len(classes.first)} classes and {len(classes.came)} new ones: "
-            "one twice, or too many, or a change is of none of them"
+            "one twice, or too many, or one cannot be a name, or a change is of none of them"
         )
 
 

@@ -26,6 +26,7 @@ from fedcli.runtime.workers import Workers
 from fedmodels.config.data import Data
 from fedmodels.errors import ConfigError, LinkError, PayloadError
 from fedmodels.nets.trained import TrainedModel
+from fedmodels.run_classes import ClassChange
 from fedmodels.tensors.archive import load
 from fedmodels.tensors.bundle import Bundle, ClientId
 from fedpb.tables import table_of
@@ -132,6 +133,16 @@ def test_payloads_are_held_against_the_classes_of_their_order(data, tmp_path):
     for wrong in (["a"], ["x", "x"]):
         with pytest.raises(PayloadError, match=r"names 2 classes and . new ones: one twice"):
             known.payload_spec(wrong)
+
+
+@pytest.mark.parametrize("name", ["", " x", "x\x1b[2J", "x\n", "x" * 101, "a"])
+def test_a_server_gives_a_class_no_name_that_is_none(data, tmp_path, name):
+    set_ups = workers_of(data, tmp_path / "states", method="fedavg").set_ups
+    change = 0, ClassChange("b", "y")
+    assert set_ups.of(["x"], [change]).classes.names == ("a", "y", "x")
+    for told in (([name], []), ([], [(0, ClassChange("b", name))])):
+        with pytest.raises(PayloadError, match="or one cannot be a name"):
+            set_ups.of(*told)
 
 
 def test_classes_of_the_server_are_checked(data, tmp_path):
