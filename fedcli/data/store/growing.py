@@ -46,7 +46,7 @@ from fedcli.data.store.opened_data import open_data
 from fedcli.data.store.own_files import How
 from fedcli.data.store.repeats import Compared, compared
 from fedcli.data.store.site import changed_recipe, loaded, recipe_now, remember_recipe
-from fedcli.data.store.usual import cells_of, earlier_cells, unlike
+from fedcli.data.store.usual import cells_of, counting, earlier_cells, unlike
 from fedmodels.class_names import near
 from fedmodels.config.data import OF_IMAGES, Data, Repeats, Unusual
 from fedmodels.config.recipe import EMPTY, NAME, Recipe
@@ -179,10 +179,11 @@ def add_task(
 def _unusual(held: ClientData, rows: KnownRows, dataset: Dataset) -> list[str]:
     """Return in which ways a task that is to come is not like the client's earlier ones."""
     columns = (held.file.transform or {}).get("columns") or {}
-    counts = [task.train for task in held.tasks if not task.set_aside]
+    tasks = counting(held)
+    counts = [held.tasks[task].train for task in tasks]
     now = np.bincount(dataset.train_y, minlength=dataset.num_classes).tolist()
     new = [*cells_of(held.num_tasks, dataset.train_x, dataset.train_y)]
-    return unlike(earlier_cells(rows.db, held), new, counts, now, columns.get("features") or ())
+    return unlike(earlier_cells(rows.db, tasks), new, counts, now, columns.get("features") or ())
 
 
 def _added(

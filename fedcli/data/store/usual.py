@@ -45,6 +45,8 @@ MANY = 20
 OTHERS, BEYOND = 0.5, 0.2
 """Share of the labels that may be others than in the nearest earlier task: this, and as much as
 earlier tasks differ from each other, and so much more."""
+LATEST = 60
+"""The last tasks that count: a year of weeks. So a task costs no more as time goes on."""
 SHOWN, MAX_LETTERS = 3, 40
 """Columns that a line names, and letters of a name."""
 Marks = NDArray[np.float64]
@@ -95,12 +97,18 @@ def take_in(db: sqlite3.Connection, held: ClientData) -> None:
                 db.execute("INSERT INTO cells VALUES (?, ?, ?, ?)", row)
 
 
-def earlier_cells(db: sqlite3.Connection, held: ClientData) -> list[Cell]:
-    """Return the cells of earlier tasks that count; none of a task that is set aside."""
-    found = list[Cell]()
-    for task, label, count, marks in db.execute("SELECT * FROM cells ORDER BY task, label"):
-        if task < held.num_tasks and not held.tasks[task].set_aside:
-            found.append(Cell(task, label, count, np.frombuffer(marks).reshape(6, -1)))
+def counting(held: ClientData) -> list[int]:
+    """Return the earlier tasks that count, ascending; none that is set aside."""
+    return [n for n, task in enumerate(held.tasks) if not task.set_aside][-LATEST:]
+
+
+def earlier_cells(db: sqlite3.Connection, tasks: Sequence[int]) -> list[Cell]:
+    """Return the cells of some tasks, ascending."""
+    found, count = list[Cell](), {*tasks}
+    query = "SELECT * FROM cells WHERE task >= ? ORDER BY task, label"
+    for task, label, size, marks in db.execute(query, (min(count, default=0),)):
+        if task in count:
+            found.append(Cell(task, label, size, np.frombuffer(marks).reshape(6, -1)))
     return found
 
 

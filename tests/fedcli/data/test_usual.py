@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -112,6 +115,19 @@ def test_a_mix_of_labels_by_hand(counts, now, far):
     assert found == (
         [f"{far} of its labels are others than in the earlier task most like it"] if far else []
     )
+
+
+def test_the_last_tasks_count_and_none_that_is_set_aside(monkeypatch):
+    """So the work for a task does not grow with how many came before."""
+    monkeypatch.setattr(usual, "LATEST", 2)
+    held = SimpleNamespace(tasks=[SimpleNamespace(set_aside=n == 2) for n in range(4)])
+    assert usual.counting(held) == [1, 3]
+    with closing(sqlite3.connect(":memory:")) as db:
+        db.execute(usual.TABLE)
+        for n in range(4):
+            db.execute("INSERT INTO cells VALUES (?, 0, 5, ?)", (n, np.zeros((6, 1)).tobytes()))
+        assert [cell.task for cell in usual.earlier_cells(db, [1, 3])] == [1, 3]
+        assert usual.earlier_cells(db, []) == []
 
 
 @pytest.fixture
