@@ -32,7 +32,7 @@ from benchmarks.measured import given_as, keep
 from fedmodels.numerics.alarm_levels import ALPHA, ETA
 from fedmodels.numerics.data_drift import Summary, Watched, moved
 from fedmodels.numerics.data_drift_numbers import Numbers
-from fedmodels.training.position import Task
+from fedmodels.training.contexts import Task
 from fedsrv.parts.drift import MEMORY, Seen
 
 RECORDINGS = {"UCI HAR": "uci_har", "MotionSense": "motionsense", "WISDM": "wisdm"}

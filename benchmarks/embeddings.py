@@ -17,7 +17,7 @@ from fedcli.data.store.client_data import GlobalTest
 from fedcli.data.store.stream import global_test_tensors
 from fedcli.parts.pictures import draw
 from fedmodels.errors import DataError
-from fedmodels.nets.embedding import embeddings
+from fedmodels.nets.split import embeddings
 from fedmodels.nets.trained import TrainedModel
 from fedmodels.training.pictures import PrototypeMap
 

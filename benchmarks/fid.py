@@ -25,8 +25,7 @@ from fedcli.data.store.opened_data import open_data
 from fedcli.data.store.stream import TaskStream
 from fedmodels.methods import make
 from fedmodels.nets import make_net
-from fedmodels.nets.embedding import embeddings
-from fedmodels.nets.split import SplitNet
+from fedmodels.nets.split import SplitNet, embeddings
 from fedmodels.numerics.metrics import fid
 from fedmodels.numerics.randomness import seeded
 from fedmodels.resolution import experiment_of

@@ -48,8 +48,7 @@ from benchmarks.attacks.uploads import (
 from benchmarks.measure import parser_of, tell
 from benchmarks.measured import given_as, keep
 from fedmodels.config.experiment import Experiment
-from fedmodels.nets.embedding import embeddings
-from fedmodels.nets.split import load_weights
+from fedmodels.nets.split import embeddings, load_weights
 from fedmodels.techniques.generator_training import Lesson
 from fedmodels.techniques.generators import Family, Painter, to_images
 from fedmodels.tensors.bundle import Weights

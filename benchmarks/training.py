@@ -42,11 +42,10 @@ from fedmodels.nets.split import SplitNet, load_weights, weights_of
 from fedmodels.resolution import experiment_of
 from fedmodels.tensors.allocator import keep_large_blocks
 from fedmodels.tensors.bundle import Bundle, Problem
-from fedmodels.training.contexts import ClientContext, ServerContext, ServerState
+from fedmodels.training.contexts import START, ClientContext, ServerContext, ServerState
 from fedmodels.training.hooks import as_uploads, broadcast, init_client, init_server, reduce
 from fedmodels.training.loop import ClientHalf, train_locally
 from fedmodels.training.method import Method
-from fedmodels.training.position import START
 from fedmodels.training.run import RunFacts
 from fedmodels.training.stack import fit_together
 from fedpb.codec import merged

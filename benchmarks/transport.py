@@ -44,8 +44,8 @@ from fedmodels.tensors.bundle import Bundle
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.tensors.memory_blocks import lease
 from fedpb import PROTOCOL
-from fedpb.descriptions import description_of
 from fedpb.frames import FRAME_BYTES
+from fedpb.tables import description_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
 from fedsrv.identity.certificates import init_authority, issue

@@ -17,8 +17,7 @@ from fedmodels.methods import method_class
 from fedmodels.methods import names as method_names
 from fedmodels.methods.variants import Choices, variants_of
 from fedmodels.nets import net_names
-from fedmodels.training.declaration import hints_of
-from fedmodels.training.settings import keys_of
+from fedmodels.training.settings import hints_of, keys_of
 from fedsrv.catalogue import meanings_of
 from fedsrv.net_catalogue import options_of
 

@@ -9,8 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from fedmodels.printable import printable
-from fedmodels.units import bytes_text, duration
+from fedmodels.printable import bytes_text, duration, printable
 from fedsrv.events import Event, EventLog
 from fedsrv.run_status import RunStatus, number_text, place_text, scores_text
 

@@ -14,8 +14,7 @@ from typing import Any
 
 from fedmodels.errors import RunFailed
 from fedmodels.numerics.metric_names import metric
-from fedmodels.printable import printable
-from fedmodels.units import moment_text, text_of
+from fedmodels.printable import moment_text, printable, text_of
 from fedsrv.events import Event
 from fedsrv.report.quantities import interaction_of
 from fedsrv.report.run_record import number, read_run

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedmodels.nets.embedding import embeddings
+from fedmodels.nets.split import embeddings
 from fedmodels.numerics.prototypes import (
     ByClass,
     class_prototypes,

@@ -24,8 +24,7 @@ from fedmodels.config.experiment import Experiment
 from fedmodels.nets.split import SplitNet
 from fedmodels.tensors.archive import load
 from fedmodels.tensors.bundle import Problem, state_digest
-from fedmodels.training.contexts import ClientContext
-from fedmodels.training.position import START
+from fedmodels.training.contexts import START, ClientContext
 from fedmodels.training.run import RunFacts
 from fedpb.channels import EXCEPTIONS, PROXIES
 from fedtide.testing.trial import (

@@ -11,11 +11,10 @@ from torch import Tensor
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.tensors.bundle import Bundle
-from fedmodels.training.contexts import Metrics, ServerContext, ServerState
+from fedmodels.training.contexts import Metrics, Position, ServerContext, ServerState
 from fedmodels.training.hooks import as_uploads, reduce
 from fedmodels.training.loop import train_locally
 from fedmodels.training.method import LocalResult
-from fedmodels.training.position import Position
 from fedpb.codec import merged
 from tests.conftest import context_of, method_of
 

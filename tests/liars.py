@@ -21,9 +21,9 @@ from fedmodels.config.experiment import Experiment
 from fedmodels.tensors.bundle import Bundle
 from fedpb import PROTOCOL
 from fedpb.codec import encode, merged
-from fedpb.descriptions import description_of
 from fedpb.orders import WITHOUT_PAYLOAD
 from fedpb.peer_certificates import PeerCertificates
+from fedpb.tables import description_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.coordinator import set_aside
 from fedsrv.engine.admission import Admission

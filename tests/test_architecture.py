@@ -68,7 +68,7 @@ ROOMS = {
         "open_runs", "testing.trial", "testing.case", "testing.suite", "testing",
     ),
     "fedmodels": (
-        "errors", "shortages", "machine", "devices", "printable", "units", "charts", "log_lines",
+        "errors", "shortages", "machine", "devices", "printable", "charts", "log_lines",
         "files", "line_file", "processes", "asked", "code_names", "own_code", "page_server",
         "signals", "commands", "options", "tensors", "class_names",
         "data_description", "numerics", "secure_sum", "config", "reductions", "nets", "privacy",
@@ -76,8 +76,8 @@ ROOMS = {
         "resolution", "config_file",
     ),
     "fedpb": (
-        "", "v1", "pem", "revocation", "server_check", "invitation", "handshakes", "channels",
-        "tables", "descriptions", "zstd", "frames", "headers", "plans", "codec", "orders",
+        "", "v1", "pem", "revocation", "server_check", "invitation", "channels",
+        "tables", "zstd", "frames", "headers", "codec", "orders",
         "identities", "signatures", "secure_terms", "peer_certificates",
     ),
     "fedsrv": (

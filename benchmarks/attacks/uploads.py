@@ -15,10 +15,9 @@ from fedmodels.config.experiment import Experiment
 from fedmodels.resolution import experiment_of
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.training import hooks
-from fedmodels.training.contexts import ClientContext, ServerContext
+from fedmodels.training.contexts import ClientContext, Position, ServerContext
 from fedmodels.training.loop import train_locally
 from fedmodels.training.method import LocalResult
-from fedmodels.training.position import Position
 from fedtide.testing.trial import context_of, method_of
 
 CLIENTS, ROUNDS = 10, 5

@@ -19,7 +19,7 @@ from fedmodels.data_description import SCALES, ProblemFile, channel_axis
 from fedmodels.errors import DataError, reason_of
 from fedmodels.files import open_regular
 from fedmodels.machine import free_bytes
-from fedmodels.units import bytes_text
+from fedmodels.printable import bytes_text
 
 IntArray = NDArray[np.int64]
 Inputs = NDArray[np.uint8] | NDArray[np.uint16] | NDArray[np.float32] | NDArray[np.float64]

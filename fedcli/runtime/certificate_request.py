@@ -24,8 +24,7 @@ from cryptography.x509.oid import NameOID
 from fedmodels.errors import ConfigError, LinkError, reason_of
 from fedmodels.files import write_new
 from fedmodels.printable import printable
-from fedpb.channels import channel_options, clearest, why_unreachable
-from fedpb.handshakes import distrust
+from fedpb.channels import channel_options, clearest, distrust, why_unreachable
 from fedpb.identities import without
 from fedpb.invitation import ENROLMENT_SERVICE, Invitation
 from fedpb.pem import identities_of

@@ -25,8 +25,7 @@ from fedmodels.files import Stamp
 from fedmodels.printable import printable
 from fedmodels.tensors.bundle import EVALUATOR, ClientId
 from fedpb import PROTOCOL
-from fedpb.descriptions import description_of
-from fedpb.tables import values_of
+from fedpb.tables import description_of, values_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedpb.v1.description_pb2 import ClientDescription
 

@@ -33,10 +33,9 @@ from fedcli.runtime.worker import Progress, Result
 from fedmodels.errors import ArchiveError, ConfigError, LinkError
 from fedmodels.tensors.bundle import Bundle, ClientId
 from fedpb import PROTOCOL, SERVICE
-from fedpb.channels import channel_options, clearest, in_words, why_unreachable
+from fedpb.channels import channel_options, clearest, distrust, in_words, why_unreachable
 from fedpb.codec import frames_of, merged, messages
 from fedpb.frames import MESSAGE_BYTES, WHOLE_BYTES, packed
-from fedpb.handshakes import distrust
 from fedpb.headers import header_of
 from fedpb.orders import Specs, read_order
 from fedpb.v1 import coordinator_pb2 as rpc

@@ -24,12 +24,11 @@ from fedmodels.printable import without_places
 from fedmodels.shortages import is_passing, lacks_memory
 from fedmodels.signals import end_if_signalled
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, Weights, state_digest
-from fedmodels.training.contexts import ClientContext
+from fedmodels.training.contexts import ClientContext, Position
 from fedmodels.training.fault import fault_in, line_of
 from fedmodels.training.hooks import init_client
 from fedmodels.training.loop import ClientHalf
 from fedmodels.training.method import LocalResult
-from fedmodels.training.position import Position
 from fedmodels.training.private_state import local_view
 from fedmodels.training.returned import check_upload
 from fedmodels.training.wire import sections_off

@@ -20,8 +20,7 @@ import psutil
 
 from fedmodels.commands import PREFIXES
 from fedmodels.machine import cores, free_bytes
-from fedmodels.printable import without_passwords
-from fedmodels.units import bytes_text
+from fedmodels.printable import bytes_text, without_passwords
 from fedpb.channels import EXCEPTIONS, PROXIES
 
 Facts = Mapping[str, str]

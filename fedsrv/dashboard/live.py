@@ -25,8 +25,7 @@ from fedmodels.errors import ConfigError, FedtideError
 from fedmodels.log_lines import json_text
 from fedmodels.numerics.metric_names import metric
 from fedmodels.page_server import POLICY, PageServer, Response
-from fedmodels.printable import printable
-from fedmodels.units import Unit, bytes_text, duration, text_of
+from fedmodels.printable import Unit, bytes_text, duration, printable, text_of
 from fedsrv.events import Ending, Event, EventLog
 from fedsrv.report import quantities as q
 from fedsrv.report.comparison import one_column

@@ -30,9 +30,8 @@ from fedmodels.training.wire import Wire
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedpb.v1.table_pb2 import Table
 from fedsrv.engine import schedule
-from fedsrv.engine.client_profile import Profile, common_limits
+from fedsrv.engine.client_profile import Profile, accuracy_of_guesses, common_limits
 from fedsrv.engine.cohort import Allocate, AllOf, Cohort, Trip, UploadForm
-from fedsrv.engine.guesses import accuracy_of_guesses
 from fedsrv.engine.report_validator import ReportValidator
 from fedsrv.engine.schedule import Step, takes_part
 from fedsrv.engine.summary import check_reference

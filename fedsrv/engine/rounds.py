@@ -13,13 +13,12 @@ from fedmodels.tensors.allocator import give_back_free_pages
 from fedmodels.tensors.memory_blocks import forget_free_blocks
 from fedsrv.engine.cohort import Cohort, StateLost
 from fedsrv.engine.commits import Commits
-from fedsrv.engine.exchange import WholeCohort
 from fedsrv.engine.plan import Plan
 from fedsrv.engine.reduction import Reduced
 from fedsrv.engine.round_parts import RoundParts
 from fedsrv.engine.schedule import Step
 from fedsrv.engine.scores import Scores
-from fedsrv.engine.server_part import Interaction, ServerPart, Timetable
+from fedsrv.engine.server_part import Interaction, ServerPart, Timetable, WholeCohort
 from fedsrv.events import EventLog
 from fedsrv.state.store import Store
 

@@ -12,7 +12,7 @@ from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ConfigError
 from fedmodels.numerics.randomness import derive_seed
 from fedmodels.tensors.bundle import ClientId
-from fedmodels.training.position import Position, Stage, Task
+from fedmodels.training.contexts import Position, Stage, Task
 
 
 @dataclass(frozen=True)

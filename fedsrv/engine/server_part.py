@@ -8,7 +8,7 @@ none by its name. What a part remembers follows from committed records.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -20,7 +20,7 @@ from fedmodels.training.contexts import ServerContext, ServerState
 from fedmodels.training.method import Method, Payload
 from fedmodels.training.run import RunFacts
 from fedpb.v1 import coordinator_pb2 as rpc
-from fedsrv.engine.cohort import Answers, Cohort, Trip
+from fedsrv.engine.cohort import AllOf, Answers, Cohort, Trip, too_few
 from fedsrv.engine.plan import Plan
 from fedsrv.engine.reduction import Reduced
 from fedsrv.engine.schedule import Step
@@ -322,3 +322,37 @@ class ServerPart:
     def ended(self, records: Sequence[Record]) -> Mapping[str, Any]:
         """Return fields of the summary of a run that has ended."""
         return {}
+
+
+class WholeCohort(Exchange):
+    """Waits for a whole cohort, or for the first of more clients than are needed."""
+
+    def train(self, at: Interaction, state: ServerState) -> Answers:
+        """Let the cohort train; leave out uploads that do not count."""
+        parts = self.parts
+        if not at.ctx.cohort:
+            return self.nobody(at, state)
+        trip = parts.training(at.ctx, state, at.plan.is_scored(at.step))
+        results = parts.cohort.send_and_receive(trip)
+        out = parts.judged(at, results)
+        left = [client for client in results.by_client if client not in out]
+        check_left(out, left, parts.experiment.server.min_clients, at.ctx.round)
+        parts.leave_out(at.ctx, results, out)
+        if not out or results.mean is None:
+            return results
+        orders = {client: trip.orders[client] for client in left}
+        without = replace(trip, orders=orders, until=AllOf(at.plan.needed_uploads(left)))
+        # clients bring what they sent again
+        return parts.cohort.send_and_receive(without).after(results)
+
+
+def check_left(
+    out: Mapping[int, str], left: Sequence[object], min_clients: int | None, round: int
+) -> None:
+    """Check that enough uploads are left without those that are left out.
+
+    Raises:
+        TooFewClients: fewer than ``min_clients`` are, where the config gives it; says how to go on.
+    """
+    if out and len(left) < (min_clients or 1):
+        raise too_few(out, round, "upload", min_clients or 1)

@@ -19,11 +19,11 @@ from fedmodels.numerics.metric_tables import CHOSEN, DEFINITIONS, is_written_by_
 from fedmodels.numerics.metrics import (
     average_forgetting_measure,
     best_round,
+    chosen,
     forgetting,
 )
 from fedmodels.numerics.streams import lost_in_stream
 from fedmodels.training.fault import line_of
-from fedsrv.engine.choice import chosen
 from fedsrv.engine.schedule import Step, is_scored
 from fedsrv.state.record import ClientRow, Record
 

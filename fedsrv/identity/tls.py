@@ -12,8 +12,7 @@ import grpc
 
 from fedmodels.errors import ConfigError
 from fedmodels.printable import printable
-from fedpb.channels import channel_options, clearest, why_unreachable
-from fedpb.handshakes import distrust, meaning_of_failure
+from fedpb.channels import channel_options, clearest, distrust, meaning_of_failure, why_unreachable
 from fedpb.pem import caller_pems, check_authority, check_pair, read_pem
 
 log = logging.getLogger(__name__)

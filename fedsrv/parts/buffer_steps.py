@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from math import ceil
 
-from fedmodels.training.position import Stage, Task
+from fedmodels.training.contexts import Stage, Task
 from fedsrv.engine.schedule import Step
 
 

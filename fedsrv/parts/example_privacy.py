@@ -13,7 +13,7 @@ from typing import Any
 
 from fedmodels.errors import ClientFailed, OrderDeclined, TooFewClients
 from fedmodels.privacy.coverage import assumptions, check_allowed
-from fedmodels.training.position import Task
+from fedmodels.training.contexts import Task
 from fedmodels.training.private_steps import check_hides_examples
 from fedmodels.training.private_uploads import contributions
 from fedsrv.engine.client_profile import clients_text

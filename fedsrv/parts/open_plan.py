@@ -21,8 +21,8 @@ from fedmodels.errors import ArchiveError, ConfigError
 from fedmodels.run_classes import ClassChange, RunClasses
 from fedmodels.tensors.bundle import ClientId, Problem
 from fedmodels.training.announcement import check_announcement
+from fedmodels.training.contexts import Stage, Task
 from fedmodels.training.method import Method
-from fedmodels.training.position import Stage, Task
 from fedmodels.training.run import RunFacts
 from fedmodels.training.settings import check_parts
 from fedpb.tables import table_of

@@ -12,9 +12,8 @@ from fedmodels.errors import LinkError, PayloadError, PayloadTooLarge
 from fedmodels.printable import printable
 from fedmodels.tensors.bundle import Bundle
 from fedpb import AGAIN_AFTER, CROWDED, SERVICE
-from fedpb.channels import in_words, set_out_by, why_unreachable
+from fedpb.channels import distrust, in_words, set_out_by, why_unreachable
 from fedpb.codec import frames_of, messages
-from fedpb.handshakes import distrust
 from fedpb.headers import header_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import OtherPartition

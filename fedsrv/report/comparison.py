@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from fedmodels.charts import Spread
 from fedmodels.numerics.metric_names import metric, with_population
-from fedmodels.units import bytes_text
+from fedmodels.printable import bytes_text
 from fedsrv.report.frame import CONFIDENCE, MIN_SEEDS, RunNumbers, column, spread_of, winner
 from fedsrv.report.guessing import guesses_text, least_of
 from fedsrv.report.run_record import RunRecord, SeedGroup, rare_classes

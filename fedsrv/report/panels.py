@@ -8,7 +8,7 @@ from functools import partial
 from fedmodels.charts import Chart, Spread
 from fedmodels.numerics.metric_names import metric
 from fedmodels.numerics.metric_tables import DRIFT_PARTS
-from fedmodels.units import Unit
+from fedmodels.printable import Unit
 from fedsrv.report import quantities as q
 from fedsrv.report.comparison import main_metrics
 from fedsrv.report.quantities import view_name

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from fedmodels.charts import Spread
-from fedmodels.units import text_of
+from fedmodels.printable import text_of
 from fedsrv.report import quantities as q
 from fedsrv.report.run_record import SeedGroup
 from fedsrv.report.table import Name, Table

@@ -7,8 +7,7 @@ from functools import partial
 from statistics import fmean
 
 from fedmodels.numerics.metric_names import metric
-from fedmodels.printable import printable
-from fedmodels.units import bytes_text
+from fedmodels.printable import bytes_text, printable
 from fedsrv.report import quantities as q
 from fedsrv.report.comparison import best_group, main_metrics
 from fedsrv.report.frame import MIN_SEEDS

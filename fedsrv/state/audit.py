@@ -4,6 +4,9 @@ Each line ends with the sha256 of all before it and of itself. So a line that wa
 or moved breaks the chain. Every commit in ``run.db`` names the last line that was safe on the disk
 by then. So it shows if the end of the log was cut off, and a loss of power takes no line that a
 commit names. Lines are written with the next commit, or within a second.
+
+:class:`Evidence` has the log and the chain of statements of a run that is written; ``fedsrv audit``
+and ``fedsrv verify`` read both (:mod:`fedsrv.state.verification`).
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import sqlite3
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,6 +29,8 @@ from typing import Any, NamedTuple
 from fedmodels.errors import ArchiveError
 from fedmodels.line_file import LineFile
 from fedmodels.printable import printable
+from fedsrv.state.ledger import Ledger, written_last
+from fedsrv.state.record import Record
 
 AUDIT = "audit.jsonl"
 AT_WILL = frozenset({"refused", "joined", "left"})
@@ -228,3 +233,55 @@ def text_of(facts: Mapping[str, Any]) -> str:
     place = f" from {facts['at']}" if facts.get("at") else ""
     more = "".join(f", {key} {value}" for key, value in rest.items())
     return printable(f"{facts['n']} {facts['time']} {facts['what']}{who}{by}{place}{more}")
+
+
+class Evidence:
+    """The evidence of a run that is written; used by the engine's thread, and told from any."""
+
+    def __init__(self, run: Path, ledger: Ledger, wrong: Sequence[str] | None) -> None:
+        """Go on with what is there; raise ArchiveError if the log of calls cannot be used.
+
+        ``wrong`` says what does not fit in the records of a run that goes on; None of a new run.
+        """
+        self._ledger = ledger
+        self.chain, self.audit = ledger.chain, Audit(run / AUDIT, last_audited(ledger.db))
+        self.differences = [] if wrong is None else [*wrong, *self.audit.differences]
+        """What did not fit in ``run.db``, ``rounds.jsonl`` and ``audit.jsonl``, a line each."""
+
+    def tell(self, what: str, **facts: Any) -> None:
+        """Put down that something happened; it is written with the next commit."""
+        self.audit.tell(what, **facts)
+
+    def written_last(self, name: str) -> str:
+        """Return the sha256 of a file as it was stated last; an empty text before that."""
+        return written_last(self._ledger.db, name)
+
+    def committing(self, record: Record) -> Mapping[str, Any]:
+        """Write down that an interaction is committed; return what its statement names besides."""
+        for client, reason in record.get("failed", {}).items():
+            self.audit.tell("failed", client=client, reason=reason)
+        self.audit.tell("committed", interaction=record["interaction"])
+        self.audit.write()
+        return {"audit": self.audit.safe} if self.audit.safe.lines else {}
+
+    def name_last_line(self) -> None:
+        """State which line of the log is the last one, once it is safe."""
+        before = self.audit.safe
+        self.audit.write()
+        self.audit.sync()
+        if self.audit.safe != before:
+            after = self._ledger.committed
+            with self._ledger.stating(paused_after=after, audit=self.audit.safe):
+                pass
+
+    @contextlib.contextmanager
+    def syncing(self) -> Iterator[None]:
+        """Sync the log, then what the block syncs; callers are told of the head before both."""
+        head = self.chain.head
+        self.audit.sync()
+        yield
+        self.chain.safe = head
+
+    def close(self) -> None:
+        """Write what is left of the log, and close it."""
+        self.audit.close()

@@ -30,7 +30,7 @@ from fedmodels.line_file import append_lines
 from fedmodels.run_classes import ClassChange, RunClasses
 from fedmodels.tensors.bundle import state_digest
 from fedmodels.training.contexts import ServerState
-from fedsrv.state.evidence import Evidence
+from fedsrv.state.audit import Evidence
 from fedsrv.state.history import History
 from fedsrv.state.ledger import Ledger
 from fedsrv.state.record import Record, trained_in
@@ -83,7 +83,7 @@ class Store:
             with writing(path):
                 self.states.mkdir(mode=0o700, exist_ok=True)
             self.ledger = Ledger(path / "run.db", strict=self.strict, new=not holds_commits(path))
-            self.evidence = Evidence(path, self.ledger, resume)
+            self.evidence = Evidence(path, self.ledger, _wrong_in(path) if resume else None)
         except BaseException:
             os.close(self._lock_file)
             raise
@@ -548,3 +548,10 @@ class Store:
         self.evidence.close()
         self.ledger.close()
         os.close(self._lock_file)
+
+
+def _wrong_in(run: Path) -> list[str]:
+    """Return what does not fit in the records of a run that goes on, a line each."""
+    from fedsrv.state.verification import differences
+
+    return differences(run)

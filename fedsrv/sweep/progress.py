@@ -19,8 +19,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from fedmodels.printable import printable
-from fedmodels.units import duration
+from fedmodels.printable import duration, printable
 from fedsrv.event_lines import committed_in
 from fedsrv.events import Event
 from fedsrv.run_status import Pace

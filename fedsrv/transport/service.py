@@ -26,10 +26,9 @@ from fedmodels.run_classes import ClassChange
 from fedmodels.tensors.bundle import EVALUATOR, ClientId
 from fedpb import AGAIN_AFTER, PROTOCOL, SET_OUT
 from fedpb.codec import Encoded, messages
-from fedpb.descriptions import client_json_of
 from fedpb.frames import unpacked
 from fedpb.orders import WITHOUT_PAYLOAD
-from fedpb.tables import table_of
+from fedpb.tables import client_json_of, table_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import OtherPartition
 from fedsrv.events import Event, EventLog

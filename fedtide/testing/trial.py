@@ -21,10 +21,16 @@ from fedmodels.methods import _CLASSES, make
 from fedmodels.own_code import renew
 from fedmodels.resolution import experiment_of
 from fedmodels.tensors.bundle import EVALUATOR, Bundle
-from fedmodels.training.contexts import ClientContext, ServerContext, ServerData, ServerState
+from fedmodels.training.contexts import (
+    START,
+    ClientContext,
+    Position,
+    ServerContext,
+    ServerData,
+    ServerState,
+)
 from fedmodels.training.hooks import broadcast, evaluation, init_client, init_server
 from fedmodels.training.method import Method
-from fedmodels.training.position import START, Position
 from fedmodels.training.run import RunFacts
 from fedpb.codec import merged
 

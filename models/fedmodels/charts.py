@@ -12,8 +12,7 @@ from dataclasses import dataclass, field, replace
 from html import escape
 from typing import Any, Literal
 
-from fedmodels.printable import printable
-from fedmodels.units import Unit, text_of
+from fedmodels.printable import Unit, printable, text_of
 
 WIDTH, HEIGHT, TOP, RIGHT = 380.0, 190.0, 20.0, 12.0
 """Pixels: the width of a chart, the height of its plot, the room above and to the right of it."""

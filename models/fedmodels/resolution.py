@@ -41,7 +41,7 @@ def experiment_of(
         check_combinations(experiment)
         from fedmodels.methods import make, settings_of  # methods import torch: only when used
         from fedmodels.nets import check_net
-        from fedmodels.training.declaration import check_plain
+        from fedmodels.training.settings import check_plain
 
         experiment = _with_own_code(experiment, code)
         table = experiment.method

@@ -12,7 +12,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from fedpb import SET_OUT
-from fedpb.handshakes import meaning_of_failure
 
 KEEPALIVE_MS, KEEPALIVE_TIMEOUT_MS = 20_000, 10_000
 """After so long without a byte a server is asked whether it is there, and has so long to answer."""
@@ -180,3 +179,59 @@ def _host(address: str) -> str:
     target = re.sub(r"^(dns:(///)?|ipv4:|ipv6:)", "", address)
     match = re.fullmatch(r"\[(?P<six>[^\]]+)\](:\d+)?|(?P<host>[^:]*)(:\d+)?", target)
     return (match["six"] or match["host"]) if match else target
+
+
+OTHER_NAME = ("Hostname Verification Check failed", "is not in peer certificate")
+"""What gRPC says of a certificate that does not name the server: 1.85, and 1.80."""
+
+
+def distrust(details: str, address: str) -> str:
+    """Return why the certificate of a server was not accepted; empty if that is not the reason.
+
+    Args:
+        details: what gRPC says of the failed call.
+        address: HOST:PORT of the server, as the user gave it.
+    """
+    if any(words in details for words in OTHER_NAME):
+        host = address.rpartition(":")[0].strip("[]")
+        return (
+            f"TLS: the certificate of the server at {address} does not name {_kind(host)} {host}; "
+            f"give one that it names, or issue it anew with --host {host}"
+        )
+    if "CERTIFICATE_VERIFY_FAILED" in details:
+        return (
+            f"TLS: the certificate of the server at {address} is not signed by the authority that "
+            "--tls-ca names, or has expired"
+        )
+    return ""
+
+
+def meaning_of_failure(details: str, over_tls: bool, option: str) -> str:
+    """Return what a failed connection looks like, where the two sides may differ in TLS.
+
+    Args:
+        details: what gRPC says of the failed call.
+        over_tls: whether the caller has credentials.
+        option: how the caller's options of TLS begin, ``--tls`` or ``--up``.
+    """
+    ended = "Socket closed" in details
+    if not over_tls:
+        return f"a server that wants TLS ends calls like this: give {option}-ca" if ended else ""
+    if "WRONG_VERSION_NUMBER" in details:
+        return f"a server without TLS answers like this: leave out {option}-ca"
+    was_open = "Stream removed" in details  # so the server had accepted the connection
+    if not was_open and (ended or "handshake" in details.lower()):
+        return (
+            "over TLS a server ends calls like this where it wants a certificate, or does not "
+            f"accept the one it got: give {option}-cert and {option}-key beside {option}-ca, "
+            "from an authority that the server knows"
+        )
+    return ""
+
+
+def _kind(host: str) -> str:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return "the host"
+    return "the address"

@@ -21,12 +21,10 @@ from fedmodels.errors import PayloadError, PayloadTooLarge
 from fedmodels.tensors.block_layout import ALIGNMENT, align
 from fedmodels.tensors.bundle import Bundle, check_counts, check_finite, tensor_bytes
 from fedmodels.tensors.bundle_spec import BundleSpec
-from fedmodels.tensors.flat_vector import are_plainly_finite
 from fedmodels.tensors.memory_blocks import lease
-from fedmodels.tensors.packed_weights import PackedWeights, names_and_layout
+from fedmodels.tensors.packed_weights import PackedWeights, are_plainly_finite, names_and_layout
 from fedpb.frames import FRAME_BYTES, WHOLE_BYTES, Frame, RawFrame, messages, read_chunk
-from fedpb.headers import header_of
-from fedpb.plans import plan_of
+from fedpb.headers import header_of, plan_of
 from fedpb.v1 import bundle_pb2 as pb
 
 MAX_LAID_OUT = 64

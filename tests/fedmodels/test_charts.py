@@ -19,7 +19,7 @@ from fedmodels.charts import (
     svg,
     ticks,
 )
-from fedmodels.units import text_of
+from fedmodels.printable import text_of
 
 
 def of(*values: float) -> dict[int, Spread]:

@@ -12,7 +12,7 @@ from fedmodels.errors import PayloadError
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.tensors.bundle_spec import BundleSpec, TensorSpec, scalar_spec
 from fedpb.codec import Receiver, encode
-from fedpb.plans import Plans, plan_of
+from fedpb.headers import Plans, plan_of
 from fedpb.v1 import bundle_pb2 as pb
 
 BASE = Bundle(weights={"base/w": torch.ones(2, 3)}, scalars={"num_examples": 2.0})

@@ -2,8 +2,7 @@
 
 import logging
 
-from fedmodels.printable import printable
-from fedmodels.units import moment_text
+from fedmodels.printable import moment_text, printable
 from fedsrv.event_lines import MAX_COMINGS, ComingsLimit, EventFormatter, level_of
 from fedsrv.events import Event
 from fedsrv.run_status import Pace, RunStatus

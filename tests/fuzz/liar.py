@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 from fedmodels.tensors.bundle import Bundle
 from fedpb import PROTOCOL
 from fedpb.codec import encode
-from fedpb.descriptions import description_of
+from fedpb.tables import description_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from tests.fuzz.lies import Lie, lies_about
 

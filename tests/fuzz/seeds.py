@@ -15,8 +15,7 @@ from fedmodels.tensors.archive import save, save_named
 from fedmodels.tensors.bundle import Bundle
 from fedpb import PROTOCOL
 from fedpb.codec import encode
-from fedpb.descriptions import description_of
-from fedpb.tables import table_of
+from fedpb.tables import description_of, table_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from tests.conftest import TABLES
 from tests.fuzz.targets import CLASSES, SPLIT, rich_bundle

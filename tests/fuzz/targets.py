@@ -34,10 +34,8 @@ from fedmodels.tensors.archive import load_named
 from fedmodels.tensors.bundle import Bundle, GeneratorState, Histogram, Prototypes
 from fedmodels.tensors.bundle_spec import BundleSpec, TensorSpec, prototype_spec
 from fedpb.codec import Receiver, read_chunk
-from fedpb.descriptions import client_json_of
-from fedpb.headers import checked_places
-from fedpb.plans import plan_of
-from fedpb.tables import values_of
+from fedpb.headers import checked_places, plan_of
+from fedpb.tables import client_json_of, values_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.client_profile import Profile
 from fedsrv.transport.sessions import client_id_of

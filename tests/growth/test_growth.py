@@ -19,7 +19,7 @@ from benchmarks.secure_sum import World
 from fedmodels.methods import make
 from fedmodels.secure_sum import keys
 from fedmodels.tensors.bundle import Problem
-from fedmodels.training.position import Stage, Task
+from fedmodels.training.contexts import Stage, Task
 from fedmodels.training.run import RunFacts
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.client_profile import Profile

@@ -12,10 +12,9 @@ from torch import Tensor
 
 from fedmodels.nets.split import SplitNet, load_weights
 from fedmodels.tensors.bundle import Bundle
-from fedmodels.training.contexts import ServerContext
+from fedmodels.training.contexts import Position, ServerContext
 from fedmodels.training.hooks import as_uploads, reduce
 from fedmodels.training.loop import train_locally
-from fedmodels.training.position import Position
 from fedpb.codec import merged
 from tests.conftest import context_of, method_of, tiny_experiment
 

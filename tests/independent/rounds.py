@@ -7,7 +7,7 @@ from torch import nn
 
 from fedmodels.nets.split import SplitNet
 from fedmodels.tensors.bundle import Bundle, Problem
-from fedmodels.training.contexts import ClientContext, ServerContext
+from fedmodels.training.contexts import ClientContext, Position, ServerContext
 from fedmodels.training.hooks import (
     as_uploads,
     broadcast,
@@ -17,7 +17,6 @@ from fedmodels.training.hooks import (
     reduce,
 )
 from fedmodels.training.loop import train_locally
-from fedmodels.training.position import Position
 from fedmodels.training.run import RunFacts
 from fedpb.codec import merged
 from tests.conftest import method_of, tiny_experiment

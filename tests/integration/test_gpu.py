@@ -22,9 +22,8 @@ from fedmodels.nets import make_net, net_names
 from fedmodels.nets.split import load_weights, weights_of
 from fedmodels.resolution import experiment_of
 from fedmodels.tensors.bundle import Bundle, Problem, state_digest
-from fedmodels.training.contexts import ClientContext
+from fedmodels.training.contexts import START, ClientContext
 from fedmodels.training.loop import train_locally
-from fedmodels.training.position import START
 from fedmodels.training.run import RunFacts
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedtide.inprocess import run_in_process

@@ -19,7 +19,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from fedmodels.tensors.bundle import Bundle
 from fedpb import PROTOCOL
 from fedpb.codec import encode
-from fedpb.descriptions import description_of
+from fedpb.tables import description_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedpb.v1 import coordinator_pb2_grpc
 from fedpb.v1.description_pb2 import ClientDescription

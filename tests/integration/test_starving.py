@@ -22,7 +22,7 @@ from fedmodels.tensors.bundle import Bundle
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedpb import PROTOCOL
 from fedpb.codec import encode
-from fedpb.descriptions import description_of
+from fedpb.tables import description_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedpb.v1 import coordinator_pb2_grpc
 from fedsrv.engine.admission import Admission

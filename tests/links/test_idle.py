@@ -17,7 +17,7 @@ from fedcli.runtime import link as link_module
 from fedcli.runtime.link import Link, Membership
 from fedmodels.errors import LinkError
 from fedpb import PROTOCOL, SERVICE, channels
-from fedpb.descriptions import description_of
+from fedpb.tables import description_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
 from fedsrv.events import EventLog

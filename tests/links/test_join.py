@@ -11,7 +11,7 @@ import torch
 from fedcli.runtime.host import Host
 from fedcli.runtime.sessions import SessionFile
 from fedmodels.errors import LinkError
-from fedpb.descriptions import client_json_of
+from fedpb.tables import client_json_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
 from fedsrv.events import EventLog

@@ -118,8 +118,8 @@ NAMED: dict[str, tuple[str, str, str]] = {
         """,
     ),
     "audit and history": (
-        r"state/(audit|verification|evidence)|known_history|commands/audit|kept_log|/journal",
-        r"\.audit\b|\bA(udit|UDIT)\b|known_history|state\.(verification|evidence)|(self|ledger)\.chain\b",
+        r"state/(audit|verification)|known_history|commands/audit|kept_log|/journal",
+        r"\.audit\b|\bA(udit|UDIT)\b|known_history|state\.verification|(self|ledger)\.chain\b",
         """
         fedcli/runtime/enrolment.py fedcli/runtime/link.py fedsrv/cli.py fedsrv/report/tables.py
         fedsrv/state/ledger.py fedsrv/state/recovery.py fedsrv/state/store.py
@@ -178,7 +178,7 @@ OF_OPTIONS = """
     fedsrv.identity.tls fedsrv.state.verification
 """
 """Further modules that serve what a plain run does not ask for."""
-CLOSURE = 170
+CLOSURE = 155
 """Modules that a coordinator and a client of a plain run load by imports at the top; see below."""
 REMOVED = """
 import sys

@@ -20,7 +20,7 @@ from fedmodels.commands import MAX_LETTERS, run_command
 from fedmodels.errors import ConfigError, RunFailed
 from fedmodels.log_lines import JsonFormatter
 from fedmodels.own_code import own
-from fedmodels.units import duration
+from fedmodels.printable import duration
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.event_lines import tell
 from fedsrv.events import Event, EventLog

@@ -101,7 +101,7 @@ def _own_class(name: str) -> type[Method]:
 
 def _prepare(name: str, cls: type[Method]) -> None:
     """Make a dataclass of a class that is none, and check what it declares."""
-    from fedmodels.training.declaration import check_class  # the listing of names needs no torch
+    from fedmodels.training.settings import check_class  # the listing of names needs no torch
 
     if "__dataclass_fields__" not in vars(cls):
         try:

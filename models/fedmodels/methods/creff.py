@@ -29,8 +29,7 @@ from fedmodels.config.bounds import Count, NonNegative, PositiveCount
 from fedmodels.errors import ConfigError
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
-from fedmodels.nets.embedding import embeddings
-from fedmodels.nets.split import load_weights
+from fedmodels.nets.split import embeddings, load_weights
 from fedmodels.numerics.optimizers import SGD, descend
 from fedmodels.numerics.randomness import derive_seed, generator, seeded
 from fedmodels.tensors.bundle import Bundle, Prototypes, Weights

@@ -32,8 +32,7 @@ from fedmodels.config.bounds import Count, NonNegative, Positive, PositiveCount,
 from fedmodels.errors import ConfigError
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
-from fedmodels.nets.embedding import embeddings
-from fedmodels.nets.split import SplitNet, load_weights, weights_of
+from fedmodels.nets.split import SplitNet, embeddings, load_weights, weights_of
 from fedmodels.numerics.distances import distillation
 from fedmodels.numerics.optimizers import Adam, descend
 from fedmodels.numerics.randomness import seeded

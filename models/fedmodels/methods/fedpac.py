@@ -27,8 +27,7 @@ from fedmodels.config.bounds import Count, NonNegative, Share
 from fedmodels.errors import PayloadError
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
-from fedmodels.nets.embedding import embeddings
-from fedmodels.nets.split import load_weights
+from fedmodels.nets.split import embeddings, load_weights
 from fedmodels.numerics.algebra import class_means, nnls_simplex
 from fedmodels.tensors.bundle import Bundle, Prototypes
 from fedmodels.tensors.bundle_spec import BundleSpec, prototype_spec, scalar_spec

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 
 from fedmodels.errors import ConfigError, PayloadError, suggestion
-from fedmodels.nets.precision import in_bfloat16
 from fedmodels.tensors.bundle import Weights
 from fedmodels.tensors.packed_weights import PackedWeights, names_and_layout
 
@@ -307,3 +306,32 @@ def _overlap(tensors: Iterable[Tensor]) -> bool:
     """Tell whether any two tensors lie in the same memory, as tied ones do."""
     places = sorted((t.data_ptr(), t.data_ptr() + t.nbytes) for t in tensors)
     return any(end > begin for (_, end), (begin, _) in pairwise(places))
+
+
+def in_bfloat16(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+    """Return the result of a function of tensors as float32, computed in bfloat16 by autocast.
+
+    That is where torch holds it safe: matrix products and convolutions, not sums and norms.
+    Weights are cast for this call alone, so that they are float32 to whoever else sees them.
+    """
+    with torch.autocast(inputs[0].device.type, torch.bfloat16, cache_enabled=False):
+        found = function(*inputs)
+    return found.float()
+
+
+BATCH = 256
+"""Examples embedded at a time."""
+
+
+@torch.no_grad()
+def embeddings(net: SplitNet, x: Tensor) -> Tensor:
+    """Return the embeddings (n, d) of a data set, in evaluation mode, in which the net stays."""
+    net.eval()
+    return embed(net, x)
+
+
+@torch.no_grad()
+def embed(net: SplitNet, x: Tensor) -> Tensor:
+    """Return the embeddings (n, d) of a data set in the mode the net is in; n may be 0."""
+    parts = [net.features(part) for part in net.split(x, BATCH)] if len(x) else []
+    return torch.cat(parts) if parts else torch.zeros(0, net.width, device=x.device)

@@ -375,3 +375,10 @@ class Probabilities:
         gaps = np.bincount(bins, weights=right - confidence, minlength=BINS)
         auroc = float(np.mean(areas)) if areas else None
         return cls(auroc, min(float(np.abs(gaps).sum()) / len(y), 1.0))
+
+
+def chosen(values: Sequence[float | None]) -> int | None:
+    """Return which of several validation scores is the best, the earliest of equal ones."""
+    known = [number for number, value in enumerate(values) if value is not None]
+    scores = [value for value in values if value is not None]
+    return known[best_round(scores)] if known else None

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from fedmodels.asked import asked
-from fedmodels.nets.embedding import embeddings
+from fedmodels.nets.split import embeddings
 from fedmodels.techniques import server_memory
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.training.contexts import ClientContext

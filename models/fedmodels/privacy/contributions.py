@@ -28,7 +28,7 @@ from fedmodels.errors import ConfigError, PayloadError
 from fedmodels.tensors.bundle import Bundle, Histogram, Prototypes, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec, TensorSpec
 from fedmodels.tensors.declared_counts import STATISTICS
-from fedmodels.tensors.flat_vector import unflatten
+from fedmodels.tensors.packed_weights import unflatten
 
 WEIGHTS, PROTOTYPES, HISTOGRAM = "weights", "prototypes/", "histogram"
 PRIVATE = "private/"

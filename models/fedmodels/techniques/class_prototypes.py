@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedmodels.config.bounds import Count, NonNegative
 from fedmodels.errors import TrainingFailed
-from fedmodels.nets.embedding import embeddings
+from fedmodels.nets.split import embeddings
 from fedmodels.numerics.prototypes import (
     ByClass,
     class_prototypes,

@@ -26,6 +26,7 @@ from fedmodels.nets.kept_copies import kept_copy
 from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.algebra import replay_volumes
 from fedmodels.numerics.randomness import derive_seed
+from fedmodels.printable import duration, text_of
 from fedmodels.techniques.generator_training import LONG_S, Arch, Lesson
 from fedmodels.techniques.generators import EVALUATIONS, Family, Painter, public, to_images
 from fedmodels.tensors.bundle import Bundle, GeneratorState, Histogram
@@ -33,7 +34,6 @@ from fedmodels.training.contexts import ClientContext, Metrics
 from fedmodels.training.pictures import Gallery, Picture
 from fedmodels.training.run import RunFacts
 from fedmodels.training.settings import SharedSettings
-from fedmodels.units import duration, text_of
 
 log = logging.getLogger(__name__)
 Seeds = Callable[[str], int]

@@ -22,8 +22,7 @@ import torch
 from torch import Tensor
 
 from fedmodels.errors import PayloadError
-from fedmodels.tensors.flat_vector import UNKNOWN_TO_NUMPY, flatten
-from fedmodels.tensors.packed_weights import PackedWeights, num_bytes
+from fedmodels.tensors.packed_weights import UNKNOWN_TO_NUMPY, PackedWeights, flatten, num_bytes
 
 EVALUATOR: Literal["evaluator"] = "evaluator"
 """The id of the client that holds only the global test set."""

@@ -21,7 +21,7 @@ from fedmodels.errors import PayloadError
 from fedmodels.tensors.bundle import DTYPE_NAMES, Weights
 from fedmodels.tensors.bundle_spec import TensorSpec
 from fedmodels.tensors.declared_counts import MAX_WEIGHT
-from fedmodels.tensors.flat_vector import flatten, unflatten
+from fedmodels.tensors.packed_weights import flatten, unflatten
 
 Shapes = Mapping[str, tuple[int, ...]]
 """Shape of each tensor by name; its order is that of the elements in ``TopK``."""

@@ -21,8 +21,7 @@ from torch import Tensor
 
 from fedmodels.tensors.block_layout import BlockLayout
 from fedmodels.tensors.bundle import Bundle, Prototypes, Weights
-from fedmodels.tensors.flat_vector import flatten
-from fedmodels.tensors.packed_weights import PackedWeights, laid_like, packed
+from fedmodels.tensors.packed_weights import PackedWeights, flatten, laid_like, packed
 
 WEIGHTS, STATISTICS, GENERATORS = "weights", "statistics", "generators"
 """Parts of an upload; ``evaluation`` and each level of prototypes are others."""

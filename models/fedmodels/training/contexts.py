@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Protocol, TypeVar
+from typing import Any, NewType, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -20,7 +20,6 @@ from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.randomness import derive_seed
 from fedmodels.numerics.secrecy import Secret
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId
-from fedmodels.training.position import Position
 from fedmodels.training.run import RunFacts
 
 Metrics = dict[str, float]
@@ -215,3 +214,25 @@ class ClientContext(Context):
     def secret_normal(self, content: Tensor, purpose: str) -> Tensor:
         """Return N(0, 1) numbers to blur ``content``; nobody else can draw them again."""
         return self.secret().normal(content, f"{self.interaction}/{purpose}")
+
+
+Task = NewType("Task", int)
+"""A task of one client, from 0: what it trains on."""
+Stage = NewType("Stage", int)
+"""What a run counts in place of tasks: a stage of an open run, whose clients are on tasks of their
+own. In any other run all clients are on the task of that number."""
+
+
+@dataclass(frozen=True)
+class Position:
+    """An interaction of a run, with the round it belongs to and the task it trains on."""
+
+    interaction: int
+    round: int
+    task: int
+    began: int = field(default=0, kw_only=True)
+    """Of an open run: the round in which the client's present task began."""
+
+
+START = Position(0, 0, 0)
+"""The first interaction of every run."""

@@ -19,8 +19,7 @@ from fedmodels.config.combinations import part_at
 from fedmodels.config.training import Training
 from fedmodels.devices import is_gpu, to_device
 from fedmodels.errors import ConfigError, TrainingFailed
-from fedmodels.nets.embedding import BATCH, embed
-from fedmodels.nets.split import SplitNet
+from fedmodels.nets.split import BATCH, SplitNet, embed
 from fedmodels.numerics.randomness import seeded
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.training.contexts import ClientContext

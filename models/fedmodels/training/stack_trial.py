@@ -19,12 +19,17 @@ from torch import Tensor
 from fedmodels.errors import ConfigError
 from fedmodels.nets.split import weights_of
 from fedmodels.tensors.bundle import Bundle
-from fedmodels.training.contexts import ClientContext, ServerContext, ServerData, ServerState
+from fedmodels.training.contexts import (
+    ClientContext,
+    Position,
+    ServerContext,
+    ServerData,
+    ServerState,
+)
 from fedmodels.training.fault import line_of, name_faults
 from fedmodels.training.hooks import as_uploads, broadcast, init_client, init_server
 from fedmodels.training.loop import ClientHalf, train_locally
 from fedmodels.training.method import LocalResult, Method
-from fedmodels.training.position import Position
 from fedmodels.training.run import RunFacts
 from fedmodels.training.stack import check_stacks, fit_together
 from fedmodels.training.stepped import Stepped, in_steps, root_of

@@ -13,10 +13,9 @@ from fedmodels.methods.creff import class_gradients, gradient_distance
 from fedmodels.nets.split import SplitNet
 from fedmodels.tensors.archive import load_named
 from fedmodels.tensors.bundle import Bundle, Problem, Prototypes
-from fedmodels.training.contexts import ServerContext
+from fedmodels.training.contexts import Position, ServerContext
 from fedmodels.training.hooks import as_uploads
 from fedmodels.training.loop import train_locally
-from fedmodels.training.position import Position
 from fedmodels.training.run import RunFacts
 from fedtide.inprocess import run_in_process
 from tests.conftest import context_of, method_of, payload_of, tiny_experiment

@@ -7,10 +7,9 @@ from fedmodels.methods import make
 from fedmodels.nets.split import SplitNet, weights_of
 from fedmodels.tensors.archive import load, load_named
 from fedmodels.tensors.bundle import Bundle, Problem
-from fedmodels.training.contexts import ServerContext, ServerState
+from fedmodels.training.contexts import START, ServerContext, ServerState
 from fedmodels.training.hooks import as_uploads, reduce
 from fedmodels.training.loop import train_locally
-from fedmodels.training.position import START
 from fedmodels.training.run import RunFacts
 from fedtide.inprocess import run_in_process
 from tests.conftest import linear_context, method_of, tiny_experiment

@@ -22,9 +22,9 @@ from fedmodels.techniques.acgan import ConditionalGenerator, GeneratorPool, bala
 from fedmodels.techniques.continual import labels_from
 from fedmodels.tensors.bundle import Bundle, Histogram
 from fedmodels.tensors.roles import part_of, tensors_of, under, without
+from fedmodels.training.contexts import Position
 from fedmodels.training.hooks import as_uploads
 from fedmodels.training.loop import batches, train_locally
-from fedmodels.training.position import Position
 from fedsrv.engine.round_parts import RoundParts
 from fedtide.inprocess import run_in_process
 from tests.conftest import context_of, method_of, payload_of, server_context, tiny_experiment

@@ -12,10 +12,9 @@ from fedmodels.errors import PayloadError
 from fedmodels.methods import fedpac, make
 from fedmodels.methods.fedpac import FedPAC, statistics_of
 from fedmodels.tensors.bundle import Bundle, Problem, Prototypes
-from fedmodels.training.contexts import ServerContext
+from fedmodels.training.contexts import START, ServerContext
 from fedmodels.training.hooks import as_uploads
 from fedmodels.training.loop import train_locally
-from fedmodels.training.position import START
 from fedmodels.training.run import RunFacts
 from fedmodels.training.stepped import Batch, Output
 from fedtide.inprocess import run_in_process

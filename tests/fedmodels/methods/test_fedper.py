@@ -6,10 +6,9 @@ import torch
 from fedmodels.methods import make
 from fedmodels.tensors.archive import load
 from fedmodels.tensors.bundle import EVALUATOR, Bundle
-from fedmodels.training.contexts import ServerContext
+from fedmodels.training.contexts import START, ServerContext
 from fedmodels.training.hooks import as_uploads, evaluation
 from fedmodels.training.loop import train_locally
-from fedmodels.training.position import START
 from fedtide.inprocess import run_in_process
 from tests.conftest import context_of, payload_of, records_of, tiny_experiment
 

@@ -3,14 +3,13 @@ import torch
 
 from fedmodels.methods import make
 from fedmodels.methods.fedproto import FedProtoReferences
-from fedmodels.nets.embedding import embeddings
+from fedmodels.nets.split import embeddings
 from fedmodels.numerics.prototypes import ByClass, class_prototypes, uncounted
 from fedmodels.tensors.archive import load
 from fedmodels.tensors.bundle import Bundle, Problem, Prototypes, tensor_bytes
-from fedmodels.training.contexts import ServerContext, ServerState
+from fedmodels.training.contexts import START, ServerContext, ServerState
 from fedmodels.training.hooks import as_uploads
 from fedmodels.training.loop import train_locally
-from fedmodels.training.position import START
 from fedmodels.training.run import RunFacts
 from fedmodels.training.stepped import Batch, Output
 from fedtide.inprocess import run_in_process

@@ -11,10 +11,9 @@ from fedmodels.nets.split import SplitNet, weights_of
 from fedmodels.numerics.prototypes import ByClass, uncounted
 from fedmodels.tensors.archive import load
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, Problem, Prototypes, tensor_bytes
-from fedmodels.training.contexts import ClientContext, ServerContext, ServerState
+from fedmodels.training.contexts import START, ClientContext, Position, ServerContext, ServerState
 from fedmodels.training.hooks import as_uploads, evaluation
 from fedmodels.training.loop import train_locally
-from fedmodels.training.position import START, Position
 from fedmodels.training.run import RunFacts
 from fedmodels.training.stepped import Batch, Output
 from fedtide.inprocess import run_in_process

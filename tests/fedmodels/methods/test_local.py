@@ -2,8 +2,7 @@ import json
 
 from fedmodels.tensors.archive import load
 from fedmodels.tensors.bundle import Bundle, tensor_bytes
-from fedmodels.training.contexts import ServerContext
-from fedmodels.training.position import START
+from fedmodels.training.contexts import START, ServerContext
 from fedtide.inprocess import run_in_process
 from tests.conftest import context_of, method_of, payload_of, tiny_experiment
 

@@ -48,10 +48,6 @@ def own(folder: Path, body: str) -> str:
         ("name: str = 'x'", "no field may be called 'name'"),
         ("def views(self):\n    return ('global',)", "views must be a property: put @property"),
         (
-            "def load_global(self, ctx, payload):\n    pass",
-            'load_global is not asked any more: load with ctx.view == "global" stands for it',
-        ),
-        (
             "def shares(self, name):\n    return True",
             "shares takes (self, name), and is called with (self, run, name)",
         ),

@@ -15,9 +15,8 @@ from fedmodels.methods.pfedgraph import (
 from fedmodels.nets.split import SplitNet
 from fedmodels.techniques.collaboration import graph_metrics, square
 from fedmodels.tensors.bundle import Bundle, Problem
-from fedmodels.training.contexts import ServerContext
+from fedmodels.training.contexts import START, ServerContext
 from fedmodels.training.hooks import as_uploads
-from fedmodels.training.position import START
 from fedmodels.training.run import RunFacts
 from fedtide.inprocess import run_in_process
 from tests.conftest import context_of, method_of, payload_of, tiny_experiment

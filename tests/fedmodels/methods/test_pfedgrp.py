@@ -18,10 +18,9 @@ from fedmodels.techniques.aggregation_weights import BestWeights, LearnedWeights
 from fedmodels.techniques.class_replay import Judge, Rehearsal, ReplayedExamples
 from fedmodels.techniques.generators import public
 from fedmodels.tensors.bundle import Bundle, GeneratorState, Histogram, Problem, tensor_bytes
-from fedmodels.training.contexts import ServerContext
+from fedmodels.training.contexts import START, Position, ServerContext
 from fedmodels.training.hooks import as_uploads, evaluation
 from fedmodels.training.loop import train_locally
-from fedmodels.training.position import START, Position
 from fedmodels.training.run import RunFacts
 from fedmodels.training.settings import keys_of
 from fedmodels.training.stepped import Batch, Output

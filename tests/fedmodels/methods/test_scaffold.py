@@ -6,10 +6,9 @@ import torch
 from fedmodels.methods import make
 from fedmodels.nets.split import weights_of
 from fedmodels.tensors.bundle import Bundle, Problem
-from fedmodels.training.contexts import ServerContext, ServerState
+from fedmodels.training.contexts import START, ServerContext, ServerState
 from fedmodels.training.hooks import as_uploads, reduce
 from fedmodels.training.loop import train_locally
-from fedmodels.training.position import START
 from fedmodels.training.run import RunFacts
 from tests.conftest import context_of, linear_context, method_of, payload_of, tiny_experiment
 

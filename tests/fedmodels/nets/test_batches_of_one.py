@@ -11,8 +11,7 @@ import torch
 from fedmodels.errors import ConfigError, DataError
 from fedmodels.nets import make_net
 from fedmodels.nets.cost import multiply_adds
-from fedmodels.nets.embedding import embeddings
-from fedmodels.nets.split import SplitNet, weights_of
+from fedmodels.nets.split import SplitNet, embeddings, weights_of
 from fedmodels.nets.trained import ModelFacts, TrainedModel
 from fedmodels.own_code import renew
 

@@ -22,8 +22,7 @@ from fedmodels.techniques.moments import load_moments, moments_of
 from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.tensors.roles import part_of, tensors_of, under, without
 from fedmodels.tensors.weighted_mean import weighted_mean
-from fedmodels.training.contexts import ServerContext
-from fedmodels.training.position import START
+from fedmodels.training.contexts import START, ServerContext
 from fedmodels.training.run import RunFacts
 from fedsrv.engine.client_profile import Profile, common_limits
 from fedsrv.engine.plan import Plan

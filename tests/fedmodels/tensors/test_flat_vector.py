@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from fedmodels.tensors.flat_vector import flatten, unflatten
+from fedmodels.tensors.packed_weights import flatten, unflatten
 
 SHAPES = ((3, 2, 2, 2), (), (0, 4), (5,))
 

@@ -13,9 +13,8 @@ from fedmodels.methods.fedavg import FedAvg
 from fedmodels.tensors.aggregation_rule import AggregationRule
 from fedmodels.tensors.bundle import Bundle, Problem, Prototypes
 from fedmodels.tensors.uploads import Reduction, Uploads
-from fedmodels.training.contexts import ServerContext, ServerState
+from fedmodels.training.contexts import START, ServerContext, ServerState
 from fedmodels.training.hooks import as_uploads
-from fedmodels.training.position import START
 from fedmodels.training.run import RunFacts
 from fedsrv.engine.reduction import reduced
 from tests.conftest import tiny_experiment

@@ -18,10 +18,9 @@ from fedcli.data.store.client_data import ClientData
 from fedcli.data.store.stream import TaskStream
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.tensors.bundle import Bundle
-from fedmodels.training.contexts import ClientContext
+from fedmodels.training.contexts import ClientContext, Position
 from fedmodels.training.hooks import as_uploads, broadcast, init_client, init_server, reduce
 from fedmodels.training.loop import train_locally
-from fedmodels.training.position import Position
 from fedmodels.training.run import RunFacts
 from fedmodels.training.step_graphs import graphs_on
 from fedmodels.training.steps import RECORDERS, steps_of, tell_of_own_steps

@@ -20,10 +20,9 @@ from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.tensors.uploads import Reduction
-from fedmodels.training.contexts import ServerContext, ServerState
+from fedmodels.training.contexts import Position, ServerContext, ServerState
 from fedmodels.training.fault import fault_in, name_faults
 from fedmodels.training.hooks import as_uploads
-from fedmodels.training.position import Position
 from fedmodels.training.run import RunFacts
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.reduction import reduced

@@ -15,10 +15,10 @@ from fedmodels.errors import ConfigError
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import weights_of
 from fedmodels.tensors.bundle import Bundle, Problem
+from fedmodels.training.contexts import Position
 from fedmodels.training.criterion import check_own_loss, criterion_of
 from fedmodels.training.loop import train_locally
 from fedmodels.training.optimizer import check_training, factor_at, lr_of, optimizer_of
-from fedmodels.training.position import Position
 from fedmodels.training.run import RunFacts
 from fedtide.inprocess import run_in_process
 from tests.conftest import linear_context, method_of, tiny_experiment

@@ -9,9 +9,8 @@ from fedmodels.methods import names
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.parts.class_growth import StateGrowth
 from fedmodels.tensors.bundle import Bundle, Problem
-from fedmodels.training.contexts import ServerContext, ServerState
+from fedmodels.training.contexts import Position, ServerContext, ServerState
 from fedmodels.training.hooks import as_uploads, reduce
-from fedmodels.training.position import Position
 from fedmodels.training.run import RunFacts
 from fedmodels.training.server_optimizer import check_server_optimizer, trained_keys
 from tests.conftest import method_of, tiny_experiment

@@ -18,9 +18,8 @@ from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import SplitNet, weights_of
 from fedmodels.numerics.randomness import seeded
 from fedmodels.tensors.bundle import Bundle, Problem
-from fedmodels.training.contexts import ClientContext
+from fedmodels.training.contexts import START, ClientContext
 from fedmodels.training.loop import ClientHalf, train_locally
-from fedmodels.training.position import START
 from fedmodels.training.run import RunFacts
 from fedmodels.training.stack import fit_together
 from fedmodels.training.stack_trial import check_together

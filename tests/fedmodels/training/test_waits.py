@@ -24,10 +24,9 @@ from fedmodels.techniques import aggregation_weights
 from fedmodels.techniques.generator_training import Lesson
 from fedmodels.techniques.generators import Family
 from fedmodels.tensors.bundle import Bundle
-from fedmodels.training.contexts import ClientContext
+from fedmodels.training.contexts import ClientContext, Position
 from fedmodels.training.hooks import as_uploads, broadcast, init_client, init_server, reduce
 from fedmodels.training.loop import ClientHalf, train_locally
-from fedmodels.training.position import Position
 from fedmodels.training.run import RunFacts
 from fedmodels.training.scoring import score
 from fedmodels.training.stack import fit_together

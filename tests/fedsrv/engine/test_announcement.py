@@ -15,7 +15,7 @@ from fedmodels.errors import ConfigError, LinkError, PayloadError
 from fedmodels.tensors.bundle import Problem
 from fedmodels.training.announcement import check_announcement
 from fedmodels.training.run import RunFacts
-from fedpb.descriptions import client_json_of, description_of
+from fedpb.tables import client_json_of, description_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
 from fedsrv.engine.client_profile import Profile

@@ -10,8 +10,8 @@ import pytest
 
 from fedmodels.errors import ConfigError
 from fedmodels.numerics.metric_names import is_known, metric
+from fedmodels.numerics.metrics import chosen
 from fedpb.v1 import coordinator_pb2 as rpc
-from fedsrv.engine.choice import chosen
 from fedsrv.parts.stopping import Stopping, check_stopping
 from fedtide.inprocess import run_in_process
 from tests.conftest import records_of, tiny_experiment

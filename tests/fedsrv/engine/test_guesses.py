@@ -5,8 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedsrv.engine.client_profile import Profile
-from fedsrv.engine.guesses import accuracy_of_guesses
+from fedsrv.engine.client_profile import Profile, accuracy_of_guesses
 from tests.fedsrv.engine.test_plan import described
 
 

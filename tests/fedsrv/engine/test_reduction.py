@@ -13,9 +13,8 @@ from fedmodels.errors import ConfigError, RunFailed
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.tensors.uploads import Reduction
-from fedmodels.training.contexts import ServerContext, ServerState
+from fedmodels.training.contexts import START, Position, ServerContext, ServerState
 from fedmodels.training.hooks import as_uploads
-from fedmodels.training.position import START, Position
 from fedmodels.training.run import RunFacts
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.reduction import reduced

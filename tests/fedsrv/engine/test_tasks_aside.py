@@ -13,7 +13,7 @@ import pytest
 from fedcli.data.store.dropping import drop_task
 from fedcli.data.store.growing import add_task
 from fedmodels.errors import ArchiveError, DataError, PayloadError, RunFailed
-from fedpb.descriptions import client_json_of, description_of
+from fedpb.tables import client_json_of, description_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
 from fedsrv.parts.open_plan import Growth, movers

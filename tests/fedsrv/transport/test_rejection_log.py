@@ -13,7 +13,7 @@ import pytest
 from grpc_health.v1 import health_pb2
 
 from fedpb import PROTOCOL, SERVICE
-from fedpb.descriptions import description_of
+from fedpb.tables import description_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
 from fedsrv.events import EventLog

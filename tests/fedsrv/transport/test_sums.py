@@ -15,7 +15,7 @@ from fedmodels.tensors.bundle_spec import BundleSpec, scalar_spec
 from fedmodels.tensors.differences import Measured, TrainingBase
 from fedpb import PROTOCOL
 from fedpb.codec import encode, read_chunk
-from fedpb.descriptions import description_of
+from fedpb.tables import description_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
 from fedsrv.engine.cohort import AllOf, Answer, Trip, UploadForm

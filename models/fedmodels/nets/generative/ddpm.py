@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fedmodels.devices import to_device
 from fedmodels.errors import ConfigError
-from fedmodels.nets.precision import in_bfloat16
+from fedmodels.nets.split import in_bfloat16
 
 STEPS = 1000
 """T, the steps of the noise schedule."""
