@@ -401,8 +401,8 @@ class Link:
             self._show("Beat", request)
             reply = self._beat(request, timeout=5.0)
             self.history.take("", request.known, reply.history)
-            if reply.superseded:
-                progress.superseded = True
+            if reply.superseded and not progress.for_a_score:
+                progress.superseded = True  # its interaction is committed without it
         except grpc.RpcError as error:
             log.debug("beat: %s", said(error))
             return False

@@ -61,7 +61,7 @@ def tried_again(tasks: Sequence[Task], do: Callable[[], list[Result]]) -> list[R
     def is_wanted() -> bool:
         for worker, task in zip(working, tasks, strict=True):
             if worker.progress.interaction < 0:
-                worker.progress = Progress(task.order.interaction)
+                worker.progress = Progress.of(task.order)
         return not all(worker.progress.superseded for worker in working)
 
     found = patiently(f"client {tasks[0].order.client_id}", do, is_wanted)

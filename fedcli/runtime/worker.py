@@ -45,13 +45,20 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Progress:
-    """The progress of the training under way; the worker writes it, the heartbeat reads it."""
+    """The progress of the order under way; the worker writes it, the heartbeat reads it."""
 
     interaction: int = -1
     epoch: int = -1
     batch: int = 0
     superseded: bool = False
     """Set by the heartbeat: nobody waits for this work any more."""
+    for_a_score: bool = False
+    """Whether the order is none to train: an interaction is scored after its commit."""
+
+    @classmethod
+    def of(cls, order: rpc.Order) -> Progress:
+        """Return the progress of an order that begins."""
+        return cls(order.interaction, for_a_score=order.kind != rpc.ORDER_KIND_TRAIN)
 
 
 class Abandoned(Exception):
@@ -177,7 +184,7 @@ class Worker(Client):
         self._committed = order.committed
 
     def _context(self, order: rpc.Order, net: SplitNet | None = None) -> ClientContext:
-        self.progress = Progress(order.interaction)
+        self.progress = Progress.of(order)
         if not 0 <= order.task_began <= max(order.round, 0):
             raise PayloadError(f"a task cannot begin in round {order.task_began} of {order.round}")
         at = Position(order.interaction, order.round, order.task, began=order.task_began)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fedcli.data.store.opened_data import open_data
+from fedcli.runtime.link import Link, Membership
 from fedcli.runtime.state import _SYNCER, StateDirectory
 from fedcli.runtime.worker import Worker
 from fedmodels.errors import ArchiveError, ArchiveNotRead
@@ -324,6 +325,28 @@ def test_superseded_work_is_abandoned(worker, monkeypatch):
     assert worker.states.versions() == []
     monkeypatch.setattr(Worker, "_tick", tick)
     trained(worker, 0, -1)
+
+
+@pytest.mark.parametrize(("kind", "is_dropped"), [("TRAIN", True), ("EVALUATE", False)])
+def test_a_beat_ends_a_training_and_no_score(worker, monkeypatch, kind, is_dropped):
+    """An interaction is committed when its scores are asked for: nobody wants its training then.
+
+    A client that is not of the cohort trains for its score, which may take longer than a beat.
+    """
+    link = Link("127.0.0.1:1")
+    monkeypatch.setattr(link, "_beat", lambda *a, **k: rpc.BeatResponse(superseded=True))
+    tick = Worker._tick
+
+    def beating(self, *facts):
+        assert link.beat(Membership(0, "run", b"token"), self.progress, -1)
+        tick(self, *facts)
+
+    monkeypatch.setattr(Worker, "_tick", beating)
+    order = order_of(rpc.OrderKind.Value(f"ORDER_KIND_{kind}"), 0, -1)
+    order.views.append("after_local")
+    found = worker.execute(order, Bundle())
+    assert (found is None) == is_dropped
+    assert is_dropped or not found.failure
 
 
 def test_method_without_private_state_writes_nothing(digits, tmp_path):
