@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -29,6 +30,7 @@ from fedmodels.signals import end_on_sigterm
 if TYPE_CHECKING:
     import torch
 
+    from fedcli.prediction import Predictions
     from fedmodels.tensors.bundle import ClientId
 
 
@@ -314,6 +316,7 @@ def add_new_task(
     set_up_logging(LogLevel.INFO)
     from typing import get_args
 
+    from fedcli.data.own.tables import NothingNew
     from fedcli.data.store.growing import add_task
     from fedmodels.config.data import Repeats, Unusual
 
@@ -342,16 +345,20 @@ def add_new_task(
         from fedcli.data.store.own_files import remembered
 
         how = remembered(root)
-    added = add_task(
-        root,
-        client_id,
-        source,
-        *(how or ()),
-        repeats=rule,
-        unusual=odd,
-        strict=strict,
-        given=recipe,
-    )
+    try:
+        added = add_task(
+            root,
+            client_id,
+            source,
+            *(how or ()),
+            repeats=rule,
+            unusual=odd,
+            strict=strict,
+            given=recipe,
+        )
+    except NothingNew as error:
+        typer.echo(f"client {client_id}: {error}")
+        return
     for line in added.notes:
         typer.echo(f"note: {line}", err=True)
     typer.echo(f"client {client_id}: {source} is taken: {added}")
@@ -575,14 +582,25 @@ def predict(
         typer.echo(f"note: {caveat}", err=True)
     found = predictions(trained, file, inputs, keep or (), unknown)
     out = out or (Path("predictions.csv") if are_many(inputs) and not as_json else None)
-    if out is None:
+    lost = list[Path]()
+
+    def noted() -> Iterator[Predictions]:
         for one in found:
+            lost.extend([one.inputs.file] if one.inputs.why else [])
+            yield one
+
+    if out is None:
+        for one in noted():
             for line in one.lines(top, as_json=as_json):
                 typer.echo(line)
-        return
-    for summary in write_csv(found, trained.class_names, out, keep or ()):
-        typer.echo(summary)
-    typer.echo(f"written to {out}")
+    else:
+        for summary in write_csv(noted(), trained.class_names, out, keep or ()):
+            typer.echo(summary)
+        typer.echo(f"written to {out}")
+    if lost:
+        files = "1 file has" if len(lost) == 1 else f"{len(lost)} files have"
+        typer.echo(f"{files} no answer, and the others have one: {lost[0]}", err=True)
+        sys.exit(1)
 
 
 app.command("serve-model")(serve_model)

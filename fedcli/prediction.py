@@ -6,7 +6,7 @@ import csv
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcli.data.archives import archives
 from fedcli.data.folders import TABLE_ENDS, ending
-from fedcli.data.own.new_inputs import NewInputs, read_new
+from fedcli.data.own.new_inputs import NewInputs, how_of, new_files, read_file
 from fedcli.runtime.deployed import Deployed
 from fedcli.runtime.state import PERSONAL
 from fedmodels.errors import ConfigError, DataError, reason_of
@@ -28,6 +29,8 @@ CALCULATED = ("=", "+", "-", "@", "\t", "\r")
 """How a cell begins that an office program would calculate."""
 _NUMBER = re.compile(r"-?[0-9]+([.,][0-9]+)?")
 """What is a number to an office program as well, and stays as it is."""
+MAX_LETTERS = 300
+"""Letters of why a file has no answer, in a line."""
 HEADS = ("input", "from", "to", "class", "probability", "probabilities", "note")
 """What answers hold beside the columns that are kept and the classes."""
 UNKNOWN = "unknown"
@@ -77,6 +80,9 @@ class Predictions:
                 found = "  ".join(f"{printable(name)} {share:.3f}" for name, share in named.items())
                 found = found if is_known else f"{UNKNOWN} ({found})"
                 yield f"{source}: {found}{f'  ({note})' if note else ''}"
+        if why := self.inputs.why:
+            said = json.dumps({"input": str(self.inputs.file), "error": why})
+            yield said if as_json else f"{self.inputs.file}: no answer ({why})"
         for place, why, _ in self.inputs.left:
             where = f"{self.inputs.file}, {self.inputs.unit} {place}"
             said = json.dumps({"input": where, "error": why})
@@ -89,7 +95,8 @@ class Predictions:
     @property
     def shown(self) -> Path:
         """The file, or the directory of a photo: what a summary is of."""
-        return self.inputs.file if self.inputs.places else self.inputs.file.parent
+        is_whole = bool(self.inputs.places or self.inputs.why)
+        return self.inputs.file if is_whole else self.inputs.file.parent
 
     def answers(self, keep: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
         """Yield an object for each input, and for each row of a table that makes none.
@@ -98,18 +105,22 @@ class Predictions:
         order is that of the file.
         """
         found, left = self._answered(keep), self.inputs.left
+        if self.inputs.why:
+            found = iter([self._unanswered(None, self.inputs.why, dict.fromkeys(keep, ""))])
         if not left:
             yield from found
             return
-        unanswered: list[dict[str, Any]] = [
-            {
-                "input": str(self.inputs.file), "from": place, "to": place,
-                **dict(zip(keep, cells, strict=True)), "class": None, "probability": None,
-                "probabilities": {}, "note": f"no answer: {why}",
-            }
+        unanswered = [
+            self._unanswered(place, why, dict(zip(keep, cells, strict=True)))
             for place, why, cells in left
-        ]  # fmt: skip
+        ]
         yield from sorted([*found, *unanswered], key=lambda one: one["from"])
+
+    def _unanswered(self, place: int | None, why: str, kept: Mapping[str, str]) -> dict[str, Any]:
+        return {
+            "input": str(self.inputs.file), "from": place, "to": place, **kept, "class": None,
+            "probability": None, "probabilities": {}, "note": f"no answer: {why}",
+        }  # fmt: skip
 
     def _answered(self, keep: Sequence[str]) -> Iterator[dict[str, Any]]:
         for number, (name, shares) in enumerate(zip(self.names, self.shares, strict=True)):
@@ -166,11 +177,12 @@ def predictions(
 ) -> Iterator[Predictions]:
     """Yield the predictions of a model, which is in ``file``, for each of the other files.
 
-    Columns to ``keep`` pass through; inputs below ``least`` are called unknown.
+    Columns to ``keep`` pass through; inputs below ``least`` are called unknown. A file that cannot
+    be read, does not fit the model or is beyond it has no answer, and says why.
 
     Raises:
         ConfigError: a column cannot be kept under its name, or ``least`` is no probability.
-        DataError: a file cannot be read, does not fit the model or is beyond it; names it.
+        DataError: no file has an answer; names the first one, and why.
     """
     if not 0 <= least <= 1:
         raise ConfigError(f"{least:g} is no share from 0 to 1, below which an input is unknown")
@@ -180,8 +192,24 @@ def predictions(
                 f"column {printable(name)!r} cannot be kept: answers have another column of that "
                 "name; rename it"
             )
-    for inputs in read_new(paths, model.facts, file, keep):
-        yield predicted(model, inputs, least)
+    facts, first, answered = model.facts, None, False
+    how = how_of(facts, file)
+    with archives() as packed:
+        for path in new_files(paths, how, packed):
+            try:
+                found = [
+                    predicted(model, inputs, least)
+                    for inputs in read_file(path, facts, how, keep, packed)
+                ]
+            except DataError as error:
+                error = packed.renamed(error)
+                first = first or error
+                none = NewInputs(packed.shown(path), np.empty(0), why=str(error))
+                found = [Predictions(none, model.class_names, np.zeros((0, 1), np.float32))]
+            answered = answered or any(len(one.shares) for one in found)
+            yield from found
+        if first is not None and not answered:
+            raise first
 
 
 def predicted(model: TrainedModel, inputs: NewInputs, least: float = 0.0) -> Predictions:
@@ -215,14 +243,16 @@ def write_csv(
             lines = csv.writer(file)
             lines.writerow(heads(classes, keep))
             for place, those in groupby(found, key=lambda one: one.shown):
-                best, files, left, far = Counter[str](), list[Path](), 0, 0
+                best, files, left, far, why = Counter[str](), list[Path](), 0, 0, ""
                 for one in those:
                     lines.writerows(one.rows(keep))
                     best += one.best()
                     files.append(one.inputs.file)
                     left += len(one.inputs.left)
+                    why = one.inputs.why
                     far += sum(map(bool, one.far))
                 told = ", ".join(f"{printable(name)} {n}" for name, n in best.most_common())
+                told += f"no answer: {printable(why, MAX_LETTERS)}" if why else ""
                 told += f"; {left} without an answer" if left else ""
                 told += f"; {far} far from the training data" if far else ""
                 yield f"{files[0] if len(files) == 1 else place}: {told}"

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fedcli.data.arrays import AT_ONCE, IntArray, check_memory
 from fedcli.data.folders import entries
-from fedcli.data.image_files import ENDS, OTHERS, PLAIN, Pixels, read_image
+from fedcli.data.image_files import ENDS, OTHERS, PLAIN, Pixels, is_image, read_image
 from fedcli.data.set_aside import SetAside
 from fedmodels.class_names import composed
 from fedmodels.config.recipe import EMPTY, Recipe
@@ -48,7 +48,7 @@ def images_in(place: Path, root: Path, *, nested: bool = False) -> list[Path]:
             it may not be nested.
     """
     found = entries(place, root)
-    images = [path for path in found if path.suffix.lower() in ENDS]
+    images = [path for path in found if is_image(path)]
     known = ", ".join(f"*{end}" for end in ENDS)
     inner = [path for path in found if path.is_dir()]
     if inner and not nested:

@@ -19,7 +19,13 @@ FOREIGN = {
 """What systems and other programs leave beside one's files, in small letters."""
 OF_TEXT = tuple(f".{kind}{packed}" for kind in ("csv", "tsv") for packed in ("", ".gz", ".zip"))
 """How the names of tables of text end, packed or not."""
-TABLE_ENDS = (*OF_TEXT, ".parquet")
+BOOKS = {
+    **dict.fromkeys((".xlsx", ".xlsm"), ("workbooks", "xlsx")),
+    **dict.fromkeys((".h5", ".hdf5"), ("hdf5", "hdf5")),
+    ".sql": ("queries", "sql"),
+}
+"""By the end of their names: files of several tables, what reads them, and the extra for that."""
+TABLE_ENDS = (*OF_TEXT, ".parquet", *BOOKS)
 """How the names of tables end."""
 SHOWN = 3
 """Files that a note names."""

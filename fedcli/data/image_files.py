@@ -20,9 +20,10 @@ from fedmodels.config.transforms import ImageTransform, Sides
 from fedmodels.errors import DataError, pip_line, reason_of
 from fedmodels.files import open_regular
 
+OF_DICOM = (".dcm", ".dicom")
 ENDS = (
     ".png", ".jpg", ".jpeg", ".jfif", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".pgm", ".ppm",
-    ".avif", ".heic", ".heif",
+    ".avif", ".heic", ".heif", *OF_DICOM,
 )  # fmt: skip
 """How the names of image files end; capitals count alike."""
 FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "TIFF", "GIF", "PPM", "AVIF")
@@ -36,7 +37,7 @@ OTHERS = {
         "raw photos of a camera have to be developed: save them as JPEG or PNG",
     ),
     **dict.fromkeys(
-        (".jxl", ".jp2", ".j2k", ".psd", ".xcf", ".tga", ".pcx", ".svg", ".eps", ".ico", ".dcm"),
+        (".jxl", ".jp2", ".j2k", ".psd", ".xcf", ".tga", ".pcx", ".svg", ".eps", ".ico"),
         "images of these kinds are not read: save them as PNG",
     ),
     **dict.fromkeys(
@@ -60,6 +61,10 @@ def read_image(path: Path, how: ImageTransform = PLAIN) -> list[Pixels]:
         DataError: it is missing or damaged, or there is no single right way to read it.
     """
     try:
+        if is_scan(path):
+            dicom = importlib.import_module("fedcli.data.dicom")
+            with open_regular(path) as file:
+                return [pixels_of(one, how) for one in dicom.pictures(file, path, how.frames)]
         with open_regular(path) as file, _opened(file, path) as image:
             every = how.frames == "all" and image.format != WITH_PREVIEW
             frames = ImageSequence.Iterator(image) if every else [image]
@@ -69,6 +74,20 @@ def read_image(path: Path, how: ImageTransform = PLAIN) -> list[Pixels]:
         raise DataError(f"{path} cannot be read: {why}") from None
     except (*DAMAGED, Image.DecompressionBombError) as error:
         raise DataError(f"{path} cannot be read: {reason_of(error)}") from None
+
+
+def is_image(path: Path) -> bool:
+    """Tell by its name whether a file is an image, or by its content whether it is a scan."""
+    return path.suffix.lower() in ENDS or is_scan(path)
+
+
+def is_scan(path: Path) -> bool:
+    """Tell whether a file is an image of DICOM: these are often called by numbers alone."""
+    end = path.suffix.lower()
+    if end in OF_DICOM or (end and not end[1:].isdecimal()):
+        return end in OF_DICOM
+    found: bool = importlib.import_module("fedcli.data.dicom").is_dicom(path)
+    return found
 
 
 def _opened(file: BinaryIO, path: Path) -> Image.Image:

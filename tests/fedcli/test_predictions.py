@@ -228,7 +228,7 @@ def test_whose_model_has_to_be_said(words, line, capsys):
         ),
         ("a.csv", "t;ax;ay\n", "a.csv holds no row below the names of its columns"),
         ("a.png", "", "a.png is not an .npy file; the model takes [8, 2], and tables"),
-        ("d", None, "d holds no file that the model takes: .csv, .csv.gz, .csv.zip, .tsv"),
+        ("d", None, "d holds no file *.csv, *.tsv, *.parquet, *.xlsx, *.h5 or *.sql"),
         ("none.csv", None, "none.csv"),
     ],
 )

@@ -345,14 +345,20 @@ def inputs_of(
     return np.concatenate(parts, axis=1)
 
 
-def named_by_place(table: TableRows, kind: Literal["file", "folder"]) -> NDArray[np.str_]:
+def named_by_place(table: TableRows, kind: Literal["file", "folder", "sheet"]) -> NDArray[np.str_]:
     """Return the name of the table's file, or of the folder it lies in, for each row (n,).
 
     Raises:
         DataError: the rows lie in no file of their own.
     """
-    if not isinstance(table.where, Path):
+    where = table.where if isinstance(table.where, Path) else table.file
+    if where is None:
         raise DataError(f"{table.where} is no file: name a column in place of that")
-    where = table.where
-    name = where.name[: -len(ending(where))] if kind == "file" else where.resolve().parent.name
+    if kind == "sheet":
+        return np.full(len(table.frame), table.part or where.name)
+    place = where.resolve() if table.file is None or where == table.file else where
+    name = (
+        where.name[: -len(ending(where))] if kind == "file"
+        else place.parent.name.removesuffix(".zip")
+    )  # fmt: skip
     return np.full(len(table.frame), name)

@@ -117,15 +117,27 @@ def style_of(path: Path, columns: Columns, recipe: Recipe = EMPTY) -> Style:
     records = _records(text, delimiter)
     if not records:
         return Style(encoding, delimiter)
-    head = _named(records, wanted) or 0
+    head = named_row(records, wanted) or 0
     (begin, names), rows = records[head], [cells for _, cells in records[head + 1 :]]
-    units = _units_of(rows)
+    units = units_of(rows)
     style = Style(encoding, delimiter, Marks(), begin, units)
     cells = _cells_of(names, rows[units:], columns, recipe)
     if len(records) == RECORDS and not any(map(_has_mark, chain.from_iterable(cells.values()))):
         rows += _marked_rows(path, style, [at for at, name in enumerate(names) if name in cells])
         cells = _cells_of(names, rows[units:], columns, recipe)
     return replace(style, marks=marks_of(cells, columns.decimal, path))
+
+
+def first_cells(path: Path, columns: Columns) -> set[str]:
+    """Return the cells of the first rows of a CSV, however these are parted.
+
+    Raises:
+        DataError: it is not in the encoding that is given.
+    """
+    text = _start_of(path, columns.encoding or encoding_of(path))
+    signs = columns.delimiter or DELIMITERS
+    rows = (row for sign in signs for _, row in _records(text, sign)[:LEADING])
+    return {*chain.from_iterable(rows)}
 
 
 def _has_mark(cell: str) -> bool:
@@ -203,19 +215,19 @@ def _delimiter_of(text: str, wanted: set[str]) -> str:
     named = {
         sign: counts[sign][head]
         for sign in counts
-        if (head := _named(records[sign], wanted)) is not None and counts[sign][head] > 1
+        if (head := named_row(records[sign], wanted)) is not None and counts[sign][head] > 1
     }
     first = even or named or {sign: n[0] for sign, n in counts.items()}
     return max(first, key=lambda sign: first[sign], default=",")
 
 
-def _named(records: Sequence[Record], wanted: set[str]) -> int | None:
+def named_row(records: Sequence[Record], wanted: set[str]) -> int | None:
     """Return which of the first rows has the wanted names of columns, if one does."""
     rows = enumerate(cells for _, cells in records[:LEADING])
     return next((number for number, cells in rows if wanted <= {*cells}), None)
 
 
-def _units_of(rows: Sequence[Sequence[str]]) -> int:
+def units_of(rows: Sequence[Sequence[str]]) -> int:
     """Return how many of the first rows say units: texts, in all columns that hold numbers below.
 
     A row of other texts, such as question marks, does not count.

@@ -22,7 +22,7 @@ import numpy as np
 from fedcli.data.arrays import IntArray
 from fedcli.data.class_folders import Listed, read_images
 from fedcli.data.folders import TABLE_ENDS, check_inside, ending, files_below, note_left_out
-from fedcli.data.image_files import ENDS, OTHERS, Pixels, stated
+from fedcli.data.image_files import OTHERS, Pixels, is_image, stated
 from fedcli.data.own.bad_rows import set_rows_aside
 from fedcli.data.own.cells import check_columns, labels_of, texts_of
 from fedcli.data.own.examples import coded, dataset_of
@@ -182,7 +182,7 @@ def _images_below(root: Path) -> Known:
     """Return the images below a directory by path, by name and by name without its ending."""
     found = defaultdict[str, list[Path]](list)
     for path in files_below(root):
-        if path.suffix.lower() in ENDS:
+        if is_image(path):
             for name in {path.relative_to(root).as_posix(), path.name, path.stem}:
                 found[composed(name)].append(path)
     return found

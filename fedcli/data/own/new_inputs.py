@@ -15,12 +15,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fedcli.data.archives import Archives, archives, is_archive
 from fedcli.data.arrays import read_array
 from fedcli.data.folders import TABLE_ENDS, ending, files_below, note_left_out
-from fedcli.data.image_files import ENDS, OTHERS, read_image
+from fedcli.data.image_files import ENDS, OTHERS, is_image, read_image
 from fedcli.data.own.cells import check_columns, parsed, said
 from fedcli.data.own.recordings import RecordingRows, rows_of, windowed
-from fedcli.data.own.table_files import OTHER_TABLES, TableRows, read_table, tell_styles
+from fedcli.data.own.table_files import OTHER_TABLES, TableRows, files_of, read_tables, tell_styles
 from fedmodels.config.columns import ROLES, Columns
 from fedmodels.config.recipe import recipe_in
 from fedmodels.config.transforms import ImageTransform, TableTransform, Transform, parse_transform
@@ -45,6 +46,8 @@ class NewInputs:
     """Of each input the cells of the columns that pass through, from its first row."""
     left: Sequence[tuple[int, str, Sequence[str]]] = ()
     """Rows that make no input: their place, why, and their cells that pass through."""
+    why: str = ""
+    """Why the whole file has no input, where it has none."""
 
     def called(self, number: int) -> str:
         """Return what an input is called: the file, and the place in it where there are several."""
@@ -67,20 +70,58 @@ def read_new(
     Raises:
         DataError: a file cannot be read, does not fit the model or is beyond it; names it.
     """
+    how = how_of(facts, model)
+    with archives() as packed:
+        for file in new_files(paths, how, packed):
+            yield from read_file(file, facts, how, keep, packed)
+
+
+def how_of(facts: ModelFacts, model: object) -> Transform | None:
+    """Return how files become the inputs of a model; None where nothing but arrays does.
+
+    Raises:
+        DataError: its file says what it must not.
+    """
     how = parse_transform(facts.transform, model) or _usual(facts)
     if isinstance(how, TableTransform):
         how = how.model_copy(update={"columns": how.of_site})
+    return how
+
+
+def new_files(paths: Sequence[Path], how: Transform | None, packed: Archives) -> Iterator[Path]:
+    """Yield files; of a directory or an archive, every file of the kind that the model takes.
+
+    Raises:
+        DataError: there is none.
+    """
+    is_of_tables = isinstance(how, TableTransform)
     for path in paths:
-        if not path.is_dir():
-            yield _checked(_read(path, facts, how, keep), facts)
+        place = packed.unpacked(path) if is_archive(path) and not is_of_tables else path
+        if is_of_tables and (place.is_dir() or is_archive(place)):
+            found = files_of(place, packed)
+        elif place.is_dir():
+            found = [file for file in files_below(place) if is_image(file)]
+        else:
+            yield path
             continue
-        ends = TABLE_ENDS if isinstance(how, TableTransform) else ENDS
-        found = [file for file in files_below(path) if ending(file) in ends]
         if not found:
-            raise DataError(f"{path} holds no file that the model takes: {', '.join(ends)}")
-        note_left_out(path, found, OTHER_TABLES if isinstance(how, TableTransform) else OTHERS)
-        for file in found:
-            yield _checked(_read(file, facts, how, keep), facts)
+            raise DataError(f"{path} holds no file that the model takes: {', '.join(ENDS)}")
+        if path.is_dir():
+            taken = [packed.holding(file) for file in found]
+            note_left_out(path, taken, OTHER_TABLES if is_of_tables else OTHERS)
+        yield from found
+
+
+def read_file(
+    path: Path, facts: ModelFacts, how: Transform | None, keep: Sequence[str], packed: Archives
+) -> Iterator[NewInputs]:
+    """Yield the inputs of a file, and of each sheet of a workbook.
+
+    Raises:
+        DataError: it cannot be read, does not fit the model or is beyond it.
+    """
+    for found in _read(path, facts, how, keep):
+        yield replace(_checked(found, facts), file=packed.shown(path))
 
 
 def read_by(recipe: Path, facts: ModelFacts, model: object) -> ModelFacts:
@@ -105,18 +146,20 @@ def _usual(facts: ModelFacts) -> Transform | None:
     return None
 
 
-def _read(path: Path, facts: ModelFacts, how: Transform | None, keep: Sequence[str]) -> NewInputs:
+def _read(
+    path: Path, facts: ModelFacts, how: Transform | None, keep: Sequence[str]
+) -> list[NewInputs]:
     """Read one file by its kind."""
     shape = tuple(facts.input_shape)
     if keep and not (isinstance(how, TableTransform) and ending(path) in TABLE_ENDS):
         raise DataError(f"{path} has no column {keep[0]!r} to keep: it is no table")
     if path.suffix == ARRAYS:
-        return _array(path, read_array(path), facts)
+        return [_array(path, read_array(path), facts)]
     is_table = ending(path) in TABLE_ENDS
     if isinstance(how, TableTransform) and is_table:
-        return _read_table(path, how, keep)
+        return _read_tables(path, how, keep)
     if isinstance(how, ImageTransform) and not is_table:
-        return _read_picture(path, facts, how)
+        return [_read_picture(path, facts, how)]
     takes = "no other files" if how is None else how.kind.removesuffix("s") + "s"
     raise DataError(f"{path} is not an {ARRAYS} file; the model takes {list(shape)}, and {takes}")
 
@@ -149,14 +192,18 @@ def _read_picture(path: Path, facts: ModelFacts, how: ImageTransform) -> NewInpu
     )
 
 
-def _read_table(path: Path, how: TableTransform, keep: Sequence[str] = ()) -> NewInputs:
+def _read_tables(path: Path, how: TableTransform, keep: Sequence[str] = ()) -> list[NewInputs]:
     """Read the windows of a recording, or the rows of a table; labels are not needed."""
-    table = _marked(how, lambda columns: read_table(path, columns, how.recipe, keep))
-    columns = _unlabelled(how.columns, [str(name) for name in table.frame.columns], path)
-    if not len(table.frame):
-        raise DataError(f"{path} holds no row below the names of its columns")
-    tell_styles([table], path)
-    return read_rows(table, columns, how, path, keep)
+    tables = _marked(how, lambda columns: read_tables(path, columns, how.recipe, keep))
+    found = list[NewInputs]()
+    for table in tables:
+        columns = _unlabelled(how.columns, [str(name) for name in table.frame.columns], path)
+        if not len(table.frame):
+            raise DataError(f"{path} holds no row below the names of its columns")
+        tell_styles([table], path)
+        read = read_rows(table, columns, how, path, keep)
+        found.append(replace(read, unit=f"{table.part} row" if len(tables) > 1 else read.unit))
+    return found
 
 
 def read_rows(
@@ -206,7 +253,7 @@ def given_rows(
     for one in (*(columns.categories or ()), columns.client, columns.session):
         cells |= {one: [_as_text(v) for v in cells[one]]} if one in cells else {}
     frame = importlib.import_module("pandas").DataFrame(cells, index=range(len(rows)))
-    table = _marked(how, lambda columns: TableRows.of_frame(frame, name, columns))
+    (table,) = _marked(how, lambda columns: [TableRows.of_frame(frame, name, columns)])
     columns = _unlabelled(columns, names, name)
     return _checked(read_rows(table, columns, how, name), facts)
 
@@ -255,16 +302,16 @@ def _set_aside(
     return replace(table, frame=frame, recipe=table.recipe.of_texts()), columns, faults
 
 
-def _marked(how: TableTransform, read: Callable[[Columns], TableRows]) -> TableRows:
+def _marked(how: TableTransform, read: Callable[[Columns], list[TableRows]]) -> list[TableRows]:
     """Read rows; where their numbers do not tell their decimal mark, it is that of training."""
     if how.decimal is None or how.columns.decimal is not None:
         return read(how.columns)
     try:
-        table = read(how.columns)
+        tables = read(how.columns)
     except DataError:
-        table = None
-    if table is not None and not table.marks.unsure:
-        return table
+        tables = []
+    if tables and not any(table.marks.unsure for table in tables):
+        return tables
     return read(how.columns.model_copy(update={"decimal": how.decimal}))
 
 

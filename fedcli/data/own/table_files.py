@@ -15,30 +15,46 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcli.data.archives import Archives, is_archive
 from fedcli.data.arrays import DAMAGED
-from fedcli.data.folders import TABLE_ENDS, ending, files_below
-from fedcli.data.own.csv_style import MISSING, RECORDS, Style, lines_of, may_hold_numbers, style_of
+from fedcli.data.folders import BOOKS, TABLE_ENDS, ending, files_below
+from fedcli.data.own.csv_style import (
+    MISSING,
+    RECORDS,
+    Style,
+    first_cells,
+    lines_of,
+    may_hold_numbers,
+    style_of,
+)
 from fedcli.data.own.number_marks import Marks, marks_of
 from fedmodels.config.data import Columns
 from fedmodels.config.recipe import EMPTY, Recipe
 from fedmodels.errors import DataError, pip_line, reason_of
 from fedmodels.files import open_regular
+from fedmodels.printable import printable
 
 OTHER_TABLES = {
-    **dict.fromkeys((".xlsx", ".xls", ".ods"), "spreadsheets are not read: save them as CSV"),
+    **dict.fromkeys((".xls", ".ods"), "save such spreadsheets as *.xlsx or CSV"),
     **dict.fromkeys(
         (".txt", ".dat", ".asc", ".log", ".data"),
         "tables of text are read under the names *.csv and *.tsv: rename these if they are some",
     ),
     **dict.fromkeys(
-        (".json", ".jsonl", ".h5", ".hdf5", ".mat", ".feather", ".sqlite", ".db"),
+        (".json", ".jsonl", ".mat", ".feather"),
         "tables of these kinds are not read: save them as CSV or parquet",
     ),
     **dict.fromkeys(
-        (".gz", ".zip"), "a packed table is read where its name ends in .csv.gz or .csv.zip"
+        (".sqlite", ".db", ".duckdb"), "a data base is read by a query, in a file *.sql beside it"
     ),
+    ".gz": "a packed table is read where its name ends in .csv.gz",
 }
 """How the names of files end that hold tables and are not read, and what to do with them."""
+Since = float | int | str | None
+"""The last value of a mark: rows beyond it are new; None before anything was read."""
+KNOWN = "*.csv, *.tsv, *.parquet, *.xlsx, *.h5 or *.sql"
+SHOWN, MAX_LETTERS = 8, 60
+"""Names that a line lists, and letters of each."""
 log = logging.getLogger(__name__)
 
 
@@ -54,6 +70,12 @@ class TableRows:
     """How a CSV is written; None where the file has no lines."""
     marks: Marks = field(default_factory=Marks)
     """The marks in numbers that are written as texts."""
+    file: Path | None = None
+    """Where the rows lie, unless ``where`` is that."""
+    part: str = ""
+    """The sheet of a workbook, or the table of another file that holds several."""
+    mark: float | int | str | None = None
+    """The last value of the column that a site's recipe calls ``mark``."""
     recipe: Recipe = EMPTY
     """What the site's files call columns, which have the run's names in the frame, and how they
     write what is in them."""
@@ -100,9 +122,22 @@ class TableRows:
     def numbers(self) -> NDArray[np.int64]:
         """The line of each row in the file, or its number from 1 on, (n,)."""
         places = np.arange(len(self.frame)) if self.places is None else self.places
-        if self.style is None or not isinstance(self.where, Path):
+        if self.style is None or self.path is None:
             return places + 1
-        return np.array(lines_of(self.where, self.style), dtype=np.int64)[places]
+        return np.array(lines_of(self.path, self.style), dtype=np.int64)[places]
+
+    @property
+    def path(self) -> Path | None:
+        """The file of the rows, if they are of one."""
+        return self.where if self.file is None and isinstance(self.where, Path) else self.file
+
+    def within(self, packed: Archives) -> TableRows:
+        """Return the table so that lines name the archive that holds it, if one does."""
+        path = self.path
+        if path is None or (shown := packed.shown(path)) == path:
+            return self
+        where = shown if self.where == path else str(self.where).replace(str(path), str(shown))
+        return replace(self, where=where, file=path)
 
     @property
     def name(self) -> str:
@@ -133,19 +168,35 @@ def tell_styles(tables: Sequence[TableRows], where: object) -> None:
             log.warning("note: %s: %s read with %s", where, some, style)
 
 
-def files_of(root: Path) -> list[Path]:
-    """Return the file, or the directory's files by name; raise DataError if there is none."""
+def files_of(root: Path, packed: Archives) -> list[Path]:
+    """Return the file, or the directory's files by name, also those of archives.
+
+    A query reads the files beside it: where there is one, these are no tables by themselves.
+
+    Raises:
+        DataError: there is none, or an archive cannot be unpacked.
+    """
+    if is_archive(root):
+        return files_of(packed.unpacked(root), packed)
     if root.is_dir():
-        found = [path for path in files_below(root) if ending(path) in TABLE_ENDS]
+        below = files_below(root)
+        if queries := [path for path in below if ending(path) == ".sql"]:
+            return queries
+        found = [
+            file
+            for path in below
+            for file in (files_of(packed.unpacked(path), packed) if is_archive(path) else [path])
+            if ending(file) in TABLE_ENDS
+        ]
         if not found:
             ends = {path.suffix.lower() for path in files_below(root)}
-            raise DataError(f"{root} holds no file *.csv, *.tsv or *.parquet{_advice_for(ends)}")
+            raise DataError(f"{root} holds no file {KNOWN}{_advice_for(ends)}")
         return found
     if not root.exists():
         raise DataError(f"{root} is not there: [data] root must name a file or a directory")
     if ending(root) not in TABLE_ENDS:
         advice = _advice_for({root.suffix.lower()})
-        raise DataError(f"{root} is none of *.csv, *.tsv and *.parquet{advice}")
+        raise DataError(f"{root} is none of {KNOWN}{advice}")
     return [root]
 
 
@@ -155,28 +206,89 @@ def _advice_for(ends: Collection[str]) -> str:
     return "".join(f"; {advice}" for advice in known)
 
 
+def read_tables(
+    path: Path,
+    columns: Columns,
+    recipe: Recipe = EMPTY,
+    keep: Collection[str] = (),
+    since: Since = None,
+) -> list[TableRows]:
+    """Read the tables of one file; their columns get the names of the run, by the site's recipe.
+
+    A CSV's labels, clients and parts are what stands in it: ``01`` is not ``1``, and ``NA`` is a
+    name. So are columns to ``keep``, unless a model has their numbers. Of a site with a mark, only
+    rows beyond ``since`` are read.
+
+    Raises:
+        DataError: a package is missing, the file is damaged, or two columns have one name.
+    """
+    numbers = {*(columns.features or ()), columns.time}
+    keep = [name for name in keep if name not in numbers]
+    if ending(path) in BOOKS:
+        books = importlib.import_module("fedcli.data.own.books")
+        found = books.tables_of(path, columns, recipe, keep, since)
+    else:
+        own = recipe.resolved(_first_names(path, columns), path) if recipe.has_choices else recipe
+        found = [(_read(path, own.in_files(columns), own, keep, since), own)]
+    return [_as_in_run(rows, own, since) for rows, own in found]
+
+
 def read_table(
     path: Path, columns: Columns, recipe: Recipe = EMPTY, keep: Collection[str] = ()
 ) -> TableRows:
-    """Read one file; its columns get the names of the run, by the site's recipe.
-
-    A CSV's labels, clients and parts are what stands in it: ``01`` is not ``1``, and ``NA`` is a
-    name. So are columns to ``keep``, unless a model has their numbers.
+    """Read the one table of a file, as :func:`read_tables` does.
 
     Raises:
-        DataError: pandas or pyarrow is missing, the file is damaged, or two columns have one name.
+        DataError: it has several; or as there.
     """
-    numbers = {*(columns.features or ()), columns.time}
-    texts = {recipe.called(name) for name in keep if name not in numbers}
-    read = _read(path, recipe.in_files(columns), recipe, texts)
+    found = read_tables(path, columns, recipe, keep)
+    if len(found) > 1:
+        names = ", ".join(repr(printable(one.part)) for one in found)
+        raise DataError(f"{path} holds several tables, {names}: [data.columns] sheet names one")
+    return found[0]
+
+
+def _as_in_run(read: TableRows, recipe: Recipe, since: Since) -> TableRows:
+    """Return a table whose columns have the names of the run."""
+    if recipe.mark is not None:
+        marks = importlib.import_module("fedcli.data.own.marks")
+        read = marks.only_new(read, recipe.mark, since)
     names = {own: name for name in recipe.columns if (own := recipe.called(name)) != name}
     hidden = {*names.values()} - {*names}  # the file's own column of a name that another one gets
     frame = read.frame.drop(columns=[name for name in hidden if name in read.frame.columns])
     return replace(read, frame=frame.rename(columns=names), recipe=recipe)
 
 
-def _read(path: Path, columns: Columns, recipe: Recipe, texts: set[str]) -> TableRows:
-    """Read one file as it is; ``columns`` and ``texts`` have its own names."""
+def texts_in(columns: Columns, recipe: Recipe, keep: Collection[str]) -> set[str]:
+    """Return the columns of a file that hold texts; ``columns`` have its own names."""
+    named = {name for name in columns.named if name != columns.time}
+    return {*named, *(columns.categories or {}), *map(recipe.called, keep)}
+
+
+def _first_names(path: Path, columns: Columns) -> set[str]:
+    """Return what the columns of a file may be called.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    try:
+        if path.suffix.lower() == ".parquet":
+            return {*importlib.import_module("pyarrow.parquet").read_schema(path).names}
+        return first_cells(path, columns)
+    except ImportError as error:
+        raise DataError(f"{path} needs {error.name}: {pip_line('tables')}") from None
+    except (*DAMAGED, RuntimeError) as error:
+        raise DataError(f"{path} cannot be read: {_why(error)}") from None
+
+
+def _why(error: Exception) -> str:
+    return (reason_of(error) or type(error).__name__).splitlines()[0]
+
+
+def _read(
+    path: Path, columns: Columns, recipe: Recipe, keep: Collection[str], since: Since
+) -> TableRows:
+    """Read one file as it is; ``columns`` have its own names."""
     is_parquet = path.suffix.lower() == ".parquet"
     try:
         pandas = importlib.import_module("pandas")
@@ -186,16 +298,15 @@ def _read(path: Path, columns: Columns, recipe: Recipe, texts: set[str]) -> Tabl
         raise DataError(f"{path} needs {error.name}: {pip_line('tables')}") from None
     try:
         if is_parquet:
+            how = {}
+            if recipe.mark is not None:
+                marks = importlib.import_module("fedcli.data.own.marks")
+                how = marks.beyond(path, recipe.mark, since)
             with open_regular(path) as file:
-                return TableRows.of_frame(
-                    pandas.read_parquet(file, engine="pyarrow"), path, columns, recipe
-                )
+                frame = pandas.read_parquet(file, engine="pyarrow", **how)
+                return TableRows.of_frame(frame, path, columns, recipe)
         style = style_of(path, columns, recipe)
-        texts |= {name for name in columns.named if name != columns.time}
-        texts |= {*(columns.categories or {})}
-        is_known = columns.features is not None or columns.file is not None
-        asked = {*texts, *columns.named, *(columns.features or ())} if is_known else None
-        frame = _read_csv(pandas, path, texts, style, asked)
+        frame = _read_csv(pandas, path, texts_in(columns, recipe, keep), style, columns)
     except pandas.errors.ParserWarning:
         raise DataError(
             f"{path}: rows have more fields than the first line has names; maybe a comma ends them"
@@ -203,22 +314,17 @@ def _read(path: Path, columns: Columns, recipe: Recipe, texts: set[str]) -> Tabl
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not in {error.encoding}: {error.reason}") from None
     except (*DAMAGED, RuntimeError) as error:  # pandas' and pyarrow's own are of these
-        reason = (reason_of(error) or type(error).__name__).splitlines()[0]
-        raise DataError(f"{path} cannot be read: {reason}") from None
+        raise DataError(f"{path} cannot be read: {_why(error)}") from None
     return TableRows(frame, path, style, style.marks)
 
 
-def _read_csv(
-    pandas: Any, path: Path, texts: set[str], style: Style, asked: set[str] | None
-) -> Any:
+def _read_csv(pandas: Any, path: Path, texts: set[str], style: Style, columns: Columns) -> Any:
     """Read a CSV; the columns of these names hold texts. Only those asked for need a name each."""
     how: dict[str, Any] = {"sep": style.delimiter, "index_col": False}
     with style.opened(path) as file:
         first = pandas.read_csv(file, nrows=1, header=None, dtype=str, keep_default_na=False, **how)
-    if asked is None:
-        _check_names(first.iloc[0].tolist(), path)
-    else:
-        _check_names([name for name in first.iloc[0].tolist() if name in asked], path)
+    names = first.iloc[0].tolist()
+    twice = check_twice(names, columns, path, {*texts})
     with style.opened(path) as file:
         header = pandas.read_csv(file, nrows=0, **how).columns
     with warnings.catch_warnings(), style.opened(path) as file:
@@ -228,14 +334,29 @@ def _read_csv(
             dtype={name: str for name in header if name in texts},
             na_values={name: MISSING for name in header if name not in texts}, **how,
         )  # fmt: skip
-    return frame.iloc[style.units :].reset_index(drop=True)
+    left = [own for own, name in zip(header, names, strict=False) if name in twice]
+    return frame.drop(columns=left).iloc[style.units :].reset_index(drop=True)
 
 
-def _check_names(names: list[str], path: Path) -> None:
-    """Raise DataError if two columns have one name; any number may have none."""
+def check_twice(
+    names: Sequence[str], columns: Columns, where: object, texts: Collection[str] = ()
+) -> set[str]:
+    """Return the names that several columns have; a line says that these are left out.
+
+    Any number may have none. Where the run lists its columns, nobody misses others.
+
+    Raises:
+        DataError: such a name is asked for.
+    """
     twice = [name for name, count in Counter(names).items() if count > 1 and name]
-    if twice:
-        raise DataError(
-            f"{path} has {names.count(twice[0])} columns called {twice[0]!r}: rename or remove all "
-            "but one"
-        )
+    asked = {*texts, *columns.named, *(columns.features or ()), *(columns.categories or {})}
+    for name in twice:
+        if name in asked:
+            raise DataError(
+                f"{where} has {names.count(name)} columns called {name!r}: rename or remove all "
+                "but one"
+            )
+    if twice and columns.features is None and columns.file is None:
+        told = ", ".join(repr(printable(name, MAX_LETTERS)) for name in twice[:SHOWN])
+        log.warning("note: %s: left out are columns of one name: %s", where, told)
+    return {*twice}

@@ -17,10 +17,12 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcli.data.archives import Archives, archives
 from fedcli.data.arrays import IntArray
 from fedcli.data.cuts.held_out import FEW, held_out, near_tests, tasks_by_value, tasks_in_order
 from fedcli.data.folders import OF_TEXT, ending, note_left_out
@@ -32,7 +34,7 @@ from fedcli.data.own.table_files import (
     OTHER_TABLES,
     TableRows,
     files_of,
-    read_table,
+    read_tables,
     tell_styles,
 )
 from fedcli.data.set_aside import SetAside
@@ -56,40 +58,66 @@ Names = dict[str, tuple[str, tuple[TableRows, int]]]
 log = logging.getLogger(__name__)
 
 
+class NothingNew(DataError):
+    """All rows of a source with a mark were read before."""
+
+
 def table(source: Source) -> Dataset:
     """Load the tables in ``[data] root`` as ``[data.columns]`` describes them."""
     if source.data.root is None:
         raise DataError("table: say where the files lie, [data] root = 'recordings.csv'")
-    root, recipe = source.roots[0], source.recipe
-    columns = recipe.over(columns_of(source.data))
-    files = files_of(root)
-    if root.is_dir():
-        note_left_out(root, [*files, root / NAME], OTHER_TABLES)
+    root, columns = source.roots[0], source.recipe.over(columns_of(source.data))
+    with archives() as packed:
+        return _table(source, root, columns, packed)
+
+
+def _table(source: Source, root: Path, columns: Columns, packed: Archives) -> Dataset:
+    files = files_of(root, packed)
+    if root.is_dir() and not any(ending(path) == ".sql" for path in files):
+        note_left_out(root, [*map(packed.holding, files), root / NAME], OTHER_TABLES)
     for key in ("delimiter", "encoding"):
         if getattr(columns, key) and not any(ending(path) in OF_TEXT for path in files):
             raise ConfigError(f"[data.columns] {key} is for CSV, and {root} has none: leave it out")
     broken = SetAside.of(source.data, "files")
-    read = _readable(root, files, columns, recipe, broken)
-    rows, columns, decimal = read_rows(read, columns, root, source.data)
+    marks = list[Any]()
+    read = _readable(source, files, columns, broken, packed, marks)
+    try:
+        rows, columns, decimal = read_rows(read, columns, root, source.data)
+    except DataError:
+        if source.since is None or marks or broken.count:
+            raise
+        raise NothingNew(f"{root}: nothing is beyond the last mark, {source.since}") from None
     rows = windowed(rows, columns, root)
-    return made(rows, columns, source, "table", f"{len(files)} files", decimal)
+    mark = max(marks, default=source.since)
+    return made(rows, columns, source, "table", f"{len(files)} files", decimal, mark)
 
 
 def _readable(
-    root: Path, files: Sequence[Path], columns: Columns, recipe: Recipe, broken: SetAside
+    source: Source,
+    files: Sequence[Path],
+    columns: Columns,
+    broken: SetAside,
+    packed: Archives,
+    marks: list[Any],
 ) -> Iterator[TableRows]:
-    """Yield the tables of these files; those that cannot be read are refused, or set aside."""
+    """Yield the tables of these files; those that cannot be read are refused, or set aside.
+
+    The last mark of each goes to ``marks``.
+    """
     for path in files:
         broken.total += 1
         try:
-            table = read_table(path, columns, recipe)
-            if broken.skips and not table.frame.empty:  # a page called .csv lacks the columns
-                check_columns(table.names, columns, path, table.recipe)
+            tables = read_tables(path, columns, source.recipe, since=source.since)
+            for table in tables:
+                if broken.skips and not table.frame.empty:  # a page called .csv lacks the columns
+                    check_columns(table.names, columns, path, table.recipe)
         except DataError as error:
             broken.add(str(error), error=error)
             continue
-        yield table
-    broken.settle(root)
+        for table in (table.within(packed) for table in tables):
+            marks += [] if table.mark is None else [table.mark]
+            yield table
+    broken.settle(source.roots[0])
 
 
 def columns_of(data: Data) -> Columns:
@@ -106,6 +134,7 @@ def made(
     name: str,
     variant: str,
     decimal: Decimal | None = None,
+    mark: float | int | str | None = None,
 ) -> Dataset:
     """Split rows into the training and the test part, and make a data set.
 
@@ -136,7 +165,7 @@ def made(
     asked = columns_of(source.data)  # what the recipe says instead stays in the recipe
     of_run = columns.model_copy(update={key: getattr(asked, key) for key in READING})
     transform = TableTransform(
-        columns=of_run, fill=fill, decimal=decimal, recipe=source.recipe
+        columns=of_run, fill=fill, decimal=decimal, recipe=source.recipe, mark=mark
     ).facts()
     if wholes is None and columns.session is not None:  # for whoever asks what depends on what
         _, sessions = np.unique(rows.session, return_inverse=True)

@@ -74,7 +74,8 @@ def times_of(table: TableRows, columns: Columns, apart: Sequence[NDArray[np.str_
     assert columns.time is not None
     column = table.frame[columns.time]
     done, dates, ahead = Counter[str](), None, None
-    numbers = None if column.dtype.kind in "mM" else parsed(table, columns.time)[0]
+    are_texts = column.dtype.kind in "mM" or columns.date_formats is not None
+    numbers = None if are_texts else parsed(table, columns.time)[0]
     if numbers is not None and not np.isnan(numbers[column.notna()]).any():
         found = numbers * SECONDS[columns.time_unit or "s"]
         kind = "numbers"
@@ -235,6 +236,11 @@ def _of_texts(
     if column.dtype.kind == "m":
         return _seconds(column), "spans", None, None
     texts = column.astype(str).str.strip()
+    if columns.date_formats is not None:
+        stamps = _points(texts, columns.date_formats[0])
+        for form in columns.date_formats[1:]:
+            stamps = stamps.fillna(_points(texts, form))
+        return _from_stamps(stamps, texts, table, columns)
     dated = texts.str.extract(_DATED)
     begins_with_year = texts.where(dated[0].isna(), "")
     stamps = _stamps(begins_with_year.str.replace(r",(\d+)", r".\1", regex=True))
@@ -248,6 +254,15 @@ def _of_texts(
     if is_clock.any():
         other = "is a time without a date, and there are dates"
         raise DataError(_unlike(is_clock, stamps.notna(), other, table, columns))
+    return _from_stamps(stamps, texts, table, columns)
+
+
+def _from_stamps(
+    stamps: Any, texts: Any, table: TableRows, columns: Columns
+) -> tuple[NDArray[np.float64], str, Any, Any]:
+    """Return what :func:`_of_texts` does of dates (n,), of which some may be none."""
+    if not stamps.notna().any():
+        return np.full(len(stamps), np.nan), "dates", None, None
     zoned = texts.str.contains(_ZONED) & stamps.notna()
     if zoned.any() and not zoned[stamps.notna()].all():
         other = "says how far it is from UTC, and others do not"

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcli.data.archives import archives, is_archive
 from fedcli.data.arrays import IntArray, as_numbers, channel_moments, narrowed, read_array
 from fedcli.data.class_folders import (
     Listed,
@@ -54,6 +55,14 @@ def directory(source: Source) -> Dataset:
     """Load the data set that lies in ``[data] root``."""
     if source.data.root is None:
         raise DataError("directory: say where the data lie, [data] root = 'DIR'")
+    if not is_archive(source.roots[0]):
+        return _directory(source)
+    with archives() as packed:
+        roots = (packed.unpacked(source.roots[0]), *source.roots[1:])
+        return _directory(replace(source, roots=roots))
+
+
+def _directory(source: Source) -> Dataset:
     root = source.roots[0]
     if source.data.columns is not None:
         if source.data.group is not None:

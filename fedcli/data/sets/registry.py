@@ -176,11 +176,12 @@ def source_of(
     tasks: Sequence[int] = (),
     whose: Whose = "natural",
     recipe: Recipe = EMPTY,
+    since: float | int | str | None = None,
 ) -> Source:
     """Return where to look for a config's data set: its root, ``$FEDTIDE_DATA``, the cache."""
     places = [data.root, os.environ.get("FEDTIDE_DATA")]
     roots = [Path(place).expanduser() for place in places if place]
-    return Source((*dict.fromkeys(roots), cache_dir()), data, tuple(tasks), whose, recipe)
+    return Source((*dict.fromkeys(roots), cache_dir()), data, tuple(tasks), whose, recipe, since)
 
 
 def load(
@@ -189,6 +190,7 @@ def load(
     *,
     whose: Whose = "natural",
     recipe: Recipe | None = None,
+    since: float | int | str | None = None,
 ) -> Dataset:
     """Load the data set that ``[data]`` names.
 
@@ -197,6 +199,7 @@ def load(
         tasks: of natural clients, by number.
         whose: tasks the data are cut into, where they say it.
         recipe: how files say what ``[data]`` asks for; by default the one that lies with them.
+        since: the last mark that was read of them; rows beyond it are new.
 
     Raises:
         ConfigError: no such data set is known, or ``[data]`` has a key that is for another one.
@@ -231,7 +234,7 @@ def load(
         recipe = recipe_beside(Path(data.root).expanduser())
     if recipe and data.name not in READ_BY_RECIPES:
         raise ConfigError(f"a recipe is for tables and folders of images, not for {data.name}")
-    return _with_moments(_loaded(data, tasks, whose, recipe or EMPTY), data)
+    return _with_moments(_loaded(source_of(data, tasks, whose, recipe or EMPTY, since)), data)
 
 
 def _with_moments(dataset: Dataset, data: Data) -> Dataset:
@@ -241,8 +244,8 @@ def _with_moments(dataset: Dataset, data: Data) -> Dataset:
     return replace(dataset, mean=data.mean, std=data.std, moments_given=True)
 
 
-def _loaded(data: Data, tasks: Sequence[int], whose: Whose, recipe: Recipe) -> Dataset:
-    source, known = source_of(data, tasks, whose, recipe), DATASETS.get(data.name)
+def _loaded(source: Source) -> Dataset:
+    data, known = source.data, DATASETS.get(source.data.name)
     if known is not None and known.takes_long and source.find(*known.files) is not None:
         from fedcli.data.sets.prepared import prepared  # imports torch: only where it is needed
 

@@ -28,6 +28,8 @@ class Source:
     ``site`` with all its persons, or none, since all examples are one ``task``."""
     recipe: Recipe = EMPTY
     """How the site's own files say what the run asks for."""
+    since: float | int | str | None = None
+    """The last mark that was read of them, where the recipe has one: what is beyond it is new."""
 
     @property
     def cache(self) -> Path:

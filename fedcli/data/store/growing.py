@@ -34,7 +34,7 @@ from fedcli.data.arrays import IntArray
 from fedcli.data.class_folders import class_folders
 from fedcli.data.cuts.held_out import SHARE
 from fedcli.data.folders import TABLE_ENDS, ending, files_below, is_foreign
-from fedcli.data.own.tables import columns_of
+from fedcli.data.own.tables import NothingNew, columns_of
 from fedcli.data.sets.dataset import Dataset
 from fedcli.data.sets.directory import holds_arrays
 from fedcli.data.sets.registry import OWN
@@ -157,10 +157,13 @@ def add_task(
                 remember_recipe(held.directory, source, given)
             rule = repeats or (data.repeats if data is not None else None) or "skip"
             with known_rows(held) as rows:
+                since = _since(source, held.file, recipe)
+                if source.suffix.lower() == ".sql":  # the same query has other rows each time
+                    made = {**made, "sha256": _digest(f"{made['sha256']} {since!r}")}
                 name = made["name"] if rule == "keep" else None
                 if (known := rows.source(made["sha256"], name)) is not None:
                     return Added(known, was_there=True)
-                dataset = _read(source, how, held, recipe)
+                dataset = _read(source, how, held, recipe, since)
                 found = compared(dataset, rows, rule, source, _share_of(source, how, dataset))
                 left = _in_own_order(found.dataset, held.file, source, how)  # no class of what went
                 left = thinned(left, how, seed)
@@ -206,9 +209,14 @@ def _added(
         mark = {"unusual": why} if keeps else {"set_aside": True, "why": f"{UNUSUAL}: {why}"}
         last = file.tasks[-1].model_copy(update=mark)
         file = file.model_copy(update={"tasks": (*file.tasks[:-1], last)})
+        if not keeps and file.transform is not None:  # --unusual tell reads the same rows again
+            before = (held.file.transform or {}).get("mark")
+            rest = {k: v for k, v in file.transform.items() if k != "mark"}
+            rest |= {} if before is None else {"mark": before}
+            file = file.model_copy(update={"transform": rest})
     if strict and notes:
         raise DataError(f"--strict: {notes[0]}")
-    if file.transform != held.file.transform:
+    if (file.transform or {}).get("recipe") != (held.file.transform or {}).get("recipe"):
         notes = (changed_recipe(file.transform, held.file.transform), *notes)
     if not held.states_counts:  # a folder that is there would be counted
         write_about(held.directory, held.file)
@@ -282,6 +290,10 @@ def _remove_leftovers(held: ClientData) -> None:
         )
 
 
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def _record_of(source: Path) -> dict[str, str]:
     """Return name and content digest of a source; raise DataError if it cannot be read."""
     if not source.exists():
@@ -305,9 +317,26 @@ def _is_prepared(source: Path) -> bool:
     return source.is_dir() and ((source / "train").is_dir() or holds_arrays(source))
 
 
-def _read(source: Path, how: Data, held: ClientData, recipe: Recipe) -> Dataset:
+def _since(source: Path, file: ClientFile, recipe: Recipe) -> float | int | str | None:
+    """Return the last mark of a client's rows; None where the site's recipe names none.
+
+    Raises:
+        DataError: a query gives other rows each time, and nothing says which are new.
+    """
+    if recipe.mark is None and source.suffix.lower() == ".sql":
+        raise DataError(
+            f"{source}: say in the recipe which column tells what is new, such as mark = 'id': the "
+            "same query gives old rows, too"
+        )
+    found: float | int | str | None = (file.transform or {}).get("mark")
+    return found if recipe.mark is not None else None
+
+
+def _read(
+    source: Path, how: Data, held: ClientData, recipe: Recipe, since: float | int | str | None
+) -> Dataset:
     """Read a source; raise DataError unless it fits the client's other tasks."""
-    dataset = loaded(source, how, "task", EMPTY if holds_arrays(source) else recipe)
+    dataset = loaded(source, how, "task", EMPTY if holds_arrays(source) else recipe, since)
     if dataset.input_shape != held.file.input_shape:
         raise DataError(
             f"{source}: inputs have the shape {list(dataset.input_shape)}, and those of the "
@@ -436,6 +465,8 @@ def _grown(file: ClientFile, dataset: Dataset, again: int) -> ClientFile:
         recipe = dataset.transform.get("recipe")
         transform = {k: v for k, v in transform.items() if k != "recipe"}
         transform |= {"recipe": recipe} if recipe else {}
+        mark = dataset.transform.get("mark")
+        transform |= {} if mark is None else {"mark": mark}
     new = {
         "transform": transform,
         "num_classes": len(names),
@@ -493,6 +524,10 @@ class Incoming:
                     found = add_task(
                         self._root, self._client, source, *(how or ()), strict=self._strict
                     )
+                except NothingNew as error:
+                    log.info("client %s: %s", self._client, error)
+                    self._move(source, TAKEN)
+                    continue
                 except RecipeError as error:  # somebody may be writing it
                     self._tell(str(error))
                     return added

@@ -179,19 +179,26 @@ def _has_joined(states: Path, client: int) -> bool:
     return (states / str(client) / "session.json").exists()
 
 
-def loaded(files: Path, data: Data, whose: Whose, recipe: Recipe = EMPTY) -> Dataset:
+def loaded(
+    files: Path,
+    data: Data,
+    whose: Whose,
+    recipe: Recipe = EMPTY,
+    since: float | int | str | None = None,
+) -> Dataset:
     """Load a site's files as ``[data]`` and the site's recipe say; classes are those that occur.
 
     Classes that the run does not list are told, with lines for the recipe.
 
-    ``whose`` tasks they are cut into, where the data say it: the site's, or one task.
+    ``whose`` tasks they are cut into, where the data say it: the site's, or one task. Of a site
+    with a mark, rows beyond ``since`` are read.
 
     Raises:
         DataError: they cannot be read, or the name of a class is none.
     """
     columns = data.columns and data.columns.model_copy(update={"classes": None})
     update = {"classes": None, "columns": columns, "root": str(files)}
-    found = load(data.model_copy(update=update), whose=whose, recipe=recipe)
+    found = load(data.model_copy(update=update), whose=whose, recipe=recipe, since=since)
     known = [composed(name) for name in listed(data)]
     if known and (strange := [name for name in found.class_names if name not in known]):
         lines = [HEAD, *lines_for_texts("classes", strange, known)]

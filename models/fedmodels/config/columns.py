@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from fedmodels.class_names import ClassName, alike
 from fedmodels.config.bounds import Positive, PositiveCount
@@ -19,6 +20,22 @@ MissingValues = Annotated[
     Field(strict=False, min_length=1),
 ]
 TimeUnit = Literal["s", "ms", "us", "ns"]
+
+
+def _date_format(text: str) -> str:
+    """Return how dates are written, if Python reads such; raise ValueError for another text."""
+    try:
+        datetime.strptime("", text)
+    except ValueError as error:
+        if "does not match" not in str(error):
+            raise ValueError(f"{text!r} is no format of dates, such as %d.%m.%Y %H:%M") from None
+    return text
+
+
+Formats = Annotated[
+    tuple[Annotated[str, Field(min_length=1, max_length=60), AfterValidator(_date_format)], ...],
+    Field(strict=False, min_length=1, max_length=10),
+]
 Levels = Annotated[tuple[ClassName, ...], Field(strict=False, min_length=1)]
 OTHER = "?"
 """What names call the number of an input that says that a cell is of none of the levels."""
@@ -27,7 +44,7 @@ ROLES = ("label", "client", "split", "session", "time", "group", "file", "task")
 ADDED = (
     "delimiter", "decimal", "encoding", "missing", "session", "time", "time_unit", "gap", "rate",
     "group", "missing_values", "client_from", "label_from", "day_first",
-    "file", "task", "categories",
+    "file", "task", "categories", "sheet", "date_formats",
 )  # fmt: skip
 """Keys that older partitions lack."""
 
@@ -50,12 +67,12 @@ class Columns(StrictTable):
     """Names of the classes in label order; by default those that occur, sorted."""
     client: str | None = None
     """Column that names the natural client of a row, such as a person or a device."""
-    client_from: Literal["file", "folder"] | None = None
-    """In place of a column: each ``file``, or each ``folder`` of files, is a natural client, called
-    by its name."""
-    label_from: Literal["file", "folder"] | None = None
-    """In place of a column of labels: the name of the ``file``, or of its ``folder``, is the class
-    of all its rows."""
+    client_from: Literal["file", "folder", "sheet"] | None = None
+    """In place of a column: each ``file``, each ``folder`` of files or each ``sheet`` of a workbook
+    is a natural client, called by its name."""
+    label_from: Literal["file", "folder", "sheet"] | None = None
+    """In place of a column of labels: the name of the ``file``, of its ``folder`` or of the
+    ``sheet`` is the class of all its rows."""
     split: str | None = None
     """Column that says ``train`` or ``test``; by default ``test_share`` decides."""
     test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
@@ -101,6 +118,12 @@ class Columns(StrictTable):
     apostrophes may stand between thousands. By default found."""
     encoding: str | None = None
     """Encoding of a CSV, such as ``cp1252``; by default found."""
+    sheet: Annotated[str | None, Field(min_length=1)] = None
+    """The sheet of a workbook, or the table of an HDF5 file by its path. By default those that have
+    all the columns."""
+    date_formats: Formats | None = None
+    """How dates of ``time`` are written where they are not alike, the first one that fits:
+    ``["ISO8601", "%d.%m.%Y %H:%M"]``."""
 
     def identity(self) -> dict[str, Any]:
         """Return what examples follow from."""
@@ -138,7 +161,8 @@ class Columns(StrictTable):
     @model_validator(mode="after")
     def _keys_need_each_other(self) -> Columns:
         for key, needed in (("hop", "window"), ("gap", "time"), ("rate", "time"),
-                            ("time_unit", "time"), ("day_first", "time")):  # fmt: skip
+                            ("time_unit", "time"), ("day_first", "time"),
+                            ("date_formats", "time")):  # fmt: skip
             if getattr(self, key) is not None and getattr(self, needed) is None:
                 raise ConfigError(f"[data.columns] {key} needs {needed}")
         if self.client_from is not None and self.client is not None:

@@ -18,7 +18,7 @@ import hashlib
 import json
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -26,7 +26,15 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from fedmodels.class_names import ClassName, alike, composed
-from fedmodels.config.columns import ROLES, Columns, Decimal, Missing, MissingValues, TimeUnit
+from fedmodels.config.columns import (
+    ROLES,
+    Columns,
+    Decimal,
+    Formats,
+    Missing,
+    MissingValues,
+    TimeUnit,
+)
 from fedmodels.config.strict_table import StrictTable
 from fedmodels.errors import ConfigError, RecipeError, reason_of, suggestion
 
@@ -35,18 +43,22 @@ MAX_BYTES = 1 << 20
 """Limit of the file."""
 READING = (
     "delimiter", "decimal", "encoding", "day_first", "time_unit", "missing", "missing_values",
+    "sheet", "date_formats",
 )  # fmt: skip
 """Keys of ``[data.columns]`` that a site may say in place of the run."""
 _LIMIT = re.compile(r"\s*([<>\u2264\u2265])=?\s*(?=[^\s<>=])")
 """What a number begins with that lies beyond a limit of detection."""
 Number = Annotated[float, Field(allow_inf_nan=False, strict=False)]
+Name = Annotated[str, Field(min_length=1)]
+Names = Annotated[tuple[Name, ...], Field(strict=False, min_length=1)]
 
 
 class SiteColumn(StrictTable):
     """What a site's files call a column of the run, and how they write what is in it."""
 
-    from_: Annotated[str | None, Field(alias="from", min_length=1)] = None
-    """Its name in the site's files; by default as in the run."""
+    from_: Annotated[Name | Names | None, Field(alias="from")] = None
+    """Its name in the site's files, or several, of which each file has one; by default as in the
+    run."""
     unit: Annotated[str | None, Field(min_length=1)] = None
     """What may stand behind its numbers, such as ``%`` or ``°C``."""
     factor: Number = 1.0
@@ -61,6 +73,11 @@ class SiteColumn(StrictTable):
     """Numbers and texts of this column that stand for an empty cell."""
     values: dict[str, str] = Field(default={})
     """By how the site writes them: texts of the column as the run has them."""
+
+    def names(self, own: str) -> tuple[str, ...]:
+        """Return what the site's files may call it, whose name in the run is its own."""
+        found = self.from_ or own
+        return (found,) if isinstance(found, str) else found
 
     @property
     def is_of_numbers(self) -> bool:
@@ -95,8 +112,8 @@ class SiteColumn(StrictTable):
 
 
 def _column(given: Any) -> Any:
-    """Return a column as a table; a text alone is its name at the site."""
-    return {"from": given} if isinstance(given, str) else given
+    """Return a column as a table; a text alone, or a list, is its name at the site."""
+    return {"from": given} if isinstance(given, str | list) else given
 
 
 class Recipe(StrictTable):
@@ -113,10 +130,22 @@ class Recipe(StrictTable):
     time_unit: TimeUnit | None = None
     missing: Missing | None = None
     missing_values: MissingValues | None = None
+    mark: Name | None = None
+    """Column of the site's files that only rises, such as a running number or the time of an entry:
+    of what comes later, rows beyond the last mark alone are read."""
+    database: Name | None = None
+    """File beside a query ``*.sql``, of SQLite or DuckDB, that the query is put to."""
+    sheet: Name | None = None
+    date_formats: Formats | None = None
 
     def facts(self) -> dict[str, Any]:
         """Return the recipe as plain values, without what it leaves open."""
         return self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+
+    @property
+    def has_choices(self) -> bool:
+        """Whether files may call a column by one of several names."""
+        return any(not isinstance(column.from_, str | None) for column in self.columns.values())
 
     @cached_property
     def digest(self) -> str:
@@ -179,7 +208,26 @@ class Recipe(StrictTable):
 
     def called(self, name: str) -> str:
         """Return what the site's files call a column of the run."""
-        return self.columns[name].from_ or name if name in self.columns else name
+        return self.columns[name].names(name)[0] if name in self.columns else name
+
+    def resolved(self, known: Collection[str], where: object) -> Recipe:
+        """Return the recipe for a file with these names: of several for a column, its own one.
+
+        Raises:
+            RecipeError: the file has two of them.
+        """
+        update = dict[str, SiteColumn]()
+        for name, column in self.columns.items():
+            found = [own for own in column.names(name) if own in known]
+            if len(found) > 1:
+                raise RecipeError(
+                    f"{where} has the columns {found[0]!r} and {found[1]!r}, which are both "
+                    f"{name!r} by the recipe: leave one out of it"
+                )
+            if not isinstance(column.from_, str | None):
+                own = found[0] if found else column.from_[0]
+                update[name] = column.model_copy(update={"from_": own})
+        return self.model_copy(update={"columns": {**self.columns, **update}}) if update else self
 
     def in_files(self, columns: Columns) -> Columns:
         """Return the run's columns under the names that the site's files have."""
@@ -194,7 +242,7 @@ class Recipe(StrictTable):
 
     def bare(self, name: str, cell: str) -> str:
         """Return what :meth:`SiteColumn.bare` does, by a column's name in the site's files."""
-        own = next((c for run, c in self.columns.items() if (c.from_ or run) == name), None)
+        own = next((c for run, c in self.columns.items() if name in c.names(run)), None)
         return cell if own is None else own.bare(cell)
 
     @cached_property
@@ -217,8 +265,8 @@ class Recipe(StrictTable):
     def _check_names(self) -> Recipe:
         self._classes  # noqa: B018  (two spellings that contradict each other)
         seen = dict[str, str]()
-        for name in self.columns:
-            other = seen.setdefault(self.called(name), name)
+        for own, name in ((o, n) for n, c in self.columns.items() for o in c.names(n)):
+            other = seen.setdefault(own, name)
             if other != name:
                 raise ConfigError(f"columns.{other} and columns.{name} are one column of the site")
         return self

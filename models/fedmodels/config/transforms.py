@@ -55,6 +55,13 @@ class TableTransform(_Transform):
     """With ``missing = "mean"``: the mean of the training rows, for each feature."""
     decimal: Decimal | None = None
     """The decimal mark of the files of training, for a new file whose numbers tell none."""
+    mark: float | int | str | None = None
+    """The last value of the recipe's ``mark`` that was read: rows beyond it are new."""
+
+    def facts(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        found = super().facts()
+        return found if self.mark is not None else {k: v for k, v in found.items() if k != "mark"}
 
     @property
     def of_site(self) -> Columns:

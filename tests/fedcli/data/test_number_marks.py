@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedcli.data.own.new_inputs import _read_table
+from fedcli.data.own.new_inputs import _read_tables
 from fedcli.data.sets.dataset import Dataset
 from fedcli.data.sets.registry import load
 from fedmodels.config.data import Columns, Data
@@ -142,7 +142,7 @@ def test_a_new_file_that_tells_nothing_is_read_as_those_of_training(tmp_path):
     how = TableTransform.model_validate(found.transform)
     for cells, numbers in ((["1.250", "998"], [1250, 998]), (["1.5", "2.25"], [1.5, 2.25])):
         new = written(tmp_path / "new.csv", cells)
-        assert _read_table(new, how).x[:2, 0].tolist() == numbers
+        assert _read_tables(new, how)[0].x[:2, 0].tolist() == numbers
 
 
 # --- numbers that stand for an empty cell

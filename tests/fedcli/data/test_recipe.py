@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from fedcli.cli import main
-from fedcli.data.own.new_inputs import _read_table, read_by, read_new
+from fedcli.data.own.new_inputs import _read_tables, read_by, read_new
 from fedcli.data.store.client_data import ClientData
 from fedcli.data.store.findings import tell_own
 from fedcli.data.store.growing import Incoming, add_task
@@ -103,14 +103,14 @@ def test_new_files_are_read_by_the_recipe_that_the_model_carries(site, tmp_path)
     rows = HEAD.replace("Ampel;", "") + "98,5 °F;97 %;x;<0,5;a\n98 °F;?;männlich;2,0;b\n"
     (tmp_path / "new.csv").write_text(rows)
     columns = how.columns.model_copy(update={"missing": None})
-    found = _read_table(
+    (found,) = _read_tables(
         tmp_path / "new.csv", how.model_copy(update={"columns": columns, "fill": None}), ()
     )
     assert found.x.tolist() == [[97, 39.25, 0.25, 0, 0, 1]]
     assert [(line, why) for line, why, _ in found.left] == [(3, "spo2 holds '?'")]
     assert how.fill is not None  # a mean is for an empty cell, and makes no number of a text
     (tmp_path / "new.csv").write_text(rows.replace("2,0", "").replace("98 °F", "") + "90;1 %;m;;c")
-    found = _read_table(tmp_path / "new.csv", how, ())
+    (found,) = _read_tables(tmp_path / "new.csv", how, ())
     fill = how.fill[2]
     assert found.x.tolist() == [[97, 39.25, 0.25, 0, 0, 1], [1, 35, fill, 0, 1, 0]]
     assert [(line, why) for line, why, _ in found.left] == [(3, "spo2 holds '?'")]
@@ -123,7 +123,7 @@ def test_what_stands_for_an_empty_cell_is_looked_for_once(tmp_path):
         update={"recipe": Recipe(columns={"temp": SiteColumn(factor=0.5, offset=-16.0)})}
     )
     (tmp_path / "new.csv").write_text("temp\n32\nx\n0\n34\n")
-    found = _read_table(tmp_path / "new.csv", how)
+    (found,) = _read_tables(tmp_path / "new.csv", how)
     assert found.x.tolist() == [[0.0], [1.0]]
     assert [(line, why) for line, why, _ in found.left] == [
         (3, "temp holds 'x'"), (4, "temp is empty")

@@ -38,7 +38,10 @@ WORDS = {
     **dict.fromkeys(
         (f"data.columns.{key}" for key in ("session", "group", "time", "file", "task")), "a column"
     ),
-    **dict.fromkeys((f"data.columns.{key}" for key in ("delimiter", "encoding")), "of a file"),
+    **dict.fromkeys(
+        (f"data.columns.{key}" for key in ("delimiter", "encoding", "sheet", "date_formats")),
+        "of a file",
+    ),
     "data.columns.features": "columns",
     "data.columns.categories": "columns and texts in their cells",
     "data.columns.missing_values": "cells",

@@ -1,0 +1,129 @@
+"""DICOM images, by pydicom: shades as the file's own modality and window say them.
+
+Of a file's tags, those that say how to show its pixels are read, and nothing of the patient.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from fedmodels.errors import DataError, pip_line
+
+MARK, AT = b"DICM", 128
+"""What a file holds at this place, whatever it is called."""
+INDEX = "dicomdir"
+"""A list of files, as on a CD, and no image."""
+DEFLATED = "1.2.840.10008.1.2.1.99"
+"""The syntax of a file that is packed as a whole, whose size nothing tells before."""
+GREYS = {"MONOCHROME1": True, "MONOCHROME2": False}
+"""Whether the lowest value is white."""
+COLOURS = ("RGB", "PALETTE COLOR", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT")
+
+
+def is_dicom(path: Path) -> bool:
+    """Tell by its content whether a file is an image of DICOM; its name often has no ending."""
+    if path.name.casefold() == INDEX or not path.is_file():
+        return False
+    try:
+        with path.open("rb") as file:
+            return file.read(AT + len(MARK))[AT:] == MARK
+    except OSError:
+        return False
+
+
+def pictures(file: BinaryIO, path: Path, frames: str | None) -> list[Image.Image]:
+    """Return the frames of a file that are asked for, as pictures of grey or of colour.
+
+    Raises:
+        DataError: pydicom is missing.
+        ValueError: there is no single right way to read it, or it is damaged; says why.
+    """
+    try:
+        pydicom = importlib.import_module("pydicom")
+    except ImportError:
+        raise DataError(
+            f"{path} is a DICOM image, and to read it takes a package more: {pip_line('dicom')}"
+        ) from None
+    try:
+        return _pictures(pydicom, file, frames)
+    except (pydicom.errors.InvalidDicomError, AttributeError, RuntimeError, NotImplementedError,
+            ArithmeticError) as error:  # fmt: skip
+        raise ValueError((str(error) or type(error).__name__).splitlines()[0]) from None
+
+
+def _pictures(pydicom: Any, file: BinaryIO, frames: str | None) -> list[Image.Image]:
+    file.seek(AT + len(MARK))
+    meta = pydicom.filereader._read_file_meta_info(file)
+    if meta.get("TransferSyntaxUID") == DEFLATED:
+        raise ValueError("it is packed as a whole: save it unpacked")
+    file.seek(0)
+    found = pydicom.dcmread(file)
+    if "PixelData" not in found:
+        raise ValueError("it holds no image")
+    count = int(found.get("NumberOfFrames") or 1)
+    pixels = found.Rows * found.Columns * count
+    if pixels > (Image.MAX_IMAGE_PIXELS or math.inf):
+        raise ValueError(f"it has {pixels / 1e6:.4g} million pixels, more than are read")
+    if count > 1 and frames is None:
+        raise ValueError(
+            f"it holds {count} frames or pages: set frames = 'first' or 'all', or save each as an "
+            "image of its own"
+        )
+    kind = found.PhotometricInterpretation
+    if kind not in (*GREYS, *COLOURS):
+        raise ValueError(f"its shades are {kind}: save it as grey or in colour")
+    shades = found.pixel_array
+    shades = shades if count > 1 else shades[None]
+    shades = shades[:1] if frames == "first" else shades
+    if kind in GREYS:
+        return [Image.fromarray(_grey(pydicom, one, found)) for one in shades]
+    return [Image.fromarray(_colour(pydicom, one, found)) for one in shades]
+
+
+def _grey(pydicom: Any, values: NDArray[Any], found: Any) -> NDArray[Any]:
+    """Return stored values (H, W) as shades of 8 or 16 bits, by the file's modality and window.
+
+    Without a window, the darkest and the lightest are the least and the greatest value that the
+    file's bits can hold, so images of one device are alike.
+    """
+    lowest, highest = _reach(found)
+    has_window = "WindowCenter" in found or "VOILUTSequence" in found
+    values = pydicom.pixels.apply_modality_lut(values, found).astype(np.float64)
+    if has_window:
+        if "VOILUTSequence" in found:
+            lowest, highest = 0.0, 2.0 ** found.VOILUTSequence[0].LUTDescriptor[2] - 1
+            values = values.astype(np.int64)
+        values = pydicom.pixels.apply_voi_lut(values, found).astype(np.float64)
+    share = np.clip((values - lowest) / (highest - lowest), 0, 1)
+    share = 1 - share if GREYS[found.PhotometricInterpretation] else share
+    is_deep = found.BitsStored > 8
+    return np.rint(share * (65535 if is_deep else 255)).astype(np.uint16 if is_deep else np.uint8)
+
+
+def _reach(found: Any) -> tuple[float, float]:
+    """Return the least and the greatest value, after the modality, that a file can hold."""
+    if "ModalityLUTSequence" in found:
+        return 0.0, 2.0 ** found.ModalityLUTSequence[0].LUTDescriptor[2] - 1
+    bits, is_signed = int(found.BitsStored), found.PixelRepresentation == 1
+    ends = [-(2.0 ** (bits - 1)), 2.0 ** (bits - 1) - 1] if is_signed else [0.0, 2.0**bits - 1]
+    slope, more = (float(found.get(key, default) or default)
+                   for key, default in (("RescaleSlope", 1), ("RescaleIntercept", 0)))  # fmt: skip
+    low, high = sorted(slope * end + more for end in ends)
+    return low, high
+
+
+def _colour(pydicom: Any, values: NDArray[Any], found: Any) -> NDArray[np.uint8]:
+    """Return the colours (H, W, 3) of a picture; pydicom has made red, green and blue of others."""
+    if found.PhotometricInterpretation == "PALETTE COLOR":
+        values = pydicom.pixels.apply_color_lut(values, found)
+        values = values >> 8 if values.dtype == np.uint16 else values
+    elif found.BitsStored != 8:
+        raise ValueError(f"its colours have {found.BitsStored} bits: save it with 8")
+    return np.ascontiguousarray(values.astype(np.uint8))

@@ -1,0 +1,107 @@
+"""Workbooks ``*.xlsx``: their sheets as tables, by openpyxl. No formula is computed."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any
+from zipfile import ZipFile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcli.data.archives import check_growth
+from fedcli.data.own.books import Part, frame_of, text_of
+from fedcli.data.own.csv_style import LEADING, named_row, units_of
+from fedmodels.config.data import Columns
+from fedmodels.config.recipe import Recipe
+from fedmodels.errors import DataError
+from fedmodels.files import open_regular
+
+Row = tuple[int, list[Any]]
+"""The place of a row in its sheet, from 0 on, and its cells."""
+
+
+@contextmanager
+def opened(path: Path, columns: Columns, recipe: Recipe, since: Any) -> Iterator[list[Part]]:
+    """Yield the sheets of a workbook that are shown, or the one that is asked for.
+
+    Raises:
+        DataError: it would take far more memory than its file is large.
+    """
+    openpyxl = importlib.import_module("openpyxl")
+    importlib.import_module("defusedxml")  # with it, openpyxl takes no entities
+    with open_regular(path) as file:
+        with ZipFile(file) as archive:
+            check_growth(archive, path)
+        with closing(openpyxl.load_workbook(file, read_only=True, data_only=True,
+                                            keep_links=False)) as book:  # fmt: skip
+            sheets = [s for s in book.worksheets
+                      if s.sheet_state == "visible" or s.title == columns.sheet]  # fmt: skip
+            parts = [_part(path, sheet, columns, recipe) for sheet in sheets]
+            yield [part for part in parts if part is not None]
+
+
+def _part(path: Path, sheet: Any, columns: Columns, recipe: Recipe) -> Part | None:
+    """Return a sheet as a table; None where it is empty."""
+    sheet.reset_dimensions()  # what a file says of its size may be wrong
+    head = list(islice(_filled(sheet), LEADING))
+    if not head:
+        return None
+    texts = [(place, ["" if v is None else text_of(v) for v in cells]) for place, cells in head]
+    own = recipe.resolved({cell for _, cells in texts for cell in cells}, path)
+    of_file = own.in_files(columns)
+    at = named_row(texts, {*(of_file.features or of_file.named)}) or 0
+    units = units_of([cells for _, cells in texts[at + 1 :]])
+    place, names = texts[at]
+
+    def read(are_texts: set[str]) -> tuple[Any, NDArray[np.int64]]:
+        rows = list(islice(_filled(sheet), at + 1 + units, None))
+        _check_formulas(path, sheet.title, place, rows, names)
+        frame = frame_of(names, [cells for _, cells in rows], are_texts)
+        return frame, np.array([place for place, _ in rows], dtype=np.int64)
+
+    return Part(sheet.title, names, read)
+
+
+def _filled(sheet: Any) -> Iterator[Row]:
+    """Yield the rows of a sheet that hold anything."""
+    for place, row in enumerate(sheet.iter_rows(values_only=True)):
+        cells = [v if not isinstance(v, str) or v.strip() else None for v in row]
+        if any(v is not None for v in cells):
+            yield place, cells
+
+
+def _check_formulas(
+    path: Path, title: str, head: int, rows: Sequence[Row], names: Sequence[str]
+) -> None:
+    """Raise DataError if a cell has a formula, and nobody has stored what it comes to."""
+    empty = {
+        (place, at) for place, cells in rows for at in range(len(names))
+        if names[at] and (at >= len(cells) or cells[at] is None)
+    }  # fmt: skip
+    if not empty:
+        return
+    openpyxl = importlib.import_module("openpyxl")
+    with open_regular(path) as file, closing(
+        openpyxl.load_workbook(file, read_only=True, keep_links=False)
+    ) as book:  # fmt: skip
+        sheet = book[title]
+        sheet.reset_dimensions()
+        found = [
+            cell.coordinate
+            for place, row in enumerate(sheet.iter_rows())
+            if place > head
+            for at, cell in enumerate(row)
+            if (place, at) in empty and cell.data_type == "f"
+        ]
+    if found:
+        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+        raise DataError(
+            f"{path} [{title}]: cell {found[0]}{more} holds a formula, and not what it comes to; "
+            "nothing is computed here: open the file in an office program and save it, or save it "
+            "as CSV"
+        )
