@@ -14,6 +14,7 @@ import typer
 
 from fedcli.serving.commands import (
     ModelFile,
+    RecipeOfNew,
     RunOfModel,
     live_model,
     rollback,
@@ -519,14 +520,7 @@ def predict(
         int | None, typer.Option(min=0, help="The client whose model predicts.")
     ] = None,
     model: ModelFile = None,
-    recipe: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="How the site's files say what the model takes; by default the recipe that the "
-            "model carries.",
-        ),
-    ] = None,
+    recipe: RecipeOfNew = None,
     out: Annotated[
         Path | None,
         typer.Option(help="A CSV with all probabilities; predictions.csv for what may be many."),
@@ -559,13 +553,13 @@ def predict(
     """Name the classes that a client's trained model sees in new files, with probabilities."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if watch is not None:
-        if inputs or out or as_json or keep or unknown or recipe:
-            others = "--out, --json, --keep, --unknown, --recipe (the model carries one)"
+        if inputs or out or as_json or keep or unknown:
+            others = "--out, --json, --keep, --unknown"
             raise ConfigError(f"--watch DIR answers beside files: leave out files, {others}")
         from fedcli.serving.watching import WatchedFolder
 
         end_on_sigterm()
-        for line in WatchedFolder(watch, live_model(run, client, model)).watch():
+        for line in WatchedFolder(watch, live_model(run, client, model, recipe)).watch():
             typer.echo(line)
     if not inputs:
         raise ConfigError("name photos, recordings, directories or .npy files, or --watch DIR")

@@ -33,6 +33,7 @@ MAX_LETTERS = 300
 """Letters of why a file has no answer, in a line."""
 HEADS = ("input", "from", "to", "class", "probability", "probabilities", "note")
 """What answers hold beside the columns that are kept and the classes."""
+FAR = "far from the training data, {:.2g} times as far as such inputs are"
 UNKNOWN = "unknown"
 """What an input is called whose most probable class is not probable enough, or which is far."""
 
@@ -222,7 +223,13 @@ def predicted(model: TrainedModel, inputs: NewInputs, least: float = 0.0) -> Pre
     if not np.isfinite(shares).all():
         path = inputs.file
         raise DataError(f"{path} holds values so large that the model's outputs are none")
-    return Predictions(inputs, model.class_names, shares, model.facts.beyond(inputs.x), least)
+    far = [
+        "; ".join(filter(None, (columns, FAR.format(away) if away > 1 else "")))
+        for columns, away in zip(
+            model.facts.beyond(inputs.x), model.distances(inputs.x), strict=True
+        )
+    ]
+    return Predictions(inputs, model.class_names, shares, far, least)
 
 
 def are_many(paths: Iterable[Path]) -> bool:

@@ -58,12 +58,33 @@ def pictures(file: BinaryIO, path: Path, frames: str | None) -> list[Image.Image
         raise ValueError((str(error) or type(error).__name__).splitlines()[0]) from None
 
 
-def _pictures(pydicom: Any, file: BinaryIO, frames: str | None) -> list[Image.Image]:
+def pixels_in(path: Path) -> int:
+    """Return how many pixels a file says that it has; nothing is unpacked.
+
+    Raises:
+        ValueError: it is damaged, or says nothing of it.
+    """
+    pydicom = importlib.import_module("pydicom")
+    try:
+        with path.open("rb") as file:
+            _check_syntax(pydicom, file)
+            found = pydicom.dcmread(file, stop_before_pixels=True)
+        return int(found.Rows * found.Columns * int(found.get("NumberOfFrames") or 1))
+    except (pydicom.errors.InvalidDicomError, AttributeError, RuntimeError) as error:
+        raise ValueError(str(error)) from None
+
+
+def _check_syntax(pydicom: Any, file: BinaryIO) -> None:
+    """Check that a file is not packed as a whole, and go back to its begin."""
     file.seek(AT + len(MARK))
     meta = pydicom.filereader._read_file_meta_info(file)
     if meta.get("TransferSyntaxUID") == DEFLATED:
         raise ValueError("it is packed as a whole: save it unpacked")
     file.seek(0)
+
+
+def _pictures(pydicom: Any, file: BinaryIO, frames: str | None) -> list[Image.Image]:
+    _check_syntax(pydicom, file)
     found = pydicom.dcmread(file)
     if "PixelData" not in found:
         raise ValueError("it holds no image")

@@ -5,20 +5,24 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedcli.runtime.client_part import Client, ClientPart, Scored
 from fedcli.runtime.state import PERSONAL
 from fedmodels.config.columns import OTHER
-from fedmodels.config.transforms import TableTransform, parse_transform
+from fedmodels.config.transforms import TableTransform, parse_transform, without_mark
 from fedmodels.errors import ArchiveError, DataError
 from fedmodels.nets.split import SplitNet, whole
-from fedmodels.nets.trained import KEY, ModelFacts, header_of
-from fedmodels.tensors.bundle import Bundle, state_digest
+from fedmodels.nets.trained import KEY, SEEN, ModelFacts, header_of
+from fedmodels.tensors.bundle import Bundle, Prototypes, state_digest
 from fedmodels.training.contexts import ClientContext
 from fedmodels.training.private_state import local_view
 from fedpb.v1 import coordinator_pb2 as rpc
+
+if TYPE_CHECKING:
+    from fedmodels.nets.calibration import Calibration
 
 log = logging.getLogger(__name__)
 
@@ -102,9 +106,29 @@ def described(
     facts = ModelFacts(
         asked.name, asked.options(), file.input_shape, data.num_classes, file.scale,
         file.mean, file.std, data.class_names, client.method.name, view, round,
-        client.method.rules[0], asked.code_sha256 or "", file.transform, _ranges(client),
+        client.method.rules[0], asked.code_sha256 or "", without_mark(file.transform),
+        _ranges(client),
     )  # fmt: skip
-    return Bundle(weights=whole(net)), header_of(facts)
+    found = _calibration(client, net)
+    if found is None:
+        return Bundle(weights=whole(net)), header_of(facts)
+    facts = replace(
+        facts, temperature=found.temperature, calibrated_on=found.examples, reach=found.reach
+    )
+    seen = {SEEN: Prototypes.by_position(found.means)}
+    return Bundle(weights=whole(net), prototypes=seen), header_of(facts)
+
+
+def _calibration(client: Client, net: SplitNet) -> Calibration | None:
+    """Return what the validation part tells of a net; None where noise hides something."""
+    stream = client.stream
+    if stream.kept is None or client.experiment.privacy is not None:
+        return None
+    from fedmodels.nets.calibration import calibrated
+
+    first = max(0, stream.num_seen - (client.experiment.evaluate.last_tasks or stream.num_seen))
+    sets = (stream.validation(task) for task in stream.counted(first, stream.num_seen))
+    return calibrated(net, (found for found in sets if found is not None))
 
 
 def _ranges(client: Client) -> Sequence[Sequence[float]]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import numpy as np
 from PIL import Image
@@ -21,6 +23,8 @@ from fedmodels.nets.trained import ModelFacts
 KINDS = {
     "text/csv": "csv", "text/tab-separated-values": "tsv", "application/json": "npy",
     "image/png": "png", "image/jpeg": "jpg", "image/bmp": "bmp", "image/webp": "webp",
+    "application/dicom": "dcm",
+    "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet": "xlsx",
     "image/tiff": "tiff", "image/gif": "gif", "image/x-portable-anymap": "ppm",
 }  # fmt: skip
 """Content types that are taken, and how files of them end."""
@@ -28,6 +32,8 @@ MAX_PIXELS = 1 << 26
 """Pixels of an image's frames."""
 MAX_NUMBERS = 1 << 18
 """Numbers and arrays of a JSON body. While it is read, nothing else of Python runs."""
+MAX_UNPACKED = 1 << 26
+"""Bytes that a workbook unpacks to."""
 MAX_CELLS = 1 << 20
 """Cells of a table."""
 MAX_VALUES = 1 << 24
@@ -112,8 +118,15 @@ def check_answer(inputs: float, facts: ModelFacts) -> None:
 
 def check_growth(file: Path, end: str, body: bytes, facts: ModelFacts) -> None:
     """Raise DataError if a table or an image would cost too much, or is damaged."""
+    if end == "xlsx":
+        return _check_workbook(file, facts)
     if end not in ("csv", "tsv"):
         try:
+            if end == "dcm":
+                pixels = importlib.import_module("fedcli.data.dicom").pixels_in(file)
+                if pixels > MAX_PIXELS:
+                    raise DataError(f"the input makes more than {MAX_PIXELS} pixels: {IN_PARTS}")
+                return
             with Image.open(file, formats=FORMATS) as image:
                 pixels = image.width * image.height * getattr(image, "n_frames", 1)
         except (*DAMAGED, Image.DecompressionBombError):
@@ -127,6 +140,24 @@ def check_growth(file: Path, end: str, body: bytes, facts: ModelFacts) -> None:
     if sum(body.count(mark) for mark in APART) > MAX_CELLS:
         raise DataError(f"the input has more than {MAX_CELLS} cells: {IN_PARTS}")
     _check_rows(body.count(b"\n") + body.count(b"\r") + 1, facts, how)
+
+
+def _check_workbook(file: Path, facts: ModelFacts) -> None:
+    """Raise DataError if a workbook would cost too much, or is damaged."""
+    try:
+        with ZipFile(file) as archive:
+            sizes = sum(info.file_size for info in archive.infolist())
+            names = [n for n in archive.namelist() if n.startswith("xl/worksheets/")]
+            if sizes > MAX_UNPACKED:
+                raise DataError(f"the input unpacks to more than {MAX_UNPACKED} bytes: {IN_PARTS}")
+            sheets = [archive.read(name) for name in names]
+    except (*DAMAGED, RuntimeError, NotImplementedError):
+        raise DataError("the input is no workbook, or damaged") from None
+    if sum(sheet.count(b"<c") for sheet in sheets) > MAX_CELLS:
+        raise DataError(f"the input has more than {MAX_CELLS} cells: {IN_PARTS}")
+    how = parse_transform(facts.transform, "the model")
+    if isinstance(how, TableTransform):
+        _check_rows(sum(sheet.count(b"<row") for sheet in sheets), facts, how)
 
 
 def _check_rows(rows: int, facts: ModelFacts, how: TableTransform) -> None:

@@ -25,12 +25,21 @@ WhoseModel = Annotated[
 ModelFile = Annotated[
     Path | None, typer.Option(help="A model's file, as fedsrv export --to safetensors writes.")
 ]
+RecipeOfNew = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="How the site's files say what the model takes; by default the recipe that the model "
+        "carries.",
+    ),
+]
 
 
 def serve_model(
     run: RunOfModel = None,
     client: WhoseModel = None,
     model: ModelFile = None,
+    recipe: RecipeOfNew = None,
     listen: Annotated[
         str, typer.Option(metavar="PORT", help="Where; loopback unless HOST:PORT.")
     ] = "8100",
@@ -50,6 +59,7 @@ def serve_model(
 ) -> None:
     """Answer over HTTP with a client's live model, also while it trains."""
     from fedmodels.config.places import http_place
+    from fedmodels.config.recipe import recipe_in
     from fedpb.channels import is_loopback
 
     set_up_logging(log_level)
@@ -60,7 +70,9 @@ def serve_model(
             f"--listen {listen} can be reached from other machines without TLS; give the port "
             "alone for this machine, or --insecure"
         )
-    live = live_model(run, client, model)
+    if recipe is not None:
+        recipe_in(recipe)  # what is wrong with it is said before the first request
+    live = live_model(run, client, model, recipe)
     from fedcli.serving.http_server import end_for_good
     from fedcli.serving.model_server import ModelServer
 
@@ -118,9 +130,13 @@ def whose_model(
     return run, client
 
 
-def live_model(run: Path | None, client: int | None, model: Path | None) -> LiveModel:
+def live_model(
+    run: Path | None, client: int | None, model: Path | None, recipe: Path | None = None
+) -> LiveModel:
     """Return whose model answers, as the options of a command say it."""
     from fedcli.serving.live_model import LiveModel
 
     whose = whose_model(run, client, model)
-    return LiveModel([whose], str(whose)) if isinstance(whose, Path) else LiveModel.of(*whose)
+    if isinstance(whose, Path):
+        return LiveModel([whose], str(whose), recipe=recipe)
+    return LiveModel.of(*whose, recipe)

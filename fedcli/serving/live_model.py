@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedcli.data.own.new_inputs import read_by
 from fedcli.prediction import places_of
 from fedcli.runtime.deployed import Deployed, Status
 from fedcli.runtime.sessions import SessionFile
@@ -45,11 +46,19 @@ class Loaded:
 class LiveModel:
     """The model in the first of some files that exists; safe between threads."""
 
-    def __init__(self, files: Sequence[Path], whose: str, folders: Sequence[Deployed] = ()) -> None:
+    def __init__(
+        self,
+        files: Sequence[Path],
+        whose: str,
+        folders: Sequence[Deployed] = (),
+        recipe: Path | None = None,
+    ) -> None:
         """Read nothing yet; of the files, the first one that is there holds the model.
 
-        An error names whose it is; the folders are where the client's live models may be.
+        An error names whose it is; the folders are where the client's live models may be. A
+        ``recipe`` stands in place of the one that each model carries.
         """
+        self._recipe = recipe
         self._files, self._whose, self._folders = files, whose, folders
         self._lock = threading.Lock()
         self._loaded: Loaded | None = None
@@ -59,7 +68,7 @@ class LiveModel:
         """How many models were read."""
 
     @classmethod
-    def of(cls, run: Path, client: int) -> LiveModel:
+    def of(cls, run: Path, client: int, recipe: Path | None = None) -> LiveModel:
         """Return the live model of a client; without one, what it stored at the end of its run.
 
         Raises:
@@ -73,7 +82,7 @@ class LiveModel:
             )
         folders = [Deployed(place) for place in places]
         files = [folder.current for folder in folders] + [place / PERSONAL for place in places]
-        return cls(files, f"client {client}", folders)
+        return cls(files, f"client {client}", folders, recipe)
 
     def status(self) -> Status:
         """Return what happened to the live model; nothing for a model that is a file alone."""
@@ -110,6 +119,8 @@ class LiveModel:
     def _read(self, file: Path) -> None:
         try:
             model = TrainedModel.load(file)
+            if self._recipe is not None:
+                model.facts = read_by(self._recipe, model.facts, file)
             self._loaded = Loaded(model, file, _digest_of(file), self._run())
         except FedtideError as error:
             if self._loaded is None:

@@ -248,7 +248,9 @@ def _predicted(now: Loaded, end: str, body: bytes) -> Predictions:
         try:
             file.write_bytes(body)
             check_growth(file, end, body, facts)
-            (found,) = predictions(now.model, now.file, [file])
+            found, *others = predictions(now.model, now.file, [file])
+            if others:
+                raise DataError("the input has several sheets that fit: send one")
         except FedtideError as error:  # where the file lay is nobody's business
             line = str(error).replace(str(file), "the input").replace(str(now.file), "the model")
             raise DataError(line) from None

@@ -24,7 +24,7 @@ ANSWER, REFUSAL = ".predictions.csv", ".error.txt"
 """How the name of an answer goes on after that of its file."""
 LOOK_S = 0.5
 """How often a folder is looked at."""
-KINDS = (*ENDS, *TABLE_ENDS, ARRAYS)
+KINDS = (*ENDS, *TABLE_ENDS, ARRAYS, ".zip")
 Stamp = tuple[int, int]
 """Size and time of a file."""
 log = logging.getLogger(__name__)

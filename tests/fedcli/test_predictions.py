@@ -387,3 +387,52 @@ def test_a_rare_level_of_a_category_is_plausible_and_another_cell_is_not():
     assert _ranges(client) == [[34.0, 42.0], [0.0, 1.0], [0.0, 1.0], [0.0, 0.0]]
     client.experiment.privacy = SimpleNamespace()
     assert _ranges(client) == ()
+
+
+def test_a_validation_part_calibrates_a_model_and_marks_what_is_far(tmp_path, caplog):
+    rng = np.random.default_rng(0)
+    temps = rng.normal(37, 1, 400)
+    labels = np.where(temps > 37 + rng.normal(size=400) / 2, "b", "a")
+    rows = "".join(f"{v:.2f},{name}\n" for v, name in zip(temps, labels, strict=True))
+    (tmp_path / "t.csv").write_text("temp,label\n" + rows)
+    data = {"name": "table", "root": str(tmp_path / "t.csv"), "validation_share": 0.2,
+            "columns": {"features": ["temp"]}}  # fmt: skip
+    tables = {"data": data, "scenario": {"kind": "iid"}, **REST}
+    run = fedtide.run(tables, backend="inprocess", out=tmp_path / "run")
+    facts = run.personal_model(0).facts
+    assert facts.calibrated_on == 32  # a fifth of 160 training examples
+    assert facts.reach > 0
+    assert facts.temperature != 1
+    (tmp_path / "new.csv").write_text("temp\n36.8\n98.6\n")
+    near, far = fedtide.predict(tmp_path / "new.csv", run=run.path, client=0, unknown=0.5)
+    assert near["note"] == ""
+    assert "far from the training data, " in far["note"]
+    assert far["class"] == "unknown"
+
+
+def test_a_file_without_an_answer_is_marked_and_the_others_are_answered(
+    of_photos, tmp_path, capsys
+):
+    place = tmp_path / "new"
+    place.mkdir()
+    (place / "a.png").write_text("<html>")
+    Image.new("RGB", (10, 10), (30,) * 3).save(place / "b.png")
+    asked(of_photos, place, "--out", tmp_path / "p.csv", status=1)
+    errors = capsys.readouterr().err
+    assert f"1 file has no answer, and the others have one: {place / 'a.png'}" in errors
+    lost, found = rows_in(tmp_path / "p.csv")
+    assert (lost["class"], found["class"]) == ("", "dark")
+    assert lost["note"].startswith("no answer: ")
+    asked(of_photos, place / "a.png", place / "b.png", "--json", status=1)
+    first, second = map(json.loads, capsys.readouterr().out.splitlines())
+    assert "cannot be read" in first["error"]
+    assert "dark" in second["classes"]
+    (place / "b.png").unlink()
+    asked(of_photos, place, "--out", tmp_path / "none.csv", status=1)  # nothing is answered
+    assert not (tmp_path / "none.csv").exists()
+
+
+def test_serve_model_reads_by_another_recipe(of_recordings, tmp_path):
+    (tmp_path / "site.toml").write_text('columns.ax = "X"')
+    live = LiveModel.of(of_recordings, 1, tmp_path / "site.toml")
+    assert live.now().model.facts.transform["recipe"] == {"columns": {"ax": {"from": "X"}}}

@@ -28,7 +28,7 @@ def set_rows_aside(
     aside.total += len(table.frame)
     if not aside.skips:
         return table, np.zeros(len(table.frame), dtype=bool)
-    bad, lost = _tell(table, columns, aside)
+    bad, lost = tell_rows(table, columns, aside)
     places = np.arange(len(table.frame)) if table.places is None else table.places
     kept = replace(table, frame=table.frame[~lost].reset_index(drop=True), places=places[~lost])
     return kept, bad[~lost]
@@ -43,12 +43,12 @@ def refuse(table: TableRows, columns: Columns, aside: SetAside, error: DataError
     if aside.skips:
         raise error
     before, aside.first = aside.count, aside.first or error
-    _tell(table, columns, aside)
+    tell_rows(table, columns, aside)
     if aside.count == before:
         raise error
 
 
-def _tell(
+def tell_rows(
     table: TableRows, columns: Columns, aside: SetAside
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Note the bad rows of a table; return them, and those whose time is unknown (n,)."""

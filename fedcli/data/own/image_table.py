@@ -20,10 +20,10 @@ from pathlib import Path
 import numpy as np
 
 from fedcli.data.arrays import IntArray
-from fedcli.data.class_folders import Listed, read_images
+from fedcli.data.class_folders import read_images
 from fedcli.data.folders import TABLE_ENDS, check_inside, ending, files_below, note_left_out
 from fedcli.data.image_files import OTHERS, Pixels, is_image, stated
-from fedcli.data.own.bad_rows import set_rows_aside
+from fedcli.data.own.bad_rows import set_rows_aside, tell_rows
 from fedcli.data.own.cells import check_columns, labels_of, texts_of
 from fedcli.data.own.examples import coded, dataset_of
 from fedcli.data.own.recordings import PARTS
@@ -54,6 +54,8 @@ def image_table(source: Source) -> Dataset:
     """
     root, columns = source.roots[0], source.recipe.over(columns_of(source.data))
     _check_keys(columns)
+    if source.recipe.mark is not None:
+        raise ConfigError("the recipe has mark, which is for tables of numbers; file names images")
     if source.data.tasks == "session":
         raise ConfigError("[data] tasks = 'session' is for tables of numbers; file names images")
     place = _table_in(root)
@@ -65,16 +67,20 @@ def image_table(source: Source) -> Dataset:
     table, bad = set_rows_aside(table, columns, aside)
     table = _with_images(table, columns, known, bad, aside)
     aside.settle(place)
-    label = labels_of(table, columns)
-    client, group, part = (
-        texts_of(table, name) for name in (columns.client, columns.group, columns.split)
-    )
+    try:
+        label = labels_of(table, columns)
+        client, group, part = (
+            texts_of(table, name) for name in (columns.client, columns.group, columns.split)
+        )
+        images = _images_of(table, columns, root, known)
+        order, task = _order(table, columns, client, source.data.tasks)
+    except DataError as error:
+        raise _of_all(error, table, columns, known, aside) from None
     y, classes = coded(label, columns.classes, f"{place}: column {columns.label!r}")
     owners, people = coded(client, None, f"{place}: column {columns.client!r}")
     wholes, _ = coded(group, None, f"{place}: column {columns.group!r}")
-    listed = _listed(table, columns, root, y, known)
+    listed = [*zip(images, y.tolist(), strict=True)]
     note_left_out(root, {place, root / NAME, *(path for path, _ in listed)}, OTHERS)
-    order, task = _order(table, columns, client, source.data.tasks)
     files = Examples(
         np.arange(len(order), dtype=np.float64), y[order],
         groups=owners[order] if columns.client else None,
@@ -136,24 +142,46 @@ def _with_images(
     """Return a table without its bad rows; where these are set aside, without missing images."""
     if not aside.skips:
         return table
-    names = texts_of(table, columns.file, bad=bad).tolist()
-    for row, name in enumerate(names):
-        if not bad[row] and len(known.get(composed(name.removeprefix("./")), ())) != 1:
-            bad[row] = True
-            aside.add(f"{table.name}, {table.at(row)}: no one image is called {name!r}")
-    places = np.arange(len(names)) if table.places is None else table.places
+    bad |= _missing(table, columns, known, bad, aside)
+    places = np.arange(len(bad)) if table.places is None else table.places
     return replace(table, frame=table.frame[~bad].reset_index(drop=True), places=places[~bad])
 
 
-def _listed(
-    table: TableRows, columns: Columns, root: Path, labels: np.ndarray, known: Known
-) -> Listed:
-    """Return the image and the label of each row.
+def _missing(
+    table: TableRows, columns: Columns, known: Known, bad: np.ndarray, aside: SetAside
+) -> np.ndarray:
+    """Note the rows (n,) that are not bad, and name no image, or one of several."""
+    found = np.zeros_like(bad)
+    for row, name in enumerate(texts_of(table, columns.file, bad=bad).tolist()):
+        if not bad[row] and len(known.get(composed(name.removeprefix("./")), ())) != 1:
+            found[row] = True
+            aside.add(f"{table.name}, {table.at(row)}: no one image is called {name!r}")
+    return found
+
+
+def _of_all(
+    error: DataError, table: TableRows, columns: Columns, known: Known, aside: SetAside
+) -> DataError:
+    """Return an error that names all rows that are bad; itself where none or one is."""
+    if aside.skips:
+        return error
+    aside.first = error
+    bad, lost = tell_rows(table, columns, aside)
+    _missing(table, columns, known, bad | lost, aside)
+    try:
+        aside.settle(table.where)
+    except DataError as whole:
+        return whole
+    return error
+
+
+def _images_of(table: TableRows, columns: Columns, root: Path, known: Known) -> list[Path]:
+    """Return the image of each row.
 
     Raises:
         DataError: an image is missing, named twice, or one of several that are called alike.
     """
-    listed, seen = Listed(), dict[Path, int]()
+    images, seen = list[Path](), dict[Path, int]()
     for row, name in enumerate(texts_of(table, columns.file).tolist()):
         where = f"{table.where}: column {columns.file!r} holds {printable(name, 100)!r} in "
         found = known.get(composed(name.removeprefix("./")), ())
@@ -162,20 +190,13 @@ def _listed(
                 f"both {found[0].relative_to(root)} and {found[1].relative_to(root)} are called "
                 "so: write the path"
             )  # fmt: skip
-            missing = _missing(table, columns, known) if not found else 0
-            more = f" (and {missing - 1} more are missing)" if missing > 1 else ""
-            raise DataError(f"{where}{table.at(row)}: {why}{more}")
+            raise DataError(f"{where}{table.at(row)}: {why}")
         if found[0] in seen:
             raise DataError(f"{where}{table.at(row)}, and so does {table.at(seen[found[0]])}")
         seen[found[0]] = row
         check_inside(found[0], root)
-        listed.append((found[0], int(labels[row])))
-    return listed
-
-
-def _missing(table: TableRows, columns: Columns, known: Known) -> int:
-    names = texts_of(table, columns.file)
-    return sum(not known.get(composed(name.removeprefix("./")), ()) for name in names)
+        images.append(found[0])
+    return images
 
 
 def _images_below(root: Path) -> Known:

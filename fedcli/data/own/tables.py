@@ -326,7 +326,11 @@ def read_rows(
             continue
         check_columns(table.names, columns, table.where, table.recipe)
         if not columns.features:
-            features, others = features_of(table, columns, skips=aside.skips)
+            try:
+                features, others = features_of(table, columns, skips=aside.skips)
+            except DataError as error:
+                _refuse_without_features(table, columns, aside, error)
+                continue
             if asked.features:
                 _check_same(asked.features, features, table.where)
             else:
@@ -362,6 +366,21 @@ def read_rows(
     _tell_mended(where, mended, columns)
     marks = {table.marks.decimal for table in read if not table.marks.unsure}
     return rows, asked, marks.pop() if len(marks) == 1 else None
+
+
+def _refuse_without_features(
+    table: TableRows, columns: Columns, aside: SetAside, error: DataError
+) -> None:
+    """Note the bad rows of a table whose columns of numbers the file itself has to tell.
+
+    Raises:
+        DataError: no row is bad: the error is of something else.
+    """
+    try:
+        features, _ = features_of(table, columns, skips=True)
+    except DataError:
+        raise error from None
+    refuse(table, columns.model_copy(update={"features": features}), aside, error)
 
 
 def _tell_mended(where: object, mended: Mapping[str, int], columns: Columns) -> None:

@@ -76,6 +76,11 @@ class TableTransform(_Transform):
 Transform = ImageTransform | TableTransform
 
 
+def without_mark(facts: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Return a transform without what was read last, which is nothing of a model."""
+    return facts and {key: value for key, value in facts.items() if key != "mark"}
+
+
 def parse_transform(facts: Mapping[str, Any] | None, where: object) -> Transform | None:
     """Read a transform that a file states; the file may be of anybody.
 

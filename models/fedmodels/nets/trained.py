@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,10 @@ from fedmodels.nets.split import SplitNet, load_weights
 from fedmodels.own_code import own_name
 from fedmodels.printable import printable
 from fedmodels.tensors.archive import load, save
-from fedmodels.tensors.bundle import Bundle, Weights
+from fedmodels.tensors.bundle import Bundle, Prototypes, Weights
 
+SEEN = "seen"
+"""Level of the mean embeddings of classes in a file of weights."""
 KEY = "model"
 """Key of the description in the header of a file of weights."""
 WIDE = 2.0**14
@@ -57,6 +60,12 @@ class ModelFacts:
     """How files become raw inputs (``fedmodels.config.transforms``), where that is known."""
     ranges: Sequence[Sequence[float]] = ()
     """Least and largest plausible value of each column of a table, by the training data."""
+    temperature: float = 1.0
+    """By which logits are divided before they become probabilities."""
+    calibrated_on: int = 0
+    """Validation examples that it follows from; 0 where it follows from none."""
+    reach: float = 0.0
+    """Distance to the nearest of ``seen`` beyond which an input is far from the training data."""
 
     def caveat(self) -> str:
         """Return a line where the method is scored by more than this net; empty text otherwise."""
@@ -152,6 +161,9 @@ class ModelFacts:
                 raise ArchiveError(
                     f"{where} does not describe its model: {name} is no {kind.__name__}"
                 )
+        of_numbers = (facts.temperature, facts.calibrated_on, facts.reach)
+        if not all(type(v) in (int, float) and math.isfinite(v) and v >= 0 for v in of_numbers):
+            raise ArchiveError(f"{where} does not describe its model: its temperature is none")
         if not _are_ranges(facts.ranges):
             raise ArchiveError(f"{where} does not describe its model: ranges are no pairs")
         return facts
@@ -190,8 +202,8 @@ class TrainedModel(nn.Module):
         facts: what it is.
     """
 
-    def __init__(self, facts: ModelFacts, weights: Weights) -> None:
-        """Build the net and put the weights into it.
+    def __init__(self, facts: ModelFacts, weights: Weights, seen: Prototypes | None = None) -> None:
+        """Build the net and put the weights into it; ``seen`` are the classes' mean embeddings.
 
         Raises:
             ConfigError: the net is not known, its file has changed, or its options are wrong.
@@ -222,6 +234,7 @@ class TrainedModel(nn.Module):
             sizes = [1] * len(shape)
             sizes[axis] = len(values)
             self.register_buffer(name, values.reshape(sizes), persistent=False)
+        self.register_buffer("seen", None if seen is None else seen.vectors, persistent=False)
         self.eval()
 
     @property
@@ -243,10 +256,13 @@ class TrainedModel(nn.Module):
 
         Those of float64 become float32 after they are normalised.
         """
+        logits: Tensor = self.net(self._normalised(x))
+        return logits
+
+    def _normalised(self, x: Tensor) -> Tensor:
         kind = torch.float64 if x.dtype == torch.float64 else torch.float32
         mean, std = (self.get_buffer(name).to(kind) for name in ("mean", "std"))
-        logits: Tensor = self.net(((x.to(kind) / self.facts.scale - mean) / std).float())
-        return logits
+        return ((x.to(kind) / self.facts.scale - mean) / std).float()
 
     def predict(self, x: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
         """Return the class (n,) of each raw input (n, *input_shape), an array or a tensor.
@@ -262,11 +278,33 @@ class TrainedModel(nn.Module):
         Raises:
             DataError: they are no numbers, not finite, or have another shape or scale.
         """
-        return self._logits(x).softmax(1).numpy()
+        return (self._logits(x) / (self.facts.temperature or 1.0)).softmax(1).numpy()
+
+    def distances(self, x: Any) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """Return how far raw inputs (n, *input_shape) are from the training data, (n,).
+
+        That is the distance of an embedding to the nearest mean of a class, in parts of how far
+        such inputs are: above 1 it is far. All are 0 where the model does not know.
+
+        Raises:
+            DataError: they are no numbers, not finite, or have another shape or scale.
+        """
+        seen = self.seen
+        if not isinstance(seen, Tensor) or not len(seen) or not self.facts.reach:
+            return np.zeros(len(x), dtype=np.float32)
+        z = self._outputs(x, lambda part: self.net.features(self._normalised(part)).flatten(1))
+        if z.shape[1] != seen.shape[1]:
+            raise DataError("the model's embeddings are of another size than its classes' means")
+        away = torch.cdist(z, seen.cpu(), compute_mode="donot_use_mm_for_euclid_dist")
+        return (away.amin(1) / self.facts.reach).numpy()
+
+    def _logits(self, x: Any) -> Tensor:
+        """Return the logits (n, K) of raw inputs."""
+        return self._outputs(x, self)
 
     @torch.no_grad()
-    def _logits(self, x: Any) -> Tensor:
-        """Return the logits (n, K) of raw inputs, calculated in parts."""
+    def _outputs(self, x: Any, of: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return what is calculated of raw inputs (n, …), in parts."""
         inputs = _tensor_of(x)
         if tuple(inputs.shape[1:]) != tuple(self.facts.input_shape):
             raise DataError(
@@ -286,12 +324,14 @@ class TrainedModel(nn.Module):
                 "one input alone means nothing to this net, which normalises over the batch and "
                 "keeps no statistics; give several at once, as one .npy file"
             )
-        return torch.cat([self(part) for part in self.net.split(inputs, BATCH)]).cpu()
+        return torch.cat([of(part) for part in self.net.split(inputs, BATCH)]).cpu()
 
     def save(self, path: Path) -> None:
         """Write weights and description as one safetensors file."""
         weights = {key: tensor.detach() for key, tensor in self.net.tensors().items()}
-        save(path, Bundle(weights=weights), header_of(self.facts))
+        seen = self.seen
+        known = {SEEN: Prototypes.by_position(seen)} if isinstance(seen, Tensor) else {}
+        save(path, Bundle(weights=weights, prototypes=known), header_of(self.facts))
 
     @classmethod
     def load(cls, path: Path) -> TrainedModel:
@@ -303,7 +343,8 @@ class TrainedModel(nn.Module):
         bundle, header = load(path)
         if KEY not in header:
             raise ArchiveError(f"{path} does not describe its net; run its experiment again")
-        return cls(ModelFacts.parse(header[KEY], str(path)), bundle.weights)
+        facts = ModelFacts.parse(header[KEY], str(path))
+        return cls(facts, bundle.weights, bundle.prototypes.get(SEEN))
 
 
 def _tensor_of(x: Any) -> Tensor:

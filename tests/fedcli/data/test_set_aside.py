@@ -151,3 +151,27 @@ def test_a_rule_that_nothing_heeds_is_refused():
         load(Data(name="digits", bad="skip"))
     with pytest.raises(ConfigError, match=r"bad_share bounds what bad = 'skip' sets aside"):
         Data(name="table", bad_share=0.1)
+
+
+def test_bad_rows_are_named_together_where_the_file_tells_its_columns(tmp_path):
+    """The first text among numbers ended it, one at a time."""
+    path = written(tmp_path / "one.csv", a={3: "x", 9: "y"}, b={20: "z"})
+    with pytest.raises(DataError) as caught:
+        read(path, {"features": None, "time": "t"})
+    line = str(caught.value)
+    assert "column 'a' holds 'x' in line 5" in line
+    assert "3 rows are bad in all: one.csv, line 5: 'a' holds 'x'; one.csv, line 11: 'a'" in line
+
+
+def test_bad_rows_of_a_table_beside_images_are_named_together(tmp_path):
+    for name in "abcdef":
+        Image.new("L", (4, 4)).save(tmp_path / f"{name}.png")
+    rows = ["a,u", "b,", "c,v", "gone,u", "d,", "lost,v", "e,u", "f,v"]
+    (tmp_path / "m.csv").write_text("file,label\n" + "\n".join(rows) + "\n")
+    data = {"name": "directory", "root": str(tmp_path), "columns": {"file": "file"}}
+    with pytest.raises(DataError) as caught:
+        load(Data.model_validate(data))
+    line = str(caught.value)
+    assert "column 'label' is empty in line 3. 4 rows are bad in all: m.csv, line 3: " in line
+    assert "m.csv, line 5: no one image is called 'gone'" in line
+    assert "line 7: no one image is called 'lost'; [data] bad = 'skip' sets them aside" in line
