@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 PYTHON := $(BIN)/python
 PYTEST := $(PYTHON) -m pytest
 PROTOC := $(VENV)/protoc
-PYTEST_BY_TWO := $(PYTEST) -n 2 --dist worksteal
+# Two cores: tests that wait for processes of theirs leave some of the time to a third.
+PYTEST_SPLIT := $(PYTEST) -n 3 --dist worksteal
 STAMP := $(VENV)/.set-up
 
 PROTOS := $(wildcard proto/fedpb/v1/*.proto)
@@ -35,7 +36,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup proto proto-check proto-freeze format lint types test test-unit test-loopback test-gpu \
+.PHONY: help setup proto proto-check proto-freeze format lint types test test-unit test-whole test-loopback test-gpu \
 	test-instruction-sets test-beside soak fuzz golden docs docs-check sizes demo bench compare compare-gldp \
 	compare-fedmlp paper-tables report build release-notes clean check
 
@@ -82,13 +83,16 @@ types: $(STAMP)  ## check types, strictly
 	$(BIN)/mypy
 
 test: $(STAMP)  ## run all tests but those that need a GPU
-	$(PYTEST_BY_TWO) -m "not gpu"
+	$(PYTEST_SPLIT) -m "not gpu"
 
 test-unit: $(STAMP)  ## run the tests that need no port
-	$(PYTEST_BY_TWO) -m "not loopback and not gpu"
+	$(PYTEST_SPLIT) -m "not loopback and not gpu"
+
+test-whole: $(STAMP)  ## run the cases of large products that `make test` leaves out
+	$(PYTEST_SPLIT) -m whole
 
 test-loopback: $(STAMP)  ## run the tests that talk gRPC over loopback
-	$(PYTEST_BY_TWO) -m "loopback and not gpu"
+	$(PYTEST_SPLIT) -m "loopback and not gpu"
 
 test-gpu: $(STAMP)  ## run the tests that need a CUDA device (AT_ONCE=8: so many processes use it)
 	$(PYTEST) -n $(AT_ONCE) --dist worksteal -m gpu $(sort $(shell grep -rlF pytest.mark.gpu tests --include='test_*.py'))
@@ -100,7 +104,7 @@ AS_SETS := $(addprefix test-as-,$(SETS))
 test-instruction-sets: $(AS_SETS)  ## run what depends on rounding as processors without AVX-512 would (SETS="avx2 sse")
 
 $(AS_SETS): test-as-%: $(STAMP)
-	$(AS_$*) $(PYTEST_BY_TWO) -m "not loopback and not gpu" tests/fedmodels tests/golden tests/independent
+	$(AS_$*) $(PYTEST_SPLIT) -m "not loopback and not gpu" tests/fedmodels tests/golden tests/independent
 
 test-beside: $(STAMP)  ## run the tests that need Helm, Slurm or extras beside dev, as far as they are here
 	$(PYTEST) tests/integration/test_ray.py $(wildcard tests/integration/test_slurm*.py) tests/fedsrv/sweep \

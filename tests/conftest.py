@@ -89,6 +89,18 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the cases of large products that ``-m whole`` alone runs; begin with slow tests.
+
+    A worker of xdist that has nothing left waits for what another one has begun.
+    """
+    if "whole" not in config.option.markexpr:
+        left = {item for item in items if item.get_closest_marker("whole")}
+        config.hook.pytest_deselected(items=[*left])
+        items[:] = [item for item in items if item not in left]
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
 @pytest.fixture(scope="session")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The root of a small partition of the digits, made once; it fits ``experiment()``."""

@@ -155,7 +155,7 @@ def who_is_not_selected_keeps_its_state(case: Case) -> None:
     """One of three clients trains in a round; the newest private state of the others stays."""
     tiny = case.experiment()
     stateful = keeps_state(method_of(tiny), RunFacts(tiny, Problem((1, 8, 8), 10)))
-    schedule = {**TABLES["schedule"], "rounds": 4 if stateful else 1, "per_round": 1}
+    schedule = {**TABLES["schedule"], "rounds": 2 if stateful else 1, "per_round": 1}
     experiment = case.experiment(schedule=schedule, scenario={"tasks": 1}, evaluate={"every": 0})
     seen: list[tuple[str | None, dict[str, bytes]]] = []
     out = case.fresh()

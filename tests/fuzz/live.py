@@ -1,4 +1,4 @@
-"""A live coordinator and two honest clients in this process, for a liar to call."""
+"""A live coordinator and honest clients in this process, for a liar to call, or for speed."""
 
 from __future__ import annotations
 
@@ -21,23 +21,33 @@ from tests.fuzz.liar import Liar
 
 
 class Live:
-    """One run; ``address`` is a socket in its directory, which must have a short name."""
+    """One run; ``address`` is a socket in its directory, which must have a short name, or a port.
 
-    def __init__(self, experiment: Experiment, data: Path, root: Path) -> None:
+    Further arguments are those of ``serve``.
+    """
+
+    def __init__(
+        self, experiment: Experiment, data: Path, root: Path, listen: str = "", **served: Any
+    ) -> None:
         self.experiment, self.data, self.root = experiment, data, root
-        self.address = f"unix:{root}/s"
+        self.address = listen or f"unix:{root}/s"
         self._ready = threading.Event()
         self._threads = ThreadPoolExecutor(4)
         self.events: EventLog | None = None
         self.run: Future[dict[str, Any]] = self._threads.submit(
-            serve, experiment, root / "run", Listen(self.address), on_ready=self._listening
+            serve,
+            experiment,
+            root / "run",
+            Listen(self.address),
+            on_ready=self._listening,
+            **served,
         )
         self.run.add_done_callback(lambda _: self._ready.set())
         self._ready.wait(30)
         self.hosts: list[Future[None]] = []
 
     def _listening(self, address: str, events: EventLog) -> None:
-        self.events = events
+        self.address, self.events = address, events
         self._ready.set()
 
     def join(self, *clients: int, address: str = "") -> None:

@@ -13,6 +13,8 @@ from fedcli.runtime.worker import Result, Worker
 from fedmodels.tensors.bundle import Bundle
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.relay import grouped_intake
+from fedsrv.relay.grouped_intake import GroupedIntake
+from fedsrv.transport.waiting import WaitNotice
 from tests.conftest import records_of
 from tests.fuzz.live import Live, complaints_with_traceback
 from tests.fuzz.lying_relay import (
@@ -74,8 +76,22 @@ def test_the_relay_is_named_and_the_run_ends(lie, behind, caplog):
 
 
 def test_a_deadline_ends_the_wait_for_a_relay_as_for_a_client(behind, monkeypatch):
+    """It passes as soon as the sum has come: before that nothing hangs on who is fast."""
+    keep, begin, passed = GroupedIntake._keep_sum, WaitNotice.__post_init__, list[bool]()
+
+    def keeps(intake: GroupedIntake, *given: Any) -> Any:
+        passed.append(True)
+        return keep(intake, *given)
+
+    def begins(notice: WaitNotice) -> None:
+        begin(notice)
+        passed.clear()
+
+    monkeypatch.setattr(GroupedIntake, "_keep_sum", keeps)
+    monkeypatch.setattr(WaitNotice, "__post_init__", begins)
+    monkeypatch.setattr(WaitNotice, "seconds", property(lambda _: 2000.0 if passed else 0.0))
     monkeypatch.setattr(grouped_intake, "LEFT_OUT_S", 1000.0)
-    live = behind(drops(1), server={"min_clients": 2, "deadline_s": 0.5})
+    live = behind(drops(1), server={"min_clients": 2, "deadline_s": 1000.0})
     assert live.summary()["state_sha256"]
     assert all(record["cohort"] == [0, 2] for record in records_of(live.root / "run"))
 

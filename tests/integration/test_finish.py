@@ -7,9 +7,7 @@ from typing import Any
 import pytest
 
 from tests.integration.conftest import Loopback, tables
-from tests.integration.harness import Coordinator, reached, summary_of
-from tests.integration.test_launch import Launched
-from tests.runs import assert_same
+from tests.integration.harness import Coordinator, reached
 
 pytestmark = pytest.mark.loopback
 
@@ -80,26 +78,6 @@ def test_a_client_that_has_finished_is_killed(loopback, steer):
     server = run.serve()
     clients = {c: run.join(str(c)) for c in range(3)}
     finish(run, server, *clients.values())
-
-
-def test_a_launched_coordinator_is_killed_while_clients_finish(
-    loopback, tmp_path, steer, whole_run
-):
-    run = loopback(EXPERIMENT)  # for its config, and so that the steering starts afresh
-    (steer / "finish-1").touch()
-    launched = Launched(run.config, tmp_path / "run", forks=run.fork_server, lease_s=5.0)
-    try:
-        reached(steer / "finish-1.reached")
-        family = {process.name(): process for process in launched.family()}
-        family["fedsrv-serve"].kill()
-        family["fedcli-1"].kill()
-        status, output = launched.end()
-        assert status == 0, output
-    finally:
-        launched.close()
-    found, data = summary_of(launched.out), launched.out / "data"
-    assert_same(found, whole_run(EXPERIMENT, data, evaluator=True).summary)
-    assert "clients_missing" not in found
 
 
 def test_a_finished_run_tells_clients_that_come_later(loopback):

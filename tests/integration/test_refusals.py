@@ -425,7 +425,7 @@ def test_a_site_that_requires_more_privacy_trains_not_once_and_the_run_goes_on(l
     floor = ["--require-privacy", "level=example,epsilon=0.01,delta=1e-3", "--ledger", str(ledger)]
     strict = run.join("2", *floor)
     until(lambda: "waiting for orders" in strict.output(), "client 2 has joined")
-    run.finish(coordinator, strict, run.join("0"), run.join("1"))
+    run.finish(coordinator, strict, run.join("0-1"))
     records = records_of(run.out)
     assert [record["cohort"] for record in records] == [[0, 1]] * 4
     why = records[0]["failed"]["2"]

@@ -29,6 +29,7 @@ def result_of(cell: str, names: dict[str, object]) -> str:
     return repr(eval(compile(ast.Expression(last.value), "cell", "eval"), names))  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs(path, tmp_path, monkeypatch, capsys):
     if path.stem == "own-recordings":

@@ -51,6 +51,7 @@ def check_content(wheel: Path) -> None:
     assert not {name for name in held if "__pycache__" in name or name.endswith(".pyc")}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_an_installed_wheel_runs(tmp_path):
     ended([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)], ROOT)

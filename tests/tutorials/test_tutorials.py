@@ -13,6 +13,7 @@ import pytest
 from tests.integration.harness import ForkServer, until
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
+pytestmark = [pytest.mark.loopback, pytest.mark.slow]
 BLOCK = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
@@ -39,8 +40,6 @@ def a_loc(printed: str) -> float:
     return float(re.findall(r"\(a_loc\) %\W+([\d.]+)", printed)[-1])
 
 
-@pytest.mark.loopback
-@pytest.mark.timeout(300)
 def test_images(tmp_path, fork_server):
     printed = follow("tutorial-images.md", tmp_path, fork_server)
     assert (tmp_path / "run" / "report.html").exists()
@@ -49,8 +48,6 @@ def test_images(tmp_path, fork_server):
     assert list((tmp_path / "run").rglob("*.safetensors")) or list(tmp_path.glob("*.safetensors"))
 
 
-@pytest.mark.loopback
-@pytest.mark.timeout(300)
 @pytest.mark.skipif(importlib.util.find_spec("pandas") is None, reason="needs the extra tables")
 def test_sensors(tmp_path, fork_server):
     printed = follow("tutorial-sensors.md", tmp_path, fork_server)
@@ -88,8 +85,6 @@ class FirstTerminal:
         return self.command.wait(60)
 
 
-@pytest.mark.loopback
-@pytest.mark.timeout(300)
 def test_stream(tmp_path, fork_server):
     """The run waits whenever it has learned all it has; so each command comes after such a wait."""
     rests, predicted = "learned all it has", ""

@@ -133,8 +133,23 @@ def cases(
     }
 
 
-@pytest.mark.parametrize("check", CHECKS)
-@EVERY_CASE
+ALIKE = {
+    "bfloat16_stays_within_the_net", "one_example_makes_no_batch_statistics", "the_seed_matters",
+}  # fmt: skip
+"""Checks that look at what the switches of a variant leave as it is."""
+
+
+@pytest.mark.parametrize(
+    ("case", "check"),
+    [
+        pytest.param(
+            case, check, id="-".join([case[0], *map(str, case[1].values()), check]),
+            marks=[pytest.mark.whole] if case[1] and check in ALIKE else [],
+        )
+        for case in CASES
+        for check in CHECKS
+    ],
+)  # fmt: skip
 def test_conformance(case, check, cases):
     CHECKS[check](cases[repr(case)])
 

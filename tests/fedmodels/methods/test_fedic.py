@@ -10,7 +10,6 @@ import torch
 from rich.console import Console
 from torch.nn.functional import cross_entropy
 
-import fedtide
 from fedcli.data.store.client_data import ClientData
 from fedcli.data.store.commands import run_partition
 from fedmodels.config.data import Data
@@ -33,6 +32,7 @@ from fedsrv.parts import server_data_for
 from fedsrv.parts.server_data import check_fits, read_server_data
 from fedtide.inprocess import run_in_process
 from tests.conftest import server_context, tiny_experiment, write_server_data
+from tests.integration.harness import summary_of, write_config
 
 FEW = {"fine_tuning_steps": 3, "calibration_steps": 3, "distillation_steps": 3}
 QUIET = Console(quiet=True)
@@ -357,12 +357,14 @@ def test_methods_that_need_none_are_given_none(digits):
 
 
 @pytest.mark.loopback
-def test_launched(tmp_path):
+def test_launched(tmp_path, fork_server, whole_run):
     """From the config to the table with real processes; equal to a run in one process."""
     data = {"server_examples": 3, "server_unlabelled": 3}
     schedule = {"rounds": 1}
     experiment = tiny_experiment(method={"name": "fedic", **FEW}, data=data, schedule=schedule)
-    launched = fedtide.run(experiment.to_dict(), out=tmp_path / "launched")
-    root = tmp_path / "launched" / "data"
-    inside = run_in_process(experiment, root, tmp_path / "inside")
-    assert launched.summary["state_sha256"] == inside["state_sha256"]
+    write_config(tmp_path / "config.toml", experiment)
+    words = ("launch", "config.toml", "--out", "run", "--hosts", "1")
+    status, said = fork_server.typed(tmp_path, "fedsrv", *words)
+    assert status == 0, said
+    inside = whole_run(experiment, tmp_path / "run" / "data").summary
+    assert summary_of(tmp_path / "run")["state_sha256"] == inside["state_sha256"]

@@ -40,6 +40,7 @@ from fedmodels.training.run import RunFacts
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedtide.inprocess import run_in_process, transported
 from tests.conftest import context_of, digest_of, method_of, payload_of, records_of, tiny_experiment
+from tests.fedmodels.methods.test_conformance import NORMED
 
 OFF = {"loss_p": False, "loss_i": False, "loss_s": False}
 
@@ -523,7 +524,8 @@ def test_without_losses_it_is_the_mean_of_extractors(digits, tmp_path, monkeypat
     monkeypatch.setitem(fedmodels.methods._MODULES, "shared-extractor", "")
     monkeypatch.setitem(fedmodels.methods._CLASSES, "shared-extractor", SharedExtractor)
     for name, switches in (("shared-extractor", {}), ("fedmlp", OFF)):
-        experiment = tiny_experiment(method={"name": name, **switches}, net="resnet20")
+        method, schedule = {"name": name, **switches}, {"rounds": 1}
+        experiment = tiny_experiment(method=method, net=NORMED, schedule=schedule)
         run_in_process(experiment, digits, tmp_path / name)
     same_models(tmp_path / "shared-extractor", tmp_path / "fedmlp")
 

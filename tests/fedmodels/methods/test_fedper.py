@@ -10,7 +10,8 @@ from fedmodels.training.contexts import START, ServerContext
 from fedmodels.training.hooks import as_uploads, evaluation
 from fedmodels.training.loop import train_locally
 from fedtide.inprocess import run_in_process
-from tests.conftest import context_of, payload_of, records_of, tiny_experiment
+from tests.conftest import TABLES, context_of, payload_of, records_of, tiny_experiment
+from tests.fedmodels.methods.test_conformance import NORMED
 
 
 def fedper(tables=None, **switches):
@@ -28,9 +29,9 @@ def personal(out, client):
     return load(out / "clients" / str(client) / "personal.safetensors")[0].weights
 
 
-@pytest.mark.parametrize("net", ["mlp", "resnet20"])
+@pytest.mark.parametrize("net", [TABLES["net"], NORMED], ids=["mlp", "normed"])
 def test_without_private_weights_it_is_fedavg(net, digits, tmp_path):
-    tables = {"schedule": {"rounds": 1}, **({"net": net} if net != "mlp" else {})}
+    tables = {"schedule": {"rounds": 1}, "net": net}
     one = run_in_process(fedper(tables, private=[]), digits, tmp_path / "per")
     other = run_in_process(tiny_experiment(**tables), digits, tmp_path / "avg")
     assert one["state_sha256"] == other["state_sha256"]

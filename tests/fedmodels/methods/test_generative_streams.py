@@ -20,13 +20,19 @@ STREAMS = {
 }
 
 
-@pytest.mark.parametrize("kind", STREAMS)
-@pytest.mark.parametrize("name", ["af-fcl", "fedcil"])
+PAIRS = [("af-fcl", "gradual"), ("af-fcl", "circulating"), ("fedcil", "heterogeneous")]
+REST = [("af-fcl", "heterogeneous"), ("fedcil", "gradual"), ("fedcil", "circulating")]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [*PAIRS, *(pytest.param(*pair, marks=pytest.mark.whole) for pair in REST)]
+)
 def test_it_runs_on_the_streams(name, kind, tmp_path):
     """Every round is another task: from the second on, each client has a predecessor."""
+    stream = f"replay_{kind}"
     made = tiny_experiment(
         data={"name": "digits", "max_test_per_class": 4},
-        scenario={"kind": kind, **STREAMS[kind]},
+        scenario={"kind": stream, **STREAMS[stream]},
         method={"name": name, **SMALL[name]},
         schedule={"rounds": 1, "clients": 2, "order": "tasks_outer"},
     )

@@ -31,6 +31,7 @@ from fedmodels.training.loop import EpochLoop
 from fedmodels.training.run import RunFacts
 from fedmodels.training.stepped import Batch, Output
 from tests.conftest import context_of, linear_context, method_of, tiny_experiment
+from tests.fedmodels.methods.test_conformance import NORMED
 from tests.interactions import Course, same
 
 SMALL = {
@@ -232,7 +233,7 @@ def test_without_terms_and_images_it_is_fedavg_over_own_classes(digits):
         assert same(dict(weights_of(ctx.net)), dict(result.upload.weights))
 
 
-@pytest.mark.parametrize("net", ["mlp", "resnet20"])
+@pytest.mark.parametrize("net", ["mlp", NORMED], ids=["mlp", "normed"])
 def test_the_old_model_stays_and_the_generator_goes_on(digits, net):
     """The memory is made from the mean of the task's last round, bit for bit, and is sent until
     the next task ends; the generator of the next task begins where this one's ended."""
@@ -274,7 +275,7 @@ def test_the_generator_goes_on_from_where_it_was(digits):
 
 
 def test_training_the_generator_leaves_the_old_model_alone(digits):
-    course = Course(tiny_experiment(method={"name": "mfcl", **SMALL}, net="resnet20"), digits)
+    course = Course(tiny_experiment(method={"name": "mfcl", **SMALL}, net=NORMED), digits)
     old = freeze(course.run, course.run.initial_weights, "cpu")
     before = dict(weights_of(old))
     known = torch.ones(10, dtype=torch.bool)

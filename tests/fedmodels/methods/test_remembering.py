@@ -49,8 +49,19 @@ def streams(tmp_path_factory):
     return roots
 
 
-@pytest.mark.parametrize("kind", STREAMS)
-@BOTH
+PAIRS = [
+    ("mfcl", "replay_gradual"),
+    ("target", "replay_circulating"),
+    ("mfcl", "replay_heterogeneous"),
+    ("target", "replay_heterogeneous"),
+]
+"""The runs of the last two serve the tests below as well."""
+REST = [("target", "replay_gradual"), ("mfcl", "replay_circulating")]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [*PAIRS, *(pytest.param(*pair, marks=pytest.mark.whole) for pair in REST)]
+)
 def test_it_runs_on_the_streams(name, kind, streams, whole_run):
     """A memory of every class met up to then, after every task but the last, from which nobody
     learns any more."""

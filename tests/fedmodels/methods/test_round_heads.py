@@ -46,7 +46,7 @@ def test_a_head_is_its_clients_own_within_its_round_alone(name, digits):
 @pytest.mark.parametrize("name", METHODS)
 def test_heads_travel_and_make_everyones_model(name, digits, tmp_path):
     """What clients hold after a round is everyone's model: A_loc as received is A_glo."""
-    tables: dict[str, Any] = {"schedule": {"order": "rounds_outer"}}
+    tables: dict[str, Any] = {"schedule": {"order": "rounds_outer", "rounds": 1}}
     one = tiny_experiment(method={"name": name, "reading": {"heads": "round"}}, **tables)
     other = tiny_experiment(method={"name": name}, **tables)
     found = run_in_process(one, digits, tmp_path / "round")

@@ -112,7 +112,7 @@ def test_training_reaches_every_parameter(name, shape):
 
 @pytest.mark.parametrize(("name", "shape"), SMALL)
 def test_bfloat16_is_for_the_base_alone(name, shape):
-    net, x = build(name, shape), torch.randn(4, *shape)
+    net, x = build(name, shape), torch.randn(2, *shape)
     plain = net.eval()(x)
     net.mixed_precision = True
     rounded = net(x)
