@@ -39,10 +39,10 @@ from fedcli.runtime.link import Link, Membership
 from fedcli.runtime.own_certificate import channel_credentials
 from fedcli.runtime.worker import Result
 from fedmodels.errors import RunFailed
-from fedmodels.tensors.allocator import keep_large_blocks
+from fedmodels.machine import keep_large_blocks
+from fedmodels.tensors.block_layout import lease
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.tensors.bundle_spec import BundleSpec
-from fedmodels.tensors.memory_blocks import lease
 from fedpb import PROTOCOL
 from fedpb.frames import FRAME_BYTES
 from fedpb.tables import description_of

@@ -25,8 +25,8 @@ from fedmodels.commands import run_command
 from fedmodels.errors import ArchiveError, ConfigError, DataError
 from fedmodels.files import why_file_is_no_good
 from fedmodels.log_lines import LogLevel, set_up_logging
+from fedmodels.machine import end_on_sigterm
 from fedmodels.options import AsJson, Config, Device, Level, Quiet, Sets, Strict, program
-from fedmodels.signals import end_on_sigterm
 
 if TYPE_CHECKING:
     import torch
@@ -205,7 +205,7 @@ def join(
     """Take part in a run as one client, or as several hosted in this process."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     set_up_logging(LogLevel.WARNING if quiet else log_level, as_json=as_json)
-    from fedmodels.tensors.allocator import keep_large_blocks
+    from fedmodels.machine import keep_large_blocks
 
     keep_large_blocks()
     clients = clients_of(client_id)

@@ -17,8 +17,8 @@ from fedmodels.methods import make
 from fedmodels.resolution import experiment_of
 from fedmodels.tensors.archive import load, load_named, save
 from fedmodels.tensors.bundle import Bundle, Weights, state_digest
-from fedmodels.training.private_state import global_weights
-from fedsrv.report.run_record import read_run
+from fedmodels.training.asked import global_weights
+from fedsrv.state.run_record import read_run
 
 FILE = "begin-{}.safetensors"
 """The file of weights in the directory of the run that they are of."""

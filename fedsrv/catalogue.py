@@ -18,7 +18,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from fedmodels.errors import ConfigError, suggestion
-from fedmodels.methods import file_of, method_class, names
+from fedmodels.methods import file_of, method_class, names, variants_of
 from fedmodels.numerics.metric_names import (
     ENDINGS,
     EVERYONE,
@@ -102,10 +102,10 @@ def method_rows(name: str) -> list[Any]:
     Raises:
         ConfigError: no method has this name.
     """
-    from fedmodels.methods.variants import variants_of
+    from fedmodels.methods.variants import Variants
     from fedmodels.training.settings import keys_of
 
-    cls, variants = method_class(name), variants_of(name)
+    cls, variants = method_class(name), variants_of(name) or Variants()
     keys = keys_of(cls)
     found: list[Any] = [_title(name, cls), []]
     for key, (owner, kept) in keys.items():

@@ -207,8 +207,8 @@ def _show(out: Path, *, with_table: bool) -> None:
     """Print the table of a run that has finished, and write its page."""
     from rich.console import Console
 
-    from fedsrv.report.run_record import read_run
     from fedsrv.report.tables import PageNotWritten, final_table, write_page
+    from fedsrv.state.run_record import read_run
 
     record, log = read_run(out), logging.getLogger("fedsrv")
     if with_table:

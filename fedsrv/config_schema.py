@@ -13,9 +13,9 @@ from fedmodels.config import experiment as tables
 from fedmodels.config import scenario as scenarios
 from fedmodels.config.data import Columns, Data
 from fedmodels.config.training import LrSchedule
-from fedmodels.methods import method_class
+from fedmodels.methods import method_class, variants_of
 from fedmodels.methods import names as method_names
-from fedmodels.methods.variants import Choices, variants_of
+from fedmodels.methods.variants import Choices, Variants
 from fedmodels.nets import net_names
 from fedmodels.training.settings import hints_of, keys_of
 from fedsrv.catalogue import meanings_of
@@ -71,7 +71,7 @@ def _of_each(shared: Form, forms: Mapping[str, Form]) -> list[Form]:
 
 def _of_method(name: str) -> Form:
     """Return the forms of a method's keys."""
-    cls, variants = method_class(name), variants_of(name)
+    cls, variants = method_class(name), variants_of(name) or Variants()
     form: Form = {}
     for key, (owner, field) in keys_of(cls).items():
         form[key] = TypeAdapter(hints_of(owner, name)[field.name]).json_schema()

@@ -81,11 +81,7 @@ class Listen:
         insecure: bool,
         crl: Path | None = None,
     ) -> Self:
-        """Return where and how to listen, as options of a command ask for it.
-
-        Raises:
-            ConfigError: a certificate cannot be used, or options for TLS are missing.
-        """
+        """Return where and how to listen, by a command's options; or raise ConfigError."""
         if (cert is None) != (key is None):
             raise ConfigError("--tls-cert and --tls-key belong together; one of them is missing")
         if client_ca is not None and cert is None:

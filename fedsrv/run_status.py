@@ -16,9 +16,8 @@ from fedmodels.errors import RunFailed
 from fedmodels.numerics.metric_names import metric
 from fedmodels.printable import moment_text, printable, text_of
 from fedsrv.events import Event
-from fedsrv.report.quantities import interaction_of
-from fedsrv.report.run_record import number, read_run
 from fedsrv.state.run_directory import refuse_in_use
+from fedsrv.state.run_record import interaction_of, number, read_run
 
 SHOWN = ("a_glo", "a_loc", "a_sel", "a_glo_balanced")
 """The metrics that lines show, where a run has them."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from fedmodels.config.transforms import transform_of
 from fedmodels.data_description import ClientFile
 from fedmodels.errors import ArchiveError, DataError, RunFailed
 from fedmodels.methods import make
@@ -15,9 +16,9 @@ from fedmodels.nets.trained import ModelFacts, TrainedModel
 from fedmodels.resolution import experiment_of
 from fedmodels.tensors.archive import load_named
 from fedmodels.tensors.bundle import Problem
-from fedmodels.training.private_state import global_weights
+from fedmodels.training.asked import global_weights
 from fedmodels.training.run import RunFacts
-from fedsrv.report.run_record import read_run
+from fedsrv.state.run_record import read_run
 
 
 def personal_model(run: Path, client: int) -> TrainedModel:
@@ -64,7 +65,7 @@ def global_model(run: Path) -> TrainedModel:
         record.rounds - 1,
         method.rules[0],
         experiment.net.code_sha256 or "",
-        None if data is None else data.transform_of(described.input_shape),
+        None if data is None else transform_of(data, described.input_shape),
     )
     common = load_named(files[-1])[0]["common"]
     problem = Problem(tuple(described.input_shape), described.num_classes)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from fedmodels.config.experiment import Experiment
-    from fedsrv.report.run_record import RunRecord
+    from fedsrv.state.run_record import RunRecord
     from fedtide.models import TrainedModel
 
 Backend = Literal["processes", "inprocess"]
@@ -95,7 +95,7 @@ class Run:
     @property
     def record(self) -> RunRecord:
         """Return what the directory says at this moment."""
-        from fedsrv.report.run_record import read_run
+        from fedsrv.state.run_record import read_run
 
         return read_run(self.path)
 

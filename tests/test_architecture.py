@@ -69,8 +69,8 @@ ROOMS = {
     ),
     "fedmodels": (
         "errors", "shortages", "machine", "devices", "printable", "charts", "log_lines",
-        "files", "line_file", "processes", "asked", "code_names", "own_code", "page_server",
-        "signals", "commands", "options", "tensors", "class_names",
+        "files", "line_file", "processes", "code_names", "own_code", "page_server",
+        "commands", "options", "tensors", "class_names",
         "data_description", "numerics", "secure_sum", "config", "reductions", "nets", "privacy",
         "training", "techniques", "methods", "parts",
         "resolution", "config_file",

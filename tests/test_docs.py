@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 import fedtide
-from fedmodels.methods import file_of, make, names, settings_of
+from fedmodels.methods import file_of, make, names, settings_of, variants_of
 from fedmodels.methods.fedavg import FedAvg
-from fedmodels.methods.variants import variants_of
 from fedsrv.sweep.plan import Sweep
 
 ROOT = Path(__file__).parent.parent
@@ -125,7 +124,7 @@ def flat_settings(name: str) -> dict[str, object]:
     return {**found, **readings}
 
 
-READINGS = [name for name in names() if variants_of(name).readings]
+READINGS = [name for name in names() if (found := variants_of(name)) and found.readings]
 ROW = re.compile(r"^\| ((?:`\w+`(?:, )?)+) \| ([^|]+) \|", flags=re.MULTILINE)
 """A row of a method's page: its fields, and their defaults."""
 

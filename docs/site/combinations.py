@@ -18,7 +18,7 @@ from fedmodels.errors import ConfigError  # noqa: E402
 from fedmodels.methods import make, names  # noqa: E402
 from fedmodels.parts.class_growth import check_grows  # noqa: E402
 from fedmodels.tensors.bundle import Problem  # noqa: E402
-from fedmodels.training.announcement import check_announcement  # noqa: E402
+from fedmodels.training.asked import check_announcement  # noqa: E402
 from fedmodels.training.compression import Compression  # noqa: E402
 from fedmodels.training.criterion import check_own_loss  # noqa: E402
 from fedmodels.training.hooks import takes_frozen  # noqa: E402

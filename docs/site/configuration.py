@@ -25,8 +25,7 @@ from fedmodels.config import scenario as scenarios
 from fedmodels.config.bounds import MAX_COUNT
 from fedmodels.config.data import Columns, Data
 from fedmodels.config.sent import kinds_of, tables_in
-from fedmodels.methods import names
-from fedmodels.methods.variants import variants_of
+from fedmodels.methods import names, variants_of
 from fedmodels.nets import net_names
 from fedsrv.catalogue import meanings_of
 
@@ -98,7 +97,7 @@ def page() -> str:
 
 def _with_readings() -> list[str]:
     """Return the methods that have readings."""
-    return [f"`{name}`" for name in names() if variants_of(name).readings]
+    return [f"`{name}`" for name in names() if (found := variants_of(name)) and found.readings]
 
 
 def _table(table: type[BaseModel], without: set[str] | frozenset[str] = frozenset()) -> str:

@@ -25,7 +25,7 @@ from fedcli.runtime.worker import Result  # noqa: E402
 from fedmodels.errors import ConfigError  # noqa: E402
 from fedmodels.numerics.metric_names import is_known, metric  # noqa: E402
 from fedmodels.tensors.bundle import Problem  # noqa: E402
-from fedmodels.training.announcement import check_announcement  # noqa: E402
+from fedmodels.training.asked import check_announcement  # noqa: E402
 from fedmodels.training.run import RunFacts  # noqa: E402
 from fedtide.inprocess import run_in_process  # noqa: E402
 from fedtide.testing.trial import digits_in, method_of  # noqa: E402

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, ImageSequence, TiffImagePlugin, UnidentifiedImageError
 
 from fedcli.data.arrays import DAMAGED
-from fedmodels.config.transforms import ImageTransform, Sides
+from fedmodels.config.data import Sides
+from fedmodels.config.transforms import ImageTransform
 from fedmodels.errors import DataError, pip_line, reason_of
 from fedmodels.files import open_regular
 

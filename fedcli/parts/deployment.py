@@ -15,16 +15,16 @@ from torch import Tensor
 
 from fedcli.data.store.stream import Examples
 from fedcli.parts.kept_models import described
-from fedcli.runtime.client_log import tell
 from fedcli.runtime.client_part import Client, ClientPart, Scored, Training
 from fedcli.runtime.deployed import AFTER, DIGEST, Deployed
+from fedcli.runtime.reporting import tell
 from fedmodels.errors import FedtideError
 from fedmodels.nets.split import SplitNet
 from fedmodels.nets.trained import TrainedModel
 from fedmodels.numerics.randomness import seeded
 from fedmodels.tensors.bundle import Bundle, state_digest
+from fedmodels.training.asked import local_view
 from fedmodels.training.contexts import ClientContext
-from fedmodels.training.private_state import local_view
 from fedpb.v1 import coordinator_pb2 as rpc
 
 BATCH = 256

@@ -17,8 +17,8 @@ from fedmodels.errors import ArchiveError, DataError
 from fedmodels.nets.split import SplitNet, whole
 from fedmodels.nets.trained import KEY, SEEN, ModelFacts, header_of
 from fedmodels.tensors.bundle import Bundle, Prototypes, state_digest
+from fedmodels.training.asked import local_view
 from fedmodels.training.contexts import ClientContext
-from fedmodels.training.private_state import local_view
 from fedpb.v1 import coordinator_pb2 as rpc
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from fedcli.runtime.client_part import ClientPart, Training
 from fedmodels.errors import DataError
 from fedmodels.parts.prequential import Prequential
 from fedmodels.tensors.bundle import Bundle
-from fedmodels.training.private_state import local_view
+from fedmodels.training.asked import local_view
 from fedmodels.training.scoring import score
 
 LAST = f"{Prequential.section}last"

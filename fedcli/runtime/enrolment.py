@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from fedcli.runtime.client_log import tell
 from fedcli.runtime.known_history import HEAD, KnownHistory
 from fedcli.runtime.link import Link, Membership
+from fedcli.runtime.reporting import tell
 from fedcli.runtime.sessions import Sessions
 from fedcli.runtime.workers import Workers
 from fedmodels.config.privacy import CountDetail
@@ -88,11 +88,7 @@ class Enrolment:
         return reply
 
     def _join_with(self, clients: Sequence[ClientId]) -> rpc.JoinResponse | None:
-        """Join with these clients, but for those that are out; None where none of them is left.
-
-        Raises:
-            SetOut: nobody of the process is left.
-        """
+        """Join with these clients, but for those that are out; SetOut where nobody is left."""
         while wanted := [client for client in clients if client not in self.out]:
             try:
                 if len(self.workers.clients) == 1:

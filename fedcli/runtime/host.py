@@ -48,10 +48,9 @@ from fedmodels.errors import (
     PayloadError,
     SetOut,
 )
+from fedmodels.machine import end_if_signalled, give_back_free_pages
 from fedmodels.printable import printable
 from fedmodels.resolution import received_experiment
-from fedmodels.signals import end_if_signalled
-from fedmodels.tensors.allocator import give_back_free_pages
 from fedmodels.tensors.bundle import ClientId
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedpb.orders import WITHOUT_PAYLOAD

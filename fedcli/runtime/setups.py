@@ -22,8 +22,8 @@ from fedmodels.nets.split import SplitNet
 from fedmodels.run_classes import ClassChange, RunClasses
 from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.tensors.bundle_spec import BundleSpec
+from fedmodels.training.asked import keeps_state
 from fedmodels.training.method import Method
-from fedmodels.training.private_state import keeps_state
 from fedmodels.training.run import RunFacts
 from fedmodels.training.wire import Wire
 from fedpb.v1 import coordinator_pb2 as rpc

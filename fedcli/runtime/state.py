@@ -146,11 +146,7 @@ class StateDirectory:
         return self._durable
 
     def load(self, base: int, initial: Bundle) -> Bundle:
-        """Return the private state after interaction ``base``, or ``initial`` for -1.
-
-        Raises:
-            ArchiveError: the state is gone or damaged.
-        """
+        """Return the state after ``base``, or ``initial`` for -1; ArchiveError if it is damaged."""
         with self._syncing_one:
             self._newest = base
             self._durable = min(self._durable, base)

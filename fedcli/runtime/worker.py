@@ -13,23 +13,21 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from fedcli.runtime.client_log import tell, tell_scored, tell_trained
 from fedcli.runtime.client_part import Client, Training
-from fedcli.runtime.scoring import add_score
+from fedcli.runtime.reporting import add_score, tell, tell_scored, tell_trained
 from fedcli.runtime.setups import SetUp, classes_in
 from fedmodels.errors import ArchiveError, ConfigError, FedtideError, OrderDeclined, PayloadError
-from fedmodels.machine import peak_rss_bytes
+from fedmodels.machine import end_if_signalled, peak_rss_bytes
 from fedmodels.nets.split import SplitNet
 from fedmodels.printable import without_places
 from fedmodels.shortages import is_passing, lacks_memory
-from fedmodels.signals import end_if_signalled
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, Weights, state_digest
+from fedmodels.training.asked import local_view
 from fedmodels.training.contexts import ClientContext, Position
 from fedmodels.training.fault import fault_in, line_of
 from fedmodels.training.hooks import init_client
 from fedmodels.training.loop import ClientHalf
 from fedmodels.training.method import LocalResult
-from fedmodels.training.private_state import local_view
 from fedmodels.training.returned import check_upload
 from fedmodels.training.wire import sections_off
 from fedpb.v1 import coordinator_pb2 as rpc

@@ -144,11 +144,7 @@ class Workers:
         self._open[self.clients[0]] = self._first
 
     def name(self, classes: Sequence[str]) -> None:
-        """Take the classes that an open run began with, as who joins again is told.
-
-        Raises:
-            LinkError: it names other ones than before.
-        """
+        """Take the classes that an open run began with; LinkError if they were others before."""
         if self._experiment is not None:
             self.begin(self._experiment, classes)
 

@@ -10,8 +10,8 @@ import typer
 
 from fedmodels.errors import ConfigError, DataError
 from fedmodels.log_lines import LogLevel, set_up_logging
+from fedmodels.machine import end_on_sigterm
 from fedmodels.options import Level
-from fedmodels.signals import end_on_sigterm
 
 if TYPE_CHECKING:
     from fedcli.serving.live_model import LiveModel

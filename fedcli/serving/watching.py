@@ -17,8 +17,8 @@ from fedcli.prediction import predictions, write_csv
 from fedcli.serving.live_model import LiveModel, Loaded, NoModelYet
 from fedmodels.errors import DataError, FedtideError, reason_of
 from fedmodels.files import write_atomically
+from fedmodels.machine import end_if_signalled
 from fedmodels.printable import printable
-from fedmodels.signals import end_if_signalled
 
 ANSWER, REFUSAL = ".predictions.csv", ".error.txt"
 """How the name of an answer goes on after that of its file."""

@@ -128,7 +128,7 @@ def certs_serve(directory: AuthorityDir = Path("certs"), listen: Place = "127.0.
     from fedmodels.config.places import check_address
     from fedmodels.errors import Interrupted
     from fedmodels.log_lines import LogLevel, set_up_logging
-    from fedmodels.signals import end_on_sigterm
+    from fedmodels.machine import end_on_sigterm
     from fedsrv.identity.enrolment import start_enrolling
 
     set_up_logging(LogLevel.INFO)

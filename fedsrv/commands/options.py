@@ -126,7 +126,7 @@ def set_up(quiet: bool, log_level: LogLevel, as_json: bool) -> LogLevel:
     level = LogLevel.WARNING if quiet else log_level
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     set_up_logging(level, as_json=as_json)
-    from fedmodels.tensors.allocator import keep_large_blocks
+    from fedmodels.machine import keep_large_blocks
 
     keep_large_blocks()
     return level

@@ -11,8 +11,8 @@ import typer
 
 from fedmodels.errors import ConfigError
 from fedmodels.log_lines import LogLevel
+from fedmodels.machine import end_on_sigterm
 from fedmodels.options import AsJson, Level, Quiet
-from fedmodels.signals import end_on_sigterm
 from fedsrv.commands import options
 
 

@@ -29,13 +29,14 @@ from fedmodels.printable import Unit, bytes_text, duration, printable, text_of
 from fedsrv.events import Ending, Event, EventLog
 from fedsrv.report import quantities as q
 from fedsrv.report.comparison import one_column
+from fedsrv.report.frame import group_runs
 from fedsrv.report.page import template
 from fedsrv.report.panels import cells_of, of_drift, of_uploads, telling, weights_of
 from fedsrv.report.quantities import view_name
-from fedsrv.report.run_record import RunRecord, group_runs, read_run
 from fedsrv.report.sites import sites_table
 from fedsrv.report.table import Name, Table
 from fedsrv.run_status import SHOWN, RunStatus, by_number, place_text
+from fedsrv.state.run_record import RunRecord, interaction_of, read_run
 
 TEMPLATE = Path(__file__).with_name("live.html.j2")
 MAX_MOVED = 8
@@ -121,7 +122,7 @@ class LivePage:
         if self._status.place or not self._record.rows:
             return self._status.place
         row, of = self._record.rows[-1], len(self._record.rows) if self._record.is_finished else 0
-        at = q.interaction_of(row, len(self._record.rows) - 1) - 1
+        at = interaction_of(row, len(self._record.rows) - 1) - 1
         of = 0 if self._record.is_open else of
         return place_text(at, int(row.get("round", at)), row.get("task"), of)
 

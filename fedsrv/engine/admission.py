@@ -100,11 +100,7 @@ class Admission:
         return cls(known, clients, problem, most_tasks, experiment, **more)
 
     def taken(self, client: ClientId, text: str) -> str:
-        """Return what the run takes of a client's description: in a run with an end, all of it.
-
-        Raises:
-            PayloadError: it is malformed, or has set a task aside.
-        """
+        """Return what the run takes of a description: all, where it has an end; or PayloadError."""
         if gone := [*Profile.parse(client, text).set_aside]:
             raise PayloadError(
                 f"client {client} has set its task {gone[0]} aside, and only a run with [schedule] "

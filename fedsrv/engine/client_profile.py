@@ -124,11 +124,7 @@ class Profile:
 
     @staticmethod
     def parse(client: ClientId, text: str) -> Profile:
-        """Read a ``client.json``.
-
-        Raises:
-            PayloadError: it is malformed, or has another format version.
-        """
+        """Read a ``client.json``; PayloadError if it is malformed, or of another format."""
         try:
             said = ClientFile.model_validate_json(text)
         except ValidationError as error:

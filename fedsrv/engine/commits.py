@@ -15,8 +15,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Self
 
 from fedmodels.numerics.metric_tables import DEFINITIONS
+from fedmodels.training.asked import local_view
 from fedmodels.training.contexts import ServerState
-from fedmodels.training.private_state import local_view
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.cohort import Answer, Answers, Cohort, StateLost
 from fedsrv.engine.plan import Plan

@@ -20,10 +20,9 @@ from fedmodels.nets.cost import multiply_adds
 from fedmodels.numerics.metrics import frequency_groups
 from fedmodels.tensors.bundle import Bundle, ClientId
 from fedmodels.tensors.bundle_spec import BundleSpec
-from fedmodels.training.announcement import check_announcement
+from fedmodels.training.asked import check_announcement, keeps_state, local_view
 from fedmodels.training.criterion import check_own_loss
 from fedmodels.training.method import Method
-from fedmodels.training.private_state import keeps_state, local_view
 from fedmodels.training.run import RunFacts
 from fedmodels.training.settings import check_parts
 from fedmodels.training.wire import Wire
@@ -58,11 +57,7 @@ class Plan:
 
     @classmethod
     def of(cls, method: Method, store: Store, descriptions: Mapping[int, str]) -> Plan:
-        """Return the plan of a run whose first clients have joined, and store what is fixed by it.
-
-        Raises:
-            ConfigError: the config does not fit to the clients' data.
-        """
+        """Return the plan for the first clients, stored; ConfigError if their data do not fit."""
         experiment, profiles = store.experiment, stored_profiles(store, descriptions)
         run = RunFacts(experiment, next(iter(profiles.values())).problem)
         if experiment.server_optimizer is not None:

@@ -182,11 +182,7 @@ def reduced(
 
 
 def _attempt(method: Method, ctx: ServerContext, state: ServerState, uploads: Uploads) -> Reduced:
-    """Aggregate and finish.
-
-    Raises:
-        ReductionError: the method's code raised an error, or the result holds infinities.
-    """
+    """Aggregate and finish; ReductionError if the method fails, or its result is not finite."""
     try:
         return _unguarded(method, ctx, state, uploads)
     except PayloadError as error:

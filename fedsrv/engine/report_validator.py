@@ -24,10 +24,10 @@ from fedmodels.numerics.metric_tables import UPLOADS
 from fedmodels.numerics.metrics import VALIDATION
 from fedmodels.tensors.bundle import EVALUATOR, ClientId
 from fedmodels.tensors.declared_counts import DeclaredCounts, check_examples
-from fedmodels.training.class_masks import rules_of
+from fedmodels.training.asked import reported
 from fedmodels.training.method import Method
-from fedmodels.training.private_state import reported
 from fedmodels.training.run import RunFacts
+from fedmodels.training.scoring import rules_of
 from fedmodels.training.wire import Wire
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.client_profile import Profile
@@ -109,11 +109,7 @@ class ReportValidator:
         return DeclaredCounts(client, *map(torch.from_numpy, parts))
 
     def check_report(self, client: ClientId, order: rpc.Order, report: rpc.Report) -> None:
-        """Check the report that comes with an upload.
-
-        Raises:
-            PayloadError: names the first fact that is impossible, or beyond the order.
-        """
+        """Check the report of an upload; PayloadError names the first impossible fact."""
         for field, _ in report.ListFields():
             if field.name not in REPORTED:
                 raise PayloadError(f"the report holds {field.name}, which nobody asked for")

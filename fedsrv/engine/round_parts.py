@@ -17,11 +17,11 @@ from fedmodels.errors import PayloadError
 from fedmodels.numerics.randomness import derive_seed
 from fedmodels.tensors.aggregation_rule import MEAN, Facts
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId, state_digest
+from fedmodels.training.asked import local_view
 from fedmodels.training.contexts import ServerContext, ServerState
 from fedmodels.training.fault import name_faults
 from fedmodels.training.hooks import as_uploads, broadcast, evaluation, init_client, init_server
 from fedmodels.training.method import Payload
-from fedmodels.training.private_state import local_view
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.cohort import AllOf, Answers, Trip, fewest_alive
 from fedsrv.engine.commits import Commits, add_wire, put_scores, record_of

@@ -8,9 +8,9 @@ from typing import Any
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ClientFailed, RunFailed, TooFewClients
+from fedmodels.machine import give_back_free_pages
 from fedmodels.methods import make
-from fedmodels.tensors.allocator import give_back_free_pages
-from fedmodels.tensors.memory_blocks import forget_free_blocks
+from fedmodels.tensors.block_layout import forget_free_blocks
 from fedsrv.engine.cohort import Cohort, StateLost
 from fedsrv.engine.commits import Commits
 from fedsrv.engine.plan import Plan
@@ -40,11 +40,7 @@ class Engine:
         self.method = make(experiment.method.name, **experiment.method.hyper_parameters())
 
     def run(self) -> dict[str, Any]:
-        """Run to the end and return the summary.
-
-        Raises:
-            RunFailed: too many clients failed.
-        """
+        """Run to the end and return the summary; RunFailed if too many clients failed."""
         times, lost = self._meet_clients(), None
         plan, interaction = times.first, None
         with Commits(self.store, self.cohort, self.events, self.options) as commits:

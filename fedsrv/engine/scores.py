@@ -19,7 +19,7 @@ from fedmodels.numerics.metrics import (
     mean_and_std,
 )
 from fedmodels.tensors.bundle import EVALUATOR, ClientId
-from fedmodels.training.class_masks import ALL, SEEN
+from fedmodels.training.scoring import ALL, SEEN
 from fedsrv.engine.client_profile import Profile
 from fedsrv.engine.cohort import Answer
 from fedsrv.engine.report_validator import GLOBAL_TEST

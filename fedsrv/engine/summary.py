@@ -298,11 +298,7 @@ def afm_of(records: Sequence[Record], experiment: Experiment) -> dict[str, float
 
 
 def check_reference(experiment: Experiment, steps: Sequence[Step]) -> None:
-    """Check at a run's start that its reference scored the rounds that this run will score.
-
-    Raises:
-        DataError: the reference has no IAA series, or that of other rounds.
-    """
+    """Check that the reference scored the rounds that this run will score; or raise DataError."""
     if not experiment.evaluate.reference or experiment.schedule.is_asynchronous:
         return
     reference = Path(experiment.evaluate.reference)
@@ -325,11 +321,7 @@ def _iaa_by_interaction(records: Iterable[Mapping[str, Any]]) -> dict[int, float
 
 
 def iaa_series(run: Path) -> dict[int, float]:
-    """Return the IAA of a reference run by interaction.
-
-    Raises:
-        DataError: the run has no such series.
-    """
+    """Return the IAA of a reference run by interaction; DataError if it has none."""
     try:
         lines = (run / "rounds.jsonl").read_text("utf-8").splitlines()
     except OSError as error:

@@ -14,8 +14,8 @@ from fedmodels.data_description import ClientFile, ProblemFile, read_file
 from fedmodels.errors import ConfigError, DataError, reason_of
 from fedmodels.methods import make
 from fedmodels.printable import printable
+from fedmodels.training.asked import keeps_state
 from fedmodels.training.fault import name_faults
-from fedmodels.training.private_state import keeps_state
 from fedmodels.training.run import RunFacts
 from fedmodels.training.wire import Wire
 from fedsrv.engine.summary import data_of

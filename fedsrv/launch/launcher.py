@@ -45,7 +45,6 @@ from fedsrv.launch.progress import PlainLines, display_of
 from fedsrv.launch.stacking import as_it_began, proposed
 from fedsrv.parts.server_data import check_given
 from fedsrv.ray_cluster import RayPlace
-from fedsrv.report.run_record import read_run
 from fedsrv.report.tables import PageNotWritten, write_page
 from fedsrv.state.run_directory import (
     another_config,
@@ -56,6 +55,7 @@ from fedsrv.state.run_directory import (
     require_run,
     using,
 )
+from fedsrv.state.run_record import read_run
 
 MAX_RESTARTS = 3
 """Restarts of one process without progress of the run, after which the run has failed."""

@@ -15,9 +15,9 @@ from rich.text import Text
 from fedmodels.tensors.bundle import EVALUATOR
 from fedsrv.event_lines import FREQUENT, EventFormatter, level_of
 from fedsrv.events import DONE, Event
-from fedsrv.report.run_record import RunRecord
 from fedsrv.report.tables import final_table
 from fedsrv.run_status import RunStatus, by_number, scores_text
+from fedsrv.state.run_record import RunRecord
 
 MAX_CLIENTS = 16
 """Clients shown by name; the others are counted."""

@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from fedmodels.asked import asked
 from fedmodels.errors import RunFailed
 from fedmodels.parts.class_growth import StateGrowth
 from fedmodels.parts.growth_by_method import forgotten
+from fedmodels.training.asked import asked
 from fedmodels.training.contexts import ServerState
 from fedsrv.engine.cohort import Answers, AnyOf
 from fedsrv.engine.reduction import Reduced

@@ -20,7 +20,7 @@ from fedmodels.config.open_changes import changed
 from fedmodels.errors import ArchiveError, ConfigError
 from fedmodels.run_classes import ClassChange, RunClasses
 from fedmodels.tensors.bundle import ClientId, Problem
-from fedmodels.training.announcement import check_announcement
+from fedmodels.training.asked import check_announcement
 from fedmodels.training.contexts import Stage, Task
 from fedmodels.training.method import Method
 from fedmodels.training.run import RunFacts

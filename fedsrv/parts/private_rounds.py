@@ -33,9 +33,9 @@ from fedmodels.tensors.bundle import Bundle, ClientId, Weights, state_digest
 from fedmodels.tensors.declared_counts import check_numbers
 from fedmodels.tensors.uploads import Uploads
 from fedmodels.tensors.weighted_mean import weighted_mean
+from fedmodels.training.asked import reported
 from fedmodels.training.contexts import ServerContext
 from fedmodels.training.method import Method
-from fedmodels.training.private_state import reported
 from fedmodels.training.private_uploads import alike, contributions, noise_share
 from fedsrv.engine.client_profile import clients_text
 from fedsrv.engine.cohort import Answers

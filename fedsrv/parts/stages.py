@@ -16,13 +16,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
-from fedmodels.asked import asked
 from fedmodels.config.open_changes import changed, changes_between
 from fedmodels.data_description import UNUSUAL
 from fedmodels.errors import OrderDeclined, PayloadError, RunFailed
 from fedmodels.parts.class_growth import StateGrowth
 from fedmodels.parts.growth_by_method import forgotten
 from fedmodels.run_classes import ClassChange, RunClasses
+from fedmodels.training.asked import asked
 from fedmodels.training.method import Method
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.client_profile import Profile, clients_text

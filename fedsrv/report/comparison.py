@@ -8,10 +8,18 @@ from dataclasses import replace
 from fedmodels.charts import Spread
 from fedmodels.numerics.metric_names import metric, with_population
 from fedmodels.printable import bytes_text
-from fedsrv.report.frame import CONFIDENCE, MIN_SEEDS, RunNumbers, column, spread_of, winner
-from fedsrv.report.guessing import guesses_text, least_of
-from fedsrv.report.run_record import RunRecord, SeedGroup, rare_classes
+from fedsrv.report.frame import (
+    CONFIDENCE,
+    MIN_SEEDS,
+    RunNumbers,
+    SeedGroup,
+    column,
+    rare_classes,
+    spread_of,
+    winner,
+)
 from fedsrv.report.table import Name, Table
+from fedsrv.state.run_record import RunRecord
 
 SPENT = {
     "bytes": {
@@ -183,3 +191,42 @@ def _note(group: SeedGroup) -> str:
     if going_on:
         note += ", not finished" if count == 1 else f", {going_on} not finished"
     return note.removeprefix(", ")
+
+
+MOST_FREQUENT = {"a_loc": "own", "a_loc_received": "own", "a_loc_trained": "own", "a_glo": "all"}
+"""Metrics that are accuracies on clients' own test data: whose most frequent class is answered."""
+
+
+def least_of(groups: Sequence[SeedGroup], name: str) -> float | None:
+    """Return what a metric has to be better than in every group; None where it is not known."""
+    found = [max(each) for group in groups if (each := _without_model(group, name))]
+    return max(found, default=None)
+
+
+def guesses_text(groups: Sequence[SeedGroup], name: str) -> str:
+    """Return the two accuracies of a metric in words, in percent; empty where not known.
+
+    Where groups have other data, each of the two goes from the least to the largest.
+    """
+    found = [each for group in groups if (each := _without_model(group, name))]
+    if not found:
+        return ""
+    chance, frequent = (_span(values) for values in zip(*found, strict=True))
+    return f"chance {chance}, most frequent class {frequent}"
+
+
+def _without_model(group: SeedGroup, name: str) -> tuple[float, float] | None:
+    """Return the accuracy of guesses and of the most frequent class, means over a group's runs."""
+    key = MOST_FREQUENT.get(name)
+    found = [run.guesses for run in group.runs]
+    if key is None or not all("chance" in each and key in each for each in found):
+        return None
+    return (
+        sum(each["chance"] for each in found) / len(found),
+        sum(each[key] for each in found) / len(found),
+    )
+
+
+def _span(values: Sequence[float]) -> str:
+    low, high = (f"{100 * value:.1f} %" for value in (min(values), max(values)))
+    return low if low == high else f"{low} to {high}"

@@ -3,17 +3,27 @@
 A row is what a table compares: an experiment, or a method in a setting. A key is the path of a
 number in ``summary.json``, such as ``metrics.a_loc`` or ``bytes.up``. Runs of one row differ in
 their seed alone.
+
+Every quantity of a report is a mapping from keys to numbers (``{round: accuracy}``, ``{client:
+accuracy}``, ``{(learnt task, task): accuracy}``), so that runs which differ only in their seed
+merge in one way, :meth:`SeedGroup.merge`.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import fmean, pstdev, stdev
 from typing import TypeVar
 
 from fedmodels.charts import Spread
+from fedmodels.code_names import short_name
+from fedmodels.printable import printable
+from fedsrv.state.run_record import RunRecord, leaves_of
 
 CONFIDENCE = 0.95
 """Level of the confidence intervals of differences."""
@@ -21,6 +31,14 @@ FALSE_DISCOVERIES = 0.05
 """Part of the differences kept by :func:`kept_up_to` that may be of zero."""
 MIN_SEEDS = 3
 """Least number of seeds that both rows have, for one of them to win."""
+MAX_TOLD = 4
+"""Settings in the label of a run; of more, nobody reads them."""
+_NOT_COMPARED = {
+    *("seed", "evaluate.reference", "data.root"),
+    *("tracking.tensorboard", "tracking.mlflow", "tracking.wandb"),
+}
+"""Config keys in which two runs may differ and still be the same experiment."""
+K = TypeVar("K", bound=Hashable)
 R = TypeVar("R", bound=Hashable)
 S = TypeVar("S", bound=Hashable)
 Seeds = Mapping[S, float | None]
@@ -123,3 +141,81 @@ def winner(rows: Mapping[R, Seeds[S]], better: int) -> R | None:
     others = (difference(rivals[first], rivals[row]) for row in rivals if row != first)
     beats = (d and d.is_clear and better * d.mean > 0 and d.pairs >= MIN_SEEDS for d in others)
     return first if all(beats) else None
+
+
+def rare_classes(groups: Sequence[SeedGroup]) -> list[str] | None:
+    """Return the names of the rare classes of the groups' data; None where no run knows them."""
+    known = (run.rare_classes for group in groups for run in group.runs)
+    return max((found for found in known if found is not None), key=len, default=None)
+
+
+@dataclass(frozen=True)
+class SeedGroup:
+    """Runs of one experiment that differ only in their seed."""
+
+    label: str
+    runs: tuple[RunRecord, ...]
+
+    def merge(self, quantity: Callable[[RunRecord], Mapping[K, float]]) -> dict[K, Spread]:
+        """Merge one quantity, key by key, over the runs of the group that have the key."""
+        values: dict[K, list[float]] = {}
+        for run in self.runs:
+            for key, value in quantity(run).items():
+                values.setdefault(key, []).append(value)
+        return {key: spread_of(found) for key, found in values.items()}
+
+
+def group_runs(runs: Iterable[RunRecord]) -> list[SeedGroup]:
+    """Group runs that differ only in their seed, in the order in which they come."""
+    groups: dict[str, list[RunRecord]] = {}
+    for run in runs:
+        groups.setdefault(json.dumps(_experiment_of(run), sort_keys=True), []).append(run)
+    members = list(groups.values())
+    return [
+        SeedGroup(label, tuple(own)) for label, own in zip(_labels(members), members, strict=True)
+    ]
+
+
+def _experiment_of(run: RunRecord) -> dict[str, str]:
+    """Return the settings that make the experiment, by dotted key."""
+    stated = run.config or {
+        key: run.summary.get(key) for key in ("method", "data", "scenario", "rounds")
+    }
+    found = {
+        key: json.dumps(value, default=str, ensure_ascii=False)
+        for key, value in leaves_of(stated)
+        if key not in _NOT_COMPARED
+    }
+    for key in ("data.name", "method.name", "net.name"):
+        if key in found:  # the place of a custom file tells no experiments apart
+            found[key] = short_name(str(json.loads(found[key])))
+    # Runs of earlier versions have readings beside the hyper-parameters.
+    return {key.replace("method.reading.", "method.", 1): found[key] for key in found}
+
+
+def _labels(groups: Sequence[Sequence[RunRecord]]) -> list[str]:
+    """Name groups by their method, and by what sets them apart where methods repeat.
+
+    Where that is more than ``MAX_TOLD`` settings, their directories' names set them apart.
+    """
+    experiments = [_experiment_of(group[0]) for group in groups]
+    labels = []
+    for group, own in zip(groups, experiments, strict=True):
+        method = group[0].method
+        twins = [e for g, e in zip(groups, experiments, strict=True) if g[0].method == method]
+        keys = sorted({key for twin in twins for key in twin.keys() | own.keys()})
+        apart = [key for key in keys if len({twin.get(key) for twin in twins}) > 1]
+        said = [f"{key.removeprefix('method.')}={own[key]}" for key in apart if key in own]
+        said = [] if len(said) > MAX_TOLD else said
+        labels.append(printable(method + (f" ({', '.join(said)})" if said else "")))
+    repeated = {label for label, count in Counter(labels).items() if count > 1}
+    names = Counter(group[0].path.name for group in groups)
+    return [
+        f"{label} [{printable(_called(group[0].path, names))}]" if label in repeated else label
+        for label, group in zip(labels, groups, strict=True)
+    ]
+
+
+def _called(path: Path, names: Mapping[str, int]) -> str:
+    """Return a directory's name, with that of the one above it where several have the name."""
+    return path.name if names[path.name] == 1 else str(Path(*path.resolve().parts[-2:]))

@@ -17,10 +17,11 @@ import tomli_w
 from fedmodels.charts import CSS, Chart, document, svg
 from fedsrv.report import panels
 from fedsrv.report.comparison import comparison, one_column
-from fedsrv.report.run_record import RunRecord, SeedGroup, group_runs
+from fedsrv.report.frame import SeedGroup, group_runs
 from fedsrv.report.sites import sites_table
 from fedsrv.report.story import story
 from fedsrv.report.table import Table
+from fedsrv.state.run_record import RunRecord
 
 MAX_CHARTS = 6
 """Charts that are not folded away."""

@@ -11,8 +11,9 @@ from fedmodels.numerics.metric_tables import DRIFT_PARTS
 from fedmodels.printable import Unit
 from fedsrv.report import quantities as q
 from fedsrv.report.comparison import main_metrics
+from fedsrv.report.frame import SeedGroup, rare_classes
 from fedsrv.report.quantities import view_name
-from fedsrv.report.run_record import RunRecord, SeedGroup, rare_classes
+from fedsrv.state.run_record import RunRecord
 
 NO_NAMES: Mapping[int, str] = {}
 MAX_LISTED = 5

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 
 from fedmodels.numerics.metric_names import VIEWS, metric
 from fedmodels.numerics.streams import lost_in_stream
-from fedsrv.report.run_record import RunRecord, number, numbers, table
+from fedsrv.state.run_record import RunRecord, interaction_of, number, numbers, table
 
 Cells = dict[tuple[int, int], float]
 
@@ -376,11 +376,6 @@ def view_name(view: str) -> str:
     model, _, rule = view.partition(":")
     name = VIEWS[model].title if model in VIEWS else {RECEIVED: "as received"}.get(model, model)
     return f"{name}, {rule}" if rule else name
-
-
-def interaction_of(row: Mapping[str, Any], index: int) -> int:
-    """Return which interaction a row is of, counted from one; its place where it says nothing."""
-    return int(number(row.get("interaction"), index)) + 1
 
 
 def _by_id(entries: Mapping[str, Any]) -> Iterator[tuple[int, Any]]:

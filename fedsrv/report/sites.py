@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from fedmodels.charts import Spread
 from fedmodels.printable import text_of
 from fedsrv.report import quantities as q
-from fedsrv.report.run_record import SeedGroup
+from fedsrv.report.frame import SeedGroup
 from fedsrv.report.table import Name, Table
 
 MAX_ROWS = 12

@@ -9,13 +9,12 @@ from statistics import fmean
 from fedmodels.numerics.metric_names import metric
 from fedmodels.printable import bytes_text, printable
 from fedsrv.report import quantities as q
-from fedsrv.report.comparison import best_group, main_metrics
-from fedsrv.report.frame import MIN_SEEDS
-from fedsrv.report.guessing import guesses_text, least_of
+from fedsrv.report.comparison import best_group, guesses_text, least_of, main_metrics
+from fedsrv.report.frame import MIN_SEEDS, SeedGroup, rare_classes
 from fedsrv.report.panels import listed
 from fedsrv.report.quantities import view_name
-from fedsrv.report.run_record import RunRecord, SeedGroup, number, rare_classes, table
 from fedsrv.report.sites import how_apart
+from fedsrv.state.run_record import RunRecord, number, table
 
 MAX_SAID = 4
 """Groups that a sentence calls by name."""

@@ -14,9 +14,10 @@ from rich.table import Table
 from fedmodels.errors import ArchiveError, ConfigError
 from fedmodels.files import write_atomically
 from fedsrv.report.comparison import comparison, one_column
-from fedsrv.report.run_record import RunRecord, group_runs, read_run
+from fedsrv.report.frame import group_runs
 from fedsrv.report.sites import sites_table
 from fedsrv.report.story import story
+from fedsrv.state.run_record import RunRecord, read_run
 from fedsrv.state.verification import doubts
 
 if TYPE_CHECKING:

@@ -66,11 +66,7 @@ class Broken(Exception):
 
 
 def read(path: Path) -> Iterator[Entry]:
-    """Yield the lines of an audit log as long as the chain holds.
-
-    Raises:
-        Broken: a line does not continue the chain.
-    """
+    """Yield the lines of an audit log; raise Broken at one that does not continue the chain."""
     if not path.is_file():
         return
     at = START
@@ -176,11 +172,7 @@ class Audit:
         return self._at_will[what] > MAX_AT_WILL
 
     def write(self) -> Mark:
-        """Write what was told; return the last line that is in the file.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
+        """Write what was told; return the last line in the file, or raise OSError."""
         with self._lock:
             if self._lines:
                 self._file.append(b"".join(self._lines))

@@ -20,18 +20,12 @@ from fedmodels.errors import ArchiveError, ConfigError, RunFailed, reason_of
 from fedmodels.files import sync_path
 from fedmodels.tensors.archive import load_named
 from fedsrv.state.ledger import Ledger
-from fedsrv.state.run_directory import is_vacant, refuse_existing, writing
+from fedsrv.state.run_directory import BESIDE, is_vacant, refuse_existing, writing
 
-BESIDE = (
-    "config.toml", "env.json", "data.json", "audit.jsonl", "rounds.jsonl", "privacy.jsonl",
-    "excluded.json", "set-aside.json", "classes.json", "tracked.json", "summary.json",
-    "lineage.json",
-)  # fmt: skip
-"""The files beside the database that a coordinator goes on from, or that say what the run did."""
 GIVEN = "begin-*.safetensors"
 """The weights that the run gave to others, which need them whenever they are resumed."""
 AT_END = ("summary.json", "lineage.json")
-"""Those of them that a run writes once it has ended."""
+"""The files that a run writes once it has ended."""
 TAKEN = "backup.json"
 """Of a backup: when it was made, and after which interaction."""
 TRIES = 5
@@ -116,7 +110,7 @@ def _copied(run: Path, fresh: Path) -> int:
         except (FileNotFoundError, ArchiveError) as error:
             missing = str(error)
             continue
-        for name in BESIDE if has_ended else [n for n in BESIDE if n not in AT_END]:
+        for name in (*BESIDE, *AT_END) if has_ended else BESIDE:
             with suppress(FileNotFoundError):
                 _copy(run / name, fresh / name)
         for given in run.glob(GIVEN):

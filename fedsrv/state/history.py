@@ -47,11 +47,7 @@ class History:
         return found
 
     def check(self, client: int, versions: Sequence[int]) -> None:
-        """Refuse a client if the run would have to go back too far for its loss.
-
-        Raises:
-            LossTooLarge: the line names the ways to go on.
-        """
+        """Refuse a client (LossTooLarge) if the run would have to go back too far for its loss."""
         since = self.started_over.get(client, -1)
         trained = [
             (number, ordered[client])

@@ -71,11 +71,7 @@ class Chain:
     """The chain of one run: written by the engine's thread, and read by others."""
 
     def __init__(self, db: sqlite3.Connection, run_id: str) -> None:
-        """Read the chain of a run, whose table is there.
-
-        Raises:
-            ValueError: holds the number of the first statement that was changed.
-        """
+        """Read the chain of a run; ValueError holds the number of the first changed statement."""
         self._db = db
         self._digests, self._links = bytearray(), bytearray(beginning_of(run_id))
         self._statement = "{}"
@@ -131,11 +127,7 @@ class Chain:
 
 
 def read_head(text: str) -> Head:
-    """Read a head as people keep it, ``NUMBER:LINK`` in hexadecimal digits.
-
-    Raises:
-        ArchiveError: it is none.
-    """
+    """Read a head, ``NUMBER:LINK`` in hexadecimal digits; ArchiveError if it is none."""
     number, _, link = text.partition(":")
     try:
         found = Head(int(number), bytes.fromhex(link))
@@ -405,11 +397,7 @@ class Ledger:
             self.db.execute("UPDATE started_over SET after = MIN(after, ?)", (interaction,))
 
     def redo(self, interaction: int) -> None:
-        """Commit undone records again, up to an interaction.
-
-        Raises:
-            ArchiveError: a record is not the one that was undone.
-        """
+        """Commit undone records again, up to an interaction; ArchiveError if one is another."""
         query = "SELECT * FROM undone WHERE interaction > ? AND interaction <= ? ORDER BY 1"
         links = list[tuple[int, str]]()
         with self.stating(done_again=links):

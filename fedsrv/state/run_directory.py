@@ -52,11 +52,14 @@ def require_place(path: Path, handle: int) -> None:
         )
 
 
+BESIDE = (
+    "config.toml", "env.json", "data.json", "audit.jsonl", "rounds.jsonl", "privacy.jsonl",
+    "excluded.json", "set-aside.json", "classes.json", "tracked.json",
+)  # fmt: skip
+"""The files beside the database that a run goes on from, or that say what it did so far."""
 WRITTEN = {
-    "run.db", "run.db-wal", "run.db-shm", "server", "config.toml", "env.json", "data.json",
-    "mlflow.db", "mlartifacts", "wandb", "tracked.json", "privacy.jsonl",
-    "tensorboard", "rounds.jsonl", "audit.jsonl", "excluded.json", "set-aside.json", "classes.json",
-    ".lock", "logs", "clients", "data",
+    "run.db", "run.db-wal", "run.db-shm", "server", "mlflow.db", "mlartifacts", "wandb",
+    "tensorboard", ".lock", "logs", "clients", "data", *BESIDE,
 }  # fmt: skip
 """The files that a start writes into a run directory before clients can join."""
 GO_ON = "what is committed is kept: make room, and go on with --resume"
@@ -64,11 +67,7 @@ GO_ON = "what is committed is kept: make room, and go on with --resume"
 
 @contextlib.contextmanager
 def using(out: Path) -> Iterator[None]:
-    """Turn errors of the first steps in the directory that ``--out`` names into one line.
-
-    Raises:
-        ConfigError: the directory cannot be used.
-    """
+    """Turn errors of the first steps in the directory of ``--out`` into one line: a ConfigError."""
     try:
         yield
     except OSError as error:
@@ -92,11 +91,7 @@ def launching(path: Path) -> Iterator[None]:
 
 
 def refuse_in_use(path: Path) -> None:
-    """Refuse a run directory that somebody has locked.
-
-    Raises:
-        RunFailed: another process uses it.
-    """
+    """Refuse a run directory that somebody has locked: RunFailed."""
     for name in (LOCK, LAUNCH_LOCK):
         if (path / name).is_file():
             with contextlib.suppress(OSError):  # of another user: locks say nothing there
@@ -187,11 +182,7 @@ def take_back(path: Path, kept: set[str]) -> None:
 
 
 def make_directory(path: Path, out: Path) -> None:
-    """Make a directory at or under the one that ``--out`` names; what is under it is its owner's.
-
-    Raises:
-        ConfigError: it cannot be made, or not be written to.
-    """
+    """Make a directory at or under that of ``--out``, its owner's alone; or raise ConfigError."""
     with using(out):
         path.mkdir(mode=0o777 if path == out else 0o700, parents=True, exist_ok=True)
     if not os.access(path, os.W_OK | os.X_OK):
@@ -199,11 +190,7 @@ def make_directory(path: Path, out: Path) -> None:
 
 
 def refuse_other_files(path: Path) -> None:
-    """Refuse a place that holds something, and no run.
-
-    Raises:
-        ConfigError: says what is there.
-    """
+    """Refuse a place that holds something, and no run; ConfigError says what is there."""
     if is_vacant(path) or may_hold_a_run(path):
         return
     what = "holds files that are no run" if path.is_dir() else "is a file, not a directory"
@@ -211,11 +198,7 @@ def refuse_other_files(path: Path) -> None:
 
 
 def require_run(path: Path) -> None:
-    """Raise unless the path is the directory of a run.
-
-    Raises:
-        ConfigError: says how to go on.
-    """
+    """Raise ConfigError, which says how to go on, unless the path is the directory of a run."""
     refuse_other_files(path)
     if not may_hold_a_run(path):
         raise ConfigError(f"{path} holds no run to resume; leave --resume out, or name its --out")

@@ -65,11 +65,7 @@ class ClientParts:
         return {part: file for part, (_, file) in held.items()}
 
     def load(self, manifest: Manifest) -> dict[int, Bundle]:
-        """Return each client's bundle; its tensors are mapped from the files.
-
-        Raises:
-            ArchiveError: a file is gone or damaged, or the manifest is malformed.
-        """
+        """Return each client's bundle, mapped from the files; ArchiveError if one is damaged."""
         _check(manifest)
         found = {part: load(self.directory / file)[0] for part, file in manifest.items()}
         clients: dict[int, Bundle] = {}
@@ -223,11 +219,7 @@ class StateFiles:
             return False
 
     def write(self, interaction: int, state: ServerState) -> None:
-        """Write a state, and the parts that changed since the last one.
-
-        Raises:
-            ArchiveError: a file cannot be written.
-        """
+        """Write a state, and the parts that changed since the last one; or raise ArchiveError."""
         header = {"run": self.run_id}
         parts = self._parts.save(interaction, state, header, fsync=self.strict)
         facts = {**header, "parts": parts}
@@ -268,11 +260,7 @@ class StateFiles:
         self._parts.drop(manifests.values())
 
     def _manifest(self, interaction: int) -> Manifest:
-        """Return the file of each part of the state after an interaction.
-
-        Raises:
-            ArchiveError: the state file is gone or damaged.
-        """
+        """Return the file of each part of a state; ArchiveError if that file is gone or damaged."""
         if interaction not in self._manifests:
             _, header = load_named(self.path(interaction), verify=False)
             self._manifests[interaction] = dict(header.get("parts", {}))

@@ -233,11 +233,7 @@ class Store:
                 self._append(record)
 
     def add_scores(self, record: Record) -> None:
-        """Complete the last committed record with its scores.
-
-        Raises:
-            RunFailed: a file cannot be written, or the directory is gone.
-        """
+        """Complete the last committed record with its scores; RunFailed if it cannot be written."""
         with writing(self.path):
             require_place(self.path, self._lock_file)
             self.ledger.complete(record)

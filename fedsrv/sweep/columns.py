@@ -14,7 +14,7 @@ from fedmodels.methods import method_class
 from fedmodels.numerics.metric_names import METRICS, current, is_known
 from fedsrv.report.comparison import SPENT
 from fedsrv.report.frame import RunNumbers
-from fedsrv.report.run_record import read_run
+from fedsrv.state.run_record import read_run
 from fedsrv.sweep.execution import Say
 from fedsrv.sweep.outcome import read_numbers, tables_of
 from fedsrv.sweep.plan import PlannedRun, Sweep

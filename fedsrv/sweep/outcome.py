@@ -34,8 +34,8 @@ from fedsrv.report.frame import (
     spread_of,
     winner,
 )
-from fedsrv.report.run_record import RunRecord, read_run
 from fedsrv.report.table import Name, Table
+from fedsrv.state.run_record import RunRecord, read_run
 from fedsrv.sweep.fairness import fairness
 from fedsrv.sweep.plan import Cell, PlannedRun, Sweep
 

@@ -22,11 +22,11 @@ from fedmodels.errors import ArchiveError, ConfigError, RunFailed
 from fedmodels.files import write_atomically
 from fedmodels.numerics.metric_names import metric
 from fedsrv.ray_cluster import RAY, address_in
-from fedsrv.report.comparison import headline
-from fedsrv.report.guessing import least_of
-from fedsrv.report.run_record import RunRecord, SeedGroup, group_runs, read_run
+from fedsrv.report.comparison import headline, least_of
+from fedsrv.report.frame import SeedGroup, group_runs
 from fedsrv.report.tables import write_html
 from fedsrv.state.run_directory import make_directory
+from fedsrv.state.run_record import RunRecord, read_run
 from fedsrv.sweep.columns import Watch, check_names, faults
 from fedsrv.sweep.execution import Call, Each, Say, execute
 from fedsrv.sweep.fairness import fairness

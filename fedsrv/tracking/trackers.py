@@ -26,8 +26,8 @@ from fedmodels.errors import ArchiveError, ConfigError, FedtideError, pip_line
 from fedmodels.files import read_regular, write_atomically
 from fedmodels.printable import without_passwords
 from fedsrv.events import Ending, EventLog
-from fedsrv.report.run_record import leaves_of, numbers, read_run, table
 from fedsrv.report.tables import write_html
+from fedsrv.state.run_record import leaves_of, numbers, read_run, table
 from fedsrv.trained_models import global_model
 
 log = logging.getLogger(__name__)

@@ -37,11 +37,7 @@ class Push:
 
     @classmethod
     def begun(cls, stream: Iterator[bytes]) -> Self:
-        """Return a Push of which the first message has come.
-
-        Raises:
-            PayloadError: that message has no header.
-        """
+        """Return a Push of which the first message has come; PayloadError if that has no header."""
         return cls._read(next(stream, b""), stream)
 
     @classmethod
@@ -121,11 +117,7 @@ class Intake:
         return self.trip.form.spec.max_bytes
 
     def check(self, header: rpc.PushHeader) -> None:
-        """Check that a Push of this kind may come at all; no client fails for one that may not.
-
-        Raises:
-            PayloadError: it may not.
-        """
+        """Check that a Push of this kind may come at all; no client fails for this PayloadError."""
         if header.members:
             raise PayloadError("nobody takes a sum here: each client brings its own upload")
 

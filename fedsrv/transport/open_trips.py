@@ -105,11 +105,7 @@ class OpenTrip:
         return self.trip.until.is_decided(self.trip.orders, self.results, self.failed)
 
     def end(self) -> Answers:
-        """Return the answers, once the trip is closed.
-
-        Raises:
-            TooFewClients: too few clients answered; names those that failed.
-        """
+        """Return the answers, once the trip is closed; TooFewClients names those that failed."""
         found = Answers(by_id(self.results), by_id(self.failed), self.wire_down)
         needed = self.trip.until.needed
         needed = len(self.trip.orders) if needed is None else needed

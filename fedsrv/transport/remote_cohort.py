@@ -32,7 +32,6 @@ from fedsrv.engine.cohort import (
     Trip,
 )
 from fedsrv.events import EventLog
-from fedsrv.transport.attendance import Attendance
 from fedsrv.transport.intake import Through
 from fedsrv.transport.open_trips import OpenTrip, OpenTrips, check_enough, what_for
 from fedsrv.transport.refusals import (
@@ -53,7 +52,7 @@ from fedsrv.transport.sessions import (
     through_whom,
 )
 from fedsrv.transport.spool import Spool
-from fedsrv.transport.waiting import LOOK_EVERY_S, ClientWait, WaitNotice
+from fedsrv.transport.waiting import LOOK_EVERY_S, Attendance, ClientWait, WaitNotice
 
 if TYPE_CHECKING:
     from fedpb.peer_certificates import PeerCertificates
@@ -179,11 +178,7 @@ class RemoteCohort:
             self.events.tell("note", client, line=line)
 
     def check_known(self, clients: Sequence[int]) -> None:
-        """Check that clients take part, before an operator sets them out.
-
-        Raises:
-            PayloadError: one has never joined the run, or is out already.
-        """
+        """Check that clients take part, before an operator sets them out; or raise PayloadError."""
         with self.changed:
             for client in clients:
                 if client in self._out:
@@ -472,11 +467,7 @@ class RemoteCohort:
         return clients
 
     def session(self, client: ClientId, token: bytes) -> ClientSession:
-        """Return the session a token belongs to.
-
-        Raises:
-            UnknownSession: there is none.
-        """
+        """Return the session a token belongs to; UnknownSession if there is none."""
         session = self.sessions.get(client)
         if session is None or not secrets.compare_digest(session.token, token):
             raise UnknownSession(f"client {client} has no session with this token; join again")
@@ -557,11 +548,7 @@ class RemoteCohort:
         return trip.issued(clients, behind, self.committed, self.watermark), trip
 
     def announce(self, client: ClientId, session: ClientSession, client_json: str) -> None:
-        """Take what a client of an open run says of its data by now.
-
-        Raises:
-            PayloadError: the description does not fit the run, or what the client had.
-        """
+        """Take what a client of an open run says of its data; PayloadError if it does not fit."""
         assert self.admission is not None, "a run admits its clients"
         with self._admitting, self.changed:
             client_json = self.admission.taken(client, client_json)
@@ -572,11 +559,7 @@ class RemoteCohort:
             self.changed.notify_all()
 
     def steer(self, retire: Sequence[int], *, forget: bool, close: bool, now: bool) -> None:
-        """Take what the operator of an open run wants before its next round.
-
-        Raises:
-            PayloadError: every client that has joined would retire.
-        """
+        """Take what an operator wants of an open run; PayloadError if every client would retire."""
         with self.changed:
             retired, forgets, closes, closes_now = self._steered
             joined = {client for client in self.sessions if isinstance(client, int)}

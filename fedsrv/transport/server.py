@@ -96,11 +96,7 @@ def start_server(
     credentials: grpc.ServerCredentials | None,
     keepalive_s: float = KEEPALIVE_S,
 ) -> tuple[grpc.Server, int]:
-    """Start listening; return the server and the port it got.
-
-    Raises:
-        RunFailed: the address cannot be listened on.
-    """
+    """Start listening; return the server and its port. RunFailed if the address is not free."""
     # for each client a Pull and a Push, twice while one takes the place of another, the watchers,
     # and what the gate lets in besides; more than that wait their turn, up to a crowd
     threads = 4 * service.cohort.most_present + MAX_WATCHERS + service.gate.threads

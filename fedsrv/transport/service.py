@@ -34,9 +34,8 @@ from fedsrv.engine.admission import OtherPartition
 from fedsrv.events import Event, EventLog
 from fedsrv.identity.guard import Guard, NotYours
 from fedsrv.state.history import LossTooLarge
-from fedsrv.transport.call_log import RejectionLog
 from fedsrv.transport.event_messages import message_of
-from fedsrv.transport.gate import Gate
+from fedsrv.transport.gate import Gate, RejectionLog
 from fedsrv.transport.inbox import Ends, Inbox
 from fedsrv.transport.intake import Push, Through
 from fedsrv.transport.journal import Journal

@@ -205,11 +205,7 @@ class Unanswered:
 
 
 def client_id_of(text: str, num_clients: int) -> ClientId:
-    """Read a client id off the wire.
-
-    Raises:
-        PayloadError: it is neither the evaluator nor one of the run's clients.
-    """
+    """Read a client id off the wire; PayloadError if nobody of the run has it."""
     if text == EVALUATOR:
         return EVALUATOR
     if re.fullmatch(r"0|[1-9][0-9]{0,8}", text) and int(text) < num_clients:

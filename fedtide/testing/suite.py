@@ -18,7 +18,6 @@ import tomli_w
 import torch
 from torch import Tensor, nn
 
-from fedmodels.asked import HOOKS
 from fedmodels.errors import ConfigError
 from fedmodels.methods import make, method_class, settings_of
 from fedmodels.methods.fedavg import FedAvg
@@ -26,11 +25,11 @@ from fedmodels.nets.split import weights_of
 from fedmodels.parts.class_growth import StateGrowth, check_grows
 from fedmodels.tensors.archive import load, load_named, save, save_named
 from fedmodels.tensors.bundle import Bundle, Problem, Weights, check_finite, state_digest
+from fedmodels.training.asked import HOOKS, global_weights, keeps_state
 from fedmodels.training.contexts import ClientContext
 from fedmodels.training.hooks import as_uploads, broadcast, reduce
 from fedmodels.training.loop import train_locally
 from fedmodels.training.method import Method
-from fedmodels.training.private_state import global_weights, keeps_state
 from fedmodels.training.returned import check_upload
 from fedmodels.training.run import RunFacts
 from fedmodels.training.stepped import Batch, Output, in_steps

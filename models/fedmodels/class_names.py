@@ -24,11 +24,7 @@ def composed(name: str) -> str:
 
 
 def named(name: str) -> str:
-    """Return the name of a class as everybody writes it.
-
-    Raises:
-        ValueError: it is empty, too long, or holds what cannot be printed.
-    """
+    """Return the name of a class as everybody writes it; ValueError if it cannot be one."""
     found = composed(name)
     if not found:
         raise ValueError("the name of a class must not be empty")

@@ -32,11 +32,7 @@ def short_name(name: str) -> str:
 
 @contextmanager
 def refuse_exits() -> Iterator[None]:
-    """Make an error of it when custom code ends the process, as if a run were over.
-
-    Raises:
-        RunFailed: names the file and the line.
-    """
+    """Make a RunFailed of it when custom code ends the process, with the file and the line."""
     try:
         yield
     except SystemExit as error:

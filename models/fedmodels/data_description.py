@@ -237,11 +237,7 @@ class Normaliser:
 
 
 def read_file(path: Path, kind: type[File]) -> File:
-    """Read a JSON description.
-
-    Raises:
-        DataError: it is missing, or says what it must not.
-    """
+    """Read a JSON description; DataError if it is missing, or says what it must not."""
     try:
         with open_regular(path) as file:
             # some editors begin a file with a mark

@@ -39,11 +39,7 @@ LEFTOVER = ".*.tmp"
 
 
 def require_utf8(text: str | os.PathLike[str]) -> None:
-    """Check that a word or a path is text: records, pages and messages hold texts alone.
-
-    Raises:
-        ConfigError: it has bytes that are no UTF-8.
-    """
+    """Check that a word or a path is text, of UTF-8, as records and pages are; or ConfigError."""
     try:
         os.fspath(text).encode()
     except UnicodeEncodeError:
@@ -54,11 +50,7 @@ def require_utf8(text: str | os.PathLike[str]) -> None:
 
 
 def open_regular(path: Path) -> BufferedReader:
-    """Open a file for reading; a pipe or a device is refused, and never waited for.
-
-    Raises:
-        OSError: it is missing, or no regular file.
-    """
+    """Open a file for reading; OSError for a pipe or a device, which is never waited for."""
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | _BINARY
     handle = os.open(path, flags)
     try:
@@ -71,11 +63,7 @@ def open_regular(path: Path) -> BufferedReader:
 
 
 def read_regular(path: Path, root: Path | None = None) -> bytes:
-    """Return the content of a regular file, which lies below a root if there is one.
-
-    Raises:
-        OSError: it is missing, no regular file, or a link leads out of the root.
-    """
+    """Return the content of a regular file below a root, if there is one; OSError of any other."""
     if root is not None and not path.resolve().is_relative_to(root.resolve()):
         raise OSError(errno.EINVAL, f"it lies outside of {root}", str(path))
     with open_regular(path) as file:
@@ -106,11 +94,7 @@ def linked(source: Path, target: Path) -> bool:
 
 
 def sync_path(path: Path) -> None:
-    """Fsync a file or a directory.
-
-    Raises:
-        OSError: it is gone, or the disk fails.
-    """
+    """Fsync a file or a directory; OSError if it is gone, or the disk fails."""
     on_windows = sys.platform == "win32"
     if on_windows and path.is_dir():  # a directory cannot be opened there
         return
@@ -122,11 +106,7 @@ def sync_path(path: Path) -> None:
 
 
 def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a regular file in hexadecimal digits.
-
-    Raises:
-        OSError: it cannot be read, or is a device or a pipe, which may have no end.
-    """
+    """Return the SHA-256 of a regular file in hexadecimal digits; OSError of a device or a pipe."""
     with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -88,11 +88,7 @@ class LineFile:
         self.size += len(lines)
 
     def sync(self) -> None:
-        """Make all lines safe on the disk.
-
-        Raises:
-            OSError: the disk fails.
-        """
+        """Make all lines safe on the disk; OSError if the disk fails."""
         os.fsync(self._file)
         if self._is_new:
             sync_path(self.path.parent)

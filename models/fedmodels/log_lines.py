@@ -28,11 +28,7 @@ class LogLevel(StrEnum):
 
     @classmethod
     def named(cls, name: str) -> LogLevel:
-        """Read ``--log-level``.
-
-        Raises:
-            ConfigError: no level has this name.
-        """
+        """Read ``--log-level``; ConfigError if no level has this name."""
         if name not in set(cls):
             near = suggestion(name, [level.value for level in cls])
             raise ConfigError(f"--log-level {name!r} is none of {', '.join(cls)}.{near}")

@@ -1,9 +1,17 @@
-"""What this process may use of its machine: cores and memory, as a container limits them too."""
+"""This process on its machine: its cores and memory, how it keeps memory, and how it ends.
+
+A container limits cores and memory too. By default glibc maps every large block afresh and returns
+it at once; page faults then cost more than the transport itself (two to three times, measured over
+loopback with 45 MB payloads). It also gives each thread its own heap, and every heap keeps the
+memory that it once needed.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -113,13 +121,73 @@ def peak_rss_bytes() -> int:
 
 
 def require_linux() -> None:
-    """Check that this is Linux.
-
-    Raises:
-        ConfigError: it is not; the line says what runs elsewhere.
-    """
+    """Check that this is Linux; ConfigError says what runs elsewhere."""
     if sys.platform != "linux":
         raise ConfigError(
             "a coordinator, and processes that fedtide starts, need Linux; elsewhere run fedcli "
             'join, fedcli predict, and fedtide.run(…, backend="inprocess")'
         )
+
+
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -2, -3, -8
+_LARGE = 1 << 30
+
+
+def keep_large_blocks() -> bool:
+    """Keep freed large blocks on one heap for all threads; call it before threads start.
+
+    Return False if the C library has no such setting.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError, TypeError):  # Windows has no such library
+        return False
+    settings = {
+        _M_MMAP_THRESHOLD: _LARGE,
+        _M_TRIM_THRESHOLD: _LARGE,
+        _M_TOP_PAD: 16 << 20,
+        _M_ARENA_MAX: 1,
+    }
+    taken = [mallopt(name, value) == 1 for name, value in settings.items()]
+    return all(taken)
+
+
+def give_back_free_pages() -> bool:
+    """Return whole free pages to the system; False if the C library cannot.
+
+    Call it once after a start: building a net to copy it leaves holes that are too small for blocks
+    of a net's size.
+    """
+    try:
+        return bool(ctypes.CDLL(None).malloc_trim(0))
+    except (OSError, AttributeError, TypeError):  # Windows has no such library
+        return False
+
+
+_signals: list[int] = []
+"""The signal that asked this process to end, once it has come."""
+
+
+def end_on_sigterm() -> None:
+    """Let SIGTERM end the process with its own exit status, 143; a second one changes nothing.
+
+    A loop that reads files or trains calls :func:`end_if_signalled` each time round, and so does
+    whoever takes an error for one of its own.
+    """
+    signal.signal(signal.SIGTERM, _end_by_signal)
+
+
+def end_if_signalled() -> None:
+    """Raise SystemExit if SIGTERM has come already, and a library dropped what it raised.
+
+    torch does so where it asks an object for its shape: the error becomes a ValueError, and a file
+    that is being read looks damaged.
+    """
+    if _signals:
+        raise SystemExit(128 + _signals[0])
+
+
+def _end_by_signal(number: int, _: object) -> None:
+    signal.signal(number, signal.SIG_IGN)
+    _signals.append(number)
+    raise SystemExit(128 + number)

@@ -107,18 +107,14 @@ def received_experiment(
 
 
 def received_data(tables: Mapping[str, Any], source: str) -> Data:
-    """Check the table ``[data]`` that a server sent; it names no place on this machine.
-
-    Raises:
-        ConfigError: it is malformed.
-    """
+    """Check the table ``[data]`` of a server, which names no place here; or raise ConfigError."""
     with _told_of(source, tables):
         return Data.model_validate(without_places(tables, Data))
 
 
 def _check_declared(method: Method) -> None:
     """Refuse words of a method's declarations that nothing knows."""
-    from fedmodels.training.private_state import local_view
+    from fedmodels.training.asked import local_view
 
     models = ("global", "after_local", "after_downlink")
     given = {

@@ -106,11 +106,7 @@ class TensorPlace:
 
 
 def places_of(header: pb.BundleHeader) -> list[TensorPlace]:
-    """Read what a header states, and check that it states one payload without gaps or overlaps.
-
-    Raises:
-        PayloadError: an unknown dtype, a key twice, or places that do not fit.
-    """
+    """Read what a header states; PayloadError unless it is one payload without gaps or overlaps."""
     places: list[TensorPlace] = []
     seen: set[str] = set()
     end = 0

@@ -18,6 +18,7 @@ from PIL import Image
 
 import fedtide
 from fedcli.cli import main
+from fedcli.data.arrays import ranges_of
 from fedcli.data.own.new_inputs import NewInputs, read_new
 from fedcli.data.sets.registry import load
 from fedcli.parts.kept_models import _ranges
@@ -27,7 +28,7 @@ from fedcli.serving.model_server import ModelServer
 from fedmodels.config.data import Data
 from fedmodels.errors import ArchiveError, ConfigError, DataError
 from fedmodels.nets import make_net
-from fedmodels.nets.trained import ModelFacts, TrainedModel, ranges_of
+from fedmodels.nets.trained import ModelFacts, TrainedModel
 from fedsrv.export import export
 
 REST = {

@@ -136,10 +136,9 @@ NAMED: dict[str, tuple[str, str, str]] = {
         r"fedsrv/report/",
         r"fedsrv\.report",
         """
-        fedsrv/begin_from.py fedsrv/cli.py fedsrv/dashboard/live.py fedsrv/launch/launcher.py
-        fedsrv/launch/progress.py fedsrv/run_status.py fedsrv/sweep/columns.py
-        fedsrv/sweep/outcome.py fedsrv/sweep/sweeping.py fedsrv/sweep/tables.py
-        fedsrv/tracking/trackers.py fedsrv/trained_models.py fedtide/runs.py
+        fedsrv/cli.py fedsrv/dashboard/live.py fedsrv/launch/launcher.py fedsrv/launch/progress.py
+        fedsrv/sweep/columns.py fedsrv/sweep/outcome.py fedsrv/sweep/sweeping.py
+        fedsrv/sweep/tables.py fedsrv/tracking/trackers.py fedtide/runs.py
         """,
     ),
     "page server": (
@@ -178,7 +177,7 @@ OF_OPTIONS = """
     fedsrv.identity.tls fedsrv.state.verification
 """
 """Further modules that serve what a plain run does not ask for."""
-CLOSURE = 155
+CLOSURE = 137
 """Modules that a coordinator and a client of a plain run load by imports at the top; see below."""
 REMOVED = """
 import sys

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import fedcli.cli
 import fedsrv.cli
-from fedcli.runtime.client_log import tell_scored
+from fedcli.runtime.reporting import tell_scored
 from fedmodels.commands import MAX_LETTERS, run_command
 from fedmodels.errors import ConfigError, RunFailed
 from fedmodels.log_lines import JsonFormatter
@@ -59,7 +59,7 @@ def test_a_server_says_what_happens(caplog):
 def test_a_client_says_what_it_did(digits, tmp_path, caplog):
     with caplog.at_level(logging.INFO, "fedcli"):
         run_in_process(tiny_experiment(schedule={"rounds": 1}), digits, tmp_path / "run")
-    said = [r.message for r in caplog.records if r.name == "fedcli.runtime.client_log"]
+    said = [r.message for r in caplog.records if r.name == "fedcli.runtime.reporting"]
     assert said[0].startswith("client 0, round 1, task 0: loss ")
     assert said[0].endswith(" bytes go back")
     assert f"client 1: the run is over; its model is in {tmp_path / 'run/clients/1'}" in said

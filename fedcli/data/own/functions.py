@@ -23,7 +23,7 @@ from fedcli.data.image_files import PLAIN, first_set, pixels_of, stated
 from fedcli.data.own.examples import SHOWN, coded, dataset_of
 from fedcli.data.sets.dataset import Dataset, Examples, named_classes
 from fedcli.data.sets.source import Source
-from fedmodels.config.transforms import ImageTransform
+from fedmodels.config.transforms import ImageTransform, image_transform
 from fedmodels.data_description import MAX_CLASSES
 from fedmodels.errors import ConfigError, DataError, reason_of
 from fedmodels.own_code import told
@@ -39,7 +39,7 @@ def from_function(name: str, load: Callable[..., Any], source: Source) -> Datase
         raise DataError(f"{name} is no function: it is {type(load).__name__}")
     with told(name):
         found = load(source) if inspect.signature(load).parameters else load()
-    share, how = source.data.test_share, source.data.images
+    share, how = source.data.test_share, image_transform(source.data)
     if isinstance(found, Dataset):
         given = [k for k in ("test_share", "test_seed") if getattr(source.data, k) is not None]
         if given or how != PLAIN:

@@ -27,7 +27,7 @@ from fedcli.data.own.tables import columns_of, made, read_rows
 from fedcli.data.sets.dataset import Dataset, Examples
 from fedcli.data.sets.source import Source
 from fedmodels.config.data import Columns
-from fedmodels.config.transforms import ImageTransform
+from fedmodels.config.transforms import ImageTransform, image_transform
 from fedmodels.errors import ConfigError, DataError, pip_line
 
 
@@ -47,8 +47,8 @@ def huggingface(source: Source) -> Dataset:
         check_columns(rows.column_names, columns, f"{root} ({part})")
     inputs = _inputs_of(parts["train"], columns, root)
     if len(inputs) > 1 or _is_of_numbers(parts["train"], inputs[0]):
-        if source.data.images != PLAIN:
-            key = first_set(source.data.images)
+        if image_transform(source.data) != PLAIN:
+            key = first_set(image_transform(source.data))
             raise ConfigError(f"[data] {key} is for pictures, and {root} has columns of numbers")
         return _of_numbers(parts, columns, source)
     return _of_arrays(parts, columns, inputs[0], source)
@@ -97,7 +97,7 @@ def _of_arrays(parts: dict[str, Any], columns: Columns, feature: str, source: So
     for key in ("test_gap", "bad"):
         if getattr(source.data, key) is not None:
             raise ConfigError(f"[data] {key} is for columns of numbers, not {feature!r}")
-    how = source.data.images
+    how = image_transform(source.data)
     x = _inputs((value for rows in read for value in rows[feature]), str(root), how)
     labels = np.concatenate([_labels(rows, columns) for rows in read])
     y, classes = coded(labels, _names(parts["train"], columns), f"{root}: column {columns.label!r}")

@@ -37,7 +37,7 @@ from fedmodels.class_names import composed
 from fedmodels.config.columns import Columns
 from fedmodels.config.data import TasksBy
 from fedmodels.config.recipe import NAME
-from fedmodels.config.transforms import ImageTransform
+from fedmodels.config.transforms import ImageTransform, image_transform
 from fedmodels.errors import ConfigError, DataError
 from fedmodels.printable import printable
 
@@ -94,9 +94,11 @@ def image_table(source: Source) -> Dataset:
     else:
         parts = [files.at(part[order] == name) for name in PARTS]
     x, _, places = read_images(
-        [listed[row] for row in order], source.data.images, SetAside.of(source.data, "images")
+        [listed[row] for row in order],
+        image_transform(source.data),
+        SetAside.of(source.data, "images"),
     )
-    how = source.data.images.model_copy(update={"recipe": source.recipe})
+    how = image_transform(source.data).model_copy(update={"recipe": source.recipe})
     train, test = (_frames_of(part, x, places, how) for part in parts)
     variant = f"{len(train.y)} train and {len(test.y)} test examples"
     return dataset_of("directory", train, test, classes, variant, people if columns.client else ())

@@ -41,6 +41,7 @@ from fedcli.data.sets.source import Source
 from fedmodels.class_names import composed
 from fedmodels.config.data import Data
 from fedmodels.config.recipe import NAME, Recipe
+from fedmodels.config.transforms import image_transform
 from fedmodels.data_description import SCALES
 from fedmodels.errors import ConfigError, DataError, reason_of, suggestion
 from fedmodels.files import open_regular
@@ -87,7 +88,7 @@ def _directory(source: Source) -> Dataset:
             raise DataError(f"{place} is empty: a class needs images to train on")
     own = (source.recipe.class_of(called(place)) for place in class_folders(folder, root))
     names = names or [*dict.fromkeys(own)]
-    how = source.data.images.model_copy(update={"recipe": source.recipe})
+    how = image_transform(source.data).model_copy(update={"recipe": source.recipe})
     listed, held = _listed(root, names, source)
     (x, y, files), (tested, z, _) = (
         read_images(part, how, SetAside.of(source.data, "images")) for part in (listed, held)
@@ -199,8 +200,10 @@ def _arrays_of(root: Path, data: Data, tasks: tuple[int, ...]) -> tuple[Examples
         raise ConfigError(f"[data] group is for folders of images, and {root} holds arrays")
     if data.bad is not None:
         raise ConfigError(f"[data] bad is for tables and images, and {root} holds arrays")
-    if data.images != PLAIN:
-        raise ConfigError(f"[data] {first_set(data.images)} is for images, and {root} holds arrays")
+    if image_transform(data) != PLAIN:
+        raise ConfigError(
+            f"[data] {first_set(image_transform(data))} is for images, and {root} holds arrays"
+        )
     has_test_part = any((root / f"test_{name}.npy").exists() for name in "xy")
     train = _read_arrays(root, "train")
     if share := _share_of(data, root, has_test_part=has_test_part):

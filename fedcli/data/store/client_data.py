@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcli.data.arrays import IntArray, Labelled, check_examples, read_array
+from fedcli.data.arrays import IntArray, Labelled, check_examples, ranges_of, read_array
 from fedcli.data.folders import check_inside
+from fedmodels.config.bounds import digest_of
 from fedmodels.config.origin import placeless
 from fedmodels.config.privacy import CountDetail
-from fedmodels.config.recipe import digest_of
 from fedmodels.data_description import (
     SCALES,
     ClientFile,
@@ -35,7 +35,6 @@ from fedmodels.data_description import (
 )
 from fedmodels.errors import DataError
 from fedmodels.files import Stamp, stamp_of, sync_path
-from fedmodels.nets.trained import ranges_of
 from fedmodels.printable import printable
 from fedmodels.run_classes import RunClasses
 from fedmodels.tensors.bundle import Problem
@@ -95,11 +94,7 @@ class ClassOrder:
         return self.classes.names
 
     def labels(self, labels: IntArray, where: object) -> IntArray:
-        """Return labels (n,) of the client as labels of the run.
-
-        Raises:
-            DataError: the run lacks the class of one.
-        """
+        """Return labels (n,) of the client as those of the run; DataError if it lacks a class."""
         if (self.places == np.arange(len(self.places))).all():  # both orders are the same
             return labels
         found: IntArray = self.places[labels]
@@ -108,11 +103,7 @@ class ClassOrder:
         return found
 
     def counts(self, counts: Sequence[int], where: object) -> list[int]:
-        """Return counts (K,) of the client's classes as those of the run's classes.
-
-        Raises:
-            DataError: the run lacks a class that is counted.
-        """
+        """Return counts (K,) of the client's classes as the run's; DataError if it lacks one."""
         found = [0] * len(self.run)
         for label, count in enumerate(counts):
             if count and self.places[label] < 0:
@@ -138,11 +129,7 @@ class GlobalTest:
 
     @classmethod
     def find(cls, root: Path) -> GlobalTest | None:
-        """Open ``root/global-test``; None where there is none: real participants have none.
-
-        Raises:
-            DataError: it is there but damaged.
-        """
+        """Open ``root/global-test``, or None where there is none; DataError if it is damaged."""
         place = root / "global-test"
         if not place.is_dir():
             return None
@@ -167,11 +154,7 @@ class ClientData:
     """What tells whether ``client.json`` was written since it was read."""
 
     def __init__(self, directory: Path) -> None:
-        """Open ``directory`` and read its ``client.json``.
-
-        Raises:
-            DataError: the directory or its description is missing or wrong.
-        """
+        """Open ``directory`` and its ``client.json``; DataError if one is missing or wrong."""
         if not directory.is_dir():
             raise DataError(f"{directory} is not there: it should be this client's data")
         self.directory, self.stamp = directory, stamp_of(directory / ABOUT)
@@ -228,11 +211,7 @@ class ClientData:
         return self._order.run if self.file.class_names or self._order.run != numbers else ()
 
     def counts(self, task: int, part: Part) -> list[int]:
-        """Return the examples of each class, in the order of the run's classes.
-
-        Raises:
-            DataError: there are some of a class that the run does not know.
-        """
+        """Return the examples of each class of the run; DataError if it lacks one."""
         return self._order.counts(getattr(self.tasks[task], part), self._where(task, part))
 
     @property

@@ -15,11 +15,7 @@ if TYPE_CHECKING:
 
 
 def store_in(root: Path) -> PartitionStore | None:
-    """Open the store of a partition; None where there is none.
-
-    Raises:
-        DataError: a file of it is missing or damaged.
-    """
+    """Open the store of a partition, or None; DataError if a file of it is missing or damaged."""
     if not (root / STORE).is_dir():
         return None
     from fedcli.data.store.partition_store import PartitionStore

@@ -33,12 +33,12 @@ from fedcli.data.store.partition_writer import (
     written_whole,
 )
 from fedmodels.class_names import composed, named
+from fedmodels.config.bounds import digest_of
 from fedmodels.config.data import Data
 from fedmodels.config.recipe import (
     EMPTY,
     NAME,
     Recipe,
-    digest_of,
     recipe_beside,
     recipe_in,
     recipe_of,

@@ -8,8 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from fedmodels.class_names import ClassName, alike
-from fedmodels.config.bounds import Positive, PositiveCount
-from fedmodels.config.strict_table import StrictTable
+from fedmodels.config.bounds import Positive, PositiveCount, StrictTable
 from fedmodels.errors import ConfigError
 
 Decimal = Literal[".", ","]

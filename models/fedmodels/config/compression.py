@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from fedmodels.config.strict_table import StrictTable
+from fedmodels.config.bounds import StrictTable
 
 Form = Literal["float32", "float16", "bfloat16", "int8"]
 
@@ -28,11 +28,6 @@ class Compression(StrictTable):
     zstd: bool = False
     """Compress all payloads as well, without loss, where that makes them smaller; the coordinator
     and all clients need the extra ``zstd``."""
-
-    @property
-    def changes_tensors(self) -> bool:
-        """Whether tensors travel in another form; ``zstd`` alone changes frames."""
-        return {self.up, self.down} != {"float32"}
 
     @model_validator(mode="after")
     def _has_an_effect(self) -> Compression:

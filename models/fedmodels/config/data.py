@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from fedmodels.class_names import ClassName
-from fedmodels.config.bounds import PositiveCount
+from fedmodels.config.bounds import CodeName, Place, PositiveCount, StrictTable
 from fedmodels.config.columns import Columns
-from fedmodels.config.strict_table import CodeName, Place, StrictTable
-from fedmodels.config.transforms import ImageTransform, Sides, TableTransform
 from fedmodels.errors import ConfigError
 
 __all__ = ["Columns", "Data"]
@@ -25,6 +22,9 @@ _ADDED = ("test_share", "test_seed", "group", "test_gap", "tasks", "bad", "bad_s
           "mean", "std", *OF_IMAGES)  # fmt: skip
 BAD_SHARE = 0.05
 """Part of rows or files that may be set aside, unless a config says another."""
+Length = Annotated[int, Field(ge=1, le=10_000)]
+Sides = Length | Annotated[tuple[Length, Length], Field(strict=False)]
+"""Pixels: one number, or ``[height, width]``."""
 Period = Literal["month", "week", "day"]
 """What a calendar has."""
 TasksBy = Period | Literal["session"]
@@ -126,21 +126,6 @@ class Data(StrictTable):
         absent = {key for key in ("columns", *_ADDED) if getattr(self, key) is None}
         facts = self.model_dump(mode="json", exclude={"root", *NOT_CUT, *absent})
         return facts if self.columns is None else {**facts, "columns": self.columns.identity()}
-
-    def transform_of(self, input_shape: Sequence[int]) -> dict[str, Any] | None:
-        """Return how a file becomes an input of this shape, as far as the config says it."""
-        if self.columns is not None and self.columns.features and len(input_shape) < 3:
-            return TableTransform(columns=self.columns).facts()
-        if len(input_shape) != 3 or all(getattr(self, key) is None for key in OF_IMAGES):
-            return None
-        channels = "grey" if input_shape[0] == 1 else "rgb"
-        return {**self.images.facts(), "channels": channels}
-
-    @property
-    def images(self) -> ImageTransform:
-        """How an image becomes pixels."""
-        given = {key: getattr(self, key) for key in OF_IMAGES}
-        return ImageTransform(**{key: value for key, value in given.items() if value is not None})
 
     @model_validator(mode="after")
     def _check_bad(self) -> Data:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from fedmodels.config.strict_table import StrictTable
+from fedmodels.config.bounds import StrictTable
 
 
 class Deploy(StrictTable):

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from fedmodels.config.bounds import CodeName, Place, StrictTable
 from fedmodels.config.compression import Compression
 from fedmodels.config.data import Data
 from fedmodels.config.deploy import Deploy
@@ -18,7 +19,6 @@ from fedmodels.config.privacy import CountDetail, Privacy, SecureSum
 from fedmodels.config.scenario import Scenario
 from fedmodels.config.schedule import Schedule, Trigger
 from fedmodels.config.server import Server
-from fedmodels.config.strict_table import CodeName, Place, StrictTable
 from fedmodels.config.tracking import Tracking
 from fedmodels.config.training import ServerOptimizer, Training
 from fedmodels.errors import ConfigError

@@ -24,11 +24,7 @@ MAX_LETTERS = 60
 
 
 def data_and_scenario(experiment: Experiment) -> tuple[Data, ScenarioTable]:
-    """Return what says how data are dealt out.
-
-    Raises:
-        ConfigError: the config leaves it out, since data were there already.
-    """
+    """Return what says how data are dealt out; ConfigError if the config leaves it out."""
     for name in ("data", "scenario"):
         if getattr(experiment, name) is None:
             raise ConfigError(
@@ -77,11 +73,7 @@ def placeless(made: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_origin(experiment: Experiment, made: Mapping[str, Any], whose: str) -> None:
-    """Check that data were dealt out as a config says.
-
-    Raises:
-        ConfigError: names every key that differs, up to some.
-    """
+    """Check that data were dealt out as a config says; ConfigError names the keys that differ."""
     found = differences(experiment, made)
     if found:
         more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""

@@ -10,11 +10,7 @@ MAX_PORT = 65_535
 
 
 def check_address(text: str, option: str, lowest_port: int = 1) -> None:
-    """Check that a gRPC address has a host and a port.
-
-    Raises:
-        ConfigError: says how one is written.
-    """
+    """Check that a gRPC address has a host and a port; ConfigError says how one is written."""
     if re.match(r"unix(-abstract)?:.", text):
         return
     target = re.sub(r"^(dns:(///)?|ipv4:|ipv6:)", "", text)
@@ -51,11 +47,7 @@ def gpu_of(device: str) -> int | None:
 
 
 def check_gpu(device: str, count: int) -> None:
-    """Check that a machine with so many GPUs has a device.
-
-    Raises:
-        ConfigError: says what it has.
-    """
+    """Check that a machine with so many GPUs has a device; ConfigError says what it has."""
     gpu = gpu_of(device)
     if gpu is None or gpu < count:
         return

@@ -7,11 +7,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from fedmodels.config.bounds import Count, Positive, PositiveCount
+from fedmodels.config.bounds import Count, Positive, PositiveCount, StrictTable
 from fedmodels.config.data import Data
 from fedmodels.config.reduction import Reduction
 from fedmodels.config.scenario import Scenario
-from fedmodels.config.strict_table import StrictTable
 from fedmodels.errors import ConfigError
 
 Names = Annotated[tuple[str, ...], Field(strict=False)]  # TOML has lists only

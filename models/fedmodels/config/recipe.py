@@ -14,8 +14,6 @@ that the site writes. Nothing here opens any data.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 import tomllib
 from collections.abc import Collection, Mapping
@@ -26,6 +24,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from fedmodels.class_names import ClassName, alike, composed
+from fedmodels.config.bounds import StrictTable, digest_of
 from fedmodels.config.columns import (
     ROLES,
     Columns,
@@ -35,7 +34,6 @@ from fedmodels.config.columns import (
     MissingValues,
     TimeUnit,
 )
-from fedmodels.config.strict_table import StrictTable
 from fedmodels.errors import ConfigError, RecipeError, reason_of, suggestion
 
 NAME = "site.toml"
@@ -270,11 +268,6 @@ class Recipe(StrictTable):
             if other != name:
                 raise ConfigError(f"columns.{other} and columns.{name} are one column of the site")
         return self
-
-
-def digest_of(facts: Mapping[str, Any] | None) -> str:
-    """Return the digest of a recipe that is given as plain values; empty where it says nothing."""
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest() if facts else ""
 
 
 def _fold(text: str) -> str:

@@ -9,8 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from fedmodels.config.bounds import Positive, PositiveCount
-from fedmodels.config.strict_table import StrictTable
+from fedmodels.config.bounds import Positive, PositiveCount, StrictTable
 from fedmodels.errors import ConfigError
 
 Reduce = Literal[

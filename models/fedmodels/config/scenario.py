@@ -25,8 +25,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
 from fedmodels.code_names import is_own
-from fedmodels.config.bounds import PositiveCount
-from fedmodels.config.strict_table import CodeName, StrictTable
+from fedmodels.config.bounds import CodeName, PositiveCount, StrictTable
 from fedmodels.errors import ConfigError
 
 Tasks = Annotated[int, Field(ge=1, le=10_000)]

@@ -6,8 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from fedmodels.config.bounds import Count, PositiveCount
-from fedmodels.config.strict_table import Place, StrictTable
+from fedmodels.config.bounds import Count, Place, PositiveCount, StrictTable
 
 TASKS_IN_TURN = (
     'open = true needs order = "tasks_outer" or "asynchronous", not {!r}: a client goes from one '

@@ -14,8 +14,8 @@ from typing import Any, get_args
 from pydantic import BaseModel
 
 from fedmodels.code_names import is_own, short_name
+from fedmodels.config.bounds import HERE, NAMED
 from fedmodels.config.experiment import Experiment
-from fedmodels.config.strict_table import HERE, NAMED
 
 
 def without_places(

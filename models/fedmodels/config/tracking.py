@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedmodels.config.strict_table import StrictTable
+from fedmodels.config.bounds import StrictTable
 
 
 class Tracking(StrictTable):

@@ -6,8 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from fedmodels.config.bounds import Count, NonNegative, Positive, PositiveCount, Share
-from fedmodels.config.strict_table import StrictTable
+from fedmodels.config.bounds import Count, NonNegative, Positive, PositiveCount, Share, StrictTable
 
 Optimizer = Literal[
     "sgd", "adam", "adamw", "adadelta", "adafactor", "adagrad", "adamax", "asgd", "nadam", "radam",

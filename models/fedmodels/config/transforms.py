@@ -6,19 +6,16 @@ or recording becomes an input as those of training did. Nothing here opens any d
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
+from fedmodels.config.bounds import StrictTable
 from fedmodels.config.columns import Columns, Decimal
+from fedmodels.config.data import OF_IMAGES, Data, Sides
 from fedmodels.config.recipe import EMPTY, Recipe
-from fedmodels.config.strict_table import StrictTable
 from fedmodels.errors import ConfigError, DataError
-
-Length = Annotated[int, Field(ge=1, le=10_000)]
-Sides = Length | Annotated[tuple[Length, Length], Field(strict=False)]
-"""Pixels: one number, or ``[height, width]``."""
 
 
 class _Transform(StrictTable):
@@ -79,6 +76,22 @@ Transform = ImageTransform | TableTransform
 def without_mark(facts: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     """Return a transform without what was read last, which is nothing of a model."""
     return facts and {key: value for key, value in facts.items() if key != "mark"}
+
+
+def image_transform(data: Data) -> ImageTransform:
+    """Return how a config says that an image becomes pixels."""
+    given = {key: getattr(data, key) for key in OF_IMAGES}
+    return ImageTransform(**{key: value for key, value in given.items() if value is not None})
+
+
+def transform_of(data: Data, input_shape: Sequence[int]) -> dict[str, Any] | None:
+    """Return how a file becomes an input of this shape, as far as the config says it."""
+    if data.columns is not None and data.columns.features and len(input_shape) < 3:
+        return TableTransform(columns=data.columns).facts()
+    if len(input_shape) != 3 or all(getattr(data, key) is None for key in OF_IMAGES):
+        return None
+    channels = "grey" if input_shape[0] == 1 else "rgb"
+    return {**image_transform(data).facts(), "channels": channels}
 
 
 def parse_transform(facts: Mapping[str, Any] | None, where: object) -> Transform | None:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, dataclass_transform
 
 from fedmodels.code_names import OWN_MODULE, is_own, of_a_file
 from fedmodels.errors import ConfigError, suggestion
-from fedmodels.methods.variants import variants_of
 
 if TYPE_CHECKING:
+    from fedmodels.methods.variants import Variants
     from fedmodels.training.method import Method
 
 _NAMES = (
@@ -24,6 +24,15 @@ _NAMES = (
 )  # fmt: skip
 _MODULES = {name: name.replace("-", "_") for name in _NAMES} | {"pfedgraph-replay": "pfedgraph"}
 """Registered name -> module; a name is imported only when it is used."""
+VARIED = {
+    "gldp": "gldp",
+    "fedmlp": "fedmlp",
+    "pfedgrp": "pfedgrp",
+    "fedali": "fedali",
+    "fedper": "heads",
+    "fedrep": "heads",
+}
+"""Method -> the module of ``variants`` that says in ``OF`` which variants the method has."""
 
 _CLASSES: dict[str, type[Method]] = {}
 
@@ -56,11 +65,7 @@ def file_of(name: str) -> Path | None:
 
 
 def method_class(name: str) -> type[Method]:
-    """Return the class behind a name.
-
-    Raises:
-        ConfigError: the name is not registered.
-    """
+    """Return the class behind a name; ConfigError if none is registered."""
     if is_own(name):
         return _own_class(name)
     if name not in _CLASSES:
@@ -129,9 +134,19 @@ def make(name: str, **hyper_parameters: Any) -> Method:
             f"class, write {called}(…)"
         )
     cls, variants = method_class(name), variants_of(name)
+    if variants is None:
+        return from_table(cls, hyper_parameters, "method", name)
     picked, values = variants.picked(cls, keys_of(cls), hyper_parameters, name)
     made: Method = from_table(picked, values, "method", name, variants.choices)
     return made
+
+
+def variants_of(name: str) -> Variants | None:
+    """Return the variants of a registered method; None where it has none."""
+    if name not in VARIED:
+        return None
+    found: Variants = importlib.import_module(f"{__name__}.variants.{VARIED[name]}").OF[name]
+    return found
 
 
 def settings_of(method: Method) -> dict[str, Any]:
@@ -141,6 +156,8 @@ def settings_of(method: Method) -> dict[str, Any]:
     is_own_class = type(method).__module__.startswith(OWN_MODULE)
     is_registered = not is_own_class and isinstance(method, _CLASSES.get(method.name, ()))
     variants = variants_of(method.name if is_registered else "")
+    if variants is None:
+        return to_table(method)
     found = {**to_table(method), **variants.defaults(), **getattr(method, "chosen", {})}
     readings = {key: found.pop(key) for key in variants.readings}
     return {**found, "reading": readings} if readings else found

@@ -39,7 +39,6 @@ from fedmodels.nets.generative.flow import Flow, check_orders, is_order
 from fedmodels.nets.kept_copies import kept_copy
 from fedmodels.nets.split import SplitNet, load_weights, weights_of
 from fedmodels.numerics.distances import distillation
-from fedmodels.numerics.optimizers import Adam, descend
 from fedmodels.numerics.randomness import derive_seed, seeded
 from fedmodels.techniques.continual import (
     ClassMasks,
@@ -58,7 +57,7 @@ from fedmodels.tensors.uploads import Uploads
 from fedmodels.training.contexts import ClientContext, ServerContext, ServerState
 from fedmodels.training.loop import EpochLoop
 from fedmodels.training.method import Payload
-from fedmodels.training.optimizer import optimizer_of
+from fedmodels.training.optimizer import Adam, descend, optimizer_of
 from fedmodels.training.run import RunFacts
 from fedmodels.training.stepped import Batch, Output
 from fedmodels.training.steps import begin_phase

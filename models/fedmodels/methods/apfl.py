@@ -27,13 +27,12 @@ from fedmodels.devices import to_device
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import load_weights, weights_of
-from fedmodels.numerics.optimizers import descend
 from fedmodels.techniques.twins import TWIN, Twin, begin_twin
 from fedmodels.tensors.bundle import Bundle, Weights
 from fedmodels.tensors.roles import part_of, under
 from fedmodels.training.contexts import ClientContext
 from fedmodels.training.method import Scores
-from fedmodels.training.optimizer import lr_of
+from fedmodels.training.optimizer import descend, lr_of
 from fedmodels.training.run import RunFacts
 from fedmodels.training.stepped import Batch
 

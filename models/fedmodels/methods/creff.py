@@ -30,13 +30,13 @@ from fedmodels.errors import ConfigError
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import embeddings, load_weights
-from fedmodels.numerics.optimizers import SGD, descend
 from fedmodels.numerics.randomness import derive_seed, generator, seeded
 from fedmodels.tensors.bundle import Bundle, Prototypes, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec, prototype_spec
 from fedmodels.tensors.uploads import Reduction, Uploads
 from fedmodels.training.contexts import ClientContext, ServerContext, ServerState
 from fedmodels.training.method import Reduced
+from fedmodels.training.optimizer import SGD, descend
 from fedmodels.training.run import RunFacts
 
 HEAD = ("head/weight", "head/bias")

@@ -21,12 +21,12 @@ from fedmodels.config.bounds import NonNegative
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import load_weights, weights_of
-from fedmodels.numerics.optimizers import descend
 from fedmodels.numerics.weight_terms import squared_distance
 from fedmodels.techniques.twins import TWIN, Twin, begin_twin
 from fedmodels.tensors.bundle import Bundle, Weights
 from fedmodels.tensors.roles import part_of, under
 from fedmodels.training.contexts import ClientContext
+from fedmodels.training.optimizer import descend
 from fedmodels.training.run import RunFacts
 from fedmodels.training.stepped import Batch
 

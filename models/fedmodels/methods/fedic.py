@@ -34,12 +34,12 @@ from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import SplitNet, embeddings, load_weights, weights_of
 from fedmodels.numerics.distances import distillation
-from fedmodels.numerics.optimizers import Adam, descend
 from fedmodels.numerics.randomness import seeded
 from fedmodels.tensors.bundle import Bundle, Weights
 from fedmodels.tensors.uploads import Reduction, Uploads
 from fedmodels.training.contexts import ServerContext, ServerData, ServerState
 from fedmodels.training.method import Reduced
+from fedmodels.training.optimizer import Adam, descend
 from fedmodels.training.run import RunFacts
 
 

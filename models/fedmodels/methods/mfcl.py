@@ -37,7 +37,6 @@ from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.generative.upsampling import Upsampling
 from fedmodels.nets.split import SplitNet
-from fedmodels.numerics.optimizers import Adam, descend
 from fedmodels.numerics.randomness import seeded
 from fedmodels.techniques import server_memory
 from fedmodels.techniques.continual import columns_of, cross_entropy_among
@@ -51,6 +50,7 @@ from fedmodels.tensors.uploads import Uploads
 from fedmodels.training.contexts import ClientContext, Metrics, ServerContext, ServerState
 from fedmodels.training.loop import EpochLoop
 from fedmodels.training.method import Payload, Reduced
+from fedmodels.training.optimizer import Adam, descend
 from fedmodels.training.run import RunFacts
 from fedmodels.training.stepped import Batch, Output
 

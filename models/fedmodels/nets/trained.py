@@ -169,16 +169,6 @@ class ModelFacts:
         return facts
 
 
-def ranges_of(x: np.ndarray[Any, Any]) -> list[list[float]]:
-    """Return the plausible range of each column of raw inputs (n, …, C) of a table.
-
-    It goes from the 0.5 % to the 99.5 % quantile, and half of their distance beyond both.
-    """
-    low, high = np.quantile(x.reshape(-1, x.shape[-1]).astype(np.float64), (0.005, 0.995), axis=0)
-    more = (high - low) / 2
-    return [[float(a), float(b)] for a, b in zip(low - more, high + more, strict=True)]
-
-
 def _are_ranges(found: Any) -> bool:
     """Tell whether something is a list of pairs of finite numbers."""
     try:

@@ -11,13 +11,13 @@ from typing import Any
 
 from torch import Tensor
 
-from fedmodels.asked import asked
 from fedmodels.numerics.algebra import padded
 from fedmodels.techniques import levels
 from fedmodels.techniques.collaboration import ROWS
 from fedmodels.techniques.moments import grown_moments
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.tensors.roles import part_of, under
+from fedmodels.training.asked import asked
 from fedmodels.training.contexts import ServerState
 from fedmodels.training.method import Method
 from fedmodels.training.run import RunFacts

@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from fedmodels.asked import asked
 from fedmodels.nets.split import embeddings
 from fedmodels.techniques import server_memory
 from fedmodels.tensors.bundle import Bundle
+from fedmodels.training.asked import asked
 from fedmodels.training.contexts import ClientContext
 from fedmodels.training.method import Method
 from fedmodels.training.pictures import Picture, PrototypeMap

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fedmodels.asked import asked
 from fedmodels.config.experiment import Experiment
 from fedmodels.methods import method_class
+from fedmodels.training.asked import asked
 from fedmodels.training.method import Method
 
 

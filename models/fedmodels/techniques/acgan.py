@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from fedmodels.nets.generative import acgan
 from fedmodels.nets.generative.gan import Generator
 from fedmodels.nets.split import SplitNet
-from fedmodels.numerics.optimizers import Adam, descend
 from fedmodels.techniques.continual import labels_from
+from fedmodels.training.optimizer import Adam, descend
 
 
 class ConditionalGenerator:

@@ -27,9 +27,9 @@ from fedmodels.config.bounds import Count, NonNegative, PositiveCount, Share
 from fedmodels.devices import device_of, to_device
 from fedmodels.machine import cores
 from fedmodels.nets.split import SplitNet
-from fedmodels.numerics.optimizers import Adam
 from fedmodels.numerics.randomness import generator
 from fedmodels.tensors.bundle import Weights
+from fedmodels.training.optimizer import Adam
 from fedmodels.training.run import RunFacts
 from fedmodels.training.settings import SharedSettings
 

@@ -23,11 +23,11 @@ from torch import Tensor, nn
 from fedmodels.devices import to_device
 from fedmodels.nets.generative import ddpm, gan, gan_groups
 from fedmodels.nets.generative.gan_groups import Layer, grouped, rows_of
-from fedmodels.numerics.optimizers import Adam
 from fedmodels.numerics.randomness import generator, seeded
 from fedmodels.printable import duration, text_of
 from fedmodels.techniques.moments import load_moments, moments_of
 from fedmodels.tensors.bundle import Weights
+from fedmodels.training.optimizer import Adam
 
 log = logging.getLogger(__name__)
 Arch = Literal["wgan", "dcgan", "ddpm"]

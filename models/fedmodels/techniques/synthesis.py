@@ -26,7 +26,6 @@ from fedmodels.config.bounds import Count, NonNegative, Positive, PositiveCount,
 from fedmodels.nets.generative.upsampling import Upsampling
 from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.distances import divergence
-from fedmodels.numerics.optimizers import SGD, Adam, descend
 from fedmodels.techniques.continual import cross_entropy_among
 from fedmodels.techniques.datafree import (
     LayerMoments,
@@ -39,6 +38,7 @@ from fedmodels.techniques.datafree import (
 from fedmodels.techniques.server_memory import check_loss
 from fedmodels.training.augmentation import augment
 from fedmodels.training.contexts import ServerContext
+from fedmodels.training.optimizer import SGD, Adam, descend
 from fedmodels.training.run import RunFacts
 from fedmodels.training.settings import SharedSettings
 

@@ -152,11 +152,7 @@ def is_plain(path: str | os.PathLike[str]) -> bool:
 
 
 def plain_tensors(path: str | os.PathLike[str]) -> dict[str, Tensor]:
-    """Return the tensors of any safetensors file, by the names that it has.
-
-    Raises:
-        ArchiveError: it cannot be read, or is damaged.
-    """
+    """Return the tensors of any safetensors file by name; ArchiveError if it is damaged."""
     try:
         with safe_open(path, framework="pt") as file:
             return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118

@@ -145,11 +145,7 @@ class Bundle:
 
     @classmethod
     def from_keys(cls, tensors: Mapping[str, Tensor]) -> Bundle:
-        """Rebuild a bundle from its tensors by key.
-
-        Raises:
-            PayloadError: a key belongs to no field of a bundle.
-        """
+        """Rebuild a bundle from its tensors by key; PayloadError if no field has such a key."""
         weights: dict[str, Tensor] = {}
         prototypes: dict[str, dict[str, Tensor]] = {}
         generators: dict[str, dict[str, Tensor]] = {}
@@ -237,11 +233,7 @@ def _is_finite(tensor: Tensor) -> bool:
 
 
 def check_counts(bundle: Bundle) -> None:
-    """Check that no count and no class number is below zero.
-
-    Raises:
-        PayloadError: names the first number below zero.
-    """
+    """Check that no count and no class number is below zero; PayloadError names the first."""
     counted = [("scalars/num_examples", bundle.scalars.get("num_examples", 0.0))]
     for level, rows in bundle.prototypes.items():
         counted += [

@@ -61,11 +61,7 @@ class DeclaredCounts:
 
 
 def check_examples(count: float, most: int, what: str) -> None:
-    """Check the number of examples that a client says it trained on.
-
-    Raises:
-        PayloadError: the number is not whole, below zero, or more than were announced.
-    """
+    """Check how many examples a client says it trained on; PayloadError of an impossible number."""
     if not 0 <= count <= most or count != int(count):
         raise PayloadError(f"{what} is {count:g}; at most {most} examples were announced")
 

@@ -116,11 +116,7 @@ class RunningMean:
         self._largest: dict[torch.dtype, Tensor] = {}
 
     def add(self, uploads: Sequence[Mapping[str, Tensor]], coefficients: Sequence[float]) -> None:
-        """Add uploads of one net; skip uploads of coefficient 0.
-
-        Raises:
-            PayloadError: keys, shapes or dtypes differ.
-        """
+        """Add uploads of one net, but for coefficient 0; PayloadError if keys or shapes differ."""
         pairs = [(u, float(p)) for u, p in zip(uploads, coefficients, strict=True) if p != 0]
         if not pairs:
             return
@@ -206,11 +202,7 @@ def mean_of_sums(
 
 
 def _block(upload: Mapping[str, Tensor], names: tuple[str, ...], layout: BlockLayout) -> Tensor:
-    """Return the block of an upload that has these tensors, in this order.
-
-    Raises:
-        PayloadError: it has others.
-    """
+    """Return the block of an upload with these tensors, in this order; PayloadError of others."""
     if isinstance(upload, PackedWeights) and (upload.names, upload.layout) == (names, layout):
         return upload.block.cpu()
     if upload.keys() != {*names}:

@@ -13,7 +13,6 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cache
 
-from fedmodels.asked import asked
 from fedmodels.config.combinations import part_at
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ConfigError
@@ -22,13 +21,13 @@ from fedmodels.numerics.randomness import derive_seed, started
 from fedmodels.tensors.aggregation_rule import MEAN, AggregationRule, Facts
 from fedmodels.tensors.bundle import Bundle, Weights
 from fedmodels.tensors.uploads import Summed, Uploads
+from fedmodels.training.asked import asked
 from fedmodels.training.contexts import Metrics, ServerContext, ServerState
 from fedmodels.training.method import Method, Payload
 from fedmodels.training.returned import check_finished, check_sent
 from fedmodels.training.run import RunFacts
 
 log = logging.getLogger(__name__)
-NO_MEANS = {"centralized": False, "local": False, "pfedgraph": False}
 SINGLY = {
     "pfedgrp": "each client's model is mixed from the models of others",
     "fedcil": "images of each client's generator train the server's models",
@@ -50,11 +49,7 @@ def takes_frozen(method: Method | type[Method]) -> bool:
 
 
 def init_server(method: Method, run: RunFacts) -> ServerState:
-    """Return the state before the first interaction.
-
-    Raises:
-        ConfigError: a part of the net is frozen, and the method trains all of it.
-    """
+    """Return the state before the first interaction; ConfigError if a frozen part is trained."""
     if run.frozen_weights and not takes_frozen(method):
         raise ConfigError(
             f"method {method.name!r} trains the whole net, and a part of [net] "
@@ -66,11 +61,7 @@ def init_server(method: Method, run: RunFacts) -> ServerState:
 
 
 def broadcast(method: Method, ctx: ServerContext, state: ServerState) -> Payload:
-    """Return the payload of an interaction.
-
-    Raises:
-        ConfigError: clients would refuse it.
-    """
+    """Return the payload of an interaction; ConfigError if clients would refuse it."""
     with _seeded_for(ctx.run, "evaluation" if ctx.scores else "broadcast", ctx.interaction):
         common, personal = method.broadcast(ctx, state)
     check_sent(method, ctx.run, common, personal)

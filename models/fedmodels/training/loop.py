@@ -264,11 +264,7 @@ class EpochLoop:
         self.ctx.tick(self._epoch, len(self._losses) - 1, loss)
 
     def end(self) -> float:
-        """Close, and return the last epoch's mean loss over examples.
-
-        Raises:
-            TrainingFailed: the loss is not finite.
-        """
+        """Close, and return the last epoch's mean loss; TrainingFailed if it is not finite."""
         loss = self.close()
         if self._losses and not math.isfinite(loss):
             raise TrainingFailed(f"training diverged: its loss is {loss}")

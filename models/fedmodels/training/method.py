@@ -4,7 +4,7 @@ A method is a frozen dataclass whose fields are the paper's hyper-parameters. It
 server state and client state go in and come out. ``training/contexts.py`` has what else its
 functions are given, ``training/stepped.py`` the steps of local training, and ``methods/fedavg.py``
 the functions without a default; other methods inherit from it and override whole functions. What
-capabilities ask of some methods, which a config may leave out, is in ``fedmodels/asked.py``.
+capabilities ask of some methods, which a config may leave out, is in ``training/asked.py``.
 """
 
 from __future__ import annotations

@@ -19,9 +19,9 @@ from fedmodels.errors import ConfigError, PayloadError, TrainingFailed, suggesti
 from fedmodels.tensors.bundle import Bundle, ClientId
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.tensors.declared_counts import MAX_WEIGHT
+from fedmodels.training.asked import reported
 from fedmodels.training.contexts import ClientContext, Metrics, ServerState
 from fedmodels.training.method import Method
-from fedmodels.training.private_state import reported
 from fedmodels.training.run import RunFacts
 
 
@@ -150,11 +150,7 @@ def check_sent(
 
 
 def check_scores(method: Method, ctx: ClientContext, found: object, examples: int) -> None:
-    """Check that ``predict`` gives scores (B, K) by each of its rules.
-
-    Raises:
-        ConfigError: names the rule, and what it gives in their place.
-    """
+    """Check that ``predict`` gives scores (B, K) by each rule; ConfigError says what it gives."""
     if not isinstance(found, Mapping):
         wanted = "a dict from the name of a rule to its scores"
         raise _wrong(method, "predict", f"a {type(found).__name__}", wanted)
@@ -173,22 +169,14 @@ def check_scores(method: Method, ctx: ClientContext, found: object, examples: in
 
 
 def check_rules(method: Method, found: Mapping[str, Tensor], before: Mapping[str, object]) -> None:
-    """Check that ``predict`` answers each batch with the rules that it gave ``before``.
-
-    Raises:
-        ConfigError: it answers this one with others.
-    """
+    """Check that ``predict`` answers by the rules that it gave ``before``; ConfigError if not."""
     if before and found.keys() != before.keys():
         one, other = (", ".join(rules) or "none" for rules in (before, found))
         raise _wrong(method, "predict", f"the rules {one}, then {other}", "the same ones each time")
 
 
 def check_numbers(ctx: ClientContext, rule: str, has_nan: bool) -> None:
-    """Check that the scores by a rule are numbers.
-
-    Raises:
-        TrainingFailed: some are NaN, of which no class would be the largest.
-    """
+    """Check that the scores by a rule are numbers; TrainingFailed if some are NaN."""
     if has_nan:
         raise TrainingFailed(
             f"predict gives NaN scores by the rule {rule!r}, of client {ctx.client} in "

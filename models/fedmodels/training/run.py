@@ -53,11 +53,7 @@ class RunFacts:
     """How many classes the run had at first, where more came while it went on."""
 
     def __post_init__(self) -> None:
-        """Check that training data are as the config takes them.
-
-        Raises:
-            ConfigError: images are to be cropped, and examples are none.
-        """
+        """Check training data against the config; ConfigError if examples to crop are no images."""
         shape, augment = self.problem.input_shape, self.experiment.training.augment
         if augment != "none" and len(shape) != 3:
             raise ConfigError(

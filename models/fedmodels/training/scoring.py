@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from fedmodels.config.experiment import Experiment
+from fedmodels.devices import to_device
 from fedmodels.numerics.metrics import ClassCounts
 from fedmodels.numerics.randomness import seeded
 from fedmodels.tensors.bundle import Bundle
-from fedmodels.training.class_masks import candidates_of, mask_scores
 from fedmodels.training.contexts import ClientContext
 from fedmodels.training.method import Method
 from fedmodels.training.returned import check_numbers, check_rules, check_scores
@@ -148,3 +149,32 @@ def _counts(
         sums = [float(own.sum()) for own in np.split(losses, cuts)]
         found[rule] = [replace(c, loss_sum=own) for c, own in zip(counts, sums, strict=True)]
     return {(rule, name): found[rule][k] for k, name in enumerate(sets) for rule in found}
+
+
+SEEN, ALL = "seen_classes", "all_classes"
+
+
+def rules_of(method: Method, experiment: Experiment) -> tuple[str, ...]:
+    """Return the rules a client's models are scored by, in the order of its report."""
+    if not experiment.evaluate.class_masks:
+        return method.rules
+    first, *others = method.rules
+    return (first, SEEN, ALL, *(rule for rule in others if rule != ALL))
+
+
+def candidates_of(seen: Tensor, device: torch.device) -> Tensor:
+    """Return the classes ``seen`` (K,), or all where there is none: a mask on a device."""
+    return to_device(seen if bool(seen.any()) else torch.ones_like(seen), device)
+
+
+def mask_scores(scores: Mapping[str, Tensor], candidates: Tensor) -> dict[str, Tensor]:
+    """Return scores with those of the method's own rule among two sets of classes.
+
+    Args:
+        scores: (B, K) by rule, the method's own first.
+        candidates: (K,) bool, the classes that a client has met.
+    """
+    (first, own), *others = scores.items()
+    among_seen = own.masked_fill(~candidates, -torch.inf)
+    # A method that masks by itself says what it scores without its mask.
+    return {first: own, SEEN: among_seen, ALL: scores.get(ALL, own), **dict(others)}

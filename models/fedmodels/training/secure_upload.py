@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmodels.asked import asked
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.privacy import MIN_GROUP, SecureSum
 from fedmodels.errors import ConfigError, PayloadError
@@ -29,6 +28,7 @@ from fedmodels.tensors.bundle import Bundle, Prototypes, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec, TensorSpec
 from fedmodels.tensors.declared_counts import DeclaredCounts, check_numbers, check_upload
 from fedmodels.tensors.uploads import Summed
+from fedmodels.training.asked import asked
 from fedmodels.training.hooks import reads_singly
 from fedmodels.training.method import Method
 from fedmodels.training.private_uploads import contributions, count_of

@@ -20,9 +20,9 @@ from fedmodels.config.training import ServerOptimizer
 from fedmodels.errors import ConfigError
 from fedmodels.numerics.algebra import padded
 from fedmodels.tensors.bundle import Bundle
+from fedmodels.training.asked import global_weights
 from fedmodels.training.contexts import ServerContext, ServerState
 from fedmodels.training.method import Method
-from fedmodels.training.private_state import global_weights
 from fedmodels.training.run import RunFacts
 
 

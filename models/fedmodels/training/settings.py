@@ -34,11 +34,7 @@ class SharedSettings:
     """
 
     def check(self, run: RunFacts) -> None:
-        """Check that a run has what the technique needs, such as images.
-
-        Raises:
-            ConfigError: says what is missing.
-        """
+        """Check that a run has what the technique needs; ConfigError says what is missing."""
 
 
 def parts_of(cls: type[Any], name: str = "") -> dict[str, type[Any]]:
@@ -51,11 +47,7 @@ def parts_of(cls: type[Any], name: str = "") -> dict[str, type[Any]]:
 
 
 def check_parts(method: Any, run: RunFacts) -> None:
-    """Check that a run has what the techniques of a method need.
-
-    Raises:
-        ConfigError: names the method, and what is missing.
-    """
+    """Check that a run has what a method's techniques need; ConfigError says what is missing."""
     for name in parts_of(type(method)):
         try:
             getattr(method, name).check(run)
@@ -139,11 +131,7 @@ def _is_number(value: object) -> bool:
 
 
 def check_class(name: str, cls: type[Method]) -> None:
-    """Check what can be known of a class before a method of it is made.
-
-    Raises:
-        ConfigError: says what is wrong and what to write.
-    """
+    """Check a class before a method of it is made; ConfigError says what to write."""
     for field in dataclasses.fields(cls):
         if field.name in TAKEN:
             raise ConfigError(
@@ -216,11 +204,7 @@ def build(cls: type[T], values: Mapping[str, Any], where: str, name: str) -> T:
 
 
 def check_plain(name: str, value: object, key: str) -> None:
-    """Check that a config can hold a hyper-parameter.
-
-    Raises:
-        ConfigError: it cannot.
-    """
+    """Check that a config can hold a hyper-parameter; ConfigError if it cannot."""
     if isinstance(value, Mapping):
         for inner, part in value.items():
             check_plain(name, part, f"{key}.{inner}" if key else str(inner))

@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from fedmodels.config.combinations import part_at
 from fedmodels.errors import ConfigError
 from fedmodels.nets.split import SplitNet
-from fedmodels.numerics.optimizers import descend
 from fedmodels.training.contexts import ClientContext
 from fedmodels.training.method import Method
-from fedmodels.training.optimizer import optimizer_of
+from fedmodels.training.optimizer import descend, optimizer_of
 from fedmodels.training.returned import check_loss
 from fedmodels.training.stepped import Batch, Output, Phase, Stepped
 

@@ -30,9 +30,10 @@ from fedsrv.engine.schedule import Step
 from fedsrv.events import EventLog
 from fedsrv.parts import parts_of
 from fedsrv.parts.drift import Drift
+from fedsrv.report.frame import group_runs
 from fedsrv.report.page import page
 from fedsrv.report.quantities import what_moved
-from fedsrv.report.run_record import group_runs, read_run
+from fedsrv.state.run_record import read_run
 from fedsrv.state.store import Store
 from fedtide.inprocess import InProcessCohort, run_in_process
 from tests.conftest import records_of, tiny_experiment

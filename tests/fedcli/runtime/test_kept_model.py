@@ -13,8 +13,8 @@ from fedcli.runtime.state import PERSONAL, StateDirectory
 from fedmodels.methods import make
 from fedmodels.nets.trained import TrainedModel
 from fedmodels.tensors.bundle import Bundle
+from fedmodels.training.asked import local_view
 from fedmodels.training.contexts import ServerState
-from fedmodels.training.private_state import local_view
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.round_parts import RoundParts
 from fedtide.inprocess import run_in_process

@@ -12,8 +12,9 @@ from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ConfigError, PayloadError
 from fedmodels.parts.prequential import Prequential
 from fedsrv.report.comparison import headline
+from fedsrv.report.frame import group_runs
 from fedsrv.report.panels import over_rounds
-from fedsrv.report.run_record import group_runs, read_run
+from fedsrv.state.run_record import read_run
 from fedtide.inprocess import run_in_process
 from tests.conftest import records_of, tiny_experiment
 from tests.runs import dies, ends_as, killed

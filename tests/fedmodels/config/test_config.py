@@ -132,13 +132,6 @@ def test_a_hyper_parameter_among_the_readings_is_moved_with_a_note(caplog):
     assert line.startswith("note: before: inference of [method.reading] belongs into [method] now")
 
 
-def test_a_reading_that_is_gone_may_have_the_value_that_stayed():
-    """Configs of earlier runs name every reading."""
-    assert parse_experiment(GLDP, "a", ("method.reading.bn=average",)) == parse_experiment(GLDP)
-    with pytest.raises(ConfigError, match=r"the reading 'bn' is gone; 'average' stayed \("):
-        parse_experiment(GLDP, "a", ("method.reading.bn=local",))
-
-
 def test_what_an_earlier_version_recorded_is_the_same_experiment():
     """Its resolved tables have every reading beside the hyper-parameters."""
     now = parse_experiment(GLDP, "now", ("method.reading.heads=round",))

@@ -12,9 +12,9 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import pytest
 from pydantic import BaseModel
 
+from fedmodels.config.bounds import HERE, NAMED
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.sent import without_places
-from fedmodels.config.strict_table import HERE, NAMED
 from fedmodels.errors import ConfigError
 from fedmodels.methods import method_class
 from fedmodels.methods import names as method_names
@@ -22,8 +22,8 @@ from fedmodels.nets import check_net, net_names
 from fedmodels.nets.alp import ALP
 from fedmodels.resolution import received_experiment
 from fedmodels.tensors.bundle import Problem
+from fedmodels.training.asked import reported
 from fedmodels.training.hooks import init_client
-from fedmodels.training.private_state import reported
 from fedmodels.training.run import RunFacts
 from tests.conftest import method_of, tiny_experiment
 

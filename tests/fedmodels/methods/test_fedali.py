@@ -23,10 +23,10 @@ from fedmodels.numerics.neighbour_clustering import (
     cluster_sets,
 )
 from fedmodels.tensors.bundle import Bundle, Problem, Prototypes
+from fedmodels.training.asked import reported
 from fedmodels.training.contexts import START, Position, ServerContext, ServerState
 from fedmodels.training.hooks import as_uploads
 from fedmodels.training.loop import train_locally
-from fedmodels.training.private_state import reported
 from fedmodels.training.run import RunFacts
 from fedsrv.engine.summary import run_metrics
 from fedtide.inprocess import run_in_process

@@ -32,10 +32,10 @@ from fedmodels.techniques.levels import (
 )
 from fedmodels.tensors.archive import load_named
 from fedmodels.tensors.bundle import Bundle, Problem, Prototypes
+from fedmodels.training.asked import local_view
 from fedmodels.training.contexts import START, Position, ServerContext, ServerState
 from fedmodels.training.hooks import as_uploads, evaluation
 from fedmodels.training.loop import train_locally
-from fedmodels.training.private_state import local_view
 from fedmodels.training.run import RunFacts
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedtide.inprocess import run_in_process, transported

@@ -11,7 +11,6 @@ from fedmodels.errors import PayloadError
 from fedmodels.methods import make
 from fedmodels.methods.target import IMAGES
 from fedmodels.nets.split import weights_of
-from fedmodels.numerics import optimizers
 from fedmodels.techniques import datafree
 from fedmodels.techniques import synthesis as synthesis_module
 from fedmodels.techniques.datafree import (
@@ -32,6 +31,7 @@ from fedmodels.techniques.synthesis import (
 )
 from fedmodels.tensors.bundle import Bundle, tensor_bytes
 from fedmodels.tensors.bundle_spec import BundleSpec
+from fedmodels.training import optimizer as optimizers
 from fedmodels.training.stepped import Batch, Output
 from fedtide.inprocess import transported
 from tests.conftest import context_of, linear_context, method_of, tiny_experiment

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedmodels.nets import make_net, net_names
-from fedmodels.numerics.optimizers import SGD, descend
+from fedmodels.training.optimizer import SGD, descend
 from tests.fake_card import CARD, LOOSE, card
 from tests.integration.test_gpu import NETS
 

@@ -10,12 +10,11 @@ from torch.nn.functional import cross_entropy
 from fedmodels.errors import PayloadError
 from fedmodels.nets import make_net
 from fedmodels.nets.split import load_weights, weights_of
-from fedmodels.tensors import memory_blocks as blocks
-from fedmodels.tensors.block_layout import ALIGNMENT, BlockLayout, facts_of, layout_of
+from fedmodels.tensors import block_layout as blocks
+from fedmodels.tensors.block_layout import ALIGNMENT, BlockLayout, facts_of, layout_of, lease
 from fedmodels.tensors.bundle import DTYPES, Bundle, Prototypes, check_finite, tensor_bytes
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.tensors.declared_counts import check_numbers
-from fedmodels.tensors.memory_blocks import lease
 from fedmodels.tensors.packed_weights import PackedWeights, names_and_layout, num_bytes
 from fedmodels.tensors.weighted_mean import weighted_mean
 from fedpb.codec import Receiver, encode, read_chunk

@@ -18,12 +18,12 @@ from fedmodels.methods.fedcil import LABELLED
 from fedmodels.parts.class_growth import StateGrowth, check_grows
 from fedmodels.tensors.archive import save
 from fedmodels.tensors.bundle import Bundle, ClientId, Problem
+from fedmodels.training.asked import keeps_state
 from fedmodels.training.compression import RESIDUAL, Compression
 from fedmodels.training.contexts import ClientContext, Position, ServerState
 from fedmodels.training.hooks import as_uploads, broadcast, init_client, init_server, reduce
 from fedmodels.training.loop import train_locally
 from fedmodels.training.method import Method
-from fedmodels.training.private_state import keeps_state
 from fedmodels.training.returned import check_upload
 from fedmodels.training.run import RunFacts
 from fedpb.codec import merged

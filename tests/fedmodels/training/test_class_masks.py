@@ -5,7 +5,7 @@ import math
 import torch
 
 from fedmodels.methods import make
-from fedmodels.training.class_masks import candidates_of, mask_scores, rules_of
+from fedmodels.training.scoring import candidates_of, mask_scores, rules_of
 from fedtide.inprocess import run_in_process
 from tests.conftest import tiny_experiment
 

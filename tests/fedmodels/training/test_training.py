@@ -14,10 +14,10 @@ from fedmodels.nets import make_net
 from fedmodels.nets.split import SplitNet, weights_of
 from fedmodels.numerics.randomness import seeded
 from fedmodels.tensors.bundle import Bundle, Problem
+from fedmodels.training.asked import keeps_state
 from fedmodels.training.augmentation import augment
 from fedmodels.training.contexts import ClientContext, Position
 from fedmodels.training.loop import batches, embed_once, train_locally
-from fedmodels.training.private_state import keeps_state
 from fedmodels.training.run import RunFacts
 from fedmodels.training.scoring import score
 from fedmodels.training.stepped import Phase

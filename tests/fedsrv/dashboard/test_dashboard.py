@@ -36,8 +36,8 @@ from fedsrv.dashboard.live import (
     show,
 )
 from fedsrv.events import Event, EventLog
-from fedsrv.report.run_record import read_run
 from fedsrv.run_status import ClientStatus, RunStatus
+from fedsrv.state.run_record import read_run
 from fedtide.inprocess import run_in_process
 from fedtide.testing.trial import tiny_experiment
 from tests.conftest import records_of

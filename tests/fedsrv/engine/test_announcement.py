@@ -13,7 +13,7 @@ from fedcli.runtime.worker import Result
 from fedmodels.data_description import ClientFile, TaskCounts
 from fedmodels.errors import ConfigError, LinkError, PayloadError
 from fedmodels.tensors.bundle import Problem
-from fedmodels.training.announcement import check_announcement
+from fedmodels.training.asked import check_announcement
 from fedmodels.training.run import RunFacts
 from fedpb.tables import client_json_of, description_of
 from fedpb.v1 import coordinator_pb2 as rpc

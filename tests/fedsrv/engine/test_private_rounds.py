@@ -22,9 +22,10 @@ from fedmodels.tensors.bundle import Problem
 from fedmodels.training.private_uploads import noise_share
 from fedmodels.training.run import RunFacts
 from fedsrv.parts.exclusions import Exclusions
-from fedsrv.report.run_record import group_runs, read_run
+from fedsrv.report.frame import group_runs
 from fedsrv.report.story import story
 from fedsrv.run_status import RunStatus
+from fedsrv.state.run_record import read_run
 from fedsrv.state.store import Store
 from fedtide.inprocess import run_in_process
 from tests.conftest import records_of, tiny_experiment

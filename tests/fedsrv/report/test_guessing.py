@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from fedsrv.report.comparison import comparison
-from fedsrv.report.run_record import group_runs, read_run
+from fedsrv.report.frame import group_runs
 from fedsrv.report.story import story
+from fedsrv.state.run_record import read_run
 from tests.fedsrv.report.test_report import write_run
 
 GUESSES = {"chance": 0.1, "own": 0.5, "all": 0.12}

@@ -32,11 +32,11 @@ from fedmodels.numerics.metrics import forgetting
 from fedsrv.engine.summary import accuracy_lost
 from fedsrv.report import quantities
 from fedsrv.report import tables as report
-from fedsrv.report.frame import difference
+from fedsrv.report.frame import difference, group_runs
 from fedsrv.report.panels import of_drift, of_uploads
 from fedsrv.report.quantities import by_task, view_name
-from fedsrv.report.run_record import group_runs, read_run
 from fedsrv.report.story import story
+from fedsrv.state.run_record import read_run
 from tests.conftest import records_of
 
 PARTS = {"metrics", "bytes", "seconds", "clients", "series", "task"}

@@ -14,7 +14,7 @@ from fedmodels.errors import ConfigError
 from fedmodels.nets.trained import TrainedModel
 from fedsrv import cli
 from fedsrv.events import Event, EventLog, EventQueue
-from fedsrv.report.run_record import leaves_of
+from fedsrv.state.run_record import leaves_of
 from fedsrv.state.store import Store
 from fedsrv.tracking import trackers
 from fedsrv.tracking.prometheus import Exporter, export

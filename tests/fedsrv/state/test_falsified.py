@@ -13,10 +13,10 @@ import pytest
 import fedtide
 from fedmodels.errors import ArchiveError
 from fedmodels.numerics.metric_tables import DEFINITIONS
-from fedsrv.report.run_record import read_run
 from fedsrv.report.tables import report_command
 from fedsrv.state.ledger import Ledger
 from fedsrv.state.recovery import recover
+from fedsrv.state.run_record import read_run
 from fedsrv.state.store import Store
 from fedsrv.state.verification import falsified, verified
 from tests.conftest import tiny_experiment

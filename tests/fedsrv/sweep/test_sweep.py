@@ -23,8 +23,8 @@ from fedmodels.config_file import parse_experiment, read_experiment
 from fedmodels.errors import ConfigError, Interrupted, RunFailed
 from fedmodels.numerics.metric_names import metric
 from fedmodels.own_code import with_place
-from fedsrv.report.frame import RunNumbers, difference
-from fedsrv.report.run_record import group_runs, read_run
+from fedsrv.report.frame import RunNumbers, difference, group_runs
+from fedsrv.state.run_record import read_run
 from fedsrv.sweep import execution
 from fedsrv.sweep.columns import check_names, faults
 from fedsrv.sweep.outcome import Outcome, read_numbers

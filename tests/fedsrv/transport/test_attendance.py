@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from fedsrv.events import EventLog
-from fedsrv.transport.attendance import LOOK_EVERY_S
 from fedsrv.transport.refusals import UnknownSession
 from fedsrv.transport.remote_cohort import RemoteCohort
 from fedsrv.transport.spool import Spool
+from fedsrv.transport.waiting import GONE_EVERY_S
 
 LEASE_S = RemoteCohort.LEASE_S
 
@@ -58,7 +58,7 @@ class Rest:
         before = len(self.events._kept)
         end = self.now + seconds
         while self.now < end:
-            self.now = min(end, self.now + LOOK_EVERY_S)
+            self.now = min(end, self.now + GONE_EVERY_S)
             self.cohort.look_after()
         found = [*self.events._kept][before:]
         return [(event.detail["line"], event.detail["clients"]) for event in found]
@@ -77,7 +77,7 @@ def test_a_client_that_is_killed_at_rest_is_told_of_within_a_minute(rest):
     assert rest.cohort.present() == ["0", "1", "2"]
     rest.pulls[0].end()
     gone = f"client 0 is gone: nothing was heard for {LEASE_S:g} s"
-    assert rest.told(LEASE_S + LOOK_EVERY_S) == [(gone, ["0"])]
+    assert rest.told(LEASE_S + GONE_EVERY_S) == [(gone, ["0"])]
     assert rest.told(600) == [], "it is told once"
     assert rest.cohort.present() == ["1", "2"]
 

@@ -17,7 +17,7 @@ from fedpb.tables import description_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
 from fedsrv.events import EventLog
-from fedsrv.transport.call_log import EVERY_S, RejectionLog
+from fedsrv.transport.gate import EVERY_S, RejectionLog
 from fedsrv.transport.remote_cohort import RemoteCohort
 from fedsrv.transport.server import start_server, stop_server
 from fedsrv.transport.service import Service

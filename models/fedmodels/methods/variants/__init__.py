@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from importlib import import_module
 from typing import Any
 
 from fedmodels.errors import ConfigError, suggestion
@@ -17,25 +16,6 @@ from fedmodels.printable import shown
 
 Choices = Mapping[Any, type[Any] | None]
 """The class behind each value of a key; the first value is the default, which has none."""
-
-_MODULES = {
-    "gldp": "gldp",
-    "fedmlp": "fedmlp",
-    "pfedgrp": "pfedgrp",
-    "fedali": "fedali",
-    "fedper": "heads",
-    "fedrep": "heads",
-}
-"""Method -> the module of this package that says in ``OF`` which variants the method has."""
-_GONE: Mapping[str, Mapping[str, object]] = {
-    "fedproto": {"candidates": "local"},
-    "moon": {"prev_init": "initial"},
-    "fedcil": {"consistency_on": "before", "teacher": "own"},
-    "af-fcl": {"last": "global", "density": "arithmetic"},
-    "mfcl": {"current": "client", "renew": "task"},
-    "target": {"sends": "images", "current": "client", "renew": "task"},
-}
-"""Readings of earlier versions of methods without variants, with the value that stayed."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +28,6 @@ class Variants:
     """By key of ``[method]``."""
     apart: tuple[tuple[str, str], ...] = ()
     """Pairs of keys that exclude each other. All other keys may be combined."""
-    gone: Mapping[str, object] = field(default_factory=dict)
-    """Readings of earlier versions, with the value that stayed."""
 
     @property
     def choices(self) -> dict[str, Choices]:
@@ -68,10 +46,8 @@ class Variants:
         A reading may stand beside the table ``reading``, and a field inside of it.
 
         Raises:
-            ConfigError: a key is given twice, unknown or gone, or has an unknown value.
+            ConfigError: a key is given twice or unknown, or has an unknown value.
         """
-        if self == Variants() and ("reading" in fields or "reading" not in table):
-            return cls, dict(table)
         values = self._flat(fields, table, name)
         chosen = {key: values.pop(key, value) for key, value in self.defaults().items()}
         kinds = [kind for key, value in chosen.items() if (kind := self._class_of(key, value))]
@@ -90,9 +66,8 @@ class Variants:
         if not isinstance(inside, Mapping):
             raise ConfigError(f"method.reading must be a table (given: {shown(inside)})")
         values = {key: value for key, value in table.items() if key != "reading"}
-        known = {*self.readings, *self.gone, *fields}
         for key, value in inside.items():
-            if key not in known:
+            if key not in {*self.readings, *fields}:
                 has = ", ".join(sorted(self.readings))
                 raise ConfigError(
                     f"unknown key {key!r} in [method.reading]; {name} has: {has}."
@@ -101,12 +76,6 @@ class Variants:
             if key in values:
                 raise ConfigError(f"method.{key} and method.reading.{key} are one switch: give one")
             values[key] = value
-        for key in self.gone.keys() & values.keys():
-            if (given := values.pop(key)) != self.gone[key]:
-                raise ConfigError(
-                    f"{name}: the reading {key!r} is gone; {self.gone[key]!r} stayed (given: "
-                    f"{given!r}): leave it out"
-                )
         return values
 
     def _class_of(self, key: str, value: object) -> type[Any] | None:
@@ -116,14 +85,6 @@ class Variants:
             told = " or ".join(repr(each) for each in choices)
             raise ConfigError(f"{table}.{key}: Input should be {told} (given: {shown(value)})")
         return choices[value]
-
-
-def variants_of(name: str) -> Variants:
-    """Return the variants of a registered method."""
-    if name not in _MODULES:
-        return Variants(gone=_GONE.get(name, {}))
-    found: Variants = import_module(f"{__name__}.{_MODULES[name]}").OF[name]
-    return found
 
 
 @cache

@@ -75,6 +75,5 @@ OF = {
             "keep_personal_prototypes": {False: None, True: KeepsPrototypes},
             "aggregate_prototypes": {"kmeans": None, "fedavg": MeanPrototypes},
         },
-        gone={"kmeans_weighted": False},
     )
 }

@@ -40,17 +40,5 @@ OF = {
         },
         switches={"eval_upload_head": {False: None, True: ScoredHeads}},
         apart=(("share", "heads"),),
-        gone={
-            "clustering": "kmeans",
-            "smooth_l1_threshold": 1.0,
-            "sl1_reduction": "mean",
-            "ls_norm": "minority_mean",
-            "history": "accumulate",
-            "c_new": "sample",
-            "minority": "server_counts",
-            "minority_when_balanced": False,
-            "proto_agg": "participants",
-            "eval_base": "aggregated",
-        },
     )
 }

@@ -238,13 +238,5 @@ OF = {
             "weighting": {"uniform": None, "examples": WeighedByExamples},
             "eval_upload_head": {False: None, True: ScoredHeads},
         },
-        gone={
-            "wd_head": 0.0,
-            "kl_reduction": "batchmean",
-            "gp_refresh": "stage",
-            "bn": "average",
-            "candidates": "client_seen",
-            "eval_base": "aggregated",
-        },
     )
 }

@@ -42,15 +42,5 @@ OF = {
             "init_from": {"global": None, "personal": FromPersonal},
             "replay_labels": {"hard": None, "soft": SoftLabels},
         },
-        gone={
-            "aggregate_by": "learned",
-            "graph_alpha": 0.8,
-            "loss_norm": "joint",
-            "align": "logits",
-            "label_dist": "counts",
-            "w_param": "softmax",
-            "w_optimizer": "adam",
-            "bn": "weighted",
-        },
     )
 }

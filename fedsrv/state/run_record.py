@@ -2,10 +2,6 @@
 
 The directory may be somebody else's. So texts of its records are escaped when they are read, and
 those of its config where a line shows them.
-
-Every quantity of a report is a mapping from keys to numbers (``{round: accuracy}``, ``{client:
-accuracy}``, ``{(learnt task, task): accuracy}``), so that runs which differ only in their seed
-merge in one way, :meth:`SeedGroup.merge`.
 """
 
 from __future__ import annotations
@@ -16,23 +12,19 @@ import json
 import sys
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
-from fedmodels.charts import Spread
 from fedmodels.code_names import short_name
 from fedmodels.errors import ArchiveError
 from fedmodels.files import read_regular
 from fedmodels.numerics.metric_names import current
 from fedmodels.printable import printable
-from fedsrv.report.frame import spread_of
 from fedsrv.state.record import Record
-
-K = TypeVar("K", bound=Hashable)
 
 KINDS = {".png": ("png", b"\x89PNG\r\n\x1a\n"), ".svg": ("svg+xml", b"<svg ")}
 """Of pictures: the type, and how such a file begins."""
@@ -40,13 +32,6 @@ MAX = sys.float_info.max
 """Largest finite float; a file may hold larger integers."""
 MAX_OF_A_RARE = 0.75
 """Of the examples of the most frequent class; a class with more is not rare."""
-MAX_TOLD = 4
-"""Settings in the label of a run; of more, nobody reads them."""
-_NOT_COMPARED = {
-    *("seed", "evaluate.reference", "data.root"),
-    *("tracking.tensorboard", "tracking.mlflow", "tracking.wandb"),
-}
-"""Config keys in which two runs may differ and still be the same experiment."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -361,56 +346,6 @@ def numbers(value: object) -> dict[str, float]:
     return {key: item for key, item in found.items() if item is not None}
 
 
-def rare_classes(groups: Sequence[SeedGroup]) -> list[str] | None:
-    """Return the names of the rare classes of the groups' data; None where no run knows them."""
-    known = (run.rare_classes for group in groups for run in group.runs)
-    return max((found for found in known if found is not None), key=len, default=None)
-
-
-@dataclass(frozen=True)
-class SeedGroup:
-    """Runs of one experiment that differ only in their seed."""
-
-    label: str
-    runs: tuple[RunRecord, ...]
-
-    def merge(self, quantity: Callable[[RunRecord], Mapping[K, float]]) -> dict[K, Spread]:
-        """Merge one quantity, key by key, over the runs of the group that have the key."""
-        values: dict[K, list[float]] = {}
-        for run in self.runs:
-            for key, value in quantity(run).items():
-                values.setdefault(key, []).append(value)
-        return {key: spread_of(found) for key, found in values.items()}
-
-
-def group_runs(runs: Iterable[RunRecord]) -> list[SeedGroup]:
-    """Group runs that differ only in their seed, in the order in which they come."""
-    groups: dict[str, list[RunRecord]] = {}
-    for run in runs:
-        groups.setdefault(json.dumps(_experiment_of(run), sort_keys=True), []).append(run)
-    members = list(groups.values())
-    return [
-        SeedGroup(label, tuple(own)) for label, own in zip(_labels(members), members, strict=True)
-    ]
-
-
-def _experiment_of(run: RunRecord) -> dict[str, str]:
-    """Return the settings that make the experiment, by dotted key."""
-    stated = run.config or {
-        key: run.summary.get(key) for key in ("method", "data", "scenario", "rounds")
-    }
-    found = {
-        key: json.dumps(value, default=str, ensure_ascii=False)
-        for key, value in leaves_of(stated)
-        if key not in _NOT_COMPARED
-    }
-    for key in ("data.name", "method.name", "net.name"):
-        if key in found:  # the place of a custom file tells no experiments apart
-            found[key] = short_name(str(json.loads(found[key])))
-    # Runs of earlier versions have readings beside the hyper-parameters.
-    return {key.replace("method.reading.", "method.", 1): found[key] for key in found}
-
-
 def leaves_of(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the settings of a config by dotted key."""
     for key, value in tree.items():
@@ -420,29 +355,6 @@ def leaves_of(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield prefix + key, value
 
 
-def _labels(groups: Sequence[Sequence[RunRecord]]) -> list[str]:
-    """Name groups by their method, and by what sets them apart where methods repeat.
-
-    Where that is more than ``MAX_TOLD`` settings, their directories' names set them apart.
-    """
-    experiments = [_experiment_of(group[0]) for group in groups]
-    labels = []
-    for group, own in zip(groups, experiments, strict=True):
-        method = group[0].method
-        twins = [e for g, e in zip(groups, experiments, strict=True) if g[0].method == method]
-        keys = sorted({key for twin in twins for key in twin.keys() | own.keys()})
-        apart = [key for key in keys if len({twin.get(key) for twin in twins}) > 1]
-        said = [f"{key.removeprefix('method.')}={own[key]}" for key in apart if key in own]
-        said = [] if len(said) > MAX_TOLD else said
-        labels.append(printable(method + (f" ({', '.join(said)})" if said else "")))
-    repeated = {label for label, count in Counter(labels).items() if count > 1}
-    names = Counter(group[0].path.name for group in groups)
-    return [
-        f"{label} [{printable(_called(group[0].path, names))}]" if label in repeated else label
-        for label, group in zip(labels, groups, strict=True)
-    ]
-
-
-def _called(path: Path, names: Mapping[str, int]) -> str:
-    """Return a directory's name, with that of the one above it where several have the name."""
-    return path.name if names[path.name] == 1 else str(Path(*path.resolve().parts[-2:]))
+def interaction_of(row: Mapping[str, Any], index: int) -> int:
+    """Return which interaction a row is of, counted from one; its place where it says nothing."""
+    return int(number(row.get("interaction"), index)) + 1
