@@ -30,6 +30,8 @@ RECORDS = 1000
 """Rows of the sample that are looked at."""
 LEADING = 50
 """Rows at the beginning of a file among which the names of its columns are looked for."""
+FULL = 0.8
+"""Part of the cells of the fullest row that a row with the names of columns has filled."""
 MAX_UNITS = 3
 """Rows below the names of columns that may say units and the like."""
 DELIMITERS = ",;\t|"
@@ -117,7 +119,7 @@ def style_of(path: Path, columns: Columns, recipe: Recipe = EMPTY) -> Style:
     records = _records(text, delimiter)
     if not records:
         return Style(encoding, delimiter)
-    head = named_row(records, wanted) or 0
+    head = head_row(records, wanted)
     (begin, names), rows = records[head], [cells for _, cells in records[head + 1 :]]
     units = units_of(rows)
     style = Style(encoding, delimiter, Marks(), begin, units)
@@ -225,6 +227,17 @@ def named_row(records: Sequence[Record], wanted: set[str]) -> int | None:
     """Return which of the first rows has the wanted names of columns, if one does."""
     rows = enumerate(cells for _, cells in records[:LEADING])
     return next((number for number, cells in rows if wanted <= {*cells}), None)
+
+
+def head_row(records: Sequence[Record], wanted: set[str]) -> int:
+    """Return which row names the columns: the one with the wanted names, else the first full one.
+
+    A title above a table has few cells that are filled.
+    """
+    if (found := named_row(records, wanted)) is not None:
+        return found
+    filled = [sum(map(bool, cells)) for _, cells in records[:LEADING]]
+    return next(at for at, count in enumerate(filled) if count >= FULL * max(filled))
 
 
 def units_of(rows: Sequence[Sequence[str]]) -> int:

@@ -72,7 +72,7 @@ def image_table(source: Source) -> Dataset:
         client, group, part = (
             texts_of(table, name) for name in (columns.client, columns.group, columns.split)
         )
-        images = _images_of(table, columns, root, known)
+        images = _images_of(table, columns, root, known, aside.hint)
         order, task = _order(table, columns, client, source.data.tasks)
     except DataError as error:
         raise _of_all(error, table, columns, known, aside) from None
@@ -177,7 +177,9 @@ def _of_all(
     return error
 
 
-def _images_of(table: TableRows, columns: Columns, root: Path, known: Known) -> list[Path]:
+def _images_of(
+    table: TableRows, columns: Columns, root: Path, known: Known, hint: str
+) -> list[Path]:
     """Return the image of each row.
 
     Raises:
@@ -188,7 +190,7 @@ def _images_of(table: TableRows, columns: Columns, root: Path, known: Known) -> 
         where = f"{table.where}: column {columns.file!r} holds {printable(name, 100)!r} in "
         found = known.get(composed(name.removeprefix("./")), ())
         if len(found) != 1:
-            why = "no image of this name lies there" if not found else (
+            why = f"no image of this name lies there{hint}" if not found else (
                 f"both {found[0].relative_to(root)} and {found[1].relative_to(root)} are called "
                 "so: write the path"
             )  # fmt: skip

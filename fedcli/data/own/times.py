@@ -87,10 +87,12 @@ def times_of(table: TableRows, columns: Columns, apart: Sequence[NDArray[np.str_
         found, kind, dates, ahead = _of_texts(column, table, columns)
     wrong = np.flatnonzero(~np.isfinite(found))
     if len(wrong):
+        known = columns.date_formats
         raise DataError(
-            f"{_held(table, columns, int(wrong[0]))}, which is no time: write numbers, or texts "
-            "such as 2026-05-31T12:00:00.5, 31.05.2026 12:00:00.5 or 12:00:00.5"
-        )
+            f"{_held(table, columns, int(wrong[0]))}, which is no time: "
+            + (f"none of date_formats fits, {', '.join(known)}" if known else "write numbers, or "
+            "texts such as 2026-05-31T12:00:00.5, 31.05.2026 12:00:00.5 or 12:00:00.5")
+        )  # fmt: skip
     for rows in _recordings(apart):
         if kind == "clock":
             _count_days(found, rows, table, columns, done)

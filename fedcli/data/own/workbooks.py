@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fedcli.data.archives import check_growth
 from fedcli.data.own.books import Part, frame_of, text_of
-from fedcli.data.own.csv_style import LEADING, named_row, units_of
+from fedcli.data.own.csv_style import LEADING, head_row, units_of
 from fedmodels.config.data import Columns
 from fedmodels.config.recipe import Recipe
 from fedmodels.errors import DataError
@@ -54,7 +54,7 @@ def _part(path: Path, sheet: Any, columns: Columns, recipe: Recipe) -> Part | No
     texts = [(place, ["" if v is None else text_of(v) for v in cells]) for place, cells in head]
     own = recipe.resolved({cell for _, cells in texts for cell in cells}, path)
     of_file = own.in_files(columns)
-    at = named_row(texts, {*(of_file.features or of_file.named)}) or 0
+    at = head_row(texts, {*(of_file.features or of_file.named)})
     units = units_of([cells for _, cells in texts[at + 1 :]])
     place, names = texts[at]
 

@@ -179,6 +179,8 @@ def _are_ranges(found: Any) -> bool:
     return found in ([], ()) or (is_pairs and bool(np.isfinite(array).all()))
 
 
+_CALIBRATED = ("temperature", "calibrated_on", "reach")
+"""What a description leaves out where no validation example says it."""
 _KINDS = {"net": str, "options": dict, "method": str, "view": str, "round": int, "rule": str,
           "code_sha256": str}  # fmt: skip
 """What a description holds beside the inputs and the classes."""
@@ -354,4 +356,7 @@ def _tensor_of(x: Any) -> Tensor:
 
 def header_of(facts: ModelFacts) -> dict[str, str]:
     """Return the header that describes a model in its file."""
-    return {KEY: json.dumps(asdict(facts))}
+    found = asdict(facts)
+    if not facts.calibrated_on:
+        found = {key: value for key, value in found.items() if key not in _CALIBRATED}
+    return {KEY: json.dumps(found)}

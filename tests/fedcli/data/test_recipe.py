@@ -12,10 +12,12 @@ from PIL import Image
 
 from fedcli.cli import main
 from fedcli.data.own.new_inputs import _read_tables, read_by, read_new
+from fedcli.data.sets.registry import load
 from fedcli.data.store.client_data import ClientData
 from fedcli.data.store.findings import tell_own
 from fedcli.data.store.growing import Incoming, add_task
 from fedcli.data.store.site import cut
+from fedmodels.config.data import Columns, Data
 from fedmodels.config.recipe import Recipe, SiteColumn, recipe_in, recipe_of
 from fedmodels.config.transforms import TableTransform, parse_transform
 from fedmodels.errors import ConfigError, DataError, PayloadError
@@ -397,3 +399,13 @@ def test_equal_recipes_have_one_digest():
     one = recipe_of({"columns": {"a": "b"}, "classes": {}}, "x")
     assert one.digest == recipe_of({"columns": {"a": {"from": "b", "factor": 1}}}, "x").digest
     assert recipe_of({}, "x").digest == ""
+
+
+def test_a_title_above_a_table_does_not_hide_its_names(tmp_path):
+    """The lines to paste had the title's cells in place of the names."""
+    rows = "".join(f"{i},5;{'uv'[i % 2]};\n" for i in range(9))
+    (tmp_path / "a.csv").write_text("Export of May;;\n;;\nTemp;Ampel;Note\n" + rows)
+    data = Data(name="table", root=str(tmp_path), columns=Columns(features=("temp",)))
+    with pytest.raises(DataError, match="It has: Temp, Ampel, Note") as caught:
+        load(data)
+    assert 'columns.temp.from = "Temp"' in caught.value.lines
