@@ -120,8 +120,9 @@ def read_file(
     Raises:
         DataError: it cannot be read, does not fit the model or is beyond it.
     """
-    for found in _read(path, facts, how, keep):
-        yield replace(_checked(found, facts), file=packed.shown(path))
+    shown = packed.shown(path)
+    for found in _read(path, facts, how, keep, shown):
+        yield replace(_checked(found, facts), file=shown)
 
 
 def read_by(recipe: Path, facts: ModelFacts, model: object) -> ModelFacts:
@@ -147,7 +148,7 @@ def _usual(facts: ModelFacts) -> Transform | None:
 
 
 def _read(
-    path: Path, facts: ModelFacts, how: Transform | None, keep: Sequence[str]
+    path: Path, facts: ModelFacts, how: Transform | None, keep: Sequence[str], shown: Path
 ) -> list[NewInputs]:
     """Read one file by its kind."""
     shape = tuple(facts.input_shape)
@@ -157,7 +158,7 @@ def _read(
         return [_array(path, read_array(path), facts)]
     is_table = ending(path) in TABLE_ENDS
     if isinstance(how, TableTransform) and is_table:
-        return _read_tables(path, how, keep)
+        return _read_tables(path, how, keep, shown)
     if isinstance(how, ImageTransform) and not is_table:
         return [_read_picture(path, facts, how)]
     takes = "no other files" if how is None else how.kind.removesuffix("s") + "s"
@@ -192,15 +193,20 @@ def _read_picture(path: Path, facts: ModelFacts, how: ImageTransform) -> NewInpu
     )
 
 
-def _read_tables(path: Path, how: TableTransform, keep: Sequence[str] = ()) -> list[NewInputs]:
-    """Read the windows of a recording, or the rows of a table; labels are not needed."""
+def _read_tables(
+    path: Path, how: TableTransform, keep: Sequence[str] = (), shown: Path | None = None
+) -> list[NewInputs]:
+    """Read the windows of a recording, or the rows of a table; labels are not needed.
+
+    A note calls the file as it is ``shown``.
+    """
     tables = _marked(how, lambda columns: read_tables(path, columns, how.recipe, keep))
     found = list[NewInputs]()
     for table in tables:
         columns = _unlabelled(how.columns, [str(name) for name in table.frame.columns], path)
         if not len(table.frame):
             raise DataError(f"{path} holds no row below the names of its columns")
-        tell_styles([table], path)
+        tell_styles([table], shown or path)
         read = read_rows(table, columns, how, path, keep)
         found.append(replace(read, unit=f"{table.part} row" if len(tables) > 1 else read.unit))
     return found
