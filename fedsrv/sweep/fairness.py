@@ -13,6 +13,10 @@ from fedmodels.config_file import parse_experiment
 from fedmodels.errors import ConfigError
 from fedsrv.sweep.plan import CONTRACT, PlannedRun, Sweep
 
+DEFAULTS = "defaults"
+FEW = 3
+"""Different numbers of rows that the line gives; of more, the sweep's file has them."""
+
 
 def fairness(sweep: Sweep, runs: list[PlannedRun]) -> str:
     """Return in what rows differ, and why; empty where the sweep has no table ``differs``.
@@ -29,19 +33,31 @@ def fairness(sweep: Sweep, runs: list[PlannedRun]) -> str:
                 f"rows differ in {key}: {found[key]}. Make them equal, or say why they may in "
                 f'[differs] {key} = "…"'
             )
-    said = [f"{key}: {found[key]} ({sweep.differs[key]})" for key in CONTRACT if key in found]
+    said = [f"in {key}: {found[key]} ({sweep.differs[key]})" for key in CONTRACT if key in found]
     equal = ", ".join(key for key in CONTRACT if key not in found) or "nothing"
-    return f"Rows differ in {'; '.join(said)}; equal: {equal}." if said else f"Equal: {equal}."
+    return " ".join(
+        f"{part}." for part in [*(f"Rows differ {part}" for part in said), f"Equal: {equal}"]
+    )
 
 
 def _found(sweep: Sweep, rows: Mapping[str, Experiment]) -> Iterator[tuple[str, str]]:
-    """Yield what rows differ in, and the rows of each value."""
+    """Yield what rows differ in, and the rows of each value; those of the commonest are others."""
     for key in CONTRACT:
-        groups: dict[str, list[str]] = {}
-        for row, experiment in rows.items():
-            groups.setdefault(_value(key, sweep.methods[row], experiment), []).append(row)
-        if len(groups) > 1:
-            yield key, ", ".join(f"{value} with {' / '.join(of)}" for value, of in groups.items())
+        values = {row: _value(key, sweep.methods[row], rows[row]) for row in rows}
+        if len(set(values.values())) > 1:
+            brief = key == "tuning" and len(set(values.values())) > FEW
+            groups: dict[str, list[str]] = {}
+            for row, value in values.items():
+                word = "own numbers" if brief and value != DEFAULTS else value
+                groups.setdefault(word, []).append(row)
+            *few, (most, others) = sorted(groups.items(), key=lambda group: len(group[1]))
+            named = [f"{value} with {' / '.join(of)}" for value, of in few]
+            yield (
+                key,
+                "; ".join(
+                    [*named, f"{most} with {others[0] if len(others) == 1 else 'the others'}"]
+                ),
+            )
 
 
 def _value(key: str, method: str, experiment: Experiment) -> str:
@@ -54,7 +70,7 @@ def _value(key: str, method: str, experiment: Experiment) -> str:
     if key == "epochs":
         return f"{schedule.rounds} × {training.local_epochs}"
     numbers = [word for word in method.split()[1:] if _is_number(word.partition("=")[2])]
-    return " ".join(numbers) or "defaults"
+    return " ".join(numbers) or DEFAULTS
 
 
 def _is_number(text: str) -> bool:
