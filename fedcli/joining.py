@@ -99,6 +99,10 @@ def host_of(
         from fedcli.parts.secure_peers import terms_of
 
         brought["sums"] = terms_of(*tls, crl, min_cohort)
+    if incoming is not None:
+        from fedcli.runtime.announcer import Watched
+
+        brought["watched"] = Watched(incoming, strict)
     link = Link(server, credentials, give_up_after, *([show] if show else []))
     if crl is not None:
         from fedpb.server_check import ServerCheck
@@ -109,8 +113,7 @@ def host_of(
         announce = wanted
     return Host(
         clients, link, data, states, device, start_over=start_over, deploys=deploys, code=code,
-        weights=weights, incoming=incoming, strict=strict, certificate=certificate,
-        announce=announce, brought=brought,
+        weights=weights, certificate=certificate, announce=announce, brought=brought,
     )  # fmt: skip
 
 

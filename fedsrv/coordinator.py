@@ -31,6 +31,7 @@ from fedpb.channels import is_loopback
 from fedsrv import parts
 from fedsrv.engine.admission import Admission
 from fedsrv.engine.rounds import Engine
+from fedsrv.engine.server_part import ServerPart
 from fedsrv.events import HAS_FAILED, Ending, EventLog
 from fedsrv.identity.guard import Guard
 from fedsrv.state.run_directory import beginning, writing
@@ -183,7 +184,7 @@ def serve(
             stack.callback(ending)
         for watcher in watchers:
             stack.callback(watcher(events))
-        cohort = _cohort_of(experiment, store, events, expects_evaluator, listen.peers)
+        cohort = _cohort_of(store, events, options, expects_evaluator, listen.peers)
         engine = Engine(experiment, cohort, store, events, options)
         service = Service(
             store.run_id,
@@ -274,34 +275,23 @@ def open_server(stack: ExitStack, service: Any, listen: Listen) -> int:
     return port
 
 
-def admission_of(experiment: Experiment, store: Store) -> Admission:
-    """Return what checks the clients of a run, which may have begun before."""
-    known = store.ledger.profiles()
-    if not experiment.schedule.open:
-        return Admission.of(experiment, known)
-    from fedsrv.parts.open_admission import OpenAdmission
-
-    return OpenAdmission.of(experiment, known, classes=store.classes())
-
-
 def _cohort_of(
-    experiment: Experiment,
     store: Store,
     events: EventLog,
+    options: Sequence[ServerPart],
     expects_evaluator: bool,
     peers: PeerCertificates | None,
 ) -> RemoteCohort:
     """Return the cohort of a run; nobody has joined it."""
+    experiment, by_part = store.experiment, parts.admission_by(options, store)
     budget = experiment.server.upload_memory_mb << 20
-    classes = store.classes()
     return RemoteCohort(
         experiment.schedule.clients,
         Spool(store.path / "server" / "spool", budget),
         events,
         deadline_s=experiment.server.deadline_s,
         min_clients=experiment.min_clients,
-        admission=admission_of(experiment, store),
-        class_names=classes.first if classes else (),
+        admission=by_part or Admission.of(experiment, store.ledger.profiles()),
         expects_evaluator=expects_evaluator,
         out=store.gone(store.committed + 1),
         beginners=store.began.schedule.beginners,

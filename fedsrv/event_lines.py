@@ -75,10 +75,10 @@ class EventFormatter:
         facts, left = event.detail, self.status.seconds_left
         sizes = facts.get("bytes") or {}
         spent = [f"{bytes_text(sizes[way])} {way}" for way in ("down", "up") if way in sizes]
-        of = " of this stage" if facts.get("open") else ""
+        of = "" if self.status.whole else " of this stage"  # the run has no last interaction
         spent += [] if left is None else [f"about {duration(left)} left{of}"]
         loss = f"loss {number_text(facts.get('loss'))}"
-        return ", ".join([f"{_place(event)} committed", loss, *spent])
+        return ", ".join([f"{self.status.place} committed", loss, *spent])
 
 
 def _listening(event: Event) -> str:
@@ -115,9 +115,7 @@ def _any(event: Event) -> str:
 
 
 def _place(event: Event) -> str:
-    facts = event.detail
-    of = 0 if facts.get("open") else int(facts.get("of") or 0)  # an open run has no last one
-    return place_text(event.interaction, event.round, facts.get("task"), of)
+    return place_text(event.interaction, event.round, event.detail.get("task"))
 
 
 _LINES: Mapping[str, Callable[[Event], str]] = {

@@ -115,9 +115,9 @@ class RunStatus:
     round: int = -1
     task: int = -1
     interactions: int = 0
-    """How many there are in all; 0 while nothing says so."""
-    is_open: bool = False
-    """Whether the run has no last interaction: ``interactions`` are those planned so far."""
+    """How many are planned so far; 0 while nothing says so."""
+    whole: int = 0
+    """How many there are in all; 0 while nothing says so, and of a run without a last one."""
     loss: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     expected: int = 0
@@ -167,8 +167,7 @@ class RunStatus:
             at, row = len(record.rows) - 1, record.rows[-1]
             found.interaction = interaction_of(row, at) - 1
             found.round, found.task = (int(number(row.get(k)) or 0) for k in ("round", "task"))
-            found.interactions = len(record.rows) if found.finished else 0
-            found.is_open = record.is_open
+            found.interactions = found.whole = len(record.rows) if found.finished else 0
             found.privacy = dict(row.get("privacy") or {})
         rows = [*(row.get("metrics") or {} for row in record.rows), record.summary.get("metrics")]
         found.metrics = next((dict(one) for one in reversed(rows) if one), {})
@@ -214,8 +213,8 @@ class RunStatus:
             self.interaction, self.round = event.interaction, event.round
             self.waiting = self.work = self.resting = ""
             self.task = int(facts.get("task", -1))
-            self.is_open = bool(facts.get("open"))
             self.interactions, self.loss = int(facts.get("of") or 0), facts.get("loss")
+            self.whole = 0 if facts.get("open") else self.interactions
             self.privacy = dict(facts.get("privacy") or {})
         elif event.kind in ("scores", "finished"):
             self.metrics = dict(facts.get("metrics") or {})
@@ -271,8 +270,7 @@ class RunStatus:
         """Return what is committed; empty before the first commit."""
         if self.interaction < 0:
             return ""
-        of = 0 if self.is_open else self.interactions
-        return place_text(self.interaction, self.round, self.task, of)
+        return place_text(self.interaction, self.round, self.task, self.whole)
 
     @property
     def is_at_the_end(self) -> bool:

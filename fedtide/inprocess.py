@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import ExitStack
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from rich.console import Console
@@ -33,13 +33,20 @@ from fedmodels.training.fault import name_faults
 from fedpb.codec import Receiver, encode, merged, read_chunk
 from fedpb.orders import WITHOUT_PAYLOAD
 from fedpb.v1 import coordinator_pb2 as rpc
-from fedsrv.coordinator import admission_of, config_text, publish_lineage, set_aside, write_facts
+from fedsrv.coordinator import config_text, publish_lineage, set_aside, write_facts
 from fedsrv.engine.admission import Admission
 from fedsrv.engine.cohort import Answer, Answers, AnyOf, News, Trip, stamped
 from fedsrv.engine.rounds import Engine
 from fedsrv.events import EventLog
 from fedsrv.launch.given_data import check_given_data, check_net
-from fedsrv.parts import check, in_one_process, parts_of, server_data_for, with_digests
+from fedsrv.parts import (
+    admission_by,
+    check,
+    in_one_process,
+    parts_of,
+    server_data_for,
+    with_digests,
+)
 from fedsrv.state.run_directory import (
     beginning,
     make_directory,
@@ -49,8 +56,6 @@ from fedsrv.state.store import Store
 
 if TYPE_CHECKING:
     from fedpb.peer_certificates import PeerCertificates
-    from fedsrv.parts.open_admission import OpenAdmission
-    from fedsrv.parts.stages import AtRest
 
 log = logging.getLogger(__name__)
 
@@ -85,9 +90,13 @@ class InProcessCohort:
         after: Callable[[Result], None] = lambda result: None,
         retired: Sequence[int] = (),
         forgets: bool = False,
-        admission: OpenAdmission | None = None,
+        admission: Admission | None = None,
         began: Experiment | None = None,
     ) -> None:
+        """Open nothing yet.
+
+        With ``admission`` clients may come while the run goes on; without it all data are there.
+        """
         ids: list[ClientId] = [*range(experiment.schedule.clients)]
         if evaluator:
             ids.append(EVALUATOR)
@@ -95,14 +104,14 @@ class InProcessCohort:
         self._experiment, self._at_once = experiment, experiment.orders_at_once
         self._began = began or experiment
         """What clients are told when they join."""
-        if not experiment.schedule.open:
+        if admission is None:
             self.workers.begin(experiment)
         self._steered = tuple(retired), forgets
         self._admission = admission
         self._read: dict[int, tuple[ClientData, str]] = {}
         """Clients' data as they were read last, and what they announce of them."""
         self._looked_at: dict[int, str] = {}
-        """What clients of an open run described last."""
+        """What clients described last, where they may come while the run goes on."""
         self._admitted: dict[int, str] = {}
         """What they described last of that which fits the run."""
         self.arrival, self.before, self.after = arrival, before, after
@@ -133,8 +142,8 @@ class InProcessCohort:
             self._read[client] = held, text
         return text
 
-    def _admit(self, admission: OpenAdmission, client: int, text: str) -> None:
-        """Take what a client of an open run describes, unless it does not fit."""
+    def _admit(self, admission: Admission, client: int, text: str) -> None:
+        """Take what a client describes, unless it does not fit."""
         try:
             text = admission.taken(client, text)
             admission.check_fits(client, text)
@@ -151,10 +160,10 @@ class InProcessCohort:
         self._admitted.pop(int(client), None)
 
     def _numbered(self) -> Iterator[int]:
-        """Yield the clients; those of an open run that have no data yet join later."""
-        is_open = self._experiment.schedule.open
+        """Yield the clients; those that have no data yet join later, where they may."""
+        are_all = self._admission is None
         for client in self.workers.clients:
-            if isinstance(client, int) and (not is_open or self.workers.has_data(client)):
+            if isinstance(client, int) and (are_all or self.workers.has_data(client)):
                 yield client
 
     def meet(self, clients: Sequence[int], needed: int) -> Mapping[int, str]:
@@ -227,7 +236,7 @@ class InProcessCohort:
     ) -> tuple[dict[ClientId, Answer], dict[ClientId, str]]:
         """Let clients do an order, as many at a time as train together; return who declined it.
 
-        In an open run a client that fails counts as one that declined.
+        Where clients may come later, one that fails counts as one that declined.
 
         Raises:
             ClientFailed: a client failed, or too few are left of those that did not decline.
@@ -246,7 +255,7 @@ class InProcessCohort:
                 try:
                     found[client] = self._answer(trip, client, result, down)
                 except ClientFailed as failed:
-                    if not self._experiment.schedule.open:
+                    if self._admission is None:
                         raise
                     declined[client] = failed.reason
         if declined and (needed is None or len(found) < needed):
@@ -345,7 +354,11 @@ def deal_out(
 
 
 def go_on(
-    experiment: Experiment, out: Path, at_rest: AtRest, data: Path | None = None, **options: Any
+    experiment: Experiment,
+    out: Path,
+    at_rest: Literal["pause", "close"],
+    data: Path | None = None,
+    **options: Any,
 ) -> None:
     """Go on with the run of a directory that :func:`deal_out` made, and write its result.
 
@@ -398,11 +411,10 @@ def run_in_process(
         if facts:
             store.expect("config.toml", config_text(experiment))
             write_facts(out, experiment, computes=store.ended() is None)
-        admission: Any = admission_of(experiment, store) if experiment.schedule.open else None
-        how = {"admission": admission, "began": store.began, **options}
-        cohort = InProcessCohort(experiment, data, out / "clients", **how)
         events = EventLog()
         parts = parts_of(store, events, server_data=held, at_rest=at_rest)
+        how = {"admission": admission_by(parts, store), "began": store.began, **options}
+        cohort = InProcessCohort(experiment, data, out / "clients", **how)
         for ending in filter(None, (one.follows() for one in parts)):
             stack.callback(ending)
         engine = Engine(experiment, cohort, store, events, parts)

@@ -76,6 +76,7 @@ APART = {
     "trackers": "they read what is in the records; tests/fedsrv has them",
     "odd uploads": "always on",
     "relays": "no key; tests/integration has them over loopback",
+    "forgetting": "no key; tests/fedsrv/engine/test_forgetting.py has it",
 }
 """Parts without a setting here, or with one that another part needs, and why."""
 ALONE = {"secure sums", "robust rules"}

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import cache
+from typing import Any
+from weakref import WeakKeyDictionary
 
 from fedcli.runtime.client_part import Client, ClientPart, Training
-from fedmodels.errors import DataError, reason_of
+from fedcli.runtime.enrolment import Enrolment
+from fedmodels.config.combinations import part_at
+from fedmodels.errors import DataError, PayloadError, reason_of
+from fedmodels.parts.class_growth import StateGrowth
+from fedmodels.tensors.bundle import Bundle
 from fedpb.v1 import coordinator_pb2 as rpc
 
 log = logging.getLogger(__name__)
@@ -22,6 +29,15 @@ class OpenRuns(ClientPart):
         self._began: int | None = None
         """The task of the last training, whose validation part was looked after."""
 
+    @classmethod
+    def beside(cls, enrolment: Enrolment) -> Callable[[], None]:
+        """Tell the server of tasks that were added to clients' data."""
+        watched: Any = enrolment.workers.brought.get("watched")
+        how = () if watched is None else (watched.incoming, watched.strict)
+        kind = "fedcli.runtime.announcer:Announcer"  # reads files as sites have them
+        news = cache(lambda: part_at(kind)(enrolment, *how))
+        return lambda: news().look()
+
     def woken(self) -> None:
         """Read the client's description again if tasks were added to its data."""
         if not self.client.data.is_stale:
@@ -35,6 +51,27 @@ class OpenRuns(ClientPart):
     def grown(self) -> None:
         """Take the order of the run's classes for labels."""
         self.client.data.order_by(self.client.set_up.classes)
+
+    def loaded(self, state: Bundle, classes: int) -> Bundle:
+        """Return a private state, stored with so many classes, for the classes of now.
+
+        Raises:
+            PayloadError: there were more than now.
+        """
+        set_up, now = self.client.set_up, self.client.run.problem.num_classes
+        if classes == now:
+            return state
+        if classes > now:
+            raise PayloadError(
+                f"the order is of {now} classes, and the private state that it names of {classes}"
+            )
+        assert isinstance(self.client.client, int), "the evaluator has no private state"
+        kept = self.client.set_ups.shared.setdefault("growths", WeakKeyDictionary())
+        growths: dict[int, StateGrowth] = kept.setdefault(set_up, {})
+        if classes not in growths:
+            before = set_up.run.for_classes(classes)
+            growths[classes] = StateGrowth(set_up.method, before, set_up.run)
+        return growths[classes].client(self.client.client, state, set_up.owed)
 
     def follows(self, order: rpc.Order) -> None:
         """Take which tasks are set aside; say when training data of earlier ones may go."""

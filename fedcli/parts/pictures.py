@@ -51,8 +51,7 @@ class Pictures(ClientPart):
 
     def _draw(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
         client, stream = self.client, self.client.stream
-        grows = client.experiment.schedule.open
-        known = ctx.at.task + 1 if grows else client.data.num_tasks
+        known = ctx.at.task + 1
         stream.meet(known)
         tests = [stream.test(task) for task in stream.counted(0, known)]
         x, y = (torch.cat(parts) for parts in zip(*tests, strict=True))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 
@@ -12,12 +14,29 @@ from fedcli.data.store.own_files import How, how_of, remembered
 from fedcli.runtime.answers import RunOver, SessionGone, Superseded, UploadRefused
 from fedcli.runtime.enrolment import Enrolment
 from fedcli.runtime.link import Link
+from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ConfigError, FedtideError
 from fedmodels.files import Stamp, stamp_of
 from fedmodels.tensors.bundle import ClientId
 from fedpb.tables import values_of
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A folder of the site in which what is complete becomes a task, while a run goes on."""
+
+    incoming: Path
+    strict: bool = False
+
+    def joined(self, experiment: Experiment, run_id: str, clients: Sequence[ClientId]) -> None:
+        """Refuse a run that takes no new tasks."""
+        if not experiment.schedule.open:
+            raise ConfigError(
+                f"--watch {self.incoming} is for a run that goes on with new tasks, and this one "
+                "has none: its config lacks [schedule] open = true"
+            )
 
 
 class Announcer:
@@ -30,7 +49,7 @@ class Announcer:
     """
 
     def __init__(
-        self, enrolment: Enrolment, incoming: Path | None = None, *, strict: bool = False
+        self, enrolment: Enrolment, incoming: Path | None = None, strict: bool = False
     ) -> None:
         """Look at nothing yet.
 

@@ -160,6 +160,13 @@ class ClientPart:
         """Tell whether a client has this part of its run."""
         return cls.for_evaluator or client.client != EVALUATOR
 
+    @classmethod
+    def beside(cls, enrolment: Any) -> Callable[[], None] | None:
+        """Return what a thread does every few seconds for the clients of a process; mostly nothing.
+
+        ``enrolment`` is a :class:`~fedcli.runtime.enrolment.Enrolment`.
+        """
+
     # --- between orders ---------------------------------------------------------------------------
 
     def woken(self) -> None:
@@ -167,6 +174,10 @@ class ClientPart:
 
     def grown(self) -> None:
         """Look at the classes that ``client.set_up`` has from now on."""
+
+    def loaded(self, state: Bundle, classes: int) -> Bundle:
+        """Return a private state that was stored with so many classes, for those of now."""
+        return state
 
     def follows(self, order: rpc.Order) -> None:
         """Look at an order, and at what it says of earlier ones."""

@@ -12,7 +12,7 @@ import logging
 import os
 import queue
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import repeat
 from pathlib import Path
@@ -38,7 +38,7 @@ from fedcli.runtime.state import lock_states
 from fedcli.runtime.worker import Progress, Result, Task
 from fedcli.runtime.workers import Workers
 from fedmodels.code_names import refuse_exits
-from fedmodels.config.combinations import part_at
+from fedmodels.config.combinations import halves_of, part_at
 from fedmodels.config.privacy import DETAILS, CountDetail
 from fedmodels.errors import (
     ArchiveError,
@@ -80,8 +80,6 @@ class Host:
         code: Sequence[Path] = (),
         weights: Sequence[Path] = (),
         deploys: bool = False,
-        incoming: Path | None = None,
-        strict: bool = False,
         certificate: OwnCertificate | None = None,
         announce: CountDetail = "exact",
         brought: Mapping[str, Brought] = NOTHING,
@@ -92,8 +90,7 @@ class Host:
         for each client or with a store, and ``brought``: what the site brings for parts, by name.
         """
         self._certificate = certificate
-        self._incoming, self._is_open, self.announce = incoming, False, announce
-        self._strict = strict
+        self.announce = announce
         self.link, self.code, self.weights, self._states = link, code, weights, states
         self.data = data
         self.workers = Workers(clients, data, states, device, brought, deploys=deploys)
@@ -139,12 +136,8 @@ class Host:
             part_at("fedpb.zstd:check_installed")()
         self.link.zstd = experiment.zstd
         self.workers.begin(experiment, reply.class_names)
-        if self._incoming is not None and not experiment.schedule.open:
-            raise ConfigError(
-                f"--watch {self._incoming} is for a run that goes on with new tasks, and this one "
-                "has none: its config lacks [schedule] open = true"
-            )
-        self._is_open = experiment.schedule.open
+        beside = (part.beside(self.enrolment) for part in halves_of(experiment, "client"))
+        self._looks = [look for look in beside if look is not None]
 
     # --- the loop ---------------------------------------------------------------------------------
 
@@ -209,9 +202,10 @@ class Host:
         """
         self._pushing = threading.Thread(target=self._push_forever, name="push", daemon=True)
         self._pushing.start()
-        works = [self._pull_forever, self._beat_forever]
-        for work in [*works, self._announce_forever] if self._is_open else works:
+        for work in (self._pull_forever, self._beat_forever):
             threading.Thread(target=work, name=work.__name__.strip("_"), daemon=True).start()
+        for look in self._looks:
+            threading.Thread(target=self._look_forever, args=[look], daemon=True).start()
         while True:
             try:
                 tasks = self._next_tasks()
@@ -401,17 +395,14 @@ class Host:
                 if self.link.beat(member, at_work.get(client, Progress()), safe):
                     told[client] = safe
 
-    def _announce_forever(self) -> None:
-        """Tell the server of tasks that were added to clients' data."""
-        from fedcli.runtime.announcer import Announcer  # reads files as sites have them
-
-        news = Announcer(self.enrolment, self._incoming, strict=self._strict)
+    def _look_forever(self, look: Callable[[], None]) -> None:
+        """Do what a part does beside orders, as often as the process beats."""
         while not self._closed.wait(self.beat_every_s):
             try:
-                news.look()
-            except Exception:  # the run goes on with the data that it knows
+                look()
+            except Exception:  # the run goes on
                 if not self._closed.is_set():
-                    log.exception("new tasks cannot be looked for")
+                    log.exception("what a part of the run does beside orders failed")
 
 
 def _belongs(order: rpc.Order, others: Sequence[rpc.Order]) -> bool:

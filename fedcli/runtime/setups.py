@@ -14,13 +14,12 @@ from typing import Any
 import torch
 
 from fedmodels.class_names import named
-from fedmodels.config.combinations import part_at
 from fedmodels.config.experiment import Experiment
 from fedmodels.data_description import MAX_CLASSES
 from fedmodels.errors import PayloadError
 from fedmodels.nets.split import SplitNet
 from fedmodels.run_classes import ClassChange, RunClasses
-from fedmodels.tensors.bundle import Bundle, Problem
+from fedmodels.tensors.bundle import Problem
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.training.asked import keeps_state
 from fedmodels.training.method import Method
@@ -48,7 +47,6 @@ class SetUp:
         """Prefixes of what parts keep: it is learnt as the state is, or stands beside it."""
         self.keeps = keeps_state(method, run) or bool(self.owed)
         """Whether a client's private state lasts from one interaction to the next."""
-        self._growths: dict[int, Any] = {}
 
     @cached_property
     def payload_spec(self) -> Mapping[str, BundleSpec]:
@@ -60,25 +58,6 @@ class SetUp:
     def upload_spec(self) -> BundleSpec:
         """The specification of an upload as the method makes it."""
         return self.method.upload_spec(self.run)
-
-    def grown(self, client: int, state: Bundle, classes: int) -> Bundle:
-        """Return a client's private state, stored with so many classes, for the classes of now.
-
-        Raises:
-            PayloadError: there were more than now.
-        """
-        now = self.run.problem.num_classes
-        if classes == now:
-            return state
-        if classes > now:
-            raise PayloadError(
-                f"the order is of {now} classes, and the private state that it names of {classes}"
-            )
-        if classes not in self._growths:
-            kind = part_at("fedmodels.parts.class_growth:StateGrowth")
-            self._growths[classes] = kind(self.method, self.run.for_classes(classes), self.run)
-        found: Bundle = self._growths[classes].client(client, state, self.owed)
-        return found
 
 
 class SetUps:

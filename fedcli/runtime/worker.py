@@ -227,7 +227,8 @@ class Worker(Client):
             return Private(self._fixed_state, self._fixed_state, beside)
         if order.base >= 0:
             classes = self.states.classes_of(order.base) or len(self.set_ups.classes)
-            learnt = self.set_up.grown(self.client, learnt, classes)
+            for part in self.parts:
+                learnt = part.loaded(learnt, classes)
         state, owed = _parted(learnt, self.set_up.owed)
         return Private(state, learnt, {**owed, **beside})
 

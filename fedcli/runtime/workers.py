@@ -21,9 +21,9 @@ from fedcli.runtime.client_part import NOTHING, Brought
 from fedcli.runtime.setups import SetUps
 from fedcli.runtime.state import StateDirectory
 from fedcli.runtime.worker import Worker
+from fedmodels.config.combinations import part_at
 from fedmodels.config.deploy import Deploy
 from fedmodels.config.experiment import Experiment
-from fedmodels.config.open_changes import changed
 from fedmodels.devices import free_on, give_back
 from fedmodels.errors import LinkError
 from fedmodels.machine import cores, free_bytes
@@ -106,7 +106,7 @@ class Workers:
             experiment = self._experiment
         if self._experiment is None or self._are_others(classes):
             self._experiment, self._classes = experiment, tuple(classes)
-            self._now = self._with_own(changed(experiment, values_of(self._settings)))
+            self._now = self._at_present(experiment, self._settings)
             self._open, self._idle, self._idle_bytes, self._first = {}, {}, 0, None
             self.at_once = experiment.orders_at_once
             self._last = 2 * self.at_once
@@ -117,8 +117,10 @@ class Workers:
                 if experiment.net.weights_sha256 and isinstance(first.client, int):
                     init_client(first.method, first.run, first.client)
 
-    def _with_own(self, experiment: Experiment) -> Experiment:
-        """Return an experiment with what the site itself asks for."""
+    def _at_present(self, experiment: Experiment, settings: Table) -> Experiment:
+        """Return an experiment with other settings, and with what the site itself asks for."""
+        if found := values_of(settings):
+            experiment = part_at("fedmodels.config.open_changes:changed")(experiment, found)
         if not self._deploys or experiment.deploy is not None:
             return experiment
         return experiment.model_copy(update={"deploy": Deploy()})
@@ -134,7 +136,7 @@ class Workers:
         if settings == self._settings:
             return
         assert self._experiment is not None, "the process has joined"
-        self._now = self._with_own(changed(self._experiment, values_of(settings)))
+        self._now = self._at_present(self._experiment, settings)
         self._settings = Table()
         self._settings.CopyFrom(settings)
         for worker in self._open.values():
@@ -150,9 +152,8 @@ class Workers:
 
     def _are_others(self, classes: Sequence[str]) -> bool:
         """Tell whether clients were opened with other classes than the run began with."""
-        assert self._experiment is not None, "the process has joined"
-        if self._first is None or not self._experiment.schedule.open:
-            return self._first is None
+        if self._first is None:
+            return True
         if not self._classes:
             wanted = tuple(classes) or self.data(self.clients[0]).file.classes
             if wanted != self.set_ups.classes:

@@ -90,8 +90,8 @@ class LivePage:
             self._read()
             status, run = self._status, self._record
             table, told = clients_table(status, run, time.time())
-            left, is_open = status.seconds_left, status.is_open or run.is_open
-            of = " of this stage" if is_open else ""  # an open run has no last one
+            left = status.seconds_left
+            of = "" if status.whole else " of this stage"  # the run has no last interaction
             self._looks, self._last_look = self._looks + 1, time.monotonic()
             self._lock.notify_all()
             return page_template().render(
@@ -101,7 +101,7 @@ class LivePage:
                 share=self._share(),
                 left="" if run.is_finished or left is None else f"about {duration(left)} left{of}",
                 status=status,
-                is_open=is_open,
+                is_known=run.is_finished or status.whole > 0,
                 sites=self._sites,
                 charts=self._charts,
                 moved=[printable(line) for line in q.what_moved(run)[:MAX_MOVED]],
@@ -123,7 +123,6 @@ class LivePage:
             return self._status.place
         row, of = self._record.rows[-1], len(self._record.rows) if self._record.is_finished else 0
         at = interaction_of(row, len(self._record.rows) - 1) - 1
-        of = 0 if self._record.is_open else of
         return place_text(at, int(row.get("round", at)), row.get("task"), of)
 
     def _share(self) -> float:

@@ -49,6 +49,9 @@ class Admission:
     half of the clients have to describe the same one. Until then all clients count alike.
     """
 
+    class_names: tuple[str, ...] = ()
+    """Of the classes that the run began with, where clients may bring more."""
+
     def __init__(
         self,
         known: Mapping[int, str],
@@ -114,6 +117,11 @@ class Admission:
     def refused(self, client: ClientId) -> Mapping[int, str]:
         """Return the tasks of an admitted client that the run does not take, and why."""
         return {}
+
+    def check_fits(self, client: ClientId, text: str) -> None:
+        """Check a description of data that nobody sent, as in one process; raise PayloadError."""
+        with self._lock:
+            self._check_fits(client, Profile.parse(client, text), text)
 
     def check(self, client: ClientId, text: str) -> None:
         """Check a client's description.

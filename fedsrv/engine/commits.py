@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Self
 
@@ -130,9 +130,8 @@ def _traffic_of(results: Answers, clients: Mapping[int, Answer]) -> Traffic:
     }
 
 
-def commit_facts(record: Record, further: Iterable[str] = ()) -> dict[str, Any]:
-    """Return what listeners are told of a committed record, with further fields of it."""
-    fields: Mapping[str, Any] = record
+def commit_facts(record: Record) -> dict[str, Any]:
+    """Return what listeners are told of a committed record."""
     return {
         "interaction": record["interaction"],
         "round": record["round"],
@@ -141,7 +140,6 @@ def commit_facts(record: Record, further: Iterable[str] = ()) -> dict[str, Any]:
         "bytes": {way: record["bytes"][way] for way in ("down", "up")},
         "seconds": record["seconds"]["wall"],
         "failed": record.get("failed", {}),
-        **{name: fields[name] for name in further if name in fields},
     }
 
 
@@ -303,8 +301,9 @@ class Commits:
         floor = self.store.advance(watermark)
         self.history = self.history.after(committed, trained_in(record), floor)
         self.cohort.commit(committed, self.store.oldest_begun(floor))
-        further = [name for one in self.options for name in one.tells]
-        of_open = {"open": True} if self.store.experiment.schedule.open else {}
-        self.events.tell("commit", **commit_facts(record, further), of=of, **of_open)
+        facts = commit_facts(record)
+        for one in self.options:
+            facts |= one.tells(record)
+        self.events.tell("commit", **facts, of=of)
         for one in self.options:
             one.committed(record)

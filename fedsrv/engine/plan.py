@@ -255,6 +255,11 @@ class Plan:
         """Return how many uploads of these clients a round needs."""
         return self.needed(clients, wanted)
 
+    @property
+    def spares_clients(self) -> bool:
+        """Whether the run goes on without clients that may train no more."""
+        return False
+
     def needed(self, clients: Sequence[ClientId], wanted: int | None = None) -> int:
         """Return how many of these clients a trip needs: all or as many as are wanted, or fewer."""
         most = min(wanted or len(clients), len(clients))

@@ -30,8 +30,6 @@ class Step(Position):
     """Whether a wait for news follows, as far as was known when this step was planned."""
     tasks: Mapping[int, Task] = field(default_factory=dict)
     """Where clients are on tasks of their own: each one's; ``task`` then counts the stages."""
-    owed: Mapping[int, int] = field(default_factory=dict)
-    """Of asynchronous rounds of an open run: how often clients have still to train on these."""
 
     def task_of(self, client: ClientId) -> Task:
         """Return the task that a client trains on."""

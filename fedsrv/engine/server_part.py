@@ -20,6 +20,7 @@ from fedmodels.training.contexts import ServerContext, ServerState
 from fedmodels.training.method import Method, Payload
 from fedmodels.training.run import RunFacts
 from fedpb.v1 import coordinator_pb2 as rpc
+from fedsrv.engine.admission import Admission
 from fedsrv.engine.cohort import AllOf, Answers, Cohort, Trip, too_few
 from fedsrv.engine.plan import Plan
 from fedsrv.engine.reduction import Reduced
@@ -215,8 +216,6 @@ class ServerPart:
     """Whether uploads stay as they came until they are reduced, though a mean would do."""
     counts_alike = False
     """Whether all uploads count alike, whatever number of examples their clients say."""
-    tells: Sequence[str] = ()
-    """The fields of a record that listeners are told when it is committed."""
 
     def __init__(self, store: Store, events: EventLog, given: Mapping[str, Any] = NOTHING) -> None:
         """Take the run, and what its caller gives to parts, by name; no client is known yet."""
@@ -243,6 +242,14 @@ class ServerPart:
     def fits(cls, method: Method, run: RunFacts) -> None:
         """Refuse a method, before any client is there; raise ConfigError."""
 
+    @classmethod
+    def takes_up(cls, store: Store, before: Experiment) -> Mapping[str, str]:
+        """Look at a run that begins or is resumed; return facts to store beside its config.
+
+        ``before`` is what it was started with the last time. ConfigError keeps it as it was.
+        """
+        return {}
+
     # --- before the first step --------------------------------------------------------------------
 
     def offers(self) -> Mapping[str, Callable[..., Any]]:
@@ -251,6 +258,9 @@ class ServerPart:
 
     def follows(self) -> Ending | None:
         """Begin to follow the run's events, and return what ends that."""
+
+    def admission(self, known: Mapping[int, str]) -> Admission | None:
+        """Return what checks who joins, given what earlier clients described; mostly as always."""
 
     def gathered(self, plan: Plan) -> None:
         """Look at the plan, once clients are known; raise ConfigError if it does not fit."""
@@ -306,6 +316,10 @@ class ServerPart:
 
     def records(self, at: Interaction, found: Reduced, record: Record) -> None:
         """Put into the record of an interaction what this part knows of it."""
+
+    def tells(self, record: Record) -> Mapping[str, Any]:
+        """Return what listeners are told beside the usual facts when a record is committed."""
+        return {}
 
     def committed(self, record: Record) -> None:
         """Tell of a record that is on the disk; called on the committer's thread."""

@@ -114,8 +114,9 @@ def run_metrics(
     scored = [r["metrics"] for r in records if "a_glo" in r["metrics"] or "a_loc" in r["metrics"]]
     scored = scored or [r["metrics"] for r in records if r["metrics"]]
     out = _last(scored, experiment.evaluate.last_rounds)
-    if experiment.schedule.open:
-        pass  # a stage is no task of all clients
+    have_own_tasks = any("task" in row for r in records for row in r.get("clients", {}).values())
+    if have_own_tasks:
+        pass  # no task is one of all clients
     elif experiment.schedule.selects:
         out |= _a_sel_by_task(records, experiment.evaluate.last_rounds)
     else:
@@ -130,14 +131,14 @@ def run_metrics(
     if iaa:
         rounds = 1 + max(record["round"] for record in records)
         out["aa" if len(iaa) == rounds else "aa_scored"] = float(np.mean(iaa))
-    whole = experiment.schedule.open or _ends_of_tasks_are_scored(records)
+    whole = have_own_tasks or _ends_of_tasks_are_scored(records)
     views = {"forgetting" if whole else "forgetting_scored": local_view}
     if whole:
         views["forgetting_received"] = "after_downlink"
         if _is_scored(records, "after_local"):
             views["forgetting_trained"] = "after_local"
     for name, view in views.items():
-        if experiment.schedule.open:
+        if have_own_tasks:
             out[name] = forgetting_of_streams(records, view)
             continue
         lost = accuracy_lost(records, view)
@@ -249,7 +250,7 @@ def accuracy_lost(records: Sequence[Record], local_view: str) -> np.ndarray[Any,
 
 
 def forgetting_of_streams(records: Sequence[Record], local_view: str) -> float:
-    """Return the forgetting of an open run, whose clients have tasks of their own.
+    """Return the forgetting of a run whose clients have tasks of their own.
 
     R_i[t, k] is client i's accuracy on its task k after the last scored round in which its present
     task was t. Its forgetting is that of R_i (:func:`~fedmodels.numerics.metrics.forgetting`), over

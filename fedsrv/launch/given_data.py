@@ -60,12 +60,10 @@ def check_given_data(experiment: Experiment, root: Path | None, option: str = "-
 def clients_here(experiment: Experiment, root: Path) -> int:
     """Return how many clients a run can be launched with.
 
-    Late clients of an open run may have no data yet; they join from elsewhere.
+    Clients that it does not begin with may have no data yet; they join from elsewhere.
     """
     most = experiment.schedule.clients
-    if not experiment.schedule.open:
-        return most
-    later = range(_stored(root), most)
+    later = range(max(_stored(root), len(experiment.schedule.beginners)), most)
     return next((client for client in later if not (root / str(client)).is_dir()), most)
 
 

@@ -6,6 +6,7 @@ at every seam (:class:`fedsrv.engine.server_part.ServerPart`).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from fedmodels.config.experiment import Experiment
 from fedmodels.parts.server_data import trains_at_server
 from fedmodels.training.contexts import ServerData
 from fedmodels.training.optimizer import check_training
+from fedsrv.engine.admission import Admission
 from fedsrv.engine.server_part import ServerPart
 from fedsrv.events import EventLog
 from fedsrv.state.store import Store
@@ -70,3 +72,9 @@ def server_data_for(experiment: Experiment, directory: Path | None) -> ServerDat
 def parts_of(store: Store, events: EventLog, **given: Any) -> list[ServerPart]:
     """Return the parts that a run asks for; ``given`` is what the caller brings for single ones."""
     return [part(store, events, given) for part in halves_of(store.experiment, "server")]
+
+
+def admission_by(options: Iterable[ServerPart], store: Store) -> Admission | None:
+    """Return what checks who joins a run, where a part of it says so."""
+    made = (one.admission(store.ledger.profiles()) for one in options)
+    return next((one for one in made if one is not None), None)

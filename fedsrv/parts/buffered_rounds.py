@@ -21,7 +21,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedmodels.config.combinations import part_at
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ConfigError, RunFailed, reason_of
 from fedmodels.methods import make
@@ -55,10 +54,7 @@ class AsynchronousRounds(ServerPart):
         check_asynchronous(method, run)
 
     def exchange(self, rounds: Kernel, interaction: int) -> Exchange:
-        """Return a buffer of uploads; that of an open run lasts over its growths."""
-        if rounds.experiment.schedule.open:
-            found: Exchange = part_at("fedsrv.parts.open_buffer:OpenBuffer")(rounds, interaction)
-            return found
+        """Return a buffer of uploads."""
         return BufferedRounds(rounds, interaction)
 
 

@@ -30,8 +30,6 @@ from fedsrv.state.store import Store
 class ExamplePrivacy(ServerPart):
     """What ``[privacy] level = "example"`` adds to the rounds of a run: when it ends."""
 
-    tells = ("privacy",)
-
     def __init__(self, store: Store, events: EventLog, given: Mapping[str, Any] = NOTHING) -> None:
         """Begin, or go on after the last commit."""
         super().__init__(store, events, given)
@@ -50,9 +48,6 @@ class ExamplePrivacy(ServerPart):
         privacy = self.experiment.privacy
         assert privacy is not None, "there is something to hide"
         self.privacy, self.limit, self.delta = privacy, privacy.epsilon, privacy.chance
-        clients, least = self.experiment.schedule.clients, self.experiment.server.min_clients
-        self._goes_on = self.experiment.schedule.open and (least or clients) < clients
-        """Whether the run goes on without whoever has spent its limit."""
 
     def gathered(self, plan: Plan) -> None:
         """Check that the method, and the config, fit; take what was spent up to the last commit.
@@ -78,6 +73,10 @@ class ExamplePrivacy(ServerPart):
     def records(self, at: Interaction, found: Reduced, record: Record) -> None:
         """Put down what is spent."""
         self._see(record, at.plan)
+
+    def tells(self, record: Record) -> Mapping[str, Any]:
+        """Tell what is spent."""
+        return {"privacy": record["privacy"]}
 
     def _read(self, plan: Plan, last: int) -> None:
         """Take what records up to an interaction say, and nothing else."""
@@ -127,7 +126,7 @@ class ExamplePrivacy(ServerPart):
         """Return why the run ends before a step; empty if enough clients may train."""
         over = self._over(step, plan)
         enough = len(step.cohort) - len(over) >= plan.needed(step.cohort)
-        if not over or enough or self._goes_on:
+        if not over or enough or plan.spares_clients:
             return ""
         return (
             f"the run ends after round {step.round}: the privacy of "
@@ -135,8 +134,8 @@ class ExamplePrivacy(ServerPart):
         )
 
     def abstains(self, step: Step, plan: Plan) -> Collection[int]:
-        """Return the clients of an open run that may not train any more on what they have."""
-        over = self._over(step, plan) if self._goes_on else {}
+        """Return the clients that may not train any more on what they have."""
+        over = self._over(step, plan) if plan.spares_clients else {}
         self._abstain = {c: OrderDeclined.SAID + self._spent(over[c]) for c in over}
         return over
 

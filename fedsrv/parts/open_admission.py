@@ -55,6 +55,7 @@ class OpenAdmission(Admission):
         """Whether the clients may bring more than they had, and no less."""
         self._run = classes or RunClasses(())
         """The classes of the run by now."""
+        self.class_names = self._run.first
         self._classes = Counter[str]([*self._run.first, *listed_in(self._experiment)])
         """The names of all classes that the run and its clients have, and how many have each."""
         for text in self._known.values():
@@ -106,11 +107,6 @@ class OpenAdmission(Admission):
             said = self._said.get(client)
             marks = Profile.parse(client, said.text).set_aside if said else {}
         return {task: why for task, why in marks.items() if why.startswith(REFUSED)}
-
-    def check_fits(self, client: ClientId, text: str) -> None:
-        """Check a description of data that nobody sent, as in one process; raise PayloadError."""
-        with self._lock:
-            self._check_fits(client, Profile.parse(client, text), text)
 
     def _check_fits(self, client: ClientId, profile: Profile, text: str) -> None:
         """Check the shape of inputs, the names of classes, and that nothing is gone."""

@@ -11,7 +11,7 @@ with the stage: whoever trains then owes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from fedmodels.errors import RunFailed
@@ -31,8 +31,12 @@ from fedsrv.state.record import Record
 class OpenBuffer(BufferedRounds):
     """Rounds that end with the first uploads, while tasks, classes and clients come."""
 
-    def __init__(self, parts: Kernel, interaction: int) -> None:
+    def __init__(
+        self, parts: Kernel, interaction: int, owed: Callable[[OpenPlan], Mapping[int, int]]
+    ) -> None:
         """Give the orders again that were under way at a commit.
+
+        ``owed`` says how often clients have still to train on their present tasks.
 
         Raises:
             ConfigError: the method learns at the end of tasks.
@@ -41,8 +45,7 @@ class OpenBuffer(BufferedRounds):
             why = "it learns at the end of a task, and nobody knows which round of a task is last"
             raise not_asynchronous(parts.method.name, why)
         super().__init__(parts, interaction)
-        self._owed: dict[int, int] = {}
-        """How often clients have still to train on their present tasks."""
+        self._still_owed, self._owed = owed, dict[int, int]()
         self._following = bool(self.followed)
 
     def _goes_on(self, interaction: int) -> bool:
@@ -65,17 +68,17 @@ class OpenBuffer(BufferedRounds):
         Raises:
             RunFailed: recorded arrivals are followed, and there are no more of them.
         """
-        number = at.step.interaction
+        number, plan = at.step.interaction, opened(at.plan)
         if self._following and number not in self.followed:
             raise RunFailed(
                 f"[schedule] arrivals: the run that is followed ended before interaction "
                 f"{number + 1}, and this one has more to learn"
             )
-        kept = kept_orders(opened(at.plan), number, self.under_way)
+        kept = kept_orders(plan, number, self.under_way)
         if gone := self.under_way.keys() - kept.keys():
             self.cohort.recall(gone)
             self.under_way = kept
-        self._owed, self.experiment = dict(at.step.owed), at.plan.run.experiment
+        self._owed, self.experiment = dict(self._still_owed(plan)), plan.run.experiment
         return super().train(at, state)
 
     def records(self, at: Interaction, found: Reduced, record: Record) -> None:

@@ -13,11 +13,12 @@ from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from math import ceil
 from typing import Any, Self
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.open_changes import changed
-from fedmodels.errors import ArchiveError, ConfigError
+from fedmodels.errors import ConfigError
 from fedmodels.run_classes import ClassChange, RunClasses
 from fedmodels.tensors.bundle import ClientId, Problem
 from fedmodels.training.asked import check_announcement
@@ -33,7 +34,6 @@ from fedsrv.engine.cohort import Cohort
 from fedsrv.engine.plan import Plan
 from fedsrv.engine.report_validator import ReportValidator
 from fedsrv.engine.schedule import Step, draw_cohort, takes_part
-from fedsrv.parts.buffer_steps import buffer_steps, rounds_ahead
 from fedsrv.state.store import Store
 
 
@@ -69,22 +69,13 @@ class Growth:
         aside = [(client, task, why) for (client, task), why in self.set_aside.items()]
         found = {**asdict(replace(self, set_aside={})), **numbers, "set_aside": aside}
         for name in ("changes", "class_changes"):
-            if not found[name]:  # as in runs of earlier versions
+            if not found[name]:
                 del found[name]
         return found
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Self:
-        """Rebuild what :meth:`to_json` wrote.
-
-        Raises:
-            ArchiveError: an earlier version of fedtide wrote it.
-        """
-        if "owed" not in found or "set_aside" not in found:
-            raise ArchiveError(
-                "an earlier version of fedtide began this open run, and did not write down who had "
-                "still to train: begin a new run"
-            )
+        """Rebuild what :meth:`to_json` wrote."""
         tasks, owed, failed = (
             {int(client): int(number) for client, number in found[name]}
             for name in ("tasks", "owed", "failed")
@@ -247,11 +238,15 @@ class OpenPlan(Plan):
 
         A round may have one client alone, which then ends no run.
         """
-        least, needed = self.run.experiment.server.min_clients, self.needed(clients, wanted)
-        most = min(wanted or len(clients), len(clients))
-        if least is None or least >= self.run.experiment.schedule.clients:
-            return needed
-        return min(needed, most - 1)
+        needed, most = self.needed(clients, wanted), min(wanted or len(clients), len(clients))
+        return min(needed, most - 1) if self.spares_clients else needed
+
+    @property
+    def spares_clients(self) -> bool:
+        """Tell that it does, unless the config wants all clients."""
+        experiment = self.run.experiment
+        least = experiment.server.min_clients
+        return least is not None and least < experiment.schedule.clients
 
     def task_began(self, client: ClientId, step: Step) -> int:
         """Return the round in which a client's task of a step began; 0 for the evaluator.
@@ -337,6 +332,39 @@ def stage_steps(
         Step(n, n, stage, cohort, True, False, n == last, tasks)
         for n, cohort in enumerate(cohorts, first)
     ]
+
+
+def rounds_ahead(buffer: int, owed: Mapping[int, int]) -> int:
+    """Return how many rounds are needed at least until nobody owes any more.
+
+    A round counts as many uploads as ``buffer`` at most, and one of each client.
+
+    Args:
+        buffer: uploads that end a round.
+        owed: how often each client has still to train.
+    """
+    return max([ceil(sum(owed.values()) / buffer), *owed.values()], default=0)
+
+
+def buffer_steps(
+    stage: Stage,
+    first: int,
+    rounds: int,
+    tasks: Mapping[int, Task],
+    set_aside: Collection[tuple[int, int]],
+) -> list[Step]:
+    """Return asynchronous rounds of a stage; whoever may train at all is their cohort.
+
+    Args:
+        stage: from 0.
+        first: the interaction of the first one.
+        rounds: how many.
+        tasks: the present task of each client that takes part.
+        set_aside: clients and tasks that nobody trains.
+    """
+    cohort = tuple(c for c in sorted(tasks) if (c, tasks[c]) not in set_aside)
+    numbers = range(first, first + rounds)
+    return [Step(n, n, stage, cohort, True, False, False, tasks) for n in numbers]
 
 
 def stage_cohort(

@@ -67,7 +67,6 @@ class ClientPrivacy(ServerPart):
     """What ``[privacy] level = "client"`` adds to the rounds of a run."""
 
     counts_alike = True
-    tells = ("privacy",)
     method: Method
 
     def __init__(self, store: Store, events: EventLog, given: Mapping[str, Any] = NOTHING) -> None:
@@ -161,6 +160,10 @@ class ClientPrivacy(ServerPart):
         """Put down what is spent."""
         record["privacy"] = {**self.facts}
         record["metrics"]["epsilon"] = self.facts["epsilon"]
+
+    def tells(self, record: Record) -> Mapping[str, Any]:
+        """Tell what is spent."""
+        return {"privacy": record["privacy"]}
 
     def ended(self, records: Sequence[Record]) -> Mapping[str, Any]:
         """Return what the run spent, and under which assumptions."""

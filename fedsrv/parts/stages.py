@@ -16,27 +16,44 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
-from fedmodels.config.open_changes import changed, changes_between
+from fedmodels.config.experiment import Experiment
+from fedmodels.config.open_changes import changed, changes_between, settings_of, with_settings
 from fedmodels.data_description import UNUSUAL
-from fedmodels.errors import OrderDeclined, PayloadError, RunFailed
+from fedmodels.errors import ConfigError, OrderDeclined, PayloadError, RunFailed
 from fedmodels.parts.class_growth import StateGrowth
 from fedmodels.parts.growth_by_method import forgotten
 from fedmodels.run_classes import ClassChange, RunClasses
 from fedmodels.training.asked import asked
 from fedmodels.training.method import Method
 from fedpb.v1 import coordinator_pb2 as rpc
+from fedsrv.engine.admission import Admission
 from fedsrv.engine.client_profile import Profile, clients_text
 from fedsrv.engine.cohort import Cohort, News
 from fedsrv.engine.plan import Plan, describe
 from fedsrv.engine.reduction import Reduced
 from fedsrv.engine.schedule import Step, new_classes, takes_part
-from fedsrv.engine.server_part import NOTHING, Interaction, Running, ServerPart, Timetable
+from fedsrv.engine.server_part import (
+    NOTHING,
+    Exchange,
+    Interaction,
+    Kernel,
+    Running,
+    ServerPart,
+    Timetable,
+)
 from fedsrv.events import EventLog
-from fedsrv.parts.buffer_steps import rounds_ahead
-from fedsrv.parts.class_wishes import ClassWishes, checked, told_of
-from fedsrv.parts.open_admission import first_classes
-from fedsrv.parts.open_plan import Growth, OpenPlan, classes_of, movers, opened, rounds_of
-from fedsrv.parts.tasks_aside import TasksAside
+from fedsrv.parts.open_admission import OpenAdmission, first_classes
+from fedsrv.parts.open_buffer import OpenBuffer
+from fedsrv.parts.open_plan import (
+    Growth,
+    OpenPlan,
+    classes_of,
+    movers,
+    opened,
+    rounds_ahead,
+    rounds_of,
+)
+from fedsrv.parts.open_wishes import ClassWishes, TasksAside, checked, told_of
 from fedsrv.state.record import Record
 from fedsrv.state.store import Store
 
@@ -70,6 +87,32 @@ class OpenRuns(ServerPart):
         self._wished, self._names = TasksAside(store.path), ClassWishes(store.path)
         self._stages: Stages | None = None
         """None until clients have joined."""
+
+    @classmethod
+    def takes_up(cls, store: Store, before: Experiment) -> Mapping[str, str]:
+        """Read how the run began, or let it begin as it is started now.
+
+        Raises:
+            ConfigError: a change cannot be.
+        """
+        now, ledger = store.experiment, store.ledger
+        if ledger.growths():
+            settings = ledger.fact("began", dict) or settings_of(before)
+        else:
+            settings = settings_of(now)
+        store.began = with_settings(now, settings)
+        most = max(ledger.profiles(), default=-1)
+        if now.schedule.clients <= most:
+            raise ConfigError(
+                f"[schedule] clients = {now.schedule.clients}, and client {most} is in the run: "
+                f"{most + 1} at least"
+            )
+        if ledger.fact("end", dict) and (new := changes_between(before, now)):
+            raise ConfigError(
+                f"{store.path} has ended: {', '.join(new)} cannot change any more; begin a new run "
+                f"from its models ([net] begin_from = {str(store.path)!r})"
+            )
+        return {"began": json.dumps(settings, sort_keys=True)}
 
     def offers(self) -> Mapping[str, Callable[..., Any]]:
         """Let an operator set single tasks aside, look at classes, and give them other names."""
@@ -110,6 +153,12 @@ class OpenRuns(ServerPart):
                 self._names.add(wanted, done)
         return told_of(classes, [*self._stages.known.values()])
 
+    def admission(self, known: Mapping[int, str]) -> Admission:
+        """Return the checks of clients that bring classes of their own."""
+        growths = [Growth.from_json(found) for found in self.store.ledger.growths()]
+        classes = classes_of(growths) if growths else None
+        return OpenAdmission.of(self.experiment, known, classes=classes)
+
     def timetable(
         self, method: Method, cohort: Cohort, descriptions: Mapping[int, str]
     ) -> Timetable:
@@ -121,6 +170,17 @@ class OpenRuns(ServerPart):
         describe(self.store, stages.first.profiles)
         self._stages = stages
         return stages
+
+    def exchange(self, rounds: Kernel, interaction: int) -> Exchange | None:
+        """Return the buffer of asynchronous rounds, which lasts over growths."""
+        if not self.experiment.schedule.buffer:
+            return None
+        assert self._stages is not None, "the run has begun"
+        return OpenBuffer(rounds, interaction, self._stages.still_owed)
+
+    def tells(self, record: Record) -> Mapping[str, Any]:
+        """Tell that no interaction is the last one."""
+        return {"open": True}
 
     def records(self, at: Interaction, found: Reduced, record: Record) -> None:
         """Put down what the run grew by before an interaction, and note who has trained in it."""
@@ -216,7 +276,7 @@ class Stages(Timetable):
                 return
             if following is not plan:
                 grow(rounds, plan, following)
-            yield replace(following.steps[interaction], owed=self._still_owed(following))
+            yield following.steps[interaction]
 
     def _plan_at(self, interaction: int) -> OpenPlan:
         some = next(iter(self.known.values()))
@@ -233,7 +293,7 @@ class Stages(Timetable):
                 self.trained(record)
         plan = self._reaching(plan, interaction + 1)
         hold(self.store, plan)
-        is_over = bool(self._buffer) and interaction >= first and not self._still_owed(plan)
+        is_over = bool(self._buffer) and interaction >= first and not self.still_owed(plan)
         return plan.ended() if is_over else plan
 
     def _reaching(self, plan: OpenPlan, interaction: int) -> OpenPlan:
@@ -262,7 +322,7 @@ class Stages(Timetable):
         self._owed, self._failed = dict(growth.owed), Counter(growth.failed)
         self._since = {client: began[-1] for client, began in plan.began.items()}
 
-    def _still_owed(self, plan: OpenPlan) -> dict[int, int]:
+    def still_owed(self, plan: OpenPlan) -> dict[int, int]:
         """Return how often clients have still to train; none that left, and no task set aside."""
         gone = plan.aside.keys() | {c for c, task in plan.set_aside if plan.tasks[c] == task + 1}
         return {client: left for client, left in self._owed.items() if left and client not in gone}
@@ -365,7 +425,7 @@ class Stages(Timetable):
         """
         if not self._buffer:
             return plan
-        owed = {c: left for c, left in self._still_owed(plan).items() if c not in away}
+        owed = {c: left for c, left in self.still_owed(plan).items() if c not in away}
         due = rounds_ahead(self._buffer, owed) or int(interaction in self._again)
         is_right = (interaction < len(plan.steps)) == (due > 0)
         return plan if is_right else plan.with_rounds(interaction, due)

@@ -144,18 +144,18 @@ class RelayedRun:
     facts: RunFacts
     method: Method
     _grown: dict[int, RelayedRun] = field(default_factory=dict, compare=False)
-    """By how many classes came since an open run began."""
+    """By how many classes came since the run began."""
 
     def with_classes(self, new: int) -> RelayedRun:
-        """Return what travels once so many classes have come to an open run.
+        """Return what travels once so many classes have come.
 
         Raises:
             PayloadError: they are more than the run may get.
         """
         if not new:
             return self
-        classes, schedule = self.facts.problem.num_classes + new, self.facts.experiment.schedule
-        if not schedule.open or classes > schedule.max_classes:
+        classes = self.facts.problem.num_classes + new
+        if classes > self.facts.experiment.schedule.classes_to_come:
             raise PayloadError(f"an order names {new} new classes, which the run cannot have")
         if new not in self._grown:
             self._grown.clear()  # no order goes back behind a growth

@@ -174,10 +174,10 @@ def accuracy_matrix(run: RunRecord, view: str) -> Cells:
 def _learnt(run: RunRecord, scored: Container[int]) -> dict[int, int]:
     """Return ``{task: the last of these scored interactions that trained on it}``.
 
-    In an open run each client has a task of its own: there is none.
+    There is none where each client has a task of its own.
     """
     learnt: dict[int, int] = {}
-    if run.is_open:
+    if _own_tasks(run):
         return learnt
     for index, row in enumerate(run.rows):
         task, interaction = number(row.get("task")), interaction_of(row, index)
@@ -196,7 +196,7 @@ def comparable_view(runs: Sequence[RunRecord]) -> str:
 
     Methods keep different models; what they forget compares only at one and the same moment.
     """
-    if all(run.is_open for run in runs):
+    if all(map(_own_tasks, runs)):
         return RECEIVED
     tasks = [{k for k, _ in accuracy_matrix(run, RECEIVED)} for run in runs]
     return RECEIVED if all(len(found) > 1 for found in tasks) else "after_local"
@@ -215,7 +215,7 @@ def lost_by_task(run: RunRecord, view: str) -> dict[int, float]:
     As ``forgetting`` does, a difference compares clients that are scored at both times, each with
     itself. A task has no entry where there is none at some time since it was learnt.
     """
-    if run.is_open:
+    if _own_tasks(run):
         return _lost_in_streams(run, view)
     scored = _clients_on_tasks(run, view)
     learnt = _learnt(run, {interaction for interaction, _ in scored})
@@ -230,14 +230,19 @@ def lost_by_task(run: RunRecord, view: str) -> dict[int, float]:
     return out
 
 
-def _lost_in_streams(run: RunRecord, view: str) -> dict[int, float]:
-    """Return :func:`lost_by_task` of an open run: of each client's own tasks, mean over clients."""
-    present = {
+def _own_tasks(run: RunRecord) -> dict[tuple[int, int], int]:
+    """Return ``{(interaction, client): its task}``, where clients go on to tasks of their own."""
+    return {
         (interaction_of(row, index), client): int(task)
         for index, row in enumerate(run.rows)
         for client, facts in _clients(row)
         if (task := number(facts.get("task"))) is not None
     }
+
+
+def _lost_in_streams(run: RunRecord, view: str) -> dict[int, float]:
+    """Return :func:`lost_by_task` of clients' own tasks, mean over clients."""
+    present = _own_tasks(run)
     series: dict[int, dict[int, dict[int, float]]] = {}
     for (at, task), found in _clients_on_tasks(run, view).items():
         for client, accuracy in found.items():

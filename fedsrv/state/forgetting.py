@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fedmodels.config.combinations import refusals
 from fedmodels.errors import ConfigError
 from fedsrv.state.store import Store
 
@@ -34,7 +35,8 @@ def forget(store: Store, clients: Sequence[int]) -> list[str]:
     """
     fresh = [client for client in clients if store.aside().get(client) != 0]
     if fresh:
-        _check(store)
+        for line in refusals(store.experiment, also="forgetting"):
+            raise ConfigError(line)
         store.set_aside(dict.fromkeys(fresh, WHY), first=0)  # first: a crash leaves the wish
     gone = {client for client, first in store.aside().items() if first == 0}
     if not gone:
@@ -51,19 +53,3 @@ def forget(store: Store, clients: Sequence[int]) -> list[str]:
         f"took {seconds:.1f} s",
         REMAINS,
     ]
-
-
-def _check(store: Store) -> None:
-    """Refuse a run whose earlier data may be gone, or may not be used once more."""
-    if store.experiment.schedule.open:
-        raise ConfigError(
-            "--forget computes a run again from its beginning, and data of earlier tasks of an "
-            "open run may be gone: retire the client, and begin a new run without it where all "
-            "data are there"
-        )
-    privacy = store.experiment.privacy
-    if privacy is not None and (privacy.hides_clients or privacy.hides_examples):
-        raise ConfigError(
-            "--forget trains all others once more, which [privacy] level would have to pay for: "
-            "begin a new run without the client"
-        )

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from fedmodels.config.changes import why_fixed
+from fedmodels.config.changes import changeable, why_fixed
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ArchiveNotWritten, ConfigError, RunFailed, reason_of
 from fedmodels.files import locked
@@ -207,8 +207,8 @@ def require_run(path: Path) -> None:
 def another_config(run: Path, changed: Sequence[str], now: Experiment) -> ConfigError:
     """Return the error of a run that is resumed with another config, ``now``."""
     why, course = "", now.training.lr_schedule
-    if now.schedule.open:
-        return _another_open_config(run, changed, now)
+    if changeable(now):
+        return _another_of(run, changed, now)
     if "schedule.rounds" in changed and course is not None and course.follows_rounds:
         why = (
             "; learning rates of earlier rounds would change with the number of rounds, as "
@@ -222,8 +222,8 @@ def another_config(run: Path, changed: Sequence[str], now: Experiment) -> Config
     )
 
 
-def _another_open_config(run: Path, changed: Sequence[str], now: Experiment) -> ConfigError:
-    """Return the error of an open run that is resumed with what cannot change in it."""
+def _another_of(run: Path, changed: Sequence[str], now: Experiment) -> ConfigError:
+    """Return the error of a run in which other keys can change."""
     why = "; ".join(filter(None, (why_fixed(key, now) for key in changed)))
     return ConfigError(
         f"{run} goes on, and {', '.join(changed)} cannot change in it{f' ({why})' if why else ''}: "

@@ -226,13 +226,6 @@ class RunRecord:
         return out
 
     @property
-    def is_open(self) -> bool:
-        """Whether the run's clients go on to tasks of their own, and no interaction is the last."""
-        last = [table(row.get("clients")) for row in self.rows[-1:]]
-        found = (table(facts).get("task") for clients in last for facts in clients.values())
-        return any(number(task) is not None for task in found)
-
-    @property
     def open_round(self) -> int | None:
         """Return the last round, if it has fewer interactions so far than the one before."""
         counts = Counter(_round_of(row, index) for index, row in enumerate(self.rows))

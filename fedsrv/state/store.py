@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedmodels.config.changes import forbidden_changes
+from fedmodels.config.combinations import halves_of
 from fedmodels.config.experiment import Experiment
-from fedmodels.errors import ArchiveError, ArchiveNotRead, ConfigError, RunFailed
+from fedmodels.errors import ArchiveError, ArchiveNotRead, RunFailed
 from fedmodels.files import LEFTOVER, sync_path, write_atomically
 from fedmodels.line_file import append_lines
-from fedmodels.run_classes import ClassChange, RunClasses
 from fedmodels.tensors.bundle import state_digest
 from fedmodels.training.contexts import ServerState
 from fedsrv.state.audit import Evidence
@@ -66,8 +66,8 @@ class Store:
         """
         self.path = path
         self.experiment = self.wished = self.began = experiment
-        """What holds now; what the run is started with; and, of an open run that was changed since,
-        what it began with."""
+        """What holds now; what the run is started with; and, where that was changed since, what it
+        began with."""
         self.keeps_since = 0
         """The first interaction after which clients have to hold their states."""
         self.strict = experiment.server.durability == "strict"
@@ -121,7 +121,7 @@ class Store:
         self._highest = -1 if highest is None else highest
         self.watermark = -1 if watermark is None else watermark
         """The newest interaction that is known to be safe on every disk."""
-        stored = self.ledger.fact("experiment", dict)
+        stored, before = self.ledger.fact("experiment", dict), self.experiment
         if stored is not None:
             from fedmodels.resolution import experiment_of
 
@@ -129,42 +129,10 @@ class Store:
             if changed := forbidden_changes(before, self.experiment):
                 raise another_config(self.path, changed, self.experiment)
         facts = {"experiment": json.dumps(self.experiment.to_dict(), sort_keys=True)}
-        if self.experiment.schedule.open:
-            facts |= self._began_as(self.experiment if stored is None else before)
+        for part in halves_of(self.experiment, "server"):
+            facts |= part.takes_up(self, before)
         with writing(self.path):
             self.ledger.set_facts(**facts)
-
-    def _began_as(self, before: Experiment) -> dict[str, str]:
-        """Read how an open run began, or let it begin as it is started now.
-
-        Args:
-            before: what it was started with the last time.
-
-        Returns:
-            The facts to store.
-
-        Raises:
-            ConfigError: a change cannot be.
-        """
-        from fedmodels.config.open_changes import changes_between, settings_of, with_settings
-
-        if self.ledger.growths():
-            settings = self.ledger.fact("began", dict) or settings_of(before)
-        else:
-            settings = settings_of(self.experiment)
-        self.began = with_settings(self.experiment, settings)
-        most = max(self.ledger.profiles(), default=-1)
-        if self.experiment.schedule.clients <= most:
-            raise ConfigError(
-                f"[schedule] clients = {self.experiment.schedule.clients}, and client {most} is in "
-                f"the run: {most + 1} at least"
-            )
-        if self.ledger.fact("end", dict) and (new := changes_between(before, self.experiment)):
-            raise ConfigError(
-                f"{self.path} has ended: {', '.join(new)} cannot change any more; begin a new run "
-                f"from its models ([net] begin_from = {str(self.path)!r})"
-            )
-        return {"began": json.dumps(settings, sort_keys=True)}
 
     # --- what is committed ------------------------------------------------------------------------
 
@@ -375,7 +343,7 @@ class Store:
 
     def end(self, summary: Mapping[str, Any]) -> None:
         """Commit the end of the run, and sync it: clients leave when they hear of it."""
-        end = {"rounds": self.experiment.schedule.rounds, "after": self.committed}
+        end = {"rounds": self.wished.schedule.rounds, "after": self.committed}
         value = json.dumps({**end, "summary": summary})
         with writing(self.path):
             self.ledger.set_facts(end=value)
@@ -404,11 +372,8 @@ class Store:
     def ended(self) -> dict[str, Any] | None:
         """Return the summary of an ended run; None if the run may go on."""
         end = self.ledger.fact("end", dict) or {}
-        rounds = end.get("rounds") if self.experiment.schedule.open else None
-        same = (end.get("rounds"), end.get("after")) == (
-            rounds or self.experiment.schedule.rounds,
-            self.committed,
-        )
+        wanted = self.wished.schedule.rounds, self.committed
+        same = (end.get("rounds"), end.get("after")) == wanted
         return dict(end["summary"]) if end and same else None
 
     # --- open runs --------------------------------------------------------------------------------
@@ -418,17 +383,6 @@ class Store:
         with writing(self.path):
             self.ledger.grow(growth)
         self._grown = max(self._grown, int(growth["interaction"]))
-
-    def classes(self) -> RunClasses | None:
-        """Return the classes of an open run, as its growths say; None before it began."""
-        growths = self.ledger.growths()
-        if not growths:
-            return None
-        found = RunClasses(tuple(map(str, growths[0]["classes"])))
-        for growth in growths[1:]:
-            changes = (ClassChange(*one) for one in growth.get("class_changes", ()))
-            found = found.grown(growth["classes"], changes)
-        return found
 
     # --- clients ----------------------------------------------------------------------------------
 

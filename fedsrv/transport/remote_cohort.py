@@ -87,7 +87,6 @@ class RemoteCohort:
         beginners: Collection[int] = (),
         at_once: int = 1,
         peers: PeerCertificates | None = None,
-        class_names: Sequence[str] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.num_clients, self.most_present = num_clients, most_present or num_clients
@@ -121,7 +120,7 @@ class RemoteCohort:
         self._patience = ClientWait(self.changed, who.is_there, who.may_come, deadline_s, clock)
         self._gathering = WaitNotice("gathering the run's clients", events, clock)
         self.committed = self.watermark = -1
-        self.class_names = tuple(class_names)
+        self.class_names = admission.class_names if admission else ()
         """Of the classes that an open run began with; none before."""
         self._awaited = set[int]()
         """The clients of an open run that were away at the last news."""

@@ -126,7 +126,7 @@ class Service:
             passed_on: takes results on their way up; by default the cohort keeps them.
             check_id: refuses the ids of clients that have to join elsewhere.
             exclude: keeps in mind whom an operator excludes; by default nobody can be.
-            set_aside: the same of single tasks.
+            set_aside: the same of single tasks, of a run that may grow.
             classes: the same of classes that are to change; returns those that an open run has.
         """
         self.run_id, self.experiment = run_id, table_of(experiment)
@@ -134,7 +134,6 @@ class Service:
         self._seed = int(experiment.get("seed", 0))
         how = (experiment.get("privacy") or {}).get("announce", "exact")
         self._announce = "" if how == "exact" else how
-        self._is_open = bool(experiment.get("schedule", {}).get("open"))
         self.cohort, self.events = cohort, events
         self.guard, self.journal, self.check_id = guard or Guard(), journal or Journal(), check_id
         self.journal.guard = self.guard
@@ -458,8 +457,6 @@ class Service:
             self.journal.tell("steered", context, exclude=excluded)
         if not of_open:
             return rpc.SteerResponse()
-        if request.set_aside and self._set_aside is None:
-            raise WrongRun("tasks are set aside at the coordinator of their run")
         if request.set_aside and self._set_aside is not None:
             tasks = [*zip(owners, (one.task for one in request.set_aside), strict=True)]
             self._set_aside(tasks)
@@ -485,7 +482,7 @@ class Service:
 
     def _check_open(self) -> None:
         """Check that the run may grow."""
-        if not self._is_open:
+        if self._set_aside is None:
             raise WrongRun(
                 "this run knew all its tasks and clients when it began; a run with [schedule] "
                 "open = true takes new ones"

@@ -22,7 +22,6 @@ from fedmodels.errors import ConfigError
 from fedmodels.methods import make, method_class, settings_of
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import weights_of
-from fedmodels.parts.class_growth import StateGrowth, check_grows
 from fedmodels.tensors.archive import load, load_named, save, save_named
 from fedmodels.tensors.bundle import Bundle, Problem, Weights, check_finite, state_digest
 from fedmodels.training.asked import HOOKS, global_weights, keeps_state
@@ -174,6 +173,8 @@ def who_is_not_selected_keeps_its_state(case: Case) -> None:
 @check
 def a_class_may_come_later(case: Case) -> None:
     """A run with a class more goes on from what was learnt, unless its method or net takes none."""
+    from fedmodels.parts.class_growth import StateGrowth, check_grows
+
     made, client = case.interaction, 0
     method, cohort = made.method, (0, 1)
     try:

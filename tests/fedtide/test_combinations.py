@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from fedcli.data.store.commands import run_partition
-from fedmodels.config.combinations import NEEDED, PARTS, REFUSED, RESTS
+from fedmodels.config.combinations import NEEDED, PARTS, REFUSED, RESTS, refusals
 from fedmodels.errors import ConfigError
 from fedmodels.numerics.secrecy import Secret
 from fedtide.inprocess import run_in_process
@@ -87,12 +87,20 @@ def test_a_pair_that_fits_by_none_of_its_needs_is_refused(place):
 def test_a_refused_pair_has_its_line(refusal, place):
     if "relays" in refusal.pair:
         return  # tests/fedsrv/relay has them: relays are no key
+    if "forgetting" in refusal.pair:
+        (other,) = {*refusal.pair} - {"forgetting"}
+        asked = tiny_experiment(**tables_of(combinations.needed_by([other]), place))
+        assert refusal.why in refusals(asked, also="forgetting")
+        return
     needed = combinations.needed_by(refusal.pair)
     tables = tables_of(needed, place)
     if "asynchronous rounds" in needed:
         tables["schedule"]["order"] = "asynchronous"
     if refusal.where == 'announce = "none"':
         tables["privacy"]["announce"] = "none"
+    if refusal.where.startswith("epsilon"):
+        del tables["privacy"]["noise_multiplier"]
+        tables["privacy"]["epsilon"] = 8.0
     if refusal.where.startswith("[evaluate]"):
         tables["evaluate"]["select_by"] = "f1"
     if refusal.where.startswith("[training.lr_schedule]"):

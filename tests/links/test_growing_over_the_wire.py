@@ -13,6 +13,7 @@ import torch
 
 from fedcli.data.store.growing import add_task
 from fedcli.data.store.opened_data import open_data
+from fedcli.runtime.announcer import Watched
 from fedcli.runtime.host import Host
 from fedcli.runtime.link import Link
 from fedmodels.nets.trained import TrainedModel
@@ -61,7 +62,8 @@ class Served:
     def join(self, client: int, incoming: Path | None = None) -> tuple[Host, Future[None]]:
         states, link = self.place / "states", Link(self.address, give_up_after_s=10.0)
         cpu = torch.device("cpu")
-        host = Host([client], link, self.place / "data", states, cpu, incoming=incoming)
+        brought = {} if incoming is None else {"watched": Watched(incoming)}
+        host = Host([client], link, self.place / "data", states, cpu, brought=brought)
         return host, self.pool.submit(host.run)
 
 

@@ -19,8 +19,8 @@ from fedmodels.errors import FedtideError
 from fedmodels.run_classes import ClassChange
 from fedsrv.coordinator import Listen, serve
 from fedsrv.events import Event, EventLog
-from fedsrv.parts.class_wishes import ClassWishes
 from fedsrv.parts.open_admission import REFUSED
+from fedsrv.parts.open_wishes import ClassWishes
 from fedsrv.parts.stages import RunPaused
 from fedsrv.relay.relaying import Upstream, serve_relay
 from fedsrv.transport import service

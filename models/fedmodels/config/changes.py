@@ -3,35 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fedmodels.code_names import short_name
+from fedmodels.config.combinations import part_at, parts_on
 from fedmodels.config.experiment import Experiment
 
-CHANGEABLE: Mapping[str, str] = {
-    "training.lr": "each training from the next round on",
-    "training.lr_schedule": "each training from the next round on, at its place in the new course",
-    "schedule.rounds": "tasks that begin from the next round on",
-    "schedule.clients": "who may join, from the resume on",
-    "trigger": "the next wait",
-    "evaluate.last_tasks": "scores from the next round on",
-    "evaluate.drift": "each training from the next round on",
-    "deploy": "each model from the next round on",
-    "server.min_clients": "the next round",
-    "server.deadline_s": "all that is waited for, from the resume on",
-    "data.columns.missing": "files that sites cut from the resume on",
-}
-"""The keys, or tables, that ``--resume`` may change in an open run, and what a change is for."""
+
+def changeable(experiment: Experiment) -> Mapping[str, str]:
+    """Return the keys that ``--resume`` may change as one of a run's parts says; mostly none."""
+    places = (part.resumes for part in parts_on(experiment) if part.resumes)
+    return next((part_at(f"fedmodels.{place}") for place in places), {})
 
 
-def is_changeable(key: str) -> bool:
-    """Tell whether a dotted key may be changed in some open run."""
-    return any(key == one or key.startswith(f"{one}.") for one in CHANGEABLE)
+def is_among(key: str, keys: Iterable[str]) -> bool:
+    """Tell whether a dotted key is one of some keys, or stands in one of them that is a table."""
+    return any(key == one or key.startswith(f"{one}.") for one in keys)
 
 
 def why_fixed(key: str, now: Experiment) -> str:
-    """Return what keeps a changeable key of an open run as it is; empty if nothing does."""
+    """Return what keeps a changeable key as it is; empty if nothing does."""
     if now.scenario is not None and key in ("schedule.clients", "data.columns.missing"):
         return f"{key} stays, since [scenario] has dealt the data out by it"
     if now.privacy is not None and key in (
@@ -57,13 +49,13 @@ def forbidden_changes(before: Experiment, now: Experiment) -> list[str]:
     """Return the dotted keys in which a resumed run differs from what it was, and must not.
 
     It may have another ``max_rollback``, and more rounds at the end, unless learning rates of
-    earlier rounds would change with their number. An open run may have more
-    (:data:`CHANGEABLE`).
+    earlier rounds would change with their number. A part may let more change
+    (:func:`changeable`).
     """
-    if now.schedule.open and before.schedule.open:
+    if keys := changeable(now).keys() & changeable(before).keys():
         return [
             key for key in difference(before, now)
-            if key != "server.max_rollback" and (not is_changeable(key) or why_fixed(key, now))
+            if key != "server.max_rollback" and (not is_among(key, keys) or why_fixed(key, now))
         ]  # fmt: skip
     schedule, one_task = now.schedule, now.most_tasks == 1
     allowed = {"server.max_rollback"}

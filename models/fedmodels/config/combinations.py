@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from fedmodels.config.experiment import Experiment
@@ -48,8 +48,10 @@ class Part:
     settles: str = ""
     """Function below ``fedmodels`` that refuses a method, or settles keys by it: it takes the
     experiment and the method, and returns the experiment."""
-    comes_and_goes: bool = False
-    """Whether an open run may switch it on and off."""
+    changes: Mapping[str, str] = field(default_factory=dict)
+    """The keys of it, or tables, that may change while a run goes on, and what a change is for."""
+    resumes: str = ""
+    """Mapping below ``fedmodels`` of all keys that ``--resume`` may change in a run of it."""
 
 
 def _covers_inputs(e: Experiment) -> None:
@@ -79,10 +81,13 @@ LISTED: tuple[Part, ...] = (
     Part("availability", "[schedule] availability",
          lambda e: e.schedule.availability is not None, "populations.md"),
     Part("open runs", "[schedule] open", lambda e: e.schedule.open, "streams.md",
-         server="stages:OpenRuns", client="open_runs:OpenRuns"),
+         server="stages:OpenRuns", client="open_runs:OpenRuns",
+         settles="config.open_changes:waits_for_most",
+         resumes="config.open_changes:CHANGEABLE"),
     Part("participants", "[schedule] participants",
          lambda e: e.schedule.participants != "all", "streams.md"),
-    Part("triggers", "[trigger]", lambda e: e.trigger is not None, "streams.md"),
+    Part("triggers", "[trigger]", lambda e: e.trigger is not None, "streams.md",
+         changes={"trigger": "the next wait"}),
     Part("server data", "",
          lambda e: bool(part_at("fedmodels.parts.server_data:trains_at_server")(e)),
          server="server_data:ServerExamples"),
@@ -94,7 +99,11 @@ LISTED: tuple[Part, ...] = (
     Part("unused data", "", server="unused_data:UnusedData"),
     Part("fewer clients", "[server] min_clients, deadline_s",
          lambda e: e.server.min_clients is not None, "reliability.md",
-         lambda e: e.server.check_clients(e.schedule.clients)),
+         lambda e: e.server.check_clients(e.schedule.clients),
+         changes={
+             "server.min_clients": "the next round",
+             "server.deadline_s": "all that is waited for, from the resume on",
+         }),
     Part("validation", "[data] validation_share",
          lambda e: e.data is not None and e.data.validation_share is not None, "metrics.md"),
     Part("repeats", "[data] repeats",
@@ -155,13 +164,13 @@ LISTED: tuple[Part, ...] = (
          lambda e: e.server.check_exclusion(e.at_once), server="exclusions:Exclusions"),
     Part("final models", "", client="kept_models:FinalModel"),
     Part("deployment", "[deploy]", lambda e: e.deploy is not None, "serving.md",
-         client="deployment:Deployment"),
+         client="deployment:Deployment", changes={"deploy": "each model from the next round on"}),
     Part("refused models", "", server="refused_models:RefusedModels"),
     Part("drift", "[evaluate] drift", lambda e: e.evaluate.drift, "drift.md",
          server="drift:Drift", client="drift:DriftMeter", shared="parts.drift:Drift",
          tells=("input_drift", "input_drift_p", "input_drift_number",
                 "prediction_drift", "prediction_drift_p", "prediction_drift_number"),
-         comes_and_goes=True),
+         changes={"evaluate.drift": "each training from the next round on"}),
     Part("prequential scores", "[evaluate] prequential", lambda e: e.evaluate.prequential,
          "metrics.md", server="prequential:PrequentialScores",
          client="prequential:TestThenTrain", shared="parts.prequential:Prequential",
@@ -187,14 +196,15 @@ LISTED: tuple[Part, ...] = (
     Part("frozen parts", "[net] frozen, adapters",
          lambda e: bool({"frozen", "adapters"} & e.net.options().keys()), "nets.md"),
     Part("relays", "fedsrv relay", lambda e: False, "relays.md"),
+    Part("forgetting", "fedsrv serve --resume --forget", lambda e: False, "operations.md"),
 )  # fmt: skip
 """All parts, in the order of every seam (``ServerPart``, ``ClientPart``, ``SharedPart``).
 
 The order counts where parts change one thing: a robust rule gives its result before noise is added
 to it, noise forgets how far single uploads lie from others before odd ones are looked for, clients
 add noise before they compress a difference, masks come last, and what is live is offered before
-drift moves the net. What arrives meets the parts in the opposite order. Relays are no key: clients
-join through them.
+drift moves the net. What arrives meets the parts in the opposite order. Relays and forgetting are
+no keys: clients join through the one, and an operator asks for the other.
 """
 PARTS: Mapping[str, Part] = {part.name: part for part in LISTED if part.keys}
 """The parts that a config switches on, in the order of the page; the others are always there."""
@@ -280,6 +290,14 @@ FEW_HAVE_NEW = (
     "{} needs rounds with as many clients as there can be, and [schedule] participants = "
     "{{0.schedule.participants!r}} lets a round have as few as have new data: leave it out"
 )
+OWN_TASKS = (
+    "[privacy] epsilon alone needs a known number of tasks, and here clients bring their own: give "
+    "noise_multiplier as well, and the run ends before it spends epsilon"
+)
+PAID_ONCE = (
+    "--forget trains all others once more, which [privacy] level would have to pay for: begin a "
+    "new run without the client"
+)
 REFUSED: tuple[Refusal, ...] = (
     Refusal(("poisson sampling", "over-selection"), POISSON),
     Refusal(("poisson sampling", "availability"), POISSON),
@@ -354,6 +372,19 @@ REFUSED: tuple[Refusal, ...] = (
         "clients bring",
         when=lambda e: e.announced == "none", where='announce = "none"',
     ),
+    *(Refusal(
+        ("open runs", noise), OWN_TASKS,
+        when=lambda e: e.privacy is not None and e.privacy.noise_multiplier is None,
+        where="epsilon without noise_multiplier",
+    ) for noise in ("noise at the server", "noise at clients")),
+    Refusal(
+        ("open runs", "forgetting"),
+        "--forget computes a run again from its beginning, and data of earlier tasks of an open "
+        "run may be gone: retire the client, and begin a new run without it where all data are "
+        "there",
+    ),
+    *(Refusal((level, "forgetting"), PAID_ONCE)
+      for level in ("noise at the server", "noise at clients", "example privacy")),
     Refusal(
         ("stopping", "hidden counts"),
         '[privacy] announce = "{0.announced}" leaves no F1 to end the run by: set [evaluate] '
@@ -447,7 +478,7 @@ def refusals(
 
     Args:
         experiment: the config.
-        also: a part beside its own: ``relays``.
+        also: a part beside its own: ``relays``, ``forgetting``.
         reads: what the method's server half reads, where it is known.
     """
     on = {name for name, part in PARTS.items() if part.is_on(experiment) or name == also}

@@ -23,9 +23,6 @@ from fedmodels.config.tracking import Tracking
 from fedmodels.config.training import ServerOptimizer, Training
 from fedmodels.errors import ConfigError
 
-OPEN_DEADLINE_S = 3600.0
-"""Seconds after which an open run waits for no more clients than it needs, unless it says more."""
-
 
 class NetTable(BaseModel):
     """``[net]``: a registered net and its options."""
@@ -93,17 +90,6 @@ class Experiment(StrictTable):
     deploy: Deploy | None = None
 
     @model_validator(mode="after")
-    def _waits_for_most(self) -> Experiment:
-        """Let one site end no open run, unless the config says for whom it waits."""
-        noisy = self.privacy is not None and self.privacy.noise_at_clients
-        if self.schedule.open and self.server.min_clients is None and not self.server.is_robust:
-            some = min(len(self.schedule.beginners), self.cohort_size)
-            waits = {"min_clients": max(1, some // 2), "deadline_s": OPEN_DEADLINE_S}
-            if not noisy:  # whose noise adds up over min_clients
-                self.__dict__["server"] = self.server.model_copy(update=waits)
-        return self
-
-    @model_validator(mode="after")
     def _cuts_tasks_once(self) -> Experiment:
         """Refuse two ways to cut tasks, and data that say their tasks where others deal them."""
         if self.data is None or self.scenario is None or not self.data.cuts_tasks:
@@ -130,7 +116,7 @@ class Experiment(StrictTable):
 
     @property
     def begins(self) -> Trigger:
-        """Return when an open run goes on."""
+        """Return when a run that has learned all it has goes on."""
         return self.trigger or Trigger()
 
     @property

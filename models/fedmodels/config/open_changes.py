@@ -1,8 +1,7 @@
-"""An experiment with what was changed of it while its open run went on.
+"""What an open run settles of its config, and what may be changed of it while the run goes on.
 
-:data:`fedmodels.config.changes.CHANGEABLE` says which keys may change. A change is a dotted key and
-its new value; None stands for a key that is left out. The run stores a change with the growth from
-which on it holds, and tells its clients by their orders.
+A change is a dotted key and its new value; None stands for a key that is left out. The run stores a
+change with the growth from which on it holds, and tells its clients by their orders.
 """
 
 from __future__ import annotations
@@ -13,16 +12,43 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from fedmodels.config.changes import is_changeable, leaves
+from fedmodels.config.changes import is_among, leaves
+from fedmodels.config.combinations import LISTED
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.sent import tables_in
 from fedmodels.errors import PayloadError
+
+CHANGEABLE: Mapping[str, str] = {
+    "training.lr": "each training from the next round on",
+    "training.lr_schedule": "each training from the next round on, at its place in the new course",
+    "schedule.rounds": "tasks that begin from the next round on",
+    "schedule.clients": "who may join, from the resume on",
+    "evaluate.last_tasks": "scores from the next round on",
+    "data.columns.missing": "files that sites cut from the resume on",
+    **{key: what for part in LISTED for key, what in part.changes.items()},
+}
+"""The keys, or tables, that ``--resume`` may change, and what a change is for."""
+
+
+OPEN_DEADLINE_S = 3600.0
+"""Seconds after which an open run waits for no more clients than it needs, unless it says more."""
+
+
+def waits_for_most(experiment: Experiment, method: object) -> Experiment:
+    """Let one site end no open run, unless the config says for whom it waits."""
+    privacy, server = experiment.privacy, experiment.server
+    noisy = privacy is not None and privacy.noise_at_clients  # it adds up over min_clients
+    if server.min_clients is not None or server.is_robust or noisy:
+        return experiment
+    some = min(len(experiment.schedule.beginners), experiment.cohort_size)
+    waits = {"min_clients": max(1, some // 2), "deadline_s": OPEN_DEADLINE_S}
+    return experiment.model_copy(update={"server": server.model_copy(update=waits)})
 
 
 def settings_of(experiment: Experiment) -> dict[str, Any]:
     """Return the changeable keys that an experiment has, with their values."""
     found = leaves(experiment.to_dict())
-    return {key: json.loads(value) for key, value in found.items() if is_changeable(key)}
+    return {key: json.loads(value) for key, value in found.items() if is_among(key, CHANGEABLE)}
 
 
 def changes_between(before: Experiment, now: Experiment) -> dict[str, tuple[Any, Any]]:
@@ -46,7 +72,7 @@ def changed(experiment: Experiment, changes: Mapping[str, Any]) -> Experiment:
     """
     if not changes:
         return experiment
-    if wrong := [key for key in changes if not is_changeable(key)]:
+    if wrong := [key for key in changes if not is_among(key, CHANGEABLE)]:
         raise PayloadError(f"{wrong[0][:60]!r} of an open run cannot be changed")
     update = {}
     try:

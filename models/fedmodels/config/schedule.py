@@ -93,6 +93,20 @@ class Schedule(StrictTable):
         return int(self.participants.removeprefix("new").removeprefix(" + ") or 0)
 
     @property
+    def classes_to_come(self) -> int:
+        """How many classes the run may have in the end; 0 where it keeps those of its beginning."""
+        return self.max_classes if self.open else 0
+
+    def visit(self, round: int, began: int) -> int:
+        """Return how many rounds on a client's task came before one.
+
+        ``began`` is the round in which the task began, where clients have tasks of their own.
+        """
+        if self.open:
+            return round - began
+        return round if self.order == "rounds_outer" else round % self.rounds
+
+    @property
     def beginners(self) -> range:
         """The ids of the clients that a run begins with."""
         return range(self.begin_with or self.clients)

@@ -24,6 +24,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from fedmodels.config.combinations import OWN_TASKS
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ConfigError
 
@@ -222,11 +223,8 @@ def with_noise(experiment: Experiment, method: Reducing) -> Experiment:
     if privacy is None or not privacy.hides_clients or privacy.noise_multiplier is not None:
         return experiment
     assert privacy.epsilon is not None, "the table is whole"
-    if schedule.open or experiment.scenario is None:
-        raise ConfigError(
-            "[privacy] epsilon alone needs a known number of tasks, and here clients bring their "
-            "own: give noise_multiplier as well, and the run ends before it spends epsilon"
-        )
+    if experiment.scenario is None:
+        raise ConfigError(OWN_TASKS)
     tasks = experiment.most_tasks
     if tasks is None:
         raise ConfigError(

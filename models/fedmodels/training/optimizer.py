@@ -153,10 +153,7 @@ def lr_factor(ctx: ClientContext) -> float:
         return 1.0
     if course.over == "epochs":
         return factor_at(course, ctx.epoch, experiment.training.local_epochs)
-    if schedule.open:  # each client has its tasks at its own time
-        return factor_at(course, ctx.round - ctx.at.began, schedule.rounds)
-    anew = schedule.order != "rounds_outer"
-    return factor_at(course, ctx.round % schedule.rounds if anew else ctx.round, schedule.rounds)
+    return factor_at(course, schedule.visit(ctx.round, ctx.at.began), schedule.rounds)
 
 
 def factor_at(course: LrSchedule, t: int, length: int) -> float:

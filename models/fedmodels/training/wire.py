@@ -77,7 +77,7 @@ class SharedPart:
 
 def sections_off(experiment: Experiment) -> tuple[str, ...]:
     """Return the prefixes of what clients may have kept of parts that are off by now."""
-    off = (part for part in LISTED if part.comes_and_goes and not part.is_on(experiment))
+    off = (part for part in LISTED if part.changes and part.shared and not part.is_on(experiment))
     return tuple(part_at(f"{ROOMS['shared']}.{part.shared}").section for part in off)
 
 

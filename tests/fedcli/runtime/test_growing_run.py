@@ -15,8 +15,8 @@ from fedcli.data.store.growing import add_task
 from fedcli.data.store.opened_data import open_data
 from fedcli.data.store.own_files import CUT_FILE
 from fedcli.parts.kept_models import described
-from fedcli.parts.open_runs import Spare
-from fedcli.runtime.announcer import Announcer, how_cut
+from fedcli.parts.open_runs import OpenRuns, Spare
+from fedcli.runtime.announcer import Announcer, Watched, how_cut
 from fedcli.runtime.answers import RunOver, SessionGone, UploadRefused
 from fedcli.runtime.enrolment import Enrolment
 from fedcli.runtime.host import Host
@@ -421,11 +421,12 @@ def test_files_are_cut_as_before_or_as_the_server_says(tmp_path):
 
 def test_a_watched_folder_is_for_open_runs(data, tmp_path):
     link: Any = FakeLink()
-    made: Any = Host([0], link, data, tmp_path / "s", torch.device("cpu"), incoming=tmp_path / "in")
+    brought = {"watched": Watched(tmp_path / "in")}
+    made: Any = Host([0], link, data, tmp_path / "s", torch.device("cpu"), brought=brought)
     for schedule in (OPEN, {}):
         tables = tiny_experiment(schedule=schedule).model_dump(mode="json", exclude_none=True)
         reply = rpc.JoinResponse(experiment=table_of(tables), class_names=["a", "b"])
-        made.enrolment = SimpleNamespace(join=lambda reply=reply: reply)
+        made.enrolment = SimpleNamespace(join=lambda reply=reply: reply, workers=made.workers)
         if schedule:
             made.join()
     assert made.workers.of(0).set_ups.classes == ("a", "b")
@@ -447,7 +448,7 @@ def test_the_thread_that_looks_for_tasks_outlives_what_goes_wrong(
         raise RuntimeError("anything")
 
     monkeypatch.setattr(Announcer, "look", look)
-    made._announce_forever()
+    made._look_forever(OpenRuns.beside(enrolment))
     assert looks.qsize() == 3
 
 

@@ -7,8 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from fedmodels.config.changes import CHANGEABLE, forbidden_changes
-from fedmodels.config.open_changes import changed, changes_between, settings_of, with_settings
+from fedmodels.config.changes import forbidden_changes
+from fedmodels.config.open_changes import (
+    CHANGEABLE,
+    changed,
+    changes_between,
+    settings_of,
+    with_settings,
+)
 from fedmodels.errors import PayloadError
 from tests.conftest import tiny_experiment
 

@@ -140,12 +140,15 @@ def test_what_a_run_says_stays_text_and_its_start_is_no_alarm(run, tmp_path):
     assert 'class="grave"' not in found
 
 
-def test_an_open_run_has_no_bar_where_no_event_says_so(run, tmp_path):
+def test_there_is_no_bar_where_nothing_says_how_long_a_run_is(run, tmp_path):
     """The page of a directory had an empty bar, and the time of a stage was that of the run."""
     lines = (run / "rounds.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]
     (tmp_path / "rounds.jsonl").write_text("\n".join(lines) + "\n")
-    assert "<progress" in LivePage(tmp_path).html()
+    page = LivePage(tmp_path)
+    assert "<progress" not in page.html()
+    page.take(Event("commit", "", 0, 0, {"of": 8}, unix_time=0.0))
+    assert "<progress" in page.html()
     rows[-1]["clients"] = {"0": {"task": 2}}
     (tmp_path / "rounds.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     page = LivePage(tmp_path)
@@ -154,6 +157,7 @@ def test_an_open_run_has_no_bar_where_no_event_says_so(run, tmp_path):
         facts = {"of": 8, "open": True}
         page.take(Event("commit", "", number, number, facts, unix_time=10.0 * number))
     assert " · about 1 min 0 s left of this stage</p>" in page.html()
+    assert "<progress" not in page.html()
 
 
 def test_the_last_state_stays_when_a_run_ends(run):

@@ -186,7 +186,9 @@ def spending(limit: float, **schedule: Any) -> tuple[Any, Any]:
     store: Any = SimpleNamespace(experiment=made, ledger=ledger)
     step = SimpleNamespace(cohort=(0, 1), task_of=lambda client: 0)
     steps = [SimpleNamespace(interaction=n, round=n, **vars(step)) for n in range(3)]
-    plan: Any = SimpleNamespace(needed=len, steps=steps, records=records)
+    plan: Any = SimpleNamespace(
+        needed=len, steps=steps, records=records, spares_clients=bool(schedule)
+    )
     return ExamplePrivacy(store, EventLog()), plan
 
 

@@ -15,9 +15,8 @@ import pytest
 from fedcli.data.store.growing import add_task
 from fedmodels.errors import ConfigError, RunFailed
 from fedsrv.engine.cohort import AnyOf
-from fedsrv.parts.buffer_steps import buffer_steps, rounds_ahead
 from fedsrv.parts.open_buffer import OpenBuffer, kept_orders, on_present_task
-from fedsrv.parts.open_plan import Growth
+from fedsrv.parts.open_plan import Growth, buffer_steps, rounds_ahead
 from fedsrv.state.store import Store
 from fedsrv.transport.open_trips import OpenTrips
 from fedtide.inprocess import InProcessCohort, run_in_process

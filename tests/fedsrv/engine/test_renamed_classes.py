@@ -18,9 +18,9 @@ from fedmodels.nets.trained import TrainedModel
 from fedmodels.run_classes import ClassChange, RunClasses
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.parts import stages
-from fedsrv.parts.class_wishes import FILE, ClassWishes, checked
 from fedsrv.parts.open_admission import OpenAdmission
 from fedsrv.parts.open_plan import Growth, OpenPlan
+from fedsrv.parts.open_wishes import CLASSES, ClassWishes, checked
 from fedsrv.parts.stages import RunPaused, Stages, closing
 from fedtide.inprocess import run_in_process
 from tests.conftest import records_of
@@ -77,11 +77,11 @@ def test_wishes_outlast_a_crash_and_are_done_once(tmp_path):
     wishes = ClassWishes(tmp_path)
     wishes.add([ClassChange("a", "x"), ClassChange("x", "y")], 0)
     assert ClassWishes(tmp_path).after(1) == [ClassChange("x", "y")]
-    (tmp_path / FILE).unlink()
+    (tmp_path / CLASSES).unlink()
     late = ClassWishes(tmp_path)
     late.add([ClassChange("b", "z")], 2)
     assert (late.after(2), late.after(3)) == ([ClassChange("b", "z")], [])
-    (tmp_path / FILE).write_text("[1]")
+    (tmp_path / CLASSES).write_text("[1]")
     with pytest.raises(RunFailed, match=r"classes\.json names the changes of its classes, and"):
         ClassWishes(tmp_path)
 

@@ -12,13 +12,13 @@ import pytest
 
 from fedcli.data.store.dropping import drop_task
 from fedcli.data.store.growing import add_task
-from fedmodels.errors import ArchiveError, DataError, PayloadError, RunFailed
+from fedmodels.errors import DataError, PayloadError, RunFailed
 from fedpb.tables import client_json_of, description_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
 from fedsrv.parts.open_plan import Growth, movers
+from fedsrv.parts.open_wishes import ASIDE, TasksAside
 from fedsrv.parts.stages import BY_HAND, BY_SITE, OpenRuns
-from fedsrv.parts.tasks_aside import FILE, TasksAside
 from fedtide.inprocess import run_in_process
 from tests.conftest import records_of, tiny_experiment
 from tests.fedsrv.engine.test_open_run import Dies, admission, arrays_in, described, opened, own
@@ -132,10 +132,10 @@ def test_tasks_that_are_set_aside_are_passed_over():
 
 
 def test_wishes_are_checked_and_lie_on_the_disk(tmp_path):
-    (tmp_path / FILE).write_text("{")
+    (tmp_path / ASIDE).write_text("{")
     with pytest.raises(RunFailed, match="names the tasks that are set aside, and cannot be read"):
         TasksAside(tmp_path)
-    (tmp_path / FILE).unlink()
+    (tmp_path / ASIDE).unlink()
     part: Any = OpenRuns.__new__(OpenRuns)
     known: Any = type("Known", (), {"num_tasks": 2})()
     part._stages = type("Stages", (), {"known": {0: known}})()
@@ -151,12 +151,9 @@ def test_wishes_are_checked_and_lie_on_the_disk(tmp_path):
     assert TasksAside(tmp_path).read() == {(0, 1)}
 
 
-def test_growths_of_an_earlier_version_are_refused_in_one_line():
-    found = Growth(0, {0: 1}, ("a",), owed={0: 2}, set_aside={(0, 0): "why"}).to_json()
-    assert Growth.from_json(found).owed == {0: 2}
-    for key in ("owed", "set_aside"):
-        with pytest.raises(ArchiveError, match="an earlier version of fedtide began"):
-            Growth.from_json({name: value for name, value in found.items() if name != key})
+def test_a_growth_is_read_as_it_was_written():
+    growth = Growth(0, {0: 1}, ("a",), owed={0: 2}, set_aside={(0, 0): "why"})
+    assert Growth.from_json(growth.to_json()) == growth
 
 
 def test_an_open_run_waits_for_half_of_its_clients_unless_it_says_more():

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from fedcli.data.store.growing import add_task
 from fedmodels.errors import ArchiveError
 from fedsrv.cli import app
-from fedsrv.parts.tasks_aside import TasksAside
+from fedsrv.parts.open_wishes import TasksAside
 from fedsrv.state import lineage
 from fedsrv.state.ledger import Ledger
 from fedsrv.state.lineage import FILE, Origin, lineage_of

@@ -80,7 +80,7 @@ def test_a_commit_is_told_with_what_its_message_has():
         "privacy": {"epsilon": 1.5},
     }  # fmt: skip
     log = EventLog()
-    log.tell("commit", **commit_facts(record, ClientPrivacy.tells), of=4)
+    log.tell("commit", **commit_facts(record), **ClientPrivacy.tells(None, record), of=4)
     log.close()
     (event,) = log.listen(from_start=True)
     assert event_of(message_of(event)) == event

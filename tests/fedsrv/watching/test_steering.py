@@ -73,8 +73,7 @@ def test_whoever_is_excluded_is_kept_in_mind(place):
 
 def test_tasks_of_clients_alone_are_set_aside():
     asked = []
-    config = {"schedule": {"open": True}}
-    with served(config, lambda clients: None, set_aside=asked.extend) as address:
+    with served({}, lambda clients: None, set_aside=asked.extend) as address:
         steer(address, set_aside=[("3", 1), ("5", 0)])
         with pytest.raises(LinkError, match="the evaluator has no tasks: stop its process"):
             steer(address, set_aside=[("3", 2), ("evaluator", 0)])
@@ -98,7 +97,7 @@ def test_classes_are_shown_and_renamed_in_an_open_run_alone(place):
         return done.output if code == 0 else str(done.exception)
 
     facts = {"classes": classes, "steered": (steered := [])}
-    with served({"schedule": {"open": True}}, lambda clients: None, **facts) as address:
+    with served({}, lambda clients: None, set_aside=asked.extend, **facts) as address:
         assert said(address) == "  0  'b\\\\n': 5 examples at 2 clients, earlier 'x', 'y'\n"
         assert '"earlier": ["x", "y"]' in said(address, "--json")
         line = f"{address}: the class 'x' is called 'z' from the next round on\n"
