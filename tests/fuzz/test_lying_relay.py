@@ -90,10 +90,13 @@ def test_a_deadline_ends_the_wait_for_a_relay_as_for_a_client(behind, monkeypatc
     monkeypatch.setattr(GroupedIntake, "_keep_sum", keeps)
     monkeypatch.setattr(WaitNotice, "__post_init__", begins)
     monkeypatch.setattr(WaitNotice, "seconds", property(lambda _: 2000.0 if passed else 0.0))
-    monkeypatch.setattr(grouped_intake, "LEFT_OUT_S", 1000.0)
+    for wait in ("LEFT_OUT_S", "SUM_S"):
+        monkeypatch.setattr(grouped_intake, wait, 1000.0)
     live = behind(drops(1), server={"min_clients": 2, "deadline_s": 1000.0})
     assert live.summary()["state_sha256"]
-    assert all(record["cohort"] == [0, 2] for record in records_of(live.root / "run"))
+    for record in records_of(live.root / "run"):
+        assert record["cohort"] == [0, 2]
+        assert not record.get("failed")
 
 
 def test_a_liar_behind_an_honest_relay_is_left_out_of_its_sum(behind, living, monkeypatch):
