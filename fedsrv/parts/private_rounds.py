@@ -60,6 +60,8 @@ class PrivacySpent(RunFailed):
 
 REFUSED = "the method refuses its upload; the coordinator's log says why"
 """What is told of an upload that noise hides: the reason may tell of its values."""
+SPENT = {"epsilon", "epsilon_next"}
+"""What clients tell of their own privacy, as ``[privacy]`` itself asks."""
 log = logging.getLogger(__name__)
 
 
@@ -405,8 +407,7 @@ def check_private_rounds(plan: Plan, experiment: Experiment) -> None:
 def told(plan: Plan, experiment: Experiment) -> list[str]:
     """Return the names of what clients tell beside uploads."""
     views = {*experiment.evaluate.views} & {*plan.method.views}
-    of_parts = experiment.evaluate.drift or experiment.evaluate.prequential
-    metrics = bool(reported(plan.method, plan.run)) or of_parts
+    metrics = bool(reported(plan.method, plan.run)) or bool(plan.wire.tells - SPENT)
     scores = bool(views) or experiment.guards_models
     return told_beside(experiment, scores=scores, metrics=metrics)
 

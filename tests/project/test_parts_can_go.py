@@ -106,7 +106,7 @@ NAMED: dict[str, tuple[str, str, str]] = {
         r"data_drift|evaluate\.drift|DriftMeter|parts\.drift|DRIFT_PARTS",
         """
         fedmodels/config/combinations.py fedmodels/numerics/metric_tables.py
-        fedsrv/parts/private_rounds.py fedsrv/report/panels.py
+        fedsrv/report/panels.py
         """,
     ),
     "live models": (
