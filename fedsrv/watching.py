@@ -142,6 +142,7 @@ def steer(
     exclude: Sequence[str] = (),
     set_aside: Sequence[tuple[str, int]] = (),
     classes: Sequence[ClassChange] | None = None,
+    merge: bool = False,
     within_s: float = CONNECT_S,
 ) -> Sequence[rpc.ClassOf]:
     """Let clients retire from an open run, or end it; exclude clients from any run.
@@ -156,6 +157,7 @@ def steer(
         exclude: ids of clients that are set aside.
         set_aside: ids of clients, each with a task of an open run that is set aside.
         classes: what is to become of the classes of an open run; nothing asks for them alone.
+        merge: whether they become part of others; else they get other names.
         within_s: how long the answer may take.
 
     Returns:
@@ -168,7 +170,7 @@ def steer(
     request = rpc.SteerRequest(
         retire=retire, forget=forget, close=close, now=now, exclude=exclude, set_aside=tasks,
         class_changes=[rpc.ClassChange(**one._asdict()) for one in classes or ()],
-        list_classes=classes is not None and not classes,
+        list_classes=classes is not None and not classes, merge=merge,
     )  # fmt: skip
     with caller_channel(address, credentials) as channel:
         call: Any = channel.unary_unary(

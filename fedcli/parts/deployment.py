@@ -8,6 +8,7 @@ client has met by now. Both are scored as they are served: by the net's classifi
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +22,7 @@ from fedcli.runtime.reporting import tell
 from fedmodels.errors import FedtideError
 from fedmodels.nets.split import SplitNet
 from fedmodels.nets.trained import TrainedModel
+from fedmodels.numerics.algebra import as_one
 from fedmodels.numerics.randomness import seeded
 from fedmodels.tensors.bundle import Bundle, state_digest
 from fedmodels.training.asked import local_view
@@ -160,13 +162,13 @@ class Deployment(ClientPart):
             ("test", stream.test) if stream.kept is None else ("validation", stream.validation)
         )
         sets = [found for t in stream.counted(first, seen) if (found := of(t)) is not None]
-        count = sum(len(y) for _, y in sets)
+        count, merged = sum(len(y) for _, y in sets), self.client.run.merged
         if not count:
             return Judged(True, f"there are no {kept} data to compare it on")
-        right = rightly_named(net, sets)
+        right = rightly_named(net, sets, merged)
         if right is None:
             return Judged(False, "its outputs are not finite")
-        before = rightly_named(live, sets) if live is not None else None
+        before = rightly_named(live, sets, merged) if live is not None else None
         share = f"{right} of {count} {kept} examples are right"
         if before is None:
             return Judged(True, f"{share}, and no earlier model is comparable" if live else share)
@@ -193,8 +195,13 @@ class Judged:
 
 
 @torch.no_grad()
-def rightly_named(net: SplitNet, sets: list[Examples]) -> int | None:
-    """Return how many examples a net classifies correctly; None if outputs are not finite."""
+def rightly_named(
+    net: SplitNet, sets: list[Examples], merged: Sequence[tuple[int, int]] = ()
+) -> int | None:
+    """Return how many examples a net classifies correctly; None if outputs are not finite.
+
+    ``merged`` has labels of classes that became part of others, each with that of the other.
+    """
     net.eval()
     right = 0
     for x, y in sets:
@@ -202,5 +209,5 @@ def rightly_named(net: SplitNet, sets: list[Examples]) -> int | None:
             logits: Tensor = net(xs)
             if not bool(torch.isfinite(logits).all()):
                 return None
-            right += int((logits.argmax(1) == ys).sum())
+            right += int((as_one(logits, merged).argmax(1) == ys).sum())
     return right

@@ -74,7 +74,7 @@ class FinalModel(ClientPart):
         client, states = self.client, self.client.states
         if scored := self._scored(order.base):
             model, header, place = scored
-            now = with_names(header, client.data.class_names)
+            now = with_names(header, client.data.class_names, client.run.merged)
             return states.save_personal(model, now, place if now == header else None)
         weights, facts = described(client, ctx.net, ctx.view, order.round)
         is_shared = ctx.view == "global" or not client.set_up.keeps
@@ -92,10 +92,15 @@ class FinalModel(ClientPart):
             return None
 
 
-def with_names(header: Mapping[str, str], names: Sequence[str]) -> Mapping[str, str]:
-    """Return the header of a model's file with the names that its classes have by now."""
+def with_names(
+    header: Mapping[str, str], names: Sequence[str], merged: Sequence[tuple[int, int]] = ()
+) -> Mapping[str, str]:
+    """Return the header of a model's file with what its classes are called, and are, by now."""
     facts = json.loads(header[KEY])
-    return {**header, KEY: json.dumps({**facts, "class_names": names[: facts["num_classes"]]})}
+    classes = facts["num_classes"]
+    parts = [pair for pair in merged if max(pair) < classes]
+    now = {"class_names": names[:classes], **({"merged": parts} if parts else {})}
+    return {**header, KEY: json.dumps({**facts, **now})}
 
 
 def described(
@@ -107,7 +112,7 @@ def described(
         asked.name, asked.options(), file.input_shape, data.num_classes, file.scale,
         file.mean, file.std, data.class_names, client.method.name, view, round,
         client.method.rules[0], asked.code_sha256 or "", without_mark(file.transform),
-        _ranges(client),
+        _ranges(client), merged=client.run.merged,
     )  # fmt: skip
     found = _calibration(client, net)
     if found is None:
@@ -128,7 +133,8 @@ def _calibration(client: Client, net: SplitNet) -> Calibration | None:
 
     first = max(0, stream.num_seen - (client.experiment.evaluate.last_tasks or stream.num_seen))
     sets = (stream.validation(task) for task in stream.counted(first, stream.num_seen))
-    return calibrated(net, (found for found in sets if found is not None))
+    found = (one for one in sets if one is not None)
+    return calibrated(net, found, client.run.merged)
 
 
 def _ranges(client: Client) -> Sequence[Sequence[float]]:

@@ -49,8 +49,11 @@ class OpenRuns(ClientPart):
             log.error("client %s goes on with the data that it had: %s", name, error)
 
     def grown(self) -> None:
-        """Take the order of the run's classes for labels."""
-        self.client.data.order_by(self.client.set_up.classes)
+        """Take the order of the run's classes for labels; classes may have become one."""
+        client, classes = self.client, self.client.set_up.classes
+        if classes.merged != client.data.classes.merged:
+            client.stream.close()  # what it holds has the labels of before
+        client.data.order_by(classes)
 
     def loaded(self, state: Bundle, classes: int) -> Bundle:
         """Return a private state, stored with so many classes, for the classes of now.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -103,6 +104,7 @@ class SetUps:
             return found
         _check(wanted)
         run = self._first.for_classes(len(wanted.names)) if wanted.came else self._first
+        run = replace(run, merged=tuple(wanted.merged.items())) if wanted.merged else run
         with self.busy:
             found = SetUp(self._method, run, wanted, self._device)
             _ = found.payload_spec

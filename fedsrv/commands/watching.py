@@ -188,13 +188,17 @@ def classes(
         tuple[str, str] | None,
         typer.Option(metavar="OLD NEW", help="Let a class have another name."),
     ] = None,
+    merge: Annotated[
+        tuple[str, str] | None,
+        typer.Option(metavar="CLASS INTO", help="Let a class be part of another one, for good."),
+    ] = None,
     as_json: AsJson = False,
     ca: Authority = None,
     cert: Cert = None,
     key: Key = None,
     crl: Revoked = None,
 ) -> None:
-    """Show the classes of an open run, or rename one before its next round.
+    """Show the classes of an open run; or rename one, or merge two, before its next round.
 
     Sites may go on calling a class as they did: the run knows its earlier names.
     """
@@ -202,15 +206,20 @@ def classes(
     from fedmodels.printable import printable
     from fedmodels.run_classes import ClassChange
 
-    if rename is not None:
-        _steer(server, ca, cert, key, crl, classes=[ClassChange(*rename)])
-        old, now = map(printable, rename)
-        typer.echo(f"{server}: the class {old!r} is called {now!r} from the next round on")
+    if rename is not None and merge is not None:
+        raise typer.BadParameter("--rename and --merge are two commands: the first one first")
+    if (change := rename or merge) is not None:
+        _steer(server, ca, cert, key, crl, classes=[ClassChange(*change)], merge=merge is not None)
+        old, now = map(printable, change)
+        how = "called" if merge is None else "part of"
+        typer.echo(f"{server}: the class {old!r} is {how} {now!r} from the next round on")
         return
     for label, one in enumerate(_steer(server, ca, cert, key, crl, classes=())):
         name, earlier = printable(one.name), [*map(printable, one.earlier)]
         facts = {"examples": one.examples, "clients": one.clients, "earlier": earlier}
         was = f", earlier {', '.join(map(repr, earlier))}" if earlier else ""
+        if one.part_of:
+            facts, was = {**facts, "part_of": one.part_of}, f", part of {printable(one.part_of)!r}"
         line = f"{label:>3}  {name!r}: {one.examples} examples at {one.clients} clients{was}"
         typer.echo(json_text({"label": label, "name": name, **facts}) if as_json else line)
 

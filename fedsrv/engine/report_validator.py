@@ -105,7 +105,10 @@ class ReportValidator:
         now_at, train = step.task_of(client), profile.train
         times = self.times.of(client, step.interaction)[: len(train)]
         each = (train.cumsum(0) if accumulates else train)[: len(times)]
-        parts = profile.given(now_at, accumulates), train[: now_at + 1].sum(0), times @ each
+        trained = times @ each
+        for row, into in self.run.merged:  # what was trained before is counted where it was
+            trained[row] = trained[into]
+        parts = profile.given(now_at, accumulates), train[: now_at + 1].sum(0), trained
         return DeclaredCounts(client, *map(torch.from_numpy, parts))
 
     def check_report(self, client: ClientId, order: rpc.Order, report: rpc.Report) -> None:

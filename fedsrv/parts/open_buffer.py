@@ -134,15 +134,19 @@ def kept_orders(plan: OpenPlan, interaction: int, under_way: Mapping[int, int]) 
     """Return the orders under way that are still wanted in an interaction, by client.
 
     Clients that left have none, and neither have tasks that were set aside. New classes end all
-    orders from before, as their uploads lack rows. So does a change of the config, by which the
-    same orders would be trained otherwise after a restart.
+    orders from before, as their uploads lack rows. So do two classes that become one, and a change
+    of the config: the same orders would be trained otherwise after a restart.
 
     Args:
         plan: of the interaction.
         interaction: from 0.
         under_way: the interaction in which each client got its order.
     """
-    newest = max(one.interaction for one in plan.growths if one.classes or one.changes)
+    newest = max(
+        one.interaction
+        for one in plan.growths
+        if one.classes or one.changes or any(map(plan.classes.merges, one.class_changes))
+    )
     return {
         client: begun
         for client, begun in under_way.items()

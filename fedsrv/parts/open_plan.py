@@ -161,6 +161,8 @@ class OpenPlan(Plan):
         steps = [*before, *added]
         if len(classes.names) > run.problem.num_classes:
             run = run.for_classes(len(classes.names))
+        if (merged := tuple(classes.merged.items())) != run.merged:
+            run = replace(run, merged=merged)
         terms = self.terms.grown(run, profiles, steps)
         on = {c: (*self.began.get(c, ()), growth.interaction) for c in growth.tasks}
         began = {**self.began, **on}

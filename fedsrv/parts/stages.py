@@ -132,8 +132,12 @@ class OpenRuns(ServerPart):
                 raise PayloadError(f"client {client} has no task {task}: the run knows of {known}")
         self._wished.add(tasks)
 
-    def _ask_classes(self, changes: Sequence[ClassChange]) -> list[rpc.ClassOf]:
+    def _ask_classes(
+        self, changes: Sequence[ClassChange], merges: bool = False
+    ) -> list[rpc.ClassOf]:
         """Change classes before the next round, also after a crash from now on.
+
+        With ``merges`` they become part of others; else they get other names.
 
         Returns:
             The classes as they will be then.
@@ -145,9 +149,9 @@ class OpenRuns(ServerPart):
             raise PayloadError("the run has not begun: it has no classes yet")
         with self._names.lock:
             classes, done = self._stages.classes_to_be()
-            wanted = list[ClassChange]()
+            wanted, coming = list[ClassChange](), self._stages.coming(classes)
             for change in changes:
-                wanted.append(checked(classes, change))
+                wanted.append(checked(classes, change, merges=merges, coming=coming))
                 classes = classes.grown((), wanted[-1:])
             if wanted:
                 self._names.add(wanted, done)
@@ -374,8 +378,10 @@ class Stages(Timetable):
         if growth.class_changes:
             self.cohort.begin(grown.classes)
         for one in growth.class_changes:
-            self.store.tell("renamed", **one._asdict(), interaction=growth.interaction)
-            line = f"the class {one.old!r} is called {one.now!r} from here on"
+            merges = grown.classes.merges(one)
+            what, how = ("merged", "part of") if merges else ("renamed", "called")
+            self.store.tell(what, **one._asdict(), interaction=growth.interaction)
+            line = f"the class {one.old!r} is {how} {one.now!r} from here on"
             self.events.tell("note", line=line)
         self._begin(grown)
         describe(self.store, grown.profiles)
@@ -493,6 +499,10 @@ class Stages(Timetable):
             now = {key: value for key, (_, value) in found.items()}
             self.store.experiment = changed(plan.run.experiment, now)
         return found
+
+    def coming(self, classes: RunClasses) -> Collection[str]:
+        """Return the classes that clients have announced, and none of the run's is."""
+        return new_classes(classes.names, [classes.called(p.brought) for p in self.known.values()])
 
     def classes_to_be(self) -> tuple[RunClasses, int]:
         """Return the classes with all changes that are wanted, and how many of these were done."""

@@ -112,7 +112,7 @@ class Service:
         check_id: Callable[[str], None] = lambda text: None,
         exclude: Callable[[Sequence[int]], None] | None = None,
         set_aside: Callable[[Sequence[tuple[int, int]]], None] | None = None,
-        classes: Callable[[Sequence[ClassChange]], Sequence[rpc.ClassOf]] | None = None,
+        classes: Callable[[Sequence[ClassChange], bool], Sequence[rpc.ClassOf]] | None = None,
     ) -> None:
         """Answer calls.
 
@@ -463,9 +463,10 @@ class Service:
             self.journal.tell("steered", context, set_aside=tasks)
         classes = list[rpc.ClassOf]()
         if (changes or request.list_classes) and self._classes is not None:
-            classes += self._classes(changes)
+            classes += self._classes(changes, request.merge)
         if changes:
-            self.journal.tell("steered", context, class_changes=changes)
+            told = {"merge": True} if request.merge else {}
+            self.journal.tell("steered", context, class_changes=changes, **told)
         wanted = {"forget": request.forget, "close": request.close, "now": request.now}
         if numbered or changes or request.set_aside or any(wanted.values()):
             self.cohort.steer(numbered, **wanted)  # a run at rest looks again

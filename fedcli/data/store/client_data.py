@@ -67,7 +67,7 @@ class ClassOrder:
 
     names: tuple[str, ...]
     """Names of the client's classes, in its own order."""
-    places: IntArray  # (K,) label of the run; -1 where the run lacks the class
+    places: IntArray  # (K,) the run's label of each class as it came; -1 where the run lacks it
     classes: RunClasses
 
     @classmethod
@@ -81,7 +81,7 @@ class ClassOrder:
 
         Of the first classes of the run, those that it began with, a number stands for the label.
         """
-        known = dict(run.labels)
+        known = dict(run.rows)
         for label, (name, first) in enumerate(zip(names, run.first, strict=False)):
             if str(label) in (name, first):
                 known.setdefault(name, known[first])
@@ -102,14 +102,21 @@ class ClassOrder:
             self._refuse(int(labels[found < 0][0]), where)
         return found
 
+    def merged(self, labels: IntArray) -> IntArray:
+        """Return labels (n,) of :meth:`labels` as those of the classes that these are part of."""
+        for row, into in self.classes.merged.items():
+            labels = np.where(labels == row, into, labels)
+        return labels
+
     def counts(self, counts: Sequence[int], where: object) -> list[int]:
         """Return counts (K,) of the client's classes as the run's; DataError if it lacks one."""
-        found = [0] * len(self.run)
+        found, merged = [0] * len(self.run), self.classes.merged
         for label, count in enumerate(counts):
             if count and self.places[label] < 0:
                 self._refuse(label, where)
             if count:
-                found[self.places[label]] += count
+                place = int(self.places[label])
+                found[merged.get(place, place)] += count
         return found
 
     def _refuse(self, label: int, where: object) -> None:
@@ -209,6 +216,18 @@ class ClientData:
         """Names of the run's classes; empty where nobody states names."""
         numbers = tuple(map(str, range(self.num_classes)))
         return self._order.run if self.file.class_names or self._order.run != numbers else ()
+
+    @property
+    def classes(self) -> RunClasses:
+        """The run's classes."""
+        return self._order.classes
+
+    def merged(self, labels: IntArray) -> IntArray:
+        """Return labels (n,) of :meth:`arrays` as those of the classes that these are part of.
+
+        What is chosen by class stays chosen, whatever becomes one class later.
+        """
+        return self._order.merged(labels)
 
     def counts(self, task: int, part: Part) -> list[int]:
         """Return the examples of each class of the run; DataError if it lacks one."""
@@ -366,7 +385,7 @@ class ClientData:
             found.problem.input_shape != self.file.input_shape or found.problem.classes != known
         ):
             raise DataError(f"{where} is of another problem")
-        return replace(found, y=self._order.labels(found.y, where))
+        return replace(found, y=self.merged(self._order.labels(found.y, where)))
 
     def _place(self, task: int, part: Part) -> Path:
         """Return the image folder of a part if there is one, else its label file."""

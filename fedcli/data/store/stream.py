@@ -257,7 +257,7 @@ class TaskStream:
         return f"training data of task {task} are out of reach: {opened}, and old data are gone"
 
     def _tensors(self, x: NDArray[Any], y: IntArray) -> Examples:
-        return _tensors(x, y, self.data.normaliser, self.device)
+        return _tensors(x, self.data.merged(y), self.data.normaliser, self.device)
 
 
 def global_test_tensors(found: GlobalTest, device: torch.device | str = "cpu") -> Examples:

@@ -9,13 +9,14 @@ examples.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from fedmodels.nets.split import SplitNet
+from fedmodels.numerics.algebra import as_one
 
 FEW = 20
 """Validation examples below which nothing is said."""
@@ -23,6 +24,8 @@ SHARE = 0.99
 """Part of the validation examples that are no further than what is called near."""
 SHARPEST, STEPS = 20.0, 60
 """Greatest factor of logits, and halvings of the interval it is looked for in."""
+NEVER = -1e9
+"""Logit of a class that is part of another one: finite, as its share of a mean is 0."""
 BATCH = 256
 """Examples that are looked at together."""
 
@@ -40,8 +43,14 @@ class Calibration:
 
 
 @torch.no_grad()
-def calibrated(net: SplitNet, sets: Iterable[tuple[Tensor, Tensor]]) -> Calibration | None:
+def calibrated(
+    net: SplitNet,
+    sets: Iterable[tuple[Tensor, Tensor]],
+    merged: Sequence[tuple[int, int]] = (),
+) -> Calibration | None:
     """Look at validation examples: inputs (n, *input_shape), normalised, and labels (n,).
+
+    ``merged`` has labels of classes that are part of others, each with the label of the other.
 
     Returns:
         None where there are too few, or outputs are not finite.
@@ -61,6 +70,8 @@ def calibrated(net: SplitNet, sets: Iterable[tuple[Tensor, Tensor]]) -> Calibrat
     logits, z = (torch.cat(parts) for parts in zip(*outputs, strict=True))
     if not bool(torch.isfinite(logits).all() and torch.isfinite(z).all()):
         return None
+    if merged:
+        logits = as_one(logits, merged).clamp(min=NEVER)
     means, reach = near_classes(z, y)
     return Calibration(temperature_of(logits, y), len(y), means, reach)
 

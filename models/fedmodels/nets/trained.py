@@ -20,6 +20,7 @@ from fedmodels.data_description import ProblemFile, channel_axis, first_fault
 from fedmodels.errors import ArchiveError, DataError
 from fedmodels.nets import make_net
 from fedmodels.nets.split import SplitNet, load_weights
+from fedmodels.numerics.algebra import as_one
 from fedmodels.own_code import own_name
 from fedmodels.printable import printable
 from fedmodels.tensors.archive import load, save
@@ -66,6 +67,8 @@ class ModelFacts:
     """Validation examples that it follows from; 0 where it follows from none."""
     reach: float = 0.0
     """Distance to the nearest of ``seen`` beyond which an input is far from the training data."""
+    merged: Sequence[Sequence[int]] = ()
+    """Labels of the net that are part of another class, each with the label of that one."""
 
     def caveat(self) -> str:
         """Return a line where the method is scored by more than this net; empty text otherwise."""
@@ -166,6 +169,8 @@ class ModelFacts:
             raise ArchiveError(f"{where} does not describe its model: its temperature is none")
         if not _are_ranges(facts.ranges):
             raise ArchiveError(f"{where} does not describe its model: ranges are no pairs")
+        if not _are_parts(facts.merged, facts.num_classes):
+            raise ArchiveError(f"{where} does not describe its model: merged are no two classes")
         return facts
 
 
@@ -177,6 +182,17 @@ def _are_ranges(found: Any) -> bool:
         return False
     is_pairs = array.ndim == 2 and array.shape[1] == 2
     return found in ([], ()) or (is_pairs and bool(np.isfinite(array).all()))
+
+
+def _are_parts(found: Any, classes: int) -> bool:
+    """Tell whether something is a list of pairs of labels, the second ones of classes that stay."""
+    try:
+        parts = dict(found)
+    except (TypeError, ValueError):
+        return False
+    labels = [*parts, *parts.values()]
+    are_labels = all(type(label) is int and 0 <= label < classes for label in labels)
+    return are_labels and len(parts) == len(found) and not {*parts} & {*parts.values()}
 
 
 _CALIBRATED = ("temperature", "calibrated_on", "reach")
@@ -232,7 +248,14 @@ class TrainedModel(nn.Module):
     @property
     def class_names(self) -> list[str]:
         """Return the name of each class, or its number where it has none."""
-        return list(self.facts.class_names) or [str(k) for k in range(self.facts.num_classes)]
+        names = self.facts.class_names or [str(k) for k in range(self.facts.num_classes)]
+        return [names[label] for label in self._labels]
+
+    @property
+    def _labels(self) -> list[int]:
+        """Those labels of the net that are part of no other class."""
+        parts = {row for row, _ in self.facts.merged}
+        return [label for label in range(self.facts.num_classes) if label not in parts]
 
     def caveats(self) -> list[str]:
         """Return lines on what answers of this net may be misread for."""
@@ -249,7 +272,9 @@ class TrainedModel(nn.Module):
         Those of float64 become float32 after they are normalised.
         """
         logits: Tensor = self.net(self._normalised(x))
-        return logits
+        if not self.facts.merged:
+            return logits
+        return as_one(logits, [(row, into) for row, into in self.facts.merged])[:, self._labels]
 
     def _normalised(self, x: Tensor) -> Tensor:
         kind = torch.float64 if x.dtype == torch.float64 else torch.float32
@@ -310,7 +335,7 @@ class TrainedModel(nn.Module):
             raise DataError(f"the input {fault}")
         self.eval()
         if not len(inputs):
-            return torch.zeros(0, self.facts.num_classes)
+            return torch.zeros(0, len(self._labels))
         if len(inputs) == 1 and not self.net.takes_one:
             raise DataError(
                 "one input alone means nothing to this net, which normalises over the batch and "
@@ -359,4 +384,6 @@ def header_of(facts: ModelFacts) -> dict[str, str]:
     found = asdict(facts)
     if not facts.calibrated_on:
         found = {key: value for key, value in found.items() if key not in _CALIBRATED}
+    if not facts.merged:
+        del found["merged"]
     return {KEY: json.dumps(found)}

@@ -24,7 +24,7 @@ Shapes: m cells and b blocks of a task, v watched values, q spreads, K classes.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
@@ -111,6 +111,19 @@ class Summary:
     def tensors(self, place: str) -> dict[str, Tensor]:
         """Return the summary as tensors under a place."""
         return {f"{place}/{field.name}": getattr(self, field.name) for field in fields(self)}
+
+    def merged(self, parts: Iterable[tuple[int, int]]) -> Summary:
+        """Return the summary once some classes are part of others: a label, and that of the other.
+
+        Labels beyond K are passed over.
+        """
+        classes, mix = self.classes.clone(), self.mix.clone()
+        for row, into in parts:
+            classes[classes == row] = into
+            if max(row, into) < mix.shape[1]:
+                mix[:, into] += mix[:, row]
+                mix[:, row] = 0
+        return replace(self, classes=classes, mix=mix)
 
     @classmethod
     def under(cls, tensors: Mapping[str, Tensor], place: str) -> Summary | None:

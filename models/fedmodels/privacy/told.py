@@ -102,12 +102,13 @@ words:
   JoinRequest.start_over JoinSeveralRequest.start_over Joining.name ClientDescription.name
   ClientDescription.recipe ClientDescription.dataset LeaveRequest.reason Left.reason Draining.line
   SteerRequest.retire SteerRequest.forget SteerRequest.close SteerRequest.now SteerRequest.exclude
-  SteerRequest.set_aside SteerRequest.list_classes ClassChange.old ClassChange.now ClassChange.after
+  SteerRequest.set_aside SteerRequest.list_classes SteerRequest.merge ClassChange.old
+  ClassChange.now ClassChange.after
 announced:
   TaskCounts.train TaskCounts.test TaskCounts.set_aside TaskCounts.why TaskOf.why
   TaskCounts.again TaskCounts.unusual
   ClientDescription.class_names JoinResponse.class_names
-  ClassOf.name ClassOf.earlier ClassOf.examples ClassOf.clients
+  ClassOf.name ClassOf.earlier ClassOf.examples ClassOf.clients ClassOf.part_of
   Order.new_classes SecureSum.most TensorHeader.shape BundleHeader.payload_bytes Frame.raw_bytes
   Committed.bytes
 examples:

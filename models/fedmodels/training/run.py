@@ -51,6 +51,8 @@ class RunFacts:
     problem: Problem
     began_with: int | None = None
     """How many classes the run had at first, where more came while it went on."""
+    merged: tuple[tuple[int, int], ...] = ()
+    """Labels of classes that became part of another one, each with the label of that one."""
 
     def __post_init__(self) -> None:
         """Check training data against the config; ConfigError if examples to crop are no images."""

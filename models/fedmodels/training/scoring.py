@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.devices import to_device
+from fedmodels.numerics.algebra import as_one
 from fedmodels.numerics.metrics import ClassCounts
 from fedmodels.numerics.randomness import seeded
 from fedmodels.tensors.bundle import Bundle
@@ -71,6 +72,8 @@ def score(
                 found = method.predict(ctx, payload, state, xs)
                 check_scores(method, ctx, found, len(xs))
                 found = {rule: found[rule] for rule in method.rules if rule in found}
+                if ctx.run.merged:
+                    found = {rule: as_one(own, ctx.run.merged) for rule, own in found.items()}
                 found = found if candidates is None else mask_scores(found, candidates)
                 check_rules(method, found, answers)
                 if kept is not None:

@@ -563,7 +563,7 @@ class AnnounceResponse(_message.Message):
     def __init__(self, refused: _Optional[_Iterable[_Union[TaskOf, _Mapping]]] = ...) -> None: ...
 
 class SteerRequest(_message.Message):
-    __slots__ = ("retire", "forget", "close", "now", "exclude", "set_aside", "class_changes", "list_classes")
+    __slots__ = ("retire", "forget", "close", "now", "exclude", "set_aside", "class_changes", "list_classes", "merge")
     RETIRE_FIELD_NUMBER: _ClassVar[int]
     FORGET_FIELD_NUMBER: _ClassVar[int]
     CLOSE_FIELD_NUMBER: _ClassVar[int]
@@ -572,6 +572,7 @@ class SteerRequest(_message.Message):
     SET_ASIDE_FIELD_NUMBER: _ClassVar[int]
     CLASS_CHANGES_FIELD_NUMBER: _ClassVar[int]
     LIST_CLASSES_FIELD_NUMBER: _ClassVar[int]
+    MERGE_FIELD_NUMBER: _ClassVar[int]
     retire: _containers.RepeatedScalarFieldContainer[str]
     forget: bool
     close: bool
@@ -580,7 +581,8 @@ class SteerRequest(_message.Message):
     set_aside: _containers.RepeatedCompositeFieldContainer[TaskOf]
     class_changes: _containers.RepeatedCompositeFieldContainer[ClassChange]
     list_classes: bool
-    def __init__(self, retire: _Optional[_Iterable[str]] = ..., forget: bool = ..., close: bool = ..., now: bool = ..., exclude: _Optional[_Iterable[str]] = ..., set_aside: _Optional[_Iterable[_Union[TaskOf, _Mapping]]] = ..., class_changes: _Optional[_Iterable[_Union[ClassChange, _Mapping]]] = ..., list_classes: bool = ...) -> None: ...
+    merge: bool
+    def __init__(self, retire: _Optional[_Iterable[str]] = ..., forget: bool = ..., close: bool = ..., now: bool = ..., exclude: _Optional[_Iterable[str]] = ..., set_aside: _Optional[_Iterable[_Union[TaskOf, _Mapping]]] = ..., class_changes: _Optional[_Iterable[_Union[ClassChange, _Mapping]]] = ..., list_classes: bool = ..., merge: bool = ...) -> None: ...
 
 class TaskOf(_message.Message):
     __slots__ = ("client_id", "task", "why")
@@ -599,16 +601,18 @@ class SteerResponse(_message.Message):
     def __init__(self, classes: _Optional[_Iterable[_Union[ClassOf, _Mapping]]] = ...) -> None: ...
 
 class ClassOf(_message.Message):
-    __slots__ = ("name", "earlier", "examples", "clients")
+    __slots__ = ("name", "earlier", "examples", "clients", "part_of")
     NAME_FIELD_NUMBER: _ClassVar[int]
     EARLIER_FIELD_NUMBER: _ClassVar[int]
     EXAMPLES_FIELD_NUMBER: _ClassVar[int]
     CLIENTS_FIELD_NUMBER: _ClassVar[int]
+    PART_OF_FIELD_NUMBER: _ClassVar[int]
     name: str
     earlier: _containers.RepeatedScalarFieldContainer[str]
     examples: int
     clients: int
-    def __init__(self, name: _Optional[str] = ..., earlier: _Optional[_Iterable[str]] = ..., examples: _Optional[int] = ..., clients: _Optional[int] = ...) -> None: ...
+    part_of: str
+    def __init__(self, name: _Optional[str] = ..., earlier: _Optional[_Iterable[str]] = ..., examples: _Optional[int] = ..., clients: _Optional[int] = ..., part_of: _Optional[str] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
     __slots__ = ("from_start",)

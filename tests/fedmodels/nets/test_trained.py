@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -88,3 +89,24 @@ def test_a_file_that_says_something_else_of_its_model(change):
 def test_a_file_that_says_nothing_of_its_model(text):
     with pytest.raises(ArchiveError, match=r"^here does not describe its model: "):
         ModelFacts.parse(text, "here")
+
+
+def test_a_model_answers_with_one_name_for_classes_that_are_one():
+    plain = model((4,), class_names=["a", "b", "c"])
+    one = TrainedModel(replace(plain.facts, merged=[[0, 2]]), weights_of(plain.net))
+    x = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)
+    shares = plain.probabilities(x)
+    assert one.class_names == ["b", "c"]
+    assert np.allclose(
+        one.probabilities(x), np.stack([shares[:, 1], shares[:, 0] + shares[:, 2]], 1)
+    )
+    assert one.predict(x).tolist() == one.probabilities(x).argmax(1).tolist()
+    assert one.predict(x[:0]).shape == (0,)
+
+
+@pytest.mark.parametrize(
+    "merged", [[[0, 3]], [[0, 1], [0, 2]], [[0, 1], [1, 2]], [[True, 2]], 1, ["ab"]]
+)
+def test_a_file_says_of_classes_of_its_own_alone_that_they_are_one(merged):
+    with pytest.raises(ArchiveError, match="merged are no two classes"):
+        ModelFacts.parse(described(merged=merged), "m")

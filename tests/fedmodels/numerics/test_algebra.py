@@ -9,6 +9,7 @@ from hypothesis.extra import numpy as hnp
 
 from fedmodels.errors import ConfigError, DataError, PayloadError
 from fedmodels.numerics.algebra import (
+    as_one,
     class_means,
     nnls_simplex,
     replay_volumes,
@@ -318,3 +319,11 @@ def test_class_means():
     assert class_means(torch.zeros(0, 2), torch.zeros(0, dtype=torch.int64), 3) == {}
     with pytest.raises(DataError, match="label 2 is out of range"):
         class_means(features, torch.tensor([2, 0, 2]), 2)
+
+
+def test_classes_that_are_one_have_their_probabilities_together():
+    logits = torch.tensor([[0.1, 0.2, 0.7], [0.5, 0.3, 0.2]]).log()
+    found = as_one(logits, [(0, 2), (5, 1)])
+    assert torch.allclose(found.exp(), torch.tensor([[0.0, 0.2, 0.8], [0.0, 0.3, 0.7]]))
+    assert torch.allclose(as_one(logits, [(0, 2), (1, 2)]).exp()[:, 2], torch.ones(2))
+    assert torch.isfinite(logits).all(), "the argument stays as it is"

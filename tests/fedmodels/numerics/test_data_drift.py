@@ -40,6 +40,13 @@ def test_cells_are_classes_in_sessions():
     assert found.mix.tolist() == [[4, 4], [4, 4], [4, 3]]
 
 
+def test_what_is_kept_of_two_classes_is_kept_of_the_one_that_they_became():
+    y = torch.tensor([0, 1, 2] * 10)
+    found = Summary.of(0, watched(torch.arange(30.0)[:, None], y, 3)).merged([(0, 2), (4, 2)])
+    assert {*found.classes.tolist()} == {1, 2}
+    assert found.mix.sum(0).tolist() == [0, 10, 20]
+
+
 def test_without_sessions_a_class_is_cut_where_there_are_few():
     y = torch.tensor([0, 1] * 15)
     found = Summary.of(0, watched(torch.zeros(30, 1), y, 2))

@@ -1,4 +1,4 @@
-"""Classes of an open run that get other names: nothing else changes, also where the run dies."""
+"""Classes of an open run that get other names, or become one: the same, also where the run dies."""
 
 from __future__ import annotations
 
@@ -7,20 +7,27 @@ import shutil
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
+from fedcli.data.store.client_data import ClientData
 from fedcli.data.store.dropping import drop_task
 from fedcli.data.store.growing import add_task
+from fedcli.data.store.stream import TaskStream, Validation
 from fedmodels.errors import PayloadError, RunFailed
 from fedmodels.nets.trained import TrainedModel
 from fedmodels.run_classes import ClassChange, RunClasses
 from fedpb.v1 import coordinator_pb2 as rpc
+from fedsrv.engine.client_profile import Profile
 from fedsrv.parts import stages
 from fedsrv.parts.open_admission import OpenAdmission
-from fedsrv.parts.open_plan import Growth, OpenPlan
-from fedsrv.parts.open_wishes import CLASSES, ClassWishes, checked
+from fedsrv.parts.open_buffer import kept_orders
+from fedsrv.parts.open_plan import Growth, OpenPlan, classes_of
+from fedsrv.parts.open_wishes import CLASSES, ClassWishes, checked, told_of
 from fedsrv.parts.stages import RunPaused, Stages, closing
 from fedtide.inprocess import run_in_process
 from tests.conftest import records_of
@@ -73,6 +80,72 @@ def test_a_name_that_cannot_be_is_refused_in_a_line(old, now, line):
     assert checked(run, ClassChange("a", "A")) == ("a", "A")
 
 
+def merged(*changes: tuple[str, str], run: RunClasses = RUN) -> RunClasses:
+    for old, now in changes:
+        run = run.grown((), [checked(run, ClassChange(old, now), merges=True)])
+    return run
+
+
+def test_a_class_that_is_part_of_another_keeps_its_label_and_all_its_names_stand_for_that_one():
+    found = merged(("x", "c"), ("c", "b"), run=renamed(("a", "x"))).grown(("d",))
+    assert found.names == ("x", "b", "c", "d")
+    assert found.merged == {0: 1, 2: 1}
+    assert found.labels == {"a": 1, "x": 1, "b": 1, "c": 1, "d": 3}
+    assert found.rows == {"a": 0, "x": 0, "b": 1, "c": 2, "d": 3}
+    assert (found.called("axbcd"), found.earlier) == (tuple("bbbbd"), ["a", "c", "x"])
+    first, second, third = (one for _, one in found.changes)
+    assert [found.merges(one) for one in (first, second, third)] == [False, True, True]
+    assert renamed(("b", "y"), run=found).labels["a"] == 1
+
+
+@pytest.mark.parametrize(
+    ("old", "now", "merges", "line"),
+    [
+        ("b", "b", True, "the class 'b' is called so already"),
+        ("b", "q", True, "the run has no class 'q': it has a, b, c"),
+        ("a", "b", True, "the class 'a' is part of 'b' by now"),
+        ("c", "a", True, "the class 'a' is part of 'b' by now"),
+        ("b", "e", False, "a client brings a class 'e' that the run has not begun: where both are"),
+        ("e", "b", True, "the run has not begun the class 'e'"),
+        ("b", "E", False, "'E' differs from 'e', another class of the run"),
+        ("b", "c", False, "the run has a class 'c' already: where both are to be one class, use"),
+        ("b", "a", False, "sites that say 'a' mean the class 'b', which was called so before"),
+    ],
+)
+def test_a_merge_that_cannot_be_is_refused_in_a_line(old, now, merges, line):
+    run = merged(("a", "b"))
+    with pytest.raises(PayloadError) as error:
+        checked(run, ClassChange(old, now), merges=merges, coming=["e"])
+    assert line in str(error.value)
+    assert checked(run, ClassChange("b", "e"), merges=True, coming=["e"]) == ("b", "e")
+
+
+@pytest.mark.parametrize("later", [("c", "a"), ("a", "c"), ("b", "b"), ("b", "a")])
+def test_a_class_that_is_part_of_another_takes_part_in_no_change(later):
+    with pytest.raises(ValueError, match="part of another one"):
+        _ = merged(("a", "b")).grown((), [ClassChange(*later)]).names
+
+
+def test_an_operator_is_told_what_a_class_is_part_of():
+    profile = Profile.parse(0, described("a", "b"))
+    told = told_of(merged(("a", "b")), [profile])
+    assert [(one.name, one.part_of, one.examples) for one in told] == [
+        ("a", "b", 0), ("b", "", 4), ("c", "", 0)
+    ]  # fmt: skip
+    assert told[1].earlier == ["a"]
+
+
+def test_orders_under_way_end_with_a_class_that_becomes_part_of_another_and_with_no_new_name():
+    steps = [SimpleNamespace(task_of=lambda client: 0)] * 4
+    for change, left in ((("a", "x"), {1: 1}), (("a", "b"), {})):
+        later = Growth(2, class_changes=(ClassChange(*change),))
+        plan: Any = SimpleNamespace(
+            growths=[Growth(0, classes=("a", "b")), later], steps=steps, aside={}, set_aside={},
+            classes=classes_of([Growth(0, classes=("a", "b")), later]),
+        )  # fmt: skip
+        assert kept_orders(plan, 3, {1: 1}) == left
+
+
 def test_wishes_outlast_a_crash_and_are_done_once(tmp_path):
     wishes = ClassWishes(tmp_path)
     wishes.add([ClassChange("a", "x"), ClassChange("x", "y")], 0)
@@ -115,7 +188,8 @@ def prepared(place: Path) -> Path:
 
 def learned(place: Path, changes: Sequence[tuple[str, str]] = (), kills: Sequence[int] = ()) -> Any:
     """Learn, change names at rest and in the middle of a stage, and die before some orders."""
-    data, run, experiment = place / "data", place / "run", open_run(schedule={**OPEN, "rounds": 2})
+    data, run = place / "data", place / "run"
+    experiment = open_run(schedule={**OPEN, "rounds": 2})
 
     def goes_on(at_rest: Any, **facts: Any) -> Any:
         return run_in_process(experiment, data, run, resume=True, at_rest=at_rest, **facts)
@@ -130,7 +204,8 @@ def learned(place: Path, changes: Sequence[tuple[str, str]] = (), kills: Sequenc
     ClassWishes(run).add([ClassChange(*one) for one in changes[:1]], 0)
     for client in (2, 0):
         add_task(data, client, place / str(client))
-    for before in (*map(Dies, kills), *([wished] if changes else ())):
+    early, late = kills[:1], kills[1:]
+    for before in (*map(Dies, early), *([wished] if changes else ()), *map(Dies, late)):
         with pytest.raises(Killed):
             goes_on("close", before=before)
     return goes_on("close")
@@ -152,6 +227,47 @@ def test_a_run_with_other_names_ends_in_the_same_bits_wherever_it_dies(tmp_path)
     assert about["classes"] == ["alpha", "b", "c", "delta", "e"]
     lines = map(json.loads, (run / "audit.jsonl").read_text().splitlines())
     assert [line["now"] for line in lines if line["what"] == "renamed"] == ["alpha", "delta"]
+
+
+def test_two_classes_become_one_wherever_the_run_dies(tmp_path):
+    """Class c becomes part of b at rest, and d part of a while a stage goes on."""
+    plain, changes = prepared(tmp_path / "plain"), (("c", "b"), ("d", "a"))
+    shutil.copytree(plain, tmp_path / "killed")
+    whole = learned(plain, changes)
+    again = learned(tmp_path / "killed", changes, kills=[4, 3, 2])
+    assert whole["state_sha256"] == again["state_sha256"]
+    assert whole["metrics"] == again["metrics"]
+    told = [r.get("growths", [{}])[0].get("class_changes") for r in records_of(plain / "run")]
+    assert told == [None, None, [["c", "b"]], [["d", "a"]], *[None] * (len(told) - 4)]
+    last = records_of(plain / "run")[-1]["clients"]["1"]["views"]["after_downlink"]["classes"]
+    assert [share is None for share in last] == [True, False, True, True, True]
+    model = TrainedModel.load(plain / "run/clients/1/personal.safetensors")
+    assert model.class_names == ["a", "b", "e"]
+    x = np.zeros((3, 1, 4, 4), np.uint8)
+    assert model.probabilities(x).shape == (3, 3)
+    assert np.allclose(model.probabilities(x).sum(1), 1)
+    lines = map(json.loads, (plain / "run/audit.jsonl").read_text().splitlines())
+    assert [line["now"] for line in lines if line["what"] == "merged"] == ["b", "a"]
+
+
+def test_what_is_kept_for_validation_stays_so_when_two_classes_become_one(tmp_path):
+    place = own(tmp_path, 0, class_names=["a", "b"])
+    np.save(place / "task-0/train_y.npy", np.repeat([0, 1], 12))
+    data = ClientData(place)
+    stream = TaskStream(data, validation=Validation(0.25, False))
+
+    def kept() -> Any:
+        stream.close()
+        stream.open(0)
+        return stream.validation(0)
+
+    before = kept()
+    data.order_by(RunClasses(("a", "b")).grown((), [ClassChange("a", "b")]))
+    after = kept()
+    assert before[1].unique().tolist() == [0, 1]
+    assert after[1].unique().tolist() == [1]
+    assert torch.equal(before[0], after[0])
+    assert data.counts(0, "train") == [0, 24]
 
 
 def test_what_is_decided_after_the_last_round_stands_in_the_summary(tmp_path):

@@ -121,6 +121,15 @@ def test_what_a_client_was_ordered_to_train_does_not_depend_on_what_was_asked_be
             )  # fmt: skip
 
 
+def test_what_was_trained_as_one_class_stays_counted_when_it_is_part_of_another():
+    """A client that says how much it has trained of class 0 goes on saying so."""
+    terms = terms_of()
+    one = replace(terms, run=replace(terms.run, merged=((0, 1),)))
+    alone, found = (each.announced(0, each.steps[1]) for each in (terms, one))
+    assert alone.trained.tolist() != found.trained.tolist() == [alone.trained[1]] * 2
+    assert found.now.tolist() == alone.now.tolist()
+
+
 LIES = {
     "no-number": (order(), report(counts("task/x")), "unknown test set 'task/x'"),
     "far-away": (order(), report(counts("task/30000000")), "unknown test set"),
