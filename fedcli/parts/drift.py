@@ -68,8 +68,8 @@ class DriftMeter(ClientPart):
         client.method.load(ctx, half.payload, half.state)
         kept = {name: t for name, t in half.kept.items() if name.startswith(PREFIX)}
         half.sections.update(kept)
-        found = [one.merged(ctx.run.merged) for one in _summaries(kept)]
-        summaries = {int(one.task): one for one in found}
+        before = [one.merged(ctx.run.merged) for one in _summaries(kept)]
+        summaries = {int(one.task): one for one in before}
         now = summaries.get(ctx.task) or self._summary(ctx)
         if now is None:
             return

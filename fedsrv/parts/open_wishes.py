@@ -1,5 +1,4 @@
-"""What an operator wants of an open run: tasks that are set aside, classes that get other
-names or become one.
+"""What an operator wants of an open run: tasks set aside, classes renamed, or two made one.
 
 Each kind of wish lies in a file of the run directory.
 """

@@ -112,6 +112,8 @@ class OpenRuns(ServerPart):
                 f"{store.path} has ended: {', '.join(new)} cannot change any more; begin a new run "
                 f"from its models ([net] begin_from = {str(store.path)!r})"
             )
+        for key, (old, wished) in changes_between(before, now).items():
+            store.tell("wished", key=key, before=old, now=wished)
         return {"began": json.dumps(settings, sort_keys=True)}
 
     def offers(self) -> Mapping[str, Callable[..., Any]]:
@@ -407,7 +409,11 @@ class Stages(Timetable):
         while True:
             news = self.cohort.news()
             self._learn(news.descriptions)
+            absent = self.known.keys() - news.descriptions.keys()  # they have not joined again
+            news = replace(news, away={*news.away, *absent})
             if news.closes_now:
+                if growth := self._growth_of(plan, interaction, news, 0.0, None):
+                    self._stored(plan, growth)
                 return None
             plan, waited = self._paced(plan, interaction, news.away), self._clock() - since
             if growth := self._growth_of(plan, interaction, news, waited, ahead):
@@ -446,9 +452,12 @@ class Stages(Timetable):
                 self.store.add_profile(client, text)
 
     def _growth_of(
-        self, plan: OpenPlan, interaction: int, news: News, waited: float, ahead: Ahead
+        self, plan: OpenPlan, interaction: int, news: News, waited: float, ahead: Ahead | None
     ) -> Growth | None:
-        """Return what the run grows by at an interaction; None if that is not due."""
+        """Return what the run grows by at an interaction; None if that is not due.
+
+        Without ``ahead`` no round follows: it is what was decided meanwhile, and nobody goes on.
+        """
         changes, names = self._changes(plan, interaction), self._class_changes(interaction)
         classes = plan.classes.grown((), names)
         retired = tuple(c for c in news.retired if c in plan.tasks and c not in plan.aside)
@@ -477,8 +486,8 @@ class Stages(Timetable):
             interaction, moving, added, retired, forgets, set_aside=gone, changes=changes,
             class_changes=names,
         )  # fmt: skip
-        if not self._is_due(plan, found, waited, is_idle, ahead):
-            again = is_idle and bool(owed.keys() - {*news.away})
+        if ahead is None or not self._is_due(plan, found, waited, is_idle, ahead):
+            again = ahead is not None and is_idle and bool(owed.keys() - {*news.away})
             if not (retired or again or gone or changes or names):
                 return None
             found = replace(found, tasks={}, classes=())

@@ -448,9 +448,9 @@ class Ledger:
         rows = self.db.execute("SELECT client, after FROM started_over")
         return {int(client): int(after) for client, after in rows}
 
-    def start_over(self, client: int) -> None:
-        """Remember that a client begins anew from its initial private state."""
-        row = (client, self.committed)
+    def start_over(self, client: int, after: int | None = None) -> None:
+        """Remember that a client begins anew from its initial private state, by default now."""
+        row = (client, self.committed if after is None else after)
         self.db.execute("INSERT OR REPLACE INTO started_over VALUES (?, ?)", row)
 
     def close(self) -> None:

@@ -1,18 +1,18 @@
 """``fedsrv recover``: a new ``run.db`` for a run whose database is damaged or gone.
 
 The config comes from ``config.toml``, the records from ``rounds.jsonl``, the run's id from its
-states, and who was set aside from ``audit.jsonl``. Files that cannot be used are moved, never
-deleted.
+states; from ``audit.jsonl`` who was set aside, who started over, and which config an open run began
+with. Files that cannot be used are moved, never deleted.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.config_file import parse_experiment
@@ -80,8 +80,10 @@ def _recover(run: Path, say: Callable[[str], None]) -> int:
     fresh = run / "run.db.new"
     fresh.unlink(missing_ok=True)
     oldest = min(state_numbers(run / "server"))  # clients keep theirs as long
-    facts = {"watermark": str(oldest), "highest": str(last), **_gone(run, say)}
-    _write(fresh, experiment, run_id, records[: last + 1], facts)
+    lines = _audited(run, say)
+    facts = {"watermark": str(oldest), "highest": str(last), **_gone(lines, say)}
+    facts |= _began(experiment, records[: last + 1], lines)
+    _write(fresh, experiment, run_id, records[: last + 1], facts, _anew(lines, last))
     aside = _set_aside(run, last)
     fresh.replace(run / "run.db")
     sync_path(run)
@@ -89,7 +91,7 @@ def _recover(run: Path, say: Callable[[str], None]) -> int:
         f"run {run_id[:8]}: interactions 1 to {last + 1} are recovered, their records from "
         f"rounds.jsonl and the last state from server/; what follows is computed again"
     )
-    say("clients' descriptions are taken anew when they join; whether one had started over is lost")
+    say("clients' descriptions are taken anew when they join")
     if aside:
         say(f"set aside in {run / ASIDE}: {', '.join(aside)}")
     say(f"go on with --resume --out {run}")
@@ -152,44 +154,72 @@ def _write(
     run_id: str,
     records: list[Record],
     facts: dict[str, str],
+    anew: Mapping[int, int],
 ) -> None:
     ledger = Ledger(path, strict=True, new=True, run_id=run_id)
     try:
         text = json.dumps(experiment.to_dict(), sort_keys=True)
-        ledger.set_facts(experiment=text, **facts, **_began(experiment, records))
+        ledger.set_facts(experiment=text, **facts)
         for record in records:
             for growth in record.get("growths", ()):
                 ledger.grow(growth)
             ledger.append(record, None)
+        for client, after in anew.items():
+            ledger.start_over(client, after)
         ledger.db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         ledger.db.execute("PRAGMA journal_mode=DELETE")
     finally:
         ledger.close()
 
 
-def _began(experiment: Experiment, records: list[Record]) -> dict[str, str]:
-    """Return the fact that says what an open run began with, before what its records changed."""
+def _audited(run: Path, say: Callable[[str], None]) -> list[Mapping[str, Any]]:
+    """Return the lines of the run's log; none where it cannot be used."""
+    try:
+        return [entry.facts for entry in read(run / AUDIT)]
+    except (Broken, OSError, ValueError) as error:
+        say(
+            f"{AUDIT} cannot be used ({error}): name who took no part, with --without or --forget; "
+            "whether a client had started over is lost"
+        )
+        return []
+
+
+def _began(
+    experiment: Experiment, records: list[Record], lines: list[Mapping[str, Any]]
+) -> dict[str, str]:
+    """Return the fact that says what an open run began with, before all that was changed since.
+
+    A change that no record has is one that the run was last started with, and does not hold yet.
+    """
     growths = [growth for record in records for growth in record.get("growths", ())]
-    changes = [growth["changes"] for growth in growths if growth.get("changes")]
-    if not changes:
+    held = [growth.get("changes", {}) for growth in growths]
+    changes = [{key: before for key, (before, _) in one.items()} for one in held]
+    changes += [{one["key"]: one["before"]} for one in lines if one["what"] == "wished"]
+    if not any(changes):
         return {}
     from fedmodels.config.open_changes import settings_of
 
     settings = settings_of(experiment)
-    for change in reversed(changes):
-        settings |= {key: before for key, (before, _) in change.items()}
+    for wished in reversed(changes):  # the first value of a key is what it was before everything
+        settings |= wished
     known = {key: value for key, value in settings.items() if value is not None}
     return {"began": json.dumps(known, sort_keys=True)}
 
 
-def _gone(run: Path, say: Callable[[str], None]) -> dict[str, str]:
+def _anew(lines: list[Mapping[str, Any]], last: int) -> dict[int, int]:
+    """Return after which interaction clients began anew from their initial private state."""
+    found = dict[int, int]()
+    for line in lines:
+        if line["what"] == "started over":
+            found[int(line["client"])] = min(int(line["after"]), last)
+        elif line["what"] == "rolled back":
+            found = {client: min(after, int(line["after"])) for client, after in found.items()}
+    return found
+
+
+def _gone(lines: list[Mapping[str, Any]], say: Callable[[str], None]) -> dict[str, str]:
     """Return the facts that say which clients take no part, from when on and why, by the log."""
     first, reasons = dict[int, int](), dict[str, str]()
-    try:
-        lines = [entry.facts for entry in read(run / AUDIT)]
-    except (Broken, OSError, ValueError) as error:
-        say(f"{AUDIT} cannot be used ({error}): name who took no part, with --without or --forget")
-        return {}
     for line in lines:
         if line["what"] == "set aside" and "task" not in line:
             client, number = int(line["client"]), int(line["interaction"])

@@ -251,6 +251,7 @@ class Store:
             self.ledger.undo(interaction)
             self._files.forget()
             self.rewrite_lines()
+        self.tell("rolled back", after=interaction)
 
     def _compare_replay(self, record: Record, state: ServerState) -> None:
         """Forget undone commits from the first one on that the replay computes differently."""
@@ -322,6 +323,7 @@ class Store:
         """Remember that a client goes on from its initial private state."""
         with writing(self.path):
             self.ledger.start_over(client)
+        self.tell("started over", client=client, after=self.committed)
 
     def advance(self, watermark: int) -> int:
         """Raise the watermark; return the interaction below which states are not needed."""

@@ -142,9 +142,12 @@ class RemoteCohort:
 
     def gather(self) -> Mapping[int, str]:
         joined, needed = self.sessions, self._min_clients
+        goes_on = bool(self.class_names)  # an open run that has begun knows its clients
         with self.changed:
             while True:
-                self._patience.wait_to_join(self._gathering, self._expected, joined, needed)
+                self._patience.wait_to_join(
+                    self._gathering, self._expected, joined, needed, for_the_living=goes_on
+                )
                 if not (self.admission and self._turn_away(self.admission.settle())):
                     return self._descriptions()
 

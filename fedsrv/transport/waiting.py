@@ -144,8 +144,12 @@ class ClientWait:
         needed: int,
         *,
         enough_will_do: bool = False,
+        for_the_living: bool = False,
     ) -> None:
-        """Wait until clients have joined; with ``enough_will_do``, for no more than are needed."""
+        """Wait until clients have joined; with ``enough_will_do``, for no more than are needed.
+
+        With ``for_the_living`` those that do not come within a lease of the start are dead.
+        """
 
         def missing() -> list[ClientId]:
             return [c for c in wanted if c not in joined]
@@ -156,7 +160,7 @@ class ClientWait:
         def is_done() -> bool:
             return not missing() or (enough_will_do and has_enough())
 
-        self.wait(notice, missing, is_done, has_enough)
+        self.wait(notice, missing, is_done, has_enough, for_the_living=for_the_living)
 
 
 GONE_EVERY_S = 2.0

@@ -12,6 +12,7 @@ from torch import tensor
 
 import fedtide
 from fedmodels.errors import ArchiveError
+from fedmodels.nets import make_net
 from fedmodels.nets.calibration import calibrated, near_classes, temperature_of
 from fedmodels.nets.trained import ModelFacts, TrainedModel, header_of
 
@@ -66,3 +67,14 @@ def test_a_model_keeps_its_calibration_in_its_file(tmp_path):
         text = header_of(replace(facts, **wrong))["model"]
         with pytest.raises(ArchiveError, match="temperature"):
             ModelFacts.parse(text, "m")
+
+
+def test_classes_that_are_one_are_held_against_their_examples_together():
+    """The logits of both are one: log-sum-exp of 0 and 2, where the examples are of the second."""
+    net = make_net("mlp", num_classes=3, input_shape=(4,), hidden=[5])
+    x = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
+    y = torch.arange(40) % 3
+    found = calibrated(net, [(x, torch.where(y == 0, 2, y))], [(0, 2)])
+    logits = net.eval()(x).detach().double()
+    both = torch.stack([logits[:, 1], torch.logaddexp(logits[:, 0], logits[:, 2])], 1)
+    assert found.temperature == pytest.approx(temperature_of(both, (y != 1).long()))

@@ -97,6 +97,15 @@ def test_counts_by_hand():
         assert counts.loss_sum == pytest.approx(loss, rel=1e-6)
 
 
+def test_what_is_taken_for_a_class_that_is_part_of_another_counts_as_that_one():
+    """Class 1 is part of class 0: all are right, whatever they are taken for, and lose nothing."""
+    ctx = context()
+    ctx.run = replace(ctx.run, merged=((1, 0),))
+    (counts,) = score(FedAvg(), ctx, Bundle(), Bundle(), test_sets(6)).values()
+    assert counts.correct.tolist() == counts.predicted.tolist() == [6, 0]
+    assert counts.loss_sum == 0
+
+
 def test_no_test_set_has_no_counts():
     assert score(FedAvg(), context(), Bundle(), Bundle(), {}) == {}
 

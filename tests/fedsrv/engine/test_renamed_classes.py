@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,7 +30,7 @@ from fedsrv.parts.open_buffer import kept_orders
 from fedsrv.parts.open_plan import Growth, OpenPlan, classes_of
 from fedsrv.parts.open_wishes import CLASSES, ClassWishes, checked, told_of
 from fedsrv.parts.stages import RunPaused, Stages, closing
-from fedtide.inprocess import run_in_process
+from fedtide.inprocess import InProcessCohort, run_in_process
 from tests.conftest import records_of
 from tests.fedcli.data.test_growing import images
 from tests.fedcli.data.test_own_data import own
@@ -270,19 +271,30 @@ def test_what_is_kept_for_validation_stays_so_when_two_classes_become_one(tmp_pa
     assert data.counts(0, "train") == [0, 24]
 
 
-def test_what_is_decided_after_the_last_round_stands_in_the_summary(tmp_path):
-    """It stood in no record; and clients ended with the names of earlier."""
+@pytest.mark.parametrize("now", [False, True])
+def test_what_is_decided_after_the_last_round_stands_in_the_summary(now, tmp_path, monkeypatch):
+    """It stood in no record; and clients ended with the names of earlier.
+
+    With ``now`` as after ``fedsrv close --now``, a task that came is trained no more.
+    """
     data, run, last = prepared(tmp_path) / "data", tmp_path / "run", {}
     with pytest.raises(RunPaused):
         run_in_process(open_run(), data, run, at_rest="pause")
     ClassWishes(run).add([ClassChange("a", "alpha")], 0)
     drop_task(data, 1, 0, "a loose sensor")
+    if now:
+        add_task(data, 2, tmp_path / "2")
+        news = InProcessCohort.news
+        monkeypatch.setattr(
+            InProcessCohort, "news", lambda self: replace(news(self), closes_now=True)
+        )
     finishes = {"before": lambda order: last.update({order.kind: [*order.class_changes]})}
     found = run_in_process(open_run(), data, run, resume=True, at_rest="close", **finishes)
     (growth,) = found["growths"]
     assert growth["interaction"] == 1
     assert growth["set_aside"] == [(1, 0, "a loose sensor")]
     assert growth["class_changes"] == (("a", "alpha"),)
+    assert (found["rounds"], growth["tasks"], growth["classes"]) == (1, [], ())
     assert last == {rpc.ORDER_KIND_FINISH: [rpc.ClassChange(old="a", now="alpha")]}
 
 

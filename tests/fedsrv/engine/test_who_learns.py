@@ -224,9 +224,15 @@ def test_a_client_goes_on_to_its_next_task_once_it_has_learned_the_one_before(tm
     run.store.close()
 
 
-def test_who_is_away_holds_up_nobody_and_goes_on_when_it_is_back(tmp_path):
+@pytest.mark.parametrize("has_joined", [True, False])
+def test_who_is_away_holds_up_nobody_and_goes_on_when_it_is_back(has_joined, tmp_path):
+    """Whoever has not joined again since the coordinator restarted is away as well."""
     run = Told(tmp_path)
-    run.away = (1,)
+    joined = run.texts
+    if has_joined:
+        run.away = (1,)
+    else:
+        run.texts = {0: joined[0]}
     run.round(0, [0])
     run.round(1, [0])
     assert len(run.stages.growths) == 1
@@ -238,7 +244,7 @@ def test_who_is_away_holds_up_nobody_and_goes_on_when_it_is_back(tmp_path):
     assert len(plan.steps) == 4
     run.round(2, [0])
     run.round(3, [0])
-    run.away = ()
+    run.away, run.texts = (), {**joined, **run.texts}
     plan = run.round(3, [])
     assert run.stages_of()[2:] == [(4, {}, {1: 2})]
     assert len(plan.steps) == 6

@@ -235,6 +235,31 @@ def test_a_recovered_run_ends_as_the_whole_one(half_way, digits, harm):
     ends_as(whole, LOCAL, digits, path)
 
 
+def test_what_an_open_run_began_with_is_recovered_and_who_had_started_over(tmp_path):
+    """It was started with another rate, and its coordinator died before the next round."""
+    open_run = {"order": "tasks_outer", "open": True, "rounds": 2}
+    path, was, held = tmp_path / "run", tiny_experiment(schedule=open_run), []
+    growth = {"interaction": 0, "classes": []}
+    with closing(Store(path, was, False)) as store:
+        store.grow(growth)
+        store.commit(record(0, growths=[growth]), state(0), None)
+        committed(store, 1)
+        store.start_over(1)
+        committed(store, 2)
+        store.roll_back(0)
+        committed(store, 1, 2)
+    now = was.model_copy(update={"training": was.training.model_copy(update={"lr": 0.5})})
+    for _ in range(2):
+        with closing(Store(path, now, True)) as store:
+            rates = store.began.training.lr, store.wished.training.lr
+            held.append((*rates, store.ledger.started_over()))
+            store.evidence.audit.write()
+        write_facts(path, now)
+        (path / "run.db").unlink()
+        recover(path, lambda line: None)
+    assert held == [(was.training.lr, 0.5, {1: 0})] * 2
+
+
 @pytest.mark.parametrize(
     "damage",
     [

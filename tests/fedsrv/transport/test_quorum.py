@@ -77,6 +77,17 @@ def test_the_run_starts_without_a_client_that_never_joins(world, clock):
     assert list(gathered.result(30)) == [0, 2]
 
 
+def test_an_open_run_that_goes_on_waits_a_lease_for_who_does_not_come_again(world, clock):
+    """It knows its clients. It waited for the whole deadline, an hour unless the config says so."""
+    world.cohort.class_names = ("a", "b")
+    gathered = world.engine.submit(world.cohort.gather)
+    world.join(0)
+    pass_time(world, clock, LEASE_S + 1)
+    assert stays(gathered), "two are needed"
+    world.join(2)
+    assert list(gathered.result(30)) == [0, 2]
+
+
 def test_the_run_does_not_start_with_fewer_than_it_needs(world, clock):
     gathered = world.engine.submit(world.cohort.gather)
     world.join_all([0])
