@@ -17,7 +17,7 @@ from PIL import Image
 from rich.console import Console
 
 from fedcli.cli import main
-from fedcli.data.image_files import ENDS
+from fedcli.data.image_files import ENDS, OF_DICOM
 from fedcli.data.own.examples import coded
 from fedcli.data.sets.registry import load
 from fedcli.data.store.client_data import ClientData, GlobalTest
@@ -330,12 +330,13 @@ def test_class_folders_hold_images_alone(tmp_path):
 def test_pages_name_every_kind_of_image(page, tmp_path):
     text = (Path(__file__).parents[3] / "docs" / page).read_text()
     assert [end for end in ENDS if f"*{end}`" not in text] == []
+    photos = [end for end in ENDS if end not in OF_DICOM]  # test_real_exports reads those
     for part in ("train", "test"):
-        for end in ENDS:
+        for end in photos:
             if end in (".heic", ".heif"):
                 pytest.importorskip("pillow_heif").register_heif_opener()
             _image(tmp_path / part / end[1:] / f"a{end.upper()}", "RGB")
-    assert len(load(Data(name="directory", root=str(tmp_path))).class_names) == len(ENDS)
+    assert len(load(Data(name="directory", root=str(tmp_path))).class_names) == len(photos)
 
 
 def test_a_directory_that_holds_no_data_says_what_it_may_hold(tmp_path):
