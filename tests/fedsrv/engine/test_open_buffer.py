@@ -16,7 +16,7 @@ from fedcli.data.store.growing import add_task
 from fedmodels.errors import ConfigError, RunFailed
 from fedsrv.engine.cohort import AnyOf
 from fedsrv.parts.open_buffer import OpenBuffer, kept_orders, on_present_task
-from fedsrv.parts.open_plan import Growth, buffer_steps, rounds_ahead
+from fedsrv.parts.open_plan import Growth, buffer_steps, classes_of, rounds_ahead
 from fedsrv.state.store import Store
 from fedsrv.transport.open_trips import OpenTrips
 from fedtide.inprocess import InProcessCohort, run_in_process
@@ -61,7 +61,13 @@ def plan_of(*growths: Growth, aside: dict[int, int] | None = None, **facts: Any)
     gone = {place: why for growth in growths for place, why in growth.set_aside.items()}
     began = dict.fromkeys(range(3), (0, 4))
     return SimpleNamespace(
-        growths=growths, aside=aside or {}, set_aside=gone, steps=steps, began=began, **facts
+        growths=growths,
+        classes=classes_of(growths),
+        aside=aside or {},
+        set_aside=gone,
+        steps=steps,
+        began=began,
+        **facts,
     )
 
 

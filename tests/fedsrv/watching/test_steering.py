@@ -85,7 +85,7 @@ def test_tasks_of_clients_alone_are_set_aside():
 def test_classes_are_shown_and_renamed_in_an_open_run_alone(place):
     asked = []
 
-    def classes(changes):
+    def classes(changes, merge):
         asked.extend(changes)
         if ("a", "b") in changes:
             raise PayloadError("the run has a class 'b' already")
