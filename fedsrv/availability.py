@@ -59,11 +59,7 @@ def read_availability(experiment: Experiment) -> Availability:
 
 
 def _check_somebody_comes(experiment: Experiment, found: Availability) -> None:
-    """Refuse a trace without anybody in any round, as far as the number of rounds is known.
-
-    Raises:
-        ConfigError: says which rounds the run has.
-    """
+    """Refuse a trace without anybody in any round, as far as rounds are known: ConfigError."""
     schedule, rounds = experiment.schedule, experiment.schedule.rounds
     if schedule.order == "tasks_outer":
         if experiment.most_tasks is None:

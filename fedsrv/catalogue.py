@@ -97,11 +97,7 @@ def stored(kind: str) -> Mapping[str, Any]:
 
 
 def method_rows(name: str) -> list[Any]:
-    """Return the title of a method's table and the rows of its sections, from its class.
-
-    Raises:
-        ConfigError: no method has this name.
-    """
+    """Return the title and the rows of a method's table, from its class; ConfigError if unknown."""
     from fedmodels.methods.variants import Variants
     from fedmodels.training.settings import keys_of
 
@@ -140,11 +136,7 @@ _WAYS = {1: "more", -1: "less", 0: "–"}
 
 
 def metrics_table(names: Collection[str]) -> Table:
-    """Return one line for each of these metrics, of all where none is named.
-
-    Raises:
-        ConfigError: the tables do not have a name.
-    """
+    """Return a line for each of these metrics, or of all; ConfigError if one is unknown."""
     for name in names:
         if not is_known(name):
             raise ConfigError(

@@ -59,11 +59,7 @@ def nets_table() -> Table:
 
 
 def net_table(name: str) -> Table:
-    """Return a net's options, their defaults and what they mean.
-
-    Raises:
-        ConfigError: no net has this name.
-    """
+    """Return a net's options, their defaults and what they mean; ConfigError if it is unknown."""
     if name not in net_names():
         raise ConfigError(f"{name!r} is no net.{suggestion(name, net_names())} fedsrv nets lists")
     cells, options = _stored_or_read(name)

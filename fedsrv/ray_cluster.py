@@ -47,11 +47,7 @@ class RayPlace:
 def ray_place(
     on: str | None, cpus: float, gpus: float, node_dir: Path | None, device: str
 ) -> RayPlace | None:
-    """Return the cluster that options of ``fedsrv launch`` name, if any.
-
-    Raises:
-        ConfigError: the options do not go together, or ``on`` names no cluster.
-    """
+    """Return the cluster that options of ``fedsrv launch`` name, if any; ConfigError if unclear."""
     if on is None:
         if (cpus, gpus, node_dir) != (1.0, 0.0, None):
             raise ConfigError("--host-cpus, --host-gpus and --node-dir need --on ray")

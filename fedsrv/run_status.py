@@ -156,11 +156,7 @@ class RunStatus:
 
     @classmethod
     def of_directory(cls, run: Path) -> RunStatus:
-        """Return where a run stands by what is committed in its directory.
-
-        Raises:
-            ArchiveError: it is no run directory, or damaged.
-        """
+        """Return where a run stands by what is committed; ArchiveError if it is none or damaged."""
         record = read_run(run)
         found = cls(finished=record.is_finished, knows_clients=False)
         if record.rows:

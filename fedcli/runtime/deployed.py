@@ -147,11 +147,7 @@ class Deployed:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Keep other processes from changing the folder meanwhile.
-
-        Raises:
-            ArchiveError: the folder cannot be used, or another process does not end its change.
-        """
+        """Keep other processes from changing the folder; ArchiveError if that is not possible."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             handle = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -179,11 +175,7 @@ def digest_in(file: Path) -> str:
 
 
 def moment_of(file: Path) -> str:
-    """Return which of a client's models a live model's file holds, as people count.
-
-    Raises:
-        ArchiveError: it is missing, damaged or does not say it.
-    """
+    """Return which of a client's models a file holds, as people count; ArchiveError if damaged."""
     try:
         header = load(file, verify=False)[1]
         round = ModelFacts.parse(header[KEY], str(file)).round

@@ -109,11 +109,7 @@ class Shown:
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def __post_init__(self) -> None:
-        """Make the directory.
-
-        Raises:
-            ConfigError: nobody can be asked, or the directory cannot be made.
-        """
+        """Make the directory; ConfigError if that fails, or nobody can be asked."""
         if self.asks and not sys.stdin.isatty():
             raise ConfigError("--ask needs a terminal, where somebody answers")
         if self.place is None and self.tensors:

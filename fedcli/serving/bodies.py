@@ -95,11 +95,7 @@ def _json_of(body: bytes) -> Any:
 
 
 def _array_of(found: Any) -> np.ndarray[Any, Any]:
-    """Return the numbers of a JSON array.
-
-    Raises:
-        DataError: it is another kind of JSON.
-    """
+    """Return the numbers of a JSON array; DataError if it is another kind of JSON."""
     try:
         array = np.array(found, dtype=np.float64)  # of texts, numpy would make a huge array
     except (ValueError, TypeError, RecursionError, OverflowError):

@@ -116,11 +116,7 @@ def rollback(
 def whose_model(
     run: Path | None, client: int | None, model: Path | None
 ) -> Path | tuple[Path, int]:
-    """Return the model's file, or the run and the client whose model is meant.
-
-    Raises:
-        ConfigError: the options say neither, or both.
-    """
+    """Return the model's file, or the run and the client; ConfigError unless options say one."""
     if model is not None and (run is not None or client is not None):
         raise ConfigError("--model FILE says which model: leave out --run and --client")
     if model is not None:

@@ -95,11 +95,7 @@ class HttpServer:
     """Serves an application of ASGI at a place."""
 
     def __init__(self, host: str, port: int, app: Any, graceful_s: int) -> None:
-        """Bind to a place; port 0 is any that is free.
-
-        Raises:
-            ConfigError: that is not possible.
-        """
+        """Bind to a place, on port 0 to any that is free; ConfigError if that is not possible."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         # asyncio sends small parts at once on sockets that say that they are of TCP
         self._socket = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)

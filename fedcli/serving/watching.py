@@ -46,11 +46,7 @@ class WatchedFolder:
     _waits: bool = field(default=False, init=False)
 
     def answers(self) -> Iterator[str]:
-        """Look at the folder; yield a line for each file that is answered.
-
-        Raises:
-            DataError: the folder cannot be read.
-        """
+        """Yield a line for each file that is answered; DataError if the folder cannot be read."""
         seen, self._seen = self._seen, self._open_files()
         complete = sorted(path for path, stamp in self._seen.items() if seen.get(path) == stamp)
         if not complete:

@@ -104,11 +104,7 @@ Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --
 
 
 def check_without(without: list[int] | None, resume: bool, option: str = "--without") -> list[int]:
-    """Return whom to go on without.
-
-    Raises:
-        ConfigError: there is nothing to go on with.
-    """
+    """Return whom to go on without; ConfigError if there is nothing to go on with."""
     if without and not resume:
         from fedmodels.errors import ConfigError
 

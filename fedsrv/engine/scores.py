@@ -94,9 +94,8 @@ class Scores:
 
     @classmethod
     def from_json(cls, text: str) -> Scores:
-        """Rebuild what :meth:`to_json` wrote; earlier versions wrote a list, the counts alone."""
+        """Rebuild what :meth:`to_json` wrote."""
         found = json.loads(text)
-        found = {"counts": found, "confusions": {}} if isinstance(found, list) else found
         scores = cls(confusions=found["confusions"], probabilities=found.get("probabilities", {}))
         for client, view, rule, name, support, predicted, correct, loss in found["counts"]:
             found = ClassCounts(np.array(support), np.array(predicted), np.array(correct), loss)

@@ -112,11 +112,7 @@ class CertificateGuard(Guard):
         return self._revoked.why_refused(peer.serial) if self._revoked else ""
 
     def check_covers(self, client: ClientId, context: grpc.ServicerContext) -> None:
-        """Check that the caller may speak for a client.
-
-        Raises:
-            NotYours: its certificate names others.
-        """
+        """Check that the caller may speak for a client; NotYours if its certificate has others."""
         peer = self.peer(context)
         uri = peer.uri if peer else None
         if uri is None or not covers(uri, client):

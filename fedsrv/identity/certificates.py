@@ -46,11 +46,7 @@ LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
 
 
 def init_authority(directory: Path) -> tuple[Path, Path]:
-    """Create an authority in ``directory``; return the paths of ``ca.pem`` and ``ca.key``.
-
-    Raises:
-        ConfigError: there is one already, or the directory cannot be written.
-    """
+    """Create an authority; return ``ca.pem``, ``ca.key``. ConfigError if there is one already."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = _name("fedtide authority")
     builder = (
@@ -95,11 +91,7 @@ class Authority:
 
     @classmethod
     def read(cls, directory: Path) -> Self:
-        """Return the authority in a directory.
-
-        Raises:
-            ConfigError: there is none, or it cannot be used.
-        """
+        """Return the authority in a directory; ConfigError if there is none that can be used."""
         return cls(directory, *_load_authority(directory))
 
     def certificate(
@@ -131,19 +123,11 @@ class Authority:
         return builder.sign(self.key, hashes.SHA256())
 
     def note(self, certificate: x509.Certificate, uri: str) -> None:
-        """Add a certificate to the list of those that were issued, before it is used.
-
-        Raises:
-            ConfigError: the list cannot be written.
-        """
+        """Note that a certificate was issued, before it is used; ConfigError if that fails."""
         self.add(_facts_of(certificate, uri))
 
     def add(self, facts: Mapping[str, str]) -> None:
-        """Add a line to that list; a later line about a certificate goes before an earlier one.
-
-        Raises:
-            ConfigError: the list cannot be written.
-        """
+        """Add a line to that list, which goes before earlier ones; or raise ConfigError."""
         try:
             append_lines(self.directory / ISSUED, (json.dumps(facts) + "\n").encode(), sync=True)
         except OSError as error:

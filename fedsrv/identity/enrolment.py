@@ -107,11 +107,7 @@ def enrol(directory: Path, secret: bytes, request: bytes) -> tuple[str, bytes]:
 
 
 def _key_of(request: bytes, uri: str) -> ec.EllipticCurvePublicKey:
-    """Return the key for which a signing request asks for an identity's certificate.
-
-    Raises:
-        NoRequest: it is damaged, asks for another identity, or its key is of another kind.
-    """
+    """Return the key of a signing request for an identity; NoRequest if it asks for another."""
     try:
         found = x509.load_der_x509_csr(request)
         is_signed, uris, key = found.is_signature_valid, uris_of(found), found.public_key()
@@ -146,11 +142,7 @@ class Enrolling:
     """The calls of ``service EnrolmentService``."""
 
     def __init__(self, directory: Path) -> None:
-        """Answer for the authority in a directory.
-
-        Raises:
-            ConfigError: there is none.
-        """
+        """Answer for the authority in a directory; ConfigError if there is none."""
         Authority.read(directory)
         self.directory = directory
         self._lock = threading.Lock()

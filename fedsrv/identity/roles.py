@@ -40,11 +40,7 @@ MAY: dict[str, frozenset[str]] = {
 
 
 def identity_uri(identity: str) -> str:
-    """Return the URI that stands for an identity in a certificate.
-
-    Raises:
-        ConfigError: it is no client id, no range, and none of the other identities.
-    """
+    """Return the URI of an identity in a certificate; ConfigError if there is no such identity."""
     if identity in (SERVER, EVALUATOR, WATCHER, OPERATOR):
         return f"{SCHEME}{identity}"
     match = re.fullmatch(rf"(?:({RELAY}):)?{IDS}(?:-{IDS})?", identity)

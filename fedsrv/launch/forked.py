@@ -75,11 +75,7 @@ class Forked:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end and return the exit status.
-
-        Raises:
-            subprocess.TimeoutExpired: it did not end in time.
-        """
+        """Wait for its end, return the exit status; TimeoutExpired if it does not end in time."""
         while (status := self.poll()) is None:
             with suppress(ProcessLookupError):  # another thread has reaped it meanwhile
                 end = os.pidfd_open(self.pid)

@@ -112,11 +112,7 @@ def gpu_at(number: int) -> Gpu:
 
 
 def of_one_model(device: str, gpus: Sequence[Gpu]) -> list[Gpu]:
-    """Return those GPUs that are of the first one's model, and that can be used.
-
-    Raises:
-        ConfigError: there are GPUs, and none of them can be used.
-    """
+    """Return the usable GPUs of the first one's model; ConfigError if none of them can be used."""
     usable = [gpu for gpu in gpus if gpu.free]
     if gpus and not usable:
         raise ConfigError(

@@ -92,11 +92,7 @@ class RayHosts:
         *,
         stacked: bool = False,
     ) -> list[str]:
-        """Give every host clients that follow each other, as a certificate names a range.
-
-        Raises:
-            ConfigError: the cluster never has room for so many hosts.
-        """
+        """Give every host clients that follow each other; ConfigError if there is never room."""
         assert self._cluster is not None
         place, room = self._ray_place, sum(map(self._room_of, self._cluster.nodes))
         left = max(1, room - evaluator)

@@ -79,11 +79,7 @@ class Lineage:
     """SHA-256 of what each client last announced of its data: counts by task and class."""
 
     def at(self, interaction: int) -> list[Origin]:
-        """Return what the state after an interaction was made of, by client and task.
-
-        Raises:
-            ArchiveError: the run has no such version.
-        """
+        """Return what the state after an interaction was made of; ArchiveError without one."""
         if not any(version.interaction == interaction for version in self.versions):
             last = self.versions[-1].interaction + 1 if self.versions else 0
             raise ArchiveError(f"there is no version {interaction + 1}: the run has 1 to {last}")

@@ -126,11 +126,7 @@ def _records(path: Path) -> list[Record]:
 
 
 def _newest(states: Path, last: int) -> tuple[int, str, list[str]]:
-    """Return the newest interaction with record and whole state, its run, and newer errors.
-
-    Raises:
-        ArchiveError: no interaction has both.
-    """
+    """Return the newest whole interaction, its run, and newer errors; ArchiveError if none is."""
     reasons: list[str] = []
     for number in sorted(state_numbers(states), reverse=True):
         if number > last:

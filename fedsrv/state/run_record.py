@@ -22,7 +22,6 @@ from typing import Any, cast
 from fedmodels.code_names import short_name
 from fedmodels.errors import ArchiveError
 from fedmodels.files import read_regular
-from fedmodels.numerics.metric_names import current
 from fedmodels.printable import printable
 from fedsrv.state.record import Record
 
@@ -238,11 +237,7 @@ def _round_of(row: Mapping[str, Any], index: int) -> int:
 
 
 def read_run(path: Path) -> RunRecord:
-    """Read a run directory.
-
-    Raises:
-        ArchiveError: it is not one, or one of its files is damaged.
-    """
+    """Read a run directory; ArchiveError if it is not one, or one of its files is damaged."""
     if path.exists() and not path.is_dir():
         raise ArchiveError(f"{path} is a file; name the run directory, which --out made")
     if not path.is_dir():
@@ -259,7 +254,7 @@ def read_run(path: Path) -> RunRecord:
     return RunRecord(
         path,
         config,
-        {} if summary is None else _renamed(_object(summary, str(path / "summary.json"))),
+        {} if summary is None else _object(summary, str(path / "summary.json")),
         list(_rows(texts["rounds.jsonl"] or "", path / "rounds.jsonl")),
     )
 
@@ -270,12 +265,6 @@ def _read_json(path: Path) -> object:
         return _shown(json.loads(read_regular(path)))
     except (OSError, ValueError, RecursionError):
         return None
-
-
-def _renamed(record: dict[str, Any]) -> dict[str, Any]:
-    """Return a summary or a row with its metrics under their current names."""
-    found = record.get("metrics")
-    return {**record, "metrics": current(found)} if isinstance(found, dict) else record
 
 
 def _text(path: Path) -> str | None:
@@ -314,7 +303,7 @@ def _rows(text: str, path: Path) -> Iterator[Record]:
     for index, line in enumerate(lines[:-1], start=1):
         if line.strip():
             try:
-                yield cast(Record, _renamed(_object(line, f"{path} line {index}")))
+                yield cast(Record, _object(line, f"{path} line {index}"))
             except ArchiveError as error:
                 raise ArchiveError(
                     f"{error}; fedsrv launch --resume of this run writes the file anew"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fedmodels.errors import ArchiveError, ConfigError, suggestion
 from fedmodels.methods import method_class
-from fedmodels.numerics.metric_names import METRICS, current, is_known
+from fedmodels.numerics.metric_names import METRICS, is_known
 from fedsrv.report.comparison import SPENT
 from fedsrv.report.frame import RunNumbers
 from fedsrv.state.run_record import read_run
@@ -27,32 +27,23 @@ OPEN = ("metrics", "clients")
 
 
 def check_names(sweep: Sweep) -> None:
-    """Refuse columns and curves that no run can have, before anything is run.
-
-    Raises:
-        ConfigError: names the first one, and the nearest known one.
-    """
+    """Refuse columns and curves that no run can have, before anything is run: ConfigError."""
     from_elsewhere = not all(map(_is_from_here, sweep.methods.values()))
     paths = {f"{table}.{name}" for table, names in FIXED.items() for name in names}
     paths |= {f"metrics.{name}" for name in METRICS}
     for heading, path in sweep.columns.items():
         table, _, name = path.partition(".")
         own = table in OPEN and name and (from_elsewhere or table == "clients")
-        if not own and path not in paths and not (table == "metrics" and _is_metric(name)):
+        if not own and path not in paths and not (table == "metrics" and is_known(name)):
             raise _missing("column", heading, path, paths)
     for heading, name in sweep.curves.items():
-        if not from_elsewhere and not _is_metric(name):
+        if not from_elsewhere and not is_known(name):
             raise _missing("curve", heading, name, METRICS)
 
 
 def _is_from_here(row: str) -> bool:
     """Tell whether the tables know every metric of a row's method."""
     return method_class(row.split()[0]).__module__.startswith("fedmodels.")
-
-
-def _is_metric(name: str) -> bool:
-    """Tell whether the tables know a name, or knew it."""
-    return name == "bwt" or any(map(is_known, current({name: 0.0})))
 
 
 def _missing(kind: str, heading: str, name: str, known: Iterable[str]) -> ConfigError:
@@ -69,13 +60,13 @@ def faults(sweep: Sweep, runs: Sequence[RunNumbers], directory: Path) -> Iterato
     """
     for heading, path in sweep.columns.items():
         table, _, name = path.partition(".")
-        known = table == "metrics" and _is_metric(name)
+        known = table == "metrics" and is_known(name)
         if not known and all(run.values[path] is None for run in runs):
             tables = tables_of(read_run(directory))
             has = {f"{table}.{name}" for table, names in tables.items() for name in names}
             yield _missing("column", heading, path, {*has, *(f"metrics.{m}" for m in METRICS)})
     for heading, name in sweep.curves.items():
-        if not _is_metric(name) and not any(run.curves[name] for run in runs):
+        if not is_known(name) and not any(run.curves[name] for run in runs):
             written = {key for row in read_run(directory).rows for key in row.get("metrics", {})}
             yield _missing("curve", heading, name, {*written, *METRICS})
 

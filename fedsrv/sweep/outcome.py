@@ -23,7 +23,7 @@ from typing import Any, cast
 
 from fedmodels.config_file import parse_experiment
 from fedmodels.errors import ArchiveError, ConfigError
-from fedmodels.numerics.metric_names import find, metric, with_population
+from fedmodels.numerics.metric_names import metric, with_population
 from fedsrv.report.frame import (
     Difference,
     RunNumbers,
@@ -68,11 +68,7 @@ def values_of(path: str, runs: Sequence[RunNumbers]) -> Mapping[Any, Mapping[Any
 
 
 def read_numbers(run: PlannedRun, columns: Sequence[str], curves: Sequence[str]) -> RunNumbers:
-    """Read what tables show of a finished run.
-
-    Raises:
-        ArchiveError: one of its files is damaged.
-    """
+    """Read what tables show of a finished run; ArchiveError if one of its files is damaged."""
     record = read_run(run.directory)
     if not record.rows:
         raise ArchiveError(f"{run.directory / 'rounds.jsonl'} holds no interaction")
@@ -97,14 +93,13 @@ def tables_of(run: RunRecord) -> dict[str, Mapping[str, Any]]:
 
 def _number(tables: Mapping[str, Mapping[str, Any]], path: str) -> float | None:
     table, _, name = path.partition(".")
-    found = tables.get(table, {})
-    value = find(found, name) if table == "metrics" else found.get(name)
+    value = tables.get(table, {}).get(name)
     return value if isinstance(value, int | float) else None
 
 
 def _curve(run: RunRecord, name: str) -> list[float | None]:
     """Return a metric after each round, up to the last one that has it."""
-    found = run.curve(lambda row: find(row.get("metrics", {}), name))
+    found = run.curve(lambda row: row.get("metrics", {}).get(name))
     return [found.get(at) for at in range(1, 1 + max(found, default=0))]
 
 
@@ -423,11 +418,7 @@ def to_json(outcome: Outcome) -> str:
 
 
 def read_record(path: Path) -> Outcome:
-    """Read what :func:`to_json` wrote.
-
-    Raises:
-        ConfigError: the file is no such record.
-    """
+    """Read what :func:`to_json` wrote; ConfigError if the file is no such record."""
     try:
         found: dict[str, Any] = json.loads(path.read_text("utf-8"))
         if found["format"] != FORMAT:

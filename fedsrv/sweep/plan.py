@@ -143,11 +143,7 @@ class Sweep(BaseModel):
 
     @classmethod
     def read(cls, path: Path) -> Sweep:
-        """Read a file.
-
-        Raises:
-            ConfigError: it cannot be read, or says what it must not.
-        """
+        """Read a file; ConfigError if that fails, or it says what it must not."""
         try:
             table = tomllib.loads(path.read_text("utf-8-sig"))
         except (OSError, ValueError, RecursionError) as error:

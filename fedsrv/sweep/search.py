@@ -86,11 +86,7 @@ def _searched(
 def _planned(
     sweep: Sweep, out: Path, row: str, seed: int, sets: Sequence[str], number: int
 ) -> PlannedRun:
-    """Return the run of a trial.
-
-    Raises:
-        ConfigError: its clients keep no part for validation.
-    """
+    """Return the run of a trial; ConfigError if its clients keep no part for validation."""
     (run,) = plan(sweep.model_copy(update={"search": None}), out, [row], [seed], sets)
     experiment = parse_experiment(run.config, row)
     if experiment.data is None or experiment.data.validation_share is None:
@@ -148,11 +144,7 @@ def scores_of(run: Path, by: str) -> list[float]:
 def _told(
     trials: Sequence[Trial], out: Path, run: PlannedRun, row: str, say: Say
 ) -> list[dict[str, Any]]:
-    """Say what a search found, and write the best trial's config.
-
-    Raises:
-        RunFailed: no trial came to its end.
-    """
+    """Say what a search found, and write the best config; RunFailed if no trial came to its end."""
     ended = [trial for trial in trials if trial.state == "finished"]
     if not ended:
         raise RunFailed(f"no trial of {row} came to its end; {out} has their logs")
@@ -193,11 +185,7 @@ def _text(value: Any) -> str:
 
 
 def _optuna() -> Any:
-    """Import optuna.
-
-    Raises:
-        ConfigError: the extra is not installed.
-    """
+    """Import optuna; ConfigError if the extra is not installed."""
     try:
         import optuna
     except ImportError:

@@ -119,11 +119,7 @@ def _executor(folder: Path, jobs: int | None, resources: Resources) -> Any:
 
 
 def _submitted(submit: Callable[..., Any], call: Call, runs: object) -> Any:
-    """Submit one or several runs; what ``sbatch`` itself prints is in the error.
-
-    Raises:
-        RunFailed: Slurm takes no such job.
-    """
+    """Submit one or several runs; RunFailed, with what ``sbatch`` prints, if Slurm takes none."""
     submitit: Any = importlib.import_module("submitit")
     try:
         with redirect_stderr(io.StringIO()):

@@ -222,11 +222,7 @@ def _refuse_other_configs(runs: Sequence[PlannedRun]) -> None:
 
 
 def check_chooses(runs: Sequence[PlannedRun]) -> None:
-    """Check that every run of a sweep keeps a part for validation.
-
-    Raises:
-        ConfigError: one does not.
-    """
+    """Check that every run of a sweep keeps a part for validation; ConfigError if one does not."""
     for run in runs:
         data = parse_experiment(run.config).data
         if data is None or data.validation_share is None:

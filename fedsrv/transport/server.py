@@ -22,11 +22,9 @@ KEEPALIVE_S, ANSWERED_S = 15.0, 10.0
 """After so long without a byte a caller is asked whether it is there, and has so long to answer."""
 BORNE_PING_MS = 5000
 """A caller that asks more often whether the server is there is cut off, for too many pings."""
-FORMER_SERVICE = "fedpb.Coordinator"
-"""Name up to protocol 3; a client of those days is refused with the line about its protocol."""
 
 
-def _handlers(service: Any) -> tuple[grpc.GenericRpcHandler, ...]:
+def _handlers(service: Any) -> grpc.GenericRpcHandler:
     """Return the service's handlers; requests pass as raw bytes and are parsed where errors are."""
 
     def parsed(call: Any, kind: Any) -> Any:
@@ -45,13 +43,12 @@ def _handlers(service: Any) -> tuple[grpc.GenericRpcHandler, ...]:
             parsed(call, request), None, reply.SerializeToString
         )
 
-    join = unary(service.join, rpc.JoinRequest, rpc.JoinResponse)
     several = unary(service.join_several, rpc.JoinSeveralRequest, rpc.JoinSeveralResponse)
-    current = grpc.method_handlers_generic_handler(
+    return grpc.method_handlers_generic_handler(
         SERVICE,
         {
             "Prepare": unary(service.prepare, rpc.PrepareRequest, rpc.PrepareResponse),
-            "Join": join,
+            "Join": unary(service.join, rpc.JoinRequest, rpc.JoinResponse),
             "JoinSeveral": several,
             "Beat": unary(service.beat, rpc.BeatRequest, rpc.BeatResponse),
             "Announce": unary(service.announce, rpc.AnnounceRequest, rpc.AnnounceResponse),
@@ -69,7 +66,6 @@ def _handlers(service: Any) -> tuple[grpc.GenericRpcHandler, ...]:
             ),
         },
     )
-    return current, grpc.method_handlers_generic_handler(FORMER_SERVICE, {"Join": join})
 
 
 def _options(keepalive_ms: int) -> list[tuple[str, int]]:
@@ -107,7 +103,7 @@ def start_server(
         options=_options(int(keepalive_s * 1000)),
     )
     service.complaints.open()
-    server.add_generic_rpc_handlers(_handlers(service))
+    server.add_generic_rpc_handlers((_handlers(service),))
     health_pb2_grpc.add_HealthServicer_to_server(service.health, server)
     for name in ("", SERVICE):
         service.health.set(name, health_pb2.HealthCheckResponse.SERVING)

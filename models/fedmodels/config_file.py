@@ -124,11 +124,7 @@ def _stays(table: str, key: str, new: str) -> bool:
 
 
 def override(tables: dict[str, Any], item: str) -> None:
-    """Put what one ``KEY=VALUE`` says into plain tables.
-
-    Raises:
-        ConfigError: it is not of that form, or a part of the path is a value.
-    """
+    """Put what one ``KEY=VALUE`` says into plain tables; ConfigError if it is not of that form."""
     path, equals, text = item.partition("=")
     if not equals or not path.strip():
         raise ConfigError(f"--set {item!r} is not key=value, such as --set method.lam=0.3")

@@ -86,11 +86,7 @@ def _checked(name: str) -> bytes:
 
 
 def _source_of(file: Path) -> bytes:
-    """Return what a file holds now.
-
-    Raises:
-        ConfigError: it cannot be read.
-    """
+    """Return what a file holds now; ConfigError if it cannot be read."""
     try:
         return read_regular(file)
     except OSError as error:
@@ -98,11 +94,7 @@ def _source_of(file: Path) -> bytes:
 
 
 def load_entry_point(point: EntryPoint) -> Any:
-    """Return what an entry point of another package stands for.
-
-    Raises:
-        ConfigError: it cannot be imported.
-    """
+    """Return what an entry point of another package stands for; ConfigError if the import fails."""
     try:
         return point.load()
     except Exception as error:  # whatever the package's code raises

@@ -38,11 +38,7 @@ class Invitation:
 
     @classmethod
     def read(cls, token: str) -> Self:
-        """Return the invitation that a word holds.
-
-        Raises:
-            ConfigError: the word is no invitation, or only a part of one.
-        """
+        """Return the invitation that a word holds; ConfigError if it is none, or only a part."""
         text = token.strip()
         try:
             if not text.startswith(_BEGIN):

@@ -85,11 +85,7 @@ def check_keys(
     public: bytes, run_id: str, terms: bytes, client: int, channel_key: bytes,
     said: rpc.SecureAnswer | rpc.SecurePeer,
 ) -> None:  # fmt: skip
-    """Check that a client signed its mask key for an attempt of these terms.
-
-    Raises:
-        PayloadError: it did not.
-    """
+    """Check that a client signed its mask key for an attempt of these terms; or PayloadError."""
     told = keys_statement(run_id, terms, client, channel_key, said.mask_key)
     check_signed(public, told, said.signature)
 
@@ -97,20 +93,12 @@ def check_keys(
 def check_counted(
     public: bytes, run_id: str, terms: bytes, client: int, counted: Sequence[int], signature: bytes
 ) -> None:
-    """Check that a client signed over whose uploads a sum is.
-
-    Raises:
-        PayloadError: it did not.
-    """
+    """Check that a client signed over whose uploads a sum is; PayloadError if it did not."""
     check_signed(public, counted_statement(run_id, terms, client, counted), signature)
 
 
 def check_signed(public: bytes, said: bytes, signature: bytes) -> None:
-    """Check a signature and its size.
-
-    Raises:
-        PayloadError: it is no good.
-    """
+    """Check a signature and its size; PayloadError if it is no good."""
     if len(signature) > MAX_SIGNATURE:
         raise PayloadError(f"its signature has {len(signature)} bytes")
     check_signature(public, said, signature)

@@ -18,11 +18,7 @@ log = logging.getLogger(__name__)
 
 
 def read_pem(path: Path, option: str) -> bytes:
-    """Return what a file holds.
-
-    Raises:
-        ConfigError: it cannot be read; names the option.
-    """
+    """Return what a file holds; ConfigError, with the option's name, if it cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:

@@ -25,11 +25,7 @@ log = logging.getLogger(__name__)
 
 
 def read_lists(path: Path, pem: bytes, what: str) -> Iterator[x509.CertificateRevocationList]:
-    """Yield the lists of a file, one or more.
-
-    Raises:
-        ConfigError: it holds none, or what cannot be read as one; ``what`` names it.
-    """
+    """Yield the lists of a file, one or more; ConfigError, with ``what``, if it holds none."""
     blocks = _BLOCK.findall(pem)
     if not blocks:
         raise ConfigError(f"{what} holds no PEM list of revoked certificates (fedsrv certs revoke)")
@@ -119,11 +115,7 @@ class RevocationList:
         return f"{self._option} {self.path}"
 
     def _read(self) -> None:
-        """Take the lists of the file.
-
-        Raises:
-            ConfigError: it is damaged, or one of them is signed by somebody else or too old.
-        """
+        """Take the lists of the file; ConfigError if one is damaged, foreign or too old."""
         try:
             pem = self.path.read_bytes()
         except OSError as error:

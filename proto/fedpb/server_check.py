@@ -58,11 +58,7 @@ class ServerCheck:
             self._ssl.load_cert_chain(cert, key)
 
     def __call__(self) -> None:
-        """Check the certificate of the server. One that cannot be reached passes: gRPC says why.
-
-        Raises:
-            LinkError: its certificate was revoked.
-        """
+        """Check the server's certificate; LinkError if revoked. gRPC says why one is not there."""
         if line := self._revoked.warning():
             log.warning("%s", line)
         host, _, port = self.address.rpartition(":")

@@ -67,11 +67,7 @@ def sign(key: PrivateKey, said: bytes) -> bytes:
 
 
 def check_signature(public: bytes, said: bytes, signature: bytes) -> None:
-    """Check a signature of a statement by a public key, a SubjectPublicKeyInfo in DER.
-
-    Raises:
-        PayloadError: it is another's, or of another statement; or the key is of no known kind.
-    """
+    """Check a signature of a statement by a public key in DER; PayloadError if it is another's."""
     try:
         key = load_der_public_key(public)
         if isinstance(key, Ed25519PublicKey):

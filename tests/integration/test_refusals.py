@@ -210,12 +210,6 @@ def test_joining_is_refused_with_a_line(loopback, plain):
             client.join(**change)
         assert refused.value.code().name == code
         assert line in refused.value.details()
-    # a client of protocol 3 calls the service by its former name, and describes its data in field 2
-    former = b"\x0a\x010\x12\x02{}\x30\x03"  # client_id "0", client_json "{}", protocol 3
-    with pytest.raises(grpc.RpcError) as refused:
-        client.channel.unary_unary("/fedpb.Coordinator/Join")(former, timeout=10)
-    assert refused.value.code().name == "FAILED_PRECONDITION"
-    assert refused.value.details() == "this server speaks protocol 6, the client 3"
 
 
 def test_another_problem_and_a_wrong_token(loopback, plain):

@@ -21,11 +21,7 @@ def presets() -> list[str]:
 
 
 def preset_file(name: str) -> Path:
-    """Return the file of a preset.
-
-    Raises:
-        ConfigError: there is none of that name; names the nearest.
-    """
+    """Return the file of a preset; ConfigError if there is none of that name."""
     known = presets()
     if name not in known:
         raise ConfigError(

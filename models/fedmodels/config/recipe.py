@@ -275,11 +275,7 @@ def _fold(text: str) -> str:
 
 
 def _folded(values: Mapping[str, str], where: str) -> dict[str, str]:
-    """Return texts by their spellings without case and spaces.
-
-    Raises:
-        ConfigError: two spellings that differ in these alone stand for two texts.
-    """
+    """Return texts by spellings without case and spaces; ConfigError if two stand for two texts."""
     found = dict[str, str]()
     for spelling, text in values.items():
         if found.setdefault(_fold(spelling), text) != text:

@@ -95,11 +95,7 @@ def transform_of(data: Data, input_shape: Sequence[int]) -> dict[str, Any] | Non
 
 
 def parse_transform(facts: Mapping[str, Any] | None, where: object) -> Transform | None:
-    """Read a transform that a file states; the file may be of anybody.
-
-    Raises:
-        DataError: it is malformed.
-    """
+    """Read a transform of a file, which may be anybody's; DataError if it is malformed."""
     if facts is None:
         return None
     try:

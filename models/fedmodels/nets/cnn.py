@@ -12,11 +12,7 @@ from fedmodels.nets.split import SplitNet
 
 
 def image_shape(net: str, input_shape: tuple[int, ...], smallest: int) -> tuple[int, int, int]:
-    """Return ``input_shape`` as (channels, height, width).
-
-    Raises:
-        ConfigError: it is not the shape of an image, or the image is too small for the net.
-    """
+    """Return ``input_shape`` as (channels, height, width); ConfigError if it is no fit image's."""
     if len(input_shape) != 3 or min(input_shape[1:]) < smallest:
         raise ConfigError(
             f"net {net!r} takes images (channels, height, width) of at least "

@@ -90,11 +90,7 @@ def _is_plain(net: nn.Module) -> bool:
 
 
 def check_repeats(one: SplitNet, other: SplitNet, name: str) -> None:
-    """Check that a net begins alike in every process: compare two that were built under one seed.
-
-    Raises:
-        ConfigError: a tensor differs.
-    """
+    """Check that two nets built under one seed begin alike; ConfigError if a tensor differs."""
     again = other.tensors()
     for key, tensor in one.tensors().items():
         if key not in again or tensor_bytes(tensor) != tensor_bytes(again[key]):
@@ -115,11 +111,7 @@ class Batches:
 
     @classmethod
     def of(cls, net: SplitNet, input_shape: tuple[int, ...], name: str) -> Self:
-        """Try a net with two examples and with one, in training and in evaluation mode.
-
-        Raises:
-            ConfigError: training mode fails on two examples, or the head on one embedding.
-        """
+        """Try a net with two examples and with one, in both modes; ConfigError where it fails."""
         x = torch.ones(BATCH, *input_shape)
         x[1] *= 0.5
         trial = copy.deepcopy(net)

@@ -142,11 +142,7 @@ class ModelFacts:
 
     @classmethod
     def parse(cls, text: str, where: str) -> ModelFacts:
-        """Read a description, and check it: the file may be of anybody.
-
-        Raises:
-            ArchiveError: it is malformed.
-        """
+        """Read and check a description, which may be anybody's; ArchiveError if it is malformed."""
         known = {f.name for f in fields(cls)}
         try:
             found = json.loads(text)
@@ -365,11 +361,7 @@ class TrainedModel(nn.Module):
 
 
 def _tensor_of(x: Any) -> Tensor:
-    """Return an array, or what makes one, as a tensor.
-
-    Raises:
-        DataError: it is none of real numbers.
-    """
+    """Return an array, or what makes one, as a tensor; DataError if it is none of real numbers."""
     try:
         found = x if isinstance(x, Tensor) else torch.from_numpy(np.array(x))
         if found.dim() and not found.is_complex():

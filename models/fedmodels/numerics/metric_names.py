@@ -1,12 +1,10 @@
-"""What metrics are called: names of today and of earlier versions, and what the tables say of them.
+"""What metrics are called, and what the tables say of a name.
 
 :mod:`fedmodels.numerics.metric_tables` has the tables.
 """
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Mapping
 from dataclasses import replace
 
 from fedmodels.numerics.metric_tables import (
@@ -31,22 +29,10 @@ __all__ = [
     "SCORES",
     "VIEWS",
     "Metric",
-    "current",
-    "find",
     "is_known",
     "metric",
     "with_population",
 ]
-
-RETIRED: Mapping[str, str] = {
-    "few": "minority",
-    "personalization_acc": "a_loc_trained",
-    "generalization_acc": "a_loc_trained_balanced",
-    "global_acc": "a_glo_balanced",
-}
-"""Old names and endings, and those that stayed; ``bwt`` was −``forgetting``."""
-
-_BEST = ("personalization", "generalization", "global_f1")
 
 
 def metric(name: str) -> Metric:
@@ -87,50 +73,6 @@ def is_known(name: str) -> bool:
     if name not in METRICS and match:
         return all(title != f"by {rule}" for rule, (title, _) in _parts(match[3]))
     return metric(name).meaning != "a metric of the method's own"
-
-
-def current(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return metrics under the names of the tables, whenever they were written.
-
-    Old summaries took some metrics from the best round and kept the last value as ``…_last``.
-    A value under an old name gives way to one under the new name.
-    """
-    out = dict(metrics)
-    for name in _BEST:
-        if f"{name}_last" in out:
-            out[f"best_{name}"], out[name] = out[name], out.pop(f"{name}_last")
-            if f"{name}_std" in out:
-                out[f"best_{name}_std"] = out.pop(f"{name}_std")
-    if "global_acc_last" in out:
-        out["best_a_glo_balanced"], out["global_acc"] = out["global_acc"], out["global_acc_last"]
-        del out["global_acc_last"]
-    if "forgetting" in out:
-        out.pop("bwt", None)
-    renamed = {_renamed(name): value for name, value in out.items() if _renamed(name) != name}
-    return renamed | {name: value for name, value in out.items() if _renamed(name) == name}
-
-
-def find(metrics: Mapping[str, float], name: str) -> float | None:
-    """Return a metric that a user named, by its current or by an old name; None without it.
-
-    An old name gives a warning that says which name stayed.
-    """
-    found = current(metrics)
-    stayed = "forgetting" if name == "bwt" else _renamed(name)
-    if name == "a_sel" and name not in found:
-        stayed = "a_loc" if "a_loc" in found else "a_glo"
-    if stayed == name:
-        return found.get(name)
-    warnings.warn(f"the metric {name} is now {stayed}", FutureWarning, stacklevel=2)
-    value = found.get(stayed)
-    return -value if name == "bwt" and value is not None else value
-
-
-def _renamed(name: str) -> str:
-    if name in RETIRED:
-        return RETIRED[name]
-    base, _, ending = name.rpartition("_")
-    return f"{base}_{RETIRED[ending]}" if base and ending in RETIRED else name
 
 
 def _parts(text: str) -> list[tuple[str, tuple[str, str]]]:

@@ -48,11 +48,7 @@ class Rows:
     """The floating-point numbers of uploads of one net."""
 
     def __init__(self, uploads: Sequence[Weights], threads: int | None = None) -> None:
-        """Take one upload or more as rows; there are at most as many threads as cores.
-
-        Raises:
-            PayloadError: uploads differ in their tensors.
-        """
+        """Take uploads as rows, on as many threads as cores; PayloadError if tensors differ."""
         self.uploads, self._threads = [packed(one, sorted(one)) for one in uploads], threads
         self.first, self._listed = self.uploads[0], uploads[0]
         if not all(one.is_like(self.first) for one in self.uploads):

@@ -55,11 +55,7 @@ class RobustRule(AggregationRule):
     def weights(
         self, sent: Mapping[int, Weights], counts: Mapping[int, float], facts: Facts
     ) -> tuple[Weights, Shares]:
-        """Return the result of weights by client, and each client's share of it.
-
-        Raises:
-            TooFewClients: fewer uploads count than the rule needs.
-        """
+        """Return the result, and each client's share; TooFewClients if the rule needs more."""
         counting = {client: weights for client, weights in sent.items() if counts[client] > 0}
         if len(counting) < self.settings.fewest_uploads:
             raise TooFewClients(

@@ -102,11 +102,7 @@ def _with_hidden_examples(
 
 
 def check_prototypes(ctx: ClientContext, prototypes: Prototypes) -> None:
-    """Check prototypes that were just computed, before anything is clustered by them.
-
-    Raises:
-        TrainingFailed: they are not finite, as training diverged in its last steps.
-    """
+    """Check prototypes before they are clustered; TrainingFailed if training has diverged."""
     if bool(torch.isfinite(prototypes.vectors).all()):
         return
     rows = prototypes.rows().items()

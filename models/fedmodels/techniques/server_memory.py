@@ -170,11 +170,7 @@ def references(
 
 
 def sent_generator(payload: Bundle, key: str) -> dict[str, Tensor]:
-    """Return the tensors of the generator that came with a memory.
-
-    Raises:
-        PayloadError: none came.
-    """
+    """Return the tensors of the generator that came with a memory; PayloadError if none came."""
     if key not in payload.generators:
         raise PayloadError(f"the memory came without its generator {key!r}")
     return dict(payload.generators[key].tensors)

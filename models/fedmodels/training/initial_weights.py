@@ -72,11 +72,7 @@ def with_rows(weights: Weights, larger: Weights) -> Weights:
 
 
 def _digest(path: str, expected: str | None = None) -> str:
-    """Return the SHA-256 of a file of weights.
-
-    Raises:
-        ConfigError: the file cannot be read, or its digest is not the expected one.
-    """
+    """Return the SHA-256 of a file of weights; ConfigError if it is not the expected one."""
     try:
         found = sha256_of(Path(path))
     except FileNotFoundError:

@@ -85,11 +85,7 @@ def trained_keys(method: Method, run: RunFacts, common: Bundle) -> list[str]:
 
 
 def check_server_optimizer(method: Method, run: RunFacts) -> None:
-    """Check that the server has a mean of weights to step along.
-
-    Raises:
-        ConfigError: the server sends everybody no parameters of the net.
-    """
+    """Check that the server has a mean of weights to step along; ConfigError if it sends none."""
     common, nothing = method.payload_spec(run)[0], torch.empty(0)
     keys = [key for key in (*common.required, *common.optional) if key.startswith("weights/")]
     shared = Bundle({key.removeprefix("weights/"): nothing for key in keys})

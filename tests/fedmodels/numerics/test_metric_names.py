@@ -1,12 +1,9 @@
-"""One table of metrics: every name means one thing, and old names lead to it."""
+"""One table of metrics: every name means one thing."""
 
 import pytest
 
 from fedmodels.numerics.metric_names import (
     METRICS,
-    RETIRED,
-    current,
-    find,
     is_known,
     metric,
 )
@@ -51,37 +48,3 @@ def test_what_the_tables_do_not_have():
 def test_no_two_names_for_one_thing():
     texts = [(m.title, m.meaning) for m in METRICS.values()]
     assert len(set(texts)) == len(texts)
-    assert not {"bwt", *RETIRED} & METRICS.keys()
-
-
-def test_old_summaries_read_under_the_new_names():
-    """Old runs took these from the best round, and kept the last round's as ``…_last``."""
-    old = {
-        "a_glo_few": 0.2, "a_glo_minority": 0.1, "bwt": -0.3, "forgetting": 0.25,
-        "personalization": 0.8, "personalization_std": 0.1, "personalization_last": 0.6,
-        "personalization_acc": 0.7, "global_f1": 0.5, "global_f1_last": 0.4,
-        "global_acc": 0.9, "global_acc_last": 0.85,
-    }  # fmt: skip
-    assert current(old) == {
-        "a_glo_minority": 0.1, "forgetting": 0.25, "best_personalization": 0.8,
-        "best_personalization_std": 0.1, "personalization": 0.6, "a_loc_trained": 0.7,
-        "best_global_f1": 0.5, "global_f1": 0.4, "best_a_glo_balanced": 0.9, "a_glo_balanced": 0.85,
-    }  # fmt: skip
-    assert current(current(old)) == current(old)
-
-
-@pytest.mark.parametrize(
-    ("name", "stayed", "value"),
-    [
-        ("a_glo_few", "a_glo_minority", 0.1),
-        ("global_acc", "a_glo_balanced", 0.2),
-        ("bwt", "forgetting", -0.3),
-        ("a_sel", "a_loc", 0.4),
-    ],
-)
-def test_an_old_name_is_answered_with_a_warning(name, stayed, value):
-    metrics = {"a_glo_minority": 0.1, "a_glo_balanced": 0.2, "forgetting": 0.3, "a_loc": 0.4}
-    with pytest.warns(FutureWarning, match=f"the metric {name} is now {stayed}"):
-        assert find(metrics, name) == value
-    assert find(metrics, stayed) == abs(value)
-    assert find(metrics, "afm") is None

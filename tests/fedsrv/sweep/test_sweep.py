@@ -508,8 +508,8 @@ def test_what_no_run_can_have_is_told_before_any_run(sweep, tmp_path, launches):
         with pytest.raises(ConfigError, match=r"no run has the .* 'A', '.*'\. Did you mean '"):
             run_sweep(sweep(**tables), tmp_path / "out", say=lambda line: None)
     assert not launches.commands
-    old = {"A": "metrics.bwt", "B": "metrics.global_acc", "C": "metrics.a_loc_few"}
-    check_names(sweep(columns=old, curves={"A": "a_loc_received_balanced_minority"}))
+    known = {"A": "metrics.a_loc_minority"}
+    check_names(sweep(columns=known, curves={"A": "a_loc_received_balanced_minority"}))
 
 
 def test_what_no_row_of_ones_own_has_is_told_when_each_has_ended_once(

@@ -19,11 +19,7 @@ LATENT = 100
 
 
 def canvas_of(input_shape: tuple[int, ...]) -> int:
-    """Return S, the smallest of 8, 16 and 32 that holds images of this shape.
-
-    Raises:
-        ConfigError: the shape is no image's, or the image is larger than 32x32.
-    """
+    """Return the S of 8, 16, 32 that holds images of this shape; ConfigError if none does."""
     if len(input_shape) == 3:
         for canvas in (8, 16, 32):
             if max(input_shape[1:]) <= canvas:
