@@ -13,7 +13,7 @@ from unittest.mock import patch
 import numpy as np
 
 from fedcli.parts.privacy import examples
-from fedmodels.privacy import accounting
+from fedmodels.config.experiment import Experiment
 from fedmodels.privacy.ledger import Charge
 from fedmodels.training import private_steps
 from fedsrv.engine import schedule
@@ -46,7 +46,7 @@ def count_in_the_clear() -> Iterator[None]:
 @contextmanager
 def whole_noise_for_groups() -> Iterator[None]:
     """Epsilon counts on the noise of all clients, and sums of groups are opened."""
-    with patch.object(accounting, "fewest_summed", lambda experiment: experiment.min_clients):
+    with patch.object(Experiment, "fewest_summed", property(lambda e: e.min_clients)):
         yield
 
 

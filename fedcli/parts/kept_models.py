@@ -48,21 +48,19 @@ class FinalModel(ClientPart):
     def __init__(self, client: Client) -> None:
         """Share what was stored last with the clients of the process."""
         super().__init__(client)
+        self._keeps_scored = local_view(client.method) == "after_local"
+        how, tasks = client.experiment.schedule, client.data.num_tasks
+        last = how.rounds * (1 if how.order == "rounds_outer" else tasks) - 1
+        self._last_round = last if how.trains_all else None
+        """Where all clients train in every round: only models of the last one may be kept."""
         self._last: LastStored = client.set_ups.shared.setdefault("last stored", LastStored())
 
     def scored(self, at: Scored) -> None:
-        """Keep a model that was scored after local training, if it may be the client's last one.
-
-        Where all clients train in every round, only those of the last round may be.
-        """
+        """Keep a model that was scored after local training, if it may be the client's last one."""
         client, order = self.client, at.order
-        if order.kind != rpc.ORDER_KIND_TRAIN or local_view(client.method) != "after_local":
+        if order.kind != rpc.ORDER_KIND_TRAIN or not self._keeps_scored:
             return
-        how = client.experiment.schedule
-        per_task = how.order != "rounds_outer"
-        last = how.rounds * (client.data.num_tasks if per_task else 1) - 1
-        any_round = how.selects or how.is_asynchronous or how.open
-        if any_round or order.round == last:
+        if self._last_round in (None, order.round):
             model = described(client, at.ctx.net, "after_local", order.round)
             client.states.keep_scored(order.interaction, order.base, *model)
 

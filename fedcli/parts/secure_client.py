@@ -26,7 +26,6 @@ from fedmodels.config.privacy import MIN_GROUP, SecureSum
 from fedmodels.config.sent import settings_digest
 from fedmodels.errors import ArchiveError, PayloadError
 from fedmodels.line_file import append_lines
-from fedmodels.privacy.accounting import fewest_summed
 from fedmodels.secure_sum.fixed_point import FixedPoint
 from fedmodels.secure_sum.keys import (
     ATTEMPT_BYTES,
@@ -72,7 +71,7 @@ class SecureSums(ClientPart):
         assert privacy is not None, "secure_sum is a key of it"
         assert privacy.secure_sum is not None, "the config asks for it"
         assert isinstance(client.client, int), "the evaluator trains nothing"
-        fewest = max(fewest_summed(experiment) if privacy.noise_at_clients else 0, self._fewest)
+        fewest = max(experiment.fewest_summed if privacy.noise_at_clients else 0, self._fewest)
         return SecureClient(
             client.client, client.states.path, client.states.secret().key, privacy.secure_sum,
             fewest, settings_digest(experiment), self._terms.peers,

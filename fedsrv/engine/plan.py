@@ -14,18 +14,16 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fedmodels.config.combinations import part_at
 from fedmodels.errors import RunFailed
 from fedmodels.nets.cost import multiply_adds
 from fedmodels.numerics.metrics import frequency_groups
 from fedmodels.tensors.bundle import Bundle, ClientId
 from fedmodels.tensors.bundle_spec import BundleSpec
-from fedmodels.training.asked import check_announcement, keeps_state, local_view
-from fedmodels.training.criterion import check_own_loss
+from fedmodels.training.asked import keeps_state, local_view
 from fedmodels.training.method import Method
 from fedmodels.training.run import RunFacts
 from fedmodels.training.settings import check_parts
-from fedmodels.training.wire import Wire
+from fedmodels.training.wire import Wire, check_fits
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedpb.v1.table_pb2 import Table
 from fedsrv.engine import schedule
@@ -60,10 +58,7 @@ class Plan:
         """Return the plan for the first clients, stored; ConfigError if their data do not fit."""
         experiment, profiles = store.experiment, stored_profiles(store, descriptions)
         run = RunFacts(experiment, next(iter(profiles.values())).problem)
-        if experiment.server_optimizer is not None:
-            part_at("fedmodels.training.server_optimizer:check_server_optimizer")(method, run)
-        check_own_loss(method, run)
-        check_announcement(method, run)
+        check_fits(method, run)
         check_parts(method, run)
         tasks, aside = fixed_tasks(store, profiles), store.aside()
         steps = _steps(store, profiles, tasks)

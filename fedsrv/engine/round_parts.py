@@ -74,7 +74,8 @@ class RoundParts:
         chosen = self.experiment.schedule.over_select > 0
         undone = self.store.ledger.record(step.interaction) if chosen else None
         found = self.plan.cohort_of(step) if undone is None else tuple(undone["cohort"])
-        out = {c for one in self.options for c in one.abstains(step, self.plan)}
+        settle = self.commits.settle
+        out = {c for one in self.options for c in one.abstains(step, self.plan, settle)}
         return tuple(c for c in found if c not in out) if out else found
 
     def context(self, step: Step, cohort: tuple[int, ...]) -> ServerContext:

@@ -283,8 +283,11 @@ class ServerPart:
         """Return the clients that take no part from a step on, and why."""
         return {}
 
-    def abstains(self, step: Step, plan: Plan) -> Collection[int]:
-        """Return the clients of a step's cohort that get no order to train in it."""
+    def abstains(self, step: Step, plan: Plan, settle: Settle) -> Collection[int]:
+        """Return the clients of a step's cohort that get no order to train in it.
+
+        Where too few are left, ``may_go_on`` says so before.
+        """
         return ()
 
     # --- an interaction ---------------------------------------------------------------------------

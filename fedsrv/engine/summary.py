@@ -300,7 +300,7 @@ def afm_of(records: Sequence[Record], experiment: Experiment) -> dict[str, float
 
 def check_reference(experiment: Experiment, steps: Sequence[Step]) -> None:
     """Check that the reference scored the rounds that this run will score; or raise DataError."""
-    if not experiment.evaluate.reference or experiment.schedule.is_asynchronous:
+    if not experiment.evaluate.reference:
         return
     reference = Path(experiment.evaluate.reference)
     every = experiment.evaluate.every  # a round has its IAA after its last task

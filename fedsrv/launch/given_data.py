@@ -17,7 +17,7 @@ from fedmodels.printable import printable
 from fedmodels.training.asked import keeps_state
 from fedmodels.training.fault import name_faults
 from fedmodels.training.run import RunFacts
-from fedmodels.training.wire import Wire
+from fedmodels.training.wire import Wire, check_fits
 from fedsrv.engine.summary import data_of
 
 TABLE = "partition.json"
@@ -92,6 +92,7 @@ def check_net(experiment: Experiment, root: Path) -> None:
     with name_faults(method):
         keeps_state(method, run)
         method.payload_spec(run)
+        check_fits(method, run)
         Wire.of(method, run)
         for part in halves_of(experiment, "server"):
             part.fits(method, run)

@@ -133,7 +133,7 @@ class ExamplePrivacy(ServerPart):
             f"{clients_text([*map(str, over)])} is spent: {self._spent(max(over.values()))}"
         )
 
-    def abstains(self, step: Step, plan: Plan) -> Collection[int]:
+    def abstains(self, step: Step, plan: Plan, settle: Settle) -> Collection[int]:
         """Return the clients that may not train any more on what they have."""
         over = self._over(step, plan) if plan.spares_clients else {}
         self._abstain = {c: OrderDeclined.SAID + self._spent(over[c]) for c in over}

@@ -31,7 +31,6 @@ from fedmodels.config.privacy import MIN_GROUP
 from fedmodels.config.sent import settings_digest
 from fedmodels.errors import ArchiveError, ConfigError, PayloadError, TooFewClients
 from fedmodels.numerics.randomness import derive_seed
-from fedmodels.privacy.accounting import fewest_summed
 from fedmodels.secure_sum.fixed_point import FixedPoint, added
 from fedmodels.secure_sum.masks import Vector
 from fedmodels.tensors.archive import load, save
@@ -132,7 +131,7 @@ class SecureRounds(Exchange):
         self.opened = OpenedSums(parts, secure)
         table = parts.experiment.privacy
         noisy = table is not None and table.noise_at_clients
-        self._fewest = fewest_summed(parts.experiment) if noisy else 0
+        self._fewest = parts.experiment.fewest_summed if noisy else 0
         """The fewest uploads whose noise epsilon counts on; no sum of fewer is opened."""
         self.settings, self.peers = settings_digest(parts.experiment), parts.cohort.peers
         """The settings of the run; what checks certificates, where clients sign."""

@@ -22,6 +22,7 @@ from typing import TypeVar
 
 from fedmodels.charts import Spread
 from fedmodels.code_names import short_name
+from fedmodels.config.combinations import BESIDE
 from fedmodels.printable import printable
 from fedsrv.state.run_record import RunRecord, leaves_of
 
@@ -33,10 +34,7 @@ MIN_SEEDS = 3
 """Least number of seeds that both rows have, for one of them to win."""
 MAX_TOLD = 4
 """Settings in the label of a run; of more, nobody reads them."""
-_NOT_COMPARED = {
-    *("seed", "evaluate.reference", "data.root"),
-    *("tracking.tensorboard", "tracking.mlflow", "tracking.wandb"),
-}
+_NOT_COMPARED = {"seed", "evaluate.reference", "data.root"}
 """Config keys in which two runs may differ and still be the same experiment."""
 K = TypeVar("K", bound=Hashable)
 R = TypeVar("R", bound=Hashable)
@@ -184,7 +182,7 @@ def _experiment_of(run: RunRecord) -> dict[str, str]:
     found = {
         key: json.dumps(value, default=str, ensure_ascii=False)
         for key, value in leaves_of(stated)
-        if key not in _NOT_COMPARED
+        if key not in _NOT_COMPARED and key.partition(".")[0] not in BESIDE
     }
     for key in ("data.name", "method.name", "net.name"):
         if key in found:  # the place of a custom file tells no experiments apart

@@ -46,26 +46,23 @@ NAMED: dict[str, tuple[str, str, str]] = {
         r"/privacy/|private_rounds|private_uploads|config/privacy",
         r"hides_clients|fedmodels\.privacy|private_(rounds|uploads)|parts\.privacy",
         """
-        fedcli/joining.py fedcli/parts/secure_client.py fedmodels/config/combinations.py
-        fedmodels/training/private_steps.py fedmodels/training/secure_upload.py
-        fedsrv/parts/example_privacy.py fedsrv/parts/secure_rounds.py fedsrv/state/store.py
+        fedcli/joining.py fedmodels/config/combinations.py fedmodels/training/private_steps.py
+        fedmodels/training/secure_upload.py fedsrv/parts/example_privacy.py fedsrv/state/store.py
         """,
     ),
     "example privacy": (
         r"/privacy/|private_steps|example_privacy|config/privacy",
         r"hides_examples|private_steps|PrivateSteps|HiddenExamples",
         """
-        fedmodels/config/combinations.py fedmodels/techniques/class_prototypes.py
-        fedmodels/training/contexts.py fedmodels/training/loop.py
+        fedmodels/config/combinations.py
         """,
     ),
     "asynchronous rounds": (
         r"buffered_rounds|staleness|config/schedule|parts/open_(buffer|plan)",
         r"is_asynchronous|BufferedRounds|BufferedUploads|buffered_rounds|staleness",
         """
-        fedcli/parts/kept_models.py fedmodels/config/combinations.py
-        fedmodels/numerics/metric_tables.py fedsrv/engine/plan.py fedsrv/engine/schedule.py
-        fedsrv/engine/summary.py
+        fedmodels/config/combinations.py fedmodels/numerics/metric_tables.py fedsrv/engine/plan.py
+        fedsrv/engine/schedule.py
         """,
     ),
     "together": (

@@ -19,7 +19,7 @@ from typing import Any, Literal, Self, get_args
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ConfigError, OrderDeclined, suggestion
 from fedmodels.numerics.secrecy import Secret
-from fedmodels.privacy.accounting import GaussianReleases, fewest_summed, noise_seen
+from fedmodels.privacy.accounting import GaussianReleases, noise_seen
 from fedmodels.privacy.exposures import Keys
 from fedmodels.privacy.ledger import Charge, Level, PrivacyLedger
 from fedmodels.tensors.bundle import Bundle, ClientId, state_digest
@@ -119,7 +119,7 @@ def _cohort_of(experiment: Experiment) -> int:
     """
     privacy, rules = experiment.privacy, experiment.secure_sum
     if rules is not None and rules.signs:
-        return fewest_summed(experiment)
+        return experiment.fewest_summed
     trusted = privacy is not None and privacy.noise_at_server
     return experiment.min_clients if trusted else 1
 

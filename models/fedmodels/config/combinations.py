@@ -52,6 +52,10 @@ class Part:
     """The keys of it, or tables, that may change while a run goes on, and what a change is for."""
     resumes: str = ""
     """Mapping below ``fedmodels`` of all keys that ``--resume`` may change in a run of it."""
+    fits: str = ""
+    """Function below ``fedmodels`` that refuses a method and the facts of a run."""
+    is_beside: bool = False
+    """Whether its table decides nothing of what clients train and upload."""
 
 
 def _covers_inputs(e: Experiment) -> None:
@@ -140,7 +144,7 @@ LISTED: tuple[Part, ...] = (
          server="example_privacy:ExamplePrivacy", client="privacy.examples:ExamplePrivacy",
          shared="training.private_steps:SpentPrivacy", tells=("epsilon", "epsilon_next")),
     Part("hidden counts", "[privacy] announce", lambda e: e.announced != "exact",
-         "privacy.md"),
+         "privacy.md", fits="training.asked:check_announcement"),
     Part("compressed uploads", "[compression] up",
          lambda e: e.compression is not None and e.compression.up != "float32",
          "compression.md",
@@ -164,7 +168,8 @@ LISTED: tuple[Part, ...] = (
          lambda e: e.server.check_exclusion(e.at_once), server="exclusions:Exclusions"),
     Part("final models", "", client="kept_models:FinalModel"),
     Part("deployment", "[deploy]", lambda e: e.deploy is not None, "serving.md",
-         client="deployment:Deployment", changes={"deploy": "each model from the next round on"}),
+         client="deployment:Deployment", is_beside=True,
+         changes={"deploy": "each model from the next round on"}),
     Part("refused models", "", server="refused_models:RefusedModels"),
     Part("drift", "[evaluate] drift", lambda e: e.evaluate.drift, "drift.md",
          server="drift:Drift", client="drift:DriftMeter", shared="parts.drift:Drift",
@@ -176,15 +181,17 @@ LISTED: tuple[Part, ...] = (
          client="prequential:TestThenTrain", shared="parts.prequential:Prequential",
          tells=("prequential",)),
     Part("trackers", "[tracking]", lambda e: e.tracking.is_on, "operations.md",
-         server="trackers:Trackers"),
+         server="trackers:Trackers", is_beside=True),
     Part("probabilities", "[evaluate] probabilities",
          lambda e: e.evaluate.probabilities, "metrics.md",
          client="probabilities:ProbabilityScores"),
     Part("pictures", "", lambda e: e.evaluate.pictures > 0, client="pictures:Pictures"),
     Part("server optimiser", "[server_optimizer]",
-         lambda e: e.server_optimizer is not None, "configuration.md"),
+         lambda e: e.server_optimizer is not None, "configuration.md",
+         fits="training.server_optimizer:check_server_optimizer"),
     Part("own loss", "[training] loss, label_smoothing, class_weights",
-         lambda e: e.training.own_loss, "configuration.md"),
+         lambda e: e.training.own_loss, "configuration.md", shared="training.criterion:OwnLoss",
+         fits="training.criterion:check_own_loss"),
     Part("balanced weights", '[training] class_weights = "balanced"',
          lambda e: e.training.class_weights == "balanced", "configuration.md"),
     Part("clipped gradients", "[training] clip_norm",
@@ -208,6 +215,8 @@ no keys: clients join through the one, and an operator asks for the other.
 """
 PARTS: Mapping[str, Part] = {part.name: part for part in LISTED if part.keys}
 """The parts that a config switches on, in the order of the page; the others are always there."""
+BESIDE = frozenset(part.keys.strip("[]") for part in LISTED if part.is_beside)
+"""Tables in which two runs of one experiment may differ."""
 TOLD = frozenset(name for part in LISTED for name in part.tells)
 """The figures of all parts."""
 
@@ -286,6 +295,7 @@ OWN_STEP = (
     "[training] {} is each client's own, and together = {{0.training.together}} makes one step of "
     "several: leave together out"
 )
+NOISE = ("noise at the server", "noise at clients")
 FEW_HAVE_NEW = (
     "{} needs rounds with as many clients as there can be, and [schedule] participants = "
     "{{0.schedule.participants!r}} lets a round have as few as have new data: leave it out"
@@ -408,15 +418,11 @@ REFUSED: tuple[Refusal, ...] = (
         "[privacy] secure_sum hides each upload from the server, which then bounds none: with it, "
         'where = "clients"',
     ),
-    Refusal(("exclusion by rule", "noise at the server"), SINGLE.format("level")),
-    Refusal(("exclusion by rule", "noise at clients"), SINGLE.format("level")),
+    *(Refusal(("exclusion by rule", noise), SINGLE.format("level")) for noise in NOISE),
     Refusal(("exclusion by rule", "secure sums"), SINGLE.format("secure_sum")),
-    Refusal(("robust rules", "noise at the server"), NO_BOUND),
-    Refusal(("robust rules", "noise at clients"), NO_BOUND),
-    Refusal(("noise at the server", "asynchronous rounds"), BY_TIME),
-    Refusal(("noise at the server", "over-selection"), BY_TIME),
-    Refusal(("noise at clients", "asynchronous rounds"), BY_TIME),
-    Refusal(("noise at clients", "over-selection"), BY_TIME),
+    *(Refusal(("robust rules", noise), NO_BOUND) for noise in NOISE),
+    *(Refusal((noise, "asynchronous rounds"), BY_TIME) for noise in NOISE),
+    *(Refusal((noise, "over-selection"), BY_TIME) for noise in NOISE),
     Refusal(
         ("noise at clients", "poisson sampling"),
         '[privacy] where = "clients" needs cohorts of a known size, whose noise adds up: leave out '
@@ -430,6 +436,12 @@ REFUSED: tuple[Refusal, ...] = (
     Refusal(
         ("example privacy", "together"),
         '[privacy] level = "example" trains clients one by one: together = 1',
+    ),
+    Refusal(
+        ("example privacy", "balanced weights"),
+        "[training] class_weights = 'balanced' follows from how many examples of each class a "
+        'client has, so one example would move the gradients of all others, and [privacy] level = '
+        '"example" bounds those of one alone: give the weights themselves',
     ),
     Refusal(("together", "clipped gradients"), OWN_STEP.format("clip_norm")),
     Refusal(("together", "rate of epochs"), OWN_STEP.format("lr_schedule.over = 'epochs'")),

@@ -110,6 +110,15 @@ class Experiment(StrictTable):
         return self.privacy.secure_sum if self.privacy else None
 
     @property
+    def fewest_summed(self) -> int:
+        """Return the fewest uploads of a sum that anybody sees.
+
+        The server opens the sum of each group of a secure sum. So it is a group's part of the
+        fewest uploads that an interaction may end with. No sum of fewer uploads is opened.
+        """
+        return self.min_clients // (self.privacy.groups if self.privacy else 1)
+
+    @property
     def announced(self) -> CountDetail:
         """How exactly clients tell how many examples of each class they have."""
         return "exact" if self.privacy is None else self.privacy.announce

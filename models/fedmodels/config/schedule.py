@@ -80,6 +80,11 @@ class Schedule(StrictTable):
         return self.order == "asynchronous"
 
     @property
+    def trains_all(self) -> bool:
+        """Whether all clients that have a task train in each of its rounds."""
+        return not (self.selects or self.is_asynchronous or self.open)
+
+    @property
     def stops(self) -> str:
         """The key by which the run may end early; empty where none is given."""
         keys = ("patience", "target")

@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from fedmodels.code_names import is_own, short_name
 from fedmodels.config.bounds import HERE, NAMED
+from fedmodels.config.combinations import BESIDE
 from fedmodels.config.experiment import Experiment
 
 
@@ -48,7 +49,7 @@ def settings_digest(experiment: Experiment) -> bytes:
     tables["server"].pop("max_rollback", None)
     if not (rate and rate.follows_rounds):
         tables["schedule"].pop("rounds", None)
-    for name in ("deploy", "tracking"):
+    for name in BESIDE:
         tables.pop(name, None)
     return hashlib.sha256(json.dumps(tables, sort_keys=True).encode()).digest()
 

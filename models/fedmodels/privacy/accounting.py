@@ -177,16 +177,6 @@ def releases_of_clients(
     return (GaussianReleases(noise, times, experiment.cohort_size / schedule.clients),)
 
 
-def fewest_summed(experiment: Experiment) -> int:
-    """Return the fewest uploads of a sum that anybody sees, where clients add the noise.
-
-    The server opens the sum of each group of a secure sum. So it is a group's part of the fewest
-    uploads that an interaction may end with. No sum of fewer uploads is opened.
-    """
-    assert experiment.privacy is not None, "clients add noise"
-    return experiment.min_clients // experiment.privacy.groups
-
-
 def noise_seen(experiment: Experiment, noise: float) -> float:
     """Return the noise multiplier of the smallest sum, as the colluders see it.
 
@@ -197,7 +187,7 @@ def noise_seen(experiment: Experiment, noise: float) -> float:
     assert privacy is not None, "there is something to hide"
     if not privacy.noise_at_clients:
         return noise
-    left = max(1, fewest_summed(experiment) - privacy.colluders)
+    left = max(1, experiment.fewest_summed - privacy.colluders)
     return noise * math.sqrt(left / experiment.min_clients)
 
 

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ConfigError, suggestion
-from fedmodels.privacy.accounting import fewest_summed
 
 BESIDE = {
     "announced": "its classes, and how many examples of each a client has, told when it joins",
@@ -79,7 +78,7 @@ def assumptions(experiment: Experiment) -> str:
         )
         parts.append(
             f"of sums, from up to {privacy.colluders} clients that take part and put together what "
-            f"they know; a sum has the noise of {fewest_summed(experiment)} clients at least"
+            f"they know; a sum has the noise of {experiment.fewest_summed} clients at least"
         )
     if sampled:
         parts.append(

@@ -23,7 +23,6 @@ from fedmodels.tensors.bundle import Bundle, Prototypes
 from fedmodels.tensors.bundle_spec import BundleSpec, prototype_spec
 from fedmodels.tensors.uploads import Uploads
 from fedmodels.training.contexts import ClientContext
-from fedmodels.training.private_steps import private_class_sums
 from fedmodels.training.run import RunFacts
 from fedmodels.training.settings import SharedSettings
 
@@ -77,28 +76,9 @@ def class_means(ctx: ClientContext, x: Tensor, y: Tensor) -> Prototypes:
     z, classes = embeddings(ctx.net, x), ctx.run.problem.num_classes
     means = class_prototypes(z, y, classes)
     check_prototypes(ctx, means)
-    return means if ctx.hidden is None else _with_hidden_examples(ctx, z, y, means)
-
-
-def _with_hidden_examples(
-    ctx: ClientContext, z: Tensor, y: Tensor, means: Prototypes
-) -> Prototypes:
-    """Return class means and counts with noise that hides examples.
-
-    The client has announced its classes and how many examples each has: a mean is given for each of
-    these classes, and no count goes beyond what was announced.
-    """
-    ctx.asked.add("class means")
-    classes, secret = ctx.run.problem.num_classes, ctx.secret()
-    sums, counts = private_class_sums(z, y, classes, ctx.hidden, secret, ctx.interaction)
-    rows = {
-        label: (
-            sums[label] / max(float(counts[label]), 1.0),
-            min(max(1, round(float(counts[label]))), n),
-        )
-        for label, (_, n) in means.rows().items()
-    }
-    return Prototypes.of(rows, z.shape[1])
+    if ctx.hidden is not None:
+        means = ctx.hidden.class_means(ctx, z, y, means)
+    return means
 
 
 def check_prototypes(ctx: ClientContext, prototypes: Prototypes) -> None:

@@ -175,7 +175,7 @@ class ClientContext(Context):
     """What the method took from the run: ``criterion``, ``optimizer``; and, where examples are
     hidden, ``private`` steps and ``class means``."""
     hidden: Any = None
-    """How the examples of this training are hidden (``private_steps.HiddenExamples``), if so."""
+    """What takes steps and class means in the stock ones' place, as it hides single examples."""
     may_train: Callable[[Any], None] = lambda hidden: None
     """Raises what stands against a training that hides its examples, before its first step."""
     secret: Callable[[], Secret] = field(default_factory=lambda: cache(Secret.fresh))
@@ -194,8 +194,8 @@ class ClientContext(Context):
         What is drawn for an example, such as dropout, may depend on its place in its batch. Nobody
         may be able to draw it again, or the presence of one example would show in all others.
         """
-        known, privacy = super().seed(purpose), self.run.experiment.privacy
-        if privacy is None or not privacy.hides_examples or self.client == EVALUATOR:
+        known = super().seed(purpose)
+        if not self.run.hides_draws or self.client == EVALUATOR:
             return known
         return int(self.secret().chance(f"seed/{known}") * 2**53)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -11,18 +12,22 @@ from torch.nn.functional import cross_entropy
 
 from fedmodels.config.training import Training
 from fedmodels.errors import ConfigError
+from fedmodels.tensors.bundle import Bundle
 from fedmodels.training.method import Method
 from fedmodels.training.run import RunFacts
+from fedmodels.training.wire import SharedPart
+
+if TYPE_CHECKING:
+    from fedmodels.training.loop import ClientHalf
 
 Criterion = Callable[[Tensor, Tensor], Tensor]
 """Returns the loss () of logits (B, K) and labels (B,)."""
 
 
 def criterion_of(training: Training, y: Tensor, classes: int) -> Criterion:
-    """Return the loss of a client that trains on labels ``y`` (n,), of K ``classes``.
+    """Return the loss of a client for labels ``y`` (n,) of K classes.
 
-    Raises:
-        ConfigError: there is not one weight for each class.
+    Raise ConfigError if there is not one weight for each class.
     """
     weights = _class_weights(training, y, classes)
     if training.loss == "cross-entropy":
@@ -71,13 +76,30 @@ class Noted:
         return self.loss(logits, y)
 
 
-def check_own_loss(method: Method, run: RunFacts) -> None:
-    """Check that the method's clients train on the loss that the config says.
+class OwnLoss(SharedPart):
+    """Clients train on another loss of labels than the plain cross-entropy."""
 
-    Raises:
-        ConfigError: they have one of their own for earlier tasks, or there is not one weight for
-            each class.
-    """
+    @classmethod
+    def begins(cls, half: ClientHalf) -> None:
+        """Give the training its loss, by the labels of the client."""
+        ctx = half.ctx
+        loss = criterion_of(ctx.run.experiment.training, half.y, ctx.run.problem.num_classes)
+        ctx.criterion = Noted(loss, ctx.asked)
+
+    @classmethod
+    def ends(cls, half: ClientHalf, state: Bundle) -> None:
+        """Check that the training took it; raise ConfigError if the method has its own loss."""
+        training = half.ctx.run.experiment.training
+        keys = [k for k in ("loss", "label_smoothing", "class_weights") if training.differs(k)]
+        if len(half.y) and "criterion" not in half.ctx.asked:
+            raise ConfigError(
+                f"[training] {keys[0]} has no effect: {type(half.method).__name__} trains with a "
+                "loss of its own; leave it out"
+            )
+
+
+def check_own_loss(method: Method, run: RunFacts) -> None:
+    """Check that the method's clients can train on the config's loss; raise ConfigError if not."""
     training = run.experiment.training
     if training.own_loss and method.trains_on == "memory":
         raise ConfigError(

@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -23,11 +22,10 @@ from fedmodels.nets.split import BATCH, SplitNet, embed
 from fedmodels.numerics.randomness import seeded
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.training.contexts import ClientContext
-from fedmodels.training.criterion import Noted, criterion_of
 from fedmodels.training.method import LocalResult, Method
 from fedmodels.training.returned import check_asked, check_trained, check_weights
 from fedmodels.training.stepped import Batch, Phase, Stepped
-from fedmodels.training.steps import Steps, begin_phase, steps_of, tell_of_own_steps
+from fedmodels.training.steps import Steps, steps_of, tell_of_own_steps
 
 BLOCK = 2**26
 """Bytes of inputs that a GPU lays out at once."""
@@ -83,16 +81,8 @@ class ClientHalf:
         self.refs = self.method.prepare(self.ctx, self.payload, self.state)
         self.x, self.y = self.method.training_data(self.ctx, self.refs)
         self.ctx.num_examples = len(self.y)
-        privacy = self.ctx.run.experiment.privacy
-        if privacy is not None and privacy.hides_examples:
-            kind = part_at("fedmodels.training.private_steps:HiddenExamples")
-            hidden = kind.of(self.method, self.ctx, self.y, self.payload, self.state)
-            if hidden is not None:
-                self.ctx.hidden = hidden
-                self.ctx.may_train(hidden)
-        if (training := self.ctx.run.experiment.training).own_loss:
-            loss = criterion_of(training, self.y, self.ctx.run.problem.num_classes)
-            self.ctx.criterion = Noted(loss, self.ctx.asked)
+        for part in self.ctx.run.parts:
+            part.begins(self)
 
     def end(self, loss: float) -> LocalResult:
         """Return the result of local training; ``loss`` is the last epoch's mean over examples.
@@ -106,8 +96,8 @@ class ClientHalf:
             check_asked(self.method, self.ctx)
             check_weights(self.ctx)
         state = self.method.after_local(self.ctx, self.state, self.refs)
-        if self.ctx.hidden is not None:
-            self.ctx.hidden.check(self.method, self.ctx, state)
+        for part in self.ctx.run.parts:
+            part.ends(self, state)
         upload = self.method.uplink(self.ctx, state, self.refs)
         check_trained(self.method, self.ctx, state, upload)
         return LocalResult(upload, state, loss, len(self.y))
@@ -161,11 +151,10 @@ class EpochLoop:
         self._epoch, self._losses = -1, list[tuple[Tensor, int]]()
         self._steps: Steps | None = None
         self._lessons: Sequence[Tensor] | None = None
-        self.private = ctx.hidden.steps_of(ctx) if ctx.hidden is not None else None
-        """Takes the steps of a training that hides its examples."""
-        if self.private is not None and not (self.renewed is None and self.joined is None):
+        self._is_same = self.renewed is None and self.joined is None
+        if ctx.hidden is not None and not self._is_same:
             raise ConfigError(
-                f'[privacy] level = "example": method {self.method.name!r} adds examples of its own'
+                f"method {self.method.name!r} adds examples of its own, which nothing would hide"
             )
 
     def run(self, steps: int = 1) -> float:
@@ -175,29 +164,11 @@ class EpochLoop:
             steps: of the optimiser on each batch.
         """
         for phase in self.method.phases(self.ctx):
-            if self.private is not None:
-                self._run_private(phase)
-                continue
             self._steps = steps_of(self.method, self.ctx, phase, self.refs, steps)
             for batch, fixed in self.batches(phase):
                 self.keep(batch, self._steps.take(batch, fixed))
             self._steps.settle()
         return self.end()
-
-    def _run_private(self, phase: Phase) -> None:
-        optimizer = begin_phase([self.ctx.net], phase, self.ctx)
-        for batch, _ in self.batches(phase):
-            self.end_step(batch, self.private_step(batch, optimizer))
-
-    def private_step(self, batch: Batch, optimizer: torch.optim.Optimizer) -> Tensor:
-        """Take a step that hides the examples of a batch; return their mean loss."""
-        assert self.private is not None, "nothing is hidden"
-        self.ctx.asked |= {"private", "criterion", "optimizer"}
-        optimizer.zero_grad(set_to_none=True)
-        loss_of = partial(self.method.loss, self.ctx, refs=self.refs)
-        loss: Tensor = self.private.put_gradients(batch, loss_of, self.method.name)
-        optimizer.step()
-        return loss
 
     def batches(self, phase: Phase) -> Iterator[tuple[Batch, Tensor | None]]:
         """Yield the batches of a phase that has begun.
@@ -205,8 +176,8 @@ class EpochLoop:
         The second item is the batch's embeddings (B, d) if the phase cannot change them, else None.
         """
         net, training = self.ctx.net, self.ctx.run.experiment.training
-        is_same = self.renewed is None and self.joined is None
-        fixed = embed_once(net, self.x, training) if is_same and not self.private else None
+        stays = self._is_same and self.ctx.hidden is None
+        fixed = embed_once(net, self.x, training) if stays else None
         for epoch in range(phase.epochs):
             self._epoch, self._losses = self._epoch + 1, []
             self.ctx.epoch = self._epoch
@@ -215,9 +186,8 @@ class EpochLoop:
             self.method.begin_epoch(self.ctx, phase, epoch, self.refs)
             if self.renewed is not None:
                 self.x, self.y = self.renewed(self._epoch)
-            taken = [*(self.private.batches() if self.private is not None else
-                       batches(len(self.y), net, training, self._order))]  # fmt: skip
-            if self.private is None:
+            if (taken := self._steps.drawn() if self._steps is not None else None) is None:
+                taken = [*batches(len(self.y), net, training, self._order)]
                 self.ctx.skipped = len(self.y) - sum(map(len, taken))
             for block in _blocks(taken, self.x):
                 for batch, index in self._laid_out(block):
@@ -245,8 +215,8 @@ class EpochLoop:
         Their inputs change with augmentation and between epochs, their answers with the batch where
         a net mixes examples.
         """
-        ctx, method, is_same = self.ctx, self.method, self.renewed is None and self.joined is None
-        if ctx.run.experiment.training.augment != "none" or ctx.net.mixes_examples or not is_same:
+        ctx, method, augment = self.ctx, self.method, self.ctx.run.experiment.training.augment
+        if augment != "none" or ctx.net.mixes_examples or not self._is_same:
             return with_lessons(batch, method.taught(ctx, batch.x, self.refs))
         if self._lessons is None:
             parts = [method.taught(ctx, x, self.refs) for x in torch.split(self.x, BATCH)]

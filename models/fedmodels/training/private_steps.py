@@ -17,8 +17,9 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,14 +33,16 @@ from fedmodels.errors import ConfigError, PayloadError
 from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.secrecy import Secret
 from fedmodels.privacy.accounting import GaussianReleases, least_noise
-from fedmodels.tensors.bundle import Bundle, state_digest
+from fedmodels.tensors.bundle import Bundle, Prototypes, state_digest
+from fedmodels.training.contexts import ClientContext
 from fedmodels.training.method import Method
 from fedmodels.training.run import RunFacts
-from fedmodels.training.stepped import Batch, Output, in_steps
+from fedmodels.training.stepped import Batch, Output, Phase, Stepped, in_steps
+from fedmodels.training.steps import Steps
 from fedmodels.training.wire import SharedPart
 
 if TYPE_CHECKING:
-    from fedmodels.training.contexts import ClientContext
+    from fedmodels.training.loop import ClientHalf
 
 SPENT = ("epsilon", "epsilon_next")
 """What a client reports: epsilon of all its trainings, and with one more like the last."""
@@ -49,7 +52,22 @@ LossOf = Callable[[Batch, Output], Tensor]
 
 
 class SpentPrivacy(SharedPart):
-    """Clients tell what they spend of their examples' privacy."""
+    """Clients hide their examples in training, and tell what they spend of their privacy."""
+
+    hides_draws = True
+
+    @classmethod
+    def begins(cls, half: ClientHalf) -> None:
+        """Let a training that has examples hide them, if it may."""
+        if (hidden := HiddenExamples.of(half)) is not None:
+            half.ctx.hidden = hidden
+            half.ctx.may_train(hidden)
+
+    @classmethod
+    def ends(cls, half: ClientHalf, state: Bundle) -> None:
+        """Check that a training has hidden its examples."""
+        if half.ctx.hidden is not None:
+            half.ctx.hidden.check(half.method, half.ctx, state)
 
     def check_told(self, figures: Mapping[str, float], num_examples: int) -> None:
         """Check that both figures are told of a training, and possible; raise PayloadError."""
@@ -81,18 +99,15 @@ class HiddenExamples:
     sends_prototypes: bool
     name: str = ""
     """Of this training: another one has another name."""
+    drawn: Iterator[int] = field(default_factory=count)
+    """Counts what was drawn for the training: batches and noise."""
 
     @classmethod
-    def of(
-        cls, method: Method, ctx: ClientContext, y: Tensor, payload: Bundle, state: Bundle
-    ) -> HiddenExamples | None:
-        """Return what a run asks for; None where it hides no examples.
-
-        Raises:
-            ConfigError: the method trains on other examples than those of its task.
-        """
-        run, privacy = ctx.run, ctx.run.experiment.privacy
-        if privacy is None or not privacy.hides_examples or not len(y):
+    def of(cls, half: ClientHalf) -> HiddenExamples | None:
+        """Return what a run asks for; None without examples, ConfigError for others than these."""
+        method, ctx, y, run = half.method, half.ctx, half.y, half.ctx.run
+        privacy = run.experiment.privacy
+        if privacy is None or not len(y):
             return None
         contents = ctx.stream.contents(ctx.task, up_to=method.trains_on == "history")
         if len(contents) != len(y):
@@ -103,7 +118,7 @@ class HiddenExamples:
         size = min(run.experiment.training.batch_size, len(y))
         epochs = sum(phase.epochs for phase in in_steps(method).phases(ctx))
         levels = any(k.startswith("prototypes/") for k in method.upload_spec(run).required)
-        known = state_digest([("payload", payload), ("state", state)])
+        known = state_digest([("payload", half.payload), ("state", half.state)])
         made = hashlib.blake2b(f"{ctx.interaction}/{known}/".encode(), key=ctx.secret().key)
         made.update(contents.tobytes() + y.cpu().numpy().tobytes())
         return cls(
@@ -112,16 +127,32 @@ class HiddenExamples:
             made.hexdigest()[:32],
         )  # fmt: skip
 
-    def steps_of(self, ctx: ClientContext) -> PrivateSteps:
-        """Return what takes the steps of a training."""
-        return PrivateSteps(ctx, self)
+    def stepping(self, method: Stepped, ctx: ClientContext, phase: Phase, refs: Any) -> Steps:
+        """Begin a phase of a training; return what takes its steps."""
+        return PrivateSteps(method, ctx, phase, refs)
+
+    def class_means(
+        self, ctx: ClientContext, z: Tensor, y: Tensor, means: Prototypes
+    ) -> Prototypes:
+        """Return class means and counts with noise that hides examples.
+
+        The client has announced its classes and how many examples each has: a mean is given for
+        each of these classes, and no count goes beyond what was announced.
+        """
+        ctx.asked.add("class means")
+        classes, secret = ctx.run.problem.num_classes, ctx.secret()
+        sums, counts = private_class_sums(z, y, classes, self, secret, ctx.interaction)
+        rows = {
+            label: (
+                sums[label] / max(float(counts[label]), 1.0),
+                min(max(1, round(float(counts[label]))), n),
+            )
+            for label, (_, n) in means.rows().items()
+        }
+        return Prototypes.of(rows, z.shape[1])
 
     def check(self, method: Method, ctx: ClientContext, state: Bundle) -> None:
-        """Check that a training took nothing from its examples but by steps and means with noise.
-
-        Raises:
-            ConfigError: the method trains, or keeps something of them, in a way of its own.
-        """
+        """Raise ConfigError if a training took more of its examples than noisy steps and means."""
         made = "class means" in ctx.asked
         kept = [k for k in state.by_key() if not k.startswith(("weights/", "prototypes/"))]
         kept += [k for k in state.prototypes if not made]
@@ -176,11 +207,7 @@ def _tasks_of_an_example(method: Method, run: RunFacts) -> int:
 
 
 def check_hides_examples(method: Method, run: RunFacts) -> None:
-    """Check that clients can hide their examples.
-
-    Raises:
-        ConfigError: says what stands against it.
-    """
+    """Check that clients can hide their examples; ConfigError says what stands against it."""
     if method.trains_on not in ("task", "history"):
         raise ConfigError(
             '[privacy] level = "example" counts trainings on examples, and here clients train on '
@@ -193,31 +220,43 @@ def check_hides_examples(method: Method, run: RunFacts) -> None:
         )
 
 
-class PrivateSteps:
-    """The batches and the gradients of one training that hides its examples."""
+class PrivateSteps(Steps):
+    """The batches and the steps of a phase of a training that hides its examples."""
 
-    def __init__(self, ctx: ClientContext, hidden: HiddenExamples) -> None:
-        """Start before the first step."""
-        self.net, self.hidden, self.noise = ctx.net, hidden, hidden.noise
-        self._secret, self._interaction, self._taken = ctx.secret(), ctx.interaction, 0
+    def __init__(self, method: Stepped, ctx: ClientContext, phase: Phase, refs: Any) -> None:
+        """Begin a phase."""
+        super().__init__(method, ctx, phase, refs, 1)
+        self.net, self.hidden, self.noise = ctx.net, ctx.hidden, ctx.hidden.noise
+        self._secret = ctx.secret()
 
-    def batches(self) -> Iterator[Tensor]:
-        """Yield the indices of an epoch's batches: each example with the same chance in each."""
-        places = self.hidden.places
+    def drawn(self) -> list[Tensor]:
+        """Return the indices of an epoch's batches: each example with the same chance in each."""
+        places, found = self.hidden.places, []
         for _ in range(math.ceil(self.hidden.examples / self.hidden.batch_size)):
-            self._taken += 1
             drawn = self._secret.chances(self._purpose("batch"), int(places.max()) + 1)
-            yield (torch.from_numpy(drawn)[places] < self.hidden.rate).nonzero().flatten()
+            is_in = torch.from_numpy(drawn)[places] < self.hidden.rate
+            found.append(is_in.nonzero().flatten())
+        return found
+
+    def take(self, batch: Batch, fixed: Tensor | None) -> Tensor:
+        """Take a step that hides the examples of a batch; return their mean loss."""
+        method, ctx = self.step.method, self.ctx
+        ctx.asked |= {"private", "criterion", "optimizer"}
+        self.step.optimizer.zero_grad(set_to_none=True)
+        loss_of = partial(method.loss, ctx, refs=self.refs)
+        loss = self.put_gradients(batch, loss_of, method.name)
+        self.step.optimizer.step()
+        method.after_step(ctx, batch, self.refs)
+        return loss
 
     def _purpose(self, what: str) -> str:
-        """Return a purpose that no other step has, of this training or of another one."""
-        return f"{self._interaction}/{self.hidden.name}/step/{self._taken}/{what}"
+        """Return a purpose that nothing else has, of this training or of another one."""
+        return f"{self.ctx.interaction}/{self.hidden.name}/{what}/{next(self.hidden.drawn)}"
 
     def put_gradients(self, batch: Batch, loss_of: LossOf, name: str) -> Tensor:
         """Put the noisy mean of bounded gradients into the net; return the mean loss.
 
-        Raises:
-            ConfigError: the loss cannot be taken example by example.
+        Raise ConfigError if the loss cannot be taken example by example.
         """
         trained = {k: p for k, p in self.net.parameters_by_key().items() if p.requires_grad}
         sizes = [p.numel() for p in trained.values()]

@@ -28,10 +28,7 @@ from fedmodels.training.run import RunFacts
 def check_loss(method: Method, loss: object, shape: tuple[int, ...] = ()) -> None:
     """Check that a loss can be stepped down: one number, with a gradient.
 
-    Its shape is ``(C,)`` where it was mapped over C clients.
-
-    Raises:
-        ConfigError: the loss is something else; says what.
+    Its shape is ``(C,)`` where it was mapped over C clients. Raise ConfigError for anything else.
     """
     if not isinstance(loss, Tensor):
         raise _wrong(method, "loss", f"a {type(loss).__name__}", "a tensor with one number")
@@ -44,11 +41,7 @@ def check_loss(method: Method, loss: object, shape: tuple[int, ...] = ()) -> Non
 
 
 def check_weights(ctx: ClientContext) -> None:
-    """Check the weights of a client's net after its training.
-
-    Raises:
-        TrainingFailed: a weight is not finite, or is beyond what a coordinator takes.
-    """
+    """Check that a coordinator takes the weights of a trained net; raise TrainingFailed."""
     weights = ctx.net.parameters_by_key()
     held = {name: w.detach() for name, w in weights.items() if w.numel()}
     largest = torch.stack(torch._foreach_norm([*held.values()], math.inf)) if held else None
@@ -65,18 +58,14 @@ def _worst_of(name: str, weights: Tensor) -> str:
 
 
 def check_trained(method: Method, ctx: ClientContext, state: object, upload: object) -> None:
-    """Check what a client keeps, sends and reports after local training.
-
-    Raises:
-        ConfigError: names the function whose part is wrong.
-    """
+    """Check what a client keeps, sends and reports; raise ConfigError that names the function."""
     if not isinstance(state, Bundle):
         raise _wrong(
             method, "after_local", f"a {type(state).__name__}", "a Bundle; Bundle() is empty"
         )
     if not isinstance(upload, Bundle):
         raise _wrong(method, "uplink", f"a {type(upload).__name__}", "a Bundle")
-    known = reported(method, ctx.run)
+    known = reported(method, ctx.run) if ctx.metrics else ()
     for name, value in ctx.metrics.items():
         what = f"ctx.metrics of {type(method).__name__} holds {name!r}"
         if name not in known:
@@ -87,41 +76,25 @@ def check_trained(method: Method, ctx: ClientContext, state: object, upload: obj
 
 
 def check_asked(method: Method, ctx: ClientContext) -> None:
-    """Check that local training took what the config says of its loss and of its steps.
-
-    Raises:
-        ConfigError: the method has a loss or an optimiser of its own.
-    """
+    """Check that training took steps as the config says; ConfigError for a loop of its own."""
+    if "optimizer" in ctx.asked:
+        return
     training = ctx.run.experiment.training
-    steps = ("lr_schedule", "clip_norm", "optimizer_options")
-    given = {
-        "criterion": [key for key in ("loss", "label_smoothing", "class_weights")
-                      if training.differs(key)],
-        "optimizer": [key for key in steps if getattr(training, key) is not None],
-    }  # fmt: skip
-    for what, keys in given.items():
-        if keys and what not in ctx.asked:
+    for key in ("lr_schedule", "clip_norm", "optimizer_options"):
+        if getattr(training, key) is not None:
             raise ConfigError(
-                f"[training] {keys[0]} has no effect: {type(method).__name__} trains with "
-                f"{'a loss' if what == 'criterion' else 'steps'} of its own; leave it out"
+                f"[training] {key} has no effect: {type(method).__name__} trains with steps of "
+                "its own; leave it out"
             )
 
 
 def check_upload(method: Method, spec: BundleSpec, upload: Bundle) -> None:
-    """Check that an upload holds what the server expects: what the method's ``upload_spec`` says.
-
-    Raises:
-        ConfigError: names the first tensor that the server would refuse.
-    """
+    """Check an upload by the method's ``upload_spec``; raise ConfigError for the first tensor."""
     _check_spec(method, "uplink", "upload_spec", upload, spec)
 
 
 def check_finished(method: Method, found: object) -> tuple[ServerState, Metrics]:
-    """Check what ``finish`` returned for an interaction; return it with plain numbers as metrics.
-
-    Raises:
-        ConfigError: ``finish`` returned something else than a state and its metrics.
-    """
+    """Return what ``finish`` returned, with plain numbers as metrics; ConfigError for all else."""
     wanted = "a ServerState and a dict of metrics: return state, {}"
     if not isinstance(found, tuple) or len(found) != 2:
         raise _wrong(method, "finish", f"a {type(found).__name__}", wanted)
@@ -138,11 +111,7 @@ def check_finished(method: Method, found: object) -> tuple[ServerState, Metrics]
 def check_sent(
     method: Method, run: RunFacts, common: Bundle, personal: Mapping[ClientId, Bundle]
 ) -> None:
-    """Check that what the server sends is what clients expect.
-
-    Raises:
-        ConfigError: names the first tensor that clients would refuse.
-    """
+    """Check what the server sends by ``payload_spec``; raise ConfigError for the first tensor."""
     for_all, for_one = method.payload_spec(run)
     _check_spec(method, "broadcast", "payload_spec", common, for_all)
     for part in {id(part): part for part in personal.values()}.values():

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fedmodels.config.combinations import halves_of
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ConfigError
 from fedmodels.nets import make_net
@@ -69,6 +70,16 @@ class RunFacts:
         return replace(
             self, problem=replace(self.problem, num_classes=number), began_with=began_with
         )
+
+    @cached_property
+    def parts(self) -> tuple[Any, ...]:
+        """Return what both halves know of the run's parts: classes, each a ``SharedPart``."""
+        return tuple(halves_of(self.experiment, "shared"))
+
+    @cached_property
+    def hides_draws(self) -> bool:
+        """Return whether what clients draw in training must stay their secret."""
+        return any(part.hides_draws for part in self.parts)
 
     def once(self, find: Callable[[RunFacts], T]) -> T:
         """Return what a function finds out of the run; it is asked the first time alone."""

@@ -65,6 +65,10 @@ class Steps:
         """Take a step; return the loss of its batch. See :class:`Step`."""
         return self.step.take(self.ctx, batch, fixed, self.refs)
 
+    def drawn(self) -> Sequence[Tensor] | None:
+        """Return the batches of an epoch by index; None for those of the stock loop."""
+        return None
+
     def settle(self) -> None:
         """Give references what steps changed in them: others read them, or change them, now."""
 
@@ -73,6 +77,9 @@ def steps_of(
     method: Stepped, ctx: ClientContext, phase: Phase, refs: Any, repeats: int = 1
 ) -> Steps:
     """Begin a phase of a client's training; return its steps, captured where that is possible."""
+    if ctx.hidden is not None:
+        hiding: Steps = ctx.hidden.stepping(method, ctx, phase, refs)
+        return hiding
     ctx.asked.add(STEPS)
     kind = part_at("fedmodels.training.captured:CapturedSteps") if _captures(ctx) else Steps
     found: Steps = kind(method, ctx, phase, refs, repeats)

@@ -9,15 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Self, TypeVar
 
-from fedmodels.config.combinations import LISTED, ROOMS, halves_of, part_at, parts_on
+from fedmodels.config.combinations import LISTED, ROOMS, part_at, parts_on
 from fedmodels.config.experiment import Experiment
 from fedmodels.tensors.block_layout import lease
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.training.method import Method
 from fedmodels.training.run import RunFacts
+
+if TYPE_CHECKING:
+    from fedmodels.training.loop import ClientHalf
 
 Allocate = Callable[[int], memoryview]
 P = TypeVar("P", bound="SharedPart")
@@ -30,6 +33,8 @@ class SharedPart:
     """Prefix of what a client keeps of it, among the weights of its stored private state."""
     is_learnt: ClassVar[bool] = False
     """Whether that belongs to the digest of a private state, and grows by a class as states do."""
+    hides_draws: ClassVar[bool] = False
+    """Whether what clients draw in training must stay their secret."""
 
     @classmethod
     def of(cls, method: Method, run: RunFacts) -> Self:
@@ -71,8 +76,23 @@ class SharedPart:
         """Return an upload as a method gets it; raise PayloadError for impossible values."""
         return sent
 
+    @classmethod
+    def begins(cls, half: ClientHalf) -> None:
+        """Look at a training whose net and data are there, before its first step."""
+
+    @classmethod
+    def ends(cls, half: ClientHalf, state: Bundle) -> None:
+        """Look at a training and the private state after it; raise ConfigError to refuse it."""
+
     def check_told(self, figures: Mapping[str, float], num_examples: int) -> None:
         """Check what a client tells of this part after a training; raise PayloadError."""
+
+
+def check_fits(method: Method, run: RunFacts) -> None:
+    """Check that the parts of a run take its method; raise ConfigError."""
+    for part in parts_on(run.experiment):
+        if part.fits:
+            part_at(f"{ROOMS['shared']}.{part.fits}")(method, run)
 
 
 def sections_off(experiment: Experiment) -> tuple[str, ...]:
@@ -94,7 +114,7 @@ class Wire:
     @classmethod
     def of(cls, method: Method, run: RunFacts) -> Wire:
         """Return what the config of a run asks for; raise ConfigError if the method cannot."""
-        parts = [half.of(method, run) for half in halves_of(run.experiment, "shared")]
+        parts = [half.of(method, run) for half in run.parts]
         tells = frozenset(name for part in parts_on(run.experiment) for name in part.tells)
         return cls(parts, tells, run.experiment.zstd)
 

@@ -270,6 +270,7 @@ def test_steps_that_hide_examples_are_named(graphs, digits):
     tell_of_own_steps(
         FedAvg(), replace(ctx, run=context_of(experiment_of(("fedavg", {}), "off"), digits).run)
     )
+    ctx.hidden = None
     steps_of(FedAvg(), ctx, FedAvg().phases(ctx)[0], None)
     tell_of_own_steps(FedAvg(), ctx)
     assert not graphs(CPU).told

@@ -10,6 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from fedcli.runtime.workers import Workers
 from fedmodels.errors import ConfigError, FedtideError
+from fedmodels.methods import make
 from fedmodels.numerics.secrecy import Secret
 from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.training.private_steps import (
@@ -19,7 +20,7 @@ from fedmodels.training.private_steps import (
     private_class_sums,
 )
 from fedmodels.training.run import RunFacts
-from fedmodels.training.stepped import Batch
+from fedmodels.training.stepped import Batch, Phase
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedtide.inprocess import run_in_process
 from tests.conftest import records_of, tiny_experiment
@@ -43,8 +44,11 @@ def hidden_of(contents, batch_size, prototypes=False, **table):
 def steps_of(net, examples, batch_size, noise=1e-9, clip=0.5):
     contents = range(examples) if isinstance(examples, int) else examples
     hidden = hidden_of(contents, batch_size, noise_multiplier=noise, clip=clip)
-    ctx = type("Ctx", (), {"net": net, "interaction": 0, "secret": lambda: Secret(b"s" * 32)})
-    return PrivateSteps(ctx, hidden)
+    ctx = type("Ctx", (), {
+        "run": RUN, "net": net, "device": torch.device("cpu"), "hidden": hidden, "asked": set(),
+        "interaction": 0, "secret": lambda: Secret(b"s" * 32),
+    })  # fmt: skip
+    return PrivateSteps(make("fedavg"), ctx, Phase(1), None)
 
 
 def loss(batch, out):
@@ -93,9 +97,21 @@ def test_noise_has_its_deviation_also_where_no_example_is_drawn():
     assert float(got.std()) == pytest.approx(8.0 * 0.5 / 4, rel=0.1)
 
 
+def test_steps_on_the_same_examples_have_noise_of_their_own():
+    """All batches of an epoch are drawn before its first step; two may be empty."""
+    net, found = RUN.make_net(), []
+    nothing = torch.zeros(0, *RUN.problem.input_shape), torch.zeros(0).long(), torch.zeros(0).long()
+    steps = steps_of(net, 5, 4, noise=1.0)
+    steps.drawn()
+    for _ in range(2):
+        steps.put_gradients(Batch(*nothing), loss, "fedavg")
+        found.append(torch.cat([p.grad.flatten() for p in net.parameters_by_key().values()]))
+    assert not torch.equal(*found)
+
+
 def test_each_example_is_in_a_batch_with_the_same_chance():
     steps = steps_of(RUN.make_net(), 40, 10)
-    sizes = [len(batch) for _ in range(50) for batch in steps.batches()]
+    sizes = [len(batch) for _ in range(50) for batch in steps.drawn()]
     assert len(sizes) == 200
     assert sum(sizes) / 200 == pytest.approx(10, abs=4 * math.sqrt(40 * 0.25 * 0.75 / 200))
     assert len(set(sizes)) > 5, "their size varies"
@@ -116,7 +132,7 @@ def test_copies_of_an_example_are_drawn_together_and_have_one_bound():
     x[2] = x[4] = x[0]
     steps = steps_of(net, [7, 8, 7, 9, 7], 3)
     for _ in range(20):
-        for batch in steps.batches():
+        for batch in steps.drawn():
             assert len({0, 2, 4} & {*batch.tolist()}) in (0, 3)
     copies, y = torch.tensor([0, 2, 4]), torch.tensor([0, 1, 0])
     large = lambda batch, out: 100 * loss(batch, out)  # noqa: E731

@@ -76,10 +76,12 @@ def test_a_database_made_anew_knows_who_is_forgotten(digits, tmp_path):
 
 def test_what_cannot_be_computed_again_is_refused_in_a_line(digits, tmp_path):
     schedule = {"open": True, "order": "tasks_outer", "rounds": 1}
+    hides = {"level": "example", "noise_multiplier": 1.0, "delta": 1e-3, "clip": 0.5}
     for number, (line, forgets, tables) in enumerate([
         ("--forget 7: the clients of this run are 0 to 2", [7], {}),
         ("--forget: no client would be left", [0, 1, 2], {}),
         ("data of earlier tasks of an open run may be gone", [1], {"schedule": schedule}),
+        ("trains all others once more", [1], {"privacy": hides}),
     ]):  # fmt: skip
         store = Store(tmp_path / str(number), tiny_experiment(**tables), resume=False)
         store.close()

@@ -46,6 +46,7 @@ def profile(*train):
     return Profile.parse(0, json.dumps(facts))
 
 
+BUFFER = {"order": "asynchronous", "buffer": 1}
 PROFILES = {0: profile([50, 50], [100, 100]), 1: profile([25, 75], [0, 0])}
 
 
@@ -457,14 +458,16 @@ def test_afm_needs_the_same_rounds(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("scored", "every", "fits"), [((1, 3), 2, True), ((0, 1, 2, 3), 1, True), ((1, 3), 1, False)]
-)
-def test_a_reference_of_other_rounds_is_refused_at_the_start(tmp_path, scored, every, fits):
+    ("scored", "every", "fits", "how"),
+    [((1, 3), 2, True, {}), ((0, 1, 2, 3), 1, True, {}), ((1, 3), 1, False, {}),
+     ((0, 1, 2, 3), 1, True, BUFFER), ((0, 1), 1, False, BUFFER)],
+)  # fmt: skip
+def test_a_reference_of_other_rounds_is_refused_at_the_start(tmp_path, scored, every, fits, how):
     """Of four rounds, those that the reference scored have to be those that the run will score."""
     lines = [json.dumps(record(r, iaa=0.9)) for r in scored]
     (tmp_path / "rounds.jsonl").write_text("\n".join(lines))
     experiment = tiny_experiment(
-        schedule={"rounds": 4, "clients": 2},
+        schedule={"rounds": 4, "clients": 2, **how},
         evaluate={"reference": str(tmp_path), "every": every},
     )
     planned = steps(experiment, [0, 1], {0: 1, 1: 1})
