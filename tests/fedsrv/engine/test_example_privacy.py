@@ -231,7 +231,7 @@ def test_an_open_run_goes_on_without_who_may_train_no_more():
     part, plan = spending(2.0, open=True)
     said(part, plan, 0, c0=(1.0, 1.5), c1=(1.9, 2.1))
     assert part.may_go_on(plan.steps[1], plan, None) == ""
-    assert {*part.abstains(plan.steps[1], plan)} == {1}
+    assert {*part.abstains(plan.steps[1], plan, None)} == {1}
     came: Any = SimpleNamespace(step=plan.steps[1], results=SimpleNamespace(failed={}))
     part.came(came, None)
     assert came.results.failed == {
@@ -241,7 +241,7 @@ def test_an_open_run_goes_on_without_who_may_train_no_more():
     record: Any = {**said(part, plan, 1, c0=(1.5, 1.7)), "failed": {"1": came.results.failed[1]}}
     part._see(record, plan)
     came.results.failed.clear()
-    part.abstains(plan.steps[2], plan)
+    part.abstains(plan.steps[2], plan, None)
     part.came(came, None)
     assert came.results.failed == {}, "it is said once"
 
@@ -254,9 +254,9 @@ def test_what_is_spent_is_of_the_task_that_an_order_was_of():
     record["clients"] = {"1": {"epsilon": 1.9, "epsilon_next": 2.1}}
     part._see(record, plan)
     plan.steps[2].task_of = lambda client: 1
-    assert part.abstains(plan.steps[2], plan) == {}
+    assert part.abstains(plan.steps[2], plan, None) == {}
     plan.steps[2].task_of = lambda client: 0
-    assert {*part.abstains(plan.steps[2], plan)} == {1}
+    assert {*part.abstains(plan.steps[2], plan, None)} == {1}
 
 
 def test_new_data_are_learned_though_silent_sites_have_spent_all(own, tmp_path):
