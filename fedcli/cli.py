@@ -550,7 +550,7 @@ def predict(
         ),
     ] = None,
 ) -> None:
-    """Name the classes that a client's trained model sees in new files, with probabilities."""
+    """Say what a trained model sees in new files: classes with probabilities, or targets."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if watch is not None:
         if inputs or out or as_json or keep or unknown:
@@ -588,7 +588,7 @@ def predict(
             for line in one.lines(top, as_json=as_json):
                 typer.echo(line)
     else:
-        for summary in write_csv(noted(), trained.class_names, out, keep or ()):
+        for summary in write_csv(noted(), trained, out, keep or ()):
             typer.echo(summary)
         typer.echo(f"written to {out}")
     if lost:

@@ -8,9 +8,10 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ from fedcli.data.folders import TABLE_ENDS, ending
 from fedcli.data.own.new_inputs import NewInputs, how_of, new_files, read_file
 from fedcli.runtime.deployed import Deployed
 from fedcli.runtime.state import PERSONAL
+from fedmodels.config.combinations import part_at
 from fedmodels.errors import ConfigError, DataError, reason_of
 from fedmodels.files import replacing
 from fedmodels.nets.trained import TrainedModel
@@ -31,7 +33,8 @@ _NUMBER = re.compile(r"-?[0-9]+([.,][0-9]+)?")
 """What is a number to an office program as well, and stays as it is."""
 MAX_LETTERS = 300
 """Letters of why a file has no answer, in a line."""
-HEADS = ("input", "from", "to", "class", "probability", "probabilities", "note")
+HEADS = ("input", "from", "to", "class", "probability", "probabilities", "note", "values",
+         "labels")  # fmt: skip
 """What answers hold beside the columns that are kept and the classes."""
 FAR = "far from the training data, {:.2g} times as far as such inputs are"
 UNKNOWN = "unknown"
@@ -51,6 +54,22 @@ class Predictions:
     least: float = 0.0
     """An input is called unknown where its most probable class has less, or where it is far; 0:
     never."""
+
+    @classmethod
+    def of(cls, model: TrainedModel, inputs: NewInputs, least: float) -> Self:
+        """Return the predictions of a model for some inputs.
+
+        Raises:
+            DataError: they are beyond the model; names them.
+        """
+        shares = model.probabilities(inputs.x)
+        check_finite(shares, inputs)
+        return cls(inputs, model.class_names, shares, far_of(model, inputs), least)
+
+    @classmethod
+    def nothing(cls, model: TrainedModel, inputs: NewInputs) -> Self:
+        """Return what there is of a file without an answer."""
+        return cls(inputs, model.class_names, np.zeros((0, len(model.class_names)), np.float32))
 
     @property
     def names(self) -> list[str]:
@@ -81,6 +100,10 @@ class Predictions:
                 found = "  ".join(f"{printable(name)} {share:.3f}" for name, share in named.items())
                 found = found if is_known else f"{UNKNOWN} ({found})"
                 yield f"{source}: {found}{f'  ({note})' if note else ''}"
+        yield from self.unanswered(as_json=as_json)
+
+    def unanswered(self, *, as_json: bool = False) -> Iterator[str]:
+        """Yield a line for a file, or for each row of a table, that makes no input."""
         if why := self.inputs.why:
             said = json.dumps({"input": str(self.inputs.file), "error": why})
             yield said if as_json else f"{self.inputs.file}: no answer ({why})"
@@ -93,8 +116,39 @@ class Predictions:
         """Return how many inputs of each class the file has."""
         return Counter(self.names)
 
+    def summary(self, several: Sequence[Predictions]) -> str:
+        """Return in words how many inputs of each class several files have."""
+        best = sum((one.best() for one in several), Counter[str]())
+        return ", ".join(f"{printable(name)} {n}" for name, n in best.most_common())
+
+    def shown(self) -> dict[str, Any]:
+        """Return the predictions as a server's JSON has them."""
+        best, shares = self.shares.argmax(axis=1).tolist(), self.shares.tolist()
+        rows: list[dict[str, Any]] = [
+            {"class": self.classes[k], "probability": share[k], "probabilities": share}
+            for k, share in zip(best, shares, strict=True)
+        ]
+        return self.with_places(rows, {"classes": [*self.classes]}, {"class": None})
+
+    def with_places(
+        self, rows: list[dict[str, Any]], about: dict[str, Any], none: Mapping[str, None]
+    ) -> dict[str, Any]:
+        """Return the rows of a server's JSON with their places, and those without an answer."""
+        for number, row in enumerate(rows):
+            if self.inputs.places:
+                row["from"], row["to"] = self.inputs.places[number]
+            if note := self.note(number):
+                row["note"] = note
+        rows += [
+            {**none, "from": place, "to": place, "note": f"no answer: {why}"}
+            for place, why, _ in self.inputs.left
+        ]
+        if self.inputs.left:
+            rows.sort(key=lambda row: row["from"])
+        return {**about, "predictions": rows}
+
     @property
-    def shown(self) -> Path:
+    def place(self) -> Path:
         """The file, or the directory of a photo: what a summary is of."""
         is_whole = bool(self.inputs.places or self.inputs.why)
         return self.inputs.file if is_whole else self.inputs.file.parent
@@ -119,35 +173,52 @@ class Predictions:
 
     def _unanswered(self, place: int | None, why: str, kept: Mapping[str, str]) -> dict[str, Any]:
         return {
-            "input": str(self.inputs.file), "from": place, "to": place, **kept, "class": None,
-            "probability": None, "probabilities": {}, "note": f"no answer: {why}",
+            "input": str(self.inputs.file), "from": place, "to": place, **kept,
+            **self._no_answer(), "note": f"no answer: {why}",
         }  # fmt: skip
 
     def _answered(self, keep: Sequence[str]) -> Iterator[dict[str, Any]]:
-        for number, (name, shares) in enumerate(zip(self.names, self.shares, strict=True)):
+        for number in range(len(self.shares)):
             first, last = self.inputs.places[number] if self.inputs.places else (None, None)
-            cells, each = self.inputs.kept[number] if keep else (), shares.tolist()
+            cells = self.inputs.kept[number] if keep else ()
             yield {
                 "input": str(self.inputs.file), "from": first, "to": last,
-                **dict(zip(keep, cells, strict=True)), "class": name, "probability": max(each),
-                "probabilities": dict(zip(self.classes, each, strict=True)),
+                **dict(zip(keep, cells, strict=True)), **self._answer(number),
                 "note": self.note(number),
             }  # fmt: skip
+
+    def _answer(self, number: int) -> dict[str, Any]:
+        each = self.shares[number].tolist()
+        named = dict(zip(self.classes, each, strict=True))
+        return {"class": self._called[number], "probability": max(each), "probabilities": named}
+
+    def _no_answer(self) -> dict[str, Any]:
+        return {"class": None, "probability": None, "probabilities": {}}
+
+    @cached_property
+    def _called(self) -> list[str]:
+        return self.names
 
     def rows(self, keep: Sequence[str] = ()) -> Iterator[list[object]]:
         """Yield a row of the CSV for each of the answers."""
         for one in self.answers(keep):
-            shares = [one["probability"], *(one["probabilities"].get(k) for k in self.classes)]
             places = ["" if one[key] is None else one[key] for key in ("from", "to")]
-            named = [*(_cell(one[name]) for name in keep), _cell(one["class"] or "")]
-            texts = ["" if share is None else f"{share:.6f}" for share in shares]
-            yield [_cell(one["input"]), *places, *named, *texts, _cell(one["note"])]
+            named = [cell(one[name]) for name in keep]
+            yield [cell(one["input"]), *places, *named, *self._cells(one), cell(one["note"])]
 
+    def _cells(self, answer: dict[str, Any]) -> list[str]:
+        """Return what a row of the CSV has of an answer, beside places and note."""
+        shares = (answer["probabilities"].get(k) for k in self.classes)
+        texts = [
+            "" if share is None else f"{share:.6f}" for share in (answer["probability"], *shares)
+        ]
+        return [cell(answer["class"] or ""), *texts]
 
-def heads(classes: Sequence[str], keep: Sequence[str] = ()) -> list[str]:
-    """Return the heads of the columns of :meth:`Predictions.rows`."""
-    named = [*map(_cell, keep)], [*map(_cell, classes)]
-    return ["input", "from", "to", *named[0], "class", "probability", *named[1], "note"]
+    @staticmethod
+    def heads(classes: Sequence[str], keep: Sequence[str] = ()) -> list[str]:
+        """Return the heads of the columns of :meth:`rows`."""
+        named = [*map(cell, keep)], [*map(cell, classes)]
+        return ["input", "from", "to", *named[0], "class", "probability", *named[1], "note"]
 
 
 def places_of(run: Path, client: int) -> tuple[Path, Path]:
@@ -206,7 +277,7 @@ def predictions(
                 error = packed.renamed(error)
                 first = first or error
                 none = NewInputs(packed.shown(path), np.empty(0), why=str(error))
-                found = [Predictions(none, model.class_names, np.zeros((0, 1), np.float32))]
+                found = [kind_of(model).nothing(model, none)]
             answered = answered or any(len(one.shares) for one in found)
             yield from found
         if first is not None and not answered:
@@ -219,17 +290,30 @@ def predicted(model: TrainedModel, inputs: NewInputs, least: float = 0.0) -> Pre
     Raises:
         DataError: they are beyond the model; names them.
     """
-    shares = model.probabilities(inputs.x)
-    if not np.isfinite(shares).all():
-        path = inputs.file
-        raise DataError(f"{path} holds values so large that the model's outputs are none")
-    far = [
+    return kind_of(model).of(model, inputs, least)
+
+
+def kind_of(model: TrainedModel) -> type[Predictions]:
+    """Return what the predictions of a model are: of classes, or of targets."""
+    if model.targets is None:
+        return Predictions
+    found: type[Predictions] = part_at("fedcli.predicted_targets:TargetPredictions")
+    return found
+
+
+def far_of(model: TrainedModel, inputs: NewInputs) -> list[str]:
+    """Return of each input in which ways it is far from the training data; empty texts: in none."""
+    pairs = zip(model.facts.beyond(inputs.x), model.distances(inputs.x), strict=True)
+    return [
         "; ".join(filter(None, (columns, FAR.format(away) if away > 1 else "")))
-        for columns, away in zip(
-            model.facts.beyond(inputs.x), model.distances(inputs.x), strict=True
-        )
+        for columns, away in pairs
     ]
-    return Predictions(inputs, model.class_names, shares, far, least)
+
+
+def check_finite(found: NDArray[Any], inputs: NewInputs) -> None:
+    """Raise DataError if some of a model's outputs are no finite numbers."""
+    if not np.isfinite(found).all():
+        raise DataError(f"{inputs.file} holds values so large that the model's outputs are none")
 
 
 def are_many(paths: Iterable[Path]) -> bool:
@@ -238,7 +322,7 @@ def are_many(paths: Iterable[Path]) -> bool:
 
 
 def write_csv(
-    found: Iterable[Predictions], classes: Sequence[str], out: Path, keep: Sequence[str] = ()
+    found: Iterable[Predictions], model: TrainedModel, out: Path, keep: Sequence[str] = ()
 ) -> Iterator[str]:
     """Write predictions into a CSV, an input a row; yield a summary of each file or directory.
 
@@ -248,17 +332,18 @@ def write_csv(
     try:
         with replacing(out) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
             lines = csv.writer(file)
-            lines.writerow(heads(classes, keep))
-            for place, those in groupby(found, key=lambda one: one.shown):
-                best, files, left, far, why = Counter[str](), list[Path](), 0, 0, ""
+            lines.writerow(kind_of(model).heads(model.class_names, keep))
+            for place, those in groupby(found, key=lambda one: one.place):
+                files, left, far, why = list[Path](), 0, 0, ""
+                several = list[Predictions]()
                 for one in those:
                     lines.writerows(one.rows(keep))
-                    best += one.best()
+                    several.append(one)
                     files.append(one.inputs.file)
                     left += len(one.inputs.left)
                     why = one.inputs.why
                     far += sum(map(bool, one.far))
-                told = ", ".join(f"{printable(name)} {n}" for name, n in best.most_common())
+                told = several[0].summary(several)
                 told += f"no answer: {printable(why, MAX_LETTERS)}" if why else ""
                 told += f"; {left} without an answer" if left else ""
                 told += f"; {far} far from the training data" if far else ""
@@ -267,7 +352,7 @@ def write_csv(
         raise DataError(f"{out} cannot be written: {reason_of(error)}") from None
 
 
-def _cell(text: str) -> str:
+def cell(text: str) -> str:
     """Return a text as a cell that an office program shows, and does not calculate."""
     is_text = text.startswith(CALCULATED) and not _NUMBER.fullmatch(text)
     return f"'{text}" if is_text else text

@@ -22,6 +22,7 @@ from fedmodels.methods import file_of, method_class, names, variants_of
 from fedmodels.numerics.metric_names import (
     ENDINGS,
     EVERYONE,
+    FIGURES,
     METRICS,
     REPORTED,
     SCORES,
@@ -160,6 +161,14 @@ def metrics_markdown() -> str:
             "Endings of `a_glo` and of `a_loc…`",
             ("ending", "meaning"),
             ((f"`_{ending}`", meaning) for ending, (_, meaning) in ENDINGS.items()),
+        ),
+        (
+            "Figures of targets",
+            ("figure", "what it is", "formula", "range", "better"),
+            (
+                (f"`{f.name}`", f.title, f.meaning, f.range, _WAYS[f.better])
+                for f in FIGURES.values()
+            ),
         ),
         ("What methods and clients report", _METRIC_HEADS, map(_cells, REPORTED)),
         (

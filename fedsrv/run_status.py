@@ -19,6 +19,7 @@ from fedsrv.events import Event
 from fedsrv.state.run_directory import refuse_in_use
 from fedsrv.state.run_record import interaction_of, number, read_run
 
+OF_TARGETS = ("mae_glo", "mae_loc", "r2_loc", "auroc_glo", "auroc_loc", "average_precision_loc")
 SHOWN = ("a_glo", "a_loc", "a_sel", "a_glo_balanced")
 """The metrics that lines show, where a run has them."""
 MAX_NOTES = 10
@@ -356,7 +357,7 @@ def place_text(interaction: int, round: int, task: int | None, of: int = 0) -> s
 def scores_text(metrics: object) -> str:
     """Return the metrics that lines show."""
     known = metrics if isinstance(metrics, Mapping) else {}
-    found = [f"{key} {_score(key, known[key])}" for key in SHOWN if key in known]
+    found = [f"{key} {_score(key, known[key])}" for key in (*SHOWN, *OF_TARGETS) if key in known]
     return ", ".join(found) or "nothing to show"
 
 

@@ -34,7 +34,9 @@ def predict(
     Returns:
         A row for each input, and for each row of a table that makes none: ``input``, ``from`` and
         ``to`` (its lines), the columns kept, ``class``, ``probability``, ``probabilities`` by class
-        and ``note``. A row without an answer has None in place of the class, and a note.
+        and ``note``. Of a model that learns numbers it has ``values`` by name in place of the
+        class, of labels ``labels`` and their ``probabilities``. A row without an answer has None in
+        place of the class, and a note.
 
     Raises:
         ConfigError: it is not said whose model it is, a column to keep has the name of another one

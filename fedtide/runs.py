@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from fedmodels.config.presets import preset_directory, presets
 from fedmodels.errors import ConfigError, FedtideError, RunFailed
 from fedmodels.files import require_utf8
+from fedmodels.numerics.metric_tables import FIGURES
 
 if TYPE_CHECKING:
     import numpy as np
@@ -133,7 +134,7 @@ class Run:
         """Return one row for each interaction and client: loss, seconds, examples, bytes, scores.
 
         The accuracy on the client's own test data stands in a column for each view, such as
-        ``accuracy_after_local``, where the interaction scored it.
+        ``accuracy_after_local``, where the interaction scored it; of targets their figures.
 
         A pandas frame where pandas is installed, else a dict of columns.
         """
@@ -141,7 +142,12 @@ class Run:
             [
                 {"interaction": row["interaction"], "round": row["round"], "client": int(client)}
                 | {key: value for key, value in facts.items() if isinstance(value, int | float)}
-                | {f"accuracy_{v}": one["accuracy"] for v, one in facts.get("views", {}).items()}
+                | {
+                    f"{name}_{view}": value
+                    for view, one in facts.get("views", {}).items()
+                    for name, value in one.items()
+                    if name == "accuracy" or name in FIGURES
+                }
                 | row["bytes"]["per_client"].get(client, {})
                 for row in self.record.rows
                 for client, facts in row["clients"].items()

@@ -71,7 +71,13 @@ SETTINGS: Mapping[str, Tables] = {
     "frozen parts": {"net": {"name": "net.py:Net"}},
 }
 """What switches each part on; paths are files of a test's directory."""
+TARGETS: Mapping[str, Tables] = {
+    "numbers": {"target": "price"}, "several labels": {"labels": ["fever", "cough"]},
+}  # fmt: skip
+"""What is learned in place of classes: of a table, which no other set here has."""
 APART = {
+    "numbers": "of a table: tests/fedtide/test_targets.py has it with others",
+    "several labels": "as numbers",
     "triggers": "does nothing but begin stages of an open run, which is on in every such set",
     "trackers": "they read what is in the records; tests/fedsrv has them",
     "odd uploads": "always on",

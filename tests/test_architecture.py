@@ -71,8 +71,8 @@ ROOMS = {
         "errors", "shortages", "machine", "devices", "printable", "charts", "log_lines",
         "files", "line_file", "processes", "code_names", "own_code", "page_server",
         "commands", "options", "tensors", "class_names",
-        "data_description", "numerics", "secure_sum", "config", "reductions", "nets", "privacy",
-        "training", "techniques", "methods", "parts",
+        "data_description", "numerics", "secure_sum", "config", "problems", "reductions", "nets",
+        "privacy", "training", "techniques", "methods", "parts",
         "resolution", "config_file",
     ),
     "fedpb": (
@@ -91,7 +91,7 @@ ROOMS = {
     ),
     "fedcli": (
         "data", "data.cuts", "data.sets", "data.own", "data.store", "runtime", "parts", "joining",
-        "prediction",
+        "prediction", "predicted_targets",
         "serving", "pretrain", "cli", "hosts", "__main__",
     ),
 }  # fmt: skip

@@ -85,6 +85,11 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
         raise DataError(f"{path} cannot be read: {_reason_of(error)}") from None
 
 
+def strata(y: NDArray[Any]) -> IntArray:
+    """Return what examples are counted and cut by (n,): labels; 0 for all with targets (n, T)."""
+    return np.zeros(len(y), dtype=np.int64) if y.ndim == 2 else y
+
+
 def as_numbers(x: NDArray[Any]) -> NDArray[Any]:
     """Return inputs of any type of numbers as bytes, float32 or, to be narrowed, float64."""
     return x if x.dtype in (np.uint8, np.float32) else x.astype(np.float64)
@@ -156,6 +161,10 @@ def check_examples(
         raise DataError(
             f"{inputs}: inputs have shape {list(x.shape[1:])}; expected {list(problem.input_shape)}"
         )
+    if y.dtype == np.float64 and y.ndim == 2 and len(y) == len(x):
+        if not np.isfinite(y).all():
+            raise DataError(f"{labels}: a target is NaN or infinite")
+        return
     if y.dtype != np.int64 or y.shape != (len(x),):
         raise DataError(
             f"{labels}: labels are {y.dtype} {list(y.shape)}; expected int64 [{len(x)}]"

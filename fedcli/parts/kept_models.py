@@ -125,7 +125,8 @@ def described(
 def _calibration(client: Client, net: SplitNet) -> Calibration | None:
     """Return what the validation part tells of a net; None where noise hides something."""
     stream = client.stream
-    if stream.kept is None or client.experiment.privacy is not None:
+    is_of_classes = client.run.targets is None
+    if stream.kept is None or client.experiment.privacy is not None or not is_of_classes:
         return None
     from fedmodels.nets.calibration import calibrated
 

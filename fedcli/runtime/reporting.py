@@ -61,8 +61,15 @@ def tell_scored(order: rpc.Order, report: rpc.Report) -> None:
 
 
 def accuracies(report: rpc.Report) -> dict[str, float]:
-    """Return the accuracy over a report's test sets, by view and prediction rule."""
+    """Return the accuracy over a report's test sets, by view and rule; of targets the figures."""
     right: dict[str, list[int]] = {}
+    if report.figures:
+        return {
+            f"{one.view} {name}": value
+            for one in report.figures
+            if one.test_set in ("task", "global-test")
+            for name, value in sorted(one.values.items())
+        }
     for one in report.counts:
         name = f"{one.view} ({one.rule})" if one.rule else one.view
         sums = right.setdefault(name, [0, 0])

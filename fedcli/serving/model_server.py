@@ -178,7 +178,7 @@ class ModelServer(HttpServer):
         try:
             found = _predicted(now, KINDS[kind], body)
             self.figures.name(found)
-            return _told({"model": _about(now), **_shown(found)}, by=now)
+            return _told({"model": _about(now), **found.shown()}, by=now)
         except FedtideError as error:
             return refused(HTTPStatus.BAD_REQUEST, printable(str(error)))
         except Exception:  # a caller sees no traceback, and others are answered
@@ -255,27 +255,6 @@ def _predicted(now: Loaded, end: str, body: bytes) -> Predictions:
             line = str(error).replace(str(file), "the input").replace(str(now.file), "the model")
             raise DataError(line) from None
     return found
-
-
-def _shown(found: Predictions) -> dict[str, Any]:
-    """Return predictions as JSON has them."""
-    rows = []
-    best, shares = found.shares.argmax(axis=1).tolist(), found.shares.tolist()
-    for number, (k, share) in enumerate(zip(best, shares, strict=True)):
-        row: dict[str, Any] = {"class": found.classes[k], "probability": share[k]}
-        row["probabilities"] = share
-        if found.inputs.places:
-            row["from"], row["to"] = found.inputs.places[number]
-        if note := found.note(number):
-            row["note"] = note
-        rows.append(row)
-    rows += [
-        {"class": None, "from": place, "to": place, "note": f"no answer: {why}"}
-        for place, why, _ in found.inputs.left
-    ]
-    if found.inputs.left:
-        rows.sort(key=lambda row: row["from"])
-    return {"classes": [*found.classes], "predictions": rows}
 
 
 def _about(now: Loaded) -> dict[str, Any]:

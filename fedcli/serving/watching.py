@@ -93,7 +93,7 @@ class WatchedFolder:
         try:
             try:
                 found = predictions(now.model, now.file, [path])
-                told = [*write_csv(found, now.model.class_names, answer)]
+                told = [*write_csv(found, now.model, answer)]
                 line, written, other = f"{told[0]}, by the model of {now.moment}", answer, refusal
             except FedtideError as error:
                 line, written, other = f"not answered: {printable(str(error))}", refusal, answer

@@ -22,7 +22,14 @@ from fedsrv.engine.cohort import Answer, Answers, Cohort, StateLost
 from fedsrv.engine.plan import Plan
 from fedsrv.engine.reduction import Reduced
 from fedsrv.engine.schedule import Step, takes_part
-from fedsrv.engine.scores import Scores, accuracy_over, client_rows, own_test, round_metrics
+from fedsrv.engine.scores import (
+    Scores,
+    accuracy_over,
+    client_rows,
+    figure_metrics,
+    own_test,
+    round_metrics,
+)
 from fedsrv.engine.server_part import ServerPart
 from fedsrv.events import EventLog
 from fedsrv.state.history import History
@@ -87,12 +94,14 @@ def put_scores(record: Record, scores: Scores, plan: Plan, step: Step) -> None:
     """Put the scores of a step into its record."""
     own, seen = scores.of(local_view(plan.method)), plan.tasks_seen(step)
     a_sel = accuracy_over(own_test(own[c]) for c in record["cohort"] if c in own)
-    if a_sel is not None:
+    if a_sel is not None and not scores.figures:
         record["metrics"]["a_sel"] = a_sel
     if step.ends_round:
         view = local_view(plan.method)
-        record["metrics"] |= round_metrics(
-            scores, view, plan.groups, plan.profiles, seen, plan.scores_classes
+        record["metrics"] |= (
+            figure_metrics(scores, view)
+            if scores.figures
+            else round_metrics(scores, view, plan.groups, plan.profiles, seen, plan.scores_classes)
         )
     for client, row in client_rows(
         scores, seen, plan.groups.get("minority", ()), plan.scores_classes

@@ -53,6 +53,7 @@ REPORTED = frozenset(
         "counts",
         "confusions",
         "probabilities",
+        "figures",
         "refused_model",
     ]
 )
@@ -132,6 +133,7 @@ class ReportValidator:
         self._check_counts(client, order, report)
         self._check_confusions(order, report)
         self._check_probabilities(client, order, report)
+        self._check_figures(report)
         if report.HasField("refused_model"):
             self._check_refused(client, order, report.refused_model)
 
@@ -252,6 +254,20 @@ class ReportValidator:
         is_known = client != EVALUATOR and 0 <= refused.round <= max(order.round, 0)
         if not is_known or not all(0 <= value <= 1 for value in told):
             raise PayloadError("the report holds an impossible model that was refused")
+
+    def _check_figures(self, report: rpc.Report) -> None:
+        """Check that figures are of targets, each once of what was scored, and possible."""
+        targets = self.run.targets
+        scored = {(c.view, c.test_set) for c in report.counts}
+        scored |= {(view, name.partition("/")[0]) for view, name in scored}
+        told = [(each.view, each.test_set) for each in report.figures]
+        if len({*told}) < len(told) or not {*told} <= (scored if targets else set()):
+            raise PayloadError("the report tells figures of what was not scored")
+        for each in report.figures:
+            for name, value in each.values.items():
+                least, most = targets.figures.get(name, (1.0, 0.0)) if targets else (1.0, 0.0)
+                if not least <= value <= most:
+                    raise PayloadError(f"the report's figure {name[:50]!r} is {value:g}")
 
     def _check_probabilities(self, client: ClientId, order: rpc.Order, report: rpc.Report) -> None:
         """Check that what is told of probabilities was asked for, once, and is possible."""

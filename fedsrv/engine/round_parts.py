@@ -170,6 +170,7 @@ class RoundParts:
         seen = {c: step.task_of(c) + 1 if tasks_seen is None else tasks_seen for c in clients}
         by_class = self.experiment.announced == "exact"
         confusion = by_class and is_last and ctx.run.problem.num_classes <= MAX_CONFUSED
+        confusion = confusion and ctx.run.targets is None
         last_trained = self.commits.last_trained
         return {client: rpc.Order(
             kind=kind, client_id=str(client), interaction=ctx.interaction, round=ctx.round,

@@ -37,6 +37,8 @@ class Scores:
     """Examples by true class and predicted class (K, K), over all clients, by view."""
     probabilities: dict[str, dict[str, list[float | None]]] = field(default_factory=dict)
     """By view and client: AUROC, and calibration error."""
+    figures: dict[str, dict[str, dict[str, dict[str, float]]]] = field(default_factory=dict)
+    """Of targets, by view, client and test set: each figure by name."""
 
     def add(self, results: Mapping[ClientId, Answer]) -> None:
         """Add the counts of a trip's reports."""
@@ -46,6 +48,9 @@ class Scores:
             for told in result.report.probabilities:
                 auroc = told.auroc if told.HasField("auroc") else None
                 self.probabilities.setdefault(told.view, {})[str(client)] = [auroc, told.ece]
+            for each in result.report.figures:
+                of_client = self.figures.setdefault(each.view, {}).setdefault(str(client), {})
+                of_client[each.test_set] = dict(sorted(each.values.items()))
             for c in result.report.counts:
                 found = ClassCounts(
                     np.array(c.support), np.array(c.predicted), np.array(c.correct), c.loss_sum
@@ -75,9 +80,10 @@ class Scores:
             return len(whose), EVALUATOR in whose, -min(numbers, default=0)
 
         agreed = max(said, key=weight, default=())
-        for sets in self.counts.values():
+        for (client, view, _), sets in self.counts.items():
             if GLOBAL_TEST in sets and tuple(sets[GLOBAL_TEST].support.tolist()) != agreed:
                 del sets[GLOBAL_TEST]
+                self.figures.get(view, {}).get(str(client), {}).pop(GLOBAL_TEST, None)
         return sorted({c for support in said if support != agreed for c in said[support]}, key=str)
 
     def to_json(self) -> str:
@@ -89,14 +95,16 @@ class Scores:
             for (client, view, rule), sets in self.counts.items()
             for name, c in sets.items()
         ]
-        more = {"probabilities": self.probabilities} if self.probabilities else {}
+        parts = {"probabilities": self.probabilities, "figures": self.figures}
+        more = {name: part for name, part in parts.items() if part}
         return json.dumps({"counts": rows, "confusions": self.confusions, **more})
 
     @classmethod
     def from_json(cls, text: str) -> Scores:
         """Rebuild what :meth:`to_json` wrote."""
         found = json.loads(text)
-        scores = cls(confusions=found["confusions"], probabilities=found.get("probabilities", {}))
+        parts = {name: found.get(name, {}) for name in ("confusions", "probabilities", "figures")}
+        scores = cls(**parts)
         for client, view, rule, name, support, predicted, correct, loss in found["counts"]:
             found = ClassCounts(np.array(support), np.array(predicted), np.array(correct), loss)
             scores.counts.setdefault((client, view, rule), {})[name] = found
@@ -180,6 +188,36 @@ def round_metrics(
     out |= _f1(scores, "after_local" if scores.of("after_local") else "after_downlink")
     kept = {key: v for key, v in out.items() if v is not None and math.isfinite(v)}
     return kept if by_class else {k: v for k, v in kept.items() if not OF_CLASSES.search(k)}
+
+
+def figure_metrics(scores: Scores, local_view: str) -> dict[str, float]:
+    """Return the metrics of one scored round where targets are learned: means over clients.
+
+    ``mae_loc`` is to ``mae`` what ``a_loc`` is to accuracy, and likewise each figure and model.
+    """
+    out: dict[str, float] = {}
+    models = {"a_glo": "global", **_local_views(scores, local_view)}
+    for key, view in models.items():
+        of_view = scores.figures.get(view, {})
+        whole = {str(EVALUATOR): of_view.get(str(EVALUATOR), {})} if view == "global" else of_view
+        for ending, rows, name in (("", of_view, "task"), ("_balanced", whole, GLOBAL_TEST)):
+            means = _means(sets[name] for sets in rows.values() if name in sets)
+            out |= {f"{figure}_{key[2:]}{ending}": mean for figure, mean in means.items()}
+    received = "after_downlink" if local_view == "after_downlink" else "global"
+    for view in ("after_local", received):
+        kept = scores.figures.get(view, {}).values()
+        means = _means(sets[VALIDATION] for sets in kept if VALIDATION in sets)
+        out |= {f"{VALIDATION}_{figure}": mean for figure, mean in means.items()}
+    return out
+
+
+def _means(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Return the unweighted mean over clients of each figure that one of them has."""
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        for figure, value in row.items():
+            found.setdefault(figure, []).append(value)
+    return {figure: float(np.mean(values)) for figure, values in found.items()}
 
 
 def _test_sets(
@@ -313,12 +351,18 @@ def client_rows(
         total = own_test(sets) or sets.get(GLOBAL_TEST)
         if total is None:
             continue
+        if scores.figures:
+            of_view = scores.figures.get(view, {}) if name == view else {}
+            told = of_view.get(str(client), {})
+            own = told.get("task") or told.get(GLOBAL_TEST) or {}
+            views[name] = {**own, "loss": _loss(total)}
+            continue
         tasks = [t for name in sets if (t := _task_of(name)) is not None and t < tasks_seen]
         first, end = min(tasks, default=0), max(tasks, default=-1) + 1
         views[name] = {
             "accuracy": total.accuracy(),
             **({"minority": _accuracy(total.subset(minority))} if minority else {}),
-            "loss": total.loss() if math.isfinite(total.loss()) else None,
+            "loss": _loss(total),
             **_told_by(scores, view if name == view else "", str(client)),
             **({"first_task": first} if first else {}),
             "tasks": [_accuracy(sets.get(f"task/{t}")) for t in range(first, end)],
@@ -327,6 +371,11 @@ def client_rows(
             else [],
         }
     return out
+
+
+def _loss(counts: ClassCounts) -> float | None:
+    """Return the mean loss of an example; None where a rule excludes a class."""
+    return counts.loss() if math.isfinite(counts.loss()) else None
 
 
 def _told_by(scores: Scores, view: str, client: str) -> dict[str, float]:

@@ -15,7 +15,7 @@ import numpy as np
 from fedmodels.code_names import short_name
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import DataError
-from fedmodels.numerics.metric_tables import CHOSEN, DEFINITIONS, is_written_by_runs
+from fedmodels.numerics.metric_tables import CHOSEN, DEFINITIONS, OF_FIGURE, is_written_by_runs
 from fedmodels.numerics.metrics import (
     average_forgetting_measure,
     best_round,
@@ -212,7 +212,8 @@ def _chosen_round(records: Sequence[Record], by: str) -> dict[str, float]:
     if number is None:
         return {}
     metrics = records[number]["metrics"]
-    found = {f"chosen_{name}": metrics[name] for name in CHOSEN if name in metrics}
+    names = (*CHOSEN, *filter(OF_FIGURE.fullmatch, metrics))
+    found = {f"chosen_{name}": metrics[name] for name in names if name in metrics}
     return {"chosen_round": float(records[number]["round"] + 1), **found}
 
 

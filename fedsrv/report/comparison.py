@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from fedmodels.charts import Spread
-from fedmodels.numerics.metric_names import metric, with_population
-from fedmodels.printable import bytes_text
+from fedmodels.numerics.metric_names import FIGURES, metric, with_population
+from fedmodels.numerics.metric_tables import OF_FIGURE
+from fedmodels.printable import bytes_text, text_of
 from fedsrv.report.frame import (
     CONFIDENCE,
     MIN_SEEDS,
@@ -38,6 +39,9 @@ _AT_ONE_MOMENT = {
     "a_loc_minority": ("a_loc_received_minority", "a_loc_trained_minority"),
     "forgetting": ("forgetting_received", "forgetting_trained"),
 }
+_AT_ONE_MOMENT |= {
+    f"{figure}_loc": (f"{figure}_loc_received", f"{figure}_loc_trained") for figure in FIGURES
+}
 """Metrics of the model that each method's paper scores, and those that compare methods."""
 _LOST = ("forgetting", "forgetting_scored")
 HEADLINES = {
@@ -48,6 +52,9 @@ HEADLINES = {
 }
 """Metrics that a table shows first, by the beginning of a scenario's kind; ``""`` is any other."""
 
+OF_TARGETS = ("mae_loc", "rmse_loc", "r2_loc", "mae_glo", "auroc_loc", "average_precision_loc",
+              "auroc_glo")  # fmt: skip
+"""Of runs that learn targets: what a table shows first."""
 MAX_METRICS = 4
 """Metrics of a headline; with bytes up and seconds that makes six numbers."""
 HEADLINE_COSTS = ("bytes.up", "seconds.wall")
@@ -108,7 +115,9 @@ def _is_guessing(group: SeedGroup, key: str) -> bool:
     """Tell whether a group's mean of an accuracy is no better than an answer without a model."""
     name = key.removeprefix("metrics.")
     least, spread = least_of([group], name), group.merge(RunRecord.metrics).get(name)
-    return least is not None and spread is not None and spread.mean <= least
+    if least is None or spread is None:
+        return False
+    return is_no_better(name, spread.mean, least)
 
 
 def _name(key: str, selected: str, groups: Sequence[SeedGroup]) -> Name:
@@ -142,6 +151,7 @@ def headline(groups: Sequence[SeedGroup], names: Sequence[str]) -> list[str]:
     """Return the few of these metrics that matter most in the groups' scenario."""
     kind = str(groups[0].runs[0].kind) if groups else ""
     wanted = next(HEADLINES[start] for start in HEADLINES if kind.startswith(start))
+    wanted = (*wanted, *OF_TARGETS)
     if len(groups) > 1:
         wanted = tuple(_at_one_moment(groups, name) for name in wanted)
     hidden = "_minority" if rare_classes(groups) == [] else None
@@ -197,10 +207,41 @@ MOST_FREQUENT = {"a_loc": "own", "a_loc_received": "own", "a_loc_trained": "own"
 """Metrics that are accuracies on clients' own test data: whose most frequent class is answered."""
 
 
+WITHOUT_MODEL: Mapping[str, str | float] = {
+    "mae": "mae_of_mean", "r2": 0.0, "average_precision": "base_rate", "auroc": 0.5,
+}  # fmt: skip
+"""Figures of targets, and what they are of an answer that looks at no example."""
+WHO = {-1: "always the mean", 1: "an answer that looks at no example"}
+
+
 def least_of(groups: Sequence[SeedGroup], name: str) -> float | None:
     """Return what a metric has to be better than in every group; None where it is not known."""
     found = [max(each) for group in groups if (each := _without_model(group, name))]
-    return max(found, default=None)
+    found += _of_figures(groups, name)
+    return max(found, key=lambda value: metric(name).better * value, default=None)
+
+
+def is_no_better(name: str, value: float, least: float) -> bool:
+    """Tell whether a metric is no better than what an answer without a model has."""
+    better = metric(name).better
+    return better * value <= better * least
+
+
+def _of_figures(groups: Sequence[SeedGroup], name: str) -> list[float]:
+    found = (_of_figure(group, name) for group in groups)
+    return [value for value in found if value is not None]
+
+
+def _of_figure(group: SeedGroup, name: str) -> float | None:
+    """Return a figure of targets of who knows their mean, or the base rate of labels, alone."""
+    match = OF_FIGURE.fullmatch(name)
+    base = None if match is None else WITHOUT_MODEL.get(match[3])
+    if match is None or base is None:
+        return None
+    if isinstance(base, float):
+        return base
+    spread = group.merge(RunRecord.metrics).get(name.replace(match[3], base))
+    return None if spread is None else spread.mean
 
 
 def guesses_text(groups: Sequence[SeedGroup], name: str) -> str:
@@ -209,6 +250,10 @@ def guesses_text(groups: Sequence[SeedGroup], name: str) -> str:
     Where groups have other data, each of the two goes from the least to the largest.
     """
     found = [each for group in groups if (each := _without_model(group, name))]
+    if figures := _of_figures(groups, name):
+        unit = metric(name).unit
+        low, high = (text_of(of(figures), "percent" if unit else "") for of in (min, max))
+        return f"{WHO[metric(name).better]} {low if low == high else f'{low} to {high}'}"
     if not found:
         return ""
     chance, frequent = (_span(values) for values in zip(*found, strict=True))

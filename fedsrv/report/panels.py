@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 from fedmodels.charts import Chart, Spread
-from fedmodels.numerics.metric_names import metric
+from fedmodels.numerics.metric_names import FIGURES, metric
 from fedmodels.numerics.metric_tables import DRIFT_PARTS
 from fedmodels.printable import Unit
 from fedsrv.report import quantities as q
@@ -154,6 +154,10 @@ def of_clients(group: SeedGroup) -> Charts:
     text, series = "last accuracy per client", _by_view(group, q.client_accuracy)
     names = group.runs[0].client_names
     yield Chart(text, "bars", series, "client", "accuracy", "percent", names)
+    for figure, known in FIGURES.items():
+        series = _by_view(group, partial(q.client_accuracy, name=figure))
+        text = f"last {known.title} per client"
+        yield Chart(text, "bars", series, "client", known.title, unit_of(figure), names)
     yield from of_drift(group.runs[0])
     yield from of_uploads(group.runs[0])
 

@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
-from fedmodels.numerics.metric_names import VIEWS, metric
+from fedmodels.numerics.metric_names import FIGURES, VIEWS, metric
 from fedmodels.numerics.streams import lost_in_stream
 from fedsrv.state.run_record import RunRecord, interaction_of, number, numbers, table
 
@@ -71,11 +71,11 @@ def view_curve(run: RunRecord, view: str) -> dict[int, float]:
     return run.curve(lambda row: _mean(_accuracies(row, view).values()))
 
 
-def client_accuracy(run: RunRecord, view: str) -> dict[int, float]:
-    """Return ``{client: the last accuracy it reached in this view}``."""
+def client_accuracy(run: RunRecord, view: str, name: str = "accuracy") -> dict[int, float]:
+    """Return ``{client: the last accuracy, or figure of that name, it reached in this view}``."""
     latest: dict[int, float] = {}
     for row in run.rows:
-        latest.update(_accuracies(row, view))
+        latest.update(_accuracies(row, view, name))
     return dict(sorted(latest.items()))
 
 
@@ -95,19 +95,20 @@ def class_accuracy(run: RunRecord, view: str) -> dict[int, float]:
 def of_sites(run: RunRecord) -> dict[tuple[int, str | int], float]:
     """Return ``{(client, what): number}`` of the models that stand for clients (``a_loc``).
 
-    What is a class, whose recall it is, ``accuracy`` or ``auroc``; ``examples`` of the training
+    What is a class, whose recall it is, ``accuracy``, or a figure; ``examples`` of the training
     data, and in an open run ``task`` and the ``round`` since which the client has it.
     """
     found: dict[tuple[int, str | int], float | None] = {}
     received = "after_downlink" if "after_downlink" in views_of(run) else "global"
     for index, row in enumerate(run.rows):
         means = table(row.get("metrics"))
-        is_trained = means.get("a_loc") in {means.get("a_loc_trained")} - {None}
-        is_received = means.get("a_loc") == means.get("a_loc_received")
+        main = next((name for name in ("mae_loc", "auroc_loc") if name in means), "a_loc")
+        is_trained = means.get(main) in {means.get(f"{main}_trained")} - {None}
+        is_received = means.get(main) == means.get(f"{main}_received")
         view = "after_local" if is_trained and not is_received else received
         for client, facts in _clients(row):
             seen = table(table(facts.get("views")).get(view))
-            for what in ("accuracy", "auroc") if seen else ():
+            for what in ("accuracy", *FIGURES) if seen else ():
                 found[client, what] = number(seen.get(what))
             classes = seen.get("classes")
             for label, value in enumerate(classes if isinstance(classes, list) else ()):
@@ -395,9 +396,9 @@ def _clients(row: Mapping[str, Any]) -> Iterator[tuple[int, Mapping[str, Any]]]:
         yield client, table(facts)
 
 
-def _accuracies(row: Mapping[str, Any], view: str) -> dict[int, float]:
+def _accuracies(row: Mapping[str, Any], view: str, name: str = "accuracy") -> dict[int, float]:
     found = {
-        client: number(table(table(facts.get("views")).get(view)).get("accuracy"))
+        client: number(table(table(facts.get("views")).get(view)).get(name))
         for client, facts in _clients(row)
     }
     return {client: value for client, value in found.items() if value is not None}

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from fedmodels.charts import Spread
-from fedmodels.printable import text_of
+from fedmodels.numerics.metric_names import FIGURES, metric
+from fedmodels.printable import Unit, text_of
 from fedsrv.report import quantities as q
 from fedsrv.report.frame import SeedGroup
 from fedsrv.report.table import Name, Table
@@ -17,7 +18,6 @@ MAX_CLASSES = 12
 FURTHER = {"auroc": "AUROC %", "examples": "training examples", "task": "task"}
 FURTHER |= {"round": "task since round"}
 """What else a row has, and how the table calls it."""
-PERCENT = "accuracy", "auroc"
 RECALL = "share of the test examples of this class that the site's model calls so (sensitivity)"
 
 
@@ -26,7 +26,7 @@ def sites_table(groups: Sequence[SeedGroup]) -> Table | None:
 
     Runs on data that a scenario dealt out have clients and no sites: they have no such table.
     """
-    if any(group.runs[0].kind for group in groups):
+    if any(group.runs[0].kind not in ("", "natural") for group in groups):
         return None
     found = [group.merge(q.of_sites) for group in groups]
     places = [
@@ -37,12 +37,17 @@ def sites_table(groups: Sequence[SeedGroup]) -> Table | None:
     has = {what for spreads in found for _, what in spreads}
     labels = sorted(what for what in has if isinstance(what, int))
     labels = labels if len(labels) <= MAX_CLASSES else []
-    if len(places) > MAX_ROWS or "accuracy" not in has:
+    figures = [figure for figure in FIGURES if figure in has]
+    is_dealt = any(group.runs[0].kind for group in groups)
+    if len(places) > MAX_ROWS or not {main_of(has)} & has or (is_dealt and "accuracy" in has):
         return None
     names = groups[0].runs[0].class_names
     shown: list[tuple[str | int, Name]] = [("accuracy", Name("accuracy\u00a0%", "own test data"))]
+    if "accuracy" not in has:
+        shown = [(name, _heading(name)) for name in figures]
     shown += [(k, Name(f"{names.get(k, k)}\u00a0%", "recall", RECALL)) for k in labels]
-    shown += [(what, Name(name)) for what, name in FURTHER.items() if what in has]
+    further = {what: name for what, name in FURTHER.items() if what not in dict(shown)}
+    shown += [(what, Name(name)) for what, name in further.items() if what in has]
     live = {id(group): group.runs[0].live_models() for group in groups}
     rows, cells = list[Name](), list[list[str]]()
     for group, spreads, client in places:
@@ -54,6 +59,18 @@ def sites_table(groups: Sequence[SeedGroup]) -> Table | None:
     return Table(columns, rows, cells, corner="site")
 
 
+def _heading(figure: str) -> Name:
+    """Return the heading of a figure of targets."""
+    found = metric(figure)
+    title = f"{found.title}\u00a0%" if found.unit else found.title
+    return Name(title, "own test data", found.meaning)
+
+
+def main_of(has: Iterable[str | int]) -> str:
+    """Return what tells how good a site's model is: accuracy, or of targets the first figure."""
+    return next((name for name in ("accuracy", "mae", "auroc") if name in {*has}), "accuracy")
+
+
 def how_apart(groups: Sequence[SeedGroup]) -> Iterator[str]:
     """Yield of each group on own data its worst and its best site, and the worst class of a site.
 
@@ -61,11 +78,13 @@ def how_apart(groups: Sequence[SeedGroup]) -> Iterator[str]:
     """
     for group in groups:
         spreads = {} if group.runs[0].kind else group.merge(q.of_sites)
-        each = {c: s.mean for (c, what), s in spreads.items() if what == "accuracy"}
+        main = main_of(what for _, what in spreads)
+        each = {c: s.mean for (c, what), s in spreads.items() if what == main}
         if len(each) < 2:
             continue
         low, high = min(each, key=lambda c: each[c]), max(each, key=lambda c: each[c])
-        ends = [text_of(each[client], "percent") for client in (low, high)]
+        unit: Unit = "" if main == "mae" else "percent"
+        ends = [text_of(each[client], unit) for client in (low, high)]
         said = f"from {ends[0]} ({_called(group, low)}) to {ends[1]} ({_called(group, high)})"
         said = said if ends[0] != ends[1] else f"{ends[0]} at each"
         recalls = {at: s.mean for at, s in spreads.items() if isinstance(at[1], int)}
@@ -82,7 +101,7 @@ def _text(what: str | int, spread: Spread | None) -> str:
     """Return one cell; shares are percentages, with the deviation where seeds are merged."""
     if spread is None:
         return "–"
-    if isinstance(what, str) and what not in PERCENT:
+    if isinstance(what, str) and what != "accuracy" and not (what in FIGURES and metric(what).unit):
         return f"{spread.mean:.4g}"
     more = f" ± {100 * spread.std:.1f}" if spread.n > 1 else ""
     return f"{100 * spread.mean:.1f}{more}"

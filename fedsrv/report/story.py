@@ -9,7 +9,13 @@ from statistics import fmean
 from fedmodels.numerics.metric_names import metric
 from fedmodels.printable import bytes_text, printable
 from fedsrv.report import quantities as q
-from fedsrv.report.comparison import best_group, guesses_text, least_of, main_metrics
+from fedsrv.report.comparison import (
+    best_group,
+    guesses_text,
+    is_no_better,
+    least_of,
+    main_metrics,
+)
 from fedsrv.report.frame import MIN_SEEDS, SeedGroup, rare_classes
 from fedsrv.report.panels import listed
 from fedsrv.report.quantities import view_name
@@ -63,7 +69,7 @@ def _how_good(groups: Sequence[SeedGroup], name: str) -> Iterator[str]:
     if without_model := guesses_text(groups, name):
         yield f"Without a model: {without_model}."
     least = least_of(groups, name)
-    if least is not None and max(values.values()) <= least:
+    if least is not None and all(is_no_better(name, v, least) for v in values.values()):
         yield "No model here is better than that."
         return
     if len(values) < 2 or not what.better:

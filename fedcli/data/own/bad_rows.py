@@ -72,13 +72,14 @@ def tell_rows(
 def _of_numbers(table: TableRows, columns: Columns) -> dict[str, NDArray[np.bool_]]:
     """Tell by column in which rows (n,) it holds no finite number, and should."""
     may_miss, found = columns.missing not in (None, "error"), dict[str, NDArray[np.bool_]]()
-    for name in columns.features or ():
+    for name in (*(columns.features or ()), *columns.targets):
         if name in (columns.categories or {}):
             continue
         numbers, filled = parsed(table, name, columns)
         with np.errstate(over="ignore"):
             wrong = ~np.isfinite(numbers.astype(np.float32))
-        found[name] = wrong & (filled | (not may_miss))
+        may = columns.missing == "drop" if name in columns.targets else may_miss
+        found[name] = wrong & (filled | (not may))
     return found
 
 
@@ -86,7 +87,7 @@ def _of_texts(table: TableRows, columns: Columns) -> dict[str, NDArray[np.bool_]
     """Tell by column in which rows (n,) it is empty, and may not be; or is no part."""
     found = dict[str, NDArray[np.bool_]]()
     for name in columns.named:
-        if name == columns.time:
+        if name == columns.time or name in columns.targets:
             continue
         values = table.frame[name]
         empty = (values.isna() | (values == "")).to_numpy(dtype=bool)

@@ -35,6 +35,9 @@ UNNAMED = "Unnamed: "
 MISSING_TEXTS = "with [data.columns] missing_values which texts stand for empty cells"
 MAX_LETTERS = 60
 """Letters of a cell that an error line quotes, at most."""
+FILLING = "'drop', 'interpolate' or 'mean'", "'drop', as nothing fills what is to be predicted"
+LEAVING = ", or leave the column out of features", ""
+"""What the line of a wrong cell says otherwise of one that is to be predicted."""
 FEW = 100
 """Cells that are looked at one by one."""
 
@@ -292,11 +295,43 @@ def labels_of(
     Raises:
         DataError: a cell is empty, and none may be; names the row.
     """
+    if columns.targets:
+        return np.full(len(table.frame), "", dtype=np.str_)
     if columns.label_from is not None:
         texts = named_by_place(table, columns.label_from)
     else:
         texts = texts_of(table, columns.label, may_miss=may_miss, bad=bad)
     return _as_the_run_has_it(texts, None, table)
+
+
+def targets_of(
+    table: TableRows, columns: Columns, bad: NDArray[np.bool_] | None = None
+) -> NDArray[np.float64]:
+    """Return what is learned of each row in place of a class (n, T); T is 0 of classes.
+
+    NaN stands in empty cells, where ``missing = "drop"`` leaves their rows out.
+
+    Raises:
+        DataError: a cell is empty, holds no number, or of labels none of 0 and 1; names the row.
+    """
+    drops = columns.missing == "drop"
+    strict = columns if drops else columns.model_copy(update={"missing": None})
+    found = np.zeros((len(table.frame), len(columns.targets)))
+    for place, name in enumerate(columns.targets):
+        try:
+            found[:, place] = numbers_of(table, name, strict, bad)
+        except DataError as error:
+            raise DataError(str(error).replace(*FILLING).replace(*LEAVING)) from None
+        wrong = ~np.isin(found[:, place], (0.0, 1.0)) & ~np.isnan(found[:, place])
+        if columns.labels and wrong.any():
+            row = int(wrong.argmax())
+            held = said(table.frame[name].iloc[row])
+            raise DataError(
+                f"{table.where}: column {name!r} of labels holds {held} in {table.at(row)}: write "
+                "1 where a row has the label and 0 where it lacks it, or name a column of numbers "
+                "in [data.columns] target"
+            )
+    return found
 
 
 def levels_of(

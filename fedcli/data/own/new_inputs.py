@@ -22,7 +22,7 @@ from fedcli.data.image_files import ENDS, OTHERS, is_image, read_image
 from fedcli.data.own.cells import check_columns, parsed, said
 from fedcli.data.own.recordings import RecordingRows, rows_of, windowed
 from fedcli.data.own.table_files import OTHER_TABLES, TableRows, files_of, read_tables, tell_styles
-from fedmodels.config.columns import ROLES, Columns
+from fedmodels.config.columns import OF_TARGETS, ROLES, Columns
 from fedmodels.config.recipe import recipe_in
 from fedmodels.config.transforms import ImageTransform, TableTransform, Transform, parse_transform
 from fedmodels.errors import ConfigError, DataError
@@ -351,7 +351,7 @@ def _unlabelled(columns: Columns, known: Sequence[str], path: Path) -> Columns:
     kept = {role: name for role in ("client", "session", "time")
             if (name := getattr(columns, role)) in known}  # fmt: skip
     update: dict[str, Any] = {role: kept.get(role) for role in ROLES}
-    update |= {"label_from": None, "client_from": None}
+    update |= dict.fromkeys(("label_from", "client_from", *OF_TARGETS))
     if "time" not in kept:
         update |= {"gap": None, "time_unit": None, "day_first": None}
     return columns.model_copy(update=update)

@@ -23,6 +23,7 @@ from fedcli.data.own.cells import (
     labels_of,
     named_by_place,
     said,
+    targets_of,
     texts_of,
 )
 from fedcli.data.own.site_lines import HEAD, key, lines_for_texts, nearest
@@ -71,6 +72,7 @@ class RecordingRows:
     stretch: NDArray[np.int64]  # (n,) what a window may be cut from
     start: NDArray[np.int64]  # (n,) place of the first row in its stretch
     place: NDArray[np.int64]  # (n,) place of the first row among all rows, in recording order
+    target: NDArray[np.float64]  # (n, T) what is learned in place of a class; T is 0 of classes
 
     def at(self, places: NDArray[Any]) -> RecordingRows:
         """Return some of the rows, in the order of their places."""
@@ -166,7 +168,7 @@ def _read(
     mended.update({"\0".join(cell): count for cell, count in others.items()})
     rows = RecordingRows(
         x, label, client, part, group, session, task, time, date, zeros, places, places, zeros,
-        zeros, zeros,
+        zeros, zeros, targets_of(table, columns, bad),
     )  # fmt: skip
     return rows, mended
 
@@ -175,7 +177,7 @@ def _whole(rows: RecordingRows, columns: Columns) -> NDArray[np.bool_]:
     """Tell which rows are kept (n,): with ``missing = "drop"``, those without an empty cell."""
     kept = np.ones(len(rows.x), dtype=bool)
     if columns.missing == "drop":
-        kept &= ~np.isnan(rows.x).any(axis=1)
+        kept &= ~np.isnan(rows.x).any(axis=1) & ~np.isnan(rows.target).any(axis=1)
         for column, values in (
             (columns.label, rows.label), (columns.client, rows.client), (columns.split, rows.part),
             (columns.group, rows.group), (columns.session, rows.session),
@@ -284,7 +286,8 @@ def _resampled(rows: RecordingRows, rate: float) -> RecordingRows:
     begins = np.flatnonzero(rows.start == 0)
     since = rows.time - np.repeat(rows.time[begins], np.diff([*begins, len(rows.x)]))
     steps = np.floor(since * rate + SLACK).astype(np.int64)
-    means = pandas.DataFrame(np.column_stack([since, rows.x]))
+    width = rows.x.shape[1]
+    means = pandas.DataFrame(np.column_stack([since, rows.x, rows.target]))
     means = means.groupby([rows.stretch, steps]).mean()
     by_stretch = means.index.get_level_values(0).to_numpy()
     values, made = means.to_numpy(), list[RecordingRows]()
@@ -295,7 +298,11 @@ def _resampled(rows: RecordingRows, rate: float) -> RecordingRows:
         grid = np.arange(steps[end - 1] + 1) / rate
         x = np.stack([np.interp(grid, mine[:, 0], column) for column in mine[:, 1:].T], axis=1)
         places = begin + np.searchsorted(since[begin:end], grid + SLACK / rate, "right") - 1
-        made.append(replace(rows.at(places), x=x, start=np.arange(len(grid))))
+        made.append(
+            replace(
+                rows.at(places), x=x[:, :width], target=x[:, width:], start=np.arange(len(grid))
+            )
+        )
     return concatenated(made)
 
 
@@ -328,9 +335,11 @@ def windowed(rows: RecordingRows, columns: Columns, where: object) -> RecordingR
         return rows
     first = np.flatnonzero(rows.start == 0)
     sizes = np.diff([*first, len(rows.x)])
-    hop = columns.hop or length
+    hop, ahead = columns.hop or length, columns.horizon or 0
     begins = [
-        at + s for at, n in zip(first, sizes, strict=True) for s in window_starts(n, length, hop)
+        at + s
+        for at, n in zip(first, sizes, strict=True)
+        for s in window_starts(n - ahead, length, hop)
     ]
     if not begins:
         owners = (rows.recording, rows.client, rows.session, rows.label, rows.part)
@@ -352,7 +361,8 @@ def windowed(rows: RecordingRows, columns: Columns, where: object) -> RecordingR
     )  # fmt: skip
     places = np.array(begins)
     x = rows.x[places[:, None] + np.arange(length)]  # (n, length, C)
-    return replace(rows.at(places), x=x, last=rows.last[places + length - 1])
+    end = places + length - 1
+    return replace(rows.at(places), x=x, last=rows.last[end], target=rows.target[end + ahead])
 
 
 def _of_others(column: str, levels: Sequence[str], mended: Mapping[str, int]) -> str:

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcli.data.archives import Archives, archives
-from fedcli.data.arrays import IntArray
+from fedcli.data.arrays import IntArray, channel_moments
 from fedcli.data.cuts.held_out import FEW, held_out, near_tests, tasks_by_value, tasks_in_order
 from fedcli.data.folders import OF_TEXT, ending, note_left_out
 from fedcli.data.own.bad_rows import refuse, set_rows_aside
@@ -144,7 +144,10 @@ def made(
     where = str(source.roots[0])
     if source.data.cuts_tasks:
         rows = rows.at(np.argsort(rows.date, kind="stable"))  # over all files
-    y, classes = coded(rows.label, columns.classes, f"{where}: column {columns.label!r}")
+    if columns.targets:
+        y, classes = np.zeros(len(rows.x), dtype=np.int64), list(columns.outputs)
+    else:
+        y, classes = coded(rows.label, columns.classes, f"{where}: column {columns.label!r}")
     owners, people = coded(rows.client, None, f"{where}: column {columns.client!r}")
     wholes: IntArray | None = None
     if columns.group is not None:
@@ -154,7 +157,7 @@ def made(
         train, test = (rows.part == part for part in PARTS)
     else:
         test = held_out(owners, tasks, y, columns.test_share, wholes, source.data.test_seed)
-        reach = (columns.window or 1) + (source.data.test_gap or 0)
+        reach = (columns.window or 1) + (columns.horizon or 0) + (source.data.test_gap or 0)
         near = near_tests(owners, rows.place, test, reach) if wholes is None else False
         train = ~test & ~np.asarray(near)
     _check_parts(train, test, columns, len(classes), where)
@@ -164,15 +167,19 @@ def made(
     has_clients = bool(columns.client or columns.client_from)
     asked = columns_of(source.data)  # what the recipe says instead stays in the recipe
     of_run = columns.model_copy(update={key: getattr(asked, key) for key in READING})
+    if columns.target and columns.target_mean is None:
+        mean, std = channel_moments(rows.target[known], 1.0)
+        of_run = of_run.model_copy(update={"target_mean": mean, "target_std": std})
     transform = TableTransform(
         columns=of_run, fill=fill, decimal=decimal, recipe=source.recipe, mark=mark
     ).facts()
     if wholes is None and columns.session is not None:  # for whoever asks what depends on what
         _, sessions = np.unique(rows.session, return_inverse=True)
         wholes = sessions.reshape(-1).astype(np.int64) + rows.recording * (int(sessions.max()) + 1)
+    learned = rows.target if columns.targets else y
     parts = [
         Examples(
-            x[chosen], y[chosen], owners[chosen] if has_clients else None, transform,
+            x[chosen], learned[chosen], owners[chosen] if has_clients else None, transform,
             None if wholes is None else wholes[chosen],
             tasks[chosen] if columns.split is None else None,
         )
@@ -230,7 +237,7 @@ def _check_labels(labels: NDArray[np.str_], columns: Columns, where: object) -> 
         DataError: says what the column holds, and what to do.
     """
     found = np.unique(labels)
-    if columns.classes is not None or len(found) <= MANY:
+    if columns.targets or columns.classes is not None or len(found) <= MANY:
         return
     holds = f"{where}: column {columns.label!r} of labels holds {len(found)} different"
     if _are_fractions(found):

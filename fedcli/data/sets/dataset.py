@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from fedcli.data.arrays import Inputs, IntArray, check_examples
+from fedcli.data.arrays import Inputs, IntArray, check_examples, strata
 from fedcli.data.cuts.held_out import held_out, tasks_in_order
 from fedmodels.data_description import MAX_CLASSES, ProblemFile, first_fault
 from fedmodels.errors import DataError
@@ -59,13 +59,13 @@ class Examples:
             seed: draws them; the last ones unless given.
             tasks: of natural clients, by number; one unless given, or those that examples have.
         """
-        owners = np.zeros_like(self.y)
+        owners = np.zeros(len(self.y), dtype=np.int64)
         if self.groups is not None:
             owners = np.unique(self.groups, return_inverse=True)[1].reshape(-1)
         task = self.tasks
         if task is None:
             task = tasks_in_order(owners, tasks, self.wholes)
-        test = held_out(owners, task, self.y, share, self.wholes, seed)
+        test = held_out(owners, task, strata(self.y), share, self.wholes, seed)
         cut = self if self.groups is None else replace(self, tasks=task)
         return cut.at(~test), cut.at(test)
 
@@ -168,7 +168,7 @@ class Dataset:
         ):
             where = f"{self.name} ({part})"
             check_examples(where, where, x, y, problem)
-            if groups is not None and (groups.dtype != np.int64 or groups.shape != y.shape):
+            if groups is not None and (groups.dtype != np.int64 or groups.shape != (len(y),)):
                 raise DataError(f"{where}: groups must hold {len(y)} numbers of type int64")
         if self.train_x.dtype != self.test_x.dtype:
             raise DataError(

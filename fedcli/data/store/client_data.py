@@ -20,7 +20,14 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcli.data.arrays import IntArray, Labelled, check_examples, ranges_of, read_array
+from fedcli.data.arrays import (
+    IntArray,
+    Labelled,
+    check_examples,
+    ranges_of,
+    read_array,
+    strata,
+)
 from fedcli.data.folders import check_inside
 from fedmodels.config.bounds import digest_of
 from fedmodels.config.origin import placeless
@@ -97,6 +104,8 @@ class ClassOrder:
         """Return labels (n,) of the client as those of the run; DataError if it lacks a class."""
         if (self.places == np.arange(len(self.places))).all():  # both orders are the same
             return labels
+        if labels.ndim == 2:
+            raise DataError(f"{where} has targets in another order than the run")
         found: IntArray = self.places[labels]
         if (found < 0).any():
             self._refuse(int(labels[found < 0][0]), where)
@@ -275,7 +284,7 @@ class ClientData:
         if not 0 <= task < self.num_tasks:
             raise DataError(f"{self.directory} has no task {task}: it has {self.num_tasks}")
         x, y = self._read(task, part)
-        counts = np.bincount(y, minlength=self.file.num_classes).tolist()
+        counts = np.bincount(strata(y), minlength=self.file.num_classes).tolist()
         if counts != list(getattr(self.tasks[task], part)):
             raise DataError(
                 f"{self._place(task, part)} does not hold the {part} counts that "
@@ -319,7 +328,7 @@ class ClientData:
             return None
         x, y = self._array(x_at), self._array(y_at)
         check_examples(x_at, y_at, x, y, self.file)
-        counts = np.bincount(y, minlength=self.file.num_classes)
+        counts = np.bincount(strata(y), minlength=self.file.num_classes)
         if (counts > self.tasks[task].train).any():
             raise DataError(f"{y_at} holds more examples than client.json gives for task {task}")
         return x, self._order.labels(y, y_at)
@@ -443,7 +452,7 @@ class ClientData:
         tasks: list[TaskCounts] = []
         while (self.directory / f"task-{len(tasks)}").is_dir():
             labels = [self._read(len(tasks), part)[1] for part in PARTS]
-            train, test = (np.bincount(y, minlength=self.file.num_classes) for y in labels)
+            train, test = (np.bincount(strata(y), minlength=self.file.num_classes) for y in labels)
             tasks.append(TaskCounts(train=tuple(train.tolist()), test=tuple(test.tolist())))
         further = sorted(path.name for path in self.directory.glob("task-*") if path.is_dir())
         if len(further) > len(tasks) or not tasks:

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedcli.data.arrays import IntArray, Labelled
+from fedcli.data.arrays import IntArray, Labelled, strata
 from fedcli.data.cuts.cut_input import Partition, TaskIndices, rng_of
 from fedcli.data.cuts.long_tail import keep_per_class
 from fedcli.data.cuts.partition import partition
@@ -149,8 +149,8 @@ def _dealt(dataset: Dataset, scenario: ScenarioTable, num_clients: int, seed: in
     """Return who holds which examples; say which natural clients take no part."""
     made = partition(
         scenario,
-        dataset.train_y,
-        dataset.test_y,
+        strata(dataset.train_y),
+        strata(dataset.test_y),
         dataset.num_classes,
         num_clients,
         seed,

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from fedcli.data.arrays import strata
 from fedcli.data.sets.dataset import Dataset
 from fedcli.data.store.client_data import (
     PARTS,
@@ -98,6 +99,8 @@ class Inspected:
     """What the columns hold, as the files have it; none for images."""
     again: int = 0
     """How many examples of its tasks earlier ones have."""
+    has_targets: bool = False
+    """Whether targets stand in place of labels: nothing is of a class then."""
     gone: list[int] = field(default_factory=list)
     """Tasks whose training data were deleted."""
 
@@ -124,7 +127,8 @@ class Inspected:
             self.test |= found.get("test", set())
 
     def look(self, x: NDArray[Any], y: NDArray[np.int64]) -> None:
-        """Look at the inputs (n, …) and labels (n,) of a part of a task."""
+        """Look at the inputs (n, …) and labels (n,), or targets (n, T), of a part of a task."""
+        self.has_targets, labels = y.ndim == 2, strata(y)
         shape = self.data.file.input_shape
         axis = 1 + channel_axis(shape)
         others = tuple(a for a in range(1 + len(shape)) if a != axis)
@@ -139,7 +143,7 @@ class Inspected:
                 self.columns = self.columns or columns_of(self.data.file)
                 rows = slice(begin, begin + AT_ONCE)
                 for column in self.columns:
-                    column.add(x[rows], y[rows])
+                    column.add(x[rows], labels[rows])
 
     @property
     def low(self) -> float:
@@ -205,7 +209,7 @@ class Inspected:
             count = "1 example" if train.sum() == 1 else f"{train.sum()} examples"
             line = f"{count} to train on: little can be learnt from a handful"
             yield self._odd("handful", line)
-        if np.count_nonzero(train) == 1 and len(train) > 1:
+        if np.count_nonzero(train) == 1 and len(train) > 1 and not self.has_targets:
             line = (
                 f"all its training examples are of class {self.classes(train > 0)}: alone, it "
                 "cannot learn to tell classes apart"
@@ -458,7 +462,7 @@ def _in_global_test(root: Path, read: Sequence[Inspected]) -> Iterator[Finding]:
 
 def _of_classes(read: Sequence[Inspected], *, whole: bool) -> Iterator[Finding]:
     """Yield classes that nobody of a whole run has, and classes whose names look alike."""
-    if not read:
+    if not read or any(one.has_targets for one in read):
         return
     names = read[0].data.file.class_names
     alike = dict[str, list[str]]()

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from fedcli.data.arrays import IntArray, Labelled, check_examples, read_array
+from fedcli.data.arrays import IntArray, Labelled, check_examples, read_array, strata
 from fedcli.data.folders import check_inside
 from fedcli.data.store.client_data import ABOUT, PARTS, STORE, ClientData, Part
 from fedmodels.data_description import (
@@ -150,7 +150,7 @@ class PartitionStore:
     def _counts(self, pair: int, part: Part) -> tuple[int, ...]:
         """Return how many examples of each class a pair has, (K,)."""
         labels = self._y[self._held(pair, part)]
-        return tuple(np.bincount(labels, minlength=self.problem.num_classes).tolist())
+        return tuple(np.bincount(strata(labels), minlength=self.problem.num_classes).tolist())
 
     def _array(self, name: str, *, mmap: bool = False) -> NDArray[Any]:
         check_inside(self.place / f"{name}.npy", self.root)

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcli.data.arrays import Inputs, IntArray, Labelled, channel_moments
+from fedcli.data.arrays import Inputs, IntArray, Labelled, channel_moments, strata
 from fedcli.data.cuts.cut_input import Partition
 from fedcli.data.sets.dataset import Dataset
 from fedcli.data.store.client_data import GROUP, PARTS, STORE, TABLE, Part
@@ -272,10 +272,10 @@ def examples_of(
 def task_counts(dataset: Dataset, partition: Partition) -> list[list[TaskCounts]]:
     """Return the examples per class of each task of each client."""
     labels = {
-        "train": dataset.train_y,
-        "test": np.concatenate([dataset.train_y, dataset.test_y])
+        "train": strata(dataset.train_y),
+        "test": np.concatenate([strata(dataset.train_y), strata(dataset.test_y)])
         if partition.pooled
-        else dataset.test_y,
+        else strata(dataset.test_y),
     }
     if partition.pooled:
         labels["train"] = labels["test"]
@@ -404,7 +404,7 @@ def _write_store(
     ends = np.cumsum([len(piece) for piece in pieces], dtype=np.int64).reshape(-1, 2)
     begins = np.concatenate([[0], ends[:-1, 1]])
     arrays = {
-        "y": np.concatenate([dataset.train_y, dataset.test_y]).astype(np.int64),
+        "y": np.concatenate([dataset.train_y, dataset.test_y]),
         "indices": np.concatenate(pieces).astype(np.int64),
         "starts": np.column_stack([begins, ends]),
         "pairs": np.cumsum([0, *map(len, partition.clients)], dtype=np.int64),

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcli.data.arrays import IntArray, Labelled
+from fedcli.data.arrays import IntArray, Labelled, strata
 from fedcli.data.folders import files_below
 from fedcli.data.own.site_lines import HEAD, lines_for_texts
 from fedcli.data.sets.dataset import Dataset
@@ -113,6 +113,7 @@ def cut(
             "these files: other sites need the same columns in the same order", files,
         )  # fmt: skip
     dataset = thinned(_by_names(loaded(files, data, "site", recipe), listed(data)), data, seed)
+    _check_unit(data, dataset, files)
     try:
         cache.parent.mkdir(parents=True, exist_ok=True)
         cache.mkdir(mode=0o700, exist_ok=True)  # for nobody else
@@ -126,6 +127,20 @@ def cut(
     counts = f"{len(dataset.train_y)} examples to train on, {len(dataset.test_y)} to test on"
     log.info("client %s: %s is cut as the run wants it: %s", client, files, counts)
     return root
+
+
+def _check_unit(data: Data, dataset: Dataset, files: Path) -> None:
+    """Check that numbers to predict are counted alike at all sites; raise ConfigError."""
+    columns = data.columns
+    if columns is None or columns.target is None or columns.target_mean is not None:
+        return
+    own = (dataset.transform or {}).get("columns", {})
+    mean, std = ([round(v, 6) for v in own[key]] for key in ("target_mean", "target_std"))
+    raise ConfigError(
+        "the run's [data.columns] has target, and no target_mean and target_std, which all sites "
+        f"must count in: the coordinator has to give both. The training rows of {files} have "
+        f"target_mean = {mean} and target_std = {std}"
+    )
 
 
 def listed(data: Data) -> Sequence[str]:
@@ -258,7 +273,9 @@ def _write(place: Path, dataset: Dataset, files: Path) -> None:
             x, y, task = parts[part]
             mine = slice(None) if task is None else task == number
             held.append((number, part, (x[mine], y[mine])))
-            sizes[part] = tuple(np.bincount(y[mine], minlength=dataset.num_classes).tolist())
+            sizes[part] = tuple(
+                np.bincount(strata(y[mine]), minlength=dataset.num_classes).tolist()
+            )
         if not sum(sizes["train"]):
             raise DataError(
                 f"{files}: task {number} would have no training example: all are for testing, or "

@@ -8,23 +8,27 @@ measure.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedcli.data.arrays import IntArray, content_hashes
+from fedcli.data.arrays import IntArray, content_hashes, strata
 from fedcli.data.store.client_data import ClientData, GlobalTest
+from fedmodels.config.combinations import part_at
 from fedmodels.config.data import Data
-from fedmodels.data_description import Normaliser
+from fedmodels.data_description import Normaliser, ProblemFile
 from fedmodels.errors import DataError
 
+if TYPE_CHECKING:
+    from fedmodels.problems.targets import Targets
+
 Examples = tuple[Tensor, Tensor]
-"""Inputs (n, *input_shape) float32, normalised, and labels (n,) int64."""
+"""Inputs (n, *input_shape) float32, normalised; labels (n,) int64, or targets (n, T) float32."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,7 @@ class Validation:
         from fedcli.data.cuts.held_out import last_groups, last_of_each
 
         if not self.by_group:
-            return last_of_each(y, self.share)
+            return last_of_each(strata(y), self.share)
         wholes = data.wholes(task)
         if wholes is None:
             raise DataError(
@@ -257,18 +261,34 @@ class TaskStream:
         return f"training data of task {task} are out of reach: {opened}, and old data are gone"
 
     def _tensors(self, x: NDArray[Any], y: IntArray) -> Examples:
-        return _tensors(x, self.data.merged(y), self.data.normaliser, self.device)
+        return _tensors(x, self.data.merged(y), self.data.file, self.device)
 
 
 def global_test_tensors(found: GlobalTest, device: torch.device | str = "cpu") -> Examples:
     """Return the global test set as tensors, normalised by its own description."""
-    return _tensors(found.x, found.y, Normaliser.of(found.problem), torch.device(device))
+    return _tensors(found.x, found.y, found.problem, torch.device(device))
 
 
-def _tensors(
-    x: NDArray[Any], y: IntArray, normaliser: Normaliser, device: torch.device
-) -> Examples:
-    """Return a normalised copy, which keeps no part of the memory-mapped file open."""
-    inputs = torch.from_numpy(np.ascontiguousarray(normaliser(x)))
-    labels = torch.from_numpy(np.array(y, dtype=np.int64))
+def _tensors(x: NDArray[Any], y: NDArray[Any], file: ProblemFile, device: torch.device) -> Examples:
+    """Return a normalised copy, which keeps no part of the memory-mapped file open.
+
+    Raises:
+        DataError: there are targets, and the description of the data names none.
+    """
+    inputs = torch.from_numpy(np.ascontiguousarray(Normaliser.of(file)(x)))
+    labels = torch.from_numpy(np.array(y) if y.ndim == 1 else learned(y, file.transform))
     return inputs.to(device), labels.to(device)
+
+
+def learned(y: NDArray[Any], transform: Mapping[str, Any] | None) -> NDArray[np.float32]:
+    """Return targets (n, T) of files as they are learned.
+
+    Raises:
+        DataError: the transform of the files does not name these targets.
+    """
+    targets: Targets | None = part_at("fedmodels.problems.targets:targets_in")(transform, "data")
+    if targets is None or len(targets.names) != y.shape[1]:
+        raise DataError(
+            f"the data hold {y.shape[1]} targets, and the columns of their description name others"
+        )
+    return targets.learned(y)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from fedmodels.class_names import ClassName, alike
 from fedmodels.config.bounds import Positive, PositiveCount, StrictTable
@@ -36,16 +36,27 @@ Formats = Annotated[
     Field(strict=False, min_length=1, max_length=10),
 ]
 Levels = Annotated[tuple[ClassName, ...], Field(strict=False, min_length=1)]
+Names = Annotated[tuple[ClassName, ...], Field(strict=False, min_length=1)]
+Numbers = Annotated[
+    tuple[Annotated[float, Field(allow_inf_nan=False)], ...], Field(strict=False, min_length=1)
+]
 OTHER = "?"
 """What names call the number of an input that says that a cell is of none of the levels."""
 ROLES = ("label", "client", "split", "session", "time", "group", "file", "task")
 """The keys that name a column which a net does not see."""
+OF_TARGETS = ("target", "target_mean", "target_std", "quantiles", "labels", "horizon")
+"""The keys that say what is learned in place of a class."""
 ADDED = (
     "delimiter", "decimal", "encoding", "missing", "session", "time", "time_unit", "gap", "rate",
     "group", "missing_values", "client_from", "label_from", "day_first",
-    "file", "task", "categories", "sheet", "date_formats",
+    "file", "task", "categories", "sheet", "date_formats", *OF_TARGETS,
 )  # fmt: skip
 """Keys that older partitions lack."""
+
+
+def _listed(value: object) -> object:
+    """Return one name as a list of one."""
+    return [value] if isinstance(value, str) else value
 
 
 class Columns(StrictTable):
@@ -53,6 +64,25 @@ class Columns(StrictTable):
 
     label: str = "label"
     """Column that names the class of a row."""
+    target: Annotated[Names | None, BeforeValidator(_listed)] = None
+    """Column of numbers to predict, or several, in place of the class of a row: regression. The
+    target of a window is that of its last row."""
+    target_mean: Numbers | None = None
+    """What the numbers of each target are counted from in training, in its unit; the mean of the
+    training rows unless given. Sites that bring files of their own need the same one."""
+    target_std: Annotated[tuple[Positive, ...], Field(strict=False, min_length=1)] | None = None
+    """What they are counted in; the deviation of the training rows unless given."""
+    quantiles: Annotated[
+        tuple[Annotated[float, Field(gt=0, lt=1)], ...] | None, Field(strict=False, min_length=1)
+    ] = None
+    """Quantiles of each target that are predicted, in rising order, such as ``[0.1, 0.5, 0.9]``; by
+    default one number is. MAE, RMSE and R² are of the quantile nearest to 0.5."""
+    labels: Names | None = None
+    """Columns of 0 and 1, each a label that an example has or lacks beside the others, in place of
+    the one class of a row."""
+    horizon: PositiveCount | None = None
+    """Rows after the end of a window of which the target is predicted: a forecast. By default the
+    target is that of the last row of the window."""
     file: str | None = None
     """Column that names the image of a row, in the one table of a ``directory`` of images: a path,
     or a name with or without its ending."""
@@ -132,8 +162,21 @@ class Columns(StrictTable):
     @property
     def named(self) -> tuple[str, ...]:
         """The columns that have a role, and are no features."""
-        named = (getattr(self, role) for role in ROLES if role != "label" or not self.label_from)
-        return tuple(filter(None, named))
+        without = "label" if self.label_from or self.targets else None
+        named = (getattr(self, role) for role in ROLES if role != without)
+        return (*filter(None, named), *self.targets)
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The columns that are learned in place of a class; none where classes are learned."""
+        return self.target or self.labels or ()
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """What a net that learns the targets says, by name."""
+        if self.quantiles is None:
+            return self.targets
+        return tuple(f"{name} q{q:g}" for name in self.targets for q in self.quantiles)
 
     def channels_of(self, column: str) -> tuple[str, ...]:
         """Return the names of the numbers that a column becomes."""
@@ -164,11 +207,45 @@ class Columns(StrictTable):
                             ("date_formats", "time")):  # fmt: skip
             if getattr(self, key) is not None and getattr(self, needed) is None:
                 raise ConfigError(f"[data.columns] {key} needs {needed}")
+        if self.horizon is not None and (self.window is None or not self.targets):
+            raise ConfigError(
+                "[data.columns] horizon is for windows of which a number or several labels are "
+                "predicted: give window, and target or labels"
+            )
         if self.client_from is not None and self.client is not None:
             raise ConfigError("[data.columns] client_from stands in place of client: give one")
         for key in ("group", "task"):
             if getattr(self, key) is not None and self.split is not None:
                 raise ConfigError(f"[data.columns] split says what is for testing: leave out {key}")
+        return self
+
+    @model_validator(mode="after")
+    def _learns_one_thing(self) -> Columns:
+        keys = ("target", "labels", "label_from", "classes")
+        given = [key for key in keys if getattr(self, key) is not None]
+        given += ["label"] if self.differs("label") else []
+        if self.targets and len(given) > 1:
+            raise ConfigError(
+                f"[data.columns] {' and '.join(given)} say different things of what is learned: "
+                "give one"
+            )
+        for key in ("target", "labels"):
+            names = getattr(self, key) or ()
+            if len({*names}) < len(names):
+                raise ConfigError(f"[data.columns] {key} names a column twice")
+        if self.quantiles is not None:
+            if self.target is None:
+                raise ConfigError("[data.columns] quantiles needs target")
+            if sorted({*self.quantiles}) != [*self.quantiles]:
+                raise ConfigError("[data.columns] quantiles must rise, each once")
+        for key in ("target_mean", "target_std"):
+            other = "target_std" if key == "target_mean" else "target_mean"
+            if (numbers := getattr(self, key)) is None:
+                continue
+            if self.target is None or len(numbers) != len(self.target):
+                raise ConfigError(f"[data.columns] {key} needs a number for each target")
+            if getattr(self, other) is None:
+                raise ConfigError(f"[data.columns] {key} needs {other}")
         return self
 
     @model_validator(mode="after")
@@ -180,6 +257,11 @@ class Columns(StrictTable):
             column = getattr(self, role)
             if column is not None and column in features and role != "time":
                 raise ConfigError(f"[data.columns] features names {column!r}, which is the {role}")
+        for column in self.targets:
+            if column in features and self.horizon is None:
+                raise ConfigError(
+                    f"[data.columns] features names {column!r}, which is to be predicted"
+                )
         for column in features:
             if features.count(column) > 1:
                 raise ConfigError(f"[data.columns] features names {column!r} twice")

@@ -185,6 +185,12 @@ LISTED: tuple[Part, ...] = (
     Part("probabilities", "[evaluate] probabilities",
          lambda e: e.evaluate.probabilities, "metrics.md",
          client="probabilities:ProbabilityScores"),
+    Part("numbers", "[data.columns] target",
+         lambda e: bool(e.data and e.data.columns and e.data.columns.target), "regression.md",
+         client="targets:TargetScores", settles="parts.targets:check_method"),
+    Part("several labels", "[data.columns] labels",
+         lambda e: bool(e.data and e.data.columns and e.data.columns.labels), "regression.md",
+         client="targets:TargetScores", settles="parts.targets:check_method"),
     Part("pictures", "", lambda e: e.evaluate.pictures > 0, client="pictures:Pictures"),
     Part("server optimiser", "[server_optimizer]",
          lambda e: e.server_optimizer is not None, "configuration.md",
@@ -308,7 +314,30 @@ PAID_ONCE = (
     "--forget trains all others once more, which [privacy] level would have to pay for: begin a "
     "new run without the client"
 )
+NO_CLASSES = {
+    "open runs": "open = true lets classes come to a run, and here there is none: leave it out",
+    "class masks": "class_masks has no classes to mask: leave it out",
+    "probabilities": "probabilities are of classes, and here figures tell more: leave it out",
+    "drift": "drift compares the mix of classes that are predicted, and here there is none: leave "
+             "it out",
+    "prequential scores": "prequential tells an accuracy, and here there is none: leave it out",
+}  # fmt: skip
+"""What does not go with ``[data.columns] target`` and ``labels``, and why."""
 REFUSED: tuple[Refusal, ...] = (
+    *(
+        Refusal((kind, part), f"[data.columns] {key} learns no classes: {why}")
+        for kind, key in (("numbers", "target"), ("several labels", "labels"))
+        for part, why in NO_CLASSES.items()
+    ),
+    *(
+        Refusal(
+            (kind, "deployment"),
+            f"[deploy] guard compares how many classes are right, and [data.columns] {key} learns "
+            'none: set guard = "none"',
+            when=lambda e: e.guards_models, where="guard",
+        )
+        for kind, key in (("numbers", "target"), ("several labels", "labels"))
+    ),
     Refusal(("poisson sampling", "over-selection"), POISSON),
     Refusal(("poisson sampling", "availability"), POISSON),
     Refusal(("poisson sampling", "open runs"), POISSON),

@@ -127,6 +127,11 @@ class Data(StrictTable):
         facts = self.model_dump(mode="json", exclude={"root", *NOT_CUT, *absent})
         return facts if self.columns is None else {**facts, "columns": self.columns.identity()}
 
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The columns that are learned in place of a class; none where classes are learned."""
+        return self.columns.targets if self.columns is not None else ()
+
     @model_validator(mode="after")
     def _check_bad(self) -> Data:
         if self.bad_share is not None and self.bad != "skip":

@@ -20,7 +20,7 @@ from fedmodels.config.scenario import Scenario
 from fedmodels.config.schedule import Schedule, Trigger
 from fedmodels.config.server import Server
 from fedmodels.config.tracking import Tracking
-from fedmodels.config.training import ServerOptimizer, Training
+from fedmodels.config.training import OF_CLASSES, OF_NUMBERS, ServerOptimizer, Training
 from fedmodels.errors import ConfigError
 
 
@@ -104,6 +104,33 @@ class Experiment(StrictTable):
             raise ConfigError(f"{key} says what a task is: leave out tasks in [scenario]")
         return self
 
+    @model_validator(mode="after")
+    def _loss_is_of_what_is_learned(self) -> Experiment:
+        """Let numbers and several labels have their own loss, and refuse another one."""
+        columns, training = self.data.columns if self.data else None, self.training
+        fitting: tuple[str, ...] = OF_CLASSES
+        if columns is not None and columns.targets:
+            fitting = ("quantile",) if columns.quantiles else OF_NUMBERS
+            fitting = fitting if columns.target else ("sigmoid",)
+            if "loss" not in training.model_fields_set and training.loss not in fitting:
+                training = Training.model_validate(
+                    {**training.model_dump(exclude_unset=True), "loss": fitting[0]}
+                )
+                self.__dict__["training"] = training
+        if training.loss not in fitting:
+            names = {OF_CLASSES: "classes", OF_NUMBERS: "numbers", ("sigmoid",): "several labels"}
+            raise ConfigError(
+                f"[training] loss = {training.loss!r} is no loss of "
+                f"{names.get(fitting, 'quantiles')}: give {' or '.join(map(repr, fitting))}, or "
+                "leave it out"
+            )
+        return self
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The columns that are learned in place of a class; none where classes are learned."""
+        return self.data.targets if self.data is not None else ()
+
     @property
     def secure_sum(self) -> SecureSum | None:
         """Return how uploads are summed under masks; None where they travel as they are."""
@@ -149,6 +176,9 @@ class Experiment(StrictTable):
     @property
     def chosen_by(self) -> str:
         """Return the metric that chooses a round or a setting: of validation parts alone."""
+        if self.targets:
+            numbers = self.data and self.data.columns and self.data.columns.target
+            return "validation_r2" if numbers else "validation_auroc"
         return f"validation_{self.evaluate.select_by}"
 
     @property

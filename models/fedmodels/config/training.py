@@ -14,6 +14,10 @@ Optimizer = Literal[
 ]  # fmt: skip
 """Classes of ``torch.optim`` whose step needs a gradient of any shape, and nothing else."""
 Numbers = Annotated[tuple[float, ...], Field(strict=False)]
+OF_CLASSES = ("cross-entropy", "focal")
+"""Losses of classes."""
+OF_NUMBERS = ("squared", "huber")
+"""Losses of numbers."""
 ClassWeights = Literal["balanced"] | Annotated[tuple[Positive, ...], Field(strict=False)]
 
 
@@ -83,9 +87,16 @@ class Training(StrictTable):
     """Momentum of SGD."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """Weight decay of the optimiser."""
-    loss: Literal["cross-entropy", "focal"] = "cross-entropy"
-    """Loss of the labels, where the method trains on it: ``focal`` multiplies the cross-entropy of
-    an example by (1 - p)^``focal_gamma``, p the probability of its label (Lin et al., 2017)."""
+    loss: Literal["cross-entropy", "focal", "squared", "huber", "quantile", "sigmoid"] = (
+        "cross-entropy"
+    )
+    """Loss where the method trains on it. Of classes ``cross-entropy``, or ``focal``, which
+    multiplies that of an example by (1 - p)^``focal_gamma``, p the probability of its label (Lin et
+    al., 2017). Of ``[data.columns] target`` ``squared`` unless given, or ``huber``; with
+    ``quantiles`` there ``quantile``, the pinball loss. Of ``labels`` there ``sigmoid``, the
+    cross-entropy of each label by itself."""
+    huber_delta: Positive = 1.0
+    """Error from which the Huber loss is linear, in deviations of the target."""
     focal_gamma: NonNegative = 2.0
     """Exponent of the focal loss."""
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -118,14 +129,18 @@ class Training(StrictTable):
     def _loss_fits(self) -> Training:
         if self.loss != "focal" and self.differs("focal_gamma"):
             raise ValueError('focal_gamma belongs to loss = "focal"')
-        if self.loss == "focal" and self.label_smoothing:
-            raise ValueError('label_smoothing belongs to loss = "cross-entropy"')
+        for key in ("label_smoothing", "class_weights"):
+            of_classes = ("cross-entropy",) if key == "label_smoothing" else OF_CLASSES
+            if self.differs(key) and self.loss not in of_classes:
+                raise ValueError(f"{key} belongs to loss = {' or '.join(map(repr, of_classes))}")
+        if self.loss != "huber" and self.differs("huber_delta"):
+            raise ValueError('huber_delta belongs to loss = "huber"')
         return self
 
     @property
     def own_loss(self) -> bool:
         """Whether labels have another loss than the plain cross-entropy."""
-        return bool(self.loss == "focal" or self.label_smoothing or self.class_weights)
+        return bool(self.loss != "cross-entropy" or self.label_smoothing or self.class_weights)
 
     @property
     def follows_rounds(self) -> bool:

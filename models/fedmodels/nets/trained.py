@@ -6,8 +6,9 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,9 +16,10 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from fedmodels.code_names import is_own
+from fedmodels.config.combinations import part_at
 from fedmodels.config.transforms import channels_in
 from fedmodels.data_description import ProblemFile, channel_axis, first_fault
-from fedmodels.errors import ArchiveError, DataError
+from fedmodels.errors import ArchiveError, ConfigError, DataError
 from fedmodels.nets import make_net
 from fedmodels.nets.split import SplitNet, load_weights
 from fedmodels.numerics.algebra import as_one
@@ -25,6 +27,9 @@ from fedmodels.own_code import own_name
 from fedmodels.printable import printable
 from fedmodels.tensors.archive import load, save
 from fedmodels.tensors.bundle import Bundle, Prototypes, Weights
+
+if TYPE_CHECKING:
+    from fedmodels.problems.targets import Targets
 
 SEEN = "seen"
 """Level of the mean embeddings of classes in a file of weights."""
@@ -241,6 +246,14 @@ class TrainedModel(nn.Module):
         self.register_buffer("seen", None if seen is None else seen.vectors, persistent=False)
         self.eval()
 
+    @cached_property
+    def targets(self) -> Targets | None:
+        """What was learned in place of classes; None of classes."""
+        found: Targets | None = part_at("fedmodels.problems.targets:targets_in")(
+            self.facts.transform, "the model"
+        )
+        return found
+
     @property
     def class_names(self) -> list[str]:
         """Return the name of each class, or its number where it has none."""
@@ -265,9 +278,14 @@ class TrainedModel(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits (B, K) of raw inputs (B, *input_shape) of any dtype.
 
+        Of a model that learns targets, what it says of them: numbers in the unit of their column,
+        or the probability of each label.
+
         Those of float64 become float32 after they are normalised.
         """
         logits: Tensor = self.net(self._normalised(x))
+        if self.targets is not None:
+            return self.targets.answers(logits)
         if not self.facts.merged:
             return logits
         return as_one(logits, [(row, into) for row, into in self.facts.merged])[:, self._labels]
@@ -277,20 +295,26 @@ class TrainedModel(nn.Module):
         mean, std = (self.get_buffer(name).to(kind) for name in ("mean", "std"))
         return ((x.to(kind) / self.facts.scale - mean) / std).float()
 
-    def predict(self, x: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
+    def predict(self, x: Any) -> np.ndarray[Any, Any]:
         """Return the class (n,) of each raw input (n, *input_shape), an array or a tensor.
+
+        Of targets: numbers in the unit of their column, or probabilities of labels (n, K).
 
         Raises:
             DataError: they are no numbers, not finite, or have another shape or scale.
         """
-        return self._logits(x).argmax(1).numpy()
+        found = self._logits(x)
+        return found.argmax(1).numpy() if self.targets is None else found.numpy()
 
     def probabilities(self, x: Any) -> np.ndarray[Any, np.dtype[np.float32]]:
         """Return the probability (n, K) of each class for each raw input (n, *input_shape).
 
         Raises:
+            ConfigError: the model learns targets: ``predict`` says what it says of them.
             DataError: they are no numbers, not finite, or have another shape or scale.
         """
+        if self.targets is not None:
+            raise ConfigError("the model learns targets and no classes: call predict")
         return (self._logits(x) / (self.facts.temperature or 1.0)).softmax(1).numpy()
 
     def distances(self, x: Any) -> np.ndarray[Any, np.dtype[np.float32]]:

@@ -12,9 +12,12 @@ from fedmodels.numerics.metric_tables import (
     COHORT,
     ENDINGS,
     EVERYONE,
+    FIGURES,
     LESS_IS_BETTER,
     METRICS,
+    OF_FIGURE,
     REPORTED,
+    SCORERS,
     SCORES,
     VIEWS,
     Metric,
@@ -24,6 +27,7 @@ from fedmodels.numerics.metric_tables import (
 __all__ = [
     "ENDINGS",
     "EVERYONE",
+    "FIGURES",
     "METRICS",
     "REPORTED",
     "SCORES",
@@ -45,12 +49,27 @@ def metric(name: str) -> Metric:
         title, meaning = ", ".join([base.title, *titles]), "; ".join([base.meaning, *meanings])
         better = -1 if match[3].endswith(LESS_IS_BETTER) else base.better
         return replace(base, name=name, title=title, meaning=meaning, better=better)
+    if match := OF_FIGURE.fullmatch(name):
+        return _figure(name, *match.groups())
     family = METRICS.get(family_of(name))
     if family is not None:
         which = "after task" if family.name.endswith("_task") else "class"
         title = f"{family.title}, {which} {name.rpartition('_')[2]}"
         return replace(family, name=name, title=title)
     return Metric(name, name, "a metric of the method's own", better=0, unit="", range="real")
+
+
+def _figure(name: str, chosen: str, part: str, figure: str, model: str, balanced: str) -> Metric:
+    """Return the figure of targets of this name, which says the model and the test set."""
+    base, of_model = FIGURES[figure], METRICS[f"a_{model}"] if model else None
+    title = f"{base.title}, {of_model.title}" if of_model else base.title
+    words = f"{base.meaning}; of the model that `a_{model}` is of" if of_model else base.meaning
+    population = of_model.population if of_model else SCORERS
+    if balanced:
+        title, population = f"{base.title}, {ENDINGS['balanced'][0]}", EVERYONE
+    for said, more in ((part, "validation part"), (chosen, "round chosen on validation parts")):
+        title += f", {more}" if said else ""
+    return replace(base, name=name, title=title, meaning=words, population=population)
 
 
 def with_population(name: str, selected: str, told: str = "") -> str:

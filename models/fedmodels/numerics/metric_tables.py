@@ -427,6 +427,55 @@ REPORTED = (
 
 METRICS: Mapping[str, Metric] = {metric.name: metric for metric in (*SCORES, *REPORTED)}
 
+FIGURES: Mapping[str, Metric] = {
+    metric.name: metric
+    for metric in (
+        Metric(
+            "mae", "mean absolute error", "mean of |prediction − target|, in the target's unit",
+            better=-1, unit="", range="≥ 0",
+        ),
+        Metric(
+            "rmse", "root mean squared error", "√ mean of (prediction − target)²",
+            better=-1, unit="", range="≥ 0",
+        ),
+        Metric(
+            "r2", "R²", "1 − Σ (prediction − target)² / Σ (mean of the test set − target)²",
+            unit="", range="≤ 1",
+        ),
+        Metric(
+            "mae_of_mean", "mean absolute error of the mean predictor",
+            "`mae` of who always answers the mean that targets are counted from: that of the "
+            "training rows", better=-1, unit="", range="≥ 0",
+        ),
+        Metric(
+            "pinball", "pinball loss",
+            "mean over the quantiles q of max(q e, (q − 1) e), e = target − prediction",
+            "Koenker and Bassett 1978", better=-1, unit="", range="≥ 0",
+        ),
+        Metric(
+            "auroc", "area under the ROC curve",
+            "mean over labels that the test set has and lacks",
+        ),
+        Metric(
+            "average_precision", "average precision",
+            "Σ (recall_n − recall_{n−1}) precision_n over thresholds, mean over those labels",
+        ),
+        Metric("auroc_micro", "area under the ROC curve, micro", "over pairs of example and label"),
+        Metric("average_precision_micro", "average precision, micro", "over all such pairs"),
+        Metric(
+            "base_rate", "base rate",
+            "mean share of examples with a label: `average_precision` of who knows nothing",
+            better=0,
+        ),
+    )
+}  # fmt: skip
+"""Of runs that learn targets: what a model of a client is scored by, in place of accuracy."""
+OF_FIGURE = re.compile(
+    rf"(?:(chosen)_)?(?:(validation)_)?({'|'.join(sorted(FIGURES, reverse=True))})"
+    "(?:_(glo|loc_received|loc_trained|loc)(_balanced)?)?"
+)
+"""A figure of targets, by model and test set: ``mae_loc_trained_balanced``."""
+
 ENDINGS: Mapping[str, tuple[str, str]] = {
     "balanced": ("on the global test set", "on the global test set, in place of own test data"),
     "own_classes": (
@@ -486,7 +535,8 @@ ACCURACY = re.compile(r"(best_)?(a_glo|a_loc_received|a_loc_trained|a_loc)_(.+)"
 def is_written_by_runs(name: str) -> bool:
     """Tell whether a run writes a metric of this name itself, so that no method may."""
     scores = {metric.name for metric in (*SCORES, *UPLOADS)} | {"loss", "prototype_drift"}
-    return family_of(name) in scores or ACCURACY.fullmatch(name) is not None
+    of_models = ACCURACY.fullmatch(name) or OF_FIGURE.fullmatch(name)
+    return family_of(name) in scores or of_models is not None
 
 
 def family_of(name: str) -> str:

@@ -39,6 +39,7 @@ parts:
   Joining.tasks ClientDescription.tasks
   PullRequest.waiting PushRequest.header PushSeveralRequest.results PushHeader.report
   PushHeader.members Report.counts Report.confusions Report.probabilities Report.secure_sum
+  Report.figures
   Report.refused_model Event.refused Refused.line
   SecureAnswer.shares SecureAnswer.opened LeaveRequest.others AnnounceRequest.description
   JoinResponse.refused AnnounceResponse.refused Order.class_changes
@@ -64,7 +65,8 @@ config:
   PrepareResponse.data PrepareResponse.seed PrepareResponse.announce
   JoinResponse.beat_every_s JoinResponse.experiment SecureSum.threshold SecureSum.clients
   Order.kind Order.views Order.global_test Order.confusion Counts.view Counts.rule Counts.test_set
-  Confusion.view Probabilities.view WatchRequest.from_start Listening.address Listening.clients
+  Confusion.view Probabilities.view Figures.view Figures.test_set
+  WatchRequest.from_start Listening.address Listening.clients
   Listening.needed Dashboard.url MetricsPage.url Committed.of
   Order.settings Committed.privacy Entry.key Value.boolean Value.integer Value.number Value.text
 random:
@@ -119,7 +121,8 @@ loss:
 scores:
   Counts.support Counts.predicted Counts.correct Counts.loss_sum Confusion.counts
   RefusedModel.round RefusedModel.accuracy RefusedModel.live
-  Probabilities.auroc Probabilities.ece Scored.metrics Finished.metrics Resumed.metrics
+  Probabilities.auroc Probabilities.ece Figures.values
+  Scored.metrics Finished.metrics Resumed.metrics
 metrics:
   Report.extra
 server:

@@ -21,15 +21,18 @@ if TYPE_CHECKING:
     from fedmodels.training.loop import ClientHalf
 
 Criterion = Callable[[Tensor, Tensor], Tensor]
-"""Returns the loss () of logits (B, K) and labels (B,)."""
+"""Returns the loss () of logits (B, K) and labels (B,), or targets (B, T)."""
 
 
-def criterion_of(training: Training, y: Tensor, classes: int) -> Criterion:
-    """Return the loss of a client for labels ``y`` (n,) of K classes.
+def criterion_of(run: RunFacts, y: Tensor) -> Criterion:
+    """Return the loss of a client for labels ``y`` (n,), or for targets.
 
     Raise ConfigError if there is not one weight for each class.
     """
-    weights = _class_weights(training, y, classes)
+    if run.targets is not None:
+        return run.targets
+    training = run.experiment.training
+    weights = _class_weights(training, y, run.problem.num_classes)
     if training.loss == "cross-entropy":
         return CrossEntropy(weights, training.label_smoothing)
     return Focal(weights, training.focal_gamma)
@@ -83,7 +86,7 @@ class OwnLoss(SharedPart):
     def begins(cls, half: ClientHalf) -> None:
         """Give the training its loss, by the labels of the client."""
         ctx = half.ctx
-        loss = criterion_of(ctx.run.experiment.training, half.y, ctx.run.problem.num_classes)
+        loss = criterion_of(ctx.run, half.y)
         ctx.criterion = Noted(loss, ctx.asked)
 
     @classmethod

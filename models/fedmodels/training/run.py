@@ -5,19 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedmodels.config.combinations import halves_of
+from fedmodels.config.combinations import halves_of, part_at
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ConfigError
 from fedmodels.nets import make_net
 from fedmodels.nets.split import SplitNet, weights_of
 from fedmodels.numerics.randomness import derive_seed, seeded
 from fedmodels.tensors.bundle import Problem, Weights
+
+if TYPE_CHECKING:
+    from fedmodels.problems.targets import Targets
 
 T = TypeVar("T")
 
@@ -102,6 +105,14 @@ class RunFacts:
             for key, tensor in net.frozen_tensors().items():
                 tensor.copy_(self.frozen_weights[key])
         return net
+
+    @cached_property
+    def targets(self) -> Targets | None:
+        """Return what is learned in place of classes; None where classes are."""
+        if not self.experiment.targets:
+            return None
+        found: Targets = part_at("fedmodels.problems.targets:Targets").of(self.experiment)
+        return found
 
     @cached_property
     def frozen_weights(self) -> Weights:

@@ -79,7 +79,7 @@ def score(
                 if kept is not None:
                     kept.setdefault(name, []).append(next(iter(found.values())))
                 for rule, scores in found.items():
-                    answers.setdefault(rule, []).append(Answers.of(scores, ys))
+                    answers.setdefault(rule, []).append(Answers.of(ctx, scores, ys))
     return _counts(ctx, answers, sets, confusion)
 
 
@@ -125,17 +125,25 @@ class Answers:
     nan: Tensor  # (B,), whether a score is none
 
     @classmethod
-    def of(cls, scores: Tensor, y: Tensor) -> Answers:
-        """Take the scores (B, K) of examples of the classes ``y`` (B,)."""
+    def of(cls, ctx: ClientContext, scores: Tensor, y: Tensor) -> Answers:
+        """Take the scores (B, K) of examples of the classes ``y`` (B,), or of targets (B, T).
+
+        Nothing is guessed of targets: all examples count as of the first class.
+        """
+        nan = scores.isnan().any(1)
+        if ctx.run.targets is not None:
+            return cls(torch.zeros_like(nan), ctx.run.targets.losses(scores.float(), y), nan)
         loss = cross_entropy(scores.float(), y, reduction="none")
-        return cls(scores.argmax(1), loss, scores.isnan().any(1))
+        return cls(scores.argmax(1), loss, nan)
 
 
 def _counts(
     ctx: ClientContext, answers: Mapping[str, Sequence[Answers]], sets: TestSets, confusion: bool
 ) -> dict[tuple[str, str], ClassCounts]:
     """Return the counts of each rule's answers to all test sets, which are in their order."""
-    columns = [[y for _, y in sets.values()]] if answers else []
+    is_guessed = ctx.run.targets is None
+    truths = [y if is_guessed else torch.zeros_like(y[:, 0]) for _, y in sets.values()]
+    columns = [truths] if answers else []
     for parts in answers.values():
         columns += [[p.guess for p in parts], [p.loss for p in parts], [p.nan for p in parts]]
     if not columns:
@@ -151,6 +159,8 @@ def _counts(
         counts = ClassCounts.each(guess.astype(np.int64), truth, sizes, classes, confused)
         sums = [float(own.sum()) for own in np.split(losses, cuts)]
         found[rule] = [replace(c, loss_sum=own) for c, own in zip(counts, sums, strict=True)]
+        if not is_guessed:
+            found[rule] = [replace(c, correct=0 * c.correct) for c in found[rule]]
     return {(rule, name): found[rule][k] for k, name in enumerate(sets) for rule in found}
 
 

@@ -327,8 +327,25 @@ class Probabilities(_message.Message):
     ece: float
     def __init__(self, view: _Optional[str] = ..., auroc: _Optional[float] = ..., ece: _Optional[float] = ...) -> None: ...
 
+class Figures(_message.Message):
+    __slots__ = ("view", "test_set", "values")
+    class ValuesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    VIEW_FIELD_NUMBER: _ClassVar[int]
+    TEST_SET_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    view: str
+    test_set: str
+    values: _containers.ScalarMap[str, float]
+    def __init__(self, view: _Optional[str] = ..., test_set: _Optional[str] = ..., values: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
 class Report(_message.Message):
-    __slots__ = ("loss", "seconds", "num_examples", "counts", "state_sha256", "extra", "durable", "peak_rss_bytes", "confusions", "skipped_examples", "probabilities", "secure_sum", "refused_model")
+    __slots__ = ("loss", "seconds", "num_examples", "counts", "state_sha256", "extra", "durable", "peak_rss_bytes", "confusions", "skipped_examples", "probabilities", "secure_sum", "refused_model", "figures")
     class ExtraEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -349,6 +366,7 @@ class Report(_message.Message):
     PROBABILITIES_FIELD_NUMBER: _ClassVar[int]
     SECURE_SUM_FIELD_NUMBER: _ClassVar[int]
     REFUSED_MODEL_FIELD_NUMBER: _ClassVar[int]
+    FIGURES_FIELD_NUMBER: _ClassVar[int]
     loss: float
     seconds: float
     num_examples: int
@@ -362,7 +380,8 @@ class Report(_message.Message):
     probabilities: _containers.RepeatedCompositeFieldContainer[Probabilities]
     secure_sum: SecureAnswer
     refused_model: RefusedModel
-    def __init__(self, loss: _Optional[float] = ..., seconds: _Optional[float] = ..., num_examples: _Optional[int] = ..., counts: _Optional[_Iterable[_Union[Counts, _Mapping]]] = ..., state_sha256: _Optional[str] = ..., extra: _Optional[_Mapping[str, float]] = ..., durable: _Optional[int] = ..., peak_rss_bytes: _Optional[int] = ..., confusions: _Optional[_Iterable[_Union[Confusion, _Mapping]]] = ..., skipped_examples: _Optional[int] = ..., probabilities: _Optional[_Iterable[_Union[Probabilities, _Mapping]]] = ..., secure_sum: _Optional[_Union[SecureAnswer, _Mapping]] = ..., refused_model: _Optional[_Union[RefusedModel, _Mapping]] = ...) -> None: ...
+    figures: _containers.RepeatedCompositeFieldContainer[Figures]
+    def __init__(self, loss: _Optional[float] = ..., seconds: _Optional[float] = ..., num_examples: _Optional[int] = ..., counts: _Optional[_Iterable[_Union[Counts, _Mapping]]] = ..., state_sha256: _Optional[str] = ..., extra: _Optional[_Mapping[str, float]] = ..., durable: _Optional[int] = ..., peak_rss_bytes: _Optional[int] = ..., confusions: _Optional[_Iterable[_Union[Confusion, _Mapping]]] = ..., skipped_examples: _Optional[int] = ..., probabilities: _Optional[_Iterable[_Union[Probabilities, _Mapping]]] = ..., secure_sum: _Optional[_Union[SecureAnswer, _Mapping]] = ..., refused_model: _Optional[_Union[RefusedModel, _Mapping]] = ..., figures: _Optional[_Iterable[_Union[Figures, _Mapping]]] = ...) -> None: ...
 
 class RefusedModel(_message.Message):
     __slots__ = ("round", "accuracy", "live")

@@ -1,0 +1,111 @@
+"""Predictions of a model that learns targets: numbers in the unit of their column, or labels."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+import numpy as np
+
+from fedcli.data.own.new_inputs import NewInputs
+from fedcli.prediction import Predictions, cell, check_finite, far_of
+from fedmodels.errors import ConfigError
+from fedmodels.nets.trained import TrainedModel
+from fedmodels.printable import printable
+
+HALF = 0.5
+"""Probability from which an example is said to have a label."""
+
+
+@dataclass(frozen=True)
+class TargetPredictions(Predictions):
+    """What a model says of the targets of the inputs of one file; ``shares`` are (n, K)."""
+
+    are_labels: bool = field(default=False, kw_only=True)
+
+    @classmethod
+    def of(cls, model: TrainedModel, inputs: NewInputs, least: float) -> Self:
+        """Return the predictions of a model for some inputs.
+
+        Raises:
+            ConfigError: they are to be called unknown by a probability, and have none.
+            DataError: they are beyond the model; names them.
+        """
+        if least:
+            raise ConfigError("--unknown is of classes, and the model learns targets: leave it out")
+        found, far = model.predict(inputs.x), far_of(model, inputs)
+        check_finite(found, inputs)
+        return cls(inputs, model.class_names, found, far, are_labels=_are_labels(model))
+
+    @classmethod
+    def nothing(cls, model: TrainedModel, inputs: NewInputs) -> Self:
+        """Return what there is of a file without an answer."""
+        return replace(super().nothing(model, inputs), are_labels=_are_labels(model))
+
+    @staticmethod
+    def heads(outputs: Sequence[str], keep: Sequence[str] = ()) -> list[str]:
+        """Return the heads of the columns of :meth:`rows`."""
+        return ["input", "from", "to", *map(cell, keep), *map(cell, outputs), "note"]
+
+    def lines(self, top: int, *, as_json: bool = False) -> Iterator[str]:
+        """Yield a line for each input: each output by its name."""
+        for number, values in enumerate(self.shares.tolist()):
+            source, note = self.inputs.called(number), self.note(number)
+            named = dict(zip(self.classes, values, strict=True))
+            if as_json:
+                told = {"note": note} if note else {}
+                yield json.dumps({"input": source, **self._told(named), **told})
+            else:
+                form = ".3f" if self.are_labels else ".6g"
+                found = "  ".join(f"{printable(name)} {v:{form}}" for name, v in named.items())
+                yield f"{source}: {found}{f'  ({note})' if note else ''}"
+        yield from self.unanswered(as_json=as_json)
+
+    def best(self) -> Counter[str]:
+        """Return how many inputs have each label; of numbers, how many have each."""
+        each = (
+            (self.shares >= HALF).sum(0)
+            if self.are_labels
+            else [len(self.shares)] * len(self.classes)
+        )
+        return Counter(dict(zip(self.classes, map(int, each), strict=True)))
+
+    def summary(self, several: Sequence[Predictions]) -> str:
+        """Return in words what a model says of the inputs of several files."""
+        values = np.concatenate([one.shares for one in several])
+        if not len(values):
+            return ""
+        if self.are_labels:
+            return super().summary(several)
+        return ", ".join(
+            f"{printable(name)} {column.min():.6g} to {column.max():.6g}, mean {column.mean():.6g}"
+            for name, column in zip(self.classes, values.T, strict=True)
+        )
+
+    def shown(self) -> dict[str, Any]:
+        """Return the predictions as a server's JSON has them."""
+        key = "probabilities" if self.are_labels else "values"
+        rows = [{key: values} for values in self.shares.tolist()]
+        return self.with_places(rows, {"outputs": [*self.classes]}, {key: None})
+
+    def _told(self, named: dict[str, float]) -> dict[str, Any]:
+        if not self.are_labels:
+            return {"values": named}
+        return {"labels": [k for k, p in named.items() if p >= HALF], "probabilities": named}
+
+    def _answer(self, number: int) -> dict[str, Any]:
+        return self._told(dict(zip(self.classes, self.shares[number].tolist(), strict=True)))
+
+    def _no_answer(self) -> dict[str, Any]:
+        return {"labels": [], "probabilities": {}} if self.are_labels else {"values": {}}
+
+    def _cells(self, answer: dict[str, Any]) -> list[str]:
+        values = answer["probabilities" if self.are_labels else "values"]
+        return [f"{values[k]:.6f}" if k in values else "" for k in self.classes]
+
+
+def _are_labels(model: TrainedModel) -> bool:
+    return model.targets is not None and bool(model.targets.columns.labels)

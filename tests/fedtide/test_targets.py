@@ -1,0 +1,204 @@
+"""Runs that learn numbers or several labels, from a table to predictions."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+from rich.console import Console
+from sklearn.datasets import load_diabetes
+from sklearn.linear_model import Ridge
+from sklearn.metrics import mean_absolute_error, r2_score, root_mean_squared_error
+
+import fedtide
+from fedcli.data.store.commands import run_partition
+from fedcli.data.store.opened_data import open_data
+from fedmodels.errors import ConfigError
+from fedmodels.resolution import experiment_of
+from fedmodels.tensors.archive import load_named
+from fedmodels.tensors.bundle import Problem
+from fedmodels.training.run import RunFacts
+from fedtide.inprocess import run_in_process
+from tests.runs import dies, ends_as, killed
+
+CLIENTS, ROUNDS, DECAY = 3, 4, 1.0
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    """Write scikit-learn's diabetes as three sites have it, with labels beside the target."""
+    data = load_diabetes(scaled=False)
+    sites = np.random.default_rng(0).integers(0, CLIENTS, len(data.target))
+    path = tmp_path_factory.mktemp("diabetes") / "diabetes.csv"
+    with path.open("w", encoding="utf-8", newline="") as file:
+        lines = csv.writer(file)
+        lines.writerow([*data.feature_names, "progress", "fast", "heavy", "site"])
+        for x, y, site in zip(data.data.tolist(), data.target.tolist(), sites, strict=True):
+            lines.writerow([*x, y, int(y > 140), int(x[2] > 26), site])
+    return path
+
+
+def config(table, target=True, **more):
+    features = ("age", "sex", "bmi", "bp", "s1", "s2", "s3", "s4", "s5", "s6")
+    columns = {"features": features, "client": "site"}
+    learned = {"target": "progress"} if target else {"labels": ["fast", "heavy"]}
+    found = {
+        "data": {"name": "table", "root": str(table), "columns": {**columns, **learned}},
+        "scenario": {"kind": "natural"},
+        "net": {"name": "mlp", "hidden": []},
+        "method": {"name": "fedavg"},
+        "schedule": {"clients": CLIENTS, "rounds": ROUNDS},
+        "training": {"batch_size": 1000, "lr": 0.1, "local_epochs": 2},
+        "evaluate": {"pictures": 0},
+    }
+    for name, keys in more.items():
+        found[name] = {**found.get(name, {}), **keys}
+    return experiment_of(found)
+
+
+def dealt(experiment, place):
+    run_partition(
+        experiment.data, experiment.scenario, CLIENTS, 0, place, Console(quiet=True),
+        gather=experiment.method.pools_data,
+    )  # fmt: skip
+    return place
+
+
+@pytest.fixture(scope="module")
+def data(table, tmp_path_factory):
+    return dealt(config(table), tmp_path_factory.mktemp("dealt") / "data")
+
+
+def learned(data, client, part):
+    """Return normalised inputs and targets of a client, and mean and deviation of the target."""
+    held = open_data(data, client)
+    x, y = held.arrays(0, part)
+    columns = held.file.transform["columns"]
+    mean, std = np.array(columns["target_mean"]), np.array(columns["target_std"])
+    return held.normaliser(x), y, mean, std
+
+
+def test_fedavg_is_a_plain_federated_loop(table, data, tmp_path):
+    """Full batches of a linear net, by hand: w -= lr grad of the mean square, means by n_k."""
+    run = run_in_process(config(table), data, tmp_path / "run")
+    weight, bias = None, None
+    parts = [learned(data, client, "train") for client in range(CLIENTS)]
+    mean, std = parts[0][2:]
+    n = np.array([len(y) for _, y, _, _ in parts])
+    pooled = np.concatenate([y for _, y, _, _ in parts])
+    assert (mean, std) == (pytest.approx(pooled.mean(0)), pytest.approx(pooled.std(0)))
+    first = RunFacts(config(table), Problem((10,), 1)).initial_weights
+    weight, bias = first["head/weight"].double().numpy(), first["head/bias"].double().numpy()
+    for _ in range(ROUNDS):
+        sent = []
+        for x, y, _, _ in parts:
+            w, b = weight.copy(), bias.copy()
+            for _ in range(2):
+                error = x @ w.T + b - (y - mean) / std
+                w -= 0.1 * 2 * error.T @ x / len(y)
+                b -= 0.1 * 2 * error.mean(0)
+            sent.append((w, b))
+        weight, bias = (np.average([s[k] for s in sent], axis=0, weights=n) for k in (0, 1))
+    [*_, last] = sorted((tmp_path / "run/server").glob("state-*.safetensors"))
+    found = load_named(last)[0]["common"].weights
+    assert found["head/weight"].numpy() == pytest.approx(weight, abs=1e-6)
+    assert found["head/bias"].numpy() == pytest.approx(bias, abs=1e-6)
+    errors = []
+    for client in range(CLIENTS):
+        x, y, _, _ = learned(data, client, "test")
+        errors.append(mean_absolute_error(y, (x @ weight.T + bias) * std + mean))
+    assert run["metrics"]["mae_glo"] == pytest.approx(np.mean(errors), rel=1e-6)
+    assert "a_loc" not in run["metrics"]
+
+
+@pytest.mark.parametrize("method", ["local", "centralized"])
+def test_one_site_and_all_together_come_to_what_ridge_regression_does(
+    table, data, method, tmp_path
+):
+    """SGD with decay comes to Ridge with alpha = n decay / 2, of the columns and one of ones."""
+    more = {"local_epochs": 80, "weight_decay": DECAY, "lr": 0.2}
+    experiment = config(table, method={"name": method}, schedule={"rounds": 1}, training=more)
+    if method == "centralized":
+        data = dealt(experiment, tmp_path / "data")
+    run_in_process(experiment, data, tmp_path / "run")
+    x, y, mean, std = learned(data, 0, "train")
+    ridge = Ridge(alpha=len(y) * DECAY / 2, fit_intercept=False)
+    ridge.fit(np.c_[x, np.ones(len(x))], (y - mean) / std)
+    rows = (tmp_path / "run/rounds.jsonl").read_text("utf-8").splitlines()
+    views = json.loads(rows[-1])["clients"]["0"]["views"]
+    told = views["after_local" if method == "local" else "global"]
+    x, y, _, _ = learned(data, 0, "test")
+    said = ridge.predict(np.c_[x, np.ones(len(x))]).reshape(-1, 1) * std + mean
+    assert told["mae"] == pytest.approx(mean_absolute_error(y, said), rel=1e-5)
+    assert told["rmse"] == pytest.approx(root_mean_squared_error(y, said), rel=1e-5)
+    assert told["r2"] == pytest.approx(r2_score(y, said), rel=1e-5)
+
+
+@pytest.mark.parametrize("target", [True, False])
+def test_a_run_that_dies_ends_with_the_same_bits(table, data, target, tmp_path):
+    experiment = config(
+        table, target, method={"name": "ditto"}, data={"validation_share": 0.2},
+        compression={"up": "int8"}, server={"reduce": "median"},
+    )  # fmt: skip
+    if not target:
+        data = dealt(experiment, tmp_path / "data")
+    whole = run_in_process(experiment, data, tmp_path / "whole", evaluator=True)
+    killed(experiment, data, tmp_path / "run", evaluator=True, before=dies(interaction=2))
+    ends_as(whole, experiment, data, tmp_path / "run", evaluator=True)
+    chosen = "validation_r2" if target else "validation_auroc"
+    assert chosen in whole["metrics"]
+    assert "chosen_round" in whole["metrics"]
+
+
+def test_predictions_are_in_the_unit_of_the_column(table, data, tmp_path):
+    run_in_process(config(table), data, tmp_path / "run")
+    answers = fedtide.predict(table, run=tmp_path / "run", client=0, keep="site")
+    assert len(answers) == 442
+    assert 80 < answers[0]["values"]["progress"] < 300
+    model = fedtide.TrainedModel.load(tmp_path / "run/clients/0/personal.safetensors")
+    x, _, mean, std = learned(data, 0, "test")
+    raw, _ = open_data(data, 0).arrays(0, "test")
+    linear = model.net.head
+    by_hand = x @ linear.weight.detach().numpy().T + linear.bias.detach().numpy()
+    assert model.predict(raw) == pytest.approx(by_hand * std + mean, rel=1e-5)
+    with pytest.raises(ConfigError, match="call predict"):
+        model.probabilities(raw)
+
+
+def test_quantiles_are_in_their_order_in_a_csv(table, tmp_path):
+    columns = {**config(table).data.columns.model_dump(exclude_none=True, exclude_defaults=True),
+               "target": ["progress"], "quantiles": [0.1, 0.5, 0.9]}  # fmt: skip
+    experiment = config(table, data={"columns": columns}, training={"local_epochs": 40})
+    run = run_in_process(experiment, dealt(experiment, tmp_path / "data"), tmp_path / "run")
+    assert run["metrics"]["pinball_loc"] < run["metrics"]["mae_loc"]
+    [one, *_] = fedtide.predict(table, run=tmp_path / "run", client=1)
+    low, middle, high = one["values"].values()
+    assert low < middle < high
+    assert [*one["values"]] == [f"progress q{q}" for q in (0.1, 0.5, 0.9)]
+
+
+@pytest.mark.parametrize(
+    ("more", "line"),
+    [
+        ({"method": {"name": "gldp"}}, "'gldp' needs classes"),
+        ({"scenario": {"kind": "dirichlet", "alpha": 1.0}}, "deals out by class"),
+        ({"training": {"loss": "focal"}}, "no loss of numbers"),
+        ({"training": {"loss": "cross-entropy"}}, "no loss of numbers"),
+        ({"training": {"class_weights": "balanced"}}, "class_weights belongs to loss"),
+        ({"evaluate": {"drift": True}}, "drift compares the mix of classes"),
+        ({"evaluate": {"select_by": "accuracy"}}, "select_by is of classes"),
+        ({"schedule": {"open": True, "order": "tasks_outer"}}, "open = true lets classes come"),
+        ({"deploy": {"guard": "held_out"}}, 'guard = "none"'),
+        ({"data": {"max_per_class": 3}}, "max_per_class is of classes"),
+    ],
+)
+def test_what_needs_classes_is_refused_in_a_line(table, more, line):
+    with pytest.raises(ConfigError, match=line):
+        config(table, **more)
+
+
+def test_losses_of_targets_are_refused_for_classes():
+    with pytest.raises(ConfigError, match="'squared' is no loss of classes"):
+        experiment_of(
+            {"net": {"name": "mlp"}, "method": {"name": "fedavg"}, "training": {"loss": "squared"}}
+        )
