@@ -748,7 +748,7 @@ class Failed(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class Committed(_message.Message):
-    __slots__ = ("task", "loss", "of", "failed", "seconds", "bytes", "privacy")
+    __slots__ = ("task", "loss", "of", "failed", "seconds", "bytes", "privacy", "open")
     class FailedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -777,6 +777,7 @@ class Committed(_message.Message):
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     PRIVACY_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FIELD_NUMBER: _ClassVar[int]
     task: int
     loss: float
     of: int
@@ -784,7 +785,8 @@ class Committed(_message.Message):
     seconds: float
     bytes: _containers.ScalarMap[str, int]
     privacy: _containers.ScalarMap[str, float]
-    def __init__(self, task: _Optional[int] = ..., loss: _Optional[float] = ..., of: _Optional[int] = ..., failed: _Optional[_Mapping[str, str]] = ..., seconds: _Optional[float] = ..., bytes: _Optional[_Mapping[str, int]] = ..., privacy: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    open: bool
+    def __init__(self, task: _Optional[int] = ..., loss: _Optional[float] = ..., of: _Optional[int] = ..., failed: _Optional[_Mapping[str, str]] = ..., seconds: _Optional[float] = ..., bytes: _Optional[_Mapping[str, int]] = ..., privacy: _Optional[_Mapping[str, float]] = ..., open: bool = ...) -> None: ...
 
 class Scored(_message.Message):
     __slots__ = ("metrics",)

@@ -14,6 +14,7 @@ from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.commits import commit_facts
 from fedsrv.events import Event, EventLog
 from fedsrv.parts.private_rounds import ClientPrivacy
+from fedsrv.parts.stages import OpenRuns
 from fedsrv.transport.event_messages import event_of, field_of, message_of
 
 FACTS: dict[str, dict[str, Any]] = {
@@ -31,6 +32,7 @@ FACTS: dict[str, dict[str, Any]] = {
         "seconds": 0.5,
         "bytes": {"down": 8, "up": 16},
         "privacy": {"epsilon": 1.5},
+        "open": True,
     },
     "scores": {"metrics": {"a_loc": 0.75}},
     "finished": {"metrics": {"a_loc": 0.75}, "state_sha256": "0" * 64},
@@ -80,7 +82,8 @@ def test_a_commit_is_told_with_what_its_message_has():
         "privacy": {"epsilon": 1.5},
     }  # fmt: skip
     log = EventLog()
-    log.tell("commit", **commit_facts(record), **ClientPrivacy.tells(None, record), of=4)
+    of_parts = [part.tells(None, record) for part in (ClientPrivacy, OpenRuns)]
+    log.tell("commit", **commit_facts(record), **of_parts[0], **of_parts[1], of=4)
     log.close()
     (event,) = log.listen(from_start=True)
     assert event_of(message_of(event)) == event
