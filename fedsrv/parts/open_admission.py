@@ -137,7 +137,7 @@ class OpenAdmission(Admission):
         """
         run = self._run
         held = run.called(name for name, count in self._classes.items() if count > 0)
-        known = [*dict.fromkeys(held)]
+        known = [*dict.fromkeys([*run.called(run.names), *held])]
         names = run.called(names)
         new = new_classes(known, [names])
         if not new:
@@ -150,9 +150,10 @@ class OpenAdmission(Admission):
             )
         assert self._experiment is not None
         most = self._experiment.schedule.max_classes
-        if len(known) + len(new) > most:
+        before = len(known) + len(run.merged)  # what is part of another class keeps its row
+        if before + len(new) > most:
             raise PayloadError(
-                f"client {client} brings {len(new)} new classes to {len(known)}, and "
+                f"client {client} brings {len(new)} new classes to {before}, and "
                 f"[schedule] max_classes = {most}"
             )
 
@@ -162,7 +163,8 @@ class OpenAdmission(Admission):
         assert self._problem is not None, "the run has begun"
         table = self._experiment.method
         method = make(table.name, **table.hyper_parameters())
-        problem = Problem(self._problem.input_shape, len({*self._run.called(self._classes)}))
+        rows = len({*self._run.called(self._classes)}) + len(self._run.merged)
+        problem = Problem(self._problem.input_shape, rows)
         try:
             check_grows(method, RunFacts(self._experiment, problem))
         except ConfigError as error:

@@ -175,6 +175,15 @@ def test_a_site_may_say_the_name_of_earlier_or_the_new_one_and_no_other_spelling
         found.check(3, described("d"))
 
 
+def test_a_class_that_is_part_of_another_counts_towards_the_most_as_it_keeps_its_row():
+    run = merged(("c", "b"))
+    experiment = open_run(schedule={**OPEN, "clients": 4, "max_classes": 3})
+    found = OpenAdmission.of(experiment, {0: described("a", "b", "c")}, classes=run)
+    found.check(1, described("c", "a"))
+    with pytest.raises(PayloadError, match=r"brings 1 new classes to 3, and .* max_classes = 3"):
+        found.check(1, described("c", "d"))
+
+
 # --- runs -----------------------------------------------------------------------------------------
 
 
