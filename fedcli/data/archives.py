@@ -6,11 +6,11 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path, PurePosixPath
+from contextlib import contextmanager, suppress
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from zipfile import BadZipFile, ZipFile, ZipInfo
 
-from fedcli.data.folders import OF_TEXT, ending, entries, is_foreign
+from fedcli.data.folders import OF_TEXT, UNPACKED, ending, entries, is_foreign, shown, shown_in
 from fedmodels.errors import DataError, reason_of
 from fedmodels.files import open_regular
 from fedmodels.printable import bytes_text
@@ -20,6 +20,10 @@ MAX_FILES = 100_000
 MUCH, TIMES = 1 << 30, 100
 """Bytes that any archive may unpack to; more only up to so many times its own size."""
 PIECE = 1 << 20
+MAX_DEPTH = 4
+"""Archives that lie within one another."""
+IN_UTF8 = 0x800
+"""Flag of a file whose name says its encoding."""
 
 
 def is_archive(path: Path) -> bool:
@@ -45,6 +49,14 @@ def check_growth(archive: ZipFile, path: Path) -> int:
     return most
 
 
+def _name_of(info: ZipInfo) -> str:
+    """Return the name of a file; some systems write UTF-8, and no flag that says so."""
+    if not info.flag_bits & IN_UTF8:
+        with suppress(UnicodeError):
+            return info.filename.encode("cp437").decode("utf-8")
+    return info.filename
+
+
 class Archives:
     """Where archives are unpacked for the time that they are read."""
 
@@ -58,10 +70,11 @@ class Archives:
         """Unpack an archive; return the directory, or the one directory that it holds.
 
         Raises:
-            DataError: it is damaged, encrypted, too large, or leads elsewhere.
+            DataError: it is damaged, encrypted, too large, too deep in others, or leads elsewhere.
         """
+        self._check_depth(archive)
         place = self._place / str(len(self._known)) / archive.stem
-        self._known[place.parent] = archive
+        self._known[place.parent] = UNPACKED[place.parent] = archive
         try:
             place.mkdir(parents=True)
             with open_regular(archive) as file, ZipFile(file) as content:
@@ -76,12 +89,20 @@ class Archives:
             return only
         return place
 
+    def _check_depth(self, archive: Path) -> None:
+        """Raise DataError if an archive lies in too many others."""
+        outer, depth = archive, 0
+        while (held := self.holding(outer)) != outer:
+            outer, depth = held, depth + 1
+        if depth >= MAX_DEPTH:
+            raise DataError(f"{outer} holds archives within archives, more than {MAX_DEPTH} deep")
+
     def _unpack(
         self, content: ZipFile, info: ZipInfo, archive: Path, place: Path, left: int
     ) -> int:
         """Write one file of an archive below a place; return its size."""
-        name = PurePosixPath(info.filename.replace("\\", "/"))
-        if name.is_absolute() or ".." in name.parts or ":" in info.filename:
+        name = PurePosixPath(_name_of(info).replace("\\", "/"))
+        if name.is_absolute() or ".." in name.parts or PureWindowsPath(name).drive:
             raise DataError(f"{archive} holds a file {str(name)!a} that leads out of it")
         if stat.S_ISLNK(info.external_attr >> 16):
             raise DataError(f"{archive} holds a link, {str(name)!a}, which is not followed")
@@ -108,16 +129,16 @@ class Archives:
 
     def shown(self, path: Path) -> Path:
         """Return what lines call a file of an archive."""
-        for place, archive in self._known.items():
-            if path.is_relative_to(place):
-                return archive.joinpath(*path.relative_to(place).parts[1:])
-        return path
+        return shown(path)
+
+    def forget(self) -> None:
+        """Let lines call no more files by these archives."""
+        for place in self._known:
+            UNPACKED.pop(place, None)
 
     def renamed(self, error: DataError) -> DataError:
         """Return an error that names the archives, and no place where they lie for now."""
-        line = str(error)
-        for place, archive in self._known.items():
-            line = line.replace(str(place / archive.stem), str(archive))
+        line = shown_in(str(error))
         if line == str(error):
             return error
         made = DataError(line)
@@ -141,3 +162,5 @@ def archives() -> Iterator[Archives]:
             if (named := held.renamed(error)) is error:
                 raise
             raise named from None
+        finally:
+            held.forget()

@@ -31,6 +31,8 @@ SHOWN = 3
 """Files that a note names."""
 KINDS, MAX_LETTERS = 5, 100
 """Ends of names that a note counts, and its letters for that."""
+UNPACKED: dict[Path, Path] = {}
+"""By where the files of an archive lie while they are read: the archive, which lines name."""
 log = logging.getLogger(__name__)
 
 
@@ -39,6 +41,21 @@ def ending(path: Path) -> str:
     last = path.suffix.lower()
     whole = "".join(path.suffixes[-2:]).lower()
     return whole if last in (".gz", ".zip") and whole in OF_TEXT else last
+
+
+def shown(path: Path) -> Path:
+    """Return what lines call a file or folder: one of an archive has its place there."""
+    for place, archive in [*UNPACKED.items()]:
+        if path.is_relative_to(place):
+            return shown(archive).joinpath(*path.relative_to(place).parts[1:])
+    return path
+
+
+def shown_in(line: str) -> str:
+    """Return a line that names archives, and no place where their files lie for now."""
+    for place, archive in reversed([*UNPACKED.items()]):  # an archive may lie in one before
+        line = line.replace(str(place / archive.stem), str(archive))
+    return line
 
 
 def is_foreign(name: str) -> bool:
@@ -77,7 +94,7 @@ def note_left_out(
             counts = (f"{count} *{end}" for end, count in kinds.most_common(KINDS) if end)
             more += f" ({printable(', '.join(counts), MAX_LETTERS)})"
         known = dict.fromkeys(convertible[end] for end in kinds if end in convertible)
-        log.warning("note: %s: %s left out: %s%s%s", root, left, ", ".join(names), more,
+        log.warning("note: %s: %s left out: %s%s%s", shown(root), left, ", ".join(names), more,
                     "".join(f"; {advice}" for advice in known))  # fmt: skip
 
 

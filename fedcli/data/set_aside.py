@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 
+from fedcli.data.folders import shown_in
 from fedmodels.config.data import BAD_SHARE, Data
 from fedmodels.errors import DataError
 from fedmodels.printable import printable
@@ -51,7 +52,7 @@ class SetAside:
         """Take in bad ones, and what is wrong with the first of them."""
         self.count += count
         if len(self.lines) < SHOWN:
-            self.lines.append(printable(line, MAX_LETTERS))
+            self.lines.append(printable(shown_in(line), MAX_LETTERS))
         self.first = self.first or error
 
     def settle(self, where: object) -> None:
@@ -78,4 +79,4 @@ class SetAside:
                 f"{where}: {of} are bad, and [data] bad_share = {self.share:g} allows "
                 f"{int(self.share * self.total)}: {shown}{more}"
             )
-        log.warning("note: %s: %s are set aside: %s%s", where, of, shown, more)
+        log.warning("note: %s: %s are set aside: %s%s", shown_in(str(where)), of, shown, more)

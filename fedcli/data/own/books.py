@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcli.data.arrays import DAMAGED
-from fedcli.data.folders import BOOKS, ending
+from fedcli.data.folders import BOOKS, ending, shown
 from fedcli.data.own.table_files import TableRows, check_twice, texts_in
 from fedmodels.config.data import Columns
 from fedmodels.config.recipe import Recipe
@@ -98,7 +98,7 @@ def _chosen(path: Path, parts: Sequence[Part], columns: Columns, recipe: Recipe)
         return chosen[:1]
     if left := [part for part in parts if part not in chosen]:
         log.warning("note: %s: read are %s; left out, as they lack columns, are %s; [data.columns] "
-                    "sheet names one", path, _named(chosen), _named(left))  # fmt: skip
+                    "sheet names one", shown(path), _named(chosen), _named(left))  # fmt: skip
     return chosen
 
 

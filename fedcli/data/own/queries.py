@@ -75,14 +75,16 @@ def _begins(path: Path) -> bytes:
         return file.read(len(SQLITE))
 
 
-def _beyond(query: str, mark: str | None, since: Since, *, of_texts: bool = False) -> str:
+def _beyond(query: str, mark: str | None, since: Since, *, of_sqlite: bool = False) -> str:
     """Return a query for what is new, and little more: who reads the rows looks at each mark."""
     if mark is None or since is None:
         return query
-    name = mark.replace('"', '""')
-    rule = f'"{name}" > ?' if not isinstance(since, str) or not of_texts else (
-        f'datetime("{name}") >= datetime(?)'
-    )  # fmt: skip
+    name, rule = mark.replace('"', '""'), '"{0}" > ?'
+    if of_sqlite:  # numbers may stand in a column of texts, and dates as no date of SQLite's
+        rule = '"{0}" > CAST(? AS NUMERIC)'
+        if isinstance(since, str):
+            rule = 'ifnull(datetime("{0}") >= datetime(?), 1)'
+    rule = rule.format(name)
     return f"SELECT * FROM ({query}\n) AS found WHERE {rule}"
 
 
@@ -96,7 +98,7 @@ def _of_sqlite(
                 lambda action, *_: sqlite3.SQLITE_OK if action in READS else sqlite3.SQLITE_DENY
             )
             values = [] if since is None or recipe.mark is None else [since]
-            found = db.execute(_beyond(query, recipe.mark, since, of_texts=True), values)
+            found = db.execute(_beyond(query, recipe.mark, since, of_sqlite=True), values)
             names = [column[0] for column in found.description or ()]
             rows = found.fetchall()
     except (sqlite3.Error, sqlite3.Warning) as error:

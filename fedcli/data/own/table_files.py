@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fedcli.data.archives import Archives, is_archive
 from fedcli.data.arrays import DAMAGED
-from fedcli.data.folders import BOOKS, TABLE_ENDS, ending, files_below
+from fedcli.data.folders import BOOKS, TABLE_ENDS, ending, files_below, shown
 from fedcli.data.own.csv_style import (
     MISSING,
     RECORDS,
@@ -358,5 +358,6 @@ def check_twice(
             )
     if twice and columns.features is None and columns.file is None:
         told = ", ".join(repr(printable(name, MAX_LETTERS)) for name in twice[:SHOWN])
-        log.warning("note: %s: left out are columns of one name: %s", where, told)
+        place = shown(where) if isinstance(where, Path) else where
+        log.warning("note: %s: left out are columns of one name: %s", place, told)
     return {*twice}

@@ -20,7 +20,10 @@ from fedmodels.config.data import Columns
 from fedmodels.config.recipe import Recipe
 from fedmodels.errors import DataError
 from fedmodels.files import open_regular
+from fedmodels.printable import printable
 
+MAX_ROWS, MAX_CELLS = 1 << 20, 1 << 26
+"""Rows of a sheet, as office programs have them, and its cells with the empty ones among them."""
 Row = tuple[int, list[Any]]
 """The place of a row in its sheet, from 0 on, and its cells."""
 
@@ -68,8 +71,20 @@ def _part(path: Path, sheet: Any, columns: Columns, recipe: Recipe) -> Part | No
 
 
 def _filled(sheet: Any) -> Iterator[Row]:
-    """Yield the rows of a sheet that hold anything."""
+    """Yield the rows of a sheet that hold anything.
+
+    Raises:
+        DataError: a row or a cell says that it is so far off that the sheet has no end.
+    """
+    size = 0
     for place, row in enumerate(sheet.iter_rows(values_only=True)):
+        size += len(row)
+        if place >= MAX_ROWS or size > MAX_CELLS:
+            raise DataError(
+                f"sheet {printable(sheet.title, 60)!r} has more than {MAX_ROWS} rows, or more than "
+                f"{MAX_CELLS} cells with the empty ones: remove what lies far from the table, or "
+                "save it as CSV"
+            )
         cells = [v if not isinstance(v, str) or v.strip() else None for v in row]
         if any(v is not None for v in cells):
             yield place, cells

@@ -33,7 +33,7 @@ from fedcli.data.class_folders import (
     read_images,
 )
 from fedcli.data.cuts.held_out import SHARE, held_out
-from fedcli.data.folders import check_inside, note_left_out
+from fedcli.data.folders import check_inside, note_left_out, shown
 from fedcli.data.image_files import OTHERS, PLAIN, first_set, stated
 from fedcli.data.set_aside import SetAside
 from fedcli.data.sets.dataset import Dataset, Examples, check_finite, named_classes
@@ -147,7 +147,7 @@ def _share_of(data: Data, root: Path, *, has_test_part: bool) -> float:
     of = "each class, by name," if data.group is None else "the folders in those of classes"
     log.warning(
         "note: %s has no test part: %s %g %% of %s are for testing; [data] test_share sets how "
-        "many", root, which, 100 * share, of,
+        "many", shown(root), which, 100 * share, of,
     )  # fmt: skip
     return share
 
@@ -190,7 +190,7 @@ def _tell_kinds(root: Path, listed: Listed, held: Listed) -> None:
         log.warning(
             "note: %s: all files *%s are for testing, and none is trained on: rename files so that "
             "each kind is in both parts, or choose by hand what lies in test/",
-            root, ", *".join(only),
+            shown(root), ", *".join(only),
         )  # fmt: skip
 
 

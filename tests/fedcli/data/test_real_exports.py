@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import sqlite3
 import sys
@@ -110,6 +111,21 @@ def test_nothing_is_computed_and_nothing_grows(tmp_path, monkeypatch):
     refused(tmp_path / "z.xlsx", "z.xlsx cannot be read: ")
 
 
+@pytest.mark.parametrize("row", ['<row r="99999999999"/>', '<row r="22"><c r="ZZZ22"/></row>'])
+def test_a_sheet_has_an_end(tmp_path, row, monkeypatch):
+    pytest.importorskip("openpyxl")
+    workbooks = importlib.import_module("fedcli.data.own.workbooks")
+    monkeypatch.setattr(workbooks, "MAX_CELLS", 10_000)
+    ROWS.to_excel(tmp_path / "w.xlsx", index=False)
+    with zipfile.ZipFile(tmp_path / "w.xlsx") as old:
+        held = {name: old.read(name) for name in old.namelist()}
+    sheet = held["xl/worksheets/sheet1.xml"].replace(b"</sheetData>", f"{row}</sheetData>".encode())
+    with zipfile.ZipFile(tmp_path / "w.xlsx", "w") as new:
+        for name, content in {**held, "xl/worksheets/sheet1.xml": sheet}.items():
+            new.writestr(name, content)
+    refused(tmp_path / "w.xlsx", "sheet 'Sheet1' has more than 1048576 rows, or more than 10000")
+
+
 # --- archives -------------------------------------------------------------------------------------
 
 
@@ -140,6 +156,76 @@ def test_photos_may_be_packed(tmp_path):
     found = load(Data(name="directory", root=str(tmp_path / "p.zip")))
     assert found.class_names == ("cat", "dog")
     assert len(found.train_y) == 4
+
+
+def test_an_archive_may_lie_in_others_but_not_for_ever(tmp_path, like):
+    name, content = "a.csv", ROWS.to_csv(index=False).encode()
+    for depth in range(1, archives.MAX_DEPTH + 2):
+        with zipfile.ZipFile(tmp_path / "n.zip", "w") as outer:
+            outer.writestr(name, content)
+        name, content = "n.zip", (tmp_path / "n.zip").read_bytes()
+        if depth == archives.MAX_DEPTH:
+            like(loaded(tmp_path / "n.zip"))
+            line = rf"{tmp_path}/n.zip/n.zip/n.zip/n.zip/a.csv has no column 'c'"
+            refused(tmp_path / "n.zip", line, features=("a", "c"))
+    refused(tmp_path / "n.zip", rf"^{tmp_path}/n.zip holds archives within archives")
+
+
+def test_names_in_utf8_are_read_without_the_flag_that_says_so(tmp_path):
+    """So macOS packs them. A colon is in many names, and leads nowhere; ``C:`` is a drive."""
+    with zipfile.ZipFile(tmp_path / "p.zip", "w") as packed:
+        for k, name in enumerate(("Äpfel", "Birnen")):
+            for i in range(3):
+                Image.new("L", (4, 4), 40 * k + i).save(tmp_path / "i.png")
+                packed.write(tmp_path / "i.png", f"{name}/12:0{i}.png")
+    content = bytearray((tmp_path / "p.zip").read_bytes())
+    for mark, place in ((b"PK\3\4", 7), (b"PK\1\2", 9)):
+        at = content.find(mark)
+        while at >= 0:
+            content[at + place] &= ~8
+            at = content.find(mark, at + 4)
+    (tmp_path / "p.zip").write_bytes(content)
+    assert load(Data(name="directory", root=str(tmp_path / "p.zip"))).class_names == (
+        "Birnen", "Äpfel"
+    )  # fmt: skip
+    with zipfile.ZipFile(tmp_path / "p.zip", "w") as packed:
+        packed.writestr("C:/x.csv", "a")
+    refused(tmp_path / "p.zip", "leads out of it")
+
+
+def test_notes_name_the_archive_and_no_place_of_today(tmp_path, caplog):
+    pytest.importorskip("openpyxl")
+    with pd.ExcelWriter(tmp_path / "b.xlsx") as book:
+        pd.DataFrame({"about": ["x"]}).to_excel(book, sheet_name="Info", index=False)
+        ROWS.to_excel(book, sheet_name="Data", index=False)
+    with zipfile.ZipFile(tmp_path / "n.zip", "w") as packed:
+        packed.write(tmp_path / "b.xlsx", "d/b.xlsx")
+        packed.writestr("d/c.csv", "a,a,b,c,label\n" + "1,1,2,3,x\n" * 5)
+        packed.writestr("d/e.parquet", "hello")
+    data = {"root": str(tmp_path / "n.zip"), "bad": "skip", "bad_share": 0.5}
+    load(Data(name="table", columns=Columns(label="label", features=("b",)), **data), whose="site")
+    with zipfile.ZipFile(tmp_path / "n.zip", "w") as packed:
+        packed.writestr("d/c.csv", "a,a,b,c,label\n" + "1,1,2,3,x\n" * 5)
+    load(Data(name="table", columns=Columns(label="label"), **data), whose="site")
+    with zipfile.ZipFile(tmp_path / "n.zip", "w") as packed:
+        for i in range(10):
+            Image.new("L", (4, 4), i).save(tmp_path / "i.png")
+            packed.write(tmp_path / "i.png", f"p/{'cat' if i % 2 else 'dog'}/{i}.png")
+        packed.writestr("p/dog/z.txt", "x")
+        packed.writestr("p/dog/z.png", "x")
+    load(Data(name="directory", **data))
+    notes = [record.getMessage() for record in caplog.records]
+    for line in (
+        "Info",
+        "left out are columns of one name",
+        "files are set aside: .*e.parquet",
+        "no test part",
+        "1 file is left out: .*z.txt",
+        "images are set aside: .*z.png",
+    ):
+        (found,) = [note for note in notes if re.search(line, note)]
+        assert "fedtide-" not in found
+        assert f"{tmp_path}/n.zip" in found
 
 
 # --- HDF5 -----------------------------------------------------------------------------------------
@@ -219,6 +305,21 @@ def test_a_query_of_a_data_base(tmp_path, like):
         (tmp_path / "n.sql").write_text(query)
         refused(tmp_path / "n.sql", "it must be one SELECT", of_base)
     refused(tmp_path / "n.sql", "is a link out of|is not there", {"database": "no.db"})
+
+
+@pytest.mark.parametrize(
+    ("name", "kept", "since"),
+    [
+        ("id", (ROWS.id + 91).astype(str), 99),  # "100" is less than "99" as a text
+        ("t", ROWS.t.dt.strftime("%Y%m%dT%H%M%S"), "2026-05-04T12:00:00"),
+        ("t", ROWS.t.dt.strftime("%Y-%m-%dT%H:%M:%S+0200"), "2026-05-04T10:00:00"),
+    ],
+)
+def test_marks_that_a_data_base_keeps_as_texts(tmp_path, like, name, kept, since):
+    with sqlite3.connect(tmp_path / "lis.db") as base:
+        ROWS.assign(t=ROWS.t.astype(str)).assign(**{name: kept}).to_sql("lab", base, index=False)
+    (tmp_path / "n.sql").write_text("SELECT * FROM lab")
+    like(loaded(tmp_path, {"database": "lis.db", "mark": name}, since=since), 12)
 
 
 def test_each_night_adds_the_rows_that_are_new_once(tmp_path, monkeypatch):
