@@ -104,7 +104,8 @@ class TargetPredictions(Predictions):
 
     def _cells(self, answer: dict[str, Any]) -> list[str]:
         values = answer["probabilities" if self.are_labels else "values"]
-        return [f"{values[k]:.6f}" if k in values else "" for k in self.classes]
+        form = ".6f" if self.are_labels else ".9g"  # a number may be as small as its unit is large
+        return [f"{values[k]:{form}}" if k in values else "" for k in self.classes]
 
 
 def _are_labels(model: TrainedModel) -> bool:

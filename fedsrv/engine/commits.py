@@ -94,17 +94,22 @@ def put_scores(record: Record, scores: Scores, plan: Plan, step: Step) -> None:
     """Put the scores of a step into its record."""
     own, seen = scores.of(local_view(plan.method)), plan.tasks_seen(step)
     a_sel = accuracy_over(own_test(own[c]) for c in record["cohort"] if c in own)
-    if a_sel is not None and not scores.figures:
+    of_targets = plan.run.targets is not None
+    if a_sel is not None and not of_targets:
         record["metrics"]["a_sel"] = a_sel
     if step.ends_round:
         view = local_view(plan.method)
         record["metrics"] |= (
             figure_metrics(scores, view)
-            if scores.figures
+            if of_targets
             else round_metrics(scores, view, plan.groups, plan.profiles, seen, plan.scores_classes)
         )
     for client, row in client_rows(
-        scores, seen, plan.groups.get("minority", ()), plan.scores_classes
+        scores,
+        seen,
+        plan.groups.get("minority", ()),
+        plan.scores_classes,
+        of_targets=of_targets,
     ).items():
         record["clients"].setdefault(client, {}).update(row)
     if step.tasks:

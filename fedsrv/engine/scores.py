@@ -335,9 +335,16 @@ def _f1(scores: Scores, view: str) -> dict[str, float | None]:
 
 
 def client_rows(
-    scores: Scores, tasks_seen: int, minority: Sequence[int] = (), by_class: bool = True
+    scores: Scores,
+    tasks_seen: int,
+    minority: Sequence[int] = (),
+    by_class: bool = True,
+    *,
+    of_targets: bool = False,
 ) -> dict[str, dict[str, Any]]:
     """Return every client's accuracies by view: overall, on rare classes, per task and per class.
+
+    Where targets are learned, a view has the figures that the client told, if any, and the loss.
 
     A row covers the tasks seen so far and no more. Accuracies per task begin with ``first_task``,
     which is left out where it is 0. A view by its own name is scored by the method's
@@ -351,7 +358,7 @@ def client_rows(
         total = own_test(sets) or sets.get(GLOBAL_TEST)
         if total is None:
             continue
-        if scores.figures:
+        if of_targets:
             of_view = scores.figures.get(view, {}) if name == view else {}
             told = of_view.get(str(client), {})
             own = told.get("task") or told.get(GLOBAL_TEST) or {}

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,8 +12,10 @@ from sklearn.linear_model import Ridge
 from sklearn.metrics import mean_absolute_error, r2_score, root_mean_squared_error
 
 import fedtide
+from fedcli.data.own.new_inputs import NewInputs
 from fedcli.data.store.commands import run_partition
 from fedcli.data.store.opened_data import open_data
+from fedcli.predicted_targets import TargetPredictions
 from fedmodels.errors import ConfigError
 from fedmodels.resolution import experiment_of
 from fedmodels.tensors.archive import load_named
@@ -202,3 +205,57 @@ def test_losses_of_targets_are_refused_for_classes():
         experiment_of(
             {"net": {"name": "mlp"}, "method": {"name": "fedavg"}, "training": {"loss": "squared"}}
         )
+
+
+def test_labels_that_no_test_example_lacks_have_no_figures_and_no_accuracy(table, tmp_path):
+    """All have both labels: there is no area under a curve, and no class that could be right."""
+    rows = table.read_text("utf-8").splitlines()
+    cells = [line.split(",") for line in rows[1:]]
+    lines = [",".join([*row[:-3], "1", "1", row[-1]]) for row in cells]
+    own = tmp_path / "all.csv"
+    own.write_text("\n".join([rows[0], *lines]), "utf-8")
+    experiment = config(own, target=False, schedule={"rounds": 1})
+    run = run_in_process(experiment, dealt(experiment, tmp_path / "data"), tmp_path / "run")
+    assert not [name for name in run["metrics"] if name.startswith("a_")]
+    [row] = (tmp_path / "run/rounds.jsonl").read_text("utf-8").splitlines()
+    assert [*json.loads(row)["clients"]["0"]["views"]["global"]] == ["loss"]
+
+
+@pytest.mark.parametrize("target", [True, False])
+def test_targets_train_together_as_in_turn(table, data, target, tmp_path):
+    if not target:
+        data = dealt(config(table, target), tmp_path / "data")
+    found = {
+        together: run_in_process(
+            config(table, target, training={"together": together}, schedule={"rounds": 1}),
+            data, tmp_path / f"run-{together}",
+        )["metrics"]
+        for together in (1, CLIENTS)
+    }  # fmt: skip
+    assert found[CLIENTS] == pytest.approx(found[1], rel=1e-4)
+
+
+def test_noise_covers_the_unit_of_a_target(table):
+    """Mean and deviation of the training rows would be told without noise: inputs' are refused."""
+    privacy = {"level": "example", "noise_multiplier": 1.0, "delta": 1e-3, "clip": 1.0,
+               "allow": ["announced", "examples", "loss", "scores"]}  # fmt: skip
+    data = {"mean": [0.0] * 10, "std": [1.0] * 10}
+    with pytest.raises(ConfigError, match="target_mean and target_std"):
+        config(table, data=data, privacy=privacy)
+    columns = config(table).data.columns.model_dump(exclude_defaults=True)
+    unit = {"target_mean": [150.0], "target_std": [80.0]}
+    config(table, data={**data, "columns": {**columns, **unit}}, privacy=privacy)
+    config(table, target=False, data=data, privacy=privacy)
+
+
+@pytest.mark.parametrize("more", [{"missing": "interpolate"}, {"rate": 1.0, "time": "age"}])
+def test_a_forecast_sees_no_row_after_its_window(table, more):
+    columns = {"target": "progress", "window": 4, "horizon": 2, **more}
+    with pytest.raises(ConfigError, match="what is measured after it"):
+        config(table, data={"columns": {"features": ["bmi"], **columns}})
+
+
+def test_small_numbers_stand_in_a_csv_as_they_are():
+    inputs, values = NewInputs(Path("new.csv"), np.zeros((1, 1))), [[1.23456789e-9, 150.25]]
+    [row] = TargetPredictions(inputs, ["farad", "volt"], np.array(values)).rows()
+    assert row[3:-1] == ["1.23456789e-09", "150.25"]

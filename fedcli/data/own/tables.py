@@ -302,6 +302,8 @@ def _check_parts(
         why = f"that takes a client with two values of column {columns.group!r}"
     elif part == "training":
         why = "all windows overlap with one for testing: give more rows, or a longer hop"
+    elif columns.targets:
+        why = "that takes a client with two examples: give more rows"
     elif classes == len(test):
         why = f"every class has one example: is {columns.label!r} the column of labels?"
     else:

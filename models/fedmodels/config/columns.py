@@ -212,6 +212,13 @@ class Columns(StrictTable):
                 "[data.columns] horizon is for windows of which a number or several labels are "
                 "predicted: give window, and target or labels"
             )
+        for key, is_on in (("missing = 'interpolate'", self.missing == "interpolate"),
+                           ("rate", self.rate is not None)):  # fmt: skip
+            if self.horizon is not None and is_on:
+                raise ConfigError(
+                    f"[data.columns] {key} puts into a row what is measured after it, and horizon "
+                    "predicts that: leave one out"
+                )
         if self.client_from is not None and self.client is not None:
             raise ConfigError("[data.columns] client_from stands in place of client: give one")
         for key in ("group", "task"):

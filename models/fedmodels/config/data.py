@@ -182,6 +182,12 @@ class Data(StrictTable):
         is_own = self.name in ("directory", "table", "huggingface") or ":" in self.name
         return is_own and self.mean is None
 
+    @property
+    def measures_targets(self) -> bool:
+        """Whether mean and deviation of numbers to predict follow from the examples."""
+        columns = self.columns
+        return columns is not None and bool(columns.target) and columns.target_mean is None
+
     @model_validator(mode="after")
     def _check_classes(self) -> Data:
         classes, of_columns = self.classes, self.columns and self.columns.classes

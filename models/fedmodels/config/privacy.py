@@ -173,6 +173,12 @@ class Privacy(StrictTable):
                 "from clients' examples, and be told: give [data] mean and std, of x / scale, such "
                 "as mean = [0.5] and std = [0.25]"
             )
+        if data.measures_targets:
+            raise ConfigError(
+                "[privacy] level: without noise, the mean and deviation of the targets would "
+                "follow from clients' examples, and be told: give [data.columns] target_mean and "
+                "target_std, of which a rough figure does"
+            )
         if data.columns is not None and data.columns.missing == "mean":
             raise ConfigError(
                 '[privacy] level: [data.columns] missing = "mean" fills empty cells with means of '

@@ -445,7 +445,7 @@ FIGURES: Mapping[str, Metric] = {
         Metric(
             "mae_of_mean", "mean absolute error of the mean predictor",
             "`mae` of who always answers the mean that targets are counted from: that of the "
-            "training rows", better=-1, unit="", range="≥ 0",
+            "training rows, or `target_mean`", better=-1, unit="", range="≥ 0",
         ),
         Metric(
             "pinball", "pinball loss",

@@ -197,11 +197,14 @@ class _Noise:
         return (first + torch.arange(1 if self.client else known // 2 + 1)) % known
 
     def train(self, task: int) -> tuple[Tensor, Tensor]:
-        """Return inputs and labels of a task."""
+        """Return inputs and labels of a task; where targets are learned, those, each 0 or 1."""
         draw = torch.Generator().manual_seed(2 * task + self.client)
         labels, shape = self.labels(task), self.run.problem.input_shape
         y = labels[torch.arange(SIZES[self.client]) % len(labels)]
-        return torch.randn(len(y), *shape, generator=draw), y
+        x = torch.randn(len(y), *shape, generator=draw)
+        if (targets := self.run.targets) is not None:
+            return x, torch.randint(2, (len(y), len(targets.names)), generator=draw).float()
+        return x, y
 
     def train_up_to(self, task: int) -> tuple[Tensor, Tensor]:
         """Return inputs and labels of all tasks so far."""
