@@ -365,7 +365,13 @@ def _planned(
                 config = config_for(preset, sweep.methods[row], overrides)
                 if rung.length > 1:
                     config = lengthened(config, sweep.lengthens, rung.length)
-                pools = parse_experiment(config, row).method.pools_data
+                experiment = parse_experiment(config, row)
+                if experiment.schedule.has_no_end and experiment.begins.close_after_s is None:
+                    raise ConfigError(
+                        f"{row}: a run of a sweep has to end by itself, and this one would wait "
+                        "for new data for good: give [trigger] close_after_s"
+                    )
+                pools = experiment.method.pools_data
                 directory, data = out / place.format(_slug(row)), out / place.format("data")
                 yield PlannedRun(Cell(setting, row), seed, config, directory, data, pools)
 

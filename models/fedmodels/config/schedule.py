@@ -98,6 +98,11 @@ class Schedule(StrictTable):
         return int(self.participants.removeprefix("new").removeprefix(" + ") or 0)
 
     @property
+    def has_no_end(self) -> bool:
+        """Whether a run goes on until somebody ends it, or ``[trigger] close_after_s`` does."""
+        return self.open
+
+    @property
     def classes_to_come(self) -> int:
         """How many classes the run may have in the end; 0 where it keeps those of its beginning."""
         return self.max_classes if self.open else 0

@@ -224,6 +224,10 @@ def test_mistakes_in_a_plan(sweep, tmp_path):
     with pytest.raises(ConfigError, match=line):
         plan(sweep(preset="sweep.toml"), tmp_path, ["FedAvg"], [0])
     assert sweep(preset="quickstart").preset.name == "quickstart.toml"
+    waits = ["schedule.open=true", "schedule.order=tasks_outer"]
+    with pytest.raises(ConfigError, match=r"FedAvg: a run of a sweep has to end by itself, and"):
+        plan(sweep(set=waits), tmp_path, ["FedAvg"], [0])
+    assert plan(sweep(set=[*waits, "trigger.close_after_s=0"]), tmp_path, ["FedAvg"], [0])
 
 
 # --- the runs -------------------------------------------------------------------------------------
