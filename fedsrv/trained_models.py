@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -14,11 +16,12 @@ from fedmodels.errors import ArchiveError, DataError, RunFailed
 from fedmodels.methods import make
 from fedmodels.nets.trained import ModelFacts, TrainedModel
 from fedmodels.resolution import experiment_of
+from fedmodels.run_classes import ClassChange, RunClasses
 from fedmodels.tensors.archive import load_named
 from fedmodels.tensors.bundle import Problem
 from fedmodels.training.asked import global_weights
 from fedmodels.training.run import RunFacts
-from fedsrv.state.run_record import read_run
+from fedsrv.state.run_record import RunRecord, read_run
 
 
 def personal_model(run: Path, client: int) -> TrainedModel:
@@ -39,6 +42,8 @@ def personal_model(run: Path, client: int) -> TrainedModel:
 def global_model(run: Path) -> TrainedModel:
     """Return everybody's model after the last round; inputs as client 0 normalises them.
 
+    Its classes are those of the run, which may be more than client 0 has.
+
     Raises:
         ArchiveError: the method has no global model, or no state is there.
     """
@@ -51,26 +56,48 @@ def global_model(run: Path) -> TrainedModel:
     method = make(table.name, **table.hyper_parameters())
     if "global" not in method.views:
         raise ArchiveError(f"{table.name} has no global model here: export a client's (--client)")
+    classes = _classes(record)
+    names = classes.names if classes else described.class_names
+    number = len(classes.names) if classes else described.num_classes
     facts = ModelFacts(
         experiment.net.name,
         experiment.net.options(),
         described.input_shape,
-        described.num_classes,
+        number,
         described.scale,
         described.mean,
         described.std,
-        described.class_names,
+        names,
         experiment.method.name,
         "global",
         record.rounds - 1,
         method.rules[0],
         experiment.net.code_sha256 or "",
         None if data is None else transform_of(data, described.input_shape),
+        merged=tuple(classes.merged.items()) if classes else (),
     )
     common = load_named(files[-1])[0]["common"]
-    problem = Problem(tuple(described.input_shape), described.num_classes)
-    frozen = RunFacts(experiment, problem).frozen_weights
+    began = len(classes.first) if classes else number
+    of_run = RunFacts(experiment, Problem(tuple(described.input_shape), began))
+    frozen = of_run.for_classes(number).frozen_weights
     return TrainedModel(facts, {**global_weights(method, common), **frozen})
+
+
+def _classes(record: RunRecord) -> RunClasses | None:
+    """Return the classes of the newest state, where clients have classes of their own."""
+    growths = [growth for row in record.rows for growth in row.get("growths", ())]
+    if not growths:
+        return None
+    found = RunClasses(tuple(growths[0]["classes"]))
+    for growth in growths[1:]:
+        found = found.grown(growth["classes"], _changes(growth))
+    for growth in record.summary.get("growths", ()):  # no round has followed: no class came
+        found = found.grown((), [one for one in _changes(growth) if one.old in found.names])
+    return found
+
+
+def _changes(growth: Mapping[str, Any]) -> list[ClassChange]:
+    return [ClassChange(*one) for one in growth.get("class_changes", ())]
 
 
 def _description(run: Path) -> ClientFile:

@@ -23,6 +23,7 @@ from fedmodels.errors import PayloadError, RunFailed
 from fedmodels.nets.trained import TrainedModel
 from fedmodels.run_classes import ClassChange, RunClasses
 from fedpb.v1 import coordinator_pb2 as rpc
+from fedsrv.coordinator import write_facts
 from fedsrv.engine.client_profile import Profile
 from fedsrv.parts import stages
 from fedsrv.parts.open_admission import OpenAdmission
@@ -30,6 +31,7 @@ from fedsrv.parts.open_buffer import kept_orders
 from fedsrv.parts.open_plan import Growth, OpenPlan, classes_of
 from fedsrv.parts.open_wishes import CLASSES, ClassWishes, checked, told_of
 from fedsrv.parts.stages import RunPaused, Stages, closing
+from fedsrv.trained_models import global_model
 from fedtide.inprocess import InProcessCohort, run_in_process
 from tests.conftest import records_of
 from tests.fedcli.data.test_growing import images
@@ -278,6 +280,27 @@ def test_what_is_kept_for_validation_stays_so_when_two_classes_become_one(tmp_pa
     assert after[1].unique().tolist() == [1]
     assert torch.equal(before[0], after[0])
     assert data.counts(0, "train") == [0, 24]
+
+
+def test_everybodys_model_has_the_classes_of_the_run(tmp_path):
+    """It had those that client 0 has, as that one calls them."""
+    data, run = prepared(tmp_path) / "data", tmp_path / "run"
+    experiment = open_run(method={"name": "fedavg"})
+    with pytest.raises(RunPaused):
+        run_in_process(experiment, data, run, at_rest="pause")
+    write_facts(run, experiment)
+    assert global_model(run).class_names == ["a", "b", "c", "d"]
+    ClassWishes(run).add([ClassChange("c", "b")], 0)
+    add_task(data, 2, tmp_path / "2")
+    with pytest.raises(RunPaused):
+        run_in_process(experiment, data, run, resume=True, at_rest="pause")
+    ClassWishes(run).add([ClassChange("a", "alpha")], 1)
+    summary = run_in_process(experiment, data, run, resume=True, at_rest="close")
+    (run / "summary.json").write_text(json.dumps(summary))
+    found = global_model(run)
+    stored = TrainedModel.load(run / "clients/1/personal.safetensors")
+    assert found.class_names == stored.class_names == ["alpha", "b", "d", "e"]
+    assert found.facts.merged == ((2, 1),)
 
 
 @pytest.mark.parametrize("now", [False, True])
