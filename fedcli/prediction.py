@@ -16,12 +16,13 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcli.data.archives import archives
+from fedcli.data.archives import Archives, archives
 from fedcli.data.folders import TABLE_ENDS, ending
 from fedcli.data.own.new_inputs import NewInputs, how_of, new_files, read_file
 from fedcli.runtime.deployed import Deployed
 from fedcli.runtime.state import PERSONAL
 from fedmodels.config.combinations import part_at
+from fedmodels.config.transforms import Transform
 from fedmodels.errors import ConfigError, DataError, reason_of
 from fedmodels.files import replacing
 from fedmodels.nets.trained import TrainedModel
@@ -267,21 +268,34 @@ def predictions(
     facts, first, answered = model.facts, None, False
     how = how_of(facts, file)
     with archives() as packed:
-        for path in new_files(paths, how, packed):
-            try:
-                found = [
-                    predicted(model, inputs, least)
-                    for inputs in read_file(path, facts, how, keep, packed)
-                ]
-            except DataError as error:
-                error = packed.renamed(error)
-                first = first or error
-                none = NewInputs(packed.shown(path), np.empty(0), why=str(error))
-                found = [kind_of(model).nothing(model, none)]
-            answered = answered or any(len(one.shares) for one in found)
-            yield from found
+        for given in paths:
+            for path, error in _files_in(given, how, packed):
+                try:
+                    if error is not None:
+                        raise error
+                    found = [
+                        predicted(model, inputs, least)
+                        for inputs in read_file(path, facts, how, keep, packed)
+                    ]
+                except DataError as why:
+                    error = packed.renamed(why)
+                    first = first or error
+                    none = NewInputs(packed.shown(path), np.empty(0), why=str(error))
+                    found = [Predictions(none, model.class_names, np.zeros((0, 1), np.float32))]
+                answered = answered or any(len(one.shares) for one in found)
+                yield from found
         if first is not None and not answered:
             raise first
+
+
+def _files_in(
+    given: Path, how: Transform | None, packed: Archives
+) -> Iterator[tuple[Path, DataError | None]]:
+    """Yield the files of a path; itself with an error where these cannot be found."""
+    try:
+        yield from ((path, None) for path in new_files([given], how, packed))
+    except DataError as error:
+        yield given, error
 
 
 def predicted(model: TrainedModel, inputs: NewInputs, least: float = 0.0) -> Predictions:

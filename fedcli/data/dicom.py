@@ -45,12 +45,7 @@ def pictures(file: BinaryIO, path: Path, frames: str | None) -> list[Image.Image
         DataError: pydicom is missing.
         ValueError: there is no single right way to read it, or it is damaged; says why.
     """
-    try:
-        pydicom = importlib.import_module("pydicom")
-    except ImportError:
-        raise DataError(
-            f"{path} is a DICOM image, and to read it takes a package more: {pip_line('dicom')}"
-        ) from None
+    pydicom = _library(path)
     try:
         return _pictures(pydicom, file, frames)
     except (pydicom.errors.InvalidDicomError, AttributeError, RuntimeError, NotImplementedError,
@@ -62,9 +57,10 @@ def pixels_in(path: Path) -> int:
     """Return how many pixels a file says that it has; nothing is unpacked.
 
     Raises:
+        DataError: pydicom is missing.
         ValueError: it is damaged, or says nothing of it.
     """
-    pydicom = importlib.import_module("pydicom")
+    pydicom = _library(path)
     try:
         with path.open("rb") as file:
             _check_syntax(pydicom, file)
@@ -72,6 +68,16 @@ def pixels_in(path: Path) -> int:
         return int(found.Rows * found.Columns * int(found.get("NumberOfFrames") or 1))
     except (pydicom.errors.InvalidDicomError, AttributeError, RuntimeError) as error:
         raise ValueError(str(error)) from None
+
+
+def _library(path: Path) -> Any:
+    """Return pydicom; raise DataError if it is missing."""
+    try:
+        return importlib.import_module("pydicom")
+    except ImportError:
+        raise DataError(
+            f"{path} is a DICOM image, and to read it takes a package more: {pip_line('dicom')}"
+        ) from None
 
 
 def _check_syntax(pydicom: Any, file: BinaryIO) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import sys
+import zipfile
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +24,7 @@ from fedcli.data.arrays import ranges_of
 from fedcli.data.own.new_inputs import NewInputs, read_new
 from fedcli.data.sets.registry import load
 from fedcli.parts.kept_models import _ranges
+from fedcli.serving import bodies
 from fedcli.serving.bodies import json_inputs, schema_of
 from fedcli.serving.live_model import LiveModel
 from fedcli.serving.model_server import ModelServer
@@ -346,6 +349,21 @@ def test_a_number_by_name_is_the_level_that_it_is_in_a_file():
     assert found.x.tolist() == [[1, 0, 1, 0, 0], [1.5, 0, 0, 1, 0], [3, 0, 0, 0, 1]]
 
 
+def test_what_a_workbook_or_a_scan_costs_is_known_before(tmp_path, monkeypatch):
+    """Whatever the prefix and the place of its sheets; without pydicom, a line says what to do."""
+    for part, xml in (("xl/worksheets/sheet1.xml", "<c r='A1'/>"), ("s.bin", "<x:c r='A1'/>")):
+        with zipfile.ZipFile(tmp_path / "w.xlsx", "w") as book:
+            book.writestr(part, xml * 9)
+        monkeypatch.setattr(bodies, "MAX_CELLS", 9)
+        bodies.check_growth(tmp_path / "w.xlsx", "xlsx", b"", FACTS)
+        monkeypatch.setattr(bodies, "MAX_CELLS", 8)
+        with pytest.raises(DataError, match="more than 8 cells"):
+            bodies.check_growth(tmp_path / "w.xlsx", "xlsx", b"", FACTS)
+    monkeypatch.setitem(sys.modules, "pydicom", None)
+    with pytest.raises(DataError, match=r"is a DICOM image, .*pip install .*pydicom"):
+        bodies.check_growth(tmp_path / "a.dcm", "dcm", b"", FACTS)
+
+
 def test_rows_by_names_are_answered_as_those_of_a_file(of_rows):
     def told(rows: object) -> NewInputs:
         return json_inputs(json.dumps(rows).encode(), FACTS)
@@ -430,6 +448,15 @@ def test_a_file_without_an_answer_is_marked_and_the_others_are_answered(
     assert "dark" in second["classes"]
     (place / "b.png").unlink()
     asked(of_photos, place, "--out", tmp_path / "none.csv", status=1)  # nothing is answered
+    Image.new("RGB", (10, 10), (30,) * 3).save(place / "b.png")
+    (tmp_path / "bad.zip").write_text("hello")
+    (tmp_path / "empty").mkdir()
+    asked(of_photos, tmp_path / "bad.zip", tmp_path / "empty", place / "b.png",
+          "--out", tmp_path / "p.csv", status=1)  # fmt: skip
+    notes = [row["note"] for row in rows_in(tmp_path / "p.csv")]
+    assert notes[0].startswith(f"no answer: {tmp_path / 'bad.zip'} cannot be unpacked")
+    assert notes[1].startswith(f"no answer: {tmp_path / 'empty'} holds no file")
+    assert notes[2] == ""
     assert not (tmp_path / "none.csv").exists()
 
 

@@ -327,7 +327,7 @@ class TrainedModel(nn.Module):
             DataError: they are no numbers, not finite, or have another shape or scale.
         """
         seen = self.seen
-        if not isinstance(seen, Tensor) or not len(seen) or not self.facts.reach:
+        if not isinstance(seen, Tensor) or not len(seen) or not self.facts.reach or not len(x):
             return np.zeros(len(x), dtype=np.float32)
         z = self._outputs(x, lambda part: self.net.features(self._normalised(part)).flatten(1))
         if z.shape[1] != seen.shape[1]:

@@ -62,6 +62,7 @@ def test_a_model_keeps_its_calibration_in_its_file(tmp_path):
     near, far = read.distances(x), read.distances(1000 * x[:5])
     assert (near <= 1).mean() >= 0.95
     assert (far > 1).all()
+    assert read.distances(x[:0]).shape == (0,)
     assert not plain.distances(x).any()
     for wrong in ({"temperature": -1.0}, {"reach": math.inf}, {"temperature": "1"}):
         text = header_of(replace(facts, **wrong))["model"]
