@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from fedmodels.config.privacy import Privacy
+from fedmodels.config.sent import settings_digest
 from fedmodels.errors import ConfigError, PayloadError
 from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.secrecy import Secret
@@ -98,7 +99,8 @@ class HiddenExamples:
     """On the same examples in the run, as far as the config tells."""
     sends_prototypes: bool
     name: str = ""
-    """Of this training: another one has another name."""
+    """Of this training: another one has another name, also of the same interaction. Its config may
+    have changed, or what the server sends."""
     drawn: Iterator[int] = field(default_factory=count)
     """Counts what was drawn for the training: batches and noise."""
 
@@ -118,12 +120,15 @@ class HiddenExamples:
         size = min(run.experiment.training.batch_size, len(y))
         epochs = sum(phase.epochs for phase in in_steps(method).phases(ctx))
         levels = any(k.startswith("prototypes/") for k in method.upload_spec(run).required)
+        trainings = run.experiment.schedule.rounds * _tasks_of_an_example(method, run)
+        plan = trainings if privacy.noise_multiplier is None else 0  # the noise follows from it
         known = state_digest([("payload", half.payload), ("state", half.state)])
-        made = hashlib.blake2b(f"{ctx.interaction}/{known}/".encode(), key=ctx.secret().key)
-        made.update(contents.tobytes() + y.cpu().numpy().tobytes())
+        made = hashlib.blake2b(f"{ctx.at}/{plan}/{known}/".encode(), key=ctx.secret().key)
+        made.update(
+            settings_digest(run.experiment) + contents.tobytes() + y.cpu().numpy().tobytes()
+        )
         return cls(
-            privacy, contents, size, epochs * math.ceil(len(y) / size),
-            run.experiment.schedule.rounds * _tasks_of_an_example(method, run), levels,
+            privacy, contents, size, epochs * math.ceil(len(y) / size), trainings, levels,
             made.hexdigest()[:32],
         )  # fmt: skip
 
@@ -352,5 +357,5 @@ def private_class_sums(
     )
     table.index_add_(0, y.cpu(), rows.float().cpu() / hidden.copies[:, None])
     std = hidden.noise * bound * math.sqrt(2)
-    noisy = table + std * secret.normal(table, f"{interaction}/prototypes/noise")
+    noisy = table + std * secret.normal(table, f"{interaction}/{hidden.name}/prototypes/noise")
     return noisy[:, :-1], noisy[:, -1] / bound

@@ -12,7 +12,9 @@ from fedcli.runtime.workers import Workers
 from fedmodels.errors import ConfigError, FedtideError
 from fedmodels.methods import make
 from fedmodels.numerics.secrecy import Secret
-from fedmodels.tensors.bundle import Bundle, Problem
+from fedmodels.tensors.bundle import Bundle, Problem, Prototypes
+from fedmodels.training.contexts import START, Position
+from fedmodels.training.loop import ClientHalf
 from fedmodels.training.private_steps import (
     HiddenExamples,
     PrivateSteps,
@@ -23,6 +25,7 @@ from fedmodels.training.run import RunFacts
 from fedmodels.training.stepped import Batch, Phase
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedtide.inprocess import run_in_process
+from fedtide.testing.trial import context_of, method_of, payload_of
 from tests.conftest import records_of, tiny_experiment
 from tests.fedsrv.engine.test_private_rounds import BESIDE, SMALL_GLDP
 
@@ -107,6 +110,49 @@ def test_steps_on_the_same_examples_have_noise_of_their_own():
         steps.put_gradients(Batch(*nothing), loss, "fedavg")
         found.append(torch.cat([p.grad.flatten() for p in net.parameters_by_key().values()]))
     assert not torch.equal(*found)
+
+
+def test_no_draw_of_a_run_is_drawn_again(digits, tmp_path, monkeypatch):
+    """Many of its batches are empty: of all epochs, phases, clients and tasks."""
+    drawn, plain = [], Secret.normal
+
+    def normal(secret, content, purpose):
+        drawn.append(plain(secret, content, purpose))
+        return drawn[-1]
+
+    monkeypatch.setattr(Secret, "normal", normal)
+    few, once = {"batch_size": 2, "local_epochs": 1}, {"rounds": 1}
+    experiment = tiny_experiment(method="fedrep", privacy=NOISE, training=few, schedule=once)
+    run_in_process(experiment, digits, tmp_path / "run")
+    assert len(drawn) > 100
+    assert len({noise.numpy().tobytes() for noise in drawn}) == len(drawn)
+
+
+def test_other_trainings_of_one_interaction_have_another_name_and_noise(digits):
+    """A server that begins again may send other weights, or an open run another learning rate."""
+    plain = hiding("fedproto", prototype_clip=1.0)
+    secret = Secret(b"s" * 32)
+
+    def hidden_in(experiment, others=None, at=START):
+        ctx = context_of(experiment, digits)
+        ctx.secret, ctx.at = lambda: secret, at
+        payload, state = payload_of(experiment, ctx)
+        half = ClientHalf(method_of(experiment), ctx, others or payload, state)
+        half.begin()
+        return half.ctx.hidden
+
+    now = hidden_in(plain)
+    assert hidden_in(plain).name == now.name, "the same after a crash"
+    changed = plain.model_copy(update={"training": plain.training.model_copy(update={"lr": 1.0})})
+    sent = Bundle(prototypes={"class": Prototypes.of({0: (torch.ones(16), 0)}, 16)})
+    others = [hidden_in(changed), hidden_in(plain, sent), hidden_in(plain, at=Position(0, 1, 0))]
+    z, y = torch.ones(now.examples, 2), torch.zeros(now.examples, dtype=torch.int64)
+    found = {
+        (one.name, private_class_sums(z, y, 3, one, secret, 0)[0].numpy().tobytes())
+        for one in (now, *others)
+    }
+    assert len({name for name, _ in found}) == 4
+    assert len({sums for _, sums in found}) == 4
 
 
 def test_each_example_is_in_a_batch_with_the_same_chance():
