@@ -42,7 +42,7 @@ WORDS = {
         (f"data.columns.{key}" for key in ("delimiter", "encoding", "sheet", "date_formats")),
         "of a file",
     ),
-    "data.columns.features": "columns",
+    **dict.fromkeys((f"data.columns.{key}" for key in ("features", "target", "labels")), "columns"),
     "data.columns.categories": "columns and texts in their cells",
     "data.columns.missing_values": "cells",
     "training.optimizer_options": "arguments of a class of torch",

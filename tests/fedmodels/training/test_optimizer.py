@@ -255,7 +255,7 @@ def test_ten_steps_of_each_loss_are_torchs(training, loss):
 
 def test_the_focal_loss_of_a_sure_net_has_a_gradient_for_every_exponent():
     for gamma in (0.0, 0.5, 2.0):
-        loss = criterion_of(Training(loss="focal", focal_gamma=gamma), Y, 2)
+        loss = criterion_of(context(loss="focal", focal_gamma=gamma).run, Y)
         z = (200 * nn.functional.one_hot(Y, 2)).float().requires_grad_()
         loss(z, Y).backward()
         assert z.grad.isfinite().all()
