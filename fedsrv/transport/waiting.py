@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Collection, Container, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from fedmodels.errors import FedtideError
@@ -140,7 +140,7 @@ class ClientWait:
         self,
         notice: WaitNotice,
         wanted: Sequence[ClientId],
-        joined: Container[ClientId],
+        joined: Collection[ClientId],
         needed: int,
         *,
         enough_will_do: bool = False,
@@ -148,14 +148,16 @@ class ClientWait:
     ) -> None:
         """Wait until clients have joined; with ``enough_will_do``, for no more than are needed.
 
-        With ``for_the_living`` those that do not come within a lease of the start are dead.
+        With ``for_the_living`` those that do not come within a lease of the start are dead, and
+        whoever has joined beside those that are waited for is one of the clients that are needed.
         """
 
         def missing() -> list[ClientId]:
             return [c for c in wanted if c not in joined]
 
         def has_enough() -> bool:
-            return sum(isinstance(c, int) and c in joined for c in wanted) >= needed
+            there = [*joined] if for_the_living else [c for c in wanted if c in joined]
+            return sum(isinstance(c, int) for c in there) >= needed
 
         def is_done() -> bool:
             return not missing() or (enough_will_do and has_enough())

@@ -88,6 +88,17 @@ def test_an_open_run_that_goes_on_waits_a_lease_for_who_does_not_come_again(worl
     assert list(gathered.result(30)) == [0, 2]
 
 
+def test_an_open_run_goes_on_with_clients_that_it_did_not_begin_with(world, clock):
+    """It waited without end where too few of its first ones were left."""
+    world.cohort.class_names = ("a", "b")
+    world.cohort._members = [0, 1]
+    gathered = world.engine.submit(world.cohort.gather)
+    world.join_all([1, 2])
+    assert stays(gathered), "client 0 may still come"
+    pass_time(world, clock, LEASE_S + 1)
+    assert list(gathered.result(30)) == [1, 2]
+
+
 def test_the_run_does_not_start_with_fewer_than_it_needs(world, clock):
     gathered = world.engine.submit(world.cohort.gather)
     world.join_all([0])
