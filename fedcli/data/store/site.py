@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from fedcli.data.arrays import IntArray, Labelled, strata
-from fedcli.data.folders import files_below
+from fedcli.data.folders import OF_TEXT, ending, files_below
 from fedcli.data.own.site_lines import HEAD, lines_for_texts
 from fedcli.data.sets.dataset import Dataset
 from fedcli.data.sets.registry import OWN, load
@@ -92,9 +92,16 @@ def cut(
     if not files.exists():
         raise DataError(f"{files} is not there")
     data = data.model_copy(update={"root": str(files)})
-    recipe, held = recipe_for(files, given), _stamp(files, data, seed, client)
+    recipe = recipe_for(files, given)
+    held = _stamp(files, data, seed, client, recipe)
     root = cache / (held if not recipe else f"{held}-{recipe.digest[:8]}")
-    joined = before is not None and files_of(before) == held and _has_joined(cache.parent, client)
+    joined = before is not None and _has_joined(cache.parent, client)
+    if before is not None and joined and recipe.mark is not None and files_of(before) != held:
+        log.info("client %s: goes on with what was cut before: add-task reads what of %s is beyond "
+                 "its mark", client, files)  # fmt: skip
+        remember_recipe(before / str(client), files, given)
+        return before
+    joined = before is not None and joined and files_of(before) == held
     if before is not None and joined and before != root:
         remember_recipe(before / str(client), files, given)
         log.warning(
@@ -243,16 +250,27 @@ def _by_names(dataset: Dataset, classes: Sequence[str]) -> Dataset:
     return dataset.relabelled(places, names)
 
 
-def _stamp(files: Path, data: Data, seed: int, client: int) -> str:
+def _stamp(files: Path, data: Data, seed: int, client: int, recipe: Recipe) -> str:
     """Return the digest of all that a cut follows from, beside the site's recipe."""
-    found = files_below(files) if files.is_dir() else [files]
-    found = [path for path in found if path.name != NAME]
+    found = [path for path in _read_of(files, recipe) if path.name != NAME]
     stats = [(path, path.stat()) for path in found]
     held = [[str(path.resolve()), stat.st_size, stat.st_mtime_ns] for path, stat in stats]
     facts = [FORMAT, data.identity(), seed, client, held]
     if data.has_groups:
         facts.append("with groups")  # earlier versions kept none
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _read_of(files: Path, recipe: Recipe) -> list[Path]:
+    """Return what is read of a site's files; of a query also what it may read beside it."""
+    if files.is_dir():
+        return files_below(files)
+    if ending(files) != ".sql":
+        return [files]
+    if recipe.database is not None:
+        return [path for path in (files, files.parent / recipe.database) if path.is_file()]
+    kinds = (*OF_TEXT, ".parquet")
+    return [files, *(path for path in files_below(files.parent) if ending(path) in kinds)]
 
 
 def _write(place: Path, dataset: Dataset, files: Path) -> None:

@@ -357,6 +357,29 @@ def test_each_night_adds_the_rows_that_are_new_once(tmp_path, monkeypatch):
         add_task(root, 7, query, data)
 
 
+def test_what_a_query_gives_is_cut_anew_until_its_client_has_joined(tmp_path):
+    pytest.importorskip("duckdb")
+    place, cache = tmp_path / "site", tmp_path / "state" / "own"
+    place.mkdir()
+    (place / "n.sql").write_text("SELECT * FROM 'lab.parquet'")
+    (place / "site.toml").write_text('mark = "id"')
+    tables = {"name": "table", "columns": {"label": "label", "features": ["a", "b"]}}
+
+    def rows(number: int) -> tuple[int, Path]:
+        ROWS[:number].to_parquet(place / "lab.parquet")
+        root = cut(place / "n.sql", tables, 0, 7, cache)
+        return sum(len(open_data(root, 7).arrays(0, part)[1]) for part in PARTS), root
+
+    assert rows(10)[0] == 10
+    size, root = rows(14)
+    assert size == 14
+    (tmp_path / "state" / "7").mkdir()
+    (tmp_path / "state" / "7" / "session.json").write_text("{}")
+    assert rows(20) == (14, root)  # a run keeps what it began with, and the mark tells the rest
+    added = add_task(root, 7, place / "n.sql", Data.model_validate(tables))
+    assert sum(added.examples) == 6
+
+
 # --- what all of them share -----------------------------------------------------------------------
 
 
