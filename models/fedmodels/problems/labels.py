@@ -39,7 +39,8 @@ class Labels(Targets):
         """
         from sklearn.metrics import average_precision_score, roc_auc_score  # takes a second to load
 
-        scores, true = outputs.double().cpu().numpy(), y.cpu().numpy() > 0
+        outputs = outputs.double().nan_to_num()  # an infinite logit is the largest
+        scores, true = outputs.cpu().numpy(), y.cpu().numpy() > 0
         rates = true.mean(0)
         known = np.flatnonzero((rates > 0) & (rates < 1))
         if not len(known):

@@ -90,3 +90,12 @@ def test_a_label_that_all_have_counts_in_no_mean():
     true, scores = torch.tensor([[1.0, 1.0], [0.0, 1.0]]), torch.tensor([[2.0, 0.0], [1.0, 0.0]])
     assert kind.score(scores, true)["auroc"] == 1.0
     assert kind.score(scores, torch.ones(2, 2)) == {}
+
+
+def test_an_infinite_logit_is_the_largest():
+    kind = made(Columns(labels=("fever",)), Training(loss="sigmoid"))
+    true, scores = (
+        torch.tensor([[1.0], [0.0], [0.0]]),
+        torch.tensor([[torch.inf], [3.0], [-torch.inf]]),
+    )
+    assert kind.score(scores, true)["auroc"] == 1.0

@@ -315,6 +315,35 @@ def test_what_a_report_may_not_say_of_probabilities(told, said):
         asking.check_report(0, order(), report(counts(), probabilities=found))
 
 
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ([{"values": {"mae": math.nan}}], "figure 'mae' is nan"),
+        ([{"values": {"mae": math.inf}}], "figure 'mae' is inf"),
+        ([{"values": {"mae": -1.0}}], "figure 'mae' is -1"),
+        ([{"values": {"r2": 1.5}}], "figure 'r2' is 1.5"),
+        ([{"values": {"auroc": 0.5}}], "figure 'auroc'"),
+        ([{"values": {"pinball": 0.5}}], "figure 'pinball'"),
+        ([{"view": "global"}], "of what was not scored"),
+        ([{"test_set": "global-test"}], "of what was not scored"),
+        ([{}, {}], "of what was not scored"),
+    ],
+)
+def test_what_a_report_may_not_say_of_targets(told, said):
+    terms = terms_of()
+    data = {"name": "table", "root": "table.csv", "columns": {"target": "price"}}
+    experiment = tiny_experiment(data=data, scenario={"kind": "natural"}, net={"name": "mlp"})
+    asking = replace(terms, run=RunFacts(experiment, terms.run.problem))
+    of_task = {"view": "after_local", "test_set": "task"}
+    fine = report(counts(), figures=[rpc.Figures(**of_task, values={"mae": 2.5, "r2": -3.0})])
+    asking.check_report(0, order(), fine)
+    with pytest.raises(PayloadError, match="of what was not scored"):
+        terms.check_report(0, order(), fine)
+    found = [rpc.Figures(**{**of_task, **each}) for each in told]
+    with pytest.raises(PayloadError, match=said):
+        asking.check_report(0, order(), report(counts(), figures=found))
+
+
 def test_what_a_report_may_say_of_a_model_that_was_refused():
     """The order is of round 0: there is no later model."""
     terms = terms_of()
