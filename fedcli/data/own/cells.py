@@ -173,6 +173,7 @@ def parsed(
     missing = (*((columns and columns.missing_values) or ()), *((own and own.missing) or ()))
     filled = column.notna().to_numpy()
     if column.dtype.kind not in "iufb":
+        _check_single(table, name, column[filled])
         texts = [value for value in missing if isinstance(value, str)]
         filled = filled & ~column.isin([*MISSING, *texts]).to_numpy()
         if filled.any() and hasattr(column, "str"):  # one text makes texts of a whole column
@@ -184,6 +185,16 @@ def parsed(
     if own is not None:
         found = _in_unit_of_run(found, table.frame[name], own)
     return np.where(filled, found, np.nan), filled
+
+
+def _check_single(table: TableRows, name: str, cells: Any) -> None:
+    """Raise DataError if the first cell holds several values, as a list of parquet does."""
+    pandas = importlib.import_module("pandas")
+    if len(cells) and not pandas.api.types.is_scalar(cells.iloc[0]):
+        raise DataError(
+            f"{table.where}: the cells of column {printable(name, 60)!r} hold several values each: "
+            "give each value a column of its own, or leave the column out of features"
+        )
 
 
 def _in_unit_of_run(

@@ -476,3 +476,10 @@ def test_scans_without_one_reading_are_refused(tmp_path):
         with pytest.raises(DataError, match=line) as caught:
             read_image(path)
         assert "\n" not in str(caught.value)
+
+
+def test_a_cell_of_several_values_is_no_number(tmp_path):
+    (tmp_path / "lab").mkdir()
+    lists = ROWS.assign(a=[[value] for value in ROWS["a"]])
+    lists.to_parquet(tmp_path / "lab" / "may.parquet")
+    refused(tmp_path, r"cells of column 'a' hold several values each: give each")
