@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from fedmodels.config.columns import Columns
 from fedmodels.config.transforms import transform_of
 from fedmodels.data_description import ClientFile
 from fedmodels.errors import ArchiveError, DataError, RunFailed
@@ -53,6 +54,8 @@ def global_model(run: Path) -> TrainedModel:
         raise ArchiveError(f"{run} holds no committed state of the server")
     experiment = experiment_of(record.config, str(run / "config.toml"))
     table, data, described = experiment.method, experiment.data, _description(run)
+    if data is not None and data.columns is not None:
+        _check_unit(data.columns)
     method = make(table.name, **table.hyper_parameters())
     if "global" not in method.views:
         raise ArchiveError(f"{table.name} has no global model here: export a client's (--client)")
@@ -81,6 +84,16 @@ def global_model(run: Path) -> TrainedModel:
     of_run = RunFacts(experiment, Problem(tuple(described.input_shape), began))
     frozen = of_run.for_classes(number).frozen_weights
     return TrainedModel(facts, {**global_weights(method, common), **frozen})
+
+
+def _check_unit(columns: Columns) -> None:
+    """Check that a config says in which unit its numbers are learned."""
+    if columns.target and not columns.target_mean:
+        raise ArchiveError(
+            f"the run's config does not say in what unit {', '.join(columns.targets)} was learned, "
+            "and everybody's model says it in that unit: export a client's (--client), which knows "
+            "it, or give target_mean and target_std of [data.columns] in a run"
+        )
 
 
 def _classes(record: RunRecord) -> RunClasses | None:

@@ -16,11 +16,12 @@ from fedcli.data.own.new_inputs import NewInputs
 from fedcli.data.store.commands import run_partition
 from fedcli.data.store.opened_data import open_data
 from fedcli.predicted_targets import TargetPredictions
-from fedmodels.errors import ConfigError
+from fedmodels.errors import ArchiveError, ConfigError
 from fedmodels.resolution import experiment_of
 from fedmodels.tensors.archive import load_named
 from fedmodels.tensors.bundle import Problem
 from fedmodels.training.run import RunFacts
+from fedsrv.trained_models import global_model
 from fedtide.inprocess import run_in_process
 from tests.runs import dies, ends_as, killed
 
@@ -79,6 +80,17 @@ def learned(data, client, part):
     columns = held.file.transform["columns"]
     mean, std = np.array(columns["target_mean"]), np.array(columns["target_std"])
     return held.normaliser(x), y, mean, std
+
+
+def test_everybodys_model_needs_the_unit_of_its_answers(table, tmp_path):
+    """Clients know the unit; a coordinator knows what its config says."""
+    tables = config(table, schedule={"rounds": 1}).model_dump(
+        mode="json", exclude_defaults=True, exclude_none=True
+    )
+    out = tmp_path / "run"
+    fedtide.run(tables, backend="inprocess", out=out)
+    with pytest.raises(ArchiveError, match="in what unit progress was learned"):
+        global_model(out)
 
 
 def test_fedavg_is_a_plain_federated_loop(table, data, tmp_path):
