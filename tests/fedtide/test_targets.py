@@ -271,3 +271,10 @@ def test_small_numbers_stand_in_a_csv_as_they_are():
     inputs, values = NewInputs(Path("new.csv"), np.zeros((1, 1))), [[1.23456789e-9, 150.25]]
     [row] = TargetPredictions(inputs, ["farad", "volt"], np.array(values)).rows()
     assert row[3:-1] == ["1.23456789e-09", "150.25"]
+
+
+@pytest.mark.parametrize("role", ["client", "time", "group"])
+def test_what_is_predicted_has_no_other_part(table, role):
+    columns = {"features": ["bmi"], "target": "progress", "client": "site", role: "progress"}
+    with pytest.raises(ConfigError, match=f"target names 'progress', which is the {role}"):
+        config(table, data={"columns": columns})

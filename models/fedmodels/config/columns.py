@@ -240,6 +240,9 @@ class Columns(StrictTable):
             names = getattr(self, key) or ()
             if len({*names}) < len(names):
                 raise ConfigError(f"[data.columns] {key} names a column twice")
+            for role in (role for role in ROLES if role != "label"):  # nothing reads a label then
+                if (column := getattr(self, role)) in names:
+                    raise ConfigError(f"[data.columns] {key} names {column!r}, which is the {role}")
         if self.quantiles is not None:
             if self.target is None:
                 raise ConfigError("[data.columns] quantiles needs target")
