@@ -131,6 +131,8 @@ class ClientWait:
                 if to_go > 0:
                     left = min(left, to_go)
                 rest = f"it goes on without them in {to_go:.0f} s"
+                if for_the_living and not at_work:
+                    rest += ", or once they count as gone"
                 if not enough():
                     rest = "min_clients says that it cannot go on with fewer"
             notice.look(away, at_work, rest)

@@ -95,7 +95,10 @@ def test_an_open_run_goes_on_with_clients_that_it_did_not_begin_with(world, cloc
     gathered = world.engine.submit(world.cohort.gather)
     world.join_all([1, 2])
     assert stays(gathered), "client 0 may still come"
-    pass_time(world, clock, LEASE_S + 1)
+    pass_time(world, clock, LEASE_S - 1)
+    until(lambda: waiting(world))
+    assert waiting(world)[0]["line"].endswith("without them in 286 s, or once they count as gone")
+    pass_time(world, clock, 2)
     assert list(gathered.result(30)) == [1, 2]
 
 
