@@ -178,8 +178,8 @@ def test_what_goes_live_is_no_worse_on_the_clients_own_test_data(tmp_path, metho
     sizes: list[int] = []
     original = deployment.rightly_named
 
-    def seen(net: Any, sets: Any) -> int | None:
-        found = original(net, sets)
+    def seen(net: Any, sets: Any, merged: Any) -> int | None:
+        found = original(net, sets, merged)
         judged.append((f"{len(sets)} tasks", found))
         sizes.append(sum(len(y) for _, y in sets))
         return found
@@ -229,7 +229,7 @@ def test_the_guard_refuses_worse_models(
 ):
     """The server is told of it, whichever order the model was offered in."""
     left, lines, tell = list(rights), list[str](), EventLog.tell
-    monkeypatch.setattr(deployment, "rightly_named", lambda net, sets: left.pop(0))
+    monkeypatch.setattr(deployment, "rightly_named", lambda net, sets, merged: left.pop(0))
     monkeypatch.setattr(
         EventLog, "tell",
         lambda log, kind, *whom, **facts: (

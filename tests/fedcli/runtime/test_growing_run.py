@@ -140,7 +140,8 @@ def test_a_server_gives_a_class_no_name_that_is_none(data, tmp_path, name):
     set_ups = workers_of(data, tmp_path / "states", method="fedavg").set_ups
     change = 0, ClassChange("b", "y")
     assert set_ups.of(["x"], [change]).classes.names == ("a", "y", "x")
-    for told in (([name], []), ([], [(0, ClassChange("b", name))])):
+    merges = name == "a"  # "b" may become part of another class
+    for told in ([name], []), *([] if merges else [([], [(0, ClassChange("b", name))])]):
         with pytest.raises(PayloadError, match="or one cannot be a name"):
             set_ups.of(*told)
 

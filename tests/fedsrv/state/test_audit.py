@@ -145,7 +145,7 @@ def test_a_run_says_what_happened(run, monkeypatch, capsys):
     status, out, _ = typed(monkeypatch, capsys, "audit", run)
     assert status == 0
     assert [line.split()[2].strip(",") for line in out] == [
-        "joined", "failed", "committed", "committed", "committed", "committed", "set",
+        "joined", "failed", "committed", "committed", "committed", "rolled", "committed", "set",
     ]  # fmt: skip
     assert out[0].endswith("joined client 0, by fedtide:client:0 from ipv4:127.0.0.1:9")
     assert out[1].endswith("failed client 4, reason its disk is full")
@@ -159,7 +159,7 @@ def test_a_run_says_what_happened(run, monkeypatch, capsys):
     (run / AUDIT).write_bytes(b"".join(lines[:3]))
     status, _, err = typed(monkeypatch, capsys, "audit", run)
     assert status == 1
-    assert "it ends with line 3, and line 7 was there" in err
+    assert "it ends with line 3, and line 8 was there" in err
     with closing(Store(run, tiny_experiment(), True)) as store:
         assert "audit.jsonl: it ends with line 3" in store.evidence.differences[-1]
     assert any("says: it ends with line 3" in line for line in verified(run).wrong)
@@ -199,7 +199,7 @@ def test_an_edited_history_is_noticed(run, monkeypatch, capsys):
     status, out, _ = typed(monkeypatch, capsys, "verify", run)
     assert status == 0
     kept = out[1].removeprefix("head: ")
-    assert out[0] == f"{run}: 8 statements and 7 lines of audit hold"
+    assert out[0] == f"{run}: 8 statements and 8 lines of audit hold"
     assert typed(monkeypatch, capsys, "verify", run, "--head", kept)[0] == 0
     relinked(run)
     assert verified(run).wrong == [
