@@ -266,7 +266,7 @@ def predictions(
                 "name; rename it"
             )
     facts, first, answered = model.facts, None, False
-    how = how_of(facts, file)
+    how, held = how_of(facts, file), list[Predictions]()
     with archives() as packed:
         for given in paths:
             for path, error in _files_in(given, how, packed):
@@ -282,10 +282,14 @@ def predictions(
                     first = first or error
                     none = NewInputs(packed.shown(path), np.empty(0), why=str(error))
                     found = [Predictions(none, model.class_names, np.zeros((0, 1), np.float32))]
+                held += found  # until one has an answer: without any there is an error alone
                 answered = answered or any(len(one.shares) for one in found)
-                yield from found
+                if answered:
+                    yield from held
+                    held.clear()
         if first is not None and not answered:
             raise first
+        yield from held
 
 
 def _files_in(

@@ -158,7 +158,8 @@ def tables_of(names: Sequence[str], place: Path) -> dict[str, Any]:
     if "availability" in schedule:
         schedule["availability"] = str(place / schedule["availability"])
     if "reference" in evaluate:
-        evaluate["reference"] = str(place / evaluate["reference"])
+        kind = "-asynchronous" if schedule.get("order") == "asynchronous" else ""
+        evaluate["reference"] = str(place / (evaluate["reference"] + kind))
     if "net" in found:
         found["net"] = {"name": str(place / found["net"]["name"])}
     told = {"drift": "metrics", "prequential scores": "metrics", "stopping": "stopping"}

@@ -115,7 +115,15 @@ class ClientGame:
         """As much of a plan as is looked at."""
         method = make(self.method, **self.experiment.method.hyper_parameters())
         tasks = dict.fromkeys(range(self.experiment.schedule.clients), 1)
-        facts = {"method": method, "run": self.run, "tasks": tasks, "steps": (), "aside": {}}
+        wire = SimpleNamespace(tells=frozenset())
+        facts = {
+            "method": method,
+            "run": self.run,
+            "tasks": tasks,
+            "steps": (),
+            "aside": {},
+            "wire": wire,
+        }
         return cast(Plan, SimpleNamespace(**facts))
 
     @cached_property

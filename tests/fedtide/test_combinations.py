@@ -48,6 +48,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert plain.scenario is not None
     run_partition(plain.data, plain.scenario, 6, 0, root / "data", Console(quiet=True))
     run_in_process(plain, root / "data", root / "reference", facts=True)
+    buffered = tiny_experiment(**tables_of(["asynchronous rounds"], root))  # scored after others
+    run_in_process(buffered, root / "data", root / "reference-asynchronous", facts=True)
     return root
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import builtins
 import ctypes
 import os
+import shutil
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -70,6 +71,7 @@ def hide() -> None:
         return real_os_open(path, flags, *more, **options)
 
     os.open = os_opened
+    shutil._use_fd_functions = False  # type: ignore[attr-defined]  # it opens directories elsewhere
     sys.platform = "win32"
 
 
