@@ -67,7 +67,7 @@ config:
   Order.kind Order.views Order.global_test Order.confusion Counts.view Counts.rule Counts.test_set
   Confusion.view Probabilities.view Figures.view Figures.test_set
   WatchRequest.from_start Listening.address Listening.clients
-  Listening.needed Dashboard.url MetricsPage.url Committed.of
+  Listening.needed Dashboard.url MetricsPage.url Committed.of Committed.open
   Order.settings Committed.privacy Entry.key Value.boolean Value.integer Value.number Value.text
 random:
   JoinRequest.token JoinResponse.token Joining.token Waiting.token PushHeader.token Member.token
