@@ -67,12 +67,12 @@ def test_a_study_says_in_what_its_rows_differ(place, monkeypatch):
 
 
 def test_a_reason_too_few_refuses_a_study(monkeypatch):
-    """FedAvg weighs by examples and SCAFFOLD does not; without the reason the study is refused."""
+    """One row of the neighbours weighs by examples; without the reason the study is refused."""
     monkeypatch.chdir(ROOT)
     study = Sweep.read(ROOT / "benchmarks" / "studies" / "neighbours.toml")
     runs = plan(study, ROOT / "runs", list(study.methods), [0])
     said = fairness(study, runs)
-    assert "weighting: examples with FedAvg / Ditto; uniform with the others" in said
+    assert "weighting: examples with FedAvg, by examples; uniform with the others" in said
     assert "5 a batch of 32 with pFedMe" in said
     assert said.endswith("Equal: epochs.")
     assert study.differs
