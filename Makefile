@@ -5,8 +5,7 @@ BIN := $(VENV)/bin
 PYTHON := $(BIN)/python
 PYTEST := $(PYTHON) -m pytest
 PROTOC := $(VENV)/protoc
-# Two cores: tests that wait for processes of theirs leave some of the time to a third.
-PYTEST_SPLIT := $(PYTEST) -n 3 --dist worksteal
+PYTEST_SPLIT := $(PYTEST) -n 2 --dist worksteal
 STAMP := $(VENV)/.set-up
 
 PROTOS := $(wildcard proto/fedpb/v1/*.proto)
