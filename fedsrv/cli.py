@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import shlex
-import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ import typer
 from fedmodels.commands import forget_options, run_command
 from fedmodels.errors import FedtideError, Interrupted
 from fedmodels.log_lines import LogLevel
+from fedmodels.machine import set_by_sigterm
 from fedmodels.options import AsJson, Config, Device, Level, Quiet, Sets, Strict, program
 from fedsrv.commands import options
 from fedsrv.commands.audit import audit_app
@@ -126,20 +126,13 @@ def serve(
             expects_evaluator=evaluator,
             server_data=server_data,
             on_ready=telling.begin,
-            stop=_set_by_sigterm(),
+            stop=set_by_sigterm(),
             watchers=_watchers(metrics_port, dashboard, out, insecure),
         )
     telling.end()
     if not events:  # a launcher shows the run itself
         _show(out, with_table=not (quiet or as_json))
     logging.getLogger("fedsrv").info("finished: %s", summary["state_sha256"])
-
-
-def _set_by_sigterm() -> threading.Event:
-    """Return an event that SIGTERM sets from now on, in place of ending the process."""
-    stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    return stop
 
 
 @contextmanager

@@ -13,7 +13,6 @@ import io
 import os
 import signal
 import subprocess
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmodels.errors import ConfigError, RunFailed, pip_line
+from fedmodels.machine import set_by_sigterm
 from fedsrv.sweep.execution import Call, Each, Resources, Say
 from fedsrv.sweep.plan import PlannedRun
 
@@ -261,8 +261,7 @@ class SlurmJob:
 
     def __call__(self, run: PlannedRun) -> str:
         """Run one to its end; leave no result if Slurm takes the job away before."""
-        taken = threading.Event()
-        signal.signal(signal.SIGTERM, lambda *_: taken.set())
+        taken = set_by_sigterm()
         failure = self.call(run, print)
         if failure and taken.is_set():
             raise SystemExit(failure)

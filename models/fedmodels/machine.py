@@ -13,6 +13,7 @@ import math
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
@@ -175,6 +176,23 @@ def end_on_sigterm() -> None:
     whoever takes an error for one of its own.
     """
     signal.signal(signal.SIGTERM, _end_by_signal)
+
+
+def set_by_sigterm() -> threading.Event:
+    """Return an event that SIGTERM sets from now on, in place of ending the process.
+
+    Setting takes a lock. A second signal that comes meanwhile changes nothing: it would wait for
+    the lock that the first one's handler holds.
+    """
+    event, told = threading.Event(), list[int]()
+
+    def asked(number: int, _: object) -> None:
+        if not told:
+            told.append(number)
+            event.set()
+
+    signal.signal(signal.SIGTERM, asked)
+    return event
 
 
 def end_if_signalled() -> None:

@@ -20,7 +20,7 @@ from fedcli.runtime.worker import Worker
 from fedcli.serving.live_model import LiveModel
 from fedcli.serving.watching import WatchedFolder
 from fedmodels import machine as signals
-from fedmodels.machine import end_on_sigterm
+from fedmodels.machine import end_on_sigterm, set_by_sigterm
 from fedmodels.tensors.bundle import Bundle
 from fedpb.v1 import coordinator_pb2 as rpc
 
@@ -101,3 +101,25 @@ def test_a_signal_that_another_thread_got_ends_a_wait(wait, idle, ends_at_sigter
     with pytest.raises(SystemExit, match="143"):
         wait(idle)
     assert time.monotonic() - begun < 10
+
+
+def test_a_second_signal_waits_for_no_lock_of_the_first(monkeypatch):
+    """Two came at once, and a coordinator stood still for ever: setting an event takes a lock."""
+    sets = list[int]()
+
+    class Signalled(threading.Event):
+        def set(self) -> None:
+            sets.append(len(sets))
+            if len(sets) == 1:
+                signal.raise_signal(signal.SIGTERM)
+            super().set()
+
+    monkeypatch.setattr(signals.threading, "Event", Signalled)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        event = set_by_sigterm()
+        signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert event.is_set()
+    assert sets == [0]
