@@ -37,6 +37,7 @@ from benchmarks.measure import parser_of, records_of, tell
 from benchmarks.measured import given_as, keep
 from benchmarks.streams import stretch
 from fedcli.data.store.growing import add_task
+from fedmodels.config.data import Repeats
 from fedmodels.errors import DataError
 from fedmodels.nets import make_net
 from fedmodels.resolution import experiment_of
@@ -61,12 +62,15 @@ class Form:
     """How much more the large site has."""
     rounds: int
     kills: int
+    repeats: Repeats = "skip"
+    """What becomes of windows that come again. Of an activity, a person has 19 to 107 to train on;
+    a long year draws more."""
 
 
 FORMS = {
     "tiny": Form(months=3, sites=6, examples=4, times=3, rounds=1, kills=3),
     "small": Form(months=6, sites=12, examples=4, times=100, rounds=2, kills=20),
-    "full": Form(months=12, sites=12, examples=8, times=100, rounds=3, kills=100),
+    "full": Form(months=12, sites=12, examples=8, times=100, rounds=3, kills=100, repeats="keep"),
 }
 LARGE, BAD, SPELLS, LOSES, RETIRES, FORGOTTEN = 5, 3, 4, 2, 1, 0
 """Sites to which something happens."""
@@ -156,10 +160,10 @@ class Year:
             names[0] = f"{names[0].upper()} "
             (other / "dataset.json").write_text(json.dumps({"class_names": names}))
             try:
-                add_task(self.data, site, other)
+                add_task(self.data, site, other, repeats=self.form.repeats)
             except DataError:
                 self.refused += 1
-        add_task(self.data, site, source)
+        add_task(self.data, site, source, repeats=self.form.repeats)
 
     def source(self, site: int, month: int) -> Path:
         """Write the windows of a site and a month; return the folder."""
