@@ -29,7 +29,7 @@ from fedmodels.reductions.rule import rule_of
 from fedmodels.tensors.aggregation_rule import Facts
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.tensors.differences import WEIGHTS
-from fedsrv.parts.odd_uploads import ODD, ODD_OTHERWISE
+from fedsrv.engine.comparison import ODD, ODD_OTHERWISE
 
 Place = tuple[str, ...]
 Numbers = Mapping[Place, Tensor]

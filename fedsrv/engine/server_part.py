@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from fedmodels.config.experiment import Experiment
 from fedmodels.tensors.aggregation_rule import AggregationRule
 from fedmodels.tensors.bundle import Bundle, ClientId
+from fedmodels.tensors.differences import Norms
 from fedmodels.tensors.uploads import Uploads
 from fedmodels.training.contexts import ServerContext, ServerState
 from fedmodels.training.method import Method, Payload
@@ -34,10 +35,6 @@ Settle = Callable[[], None]
 while a commit is written."""
 CheckUpload = Callable[[ClientId, Bundle], None]
 """Raises PayloadError for an upload with impossible values; called from any thread."""
-Norms = Mapping[str, float]
-"""The norms of an upload by part, as in :class:`Measured`."""
-
-
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 

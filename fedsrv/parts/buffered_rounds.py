@@ -26,16 +26,17 @@ from fedmodels.errors import ConfigError, RunFailed, reason_of
 from fedmodels.methods import make
 from fedmodels.tensors.bundle import Weights
 from fedmodels.tensors.bundle_spec import BundleSpec
+from fedmodels.tensors.differences import Norms
 from fedmodels.tensors.staleness import discount, rebase
 from fedmodels.training.contexts import ServerContext, ServerState
 from fedmodels.training.hooks import init_server
 from fedmodels.training.method import Method
 from fedmodels.training.run import RunFacts
 from fedsrv.engine.cohort import Answers, AnyOf, TooFewOrders, Trip
+from fedsrv.engine.comparison import measured_in
 from fedsrv.engine.reduction import Reduced
 from fedsrv.engine.schedule import Step, draw_cohort, takes_part
-from fedsrv.engine.server_part import Exchange, Interaction, Kernel, Norms, ServerPart
-from fedsrv.parts.odd_uploads import measured_in
+from fedsrv.engine.server_part import Exchange, Interaction, Kernel, ServerPart
 from fedsrv.state.record import Record
 
 

@@ -114,7 +114,7 @@ def fewest(experiment: Experiment) -> int:
 def warned_in_a_row(records: Iterable[Record], times: int) -> set[int]:
     """Return the clients whose last ``times`` uploads all stood out, as all others agree.
 
-    Those that may lie need not agree (:func:`fedsrv.parts.odd_uploads.agreed_on`): a warning that
+    Those that may lie need not agree (:func:`fedsrv.engine.comparison.agreed_on`): a warning that
     takes half of the cohort could be aimed. The latest record comes first.
     """
     found, open_, count = set[int](), dict[int, int](), 0

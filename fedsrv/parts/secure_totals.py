@@ -18,8 +18,8 @@ from fedmodels.training.contexts import ServerContext
 from fedmodels.training.secure_upload import SecureUpload
 from fedsrv.engine.client_profile import clients_text
 from fedsrv.engine.cohort import Answers, Trip
+from fedsrv.engine.comparison import MIN_COHORT, SUSPECT, oddities
 from fedsrv.engine.server_part import Kernel
-from fedsrv.parts.odd_uploads import MIN_COHORT, SUSPECT, oddities
 from fedsrv.parts.secure_group import SecureGroup
 
 Opened = Sequence[tuple[SecureGroup, Vector]]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from fedmodels.tensors.differences import Measured
 from fedsrv.engine.cohort import Answers
-from fedsrv.parts.odd_uploads import agreed_on, far_out, standing_out
+from fedsrv.engine.comparison import agreed_on, far_out, standing_out
 from fedsrv.state.record import Record
 
 

@@ -15,7 +15,7 @@ is scored: by view ``accuracy``, ``loss``, ``auroc`` where it was asked for, the
 class, and on each of ``tasks`` from ``first_task`` on, which is left out where it is 0. Also what
 the coordinator measured of its upload, whether it counts or not: ``difference_norm``,
 ``difference_cosine`` and the norms of other parts. An upload that counts has its
-``aggregation_weight`` (:mod:`fedsrv.parts.odd_uploads`)."""
+``aggregation_weight`` (:mod:`fedsrv.engine.comparison`)."""
 
 
 class Traffic(TypedDict):

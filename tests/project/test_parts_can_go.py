@@ -29,7 +29,7 @@ NAMED: dict[str, tuple[str, str, str]] = {
         r"\brelay\w*|\bGroupSum\b",
         """
         fedmodels/config/combinations.py fedmodels/numerics/metric_tables.py
-        fedmodels/privacy/told.py fedsrv/cli.py fedsrv/commands/audit.py fedsrv/commands/certs.py
+        fedsrv/cli.py fedsrv/commands/audit.py fedsrv/commands/certs.py
         fedsrv/parts/odd_uploads.py fedsrv/transport/service.py
         """,
     ),
@@ -38,7 +38,7 @@ NAMED: dict[str, tuple[str, str, str]] = {
         r"Secure[A-Z]\w+|secure_(?!channel|server|port)\w+",
         """
         fedcli/joining.py fedcli/parts/privacy/floor.py fedmodels/config/combinations.py
-        fedmodels/config/experiment.py fedmodels/config/privacy.py fedmodels/privacy/told.py
+        fedmodels/config/experiment.py fedmodels/config/privacy.py
         fedmodels/tensors/uploads.py fedsrv/state/record.py
         """,
     ),
@@ -94,8 +94,6 @@ NAMED: dict[str, tuple[str, str, str]] = {
         r"odd_uploads|[eE]xclusions|exclude_after",
         """
         fedmodels/config/combinations.py fedmodels/config/server.py
-        fedsrv/parts/buffered_rounds.py fedsrv/parts/secure_totals.py fedsrv/relay/relayed_sums.py
-        fedsrv/state/record.py
         """,
     ),
     "drift": (

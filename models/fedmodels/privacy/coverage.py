@@ -17,7 +17,7 @@ BESIDE = {
     "trigger": "when an open run goes on, by score_drop: it follows from scores",
 }
 """What clients tell beside uploads, by the name that ``allow`` knows. What of messages and records
-each name stands for is in :mod:`fedmodels.privacy.told`."""
+each name stands for is in ``tests/fedmodels/privacy/told.py``."""
 
 
 def told_beside(experiment: Experiment, *, scores: bool, metrics: bool) -> list[str]:

@@ -23,6 +23,8 @@ from fedmodels.tensors.block_layout import BlockLayout
 from fedmodels.tensors.bundle import Bundle, Prototypes, Weights
 from fedmodels.tensors.packed_weights import PackedWeights, flatten, laid_like, packed
 
+Norms = Mapping[str, float]
+"""Of an upload, by part: ``weights``, ``prototypes/class`` and so on."""
 WEIGHTS, STATISTICS, GENERATORS = "weights", "statistics", "generators"
 """Parts of an upload; ``evaluation`` and each level of prototypes are others."""
 SKETCH = 4096
@@ -39,7 +41,7 @@ _STEP, _WRAP = 4157, 1 << 20
 class Measured:
     """What is kept of an upload to compare it with others."""
 
-    norms: Mapping[str, float]
+    norms: Norms
     """By part of the upload, such as ``weights`` or ``prototypes/class``: how far it lies from what
     the client was given, or how large it is where nothing was given."""
     given: Mapping[str, float] = field(default_factory=dict)

@@ -14,12 +14,12 @@ from fedmodels.errors import FedtideError, PayloadError
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.numerics.secrecy import Secret
 from fedmodels.privacy.coverage import BESIDE, assumptions, told_beside
-from fedmodels.privacy.told import COVERS, cover_of, fields
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.events import EventLog
 from fedsrv.transport.journal import Journal
 from fedtide.inprocess import run_in_process
 from tests.conftest import records_of, tiny_experiment
+from tests.fedmodels.privacy.told import COVERS, cover_of, fields
 from tests.fedsrv.engine.test_private_rounds import BESIDE as TOLD
 from tests.fedsrv.engine.test_private_rounds import NOISE, SMALL_GLDP
 from tests.sizes import ROOT
@@ -38,7 +38,7 @@ def messages():
 
 
 def test_each_field_of_each_message_has_a_cover():
-    """A new field fails here until somebody says what covers it: fedmodels/privacy/told.py."""
+    """A new field fails here until somebody says what covers it: told.py beside this file."""
     found = {*messages()}
     assert len(found) > 250
     assert found - fields().keys() == set()

@@ -13,9 +13,10 @@ from fedmodels.errors import TooFewClients
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.tensors.differences import SKETCH, Measured, against
 from fedpb.v1 import coordinator_pb2 as rpc
+from fedsrv.engine import comparison
+from fedsrv.engine.comparison import agreed_on, far_out, oddities, standing_out
 from fedsrv.events import EventLog
-from fedsrv.parts import odd_uploads
-from fedsrv.parts.odd_uploads import agreed_on, far_out, first_odd, oddities, standing_out
+from fedsrv.parts.odd_uploads import first_odd
 from fedtide.inprocess import launch_in_process, run_in_process
 from tests.conftest import records_of, tiny_experiment
 from tests.fedmodels.methods.test_conformance import experiment_for
@@ -86,7 +87,7 @@ def test_a_direction_stands_out_by_two_deviations_of_its_cohort(monkeypatch, one
     0.148 below the median of -0.35, so the bound is -0.498."""
     cosines = [one, -0.4, -0.35, -0.35, -0.3]
     voices = {client: (4, cosine) for client, cosine in enumerate(cosines)}
-    monkeypatch.setattr(odd_uploads, "against", lambda *_: voices)
+    monkeypatch.setattr(comparison, "against", lambda *_: voices)
     assert [*standing_out(weights(*[1.0] * 5))] == out
 
 
