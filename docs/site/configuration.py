@@ -88,6 +88,9 @@ def page() -> str:
             )
     parts.append("## `[scenario]`\n\n`kind` chooses the scenario. Keys of every kind:\n")
     parts.append(_table(scenarios.ScenarioTable))
+    for timeline in (scenarios.Domains, scenarios.Concepts):
+        parts += [f"### `[scenario.{timeline.table}]`\n", f"{inspect.getdoc(timeline)}\n"]
+        parts.append(_table(timeline))
     for kind in KINDS:
         name = (*kinds_of(kind), "file.py:function")[0]
         shown = _table(kind, without={"kind", *scenarios.ScenarioTable.model_fields})

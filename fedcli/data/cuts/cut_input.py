@@ -70,6 +70,8 @@ class CutInput:
     """Whether examples may share rows of a recording."""
     own_tasks: IntArray | None = None  # (n + m,)
     """Task of each example, where natural clients were cut along time as they were read."""
+    domain: int = 0
+    """Of the examples, where each domain is dealt out by itself: its draws are its own."""
 
     @property
     def num_pairs(self) -> int:
@@ -83,7 +85,7 @@ class CutInput:
 
     def rng(self, purpose: str, *ids: int) -> np.random.Generator:
         """Return the generator of one purpose of this run."""
-        return rng_of(self.seed, purpose, *ids)
+        return rng_of(self.seed, purpose, *ids, *([self.domain] if self.domain else []))
 
     def by_client(self, train: list[IntArray], test: list[IntArray]) -> Partition:
         """Return the partition whose pairs, numbered client by client, hold these indices."""

@@ -56,6 +56,7 @@ from fedmodels.config.scenario import (
     ReplayTable,
     ScenarioTable,
 )
+from fedmodels.config.timeline import Domains
 from fedmodels.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -76,11 +77,13 @@ def partition(
     has_own_parts: bool = False,
     overlapping: bool = False,
     own_tasks: IntArray | None = None,
+    origins: IntArray | None = None,
 ) -> Partition:
     """Deal labels (n,) and (m,) of a data set out to clients and tasks.
 
     Groups (n + m,) and coarse classes (K,), and what the owner chose, are as :class:`CutInput`
-    says.
+    says. Origins (n + m,) are the domain that each example may be shown in, where a scenario's
+    domains take their examples from domains of the data; -1 for none.
 
     Raises:
         ConfigError: the scenario does not fit the data set or the number of clients.
@@ -98,7 +101,12 @@ def partition(
         overlapping=overlapping,
         own_tasks=own_tasks,
     )
-    out = _cut(scenario, given)
+    if scenario.domains is not None and scenario.domains.deals_apart:
+        if origins is not None:
+            origins = origins[np.r_[kept, len(labels_train) + kept_test]]
+        out = _cut_apart(scenario, scenario.domains, given, origins)
+    else:
+        out = _cut(scenario, given)
     if not out.pooled:
         out = _mapped_back(out, kept, kept_test)
     _check_filled(out)
@@ -137,6 +145,38 @@ def _cut(scenario: ScenarioTable, given: CutInput) -> Partition:
         case OwnScenario():
             return own_cut(scenario, given)
     raise ConfigError(f"[scenario] kind {scenario.name!r} has no partition")
+
+
+def _cut_apart(
+    scenario: ScenarioTable, domains: Domains, given: CutInput, origins: IntArray | None
+) -> Partition:
+    """Cut the examples of each domain by themselves, for the tasks of the clients that show it."""
+    train, test = np.arange(len(given.train)), np.arange(len(given.test))
+    cut: list[dict[int, TaskIndices]] = [{} for _ in given.tasks]
+    for domain, name in enumerate(domains.show):
+        shown = [
+            [task for task in range(tasks) if domains.main(client, task, tasks) == domain]
+            for client, tasks in enumerate(given.tasks)
+        ]
+        clients = [client for client, tasks in enumerate(shown) if tasks]
+        if not clients:
+            continue
+        if origins is not None:
+            train, test = (
+                np.flatnonzero(part == domain) for part in np.split(origins, [len(given.train)])
+            )
+        inner = replace(
+            given, train=given.train[train], test=given.test[test], domain=domain, groups=None,
+            tasks=[len(shown[client]) for client in clients],
+        )  # fmt: skip
+        try:
+            out = _mapped_back(_cut(scenario, inner), train, test)
+        except ConfigError as error:
+            raise ConfigError(f"{error} (of domain {name!r})") from None
+        for client, tasks in zip(clients, out.clients, strict=True):
+            cut[client] |= zip(shown[client], tasks, strict=True)
+    clients_cut = tuple(tuple(tasks[m] for m in sorted(tasks)) for tasks in cut)
+    return Partition(clients_cut, np.arange(len(given.test), dtype=np.int64))
 
 
 def _iid(given: CutInput) -> Partition:

@@ -18,6 +18,7 @@ from fedmodels.data_description import MAX_CLASSES, ProblemFile, first_fault
 from fedmodels.errors import DataError
 
 _FOLLOWING = (
+    "domain_train", "domain_test", "domain_names",
     "transform", "wholes_train", "wholes_test", "tasks_train", "tasks_test", "moments_given",
     "levels",
 )  # fmt: skip
@@ -94,6 +95,9 @@ class Dataset:
     tasks_test: IntArray | None = None
     wholes_train: IntArray | None = None  # (n,) what stays whole when a part is held out
     wholes_test: IntArray | None = None
+    domain_train: IntArray | None = None  # (n,) domain of each example, where there are several
+    domain_test: IntArray | None = None
+    domain_names: tuple[str, ...] = ()
     group_names: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()
     """Device model of each natural client, where the data set has several."""

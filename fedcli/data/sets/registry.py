@@ -128,6 +128,16 @@ DATASETS: dict[str, KnownDataset] = {
     "hhar+realworld": KnownDataset(
         f"{_HAR}:hhar_realworld", "both, 9 activities", (), f"{_BY_HAND}those of both"
     ),
+    **{
+        name: KnownDataset(
+            "fedcli.data.sets.synthetic:synthetic", f"55 000 {what}", (), "drawn by this program"
+        )
+        for name, what in (
+            ("sine", "points below and above a sine, 2 classes"),
+            ("circle", "points in and around a circle, 2 classes"),
+            ("sea", "rows of three numbers, of which two count, 2 classes"),
+        )
+    },
     "directory": KnownDataset(
         f"{_OWN}:directory", "arrays or class folders of your own", (), "set [data] root"
     ),

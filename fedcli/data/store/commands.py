@@ -19,7 +19,9 @@ from fedcli.data.arrays import IntArray, Labelled, strata
 from fedcli.data.cuts.cut_input import Partition, TaskIndices, rng_of
 from fedcli.data.cuts.long_tail import keep_per_class
 from fedcli.data.cuts.partition import partition
+from fedcli.data.cuts.shown import blurred, shown
 from fedcli.data.sets.dataset import Dataset
+from fedcli.data.sets.looks import as_shown, origins
 from fedcli.data.sets.registry import load
 from fedcli.data.store.client_data import PARTS, STORE, TABLE, ClientData, Part
 from fedcli.data.store.findings import tell
@@ -104,11 +106,16 @@ def run_partition(
         "seed": seed,
     }
     config = placeless(config)
-    made = _dealt(dataset, experiment_scenario, num_clients, seed)
+    dataset, made = _dealt(dataset, experiment_scenario, num_clients, seed)
     if reserve is not None and made.zscore != "none":
         raise ConfigError(
             "[data] server_examples: clients of this scenario normalise by themselves, so there is "
             "no way to normalise what the server holds"
+        )
+    if reserve is not None and reserve.x.shape[1:] != dataset.input_shape:
+        raise ConfigError(
+            "[data] server_examples: the server would hold grey images, and 'colour' makes others "
+            "of those of clients"
         )
     if gather:
         dataset, made = gathered(dataset, made)
@@ -145,8 +152,14 @@ def _tasks_along_time(scenario: ScenarioTable, num_clients: int) -> list[int]:
     return tasks if max(tasks) > 1 else []
 
 
-def _dealt(dataset: Dataset, scenario: ScenarioTable, num_clients: int, seed: int) -> Partition:
-    """Return who holds which examples; say which natural clients take no part."""
+def _dealt(
+    dataset: Dataset, scenario: ScenarioTable, num_clients: int, seed: int
+) -> tuple[Dataset, Partition]:
+    """Return the examples as they are shown, and who holds which.
+
+    A line says which natural clients take no part.
+    """
+    domains = scenario.domains
     made = partition(
         scenario,
         strata(dataset.train_y),
@@ -159,12 +172,18 @@ def _dealt(dataset: Dataset, scenario: ScenarioTable, num_clients: int, seed: in
         has_own_parts=dataset.has_own_parts,
         overlapping=dataset.overlapping,
         own_tasks=dataset.tasks,
+        origins=origins(dataset, domains) if domains is not None else None,
     )
-    if not isinstance(scenario, Natural):
-        return made
-    names = dataset.client_names
-    _tell_left_out(names, num_clients)
-    return replace(made, names=tuple(names[:num_clients]))
+    if isinstance(scenario, Natural):
+        names = dataset.client_names
+        _tell_left_out(names, num_clients)
+        made = replace(made, names=tuple(names[:num_clients]))
+    if scenario.timelines:
+        made, train, test = shown(scenario, made, len(dataset.train_y), seed)
+        dataset = as_shown(dataset, scenario, train, test, seed)
+    if scenario.blur is not None:
+        made = blurred(made, scenario.blur, seed)
+    return dataset, made
 
 
 def _tell_left_out(names: list[str], num_clients: int) -> None:

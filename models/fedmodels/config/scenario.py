@@ -26,10 +26,14 @@ from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
 from fedmodels.code_names import is_own
 from fedmodels.config.bounds import CodeName, PositiveCount, StrictTable
+from fedmodels.config.timeline import Concepts, Domains, Timeline
 from fedmodels.errors import ConfigError
 
 Tasks = Annotated[int, Field(ge=1, le=10_000)]
 Concentration = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+_ADDED = ("domains", "concepts", "blur")
 
 
 class ScenarioTable(StrictTable):
@@ -41,6 +45,8 @@ class ScenarioTable(StrictTable):
     """An example may be in several tasks of a client."""
     has_long_tail: ClassVar[bool] = True
     """A long tail can be cut into the training set before it is dealt out."""
+    deals_apart: ClassVar[bool] = False
+    """Examples of each domain can be dealt out by themselves."""
 
     tasks: Tasks | Annotated[list[Tasks], Field(min_length=1)] = 1
     """Tasks of every client, or a list with one number for each client."""
@@ -55,6 +61,13 @@ class ScenarioTable(StrictTable):
     training_data: Literal["task", "accumulated"] = "task"
     """What clients train on at a task: its own data, or those of all tasks up to it, as a code base
     beside FedMLP and GLDP does against their text. Methods that replay old classes refuse it."""
+    domains: Domains | None = None
+    """How the inputs of each client and task look: docs/scenarios.md."""
+    concepts: Concepts | None = None
+    """What the labels of each client and task mean."""
+    blur: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """M, the part of each task's examples that its client's other tasks give in exchange, so that
+    the borders of tasks overlap; none unless given."""
 
     @model_validator(mode="after")
     def _check_tail(self) -> ScenarioTable:
@@ -79,6 +92,19 @@ class ScenarioTable(StrictTable):
         return self
 
     @model_validator(mode="after")
+    def _check_shown(self) -> ScenarioTable:
+        may_have_tasks = self.tasks != 1 or self.fixes_tasks or self.name == "natural"
+        if self.blur is not None and (self.deals_again or not may_have_tasks):
+            why = "tasks share examples" if self.deals_again else "clients have one task each"
+            raise ConfigError(f"[scenario] blur exchanges examples of tasks, and here {why}")
+        if self.domains is not None and self.domains.deals_apart and not self.deals_apart:
+            raise ConfigError(
+                f"[scenario] {self.name} does not deal the examples of each domain by themselves: "
+                "take kind iid, dirichlet, label_shards, per_class_shards or drawn"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_tasks(self) -> ScenarioTable:
         if self.fixes_tasks and self.tasks != 1:  # 1 stands in every resolved config
             raise ConfigError(
@@ -88,7 +114,14 @@ class ScenarioTable(StrictTable):
 
     def identity(self) -> dict[str, object]:
         """Return what a partition follows from: all keys but those that change no partition."""
-        return self.model_dump(mode="json", exclude={"training_data"})
+        # older partitions lack these keys
+        absent = {key for key in _ADDED if getattr(self, key) is None}
+        return self.model_dump(mode="json", exclude={"training_data", *absent})
+
+    @property
+    def timelines(self) -> tuple[Timeline, ...]:
+        """What changes over the tasks of clients beside the classes that they hold."""
+        return tuple(one for one in (self.domains, self.concepts) if one is not None)
 
     @property
     def name(self) -> str:
@@ -123,12 +156,14 @@ class ScenarioTable(StrictTable):
 class Iid(ScenarioTable):
     """Every pair gets an equal random piece of the training and of the test set."""
 
+    deals_apart: ClassVar[bool] = True
     kind: Literal["iid"]
 
 
 class Dirichlet(ScenarioTable):
     """Per class, the pairs' proportions are drawn from Dir(alpha) (FedMLP's DDA)."""
 
+    deals_apart: ClassVar[bool] = True
     kind: Literal["dirichlet"]
     alpha: Concentration
     """Concentration; small values give each pair few classes."""
@@ -141,6 +176,7 @@ class Dirichlet(ScenarioTable):
 class LabelShards(ScenarioTable):
     """The training set sorted by label is cut in equal shards; each pair gets some (FedMLP)."""
 
+    deals_apart: ClassVar[bool] = True
     kind: Literal["label_shards"]
     shards: PositiveCount
     """Shards of each pair (client, task); a shard may straddle two classes."""
@@ -149,6 +185,7 @@ class LabelShards(ScenarioTable):
 class PerClassShards(ScenarioTable):
     """GLDP's [N, S, M]: every class is cut in equally many shards; each pair gets S of them."""
 
+    deals_apart: ClassVar[bool] = True
     kind: Literal["per_class_shards"]
     shards: PositiveCount
     """S, label shards of each pair (client, task)."""
@@ -291,6 +328,7 @@ class Drawn(ScenarioTable):
     """Every pair draws its examples; one comes again only after all of its class were dealt."""
 
     deals_again: ClassVar[bool] = True
+    deals_apart: ClassVar[bool] = True
     kind: Literal["drawn"]
     examples: PositiveCount = 20
     """Training examples of each pair (client, task)."""

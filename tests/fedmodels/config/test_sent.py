@@ -47,6 +47,7 @@ WORDS = {
     "data.columns.missing_values": "cells",
     "training.optimizer_options": "arguments of a class of torch",
     **dict.fromkeys(("data.classes", "data.columns.classes"), "classes"),
+    **dict.fromkeys((f"scenario.{key}.show" for key in ("domains", "concepts")), "listed steps"),
     "schedule.participants": "a word and a number",
     "privacy.allow": "of what leaves a client",
 }

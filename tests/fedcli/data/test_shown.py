@@ -1,0 +1,310 @@
+"""Domains, concepts and borders that overlap: what each example shows, by hand-computed numbers."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import TypeAdapter, ValidationError
+from rich.console import Console
+
+from fedcli.data.cuts.cut_input import Partition, TaskIndices
+from fedcli.data.cuts.shown import blurred, shown
+from fedcli.data.sets import looks
+from fedcli.data.sets.registry import load
+from fedcli.data.store.client_data import ClientData
+from fedcli.data.store.commands import run_partition
+from fedcli.data.store.partition_store import PartitionStore
+from fedcli.data.store.partition_writer import Layout
+from fedmodels.config.data import Data
+from fedmodels.config.scenario import Scenario
+from fedmodels.config.timeline import Concepts
+from fedmodels.errors import ConfigError
+
+SCENARIOS: TypeAdapter[Scenario] = TypeAdapter(Scenario)
+QUIET = Console(file=io.StringIO())
+TURNS = ["plain", "rotate 90", "rotate 180", "rotate 270"]
+
+
+def scenario(**table: Any) -> Any:
+    return SCENARIOS.validate_python({"kind": "iid", **table})
+
+
+def timeline(**table: Any) -> Concepts:
+    return Concepts.model_validate({"show": ["plain", "swap 0 1", "swap 2 3"], **table})
+
+
+def stream(line: Concepts, client: int, tasks: int) -> list[int]:
+    return [line.main(client, task, tasks) for task in range(tasks)]
+
+
+# --- what is shown when
+
+
+@pytest.mark.parametrize(
+    ("table", "client", "expected"),
+    [
+        ({}, 0, [0, 0, 1, 1, 2, 2, 2]),  # 7 // 3 = 2 tasks each
+        ({"every": 1}, 5, [0, 1, 2, 2, 2, 2, 2]),
+        ({"when": "recurring"}, 0, [0, 1, 2, 0, 1, 2, 0]),
+        ({"when": "recurring", "every": 2}, 0, [0, 0, 1, 1, 2, 2, 0]),
+        ({"every": 1, "waves": 3}, 4, [0, 0, 1, 2, 2, 2, 2]),  # wave 4 mod 3 = 1
+        ({"every": 1, "first": "by_client"}, 4, [1, 2, 0, 0, 0, 0, 0]),
+        ({"when": "never", "first": "by_client"}, 5, [2] * 7),
+        ({"every": 1, "clients": [1]}, 0, [0] * 7),
+        ({"order": [[0, 2], [1]]}, 0, [0, 2, 2, 2, 2, 2, 2]),
+        ({"order": [[0, 2], [1]]}, 3, [1] * 7),
+    ],
+)
+def test_a_timeline_says_what_each_task_shows(table, client, expected):
+    assert stream(timeline(**table), client, 7) == expected
+
+
+def test_a_gradual_change_is_a_mixture_that_moves():
+    line = Concepts(show=("plain", "swap 0 1"), when="gradual", every=4)
+    second = [line.shares(0, task, 6)[1] for task in range(6)]
+    assert second == [0, 0.25, 0.5, 0.75, 1, 1]
+    assert line.main(0, 2, 6) == 1  # of equal ones the later one
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ({"show": ["swapp 1 2"]}, "Did you mean 'swap'"),
+        ({"show": ["swap 1"]}, "takes 2 numbers, not 1"),
+        ({"show": ["swap 1 b"]}, "takes numbers, not '1 b'"),
+        ({"show": ["noise 2"]}, "a number from 0 to 1, not 2"),
+        ({"show": ["swap 0.5 1"]}, "a whole number"),
+        ({"show": ["from mnist"]}, "'from' is not known"),
+        ({"show": [""]}, "'' is not known"),
+        ({"show": ["plain"], "when": "never"}, "by_client"),
+        (
+            {"show": ["plain"], "when": "never", "first": "by_client", "every": 2},
+            "every does nothi",
+        ),
+        ({"show": ["plain"], "when": "gradual", "every": 1}, "raise every"),
+        ({"show": ["plain"], "order": [[1]]}, "show lists 0 to 0"),
+        ({"show": ["plain"], "order": [[0]], "waves": 2}, "leave waves out"),
+    ],
+)
+def test_a_timeline_that_says_nothing_possible_is_refused(table, words):
+    with pytest.raises((ConfigError, ValidationError), match=words):
+        Concepts.model_validate(table)
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ({"blur": 0.3}, "one task each"),
+        ({"kind": "drawn", "tasks": 2, "blur": 0.3}, "tasks share examples"),
+        ({"kind": "natural", "domains": {"show": ["from a", "from b"]}}, "take kind iid"),
+        ({"domains": {"show": ["plain"], "whole": True}}, "whole = true"),
+        ({"domains": {"show": ["from a", "plain"]}}, "give it for all"),
+        ({"domains": {"show": ["from a", "from b"], "when": "gradual"}}, "blur for mixed"),
+    ],
+)
+def test_pieces_that_do_not_fit_the_kind_are_refused(table, words):
+    with pytest.raises((ConfigError, ValidationError), match=words):
+        scenario(**table)
+
+
+def test_a_scenario_without_them_is_the_partition_that_it_was():
+    assert not {"domains", "concepts", "blur"} & scenario(tasks=3).identity().keys()
+    assert scenario(tasks=3, blur=0.5).identity()["blur"] == 0.5
+
+
+# --- rows
+
+
+def two_clients() -> Partition:
+    """Client 0 has the examples 0 1 | 2 3, client 1 has 4 5 | 6 7; tests 0 | 1 and 2 | 3 of 5."""
+    at = [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
+    tests = [[[0], [1]], [[2], [3]]]
+    clients = tuple(
+        tuple(TaskIndices(np.array(x), np.array(y)) for x, y in zip(*pair, strict=True))
+        for pair in zip(at, tests, strict=True)
+    )
+    return Partition(clients, np.arange(5))
+
+
+def test_each_example_is_a_row_of_its_domain_and_its_concept():
+    table = scenario(
+        tasks=2,
+        domains={"show": ["plain", "invert"], "when": "never", "first": "by_client"},
+        concepts={"show": ["plain", "swap 0 1"]},
+    )
+    made, train, test = shown(table, two_clients(), 8, 0)
+    assert train.examples.tolist() == list(range(8))
+    assert train.domains.tolist() == [0] * 4 + [1] * 4
+    assert train.concepts.tolist() == [0, 0, 1, 1, 0, 0, 1, 1]
+    assert [task.train.tolist() for task in made.clients[1]] == [[4, 5], [6, 7]]
+    # the test example 4 tests nobody: it is shown in some way that somebody has
+    assert test.examples.tolist() == [0, 1, 2, 3, 4]
+    assert test.domains.tolist()[:4] == [0, 0, 1, 1]
+    assert test.concepts.tolist()[:4] == [0, 1, 0, 1]
+    assert made.global_test.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_an_example_of_two_clients_has_a_row_for_each_look():
+    both = (TaskIndices(np.array([0, 2]), np.array([0])),)
+    table = scenario(domains={"show": ["plain", "invert"], "when": "never", "first": "by_client"})
+    made, train, test = shown(table, Partition((both, both), np.arange(2)), 3, 0)
+    assert train.examples.tolist() == [0, 0, 2, 2]
+    assert train.domains.tolist() == [0, 1, 0, 1]
+    assert [tasks[0].train.tolist() for tasks in made.clients] == [[0, 2], [1, 3]]
+    assert made.global_test[0] == 0  # as to the first client
+    assert test.examples[made.global_test].tolist() == [0, 1]
+
+
+def test_pooled_partitions_count_through_training_and_test_rows():
+    tasks = (TaskIndices(np.array([0, 4]), np.array([1, 3])),)
+    table = scenario(domains={"show": ["invert"]})
+    made, train, test = shown(table, Partition((tasks,), np.array([3]), pooled=True), 3, 0)
+    assert (train.examples.tolist(), test.examples.tolist()) == ([0, 1], [0, 1])
+    assert [made.clients[0][0].train.tolist(), made.clients[0][0].test.tolist()] == [[0, 3], [1, 2]]
+    assert made.global_test.tolist() == [2]
+
+
+def test_a_concept_that_nobody_meets_is_refused():
+    table = scenario(tasks=2, concepts={"show": ["plain", "swap 0 1", "swap 1 2"]})
+    with pytest.raises(ConfigError, match="'swap 1 2' is shown to no client"):
+        shown(table, two_clients(), 8, 0)
+
+
+def test_a_share_of_each_task_comes_from_the_others():
+    tasks = tuple(
+        TaskIndices(np.arange(20 * t, 20 * t + 20), np.arange(10 * t, 10 * t + 10))
+        for t in range(3)
+    )
+    made = blurred(Partition((tasks, tasks[:1]), np.arange(30)), 0.4, 0)
+    for number, task in enumerate(made.clients[0]):
+        assert (len(task.train), len(task.test)) == (20, 10)
+        came = task.train // 20
+        assert [int((came == t).sum()) for t in range(3)] == [
+            12 if t == number else 4 for t in range(3)
+        ]
+        assert (task.test // 10 == number).sum() == 6
+    assert made.clients[1] == tasks[:1]
+
+
+# --- looks and meanings
+
+
+def test_looks_by_hand():
+    image = np.array([[[[0.0, 0.5], [0.25, 1.0]]]])
+    rng = np.random.default_rng(0)
+    assert np.allclose(looks.LOOK["invert"](image, rng), 1 - image)
+    # the mean is 0.4375; severity 2 keeps half of the distance from it
+    assert np.allclose(
+        looks.LOOK["contrast"](image, 2, rng).ravel(), [0.21875, 0.46875, 0.34375, 0.71875]
+    )
+    assert np.allclose(looks.LOOK["brightness"](image, 3, rng).ravel(), [0.15, 0.65, 0.4, 1.0])
+    red = np.array([0.4, 0.2, 0.0]).reshape(1, 3, 1, 1)
+    assert np.allclose(looks.LOOK["brightness"](red, 4, rng).ravel(), [0.6, 0.3, 0.0])
+    assert looks.LOOK["colour"](image, 120, rng)[0, :, 1, 1].tolist() == [0, 1, 0]  # green
+    flat = np.full((20, 1, 28, 28), 0.5)
+    assert looks.LOOK["noise"](flat, 5, rng).std() == pytest.approx(0.10, rel=0.02)
+    point = np.zeros((1, 1, 9, 9))
+    point[..., 4, 4] = 1
+    spread = looks.LOOK["blur"](point, 5, rng)[0, 0]
+    weights = np.exp(-(np.arange(-4, 5) ** 2) / 2)
+    assert np.allclose(spread[4], weights * weights[4] / weights.sum() ** 2)
+    assert np.abs(looks.LOOK["jpeg"](flat, 5, rng) - 0.5).max() < 0.01
+
+
+def test_turns_by_hand():
+    image = np.arange(9, dtype=np.uint8).reshape(1, 1, 3, 3)
+    (made,) = looks._looks(image, [("rotate", (90.0,))], 255.0, np.random.default_rng(0))
+    assert made[0].tolist() == [[2, 5, 8], [1, 4, 7], [0, 3, 6]]
+    one = np.zeros((1, 1, 5, 5))
+    one[0, 0, 1, 3] = 1
+    exact = looks._quarters(one, 1)
+    assert np.allclose(looks.LOOK["rotate"](one, 90, None), exact, atol=1e-9)
+    window = np.array([[[1.0, 0.0, 7.0, 0.0, 2.0, 3.0]]])
+    assert np.allclose(looks.turned(window, 90), [[[0, 1, 7, -2, 0, 3]]])
+
+
+def meant(word: str, *numbers: float, x: Any = None, y: Any = (0, 1, 2, 3)) -> list[int]:
+    rows = np.zeros((len(y), 2)) if x is None else np.array(x)
+    found = looks.meant(word, numbers, rows, np.array(y), 4, np.random.default_rng(0))
+    return found.tolist()
+
+
+def test_meanings_by_hand():
+    assert meant("swap", 1, 3) == [0, 3, 2, 1]
+    assert meant("merge", 1, 3) == [0, 3, 2, 3]
+    assert meant("reverse") == [3, 2, 1, 0]
+    assert meant("noise", 0.0) == [0, 1, 2, 3]
+    assert all(new != old for new, old in zip(meant("noise", 1.0), range(4), strict=True))
+    points = [[0.5, 0.47], [0.5, 0.49], [0.2, 0.5], [0.9, 0.9]]  # sin 0.5 = 0.4794
+    assert meant("sine", x=points) == [1, 0, 0, 0]
+    assert meant("circle", 0.2, 0.5, 0.15, x=points) == [1, 1, 0, 1]
+    assert meant("sea", 9, x=[[4, 5, 0], [4, 5.1, 0], [0, 0, 9], [9, 9, 9]]) == [1, 0, 1, 0]
+    with pytest.raises(ConfigError, match="there is no class 7"):
+        meant("swap", 1, 7)
+    with pytest.raises(ConfigError, match="rows of two numbers"):
+        looks.meant("sea", (9,), np.zeros((1, 1, 8, 8)), np.array([0]), 2, np.random.default_rng(0))
+
+
+# --- data sets, dealt out
+
+
+def dealt(tmp_path: Any, data: dict[str, Any], layout: Layout, clients: int, **table: Any) -> Any:
+    root = tmp_path / layout.value
+    run_partition(Data(**data), scenario(**table), clients, 0, root, QUIET, layout=layout)
+    if layout is Layout.STORE:
+        store = PartitionStore(root)
+        return [store.client(client) for client in range(clients)]
+    return [ClientData(root / str(client)) for client in range(clients)]
+
+
+@pytest.mark.parametrize("layout", [*Layout])
+def test_clients_see_what_the_pieces_together_say(tmp_path, layout):
+    """A long tail, classes that come in turn, turned images, swapped labels and mixed borders."""
+    pieces = {
+        "kind": "per_class_shards", "shards": 4, "tasks": 3, "gamma": 0.5, "blur": 0.2,
+        "domains": {"show": TURNS, "when": "recurring", "first": "by_client"},
+        "concepts": {"show": ["plain", "swap 1 2"], "every": 2, "waves": 2},
+    }  # fmt: skip
+    plain = load(Data(name="digits"))
+    known = {x.tobytes(): int(y) for x, y in zip(plain.train_x, plain.train_y, strict=True)}
+    swapped = {1: 2, 2: 1}
+    for client, data in enumerate(dealt(tmp_path, {"name": "digits"}, layout, 4, **pieces)):
+        of_task = {0: 0, 1: 0, 2: 0}
+        for task in range(3):
+            images, labels = data.arrays(task, "train")
+            for image, label in zip(images, labels, strict=True):
+                turns = [n for n in range(4) if np.rot90(image, -n, (-2, -1)).tobytes() in known]
+                (turn,) = turns
+                was = known[np.rot90(image, -turn, (-2, -1)).tobytes()]
+                own = (turn - client) % 4  # the task whose domain the image shows
+                of_task[task] += own == task
+                changed = own == 2 and client % 2 == 0  # the second wave would change after the end
+                assert label == (swapped.get(was, was) if changed else was)
+            assert 0.75 < of_task[task] / len(labels) < 0.85
+
+
+def test_whole_domains_are_each_dealt_from_all_examples(tmp_path):
+    """IFCA's rotated MNIST, section 6.1: each turned copy of the data set is cut by itself."""
+    table = {"domains": {"show": TURNS, "when": "never", "first": "by_client", "whole": True}}
+    clients = dealt(tmp_path, {"name": "digits"}, Layout.DIRECTORIES, 8, **table)
+    assert [sum(c.counts(0, "train")) for c in clients] == [719] * 8  # 1438 in two, four times
+    upright = [np.rot90(c.arrays(0, "train")[0], -(i % 4), (-2, -1)) for i, c in enumerate(clients)]
+    sets = [{x.tobytes() for x in part} for part in upright]
+    whole = {x.tobytes() for x in load(Data(name="digits")).train_x}
+    assert all(sets[i] | sets[i + 4] == whole for i in range(4))
+    assert sets[0] != sets[1]  # not one cut for all
+
+
+@pytest.mark.parametrize(("name", "width"), [("sine", 2), ("circle", 2), ("sea", 3)])
+def test_synthetic_streams(name, width):
+    made = load(Data(name=name))
+    assert made.train_x.shape == (55_000, width)
+    share = made.train_y.mean()
+    # 1 - cos 1; 1 - pi 0.15^2; 81/200: what lies below the line
+    assert share == pytest.approx({"sine": 0.4597, "circle": 0.9293, "sea": 0.405}[name], abs=0.01)
+    z = (made.train_x - made.mean[0]) / made.std[0]
+    assert z.mean() == pytest.approx(0, abs=0.02)
+    assert z.std() == pytest.approx(1, abs=0.02)
