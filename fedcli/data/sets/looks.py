@@ -177,7 +177,7 @@ def _brightness(x: Images, severity: float, rng: np.random.Generator) -> Images:
     """Raise the V of HSV, the largest channel; hue and saturation stay."""
     value = x.max(axis=1, keepdims=True)
     higher = np.minimum(value + BRIGHTNESS[int(severity) - 1], 1)
-    return np.where(value > 0, x * (higher / np.where(value > 0, value, 1)), higher)
+    return np.asarray(np.where(value > 0, x * (higher / np.where(value > 0, value, 1)), higher))
 
 
 def _jpeg(x: Images, severity: float, rng: np.random.Generator) -> Images:
@@ -221,7 +221,7 @@ def _labels(
         rng = rng_of(seed, "concepts", concept, int(part == "test"))
         for word, numbers in steps_of(text):
             y[chosen] = meant(word, numbers, x[chosen], y[chosen], dataset.num_classes, rng)
-    return y
+    return np.asarray(y)
 
 
 def meant(
