@@ -59,6 +59,8 @@ MEANINGS = {
     r"weights/control/…": "the mean gradient of the client's steps (its control variate), as a "
     "difference",
     r"weights/learner\d+/…": "a whole net for each mixture component; as base and head",
+    r"weights/model\d+/…": "a whole net, under the number of the model that fits the client "
+    "best; as base and head. The number tells who is like whom",
     r"weights/generator/…": "a net that makes inputs like the client's, of its classes",
     r"weights/source/…": "what tells the client's inputs from generated ones",
     r"weights/flow/…": "a density of the client's features by class: it can be asked how likely a "

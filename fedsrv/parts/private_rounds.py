@@ -380,8 +380,8 @@ def check_private_rounds(plan: Plan, experiment: Experiment) -> None:
     of = contributions(method, plan.run)
     if not of.clips:
         raise ConfigError(
-            f"[privacy] has nothing to hide: clients of method {method.name!r} send no weights, "
-            "prototypes or histograms"
+            "[privacy] has nothing to hide: no weights, prototypes or histograms are part of every "
+            f"upload of method {method.name!r}"
         )
     if method.reduction == "each" and not privacy.noise_at_clients:
         raise ConfigError(

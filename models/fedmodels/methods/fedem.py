@@ -11,28 +11,25 @@ epochs with q fixed; see docs/methods/fedem.md.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from fedmodels.config.bounds import PositiveCount
-from fedmodels.devices import to_device
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import load_weights, weights_of
+from fedmodels.techniques.several_models import logits_of, losses_of, placed, side_by_side
 from fedmodels.tensors.bundle import Bundle, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec, scalar_spec
-from fedmodels.tensors.roles import part_of, under
+from fedmodels.tensors.roles import part_of
 from fedmodels.training.contexts import ClientContext, ServerState
 from fedmodels.training.loop import EpochLoop
 from fedmodels.training.method import Scores
 from fedmodels.training.run import RunFacts
-from fedmodels.training.scoring import batch_size
 from fedmodels.training.stepped import Batch, Output
 
 
@@ -75,12 +72,12 @@ class FedEM(FedAvg):
         return self._spec(run), BundleSpec()
 
     def _spec(self, run: RunFacts) -> BundleSpec:
-        return BundleSpec.of(Bundle(_side_by_side([run.forms] * self.learners)))
+        return BundleSpec.of(Bundle(side_by_side("learner", [run.forms] * self.learners)))
 
     def _initial(self, run: RunFacts) -> Weights:
         """Return M different sets of weights: equal learners would stay equal for ever."""
         others = (run.make_net(role=f"learner{m}") for m in range(1, self.learners))
-        return _side_by_side([run.initial_weights, *map(weights_of, others)])
+        return side_by_side("learner", [run.initial_weights, *map(weights_of, others)])
 
     # --- client half ---------------------------------------------------------------------------
 
@@ -131,11 +128,11 @@ class FedEM(FedAvg):
 
     def uplink(self, ctx: ClientContext, state: Bundle, refs: FedEmReferences) -> Bundle:
         scalars = {"num_examples": float(ctx.num_examples)}
-        return Bundle(_side_by_side(refs.learners), scalars=scalars)
+        return Bundle(side_by_side("learner", refs.learners), scalars=scalars)
 
     def predict(self, ctx: ClientContext, payload: Bundle, state: Bundle, x: Tensor) -> Scores:
         pi, learners = ctx.once(self._model, payload, state)
-        parts = [_logits(ctx, learner, x).softmax(1) for learner in learners]
+        parts = [logits_of(ctx, learner, x).softmax(1) for learner in learners]
         mixture = torch.stack([p * part for p, part in zip(pi, parts, strict=True)]).sum(0)
         return {"mixture": mixture.clamp_min(1e-30).log()}  # logs, for the loss
 
@@ -143,7 +140,7 @@ class FedEM(FedAvg):
         self, ctx: ClientContext, payload: Bundle, state: Bundle
     ) -> tuple[list[float], list[dict[str, Tensor]]]:
         """Return the pi (M,) that predicts, and the learners."""
-        learners = [_placed(ctx, learner) for learner in self._learners(payload)]
+        learners = [placed(ctx, learner) for learner in self._learners(payload)]
         return self._mixture(ctx, payload, state).tolist(), learners
 
 
@@ -152,34 +149,6 @@ def responsibilities(losses: Tensor, pi: Tensor) -> Tensor:
     return (pi.to(losses.device).log() - losses.double()).softmax(1)
 
 
-def _side_by_side(learners: Sequence[Weights]) -> Weights:
-    """Return the weights of all learners, each under its role."""
-    return {k: t for m, own in enumerate(learners) for k, t in under(f"learner{m}", own).items()}
-
-
 def _mean(q: Tensor, pi: Tensor) -> Tensor:
     """Return the mean responsibilities (M,); ``pi`` where there is no example."""
     return q.mean(0).cpu() if len(q) else pi
-
-
-@torch.no_grad()
-def losses_of(ctx: ClientContext, learners: list[Weights], x: Tensor, y: Tensor) -> Tensor:
-    """Return the loss (n, M) of every example under every learner, in evaluation mode."""
-    size = batch_size(ctx)
-    ctx.net.eval()
-    columns = [
-        torch.cat([_logits(ctx, learner, part) for part in ctx.net.split(x, size)])
-        for learner in (_placed(ctx, learner) for learner in learners)
-    ]
-    return torch.stack([cross_entropy(c, y, reduction="none") for c in columns], 1)
-
-
-def _placed(ctx: ClientContext, learner: Weights) -> dict[str, Tensor]:
-    """Return a learner's weights on the client's device, by the names that modules have."""
-    return {k.replace("/", ".", 1): to_device(t, ctx.device) for k, t in learner.items()}
-
-
-def _logits(ctx: ClientContext, placed: dict[str, Tensor], x: Tensor) -> Tensor:
-    """Return the logits of a learner; the net in ``ctx`` lends its form."""
-    logits: Tensor = functional_call(ctx.net, placed, x)
-    return logits

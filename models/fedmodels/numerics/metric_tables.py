@@ -404,6 +404,7 @@ REPORTED = (
         "server_shortage", "images lacking on the server",
         "accepted images that are lacking, over those asked for", "pFedGRP",
     ),
+    _share("models_trained", "models that clients trained", "of all k", "IFCA"),
     _share("alpha", "mixing weight", "weight of the private model in the mixture", "APFL"),
     _number("flow_loss", "loss of the flow", "per dimension, of the last step", "AF-FCL", "real"),
     _number("flow_density", "density of embeddings", "mean over a batch, last step", "AF-FCL"),

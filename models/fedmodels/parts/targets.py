@@ -9,7 +9,7 @@ from fedmodels.training.method import Method
 
 TAKE = (
     "fedavg", "fedprox", "fedper", "fedrep", "fedbn", "ditto", "apfl", "scaffold", "pfedme",
-    "local", "centralized",
+    "ifca", "local", "centralized",
 )  # fmt: skip
 """Methods none of whose functions asks for a class."""
 DEALS = ("natural", "iid")

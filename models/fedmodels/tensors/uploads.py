@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, TypeVar
 
-from fedmodels.errors import ConfigError
+from fedmodels.errors import ConfigError, TooFewClients
 from fedmodels.tensors.aggregation_rule import (
     MEAN,
     AggregationRule,
@@ -16,6 +16,7 @@ from fedmodels.tensors.aggregation_rule import (
 )
 from fedmodels.tensors.bundle import Bundle, Prototypes, Weights
 
+K = TypeVar("K")
 Reduction = Literal["mean", "each"]
 """What a server half reads of its uploads' weights: their mean alone, or each upload's."""
 
@@ -138,6 +139,36 @@ class Uploads(Mapping[int, Bundle]):
         sent = {client: upload.weights for client, upload in self._sent.items()}
         mean, self._shares["weights"] = self._rule.weights(sent, counts, self._facts)
         return mean
+
+    def means(self, groups: Mapping[K, Mapping[int, Weights]]) -> dict[K, Weights]:
+        """Return the weighted mean of each group of weights, where clients trained several models.
+
+        A group of which nothing counts, or that is too small for the run's rule, is left out.
+
+        Args:
+            groups: by key the weights that clients of the group sent, all of the same names.
+
+        Raises:
+            TooFewClients: every group is too small for the run's rule.
+        """
+        self.was_asked = True
+        counts = {client: self._count(upload) for client, upload in self._sent.items()}
+        found, shares = dict[K, Weights](), dict[int, float]()
+        total, small = sum(counts.values()), list[TooFewClients]()
+        for key, sent in groups.items():
+            parts = {client: counts[client] for client in sent}
+            if not (own := sum(parts.values())):
+                continue
+            try:
+                found[key], of_group = self._rule.weights(sent, parts, self._facts)
+            except TooFewClients as error:
+                small.append(error)
+            else:
+                shares |= {c: share * own / total for c, share in of_group.items()}
+        if small and not found:
+            raise small[0]
+        self._shares["weights"] = shares
+        return found
 
     def mean_sets(self, levels: Iterable[str]) -> dict[str, Prototypes]:
         """Return the mean of each level's sets of the uploads that count, row by row."""

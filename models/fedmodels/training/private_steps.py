@@ -36,6 +36,7 @@ from fedmodels.numerics.secrecy import Secret
 from fedmodels.privacy.accounting import GaussianReleases, least_noise
 from fedmodels.tensors.bundle import Bundle, Prototypes, state_digest
 from fedmodels.training.contexts import ClientContext
+from fedmodels.training.hooks import init_client
 from fedmodels.training.method import Method
 from fedmodels.training.run import RunFacts
 from fedmodels.training.stepped import Batch, Output, Phase, Stepped, in_steps
@@ -159,9 +160,7 @@ class HiddenExamples:
     def check(self, method: Method, ctx: ClientContext, state: Bundle) -> None:
         """Raise ConfigError if a training took more of its examples than noisy steps and means."""
         made = "class means" in ctx.asked
-        kept = [k for k in state.by_key() if not k.startswith(("weights/", "prototypes/"))]
-        kept += [k for k in state.prototypes if not made]
-        kept += [k for k in state.weights if k not in ctx.run.forms]
+        kept = [*_kept(ctx.run, state), *(k for k in state.prototypes if not made)]
         if "private" not in ctx.asked or kept or (self.sends_prototypes and not made):
             why = f"keeps {kept[0]!r} of them" if kept else "trains on them in a way of its own"
             raise ConfigError(f'[privacy] level = "example": method {method.name!r} {why}')
@@ -211,6 +210,12 @@ def _tasks_of_an_example(method: Method, run: RunFacts) -> int:
     return 1
 
 
+def _kept(run: RunFacts, state: Bundle) -> list[str]:
+    """Return the names of what a client keeps beside weights of the net and prototypes."""
+    kept = [k for k in state.by_key() if not k.startswith(("weights/", "prototypes/"))]
+    return [*kept, *(k for k in state.weights if k not in run.forms)]
+
+
 def check_hides_examples(method: Method, run: RunFacts) -> None:
     """Check that clients can hide their examples; ConfigError says what stands against it."""
     if method.trains_on not in ("task", "history"):
@@ -222,6 +227,10 @@ def check_hides_examples(method: Method, run: RunFacts) -> None:
         raise ConfigError(
             '[privacy] level = "example": batch normalisation mixes the examples of a batch, so '
             'none has a gradient of its own; take a net with norm = "layer" or without'
+        )
+    if kept := _kept(run, init_client(method, run, 0)):
+        raise ConfigError(
+            f'[privacy] level = "example": method {method.name!r} keeps {kept[0]!r} of them'
         )
 
 

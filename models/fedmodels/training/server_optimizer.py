@@ -37,8 +37,11 @@ def stepped(
         x = before.common.weights.get(key)
         if x is None:  # it has just begun to be shared
             continue
-        delta = after.common.weights[key] - x
         m, v = old.get(f"m/{key}", torch.zeros_like(x)), old.get(f"v/{key}")
+        if after.common.weights[key].data_ptr() == x.data_ptr():  # nobody trained it: it stays
+            kept |= {k: old[k] for k in (f"m/{key}", f"v/{key}") if k in old}
+            continue
+        delta = after.common.weights[key] - x
         step, m, v = _step(settings, delta, m, v)
         weights[key] = x + settings.lr * step
         kept |= {f"m/{key}": m} if v is None else {f"m/{key}": m, f"v/{key}": v}

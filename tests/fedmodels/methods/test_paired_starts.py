@@ -24,10 +24,13 @@ NETS: list[dict[str, object]] = [
 ]
 """Nets of other kinds that take the digits; 8x8 images are too small for ``cnn5``."""
 
+FIRST = {"ifca": {"models": 1}}
+"""What leaves a client no choice between several models, of which the first one begins so."""
+
 
 def beginning(name: str, net: dict[str, object], digits: Path) -> Weights:
     """Return the weights that client 0 of a method begins to train with."""
-    experiment = experiment_for((name, {}), net=net)
+    experiment = experiment_for((name, FIRST.get(name, {})), net=net)
     ctx = context_of(experiment, digits)
     payload, state = payload_of(experiment, ctx)
     method_of(experiment).load(ctx, payload, state)

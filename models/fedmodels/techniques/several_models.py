@@ -1,0 +1,76 @@
+"""Several models of the run's net, side by side in one set of weights, each under its own role.
+
+A client may train one of several and send that one alone, under the names that it was given. The
+server then takes a mean for each.
+
+Shapes: n examples, K classes, M models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy
+
+from fedmodels.devices import to_device
+from fedmodels.errors import PayloadError
+from fedmodels.tensors.bundle import Bundle, Weights
+from fedmodels.tensors.roles import under
+from fedmodels.training.contexts import ClientContext
+from fedmodels.training.scoring import batch_size
+
+
+def side_by_side(role: str, models: Sequence[Weights]) -> Weights:
+    """Return the weights of all models: those of model m are ``ROLEm/…``."""
+    return {k: t for m, own in enumerate(models) for k, t in under(f"{role}{m}", own).items()}
+
+
+def role_in(upload: Bundle, names: Mapping[str, object]) -> str:
+    """Return the role of the one model that an upload holds.
+
+    Args:
+        upload: its weights; names without a known role are of all models.
+        names: the names of a whole model, without its role.
+
+    Raises:
+        PayloadError: it holds no model, several, or a part of one.
+    """
+    found = {role for role, _, name in (key.partition("/") for key in upload.weights)
+             if name in names}  # fmt: skip
+    if len(found) != 1:
+        raise PayloadError(f"an upload holds one of the models, and this one holds {len(found)}")
+    (role,) = found
+    if lacking := sorted(name for name in names if f"{role}/{name}" not in upload.weights):
+        raise PayloadError(f"tensor 'weights/{role}/{lacking[0]}' is missing")
+    return role
+
+
+@torch.no_grad()
+def losses_of(ctx: ClientContext, models: Sequence[Weights], x: Tensor, y: Tensor) -> Tensor:
+    """Return the loss (n, M) of every example under every model, in evaluation mode.
+
+    The loss is the one that scores tell: cross-entropy, or that of targets.
+    """
+    size, targets = batch_size(ctx), ctx.run.targets
+    ctx.net.eval()
+    columns = [
+        torch.cat([logits_of(ctx, model, part) for part in ctx.net.split(x, size)])
+        for model in (placed(ctx, model) for model in models)
+    ]
+    if targets is not None:
+        return torch.stack([targets.losses(c.float(), y) for c in columns], 1)
+    return torch.stack([cross_entropy(c, y, reduction="none") for c in columns], 1)
+
+
+def placed(ctx: ClientContext, model: Weights) -> dict[str, Tensor]:
+    """Return a model's weights on the client's device, by the names that modules have."""
+    return {k.replace("/", ".", 1): to_device(t, ctx.device) for k, t in model.items()}
+
+
+def logits_of(ctx: ClientContext, model: dict[str, Tensor], x: Tensor) -> Tensor:
+    """Return the logits of a placed model; the net in ``ctx`` lends its form."""
+    logits: Tensor = functional_call(ctx.net, model, x)
+    return logits
