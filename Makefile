@@ -36,7 +36,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help setup proto proto-check proto-freeze format lint types test test-unit test-whole test-loopback test-gpu \
-	test-instruction-sets test-beside soak fuzz golden docs docs-check sizes demo bench compare compare-gldp \
+	test-instruction-sets test-beside test-flower soak fuzz golden docs docs-check sizes demo bench compare compare-gldp \
 	compare-fedmlp paper-tables report build release-notes clean check
 
 help:  ## list the targets
@@ -110,6 +110,11 @@ test-beside: $(STAMP)  ## run the tests that need Helm, Slurm or extras beside d
 		tests/fedsrv/report/test_tracking.py tests/project/test_helm.py tests/project/test_model_in_hand.py \
 		tests/fedcli/data/test_huggingface.py tests/fedcli/data/test_image_files.py tests/fedcli/data/test_numbers.py \
 		tests/fedmodels/nets/test_frozen.py tests/fedmodels/nets/test_on_a_card.py tests/fedtide/test_own_loop.py
+
+test-flower:  ## run the tests beside Flower, in an environment of its own: Flower needs protobuf 6
+	test -x build/flower/bin/python || python3 -m venv build/flower
+	build/flower/bin/python -m pip install --quiet --editable '.[dev]' flwr
+	build/flower/bin/python -m pytest tests/fedtide/test_flower.py
 
 soak: $(STAMP)  ## kill runs of every method KILLS=300 times, and compare (SEED=0 METHODS="fedavg ditto")
 	$(PYTHON) -m tests.faults.soak --kills $(KILLS) --seed $(SEED) --methods $(METHODS)

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from fedtide.open_runs import OpenRun, open_run
     from fedtide.own_loop import LoopTask, client
     from fedtide.runs import Run, open, run
+    from fedtide.server_half import ServerHalf
 
 _BUNDLE = "fedmodels.tensors.bundle"
 _HOMES = {
@@ -53,6 +54,7 @@ _HOMES = {
     "predict": "fedtide.models",
     "client": "fedtide.own_loop",
     "LoopTask": "fedtide.own_loop",
+    "ServerHalf": "fedtide.server_half",
     "methods": "fedmodels.methods:names",
     "make_method": "fedmodels.resolution:make_method",
     "register": "fedmodels.methods",
@@ -96,6 +98,7 @@ __all__ = [
     "RunFacts",
     "Scores",
     "ServerContext",
+    "ServerHalf",
     "ServerState",
     "TrainedModel",
     "Uploads",

@@ -67,13 +67,18 @@ def experiment_and_place(
     Raises:
         ConfigError: the config is wrong.
     """
-    from fedmodels.resolution import experiment_of
-
-    name = "config" if isinstance(config, Mapping) else str(config)
-    experiment = experiment_of(_tables(config, overrides or {}), name)
+    experiment = experiment_from(config, overrides)
     place = Path(out or tempfile.mkdtemp(prefix="fedtide-"))
     require_utf8(place)
     return experiment, place
+
+
+def experiment_from(config: Config, overrides: Mapping[str, Any] | None = None) -> Experiment:
+    """Return the experiment of a config; ConfigError if it is wrong."""
+    from fedmodels.resolution import experiment_of
+
+    name = "config" if isinstance(config, Mapping) else str(config)
+    return experiment_of(_tables(config, overrides or {}), name)
 
 
 def open(path: str | os.PathLike[str]) -> Run:

@@ -72,9 +72,11 @@ def test_what_else_tests_need_is_installed_beside_the_target_that_runs_them():
     lines = [s["run"] for s in jobs["beside"]["steps"] if "pip install" in s.get("run", "")]
     extras = {name for line in lines for part in re.findall(r"\.\[(.*?)\]", line)
               for name in part.split(",")}  # fmt: skip
-    there = named([r for name in extras for r in EXTRAS[name]] + " ".join(lines).split())
     makefile = (ROOT / "Makefile").read_text().replace("\\\n", " ")
-    (recipe,) = re.findall(r"^test-beside:.*\n\t(.*)", makefile, flags=re.MULTILINE)
+    recipes = re.findall(r"^test-(?:beside|flower):.*\n((?:\t.*\n)+)", makefile, flags=re.MULTILINE)
+    recipe = " ".join(recipes)
+    words = [*" ".join(lines).split(), *recipe.split()]
+    there = named([r for name in extras for r in EXTRAS[name]] + words)
     run = {
         str(path.relative_to(ROOT))
         for word in re.findall(r"tests/[\w/.*]+", recipe)
