@@ -26,7 +26,18 @@ from fedmodels.errors import ArchiveError, ConfigError, DataError
 from fedmodels.files import why_file_is_no_good
 from fedmodels.log_lines import LogLevel, set_up_logging
 from fedmodels.machine import end_on_sigterm
-from fedmodels.options import AsJson, Config, Device, Level, Quiet, Sets, Strict, program
+from fedmodels.options import (
+    AsJson,
+    AsRows,
+    Config,
+    Device,
+    Level,
+    Quiet,
+    Sets,
+    Strict,
+    program,
+    show,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -602,11 +613,11 @@ app.command()(rollback)
 
 
 @app.command("data")
-def list_data() -> None:
+def list_data(as_json: AsRows = False) -> None:
     """List the known data sets: which are present, and how to get the others."""
-    from fedcli.data.sets.registry import list_datasets
+    from fedcli.data.sets.registry import datasets_table
 
-    list_datasets()
+    show(datasets_table(), as_json)
 
 
 @app.command("check")
@@ -628,8 +639,11 @@ def check_data(
         bool, typer.Option("--brief", help="Print the warnings alone, a line for each kind.")
     ] = False,
     strict: Strict = False,
+    as_json: AsRows = False,
 ) -> None:
     """Inspect client directories: what they hold, what is wrong with it, and what to do."""
+    if as_json and (config is not None or brief or strict):
+        raise ConfigError("--json is for clients' directories: leave out the other options")
     if config is not None:
         from fedcli.data.store.trying import check_files, tables_of
         from fedmodels.config_file import read_experiment
@@ -654,5 +668,5 @@ def check_data(
 
     from fedcli.data.store.findings import inspect
 
-    if not inspect(root, Console()):
+    if not inspect(root, Console(), as_json=as_json):
         sys.exit(1)

@@ -56,9 +56,18 @@ def main(arguments: list[str] | None = None) -> None:
     run_command(app, arguments, "FEDSRV")
 
 
+def _presets(begun: str) -> list[str]:
+    from fedmodels.config.presets import presets
+
+    return [name for name in presets() if name.startswith(begun)]
+
+
 @app.command()
 def init(
-    preset: Annotated[str | None, typer.Argument(help="One of the list; by default all.")] = None,
+    preset: Annotated[
+        str | None,
+        typer.Argument(help="One of the list; by default all.", autocompletion=_presets),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="The file; PRESET.toml unless given.")] = None,
 ) -> None:
     """List the configs that come with fedtide, or copy one to begin with."""
@@ -287,6 +296,9 @@ def report(
     runs: Annotated[list[Path], typer.Argument(help="Run directories.")],
     html: Annotated[Path | None, typer.Option(help="Write a page with figures as well.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Every figure, not six.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print each run's summary as JSON, in one list.")
+    ] = False,
     serve_at: Annotated[
         str | None,
         typer.Option("--serve", metavar="PORT", help="Show one run's live page until Ctrl-C."),
@@ -299,11 +311,15 @@ def report(
     if serve_at is not None:
         from fedsrv.dashboard.live import serve_page
 
+        if as_json:
+            from fedmodels.errors import ConfigError
+
+            raise ConfigError("--serve shows a page: leave out --json")
         serve_page(runs, *_http_place(serve_at, "--serve", insecure), typer.echo)
         return
     from fedsrv.report.tables import report_command
 
-    report_command(runs, html, everything)
+    report_command(runs, html, everything, as_json=as_json)
 
 
 @app.command()

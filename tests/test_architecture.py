@@ -65,15 +65,15 @@ FROM_FEDMODELS_INTO_FEDPB = ("fedmodels.tensors", "fedmodels.errors", "fedmodels
 ROOMS = {
     "fedtide": (
         "nets", "numerics", "prototypes", "metrics", "partition", "models", "inprocess", "runs",
-        "open_runs", "testing.trial", "testing.case", "testing.suite", "testing",
+        "open_runs", "server_half", "testing.trial", "testing.case", "testing.suite", "testing",
     ),
     "fedmodels": (
         "errors", "shortages", "machine", "devices", "printable", "charts", "log_lines",
         "files", "line_file", "processes", "code_names", "own_code", "page_server",
-        "commands", "options", "tensors", "class_names",
+        "commands", "tensors", "class_names",
         "data_description", "numerics", "secure_sum", "config", "problems", "reductions", "nets",
         "privacy", "training", "techniques", "methods", "parts",
-        "resolution", "config_file",
+        "resolution", "config_file", "options",
     ),
     "fedpb": (
         "", "v1", "pem", "revocation", "server_check", "invitation", "channels",

@@ -7,33 +7,57 @@ from typing import Annotated
 
 import typer
 
+from fedmodels.errors import ConfigError
+from fedmodels.options import AsRows, show
+
+
+def _methods(begun: str) -> list[str]:
+    from fedmodels.methods import names
+
+    return [name for name in names() if name.startswith(begun)]
+
+
+def _nets(begun: str) -> list[str]:
+    from fedmodels.nets import net_names
+
+    return [name for name in net_names() if name.startswith(begun)]
+
+
+def _metrics(begun: str) -> list[str]:
+    from fedmodels.numerics.metric_names import METRICS
+
+    return [name for name in METRICS if name.startswith(begun)]
+
 
 def methods(
-    name: Annotated[str | None, typer.Argument(help="One method, in detail.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="One method, in detail.", autocompletion=_methods)
+    ] = None,
+    as_json: AsRows = False,
 ) -> None:
     """List every method; with NAME its hyper-parameters, defaults and paper."""
-    from rich.console import Console
-
     from fedsrv.catalogue import method_table, methods_table
 
-    Console().print(method_table(name) if name else methods_table())
+    show(method_table(name) if name else methods_table(), as_json)
 
 
 def nets(
-    name: Annotated[str | None, typer.Argument(help="One net, in detail.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="One net, in detail.", autocompletion=_nets)
+    ] = None,
     markdown: Annotated[
         bool, typer.Option("--markdown", help="As the tables of docs/nets.md.")
     ] = False,
+    as_json: AsRows = False,
 ) -> None:
     """List every net with its size; with NAME its options, defaults and source."""
-    from rich.console import Console
-
     from fedsrv.net_catalogue import net_table, nets_markdown, nets_table
 
+    _check_one(markdown, as_json)
     if markdown:
         typer.echo(nets_markdown(), nl=False)
     else:
-        Console().print(net_table(name) if name else nets_table())
+        show(net_table(name) if name else nets_table(), as_json)
 
 
 def schema() -> None:
@@ -44,17 +68,25 @@ def schema() -> None:
 
 
 def metrics(
-    names: Annotated[list[str] | None, typer.Argument(help="All unless some are given.")] = None,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(help="All unless some are given.", autocompletion=_metrics),
+    ] = None,
     markdown: Annotated[
         bool, typer.Option("--markdown", help="As the tables of docs/metrics.md.")
     ] = False,
+    as_json: AsRows = False,
 ) -> None:
     """Explain each metric of a report: formula, range, direction and paper."""
-    from rich.console import Console
-
     from fedsrv.catalogue import metrics_markdown, metrics_table
 
+    _check_one(markdown, as_json)
     if markdown:
         typer.echo(metrics_markdown(), nl=False)
     else:
-        Console().print(metrics_table(names or ()))
+        show(metrics_table(names or ()), as_json)
+
+
+def _check_one(markdown: bool, as_json: bool) -> None:
+    if markdown and as_json:
+        raise ConfigError("give --markdown or --json, not both")

@@ -11,6 +11,7 @@ import typer
 from fedmodels.commands import forget_options
 from fedmodels.errors import ConfigError
 from fedmodels.machine import require_linux
+from fedmodels.options import Sets
 
 sweep_app = typer.Typer()
 
@@ -26,9 +27,7 @@ def sweep(
         list[int] | None, typer.Option("--seed", min=0, help="In place of the file's.")
     ] = None,
     only: Annotated[list[str] | None, typer.Option(help="A row to run; by default all.")] = None,
-    sets: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override any key.")
-    ] = None,
+    sets: Sets = None,
     choose: Annotated[
         str | None,
         typer.Option(metavar="validation", help="Say which setting is best on validation parts."),

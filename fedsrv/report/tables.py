@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections import Counter
 from collections.abc import Sequence
@@ -26,8 +27,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def report_command(runs: list[Path], html: Path | None, everything: bool = False) -> None:
+def report_command(
+    runs: list[Path], html: Path | None, everything: bool = False, *, as_json: bool = False
+) -> None:
     """Print the tables of these run directories; write a page too where ``html`` says so.
+
+    With ``as_json``, print a list of the runs' summaries in place of tables and sentences.
 
     Raises:
         ConfigError: no run is given, or the page cannot be written.
@@ -41,14 +46,11 @@ def report_command(runs: list[Path], html: Path | None, everything: bool = False
         Console(stderr=True).print(line, markup=False, highlight=False, soft_wrap=True)
     if not records:
         raise unread[0]
-    console = Console()
-    alone = len(records) == 1
-    console.print(final_table(records[0], everything) if alone else compare(records, everything))
-    groups = group_runs(records)
-    if sites := sites_table(groups):
-        console.print(sites.rich())
-    for sentence in story(groups):
-        console.print(sentence, markup=False, highlight=False)
+    console = Console(stderr=as_json)
+    if as_json:
+        print(json.dumps([{"run": str(run.path), **run.summary} for run in records], indent=1))
+    else:
+        _tabulate(records, console, everything)
     if html is not None:
         try:
             write_html(records, html)
@@ -57,6 +59,16 @@ def report_command(runs: list[Path], html: Path | None, everything: bool = False
         console.print(f"report written to {html}")
     if unread:
         raise ArchiveError("; ".join(map(str, unread)))
+
+
+def _tabulate(records: Sequence[RunRecord], console: Console, everything: bool) -> None:
+    alone = len(records) == 1
+    console.print(final_table(records[0], everything) if alone else compare(records, everything))
+    groups = group_runs(records)
+    if sites := sites_table(groups):
+        console.print(sites.rich())
+    for sentence in story(groups):
+        console.print(sentence, markup=False, highlight=False)
 
 
 def _read(runs: Sequence[Path]) -> tuple[list[RunRecord], list[ArchiveError]]:

@@ -128,7 +128,8 @@ def _noted(option: Any, consume: Callable[..., tuple[Any, Any]], *given: Any) ->
 def _plain(options: list[Any]) -> list[Any]:
     """Have help show a flag as ``--quiet``, kinds of values in words, and no variables."""
     for option in options:
-        option.display_type = partial(_kind_of_value, option.display_type)
+        if hasattr(option, "display_type"):  # an older Typer names kinds in words by itself
+            option.display_type = partial(_kind_of_value, option.display_type)
         if getattr(option, "is_flag", False) and option.metavar is None:
             option.metavar = ""
         option.show_envvar = False

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 from typer.core import TyperGroup
@@ -12,9 +14,54 @@ from typer.core import TyperGroup
 from fedmodels.commands import Commands
 from fedmodels.log_lines import LogLevel
 
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+def complete_key(begun: str) -> list[str]:
+    """Return what a word ``KEY=VALUE`` may become: keys, or names of methods or nets."""
+    key, has_value, value = begun.partition("=")
+    if has_value:
+        return [f"{key}={name}" for name in _values_of(key) if name.startswith(value)]
+    from fedmodels.config.experiment import Experiment
+
+    return sorted({f"{name}=" for name in _keys(Experiment) if name.startswith(begun)})
+
+
+def _values_of(key: str) -> list[str]:
+    if key == "method.name":
+        from fedmodels.methods import names
+
+        return list(names())
+    if key == "net.name":
+        from fedmodels.nets import net_names
+
+        return list(net_names())
+    return []
+
+
+def _keys(table: Any, above: str = "") -> Iterator[str]:
+    """Yield the dotted keys of a table and of those below it."""
+    for name, field in table.model_fields.items():
+        tables = [one for one in _types_in(field.annotation) if hasattr(one, "model_fields")]
+        for one in tables:
+            yield from _keys(one, f"{above}{name}.")
+        if not tables:
+            yield above + name
+
+
+def _types_in(annotation: Any) -> Iterator[Any]:
+    inside = get_args(annotation)
+    for one in inside or (annotation,):
+        yield from _types_in(one) if inside else (one,)
+
+
 Config = Annotated[Path, typer.Argument(help="The experiment, a TOML file.")]
 Sets = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override any key.")
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Override any key.", autocompletion=complete_key
+    ),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda:K.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Treat warnings about the data as errors.")]
@@ -31,6 +78,28 @@ Level = Annotated[
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print messages as JSON, an object a line, on stdout.")
 ]
+
+AsRows = Annotated[bool, typer.Option("--json", help="Print one JSON value in place of a table.")]
+
+
+def show(table: Table, as_json: bool) -> None:
+    """Print a table, or as JSON its rows: a list of objects by the heads of the columns."""
+    if as_json:
+        typer.echo(json.dumps(rows_of(table), indent=1))
+        return
+    from rich.console import Console
+
+    Console().print(table)
+
+
+def rows_of(table: Table) -> list[dict[str, str]]:
+    """Return the rows of a table of rich, by the heads of its columns, without markup."""
+    from rich.text import Text
+
+    heads = [str(column.header) for column in table.columns]
+    rows = zip(*(column.cells for column in table.columns), strict=True)
+    plain = ([Text.from_markup(c) if isinstance(c, str) else c for c in row] for row in rows)
+    return [dict(zip(heads, map(str, row), strict=True)) for row in plain]
 
 
 class CommandGroup(Commands, TyperGroup):

@@ -1,20 +1,25 @@
+import json
 import os
 import re
 import signal
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 import typer
+from rich.table import Table
 from rich.text import Text
 from typer.testing import CliRunner
 
 import fedcli.cli
 import fedsrv.cli
 import fedtide
+from fedmodels.commands import _plain
 from fedmodels.config_file import read_experiment
 from fedmodels.errors import ConfigError, LinkError, pip_line
+from fedmodels.options import complete_key, rows_of
 
 ROOT = Path(__file__).parents[2]
 FEDSRV = {
@@ -390,3 +395,64 @@ def test_client_ids():
     for text in ("", "a", "1-", "-", "3-1", "1,2", "1 - 2", "٣", "1-2-3", "0-4:0", "3:2"):
         with pytest.raises(ConfigError):
             fedcli.cli.clients_of(text)
+
+
+def test_an_older_typer_names_kinds_of_values_by_itself():
+    class Option:
+        metavar, is_flag, show_envvar = None, True, True
+
+    (made,) = _plain([Option()])
+    assert (made.metavar, made.show_envvar) == ("", False)
+    assert not hasattr(made, "display_type")
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "first"),
+    [
+        (["methods"], "method", "fedavg"),
+        (["methods", "fedprox"], "key", "mu"),
+        (["nets"], "net", "acgan"),
+        (["metrics", "a_loc"], "metric", "a_loc"),
+    ],
+)
+def test_tables_are_printed_as_json_too(words, key, first, capsys):
+    from fedsrv.cli import main
+
+    with pytest.raises(SystemExit, match="0"):
+        main([*words, "--json"])
+    rows = json.loads(capsys.readouterr().out)
+    assert first in [row[key] for row in rows]
+
+
+def test_a_table_as_json_has_no_markup():
+    table = Table("name", "what")
+    table.add_row("[bold]one[/bold]", Text("[as it is]"))
+    assert rows_of(table) == [{"name": "one", "what": "[as it is]"}]
+
+
+@pytest.mark.parametrize(
+    ("begun", "some"),
+    [
+        ("schedule.ro", ["schedule.rounds="]),
+        ("server.red", ["server.reduce="]),
+        ("see", ["seed="]),
+        ("method.name=fedpro", ["method.name=fedprox", "method.name=fedproto"]),
+        ("net.name=ml", ["net.name=mlp"]),
+        ("seed=1", []),
+        ("no.such", []),
+    ],
+)
+def test_a_key_of_set_is_completed(begun, some):
+    assert complete_key(begun) == some
+
+
+def test_values_are_completed_in_a_shell():
+    words = {
+        "_FEDSRV_COMPLETE": "complete_bash",
+        "COMP_WORDS": "fedsrv init qui",
+        "COMP_CWORD": "2",
+    }
+    found = subprocess.run(
+        ["fedsrv"], env={**os.environ, **words}, capture_output=True, text=True, check=False
+    )
+    assert found.stdout.split() == ["quickstart"]

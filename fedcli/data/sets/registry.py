@@ -24,7 +24,7 @@ from fedmodels.errors import ConfigError, suggestion
 from fedmodels.own_code import load_entry_point, own, renew
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.table import Table
 
     from fedcli.data.sets.dataset import Dataset
 
@@ -295,9 +295,8 @@ def _loader(name: str) -> Callable[[Source], Dataset]:
     )
 
 
-def list_datasets(console: Console | None = None) -> None:
-    """Print which data sets are known, and where they lie or how to get them."""
-    from rich.console import Console
+def datasets_table() -> Table:
+    """Return which data sets are known, and where they lie or how to get them."""
     from rich.table import Table
     from rich.text import Text
 
@@ -311,4 +310,4 @@ def list_datasets(console: Console | None = None) -> None:
         table.add_row(
             name, known.about, Text(str(found) if found else known.advice, overflow="fold")
         )
-    (console or Console()).print(table)
+    return table

@@ -533,21 +533,30 @@ def some(names: Iterable[object]) -> str:
 # --- fedcli check ---------------------------------------------------------------------------------
 
 
-def inspect(root: Path, console: Console) -> bool:
+def inspect(root: Path, console: Console, *, as_json: bool = False) -> bool:
     """Print what clients hold and what is wrong with it; tell whether all is well.
+
+    With ``as_json``, an object with the lists ``clients``, ``notes`` and ``wrong``.
 
     Raises:
         DataError: there is no client's directory below ``root``, and it is none.
     """
     read, found = inspected(root)
-    console.print(_table_of(read))
     notes = [str(finding) for finding in found if not finding.is_wrong]
     if any(one.is_pooled for one in read):
         notes.append("all training examples are at client 0: this partition is a pooled one")
     notes += [_gone(one) for one in read if one.gone]
     notes += [line for one in read for line in _set_aside(one)]
     wrong = [str(finding) for finding in found if finding.is_wrong]
-    for line in [*notes, *_gaps(root)]:
+    notes += _gaps(root)
+    if as_json:
+        from fedmodels.options import rows_of
+
+        rows = rows_of(_table_of(read))
+        print(json.dumps({"clients": rows, "notes": notes, "wrong": wrong}, indent=1))
+        return not wrong
+    console.print(_table_of(read))
+    for line in notes:
         console.print(f"note: {line}", markup=False, highlight=False, soft_wrap=True)
     for line in wrong:
         console.print(f"wrong: {line}", markup=False, highlight=False, soft_wrap=True)

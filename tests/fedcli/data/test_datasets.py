@@ -32,7 +32,7 @@ from fedcli.data.sets.dataset import Dataset
 from fedcli.data.sets.har import COMBINED, REALWORLD_LABELS
 from fedcli.data.sets.hhar import ACTIVITIES as HHAR
 from fedcli.data.sets.realworld import ACTIVITIES as REALWORLD
-from fedcli.data.sets.registry import DATASETS, list_datasets, load, names
+from fedcli.data.sets.registry import DATASETS, datasets_table, load, names
 from fedcli.data.sets.source import Source
 from fedcli.data.sets.windows import paired, window_starts, windows_of
 from fedcli.data.store import commands
@@ -711,7 +711,7 @@ def test_long_tables_are_cut(tmp_path):
 
 def test_list_datasets_names_them_all():
     console = Console(file=io.StringIO(), width=200)
-    list_datasets(console)
+    console.print(datasets_table())
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert all(name in text for name in names())
     assert "[data] root" in text  # not swallowed as markup

@@ -45,6 +45,16 @@ def test_clients_that_share_examples_by_their_scenario_are_well(tmp_path, scenar
     assert "nothing wrong with 8" in text
 
 
+def test_what_clients_hold_is_printed_as_json(tmp_path, capsys):
+    root = written(tmp_path / "data", SHARED[0], Layout.DIRECTORIES, gather=False)
+    (root / "3" / "client.json").write_text("{}", "utf-8")
+    assert not inspect(root, QUIET, as_json=True)
+    found = json.loads(capsys.readouterr().out)
+    assert [one["client"] for one in found["clients"]] == list("0124567")
+    assert len(found["wrong"]) == 1
+    assert found["wrong"][0].startswith("client 3: ")
+
+
 def test_the_kinds_that_share_are_known():
     kinds = [one.model_fields["kind"].annotation for one in (Drawn, *ReplayTable.__subclasses__())]
     assert {kind.__args__[0] for kind in kinds} == set(SHARING) == {s["kind"] for s in SHARED}

@@ -246,6 +246,14 @@ def test_a_run_that_is_given_again_is_told_of(tmp_path, capsys):
     assert "2 seeds" in said.out
 
 
+def test_summaries_are_printed_as_json(tmp_path, capsys):
+    run = write_run(tmp_path / "a", seed=0)
+    report.report_command([run], tmp_path / "page.html", as_json=True)
+    said = capsys.readouterr()
+    assert json.loads(said.out) == [{"run": str(run.resolve()), **read_run(run).summary}]
+    assert "report written to" in said.err
+
+
 def test_the_place_of_a_file_of_ones_own_tells_no_experiments_apart(tmp_path):
     runs = []
     for seed, place in enumerate(("/one", "/other")):
