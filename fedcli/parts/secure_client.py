@@ -74,7 +74,7 @@ class SecureSums(ClientPart):
         fewest = max(experiment.fewest_summed if privacy.noise_at_clients else 0, self._fewest)
         return SecureClient(
             client.client, client.states.path, client.states.secret().key, privacy.secure_sum,
-            fewest, settings_digest(experiment), self._terms.peers,
+            fewest, settings_digest(experiment), self._terms.peers, experiment.schedule.own_tasks,
         )  # fmt: skip
 
     def leaves(self, half: Training, upload: Bundle) -> Bundle:
@@ -101,6 +101,7 @@ class SecureClient:
         fewest: int = 0,
         settings: bytes = b"",
         peers: SecurePeers | None = None,
+        own_tasks: bool = False,
     ) -> None:
         """Take part; what was answered before is on the disk, and holds.
 
@@ -112,6 +113,7 @@ class SecureClient:
             fewest: clients whose noise epsilon counts on, where clients add it.
             settings: digest of the run's settings.
             peers: signs for this client and checks others; None where the coordinator is trusted.
+            own_tasks: whether clients are on tasks of their own, as in an open run.
 
         Raises:
             PayloadError: the rules ask for signatures, and nothing signs.
@@ -120,6 +122,7 @@ class SecureClient:
             raise PayloadError("this client has no certificate to sign the keys of secure sums by")
         self.client, self.rules, self._fewest = client, rules, fewest
         self._settings, self._peers = settings, peers if rules.signs else None
+        self._own_tasks = own_tasks
         self.channel = Channel.of(secret)
         self._path = path / PLACE
         self._secret: set[int] | None = None
@@ -145,7 +148,8 @@ class SecureClient:
 
     def _share(self, order: rpc.Order) -> rpc.SecureAnswer:
         """Draw the secrets of an attempt and share them among the peers."""
-        asked, attempt = order.secure_sum, _attempt(order, terms_of(order, self._settings))
+        asked = order.secure_sum
+        attempt = _attempt(order, terms_of(order, self._settings, own_tasks=self._own_tasks))
         self._check_peers(asked)
         signers = {} if self._peers is None else self._peers.signers(asked.peers)
         held = self._held(order)

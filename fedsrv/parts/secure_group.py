@@ -64,6 +64,8 @@ class SecureGroup:
         keys: Mapping[int, rpc.SecureAnswer],
         numbers: FixedPoint,
         payload: bytes,
+        *,
+        own_tasks: bool = False,
     ) -> Self:
         """Return a new attempt; an order says the interaction, the round and the task."""
         number = os.urandom(ATTEMPT_BYTES)
@@ -71,7 +73,7 @@ class SecureGroup:
         told = rpc.Order()
         told.CopyFrom(order)
         told.secure_sum.CopyFrom(found.to_share())
-        found.attempt = replace(found.attempt, terms=terms_of(told, settings))
+        found.attempt = replace(found.attempt, terms=terms_of(told, settings, own_tasks=own_tasks))
         return found
 
     # --- questions --------------------------------------------------------------------------------

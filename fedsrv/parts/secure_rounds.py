@@ -123,20 +123,14 @@ class SecureRounds(Exchange):
         super().__init__(parts)
         self.store = parts.store
         rules = parts.experiment.secure_sum
-        secure = SecureUpload.of(parts.method, parts.plan.run)
         assert rules is not None, "the config asks for it"
-        assert secure is not None, "the config asks for it"
-        self.rules, self.secure = rules, secure
-        """What the config says, and how uploads are summed under masks."""
-        self.opened = OpenedSums(parts, secure)
+        self.rules, self.opened = rules, OpenedSums(parts)
         table = parts.experiment.privacy
         noisy = table is not None and table.noise_at_clients
         self._fewest = parts.experiment.fewest_summed if noisy else 0
         """The fewest uploads whose noise epsilon counts on; no sum of fewer is opened."""
-        self.settings, self.peers = settings_digest(parts.experiment), parts.cohort.peers
-        """The settings of the run; what checks certificates, where clients sign."""
-        if not rules.signs:
-            self.peers = None
+        self.peers = parts.cohort.peers if rules.signs else None
+        """What checks certificates, where clients sign."""
         self._keys: dict[int, rpc.SecureAnswer] = {}
         """What each client said of its channel key in this process."""
         self._signers: dict[int, bytes] = {}
@@ -147,6 +141,11 @@ class SecureRounds(Exchange):
         """Clients whose secrets did not open."""
         self._said: dict[str, Any] = {}
         """What the record says of the sum under way."""
+
+    @property
+    def secure(self) -> SecureUpload:
+        """How uploads of the present classes are summed under masks."""
+        return self.parts.plan.wire.part(SecureUpload)
 
     def train(self, at: Interaction, state: ServerState) -> Answers:
         """Let a cohort train; return its reports, and sums of uploads that nobody saw one by one.
@@ -234,10 +233,13 @@ class SecureRounds(Exchange):
         self._advertised(ctx, sorted(c for group in members for c in group), found)
         numbers, task = self._numbers(ctx), self.parts.plan.steps[ctx.interaction].task
         order = rpc.Order(interaction=ctx.interaction, round=ctx.round, task=task)
+        experiment = self.parts.experiment  # an open run may have changed some of it
+        settings, own_tasks = settings_digest(experiment), experiment.schedule.own_tasks
         for clients in members:
             keys = {c: self._keys[c] for c in clients if c in self._keys}
             threshold = self.rules.needed(len(keys))
-            group = SecureGroup.begun(order, self.settings, threshold, keys, numbers, payload)
+            facts = order, settings, threshold, keys, numbers, payload
+            group = SecureGroup.begun(*facts, own_tasks=own_tasks)
             found.groups.append(group)
             if len(keys) < MIN_GROUP:
                 found.leave_out(group, len(keys), group.threshold)
@@ -398,12 +400,14 @@ class SecureRounds(Exchange):
             TooFewClients: none is.
         """
         if not found.groups:
-            client, why = next(iter(found.failed.items()))
-            more = f" ({len(found.failed) - 1} more failed)" if len(found.failed) > 1 else ""
+            out = sorted(self._unopened.intersection(ctx.cohort))
+            failed = {**dict.fromkeys(out, "its secrets did not open before"), **found.failed}
+            client, why = next(iter(failed.items()))
+            more = f" ({len(failed) - 1} more failed)" if len(failed) > 1 else ""
             raise TooFewClients(
                 f"round {ctx.round + 1}: too few clients are left for a secure sum. "
                 f"Client {client}: {why}{more}",
-                found.failed,
+                failed,
                 f"; a secure sum takes {self._needed(ctx.cohort)} of {len(ctx.cohort)} clients: "
                 f"--resume tries again, and --resume --without {client} goes on without client "
                 f"{client}",

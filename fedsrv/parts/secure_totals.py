@@ -31,9 +31,9 @@ COMPARED = 10
 class OpenedSums:
     """Reads the sums of a run."""
 
-    def __init__(self, parts: Kernel, secure: SecureUpload) -> None:
+    def __init__(self, parts: Kernel) -> None:
         """Begin; how far earlier sums moved the weights stands in the records."""
-        self.parts, self.secure = parts, secure
+        self.parts = parts
         records = (record for record, _ in parts.store.ledger.records())
         self._moved = [
             norms for record in records for norms in record.get("secure_sum", {}).get("moved", ())
@@ -52,10 +52,11 @@ class OpenedSums:
         Groups whose sums are no sums of honest uploads are set aside. Return how far each sum moved
         the parts of a model.
         """
+        secure = self.parts.plan.wire.part(SecureUpload)
 
         def summed(clients: Sequence[int], total: Vector) -> Summed | None:
             declared = [results.by_client[client].upload for client in clients]
-            return self.secure.summed_up(total, numbers, trip.common.weights, declared)
+            return secure.summed_up(total, numbers, trip.common.weights, declared)
 
         sound, found = list[tuple[SecureGroup, Vector]](), list[Summed | None]()
         for group, total in opened:

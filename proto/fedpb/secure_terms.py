@@ -10,15 +10,16 @@ from fedpb.signatures import statement
 from fedpb.v1 import coordinator_pb2 as rpc
 
 
-def terms_of(order: rpc.Order, settings: bytes) -> bytes:
+def terms_of(order: rpc.Order, settings: bytes, *, own_tasks: bool = False) -> bytes:
     """Return the digest of an attempt's terms, 32 bytes, by an order to share secrets.
 
     They are who takes part with which keys, the threshold, how numbers become integers, the
-    payload, the round and task that everybody trains, and the settings of the run.
+    payload, the round and task that everybody trains, and the settings of the run. With
+    ``own_tasks`` clients are on tasks of their own, which are no terms.
     """
-    asked = order.secure_sum
+    asked, task = order.secure_sum, 0 if own_tasks else order.task
     numbers = (
-        order.interaction, order.round, order.task, asked.threshold, asked.clients, asked.most,
+        order.interaction, order.round, task, asked.threshold, asked.clients, asked.most,
     )  # fmt: skip
     said = statement(
         "terms", settings, asked.attempt, asked.payload, struct.pack(">qqqIId", *numbers),

@@ -375,6 +375,7 @@ REFUSED: tuple[Refusal, ...] = (
         ("participants", "noise at clients"),
         FEW_HAVE_NEW.format('[privacy] where = "clients"'),
     ),
+    Refusal(("participants", "secure sums"), FEW_HAVE_NEW.format("[privacy] secure_sum")),
     Refusal(
         ("open runs", "accumulated data"),
         '[scenario] training_data = "accumulated" needs the data of all earlier tasks, and in an '
@@ -419,8 +420,8 @@ REFUSED: tuple[Refusal, ...] = (
     Refusal(
         ("open runs", "forgetting"),
         "--forget computes a run again from its beginning, and data of earlier tasks of an open "
-        "run may be gone: retire the client, and begin a new run without it where all data are "
-        "there",
+        "run may be gone: where all are there, begin a new run without the client, or after fedcli "
+        "drop-task has marked the task at its site",
     ),
     *(Refusal((level, "forgetting"), PAID_ONCE)
       for level in ("noise at the server", "noise at clients", "example privacy")),
@@ -438,7 +439,6 @@ REFUSED: tuple[Refusal, ...] = (
     Refusal(
         ("secure sums", "asynchronous rounds"), NO_COHORT.format('order = "asynchronous"')
     ),
-    Refusal(("secure sums", "open runs"), NO_COHORT.format("open = true")),
     Refusal(("secure sums", "over-selection"), NO_COHORT.format("over_select")),
     Refusal(("secure sums", "compressed uploads"), NO_LEVELS),
     Refusal(("secure sums", "compressed payloads"), NO_LEVELS),

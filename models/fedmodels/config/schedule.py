@@ -75,6 +75,11 @@ class Schedule(StrictTable):
         return self.per_round is not None and self.per_round < self.clients
 
     @property
+    def own_tasks(self) -> bool:
+        """Whether clients are on tasks of their own, as in an open run."""
+        return self.open
+
+    @property
     def is_asynchronous(self) -> bool:
         """Whether a round ends with the first uploads, and not with its cohort's last one."""
         return self.order == "asynchronous"

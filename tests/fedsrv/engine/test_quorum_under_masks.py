@@ -48,10 +48,11 @@ def test_no_sum_of_fewer_than_whose_noise_is_counted_on_is_made(fewest, summed):
         spec=BundleSpec(), declared=lambda upload: upload, integers=lambda _: np.ones(1, np.uint32)
     )
     cohort = SimpleNamespace(send_and_receive=lambda trip: Answers(came, {3: "gone", 4: "gone"}))
-    plan = SimpleNamespace(needed=lambda clients: 8)
+    wire = SimpleNamespace(part=lambda kind: secure)
+    plan = SimpleNamespace(needed=lambda clients: 8, wire=wire)
     rounds: Any = SecureRounds.__new__(SecureRounds)
     rounds.parts, rounds._fewest = SimpleNamespace(plan=plan, cohort=cohort), fewest
-    rounds.secure, rounds.rules = secure, SecureSum(threshold=0.51, groups=2)
+    rounds.rules = SecureSum(threshold=0.51, groups=2)
     found: Any = SecureRound("", groups)  # type: ignore[arg-type]
     rounds._trained(None, Trip({c: rpc.Order() for c in range(10)}, Bundle()), found)
     assert [len(group.counted) for group in found.groups] == summed

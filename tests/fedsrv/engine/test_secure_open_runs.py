@@ -1,0 +1,98 @@
+"""Secure sums of an open run: their cohorts, classes and settings change from stage to stage."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fedcli.data.store.growing import add_task
+from fedcli.parts import secure_client
+from fedmodels.config.privacy import SecureSum
+from fedmodels.errors import TooFewClients
+from fedsrv.parts import secure_group
+from fedsrv.parts.open_wishes import CLASSES
+from fedsrv.parts.secure_rounds import SecureRound, SecureRounds
+from fedsrv.parts.stages import RunPaused
+from fedtide.inprocess import run_in_process
+from tests.conftest import records_of, tiny_experiment
+from tests.fedsrv.engine.test_open_run import Dies, arrays_in
+from tests.runs import Killed
+
+SECURE = {"secure_sum": {"trust": "coordinator"}}
+
+
+def site(data: Path, client: int) -> None:
+    """Make a client's data with one task of the classes 0 to 2."""
+    arrays_in(data / str(client) / "task-0", [0, 1, 2], client)
+    about = {"format": 1, "input_shape": [1, 8, 8], "num_classes": 3}
+    (data / str(client) / "client.json").write_text(json.dumps(about))
+
+
+def lived(data: Path, out: Path, kills: dict[int, int], method: str) -> dict[str, Any]:
+    """Let three clients learn; one brings a class, a fourth joins; the rate and a class change.
+
+    Args:
+        data: an empty directory.
+        out: the run directory.
+        kills: after how many orders the process dies, in which of the three stretches.
+        method: what is run.
+    """
+    summary = None
+    for client in range(3):
+        site(data, client)
+    for stretch in range(3):
+        if stretch == 1:
+            add_task(data, 0, arrays_in(data.parent / "new", [0, 7], 9))
+            site(data, 3)
+        if stretch == 2:
+            add_task(data, 1, arrays_in(data.parent / "more", [1, 2], 8))
+            (out / CLASSES).write_text('[[0, "7", "2"]]')  # the class 7 becomes part of 2
+        schedule = {"order": "tasks_outer", "open": True, "rounds": 1, "clients": 4}
+        given = tiny_experiment(
+            method=method, schedule={**schedule, "begin_with": 3}, privacy=SECURE,
+            training={"lr": 0.02 if stretch == 2 else 0.05}, evaluate={"last_tasks": stretch + 1},
+        ).model_copy(update={"scenario": None, "data": None})  # fmt: skip
+        how: dict[str, Any] = {"resume": True, "at_rest": "close" if stretch == 2 else "pause"}
+        if stretch in kills:
+            with pytest.raises(Killed):
+                run_in_process(given, data, out, before=Dies(kills[stretch]), **how)
+        try:
+            summary = run_in_process(given, data, out, **how)
+        except RunPaused:
+            continue
+    assert summary is not None
+    return summary
+
+
+def test_masks_change_no_bit_of_a_run_that_grows_and_no_crash_does(tmp_path, monkeypatch):
+    """Uploads get longer with a class; what everybody trains with is part of the terms."""
+    method = "fedproto"
+    whole = lived(tmp_path / "a/data", tmp_path / "a/run", {}, method)
+    records = records_of(tmp_path / "a/run")
+    groups = [record["secure_sum"]["groups"] for record in records]
+    assert groups == [[[0, 1, 2]], [[0, 1, 2, 3]], [[0, 1, 2, 3]]]
+    assert [g["changes"] for r in records for g in r["growths"] if "training.lr" in str(g)]
+    assert records[2]["growths"][0]["class_changes"] == [["7", "2"]]
+    assert not any(record.get("failed") for record in records)
+    again = lived(tmp_path / "b/data", tmp_path / "b/run", {0: 7, 1: 9, 2: 14}, method)
+    assert again["state_sha256"] == whole["state_sha256"]
+    for module in (secure_client, secure_group):
+        monkeypatch.setattr(module, "add_mask", lambda *_: None)
+    shutil.rmtree(tmp_path / "b")
+    plain = lived(tmp_path / "b/data", tmp_path / "b/run", {}, method)
+    assert plain["state_sha256"] == whole["state_sha256"]
+
+
+def test_a_cohort_whose_secrets_never_open_ends_in_a_line():
+    """Nobody was asked anything, so nobody failed: the line named the first of none."""
+    rounds: Any = SecureRounds.__new__(SecureRounds)
+    rounds._unopened, rounds.rules = {0, 1, 2}, SecureSum()
+    rounds.parts = SimpleNamespace(plan=SimpleNamespace(needed=len))
+    ctx: Any = SimpleNamespace(round=4, cohort=(0, 1, 2))
+    with pytest.raises(TooFewClients, match=r"round 5: .*Client 0: its secrets did not open"):
+        rounds._check_left(ctx, SecureRound("work"))
