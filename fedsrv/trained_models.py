@@ -19,10 +19,14 @@ from fedmodels.nets.trained import ModelFacts, TrainedModel
 from fedmodels.resolution import experiment_of
 from fedmodels.run_classes import ClassChange, RunClasses
 from fedmodels.tensors.archive import load_named
-from fedmodels.tensors.bundle import Problem
+from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.training.asked import global_weights
 from fedmodels.training.run import RunFacts
+from fedsrv.state.run_directory import state_numbers
 from fedsrv.state.run_record import RunRecord, read_run
+
+READS = 10
+"""How often a run that goes on is read until its newest record and that one's state are there."""
 
 
 def personal_model(run: Path, client: int) -> TrainedModel:
@@ -48,10 +52,7 @@ def global_model(run: Path) -> TrainedModel:
     Raises:
         ArchiveError: the method has no global model, or no state is there.
     """
-    files = sorted((run / "server").glob("state-*.safetensors"))
-    record = read_run(run)
-    if not files:
-        raise ArchiveError(f"{run} holds no committed state of the server")
+    record, common = _newest(run)
     experiment = experiment_of(record.config, str(run / "config.toml"))
     table, data, described = experiment.method, experiment.data, _description(run)
     if data is not None and data.columns is not None:
@@ -79,11 +80,32 @@ def global_model(run: Path) -> TrainedModel:
         None if data is None else transform_of(data, described.input_shape),
         merged=tuple(classes.merged.items()) if classes else (),
     )
-    common = load_named(files[-1])[0]["common"]
     began = len(classes.first) if classes else number
     of_run = RunFacts(experiment, Problem(tuple(described.input_shape), began))
     frozen = of_run.for_classes(number).frozen_weights
     return TrainedModel(facts, {**global_weights(method, common), **frozen})
+
+
+def _newest(run: Path) -> tuple[RunRecord, Bundle]:
+    """Return what a run has recorded, and what everybody gets of its newest state in there.
+
+    A run that goes on writes a state before its record, and deletes earlier ones meanwhile.
+
+    Raises:
+        ArchiveError: no state is there.
+    """
+    for left in reversed(range(READS)):
+        record, numbers = read_run(run), state_numbers(run / "server")
+        number = max((n for n in numbers if n < len(record.rows)), default=None)
+        if number is None and not numbers:
+            raise ArchiveError(f"{run} holds no committed state of the server")
+        try:
+            file = run / "server" / f"state-{number or 0:08d}.safetensors"
+            return record, load_named(file)[0]["common"]
+        except ArchiveError:
+            if file.exists() or not left:
+                raise
+    raise AssertionError("the last read returns or raises")
 
 
 def _check_unit(columns: Columns) -> None:

@@ -131,7 +131,8 @@ def checked(
         raise PayloadError(str(error)) from None
     said = printable(now, SHOWN)
     if now == change.old:
-        raise PayloadError(f"the class {old!r} is called so already")
+        why = "cannot become part of itself" if merges else "is called so already"
+        raise PayloadError(f"the class {old!r} {why}")
     if merges and now not in coming:
         _check_present(classes, now)
         return ClassChange(change.old, now)

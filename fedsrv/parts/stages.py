@@ -22,7 +22,7 @@ from fedmodels.data_description import UNUSUAL
 from fedmodels.errors import ConfigError, OrderDeclined, PayloadError, RunFailed
 from fedmodels.parts.class_growth import StateGrowth
 from fedmodels.parts.growth_by_method import forgotten
-from fedmodels.run_classes import ClassChange, RunClasses
+from fedmodels.run_classes import ClassChange
 from fedmodels.training.asked import asked
 from fedmodels.training.method import Method
 from fedpb.v1 import coordinator_pb2 as rpc
@@ -87,6 +87,8 @@ class OpenRuns(ServerPart):
         self._wished, self._names = TasksAside(store.path), ClassWishes(store.path)
         self._stages: Stages | None = None
         """None until clients have joined."""
+        self._before: tuple[Sequence[Growth], Mapping[int, Profile]] = (), {}
+        """How a run that goes on had grown, and what its clients had announced."""
 
     @classmethod
     def takes_up(cls, store: Store, before: Experiment) -> Mapping[str, str]:
@@ -126,10 +128,9 @@ class OpenRuns(ServerPart):
         Raises:
             PayloadError: a client has not told of a task, or none has joined.
         """
-        if self._stages is None:
-            raise PayloadError("the run has not begun: it knows of no tasks yet")
+        _, profiles = self._known()
         for client, task in tasks:
-            known = self._stages.known[client].num_tasks if client in self._stages.known else 0
+            known = profiles[client].num_tasks if client in profiles else 0
             if not 0 <= task < known:
                 raise PayloadError(f"client {client} has no task {task}: the run knows of {known}")
         self._wished.add(tasks)
@@ -147,21 +148,37 @@ class OpenRuns(ServerPart):
         Raises:
             PayloadError: a change cannot be, or nobody has joined.
         """
-        if self._stages is None:
-            raise PayloadError("the run has not begun: it has no classes yet")
         with self._names.lock:
-            classes, done = self._stages.classes_to_be()
-            wanted, coming = list[ClassChange](), self._stages.coming(classes)
+            growths, profiles = self._known()
+            done = sum(len(one.class_changes) for one in growths)
+            classes = classes_of(growths).grown((), self._names.after(done))
+            wanted = list[ClassChange]()
+            coming = new_classes(
+                classes.names, [classes.called(p.brought) for p in profiles.values()]
+            )
             for change in changes:
                 wanted.append(checked(classes, change, merges=merges, coming=coming))
                 classes = classes.grown((), wanted[-1:])
             if wanted:
                 self._names.add(wanted, done)
-        return told_of(classes, [*self._stages.known.values()])
+        return told_of(classes, [*profiles.values()])
+
+    def _known(self) -> tuple[Sequence[Growth], Mapping[int, Profile]]:
+        """Return how the run grew, and what clients announced, also before they join again.
+
+        Raises:
+            PayloadError: it has not begun.
+        """
+        stages = self._stages
+        growths, profiles = self._before if stages is None else (stages.growths, stages.known)
+        if not growths:
+            raise PayloadError("the run has not begun: it has no classes and no tasks yet")
+        return [*growths], {**profiles}
 
     def admission(self, known: Mapping[int, str]) -> Admission:
         """Return the checks of clients that bring classes of their own."""
         growths = [Growth.from_json(found) for found in self.store.ledger.growths()]
+        self._before = growths, {c: Profile.parse(c, text) for c, text in known.items()}
         classes = classes_of(growths) if growths else None
         return OpenAdmission.of(self.experiment, known, classes=classes)
 
@@ -508,16 +525,6 @@ class Stages(Timetable):
             now = {key: value for key, (_, value) in found.items()}
             self.store.experiment = changed(plan.run.experiment, now)
         return found
-
-    def coming(self, classes: RunClasses) -> Collection[str]:
-        """Return the classes that clients have announced, and none of the run's is."""
-        return new_classes(classes.names, [classes.called(p.brought) for p in self.known.values()])
-
-    def classes_to_be(self) -> tuple[RunClasses, int]:
-        """Return the classes with all changes that are wanted, and how many of these were done."""
-        growths = [*self.growths]
-        done = sum(len(one.class_changes) for one in growths)
-        return classes_of(growths).grown((), self._named(done)), done
 
     def _class_changes(self, interaction: int) -> tuple[ClassChange, ...]:
         """Return the changes of classes that are wanted and not done; a replay comes first."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,12 +25,15 @@ from fedmodels.run_classes import ClassChange, RunClasses
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.coordinator import write_facts
 from fedsrv.engine.client_profile import Profile
+from fedsrv.events import EventLog
 from fedsrv.parts import stages
 from fedsrv.parts.open_admission import OpenAdmission
 from fedsrv.parts.open_buffer import kept_orders
 from fedsrv.parts.open_plan import Growth, OpenPlan, classes_of
 from fedsrv.parts.open_wishes import CLASSES, ClassWishes, checked, told_of
-from fedsrv.parts.stages import RunPaused, Stages, closing
+from fedsrv.parts.stages import OpenRuns, RunPaused, Stages
+from fedsrv.parts.stages import closing as closed
+from fedsrv.state.store import Store
 from fedsrv.trained_models import global_model
 from fedtide.inprocess import InProcessCohort, run_in_process
 from tests.conftest import records_of
@@ -104,7 +107,7 @@ def test_a_class_that_is_part_of_another_keeps_its_label_and_all_its_names_stand
 @pytest.mark.parametrize(
     ("old", "now", "merges", "line"),
     [
-        ("b", "b", True, "the class 'b' is called so already"),
+        ("b", " b", True, "the class 'b' cannot become part of itself"),
         ("b", "q", True, "the run has no class 'q': it has a, b, c"),
         ("a", "b", True, "the class 'a' is part of 'b' by now"),
         ("c", "a", True, "the class 'a' is part of 'b' by now"),
@@ -262,6 +265,30 @@ def test_two_classes_become_one_wherever_the_run_dies(tmp_path):
     assert [line["now"] for line in lines if line["what"] == "merged"] == ["b", "a"]
 
 
+def test_a_run_that_waits_for_its_clients_to_join_again_tells_of_its_classes(tmp_path):
+    """It said that it had not begun; what is asked for now is done like any other wish."""
+    data, run = prepared(tmp_path) / "data", tmp_path / "run"
+    with closing(Store(tmp_path / "new", open_run(), resume=False)) as store:
+        part = OpenRuns(store, EventLog())
+        part.admission({})
+        with pytest.raises(PayloadError, match="the run has not begun: it has no classes and no"):
+            part._ask_classes(())
+    with pytest.raises(RunPaused):
+        run_in_process(open_run(), data, run, at_rest="pause")
+    with closing(Store(run, open_run(), resume=True)) as store:
+        part = OpenRuns(store, EventLog())
+        part.admission(store.ledger.profiles())
+        told = part._ask_classes([ClassChange("c", "b")], merges=True)
+        part._ask([(1, 0)])
+    assert [(one.name, one.part_of) for one in told] == [
+        ("a", ""), ("b", ""), ("c", "b"), ("d", ""),
+    ]  # fmt: skip
+    found = run_in_process(open_run(), data, run, resume=True, at_rest="close")
+    (growth,) = found["growths"]
+    assert growth["class_changes"] == (("c", "b"),)
+    assert growth["set_aside"] == [(1, 0, "an operator set it aside")]
+
+
 def test_what_is_kept_for_validation_stays_so_when_two_classes_become_one(tmp_path):
     place = own(tmp_path, 0, class_names=["a", "b"])
     np.save(place / "task-0/train_y.npy", np.repeat([0, 1], 12))
@@ -289,7 +316,9 @@ def test_everybodys_model_has_the_classes_of_the_run(tmp_path):
     with pytest.raises(RunPaused):
         run_in_process(experiment, data, run, at_rest="pause")
     write_facts(run, experiment)
+    (newer := run / "server/state-00000001.safetensors").write_text("is written before its record")
     assert global_model(run).class_names == ["a", "b", "c", "d"]
+    newer.unlink()
     ClassWishes(run).add([ClassChange("c", "b")], 0)
     add_task(data, 2, tmp_path / "2")
     with pytest.raises(RunPaused):
@@ -363,8 +392,8 @@ def test_a_run_ends_by_the_classes_that_it_has_learned():
     plan = OpenPlan(*said, growths=[Growth(0, classes=("a", "b"))])
     came = Growth(1, {2: 2}, ("c",), away=(2,))
     names = Growth(1, class_changes=(ClassChange("c", "z"), ClassChange("a", "alpha")))
-    assert closing(plan, [came]) is plan
-    assert closing(plan, [came, names]).classes.names == ("alpha", "b")
+    assert closed(plan, [came]) is plan
+    assert closed(plan, [came, names]).classes.names == ("alpha", "b")
 
 
 def test_a_name_that_is_asked_for_while_a_growth_is_made_belongs_to_it(tmp_path, monkeypatch):

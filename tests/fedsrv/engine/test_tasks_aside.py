@@ -138,7 +138,8 @@ def test_wishes_are_checked_and_lie_on_the_disk(tmp_path):
     (tmp_path / ASIDE).unlink()
     part: Any = OpenRuns.__new__(OpenRuns)
     known: Any = type("Known", (), {"num_tasks": 2})()
-    part._stages = type("Stages", (), {"known": {0: known}})()
+    part._stages = type("Stages", (), {"known": {0: known}, "growths": [Growth(0)]})()
+    part._before = (), {}
     part._wished = TasksAside(tmp_path)
     begun, part._stages = part._stages, None
     with pytest.raises(PayloadError, match="the run has not begun"):
