@@ -131,7 +131,7 @@ def serve(
             Listen.given(listen, tls_cert, tls_key, tls_client_ca, insecure, tls_crl),
             resume=resume,
             without=aside,
-            forgets=gone,
+            forgets=options.wanted(gone),
             expects_evaluator=evaluator,
             server_data=server_data,
             on_ready=telling.begin,
@@ -256,6 +256,7 @@ def launch(
     forget_options()
     aside = options.check_without(without, resume)
     gone = options.check_without(forget, resume, "--forget")
+    options.wanted(gone)  # what is wrong is said before anything starts
     os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that are forked: before torch comes in
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # asking for GPUs spoils no fork
     from fedmodels.config_file import read_experiment
@@ -278,7 +279,7 @@ def launch(
             *_given({"--metrics-port": metrics_port, "--dashboard": dashboard}),
             *(["--insecure"] if insecure else []),
             *(word for client in aside for word in ("--without", str(client))),
-            *(word for client in gone for word in ("--forget", str(client))),
+            *(word for one in gone for word in ("--forget", one)),
         ],
         ray=ray_place(on, host_cpus, host_gpus, node_dir, device),
         strict=strict,

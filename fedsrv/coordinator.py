@@ -135,7 +135,7 @@ def serve(
     *,
     resume: bool = False,
     without: Sequence[int] = (),
-    forgets: Sequence[int] = (),
+    forgets: Sequence[int | tuple[int, int]] = (),
     expects_evaluator: bool = False,
     server_data: Path | None = None,
     on_ready: Callable[[str, EventLog], None] = lambda address, events: None,
@@ -150,7 +150,8 @@ def serve(
         listen: where.
         resume: go on with the run in ``out``.
         without: clients that take no part from now on, of a run that is resumed.
-        forgets: clients without whom such a run is computed again from its beginning.
+        forgets: clients, or tasks of clients, without which such a run is computed again from its
+            beginning.
         expects_evaluator: wait for the evaluator before the first round.
         server_data: directory of the server's own examples, for methods that train on them.
         on_ready: told the address, once clients can join.
@@ -208,25 +209,29 @@ def serve(
         return _run_to_the_end(engine, cohort, store, events)
 
 
-def set_aside(store: Store, clients: Sequence[int], forgets: Sequence[int] = ()) -> list[str]:
-    """Let clients take no part in a run from its next interaction on, or forget them.
+def set_aside(
+    store: Store, clients: Sequence[int], forgets: Sequence[int | tuple[int, int]] = ()
+) -> list[str]:
+    """Let clients take no part in a run from its next interaction on, or forget them, or tasks.
 
     Returns:
-        What is computed again for those that are forgotten, and what remains of them.
+        What is computed again without what is forgotten, and what remains of it.
 
     Raises:
         ConfigError: the run has no such client, or none is left, or it cannot be computed again.
     """
     number = store.experiment.schedule.clients
-    if wrong := [client for client in (*clients, *forgets) if not 0 <= client < number]:
-        option = "--forget" if wrong[0] in forgets else "--without"
+    gone = [one for one in forgets if isinstance(one, int)]
+    named = [one if isinstance(one, int) else one[0] for one in forgets]
+    if wrong := [client for client in (*clients, *named) if not 0 <= client < number]:
+        option = "--forget" if wrong[0] in named else "--without"
         raise ConfigError(f"{option} {wrong[0]}: the clients of this run are 0 to {number - 1}")
-    if len({*store.aside(), *clients, *forgets}) >= number:
-        option = "--forget" if forgets else "--without"
+    if len({*store.aside(), *clients, *gone}) >= number:
+        option = "--forget" if gone else "--without"
         raise ConfigError(f"{option}: no client would be left")
     if clients:
         store.set_aside(dict.fromkeys(clients, "the run goes on without it (--without)"))
-    if not store.aside() and not forgets:
+    if not store.aside() and not forgets and not store.forgotten():
         return []
     from fedsrv.state.forgetting import forget
 

@@ -77,8 +77,7 @@ class OpenRuns(ClientPart):
         return growths[classes].client(self.client.client, state, set_up.owed)
 
     def follows(self, order: rpc.Order) -> None:
-        """Take which tasks are set aside; say when training data of earlier ones may go."""
-        self.client.stream.set_aside = frozenset(order.set_aside)
+        """Say when training data of earlier tasks may go."""
         if isinstance(self.client.client, int):
             self._spare.tell(order, self._keeps)
 

@@ -171,6 +171,7 @@ class Worker(Client):
     def _follow(self, order: rpc.Order) -> None:
         """Take the classes of an order, and drop what it says is no longer needed."""
         self.take(*classes_in(order))
+        self.stream.pass_over(order.set_aside)
         for part in self.parts:
             part.follows(order)
         if self.stateful:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 
 from fedmodels.log_lines import LogLevel, set_up_logging
 from fedmodels.machine import require_linux
+
+T = TypeVar("T")
 
 
 def _number_of_hosts(text: str) -> int | None:
@@ -92,24 +96,39 @@ Without = Annotated[
     ),
 ]
 Forget = Annotated[
-    list[int] | None,
+    list[str] | None,
     typer.Option(
         "--forget",
-        metavar="CLIENT",
-        min=0,
-        help="With --resume: compute the run again from its beginning without this client.",
+        metavar="CLIENT[:TASK]",
+        help="With --resume: compute the run again from its beginning without this client, or "
+        "without this task of it.",
     ),
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")]
 
 
-def check_without(without: list[int] | None, resume: bool, option: str = "--without") -> list[int]:
+def check_without(
+    without: Sequence[T] | None, resume: bool, option: str = "--without"
+) -> Sequence[T]:
     """Return whom to go on without; ConfigError if there is nothing to go on with."""
     if without and not resume:
         from fedmodels.errors import ConfigError
 
         raise ConfigError(f"{option} needs --resume: a new run has as many clients as its config")
-    return without or []
+    return without or ()
+
+
+def wanted(words: Sequence[str]) -> list[int | tuple[int, int]]:
+    """Return the clients, and the clients and tasks, that ``--forget`` names; or ConfigError."""
+    found = list[int | tuple[int, int]]()
+    for word in words:
+        if re.fullmatch(r"[0-9]{1,9}(:[0-9]{1,9})?", word, re.ASCII) is None:
+            from fedmodels.errors import ConfigError
+
+            raise ConfigError(f"--forget {word!r}: give a client, as 3, or its task 2, as 3:2")
+        client, _, task = word.partition(":")
+        found.append((int(client), int(task)) if task else int(client))
+    return found
 
 
 def set_up(quiet: bool, log_level: LogLevel, as_json: bool) -> LogLevel:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Literal
@@ -121,6 +121,16 @@ class Profile:
         names = classes.names if self.class_names or classes.changes else ()
         train, test = tables
         return replace(self, problem=problem, train=train, test=test, class_names=names)
+
+    def without(self, tasks: Collection[int], why: str) -> Profile:
+        """Return the description in which tasks have no examples, and are not scored."""
+        out = [task for task in sorted(tasks) if task < self.num_tasks]
+        if not out:
+            return self
+        train, test = self.train.copy(), self.test.copy()
+        train[out], test[out] = 0, 0
+        aside = {**self.set_aside, **dict.fromkeys(out, why)}
+        return replace(self, train=train, test=test, set_aside=aside)
 
     @staticmethod
     def parse(client: ClientId, text: str) -> Profile:

@@ -239,12 +239,16 @@ class Plan:
         if not is_due or experiment.evaluate.trained != "all":
             return ()
         found = schedule.scorers(experiment, self.profiles, cohort)
-        others = (c for c in found if c not in cohort and tasks[c] > step.task_of(c))
+        others = (
+            c for c in found
+            if c not in cohort and tasks[c] > step.task_of(c)
+            and step.task_of(c) not in self.unscored(c)
+        )  # fmt: skip
         return tuple(c for c in others if takes_part(c, step.interaction, self.aside))
 
     def unscored(self, client: ClientId) -> Sequence[int]:
-        """Return the tasks of a client that are not scored any more."""
-        return ()
+        """Return the tasks of a client that are not scored any more: forgotten ones."""
+        return sorted(self.profiles[client].set_aside) if isinstance(client, int) else ()
 
     def needed_uploads(self, clients: Sequence[ClientId], wanted: int | None = None) -> int:
         """Return how many uploads of these clients a round needs."""
@@ -270,6 +274,9 @@ def stored_profiles(store: Store, descriptions: Mapping[int, str]) -> dict[int, 
     for client, text in known.items():
         store.add_profile(client, text)
     found = {c: Profile.parse(c, text) for c, text in sorted(known.items())}
+    for client, task in store.forgotten():
+        if client in found:
+            found[client] = found[client].without([task], "it is forgotten")
     describe(store, found)
     return found
 
@@ -284,7 +291,8 @@ def _steps(
     if store.releases is not None:
         secret = store.releases.secret
         chance = lambda n, client: secret.chance(f"cohort/{n}/{client}")  # noqa: E731
-    return schedule.steps(experiment, trainers, tasks, weights, store.aside(), chance)
+    gone = store.forgotten()
+    return schedule.steps(experiment, trainers, tasks, weights, store.aside(), chance, gone)
 
 
 def describe(store: Store, profiles: Mapping[int, Profile]) -> None:

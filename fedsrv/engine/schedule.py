@@ -92,6 +92,7 @@ def steps(
     weights: Mapping[int, int] | None = None,
     aside: Mapping[int, int] | None = None,
     chance: Chance | None = None,
+    forgotten: Collection[tuple[int, int]] = (),
 ) -> list[Step]:
     """Return every interaction of a run.
 
@@ -103,6 +104,7 @@ def steps(
         weights: of each client, as for :func:`draw_cohort`.
         aside: the first interaction without each client that was set aside.
         chance: decides who takes part with independent chances; from the run's seed unless given.
+        forgotten: clients and tasks that are as if the clients did not have them.
 
     Raises:
         ConfigError: the availability trace cannot be used, or nobody is there in any round.
@@ -112,9 +114,9 @@ def steps(
         raise ConfigError("every client that trains was set aside (--without): nobody is left")
     if experiment.schedule.sampling == "poisson":
         chance = chance or _seeded(experiment.seed)
-        found = list(_independent_visits(experiment, trainers, tasks, aside, chance))
+        found = list(_independent_visits(experiment, trainers, tasks, aside, chance, forgotten))
     else:
-        found = list(_visits(experiment, trainers, tasks, weights, aside))
+        found = list(_visits(experiment, trainers, tasks, weights, aside, forgotten))
     if not found and trainers and experiment.schedule.availability is not None:
         raise ConfigError("[schedule] availability: no client is there in any round")
     return [
@@ -136,6 +138,7 @@ def _visits(
     tasks: Mapping[int, int],
     weights: Mapping[int, int] | None,
     aside: Mapping[int, int],
+    forgotten: Collection[tuple[int, int]],
 ) -> Iterator[tuple[int, int, tuple[int, ...]]]:
     """Yield (round, task, cohort) in order; a round without anybody is left out."""
     schedule, size = experiment.schedule, experiment.cohort_size + experiment.schedule.over_select
@@ -161,13 +164,13 @@ def _visits(
             for task in range(most):
                 if aside:  # maybe from the middle of a round on
                     cohort = drawn(round, present(trainers), size)
-                members = tuple(c for c in cohort if tasks[c] > task)
+                members = tuple(_having(cohort, task, tasks, forgotten))
                 if members:
                     yield round, task, members
                     number += 1
     else:
         for task in range(most):
-            candidates = [c for c in trainers if tasks[c] > task]
+            candidates = _having(trainers, task, tasks, forgotten)
             for visit in range(schedule.rounds):
                 round = task * schedule.rounds + visit
                 everybody = schedule.is_asynchronous  # who trains depends on who is done
@@ -184,6 +187,7 @@ def _independent_visits(
     tasks: Mapping[int, int],
     aside: Mapping[int, int],
     chance: Chance,
+    forgotten: Collection[tuple[int, int]],
 ) -> Iterator[tuple[int, int, tuple[int, ...]]]:
     """Yield (round, task, cohort) in order, where independent chances draw each cohort.
 
@@ -198,10 +202,21 @@ def _independent_visits(
         places = ((task * schedule.rounds + visit, task) for task in every for visit in rounds)
     number = 0
     for round, task in places:
-        found = [c for c in trainers if tasks[c] > task and takes_part(c, number, aside)]
+        having = _having(trainers, task, tasks, forgotten)
+        found = [c for c in having if takes_part(c, number, aside)]
         if found:
             yield round, task, independent_cohort(chance, number, found, rate)
             number += 1
+
+
+def _having(
+    clients: Sequence[int],
+    task: int,
+    tasks: Mapping[int, int],
+    forgotten: Collection[tuple[int, int]],
+) -> list[int]:
+    """Return the clients that have a task."""
+    return [c for c in clients if tasks[c] > task and (c, task) not in forgotten]
 
 
 def _seeded(seed: int) -> Chance:

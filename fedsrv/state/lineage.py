@@ -11,7 +11,7 @@ import hashlib
 import json
 import sqlite3
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -127,13 +127,14 @@ def lineage_of(run: Path) -> Lineage:
         config = json.loads(meta["experiment"])
         records = [record for record, _ in rows]
         moves = _moves(growths)
+        gone = {(int(c), int(t)) for c, t in json.loads(meta.get("forgotten", "[]"))}
         accumulates = (config.get("scenario") or {}).get("training_data") == "accumulated"
         versions = [
             Version(
                 record["interaction"],
                 record["round"],
                 link,
-                tuple(_shares(record, records, moves, accumulates)),
+                tuple(_shares(record, records, moves, accumulates, gone)),
                 tuple(record.get("failed", ())),
             )
             for record, link in rows
@@ -150,8 +151,9 @@ def _shares(
     records: Sequence[Record],
     moves: Moves,
     accumulates: bool,
+    gone: Collection[tuple[int, int]],
 ) -> Iterator[Share]:
-    """Yield what each client added that counts in a record."""
+    """Yield what each client added that counts in a record; nothing of forgotten tasks."""
     for client, ordered in sorted(trained_in(record).items()):
         if moves:
             interactions, tasks = moves[client]
@@ -160,7 +162,9 @@ def _shares(
             task = int(records[ordered]["task"])
         rows = record["clients"].get(str(client), {}).get("num_examples")
         known = None if rows is None else int(rows)
-        yield Share(client, tuple(range(task + 1)) if accumulates else (task,), known, ordered)
+        all_of_them = range(task + 1) if accumulates else (task,)
+        trained = tuple(one for one in all_of_them if (client, one) not in gone)
+        yield Share(client, trained, known, ordered)
 
 
 def _moves(growths: Sequence[Mapping[str, Any]]) -> Moves:
@@ -191,7 +195,9 @@ def lines_of(found: Lineage) -> Iterator[str]:
 
 
 def _text_of(share: Share) -> str:
-    tasks = f"{share.tasks[0]}" if len(share.tasks) == 1 else f"0 to {share.tasks[-1]}"
+    first, *more = share.tasks
+    is_whole = share.tasks == (*range(first, share.tasks[-1] + 1),)
+    tasks = f"{first} to {more[-1]}" if more and is_whole else ", ".join(map(str, share.tasks))
     rows = "" if share.rows is None else f", {share.rows} rows"
     return f"client {share.client} task {tasks}{rows}"
 

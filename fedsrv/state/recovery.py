@@ -216,16 +216,23 @@ def _anew(lines: list[Mapping[str, Any]], last: int) -> dict[int, int]:
 def _gone(lines: list[Mapping[str, Any]], say: Callable[[str], None]) -> dict[str, str]:
     """Return the facts that say which clients take no part, from when on and why, by the log."""
     first, reasons = dict[int, int](), dict[str, str]()
+    told = (line for line in lines if line["what"] == "forgotten")
+    tasks = [(int(line["client"]), int(line["task"])) for line in told]
     for line in lines:
         if line["what"] == "set aside" and "task" not in line:
             client, number = int(line["client"]), int(line["interaction"])
             first[client] = min(number, first.get(client, number))
             reasons[str(client)] = str(line["reason"])
-    if not first:
-        return {}
-    say(f"set aside, as {AUDIT} tells: clients {', '.join(map(str, sorted(first)))}")
-    aside = json.dumps(sorted(first.items()))
-    return {"aside": aside, "aside_why": json.dumps(reasons, sort_keys=True)}
+    found = dict[str, str]()
+    if tasks:
+        named = ", ".join(f"task {task} of client {client}" for client, task in sorted(tasks))
+        say(f"forgotten, as {AUDIT} tells: {named}")
+        found["forgotten"] = json.dumps(sorted(tasks))
+    if first:
+        say(f"set aside, as {AUDIT} tells: clients {', '.join(map(str, sorted(first)))}")
+        aside = json.dumps(sorted(first.items()))
+        found |= {"aside": aside, "aside_why": json.dumps(reasons, sort_keys=True)}
+    return found
 
 
 def _set_aside(run: Path, last: int) -> list[str]:

@@ -18,7 +18,7 @@ import json
 import logging
 import os
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -303,6 +303,23 @@ class Store:
             )
         for client, reason in why.items():
             self.tell("set aside", client=client, interaction=following, reason=reason)
+
+    def forgotten(self, *, done: bool = False) -> set[tuple[int, int]]:
+        """Return the clients and tasks that are forgotten, or those that were computed without."""
+        found = self.ledger.fact("forgotten_done" if done else "forgotten", list) or []
+        return {(int(client), int(task)) for client, task in found}
+
+    def forget_tasks(
+        self, tasks: Collection[tuple[int, int]], why: str, *, done: bool = False
+    ) -> None:
+        """Let clients have no part in tasks; ``done`` once nothing is left that had them."""
+        found = self.forgotten() | {*tasks}
+        if tasks or found != self.forgotten(done=True):
+            with writing(self.path):
+                said = json.dumps(sorted(found))
+                self.ledger.set_facts(**{"forgotten_done" if done else "forgotten": said})
+        for client, task in sorted(tasks):
+            self.tell("forgotten", client=client, task=task, reason=why)
 
     def gone(self, interaction: int) -> dict[int, str]:
         """Return why clients take no part in an interaction and in none after it, by client."""

@@ -8,7 +8,7 @@ measure.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -92,8 +92,8 @@ class TaskStream:
         self.device = torch.device(device)
         self.keep_history, self.accumulates = keep_history, accumulates
         self.kept = validation
-        self.set_aside: Collection[int] = ()
-        """Tasks that an open run passes over."""
+        self.set_aside: Collection[int] = frozenset()
+        """Tasks that the run passes over."""
         self.task: int | None = None
         """The open task."""
         self.num_seen = 0
@@ -125,6 +125,12 @@ class TaskStream:
         for held in (self._test, self._validation):
             for task in [task for task in held if task < first]:
                 del held[task]
+
+    def pass_over(self, tasks: Iterable[int]) -> None:
+        """Take which tasks are set aside; nothing of them stays in memory."""
+        if (out := frozenset(tasks)) != self.set_aside:
+            self.set_aside = out
+            self.close()
 
     def counted(self, first: int, end: int) -> Iterator[int]:
         """Yield the tasks from a first one to before an end that count: none that is set aside."""
@@ -177,7 +183,7 @@ class TaskStream:
     def contents(self, task: int, *, up_to: bool = False) -> NDArray[np.uint64]:
         """Return a hash of the content of each input of ``train`` or of ``train_up_to``, (n,)."""
         found, last = [], task
-        for task in range(last + 1) if self.accumulates or up_to else [last]:
+        for task in self.counted(0, last + 1) if self.accumulates or up_to else [last]:
             if task not in self._contents:
                 x, y = self.data.arrays(task, "train")
                 if self.kept is not None:
@@ -187,7 +193,7 @@ class TaskStream:
         return np.concatenate(found) if len(found) > 1 else found[0]
 
     def _up_to(self, task: int) -> Examples:
-        parts = [self._of(earlier) for earlier in range(task + 1)]
+        parts = [self._of(earlier) for earlier in self.counted(0, task + 1)]
         return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
 
     def _of(self, task: int) -> Examples:

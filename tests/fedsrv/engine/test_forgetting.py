@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from contextlib import closing
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from fedmodels.errors import ConfigError
@@ -28,7 +33,7 @@ def test_who_is_forgotten_was_never_there(method, digits, tmp_path, caplog):
     run_in_process(experiment, digits, run)
     killed(experiment, digits, run, resume=True, forgotten=[1], before=Dies(3))
     assert "clients 1 are forgotten: 4 interactions are computed again" in caplog.text
-    assert "of forgotten clients there remain" in caplog.text
+    assert "of what is forgotten there remain" in caplog.text
     again = run_in_process(experiment, digits, run, resume=True, forgotten=[1])
     assert_same(again, never)
     assert {origin.client for origin in lineage_of(run).at(3)} == {0, 2}
@@ -80,6 +85,8 @@ def test_what_cannot_be_computed_again_is_refused_in_a_line(digits, tmp_path):
     for number, (line, forgets, tables) in enumerate([
         ("--forget 7: the clients of this run are 0 to 2", [7], {}),
         ("--forget: no client would be left", [0, 1, 2], {}),
+        ("--forget 7: the clients of this run are 0 to 2", [(7, 0)], {}),
+        ("--forget 1:0: the run has not begun", [(1, 0)], {}),
         ("data of earlier tasks of an open run may be gone", [1], {"schedule": schedule}),
         ("trains all others once more", [1], {"privacy": hides}),
     ]):  # fmt: skip
@@ -90,3 +97,79 @@ def test_what_cannot_be_computed_again_is_refused_in_a_line(digits, tmp_path):
                 tiny_experiment(**tables), digits, tmp_path / str(number), resume=True,
                 forgotten=forgets,
             )  # fmt: skip
+
+
+def otherwise(data: Path, place: Path, client: int, task: int) -> Path:
+    """Return a copy of clients' data in which one task of a client has other examples, and fewer.
+
+    Its description says so.
+    """
+    shutil.copytree(data, place)
+    at = place / str(client)
+    about = json.loads((at / "client.json").read_text())
+    for part in ("train", "test"):
+        y = np.zeros(3, dtype=np.int64)
+        np.save(at / f"task-{task}/{part}_y.npy", y)
+        x = np.random.default_rng(1).integers(0, 256, (3, 1, 8, 8), dtype=np.uint8)
+        np.save(at / f"task-{task}/{part}_x.npy", x)
+        counts = about["tasks"][task][part]
+        about["tasks"][task][part] = [3, *(0 for _ in counts[1:])]
+    (at / "client.json").write_text(json.dumps(about))
+    return place
+
+
+TASKS_OUTER = {"schedule": {"order": "tasks_outer", "rounds": 1}}
+ACCUMULATED = {**TASKS_OUTER, "scenario": {"training_data": "accumulated"}}
+
+
+@pytest.mark.parametrize(
+    ("method", "tables", "last"),
+    [("fedrep", {"schedule": {"rounds": 1}}, 1), ("fedavg", ACCUMULATED, 1)],
+)
+def test_nothing_of_a_forgotten_task_is_left_in_models_or_scores(
+    method, tables, last, digits, tmp_path, caplog
+):
+    """Two runs whose clients differ in that task alone come to the same bits and the same scores.
+
+    One is killed while it is computed again.
+    """
+    experiment, found = tiny_experiment(method=method, **tables), []
+    for name, data in (("a", digits), ("b", otherwise(digits, tmp_path / "data", 1, 0))):
+        whole = run_in_process(experiment, data, tmp_path / name)
+        if name == "a":
+            how: dict[str, Any] = {"resume": True, "forgotten": [(1, 0)], "before": Dies(3)}
+            killed(experiment, data, tmp_path / name, **how)
+        again = run_in_process(
+            experiment, data, tmp_path / name, resume=True, forgotten=[(1, 0)] * (name == "b")
+        )
+        assert again["state_sha256"] != whole["state_sha256"]
+        found.append(again)
+    assert "task 0 of client 1 is forgotten: 2 interactions are computed again" in caplog.text
+    assert_same(*found)
+    trained = {(one.client, one.task) for one in lineage_of(tmp_path / "a").at(last)}
+    assert trained == {(0, 0), (2, 0), (0, 1), (1, 1), (2, 1)}
+
+
+def test_a_database_made_anew_knows_which_tasks_are_forgotten(digits, tmp_path):
+    experiment, run, said = tiny_experiment(schedule={"rounds": 1}), tmp_path / "run", list[str]()
+    run_in_process(experiment, digits, run, facts=True)
+    again = run_in_process(experiment, digits, run, resume=True, forgotten=[(1, 0)], facts=True)
+    for file in run.glob("run.db*"):
+        file.unlink()
+    recover(run, said.append)
+    assert "forgotten, as audit.jsonl tells: task 0 of client 1" in said
+    assert_same(run_in_process(experiment, digits, run, resume=True), again)
+    for line, tasks in [
+        ("--forget 1:2: the tasks of client 1 are 0 to 1", [(1, 2)]),
+        ("--forget 1:1: no task of client 1 would be left", [(1, 1)]),
+    ]:
+        with pytest.raises(ConfigError, match=line):
+            run_in_process(experiment, digits, run, resume=True, forgotten=tasks)
+
+
+def test_a_task_is_not_forgotten_where_its_examples_decide_who_is_drawn(digits, tmp_path):
+    schedule = {"rounds": 1, "sampling": "weighted", "per_round": 2}
+    experiment = tiny_experiment(schedule=schedule)
+    run_in_process(experiment, digits, tmp_path)
+    with pytest.raises(ConfigError, match="draws by the examples of all tasks: begin a new run"):
+        run_in_process(experiment, digits, tmp_path, resume=True, forgotten=[(1, 0)])
