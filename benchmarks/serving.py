@@ -5,7 +5,8 @@
 Each server is a process, and callers are another one: connections that stay open, and a request as
 soon as the one before is answered. The servers take turns, so that a busy machine slows both. Rows
 have answers a second, the median and the slowest hundredth of milliseconds, how many were told to
-come later, and how many callers were cut off; ``slower`` compares the medians of turns.
+come later, how many callers were cut off, and the processor's time for an answer, which other work
+on the machine hardly moves; ``slower`` compares the medians of turns.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 from benchmarks.measure import parser_of, tell
 from benchmarks.measured import given_as, keep
@@ -151,8 +153,12 @@ def measured(model: Path, callers: int, seconds: float, turns: int) -> list[dict
         for port in (port for _, port in servers.values()):
             asyncio.run(asked(port, callers, seconds / 4))
         for _ in range(turns):
-            for name, (_, port) in servers.items():
-                found[name].append(asyncio.run(asked(port, callers, seconds)))
+            for name, (child, port) in servers.items():
+                before = _processor_s(child)
+                row = asyncio.run(asked(port, callers, seconds))
+                spent = _processor_s(child) - before
+                answers = max(row["answers_s"] * seconds, 1.0)
+                found[name].append({**row, "cpu_ms": 1000 * spent / answers})
     finally:
         for child, _ in servers.values():
             os.kill(child, signal.SIGKILL)
@@ -163,6 +169,12 @@ def measured(model: Path, callers: int, seconds: float, turns: int) -> list[dict
         rows.append({"server": name, "callers": callers, **row})
     ratio = rows[0]["answers_s"] / max(rows[1]["answers_s"], 1e-9)
     return [{**rows[0], "slower": 1.0}, {**rows[1], "slower": ratio}]
+
+
+def _processor_s(child: int) -> float:
+    """Return the processor's seconds that a process has taken."""
+    times = psutil.Process(child).cpu_times()
+    return float(times.user + times.system)
 
 
 def main() -> None:

@@ -496,6 +496,22 @@ def test_callers_that_stay_are_all_answered(place, monkeypatch):
     assert (found["later"], found["cut"]) == (0, 0)
 
 
+def test_of_more_callers_than_may_wait_each_is_answered_or_told_to_come_later(place, monkeypatch):
+    put_live(place, 0)
+    monkeypatch.setattr(serving, "INPUT", (2,))
+    monkeypatch.setattr(model_server, "cores", lambda: 1)
+    monkeypatch.setattr(model_server, "MAX_WAITING", 1)
+    server = ModelServer("127.0.0.1", 0, LiveModel.of(place.folder.parent.parent, 7))
+    end = server.begin("serving")
+    try:
+        found = asyncio.run(serving.asked(server.port, 32, 0.1))
+    finally:
+        end()
+    assert found["answers_s"] > 0
+    assert found["later"] > 0
+    assert found["cut"] == 0
+
+
 def test_callers_beyond_all_bounds_are_told_when_to_come_again(place, monkeypatch):
     """Of those that are connected, nobody is cut off; who came first is answered as before."""
     put_live(place, 0)
