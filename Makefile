@@ -36,7 +36,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help setup proto proto-check proto-freeze format lint types test test-unit test-whole test-loopback test-gpu \
-	test-instruction-sets test-beside test-flower soak fuzz golden docs docs-check sizes demo bench compare compare-gldp \
+	test-instruction-sets test-beside test-flower test-lowest test-sdist coverage soak fuzz golden docs docs-check sizes demo bench compare compare-gldp \
 	compare-fedmlp paper-tables report build release-notes clean check
 
 help:  ## list the targets
@@ -115,6 +115,23 @@ test-flower:  ## run the tests beside Flower, in an environment of its own: Flow
 	test -x build/flower/bin/python || python3 -m venv build/flower
 	build/flower/bin/python -m pip install --quiet --editable '.[dev]' flwr
 	build/flower/bin/python -m pytest tests/fedtide/test_flower.py
+
+test-lowest:  ## run all tests with the lowest releases that are allowed, but for torch, in an environment of its own
+	test -x build/lowest/bin/python || python3 -m venv build/lowest
+	build/lowest/bin/python -c 'import tomllib; lines = tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"]; \
+		print(*(line.replace(">=", "==") for line in lines if not line.startswith("torch")), sep="\n")' >build/lowest.txt
+	build/lowest/bin/python -m pip install --quiet --editable '.[dev]' --constraint build/lowest.txt
+	build/lowest/bin/python -m pytest -o filterwarnings=default -n 2 --dist worksteal -m "not gpu"
+
+test-sdist: build  ## build a wheel of the source archive, and run some of its own tests where it is unpacked
+	rm -rf build/sdist && mkdir -p build/sdist && tar -xzf dist/*.tar.gz -C build/sdist --strip-components 1
+	$(PYTHON) -m build --wheel --outdir build/sdist/dist build/sdist >/dev/null
+	cd build/sdist && PYTHONPATH=models:proto:. $(abspath $(PYTHON)) -m pytest -p no:cacheprovider \
+		tests/test_architecture.py tests/fedpb tests/fedmodels/tensors
+
+coverage: $(STAMP)  ## run all tests and say which lines none of them reaches
+	$(PYTHON) -m pip install --quiet pytest-cov
+	$(PYTEST_SPLIT) -m "not gpu" $(addprefix --cov=,fedtide fedsrv fedcli fedmodels fedpb) --cov-report=term:skip-covered
 
 soak: $(STAMP)  ## kill runs of every method KILLS=300 times, and compare (SEED=0 METHODS="fedavg ditto")
 	$(PYTHON) -m tests.faults.soak --kills $(KILLS) --seed $(SEED) --methods $(METHODS)

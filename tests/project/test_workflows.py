@@ -34,6 +34,7 @@ def test_what_workflows_run_is_there():
     named = {name for words in made for name in words.split()}
     assert {"check", "demo"}.isdisjoint(named), "parts of check run beside each other"
     assert {"lint", "types", "proto-check", "test", "docs", "build", "test-beside"} <= named
+    assert {"test-lowest", "test-flower", "test-sdist", "coverage", "soak", "fuzz"} <= named
     assert named <= targets
     extras = {name for line in run for names in re.findall(r"\.\[(.*?)\]", line)
               for name in names.split(",")}  # fmt: skip
@@ -61,6 +62,17 @@ def test_a_workflow_may_do_little():
     assert {"ci", "check"} <= set(release["publish"]["needs"])
     assert release["publish"]["environment"] == "release"
     assert "secrets." not in (GITHUB / "workflows" / "release.yml").read_text()
+
+
+def test_nothing_moves_under_an_action_and_no_credential_is_kept():
+    for path in WORKFLOWS:
+        for step in steps(path):
+            if "uses" in step:
+                assert re.search("@[0-9a-f]{40}$", step["uses"]), f"{path.name}: {step['uses']}"
+            if step.get("uses", "").startswith("actions/checkout"):
+                assert step["with"]["persist-credentials"] is False, path.name
+        for line in re.findall(r"uses: \w+/.*", path.read_text()):
+            assert re.search(r"  # v\d+\.\d+\.\d+$", line), line
 
 
 def test_workflows_are_linted():
