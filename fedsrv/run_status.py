@@ -16,6 +16,7 @@ from fedmodels.errors import RunFailed
 from fedmodels.numerics.metric_names import metric
 from fedmodels.printable import moment_text, printable, text_of
 from fedsrv.events import Event
+from fedsrv.state.record import of_parts
 from fedsrv.state.run_directory import refuse_in_use
 from fedsrv.state.run_record import interaction_of, number, read_run
 
@@ -165,7 +166,7 @@ class RunStatus:
             found.interaction = interaction_of(row, at) - 1
             found.round, found.task = (int(number(row.get(k)) or 0) for k in ("round", "task"))
             found.interactions = found.whole = len(record.rows) if found.finished else 0
-            found.privacy = dict(row.get("privacy") or {})
+            found.privacy = dict(of_parts(row).get("privacy") or {})
         rows = [*(row.get("metrics") or {} for row in record.rows), record.summary.get("metrics")]
         found.metrics = next((dict(one) for one in reversed(rows) if one), {})
         found.loss = number(found.metrics.get("loss"))

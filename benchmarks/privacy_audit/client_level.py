@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from fedmodels.config.experiment import Experiment
+from fedmodels.config.privacy import masks_of
 from fedmodels.methods import make
 from fedmodels.numerics.secrecy import Secret
 from fedmodels.privacy.contributions import Contributions
@@ -220,7 +221,7 @@ class ClientGame:
                 self.plan.method, self.run, upload, Bundle(self.given), Secret.fresh,
                 ctx.interaction,
             )  # fmt: skip
-        rules, privacy = self.experiment.secure_sum, self.experiment.privacy
+        rules, privacy = masks_of(self.experiment.privacy), self.experiment.privacy
         assert privacy is not None, "it is in the config"
         share, whole = (
             noise_share(self.plan.method, self.run),

@@ -17,6 +17,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 
 from fedmodels.config.experiment import Experiment
+from fedmodels.config.privacy import masks_of
 from fedmodels.errors import ConfigError, PayloadError
 from fedmodels.tensors.bundle import ClientId
 from fedpb.identities import CLIENT, role_of
@@ -198,7 +199,7 @@ def check_run(experiment: Experiment, peers: SecurePeers | None, least: int) -> 
     Raises:
         ConfigError: says what is missing.
     """
-    rules = experiment.secure_sum
+    rules = masks_of(experiment.privacy)
     if rules is None or not rules.signs:
         if least:
             how = "trusts its coordinator, which could invent the others" if rules else (

@@ -11,7 +11,7 @@ from fedsrv.engine.plan import Plan
 from fedsrv.engine.reduction import Reduced
 from fedsrv.engine.server_part import NOTHING, Interaction, ServerPart
 from fedsrv.events import EventLog
-from fedsrv.state.record import Record
+from fedsrv.state.record import Record, of_parts
 from fedsrv.state.store import Store
 
 
@@ -41,6 +41,10 @@ class Beginning(ServerPart):
             )
 
     def records(self, at: Interaction, found: Reduced, record: Record) -> None:
-        """Put into the first record from what the run began."""
+        """Put into the first record from what the run began, ``began_from``.
+
+        It has the ``run``, the ``interaction`` after which its models were, and their ``sha256``.
+        """
         if at.step.interaction == 0:
-            record["began_from"] = {k: self._from[k] for k in ("run", "interaction", "sha256")}
+            from_what = {k: self._from[k] for k in ("run", "interaction", "sha256")}
+            of_parts(record)["began_from"] = from_what

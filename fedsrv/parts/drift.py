@@ -19,7 +19,7 @@ from fedsrv.engine.client_profile import clients_text
 from fedsrv.engine.reduction import Reduced
 from fedsrv.engine.server_part import NOTHING, Interaction, ServerPart
 from fedsrv.events import EventLog
-from fedsrv.state.record import ClientRow, Record
+from fedsrv.state.record import ClientRow, Record, of_parts
 from fedsrv.state.store import Store
 
 MEMORY = 100
@@ -37,7 +37,10 @@ class Drift(ServerPart):
         self._seen = Seen()
 
     def records(self, at: Interaction, found: Reduced, record: Record) -> None:
-        """Put down the mean drift of the clients that report one, and of what people are told."""
+        """Put down the mean drift of the clients that report one, and of what people are told.
+
+        ``drift`` lists whose data moved, in which task, and a line on what moved.
+        """
         rows = record["clients"]
         for name in (f"{part}_drift" for part in DRIFT_PARTS):
             if values := [row[name] for row in rows.values() if name in row]:
@@ -48,7 +51,7 @@ class Drift(ServerPart):
             for client in filter(lambda c: _tells(rows[c]), rows):
                 rows[client]["task"] = tasks[client]  # a replay reads it
         if alarms := self._seen.see(rows, tasks):
-            record["drift"] = [self._alarm(at, *each, rows, tasks) for each in alarms]
+            of_parts(record)["drift"] = [self._alarm(at, *each, rows, tasks) for each in alarms]
 
     def _catch_up(self, interaction: int) -> None:
         """Read what committed records tell, where this is not the interaction after the last."""
@@ -83,7 +86,7 @@ class Drift(ServerPart):
 
     def committed(self, record: Record) -> None:
         """Say what moved at which clients; a line for each number and task."""
-        for line in lines_of(record.get("drift", ())):
+        for line in lines_of(of_parts(record).get("drift", ())):
             self.events.tell("note", line=line)
 
 

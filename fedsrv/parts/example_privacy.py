@@ -23,7 +23,7 @@ from fedsrv.engine.schedule import Step
 from fedsrv.engine.server_part import NOTHING, Interaction, ServerPart, Settle
 from fedsrv.events import EventLog
 from fedsrv.parts.private_rounds import told
-from fedsrv.state.record import Record, trained_in
+from fedsrv.state.record import Record, of_parts, trained_in
 from fedsrv.state.store import Store
 
 
@@ -71,12 +71,12 @@ class ExamplePrivacy(ServerPart):
                 at.results.failed[client] = why
 
     def records(self, at: Interaction, found: Reduced, record: Record) -> None:
-        """Put down what is spent."""
+        """Put down what is spent, ``privacy``: ``epsilon`` at ``delta``."""
         self._see(record, at.plan)
 
     def tells(self, record: Record) -> Mapping[str, Any]:
         """Tell what is spent."""
-        return {"privacy": record["privacy"]}
+        return {"privacy": of_parts(record)["privacy"]}
 
     def _read(self, plan: Plan, last: int) -> None:
         """Take what records up to an interaction say, and nothing else."""
@@ -104,7 +104,7 @@ class ExamplePrivacy(ServerPart):
             if name.isdecimal() and why.startswith(OrderDeclined.SAID):
                 self._told.add(place(int(name)))
         record["metrics"]["epsilon"] = self.most
-        record["privacy"] = {"epsilon": self.most, "delta": self.delta}
+        of_parts(record)["privacy"] = {"epsilon": self.most, "delta": self.delta}
 
     def _over(self, step: Step, plan: Plan) -> dict[int, float]:
         """Return the clients of a step that may train no more, and what they would have spent."""

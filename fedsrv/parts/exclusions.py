@@ -18,7 +18,7 @@ from fedmodels.files import write_atomically
 from fedsrv.engine.schedule import Step
 from fedsrv.engine.server_part import NOTHING, ServerPart, Settle
 from fedsrv.events import EventLog
-from fedsrv.state.record import Record
+from fedsrv.state.record import Record, of_parts
 from fedsrv.state.store import Store
 
 FILE = "excluded.json"
@@ -119,7 +119,7 @@ def warned_in_a_row(records: Iterable[Record], times: int) -> set[int]:
     """
     found, open_, count = set[int](), dict[int, int](), 0
     for count, record in enumerate(records):
-        warned = {*record.get("agreed", ())}
+        warned = {*of_parts(record).get("agreed", ())}
         if count == 0:
             open_ = dict.fromkeys(warned, 0)
         for client in [c for c in open_ if c in record["cohort"]]:

@@ -27,7 +27,7 @@ from fedsrv.engine.comparison import (
 from fedsrv.engine.reduction import Reduced
 from fedsrv.engine.server_part import NOTHING, Interaction, ServerPart, Settle
 from fedsrv.events import EventLog
-from fedsrv.state.record import Record
+from fedsrv.state.record import Record, of_parts
 from fedsrv.state.store import Store
 
 
@@ -99,8 +99,12 @@ class OddUploads(ServerPart):
                 raise TooFewClients(str(ClientFailed(client, at.step.round, "upload", why)))
 
     def records(self, at: Interaction, found: Reduced, record: Record) -> None:
-        """Put down how far each upload lies from what was given, and which ones stand out."""
-        results, liars = at.results, self.experiment.server.attackers
+        """Put down how far each upload lies from what was given, and which ones stand out.
+
+        ``warned`` has the clients whose uploads count and stand out, and in what; ``agreed`` those
+        of them on whom all agree but as many as may lie: these may be excluded.
+        """
+        results, liars, told = at.results, self.experiment.server.attackers, of_parts(record)
         measured = results.measured()
         counts = {c: at.count(results.by_client[c].upload) for c in measured}
         for client, row in rows(measured, counts, results.aside).items():
@@ -110,17 +114,17 @@ class OddUploads(ServerPart):
         else:
             clients, agreed = standing_out(measured), agreed_on(measured, liars)
         if clients:
-            record["warned"] = {str(client): why for client, why in clients.items()}
+            told["warned"] = {str(client): why for client, why in clients.items()}
         if agreed:
-            record["agreed"] = agreed
+            told["agreed"] = agreed
 
     def committed(self, record: Record) -> None:
         """Note that an upload or a sum stands out: the 1st, 2nd, 4th ... time in a row."""
-        cohort = [str(client) for client in record["cohort"]]
-        sums = record.get("warned_relays", {})
+        cohort, told = [str(client) for client in record["cohort"]], of_parts(record)
+        sums = told.get("warned_relays", {})
         before = {name for name in self._in_a_row if "-" in name}  # clients are plain numbers
         for what, who, warned in (
-            ("the upload of client", cohort, record.get("warned", {})),
+            ("the upload of client", cohort, told.get("warned", {})),
             ("the sum of relay", sorted({*sums, *before}), sums),
         ):
             for name in who:

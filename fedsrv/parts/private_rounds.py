@@ -44,7 +44,7 @@ from fedsrv.engine.reduction import Reduced
 from fedsrv.engine.schedule import Step, takes_part
 from fedsrv.engine.server_part import NOTHING, CheckUpload, Interaction, ServerPart, Settle
 from fedsrv.events import EventLog
-from fedsrv.state.record import Record
+from fedsrv.state.record import Record, of_parts
 from fedsrv.state.store import Store
 
 WEIGHTS, FRACTION = "weights", "fraction"
@@ -159,17 +159,21 @@ class ClientPrivacy(ServerPart):
         return self.released(at.ctx, expected, self._given, came, folded) or uploads
 
     def records(self, at: Interaction, found: Reduced, record: Record) -> None:
-        """Put down what is spent."""
-        record["privacy"] = {**self.facts}
+        """Put down what is spent, ``privacy``: ``epsilon`` at ``delta`` after so many ``releases``.
+
+        ``epsilon_renyi`` is the coarser figure of Renyi accounting. Where the bound adapts, also
+        the bound here and after: ``clip`` and ``clip_next``.
+        """
+        of_parts(record)["privacy"] = {**self.facts}
         record["metrics"]["epsilon"] = self.facts["epsilon"]
 
     def tells(self, record: Record) -> Mapping[str, Any]:
         """Tell what is spent."""
-        return {"privacy": record["privacy"]}
+        return {"privacy": of_parts(record)["privacy"]}
 
     def ended(self, records: Sequence[Record]) -> Mapping[str, Any]:
         """Return what the run spent, and under which assumptions."""
-        if not (spent := [r["privacy"] for r in records if "privacy" in r]):
+        if not (spent := [r["privacy"] for r in map(of_parts, records) if "privacy" in r]):
             return {}
         noise = {"noise_multiplier": self.privacy.noise_multiplier}
         return {"privacy": {**spent[-1], **noise, "assumes": assumptions(self.experiment)}}
@@ -350,7 +354,7 @@ class ClientPrivacy(ServerPart):
         """Return the bound of an interaction: the config's, then what the one before it left."""
         if interaction - 1 not in self._clips:
             record = self.store.ledger.record(interaction - 1) if interaction else None
-            told = record.get("privacy", {}) if record else {}
+            told = of_parts(record).get("privacy", {}) if record else {}
             return float(told.get("clip_next", self.privacy.clip))
         return self._clips[interaction - 1]
 

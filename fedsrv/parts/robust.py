@@ -12,7 +12,7 @@ from fedsrv.engine.plan import Plan
 from fedsrv.engine.reduction import Reduced
 from fedsrv.engine.server_part import NOTHING, Interaction, ServerPart
 from fedsrv.events import EventLog
-from fedsrv.state.record import Record
+from fedsrv.state.record import Record, of_parts
 from fedsrv.state.store import Store
 
 
@@ -34,13 +34,16 @@ class RobustRules(ServerPart):
             self.events.tell("note", line=line)
 
     def records(self, at: Interaction, found: Reduced, record: Record) -> None:
-        """Put down the classes whose prototypes too few clients have."""
+        """Put down the classes whose prototypes came from so few clients that all may lie.
+
+        ``rare_classes`` has them by level.
+        """
         if found.rare_classes:
-            record["rare_classes"] = dict(found.rare_classes)
+            of_parts(record)["rare_classes"] = dict(found.rare_classes)
 
     def committed(self, record: Record) -> None:
         """Tell of such classes once."""
-        if (rare := record.get("rare_classes")) and not self._told:
+        if (rare := of_parts(record).get("rare_classes")) and not self._told:
             self._told = True
             self.events.tell("note", line=rare_line(rare, self.experiment.server))
 

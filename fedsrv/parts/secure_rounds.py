@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from fedmodels.config.experiment import Experiment
-from fedmodels.config.privacy import MIN_GROUP
+from fedmodels.config.privacy import MIN_GROUP, masks_of
 from fedmodels.config.sent import settings_digest
 from fedmodels.errors import ArchiveError, ConfigError, PayloadError, TooFewClients
 from fedmodels.numerics.randomness import derive_seed
@@ -47,7 +47,7 @@ from fedsrv.engine.reduction import Reduced
 from fedsrv.engine.server_part import Exchange, Interaction, Kernel, ServerPart
 from fedsrv.parts.secure_group import SecureGroup, check_advertised, check_fields
 from fedsrv.parts.secure_totals import OpenedSums
-from fedsrv.state.record import Record
+from fedsrv.state.record import Record, of_parts
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class SecureSums(ServerPart):
     @classmethod
     def check(cls, experiment: Experiment, *, certified: bool) -> None:
         """Refuse clients without what they know one another by, unless the config says so."""
-        rules = experiment.secure_sum
+        rules = masks_of(experiment.privacy)
         if rules is not None and rules.signs and not certified:
             raise ConfigError(
                 "[privacy] secure_sum: clients know one another by certificates, and without "
@@ -95,7 +95,7 @@ class SecureSums(ServerPart):
     @classmethod
     def in_one_process(cls, experiment: Experiment) -> Experiment:
         """Return an experiment without signatures: nobody there has keys to sign with."""
-        privacy, rules = experiment.privacy, experiment.secure_sum
+        privacy, rules = experiment.privacy, masks_of(experiment.privacy)
         if privacy is None or rules is None or not rules.signs:
             return experiment
         log.warning(
@@ -122,7 +122,7 @@ class SecureRounds(Exchange):
         """Begin; what was under way when the last process ended is on the disk."""
         super().__init__(parts)
         self.store = parts.store
-        rules = parts.experiment.secure_sum
+        rules = masks_of(parts.experiment.privacy)
         assert rules is not None, "the config asks for it"
         self.rules, self.opened = rules, OpenedSums(parts)
         table = parts.experiment.privacy
@@ -135,7 +135,7 @@ class SecureRounds(Exchange):
         """What each client said of its channel key in this process."""
         self._signers: dict[int, bytes] = {}
         """The key of each client's certificate, in DER."""
-        records = (record for record, _ in self.store.ledger.records())
+        records = (of_parts(record) for record, _ in self.store.ledger.records())
         said = (record.get("secure_sum", {}).get("unopened", ()) for record in records)
         self._unopened = {client for clients in said for client in clients}
         """Clients whose secrets did not open."""
@@ -434,9 +434,13 @@ class SecureRounds(Exchange):
         return self.store.states / f"sum-{interaction:08d}.safetensors"
 
     def records(self, at: Interaction, found: Reduced, record: Record) -> None:
-        """Put down who was asked for a sum together, and what did not open."""
+        """Put down who was asked for a sum together, and what did not open: ``secure_sum``.
+
+        It has the ``groups`` of clients, their ``thresholds``, and the clients whose secrets did
+        not open (``unopened``). Uploads of a group with such a client do not count.
+        """
         if self._said:
-            record["secure_sum"] = self._said
+            of_parts(record)["secure_sum"] = self._said
 
     def ended(self) -> None:
         """Delete what is kept of committed interactions."""

@@ -21,6 +21,7 @@ from fedsrv.engine.cohort import Answers, Trip
 from fedsrv.engine.comparison import MIN_COHORT, SUSPECT, oddities
 from fedsrv.engine.server_part import Kernel
 from fedsrv.parts.secure_group import SecureGroup
+from fedsrv.state.record import of_parts
 
 Opened = Sequence[tuple[SecureGroup, Vector]]
 """Groups, and the sums of their uploads without masks."""
@@ -34,7 +35,7 @@ class OpenedSums:
     def __init__(self, parts: Kernel) -> None:
         """Begin; how far earlier sums moved the weights stands in the records."""
         self.parts = parts
-        records = (record for record, _ in parts.store.ledger.records())
+        records = (of_parts(record) for record, _ in parts.store.ledger.records())
         self._moved = [
             norms for record in records for norms in record.get("secure_sum", {}).get("moved", ())
         ][-COMPARED:]

@@ -54,7 +54,7 @@ from fedsrv.parts.open_plan import (
     rounds_of,
 )
 from fedsrv.parts.open_wishes import ClassWishes, TasksAside, checked, told_of
-from fedsrv.state.record import Record
+from fedsrv.state.record import Record, of_parts
 from fedsrv.state.store import Store
 
 Ahead = Callable[[Plan, Sequence[int]], float | None]
@@ -206,7 +206,11 @@ class OpenRuns(ServerPart):
         return {"open": True}
 
     def records(self, at: Interaction, found: Reduced, record: Record) -> None:
-        """Put down what the run grew by before an interaction, and note who has trained in it."""
+        """Put down what the run grew by before an interaction, and note who has trained in it.
+
+        ``unusual`` has the tasks that begin here and are not like their client's earlier ones, and
+        in which ways, as the client says it.
+        """
         assert self._stages is not None, "the run has begun"
         self._stages.trained(record)
         growths = at.plan.growths if isinstance(at.plan, OpenPlan) else ()
@@ -217,7 +221,7 @@ class OpenRuns(ServerPart):
         )
         told = [one for tasks, profiles in begun for one in unusual_in(tasks, profiles)]
         if told:
-            record["unusual"] = told
+            of_parts(record)["unusual"] = told
 
     def ended(self, records: Sequence[Record]) -> Mapping[str, Any]:
         """Return what the run grew by after its last interaction, which stands in no record."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fedmodels.tensors.differences import Measured
 from fedsrv.engine.cohort import Answers
 from fedsrv.engine.comparison import agreed_on, far_out, standing_out
-from fedsrv.state.record import Record
+from fedsrv.state.record import Record, of_parts
 
 
 @dataclass(frozen=True)
@@ -53,14 +53,14 @@ class RelayedSums:
         """Return whose uploads stand out and in what, and on whom all agree but ``liars``.
 
         Of a client whose upload is in a sum there is the relay's word alone, which warns of nobody.
-        The record says whose sums stand out.
+        The record says whose sums stand out, ``warned_relays``, and in what.
         """
         whole, sums = self._beside(results)
         cohort = {**whole, **{place: moved for place, (_, moved) in sums.items()}}
         found = standing_out(cohort)
         relays = {one.relay: found[place] for place, (one, _) in sums.items() if place in found}
         if relays:
-            record["warned_relays"] = relays
+            of_parts(record)["warned_relays"] = relays
         agreed = [client for client in agreed_on(cohort, liars) if client in whole]
         return {c: why for c, why in found.items() if c in whole}, agreed
 

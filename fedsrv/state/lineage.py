@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmodels.errors import ArchiveError
-from fedsrv.state.record import Record, trained_in
+from fedsrv.state.record import Record, of_parts, trained_in
 
 FILE = "lineage.json"
 Moves = dict[int, tuple[list[int], list[int]]]
@@ -139,7 +139,7 @@ def lineage_of(run: Path) -> Lineage:
             )
             for record, link in rows
         ]
-        began = records[0].get("began_from", {}) if records else {}
+        began = of_parts(records[0]).get("began_from", {}) if records else {}
         digests = {c: hashlib.sha256(t.encode()).hexdigest() for c, t in described.items()}
         return Lineage(meta["run_id"], config["method"]["name"], versions, began, digests)
     except (sqlite3.Error, ValueError, KeyError, TypeError, IndexError) as error:

@@ -6,7 +6,7 @@ as it came, with what another version of fedtide put into it.
 """
 
 from collections.abc import Mapping
-from typing import Any, NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict, cast
 
 ClientRow = dict[str, Any]
 """What a client reported: ``loss``, ``seconds``, ``num_examples``, ``peak_rss_bytes``, the method's
@@ -45,7 +45,10 @@ class Durations(TypedDict):
 
 
 class Record(TypedDict):
-    """What is committed of an interaction; clients' keys are their ids as text."""
+    """What is committed of an interaction; clients' keys are their ids as text.
+
+    A part adds fields of its own (:func:`of_parts`); its ``records`` says which.
+    """
 
     round: int
     interaction: int
@@ -59,21 +62,8 @@ class Record(TypedDict):
     bytes: Traffic
     seconds: Durations
     clients: dict[str, ClientRow]
-    warned: NotRequired[dict[str, str]]
-    """The clients whose uploads count and stand out of their cohort, and in what."""
-    agreed: NotRequired[list[int]]
-    """Of ``warned`` those on whom all agree but as many as may lie: these may be excluded."""
-    warned_relays: NotRequired[dict[str, str]]
-    """Who added up uploads whose sum counts and stands out of those beside it, and in what."""
-    rare_classes: NotRequired[dict[str, list[int]]]
-    """With a robust rule: by level the classes whose prototypes came from so few clients that all
-    of them may lie."""
     failed: NotRequired[dict[str, str]]
     """The clients that were left out, and why."""
-    secure_sum: NotRequired[dict[str, Any]]
-    """Of uploads that were summed under masks: the ``groups`` of clients that were asked, their
-    ``thresholds``, and the clients whose secrets did not open (``unopened``). Uploads of a group
-    with such a client do not count."""
     confusions: NotRequired[dict[str, list[list[int]]]]
     """Of the last interaction: clients' own test examples by true class (K rows) and predicted
     class (K columns), by the view that was scored."""
@@ -84,21 +74,13 @@ class Record(TypedDict):
     """Asynchronous: the clients with an order that is not counted yet, and its interaction."""
     growths: NotRequired[list[dict[str, Any]]]
     """Of an open run: what it grew by before this interaction (:mod:`fedsrv.engine.schedule`)."""
-    unusual: NotRequired[list[dict[str, Any]]]
-    """Of an open run: the tasks that begin with this interaction and are not like their client's
-    earlier ones, and in which ways, as the client says it."""
-    began_from: NotRequired[dict[str, Any]]
-    """Of the first interaction of a run that began with the models of another one: its ``run``, the
-    ``interaction`` after which they were, and the ``sha256`` of the weights."""
-    privacy: NotRequired[dict[str, float]]
-    """With noise that hides clients or their examples: ``epsilon`` at ``delta``. With noise that
-    hides clients, also ``epsilon_renyi``, the coarser figure of Renyi accounting, and the number of
-    ``releases`` up to this one. Where the bound adapts, also the
-    bound here and after: ``clip`` and ``clip_next``."""
-    drift: NotRequired[list[dict[str, Any]]]
-    """With ``[evaluate] drift``: whose data moved, in which task, and a line on what moved."""
     series: NotRequired[Mapping[str, Any]]
     """Nested lists for the reports, such as ``aggregation_weights``."""
+
+
+def of_parts(record: Record) -> dict[str, Any]:
+    """Return a record with the fields that parts have in it."""
+    return cast(dict[str, Any], record)
 
 
 def trained_in(record: Record) -> dict[int, int]:

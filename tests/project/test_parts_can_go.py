@@ -38,8 +38,7 @@ NAMED: dict[str, tuple[str, str, str]] = {
         r"Secure[A-Z]\w+|secure_(?!channel|server|port)\w+",
         """
         fedcli/joining.py fedcli/parts/privacy/floor.py fedmodels/config/combinations.py
-        fedmodels/config/experiment.py fedmodels/config/privacy.py
-        fedmodels/tensors/uploads.py fedsrv/state/record.py
+        fedmodels/config/privacy.py
         """,
     ),
     "client privacy": (

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
 from fedmodels.config.experiment import Experiment
+from fedmodels.config.privacy import masks_of
 from fedmodels.errors import ConfigError, OrderDeclined, suggestion
 from fedmodels.numerics.secrecy import Secret
 from fedmodels.privacy.accounting import GaussianReleases, noise_seen
@@ -117,7 +118,7 @@ def _cohort_of(experiment: Experiment) -> int:
 
     A coordinator that clients trust with their keys may see each upload.
     """
-    privacy, rules = experiment.privacy, experiment.secure_sum
+    privacy, rules = experiment.privacy, masks_of(experiment.privacy)
     if rules is not None and rules.signs:
         return experiment.fewest_summed
     trusted = privacy is not None and privacy.noise_at_server
@@ -226,7 +227,7 @@ def charge_of_client(
     privacy = experiment.privacy
     assert privacy is not None, "the floor was checked"
     noise = noise_seen(experiment, privacy.noise)
-    if privacy.noise_at_clients and experiment.secure_sum is None:
+    if privacy.noise_at_clients and masks_of(privacy) is None:
         noise = privacy.noise * noise_share(method, run)
     known = state_digest([("payload", parts[0]), ("state", parts[1])])
     made = hashlib.blake2b(f"client/{order.interaction}/{known}".encode(), key=secret.key)

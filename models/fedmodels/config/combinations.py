@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from fedmodels.config.experiment import Experiment
+from fedmodels.config.privacy import masks_of
 from fedmodels.errors import ConfigError
 
 Side = Literal["server", "client", "shared"]
@@ -64,10 +65,10 @@ def _covers_inputs(e: Experiment) -> None:
 
 
 def _sums_enough(e: Experiment) -> None:
-    if e.privacy is not None and e.secure_sum is not None:
+    if e.privacy is not None and (masks := masks_of(e.privacy)):
         cohort = 1 if e.method.pools_data else e.cohort_size
         noisy = e.privacy.noise_at_clients
-        e.secure_sum.check_clients(e.server, cohort, e.min_clients, noisy=noisy)
+        masks.check_clients(e.server, cohort, e.min_clients, noisy=noisy)
 
 
 def _scores_rounds(e: Experiment) -> None:
@@ -154,7 +155,7 @@ LISTED: tuple[Part, ...] = (
          "compression.md",
          client="compression:Compressed", shared="training.compression:Compression"),
     Part("zstd", "[compression] zstd", lambda e: e.zstd, "compression.md"),
-    Part("secure sums", "[privacy] secure_sum", lambda e: e.secure_sum is not None,
+    Part("secure sums", "[privacy] secure_sum", lambda e: masks_of(e.privacy) is not None,
          "secure-aggregation.md", _sums_enough, server="secure_rounds:SecureSums",
          client="secure_client:SecureSums", shared="training.secure_upload:SecureUpload",
          settles="training.secure_upload:summed"),

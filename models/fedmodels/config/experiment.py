@@ -15,7 +15,7 @@ from fedmodels.config.compression import Compression
 from fedmodels.config.data import Data
 from fedmodels.config.deploy import Deploy
 from fedmodels.config.evaluate import Evaluate
-from fedmodels.config.privacy import CountDetail, Privacy, SecureSum
+from fedmodels.config.privacy import CountDetail, Privacy
 from fedmodels.config.scenario import Scenario
 from fedmodels.config.schedule import Schedule, Trigger
 from fedmodels.config.server import Server
@@ -130,11 +130,6 @@ class Experiment(StrictTable):
     def targets(self) -> tuple[str, ...]:
         """The columns that are learned in place of a class; none where classes are learned."""
         return self.data.targets if self.data is not None else ()
-
-    @property
-    def secure_sum(self) -> SecureSum | None:
-        """Return how uploads are summed under masks; None where they travel as they are."""
-        return self.privacy.secure_sum if self.privacy else None
 
     @property
     def fewest_summed(self) -> int:

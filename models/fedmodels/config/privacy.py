@@ -223,4 +223,9 @@ class Privacy(StrictTable):
         return self.level == "example"
 
 
+def masks_of(privacy: Privacy | None) -> SecureSum | None:
+    """Return how uploads are summed under masks; None where they travel as they are."""
+    return privacy.secure_sum if privacy else None
+
+
 _OF_NOISE = frozenset(Privacy.model_fields) - {"level", "announce", "secure_sum"}

@@ -196,13 +196,13 @@ class Uploads(Mapping[int, Bundle]):
 
         Raises:
             PayloadError: a client reports a class that does not exist.
-            ConfigError: a secure sum did not weigh prototypes as ``uniform`` says.
+            ConfigError: a sum under masks did not weigh prototypes as ``uniform`` says.
         """
         self.was_asked = True
         if self._sums is not None:
             if any(one.by_examples is uniform for one in self._sums.values()):
                 raise ConfigError(
-                    "[privacy] secure_sum: prototypes were added up in another way than the "
+                    "prototypes were added up under masks in another way than the "
                     "method's server half takes their mean: let weighs_prototypes say which"
                 )
             uniform = False  # a group counts by its clients then
@@ -250,6 +250,6 @@ _MEAN = (
     "uploads: let it take uploads.mean(), or declare reduction = 'each'"
 )
 _SUMMED = (
-    "[privacy] secure_sum hides single uploads, and the method's server half reads the weights or "
-    "the prototypes of one: let it take uploads.mean() and uploads.mean_prototypes()"
+    "masks hide single uploads, and the method's server half reads the weights or the prototypes "
+    "of one: let it take uploads.mean() and uploads.mean_prototypes()"
 )

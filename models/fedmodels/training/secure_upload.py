@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from fedmodels.config.experiment import Experiment
-from fedmodels.config.privacy import MIN_GROUP, SecureSum
+from fedmodels.config.privacy import MIN_GROUP, SecureSum, masks_of
 from fedmodels.errors import ConfigError, PayloadError
 from fedmodels.secure_sum.fixed_point import CountedNumbers, FixedPoint, signed
 from fedmodels.secure_sum.masks import Vector
@@ -294,7 +294,7 @@ def check_secure_sum(method: Method, run: RunFacts) -> None:
     Raises:
         ConfigError: says why not.
     """
-    if run.experiment.secure_sum is not None:
+    if masks_of(run.experiment.privacy) is not None:
         secure = SecureUpload.of(method, run)
         smallest = run.experiment.cohort_size // secure.rules.groups
         if smallest < MIN_GROUP:

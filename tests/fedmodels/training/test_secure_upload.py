@@ -105,7 +105,7 @@ def test_prototypes_of_three_clients_by_hand(weighting):
     with pytest.raises(ConfigError, match="let weighs_prototypes say which"):
         uploads.mean_prototypes("class", 4, 6, uniform=not uniform)
     for hidden in (uploads[1].prototypes, uploads[1].weights):
-        with pytest.raises(ConfigError, match="secure_sum hides single uploads"):
+        with pytest.raises(ConfigError, match="masks hide single uploads"):
             len(hidden)
 
 
