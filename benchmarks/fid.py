@@ -15,7 +15,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
@@ -23,10 +25,10 @@ from benchmarks.measure import parser_of, tell
 from benchmarks.measured import keep
 from fedcli.data.store.opened_data import open_data
 from fedcli.data.store.stream import TaskStream
+from fedmodels.errors import DataError
 from fedmodels.methods import make
 from fedmodels.nets import make_net
 from fedmodels.nets.split import SplitNet, embeddings
-from fedmodels.numerics.metrics import fid
 from fedmodels.numerics.randomness import seeded
 from fedmodels.resolution import experiment_of
 from fedmodels.techniques.class_replay import Replay
@@ -99,6 +101,46 @@ def feature_net(seed: int, x: Tensor, y: Tensor) -> SplitNet:
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
     return net
+
+
+# --- the distance, over features ----------------------------------------------------------------
+
+
+def fid(real: Tensor | ArrayLike, fake: Tensor | ArrayLike) -> float:
+    """Return the Fréchet distance of two sets of features, each taken as a Gaussian.
+
+    Heusel et al., GANs Trained by a Two Time-Scale Update Rule, NeurIPS 2017, equation 6. Use at
+    least ten times as many rows as columns.
+
+    Args:
+        real: (n, d).
+        fake: (m, d).
+    """
+    r, f = (_features(x) for x in (real, fake))
+    if min(len(r), len(f)) < 2 or r.shape[1:] != f.shape[1:]:
+        raise DataError("FID needs two sets of at least two features of one width")
+    return frechet_distance(r.mean(0), np.cov(r.T), f.mean(0), np.cov(f.T))
+
+
+def frechet_distance(mu1: ArrayLike, cov1: ArrayLike, mu2: ArrayLike, cov2: ArrayLike) -> float:
+    """Return ‖μ1−μ2‖² + Tr(Σ1 + Σ2 − 2(Σ1^½ Σ2 Σ1^½)^½), by symmetric eigenvalues.
+
+    Means are (d,), covariances (d, d).
+    """
+    s1, s2 = (np.atleast_2d(np.asarray(c, dtype=np.float64)) for c in (cov1, cov2))
+    apart = np.atleast_1d(np.subtract(mu1, mu2, dtype=np.float64))
+    values, vectors = np.linalg.eigh(s1)
+    root = (vectors * np.sqrt(values.clip(0))) @ vectors.T
+    cross = np.linalg.eigvalsh(root @ s2 @ root)
+    distance = apart @ apart + np.trace(s1) + np.trace(s2) - 2 * np.sqrt(cross.clip(0)).sum()
+    return max(float(distance), 0.0)
+
+
+def _features(features: Tensor | ArrayLike) -> NDArray[np.float64]:
+    """Return features as float64 rows."""
+    if isinstance(features, Tensor):
+        features = features.detach().cpu().numpy()
+    return np.asarray(features, dtype=np.float64)
 
 
 if __name__ == "__main__":

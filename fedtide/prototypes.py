@@ -11,7 +11,7 @@ from fedmodels.numerics.prototypes import (
     released,
     uncounted,
 )
-from fedmodels.tensors.aggregation_rule import mean_prototypes
+from fedmodels.tensors.prototype_means import mean_prototypes
 
 __all__ = [
     "ByClass",

@@ -22,7 +22,7 @@ from fedcli.runtime.reporting import tell
 from fedmodels.errors import FedtideError
 from fedmodels.nets.split import SplitNet
 from fedmodels.nets.trained import TrainedModel
-from fedmodels.numerics.algebra import as_one
+from fedmodels.numerics.metrics import as_one
 from fedmodels.numerics.randomness import seeded
 from fedmodels.tensors.bundle import Bundle, state_digest
 from fedmodels.training.asked import local_view

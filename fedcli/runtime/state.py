@@ -14,13 +14,16 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedcli.runtime.sessions import write_private
 from fedmodels.errors import ArchiveError, ArchiveNotRead
 from fedmodels.files import linked, locked, sync_path
-from fedmodels.numerics.secrecy import SECRET_BYTES, Secret
 from fedmodels.tensors.archive import load, save
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId
+
+if TYPE_CHECKING:
+    from fedmodels.numerics.secrecy import Secret
 
 _NAME = "state-{:08d}.safetensors"
 _SCORED = "scored-{:08d}.safetensors"
@@ -115,6 +118,8 @@ class StateDirectory:
         Raises:
             ArchiveError: it is damaged, or cannot be stored.
         """
+        from fedmodels.numerics.secrecy import SECRET_BYTES, Secret  # private runs alone need it
+
         path = self.path / SECRET
         if self._secret is None:
             try:

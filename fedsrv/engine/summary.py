@@ -22,7 +22,6 @@ from fedmodels.numerics.metrics import (
     chosen,
     forgetting,
 )
-from fedmodels.numerics.streams import lost_in_stream
 from fedmodels.training.fault import line_of
 from fedsrv.engine.schedule import Step, is_scored
 from fedsrv.state.record import ClientRow, Record
@@ -257,6 +256,8 @@ def forgetting_of_streams(records: Sequence[Record], local_view: str) -> float:
     task was t. Its forgetting is that of R_i (:func:`~fedmodels.numerics.metrics.forgetting`), over
     the tasks that its last score covers. The mean is over the clients that have one.
     """
+    from fedmodels.numerics.streams import lost_in_stream  # few runs have such clients
+
     view = local_view if _is_scored(records, local_view) else "global"
     scored: dict[str, list[tuple[int, dict[int, float]]]] = {}
     for record in records:

@@ -16,7 +16,7 @@ from pathlib import Path
 import tomli_w
 
 from fedmodels.code_names import is_own
-from fedmodels.config.changes import forbidden_changes
+from fedmodels.config.changes import another_config, forbidden_changes
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.places import gpu_of
 from fedmodels.config_file import parse_experiment
@@ -47,7 +47,6 @@ from fedsrv.parts.server_data import check_given
 from fedsrv.ray_cluster import RayPlace
 from fedsrv.report.tables import PageNotWritten, write_page
 from fedsrv.state.run_directory import (
-    another_config,
     beginning,
     launching,
     make_directory,

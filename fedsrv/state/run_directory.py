@@ -7,11 +7,9 @@ import os
 import shutil
 import sqlite3
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
-from fedmodels.config.changes import changeable, why_fixed
-from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ArchiveNotWritten, ConfigError, RunFailed, reason_of
 from fedmodels.files import locked
 from fedmodels.shortages import lack_of, why_cut_off
@@ -202,34 +200,6 @@ def require_run(path: Path) -> None:
     refuse_other_files(path)
     if not may_hold_a_run(path):
         raise ConfigError(f"{path} holds no run to resume; leave --resume out, or name its --out")
-
-
-def another_config(run: Path, changed: Sequence[str], now: Experiment) -> ConfigError:
-    """Return the error of a run that is resumed with another config, ``now``."""
-    why, course = "", now.training.lr_schedule
-    if changeable(now):
-        return _another_of(run, changed, now)
-    if "schedule.rounds" in changed and course is not None and course.follows_rounds:
-        why = (
-            "; learning rates of earlier rounds would change with the number of rounds, as "
-            "[training.lr_schedule] has no length: rounds may be added where a run begins with one"
-        )
-    elif "schedule.rounds" in changed:
-        why = "; rounds may be added where every round visits every task, and never taken away"
-    return ConfigError(
-        f"{run} was begun with another config; it differs in {', '.join(changed)}{why}. Resume "
-        f"with the config in {run / 'config.toml'}"
-    )
-
-
-def _another_of(run: Path, changed: Sequence[str], now: Experiment) -> ConfigError:
-    """Return the error of a run in which other keys can change."""
-    why = "; ".join(filter(None, (why_fixed(key, now) for key in changed)))
-    return ConfigError(
-        f"{run} goes on, and {', '.join(changed)} cannot change in it{f' ({why})' if why else ''}: "
-        f"resume with what {run / 'config.toml'} says there, or begin a new run from the models of "
-        f"this one ([net] begin_from = {str(run)!r}); docs/streams.md has what can change"
-    )
 
 
 def refuse_existing(path: Path) -> None:

@@ -22,7 +22,6 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedmodels.config.changes import forbidden_changes
 from fedmodels.config.combinations import halves_of
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ArchiveError, ArchiveNotRead, RunFailed
@@ -35,7 +34,6 @@ from fedsrv.state.history import History
 from fedsrv.state.ledger import Ledger
 from fedsrv.state.record import Record, trained_in
 from fedsrv.state.run_directory import (
-    another_config,
     holds_commits,
     lock,
     refuse_existing,
@@ -123,6 +121,7 @@ class Store:
         """The newest interaction that is known to be safe on every disk."""
         stored, before = self.ledger.fact("experiment", dict), self.experiment
         if stored is not None:
+            from fedmodels.config.changes import another_config, forbidden_changes
             from fedmodels.resolution import experiment_of
 
             before = experiment_of(stored, str(self.path / "run.db"))

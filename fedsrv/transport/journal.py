@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from fedmodels.numerics.secrecy import Secret
 from fedmodels.tensors.bundle import ClientId
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.identity.guard import Guard
 from fedsrv.state.audit import Audit
 from fedsrv.state.ledger import Chain
 from fedsrv.state.store import Store
+
+if TYPE_CHECKING:
+    from fedmodels.numerics.secrecy import Secret
 
 log = logging.getLogger(__name__)
 

@@ -34,7 +34,6 @@ from fedsrv.engine.admission import OtherPartition
 from fedsrv.events import Event, EventLog
 from fedsrv.identity.guard import Guard, NotYours
 from fedsrv.state.history import LossTooLarge
-from fedsrv.transport.event_messages import message_of
 from fedsrv.transport.gate import Gate, RejectionLog
 from fedsrv.transport.inbox import Ends, Inbox
 from fedsrv.transport.intake import Push, Through
@@ -509,6 +508,8 @@ class Service:
         self, request: rpc.WatchRequest, context: grpc.ServicerContext
     ) -> Iterator[rpc.WatchResponse]:
         """Stream the run's events."""
+        from fedsrv.transport.event_messages import message_of  # watchers alone need it
+
         if not self._watchers.acquire(blocking=False):
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many watchers follow this run")
         try:

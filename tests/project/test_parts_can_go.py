@@ -164,13 +164,15 @@ NAMED: dict[str, tuple[str, str, str]] = {
 """Of each part: its own files, what names it, and the other files that do; these become fewer."""
 OF_OPTIONS = """
     fedcli.data.store.image_folder fedcli.runtime.own_certificate
+    fedmodels.config.changes fedmodels.numerics.algebra fedmodels.numerics.secrecy
+    fedmodels.numerics.streams fedmodels.tensors.prototype_means
     fedmodels.training.augmentation fedmodels.training.captured
     fedmodels.training.initial_weights fedmodels.training.kept_references
     fedmodels.training.server_optimizer fedmodels.training.step_audit
     fedmodels.training.step_graphs
     fedpb.peer_certificates fedpb.pem fedpb.revocation fedpb.zstd
     fedsrv.availability fedsrv.identity.certificate_guard fedsrv.identity.roles
-    fedsrv.identity.tls fedsrv.state.verification
+    fedsrv.identity.tls fedsrv.state.verification fedsrv.transport.event_messages
 """
 """Further modules that serve what a plain run does not ask for."""
 OF_OPEN_RUNS = """
@@ -179,7 +181,7 @@ OF_OPEN_RUNS = """
     fedsrv.parts.open_admission fedsrv.parts.open_buffer fedsrv.parts.open_plan
     fedsrv.parts.open_wishes fedsrv.parts.stages fedtide.open_runs
 """
-CLOSURE = 137
+CLOSURE = 132
 """Modules that a coordinator and a client of a plain run load by imports at the top; see below."""
 REMOVED = """
 import sys

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from benchmarks.embeddings import picture
-from benchmarks.fid import distance
+from benchmarks.fid import distance, fid
 from benchmarks.prototype_convergence import distances
 from fedcli.parts.pictures import draw
-from fedmodels.numerics.metrics import fid
 from fedtide.inprocess import launch_in_process
 from tests.conftest import tiny_experiment
 

@@ -44,3 +44,14 @@ class StrictTable(BaseModel):
 def digest_of(facts: Mapping[str, Any] | None) -> str:
     """Return the sha256 of a table that is given as plain values; empty where it says nothing."""
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest() if facts else ""
+
+
+def leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Return the values of nested tables by dotted key, as JSON."""
+    out: dict[str, str] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            out.update(leaves(value, f"{prefix}{key}."))
+        else:
+            out[prefix + key] = json.dumps(value)
+    return out

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 from fedmodels.code_names import short_name
+from fedmodels.config.bounds import leaves
 from fedmodels.config.combinations import part_at, parts_on
 from fedmodels.config.experiment import Experiment
+from fedmodels.errors import ConfigError
 
 
 def changeable(experiment: Experiment) -> Mapping[str, str]:
@@ -66,12 +68,29 @@ def forbidden_changes(before: Experiment, now: Experiment) -> list[str]:
     return [key for key in difference(before, now) if key not in allowed]
 
 
-def leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Return the values of nested tables by dotted key, as JSON."""
-    out: dict[str, str] = {}
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            out.update(leaves(value, f"{prefix}{key}."))
-        else:
-            out[prefix + key] = json.dumps(value)
-    return out
+def another_config(run: Path, changed: Sequence[str], now: Experiment) -> ConfigError:
+    """Return the error of a run that is resumed with another config, ``now``."""
+    why, course = "", now.training.lr_schedule
+    if changeable(now):
+        return _another_of(run, changed, now)
+    if "schedule.rounds" in changed and course is not None and course.follows_rounds:
+        why = (
+            "; learning rates of earlier rounds would change with the number of rounds, as "
+            "[training.lr_schedule] has no length: rounds may be added where a run begins with one"
+        )
+    elif "schedule.rounds" in changed:
+        why = "; rounds may be added where every round visits every task, and never taken away"
+    return ConfigError(
+        f"{run} was begun with another config; it differs in {', '.join(changed)}{why}. Resume "
+        f"with the config in {run / 'config.toml'}"
+    )
+
+
+def _another_of(run: Path, changed: Sequence[str], now: Experiment) -> ConfigError:
+    """Return the error of a run in which other keys can change."""
+    why = "; ".join(filter(None, (why_fixed(key, now) for key in changed)))
+    return ConfigError(
+        f"{run} goes on, and {', '.join(changed)} cannot change in it{f' ({why})' if why else ''}: "
+        f"resume with what {run / 'config.toml'} says there, or begin a new run from the models of "
+        f"this one ([net] begin_from = {str(run)!r}); docs/streams.md has what can change"
+    )

@@ -12,7 +12,8 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from fedmodels.config.changes import is_among, leaves
+from fedmodels.config.bounds import leaves
+from fedmodels.config.changes import is_among
 from fedmodels.config.combinations import LISTED
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.sent import tables_in

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedmodels.code_names import short_name
-from fedmodels.config.changes import leaves
+from fedmodels.config.bounds import leaves
 from fedmodels.config.data import Data
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.scenario import ScenarioTable

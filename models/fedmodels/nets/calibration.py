@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedmodels.nets.split import SplitNet
-from fedmodels.numerics.algebra import as_one
+from fedmodels.numerics.metrics import as_one
 
 FEW = 20
 """Validation examples below which nothing is said."""

@@ -22,7 +22,7 @@ from fedmodels.data_description import ProblemFile, channel_axis, first_fault
 from fedmodels.errors import ArchiveError, ConfigError, DataError
 from fedmodels.nets import make_net
 from fedmodels.nets.split import SplitNet, load_weights
-from fedmodels.numerics.algebra import as_one
+from fedmodels.numerics.metrics import as_one
 from fedmodels.own_code import own_name
 from fedmodels.printable import printable
 from fedmodels.tensors.archive import load, save

@@ -5,7 +5,7 @@ Functions take tensors or arrays and answer in kind. All of them are determinist
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -153,20 +153,4 @@ def padded(tensor: Tensor, shape: Sequence[int], rest: float = 0.0) -> Tensor:
     """Return a tensor of a larger shape that begins with this one, and holds one value beyond."""
     found = tensor.new_full(tuple(shape), rest)
     found[tuple(slice(n) for n in tensor.shape)] = tensor
-    return found
-
-
-def as_one(scores: Tensor, merged: Iterable[tuple[int, int]]) -> Tensor:
-    """Return logits (B, K) where some classes are part of others, which have their probability too.
-
-    Args:
-        scores: (B, K).
-        merged: labels, each with that of the class that it is part of; those leave no logit but
-            -inf. Labels beyond K are passed over.
-    """
-    found = scores.clone()
-    for row, into in merged:
-        if max(row, into) < scores.shape[1]:
-            found[:, into] = torch.logaddexp(found[:, into], found[:, row])
-            found[:, row] = -torch.inf
     return found

@@ -7,13 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, NoReturn, TypeVar
 
 from fedmodels.errors import ConfigError, TooFewClients
-from fedmodels.tensors.aggregation_rule import (
-    MEAN,
-    AggregationRule,
-    Facts,
-    Shares,
-    reduced_prototypes,
-)
+from fedmodels.tensors.aggregation_rule import MEAN, AggregationRule, Facts, Shares
 from fedmodels.tensors.bundle import Bundle, Prototypes, Weights
 
 K = TypeVar("K")
@@ -198,6 +192,8 @@ class Uploads(Mapping[int, Bundle]):
             PayloadError: a client reports a class that does not exist.
             ConfigError: a sum under masks did not weigh prototypes as ``uniform`` says.
         """
+        from fedmodels.tensors.prototype_means import reduced_prototypes  # many methods have none
+
         self.was_asked = True
         if self._sums is not None:
             if any(one.by_examples is uniform for one in self._sums.values()):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, NewType, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NewType, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -18,12 +18,20 @@ from torch.nn.functional import cross_entropy
 
 from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.randomness import derive_seed
-from fedmodels.numerics.secrecy import Secret
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId
 from fedmodels.training.run import RunFacts
 
+if TYPE_CHECKING:
+    from fedmodels.numerics.secrecy import Secret
+
 Metrics = dict[str, float]
 T = TypeVar("T")
+
+
+def _fresh() -> Secret:
+    from fedmodels.numerics.secrecy import Secret  # private runs alone need it
+
+    return Secret.fresh()
 
 
 @dataclass(frozen=True)
@@ -178,7 +186,7 @@ class ClientContext(Context):
     """What takes steps and class means in the stock ones' place, as it hides single examples."""
     may_train: Callable[[Any], None] = lambda hidden: None
     """Raises what stands against a training that hides its examples, before its first step."""
-    secret: Callable[[], Secret] = field(default_factory=lambda: cache(Secret.fresh))
+    secret: Callable[[], Secret] = field(default_factory=lambda: cache(_fresh))
     """Returns the client's secret; a worker keeps it in its state directory."""
     made: dict[tuple[Any, ...], Any] = field(default_factory=dict, repr=False)
     """What was made :meth:`once`, and the bundles that it was made of."""

@@ -16,8 +16,7 @@ from torch.nn.functional import cross_entropy
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.devices import to_device
-from fedmodels.numerics.algebra import as_one
-from fedmodels.numerics.metrics import ClassCounts
+from fedmodels.numerics.metrics import ClassCounts, as_one
 from fedmodels.numerics.randomness import seeded
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.training.contexts import ClientContext

@@ -9,13 +9,13 @@ from hypothesis.extra import numpy as hnp
 
 from fedmodels.errors import ConfigError, DataError, PayloadError
 from fedmodels.numerics.algebra import (
-    as_one,
     class_means,
     nnls_simplex,
     replay_volumes,
     simplex_projection,
 )
 from fedmodels.numerics.clustering import cluster, kmeans, nearest
+from fedmodels.numerics.metrics import as_one
 from fedmodels.tensors import weighted_mean as mean_module
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.tensors.weighted_mean import weighted_mean

@@ -6,14 +6,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.fid import fid, frechet_distance
 from fedmodels.errors import DataError
 from fedmodels.numerics.metrics import (
     ClassCounts,
     average_forgetting_measure,
     best_round,
-    fid,
     forgetting,
-    frechet_distance,
     frequency_groups,
     iaa,
     last_rounds,

@@ -16,9 +16,9 @@ from fedmodels.numerics.prototypes import (
     uncounted,
 )
 from fedmodels.numerics.secrecy import Secret
-from fedmodels.tensors.aggregation_rule import mean_prototypes
 from fedmodels.tensors.bundle import Bundle, Prototypes
 from fedmodels.tensors.bundle_spec import BundleSpec, prototype_spec
+from fedmodels.tensors.prototype_means import mean_prototypes
 from fedmodels.training.stepped import Batch
 from fedtide.inprocess import transported
 
