@@ -104,7 +104,10 @@ def partition(
     if scenario.domains is not None and scenario.domains.deals_apart:
         if origins is not None:
             origins = origins[np.r_[kept, len(labels_train) + kept_test]]
-        out = _cut_apart(scenario, scenario.domains, given, origins)
+        if isinstance(scenario, Natural):
+            out = _natural_by_domain(scenario, scenario.domains, given, origins)
+        else:
+            out = _cut_apart(scenario, scenario.domains, given, origins)
     else:
         out = _cut(scenario, given)
     if not out.pooled:
@@ -263,6 +266,47 @@ def _natural(scenario: Natural, given: CutInput) -> Partition:
         clients.append(tuple(TaskIndices(*parts) for parts in cut))
         tests += [test for _, test in cut]
     return Partition(tuple(clients), np.concatenate(tests), pooled=True, zscore=scenario.zscore)
+
+
+def _natural_by_domain(
+    scenario: Natural, domains: Domains, given: CutInput, origins: IntArray | None
+) -> Partition:
+    """Cut what persons recorded in each domain, such as a device, into the tasks that show it.
+
+    Persons who lack a domain take no part.
+    """
+    if origins is None or given.groups is None:
+        raise ConfigError(
+            "[scenario.domains] whole deals examples to any client, and natural clients have "
+            "their own: leave it out"
+        )
+    if scenario.zscore == "official":
+        raise ConfigError(
+            '[scenario] zscore = "official" is of a device, and here a client has several: leave '
+            "it out"
+        )
+    labels, clients, tests = given.pooled_labels, [], []
+    has_all = [
+        set(range(len(domains.show))) <= set(origins[given.groups == group].tolist())
+        for group in np.unique(given.groups)
+    ]
+    groups = np.where(np.isin(given.groups, np.unique(given.groups)[has_all]), given.groups, -1)
+    owned = natural_clients(groups[groups >= 0], len(given.tasks))
+    kept = np.flatnonzero(groups >= 0)
+    for client, (places, num_tasks) in enumerate(zip(owned, given.tasks, strict=True)):
+        indices, tasks = kept[places], dict[int, TaskIndices]()
+        for domain in range(len(domains.show)):
+            shown = [m for m in range(num_tasks) if domains.main(client, m, num_tasks) == domain]
+            pieces = np.array_split(indices[origins[indices] == domain], max(len(shown), 1))
+            for m, piece in zip(shown, pieces, strict=False):
+                tasks[m] = TaskIndices(*split_along_time(piece, labels, scenario.train_folds))
+        clients.append(tuple(tasks[m] for m in range(num_tasks)))
+        tests += [task.test for task in clients[-1]]
+    names = tuple(np.unique(groups[groups >= 0]).tolist())
+    return Partition(
+        tuple(clients), np.concatenate(tests), pooled=True, zscore=scenario.zscore,
+        names=tuple(f"subject {name}" for name in names[: len(clients)]),
+    )  # fmt: skip
 
 
 def _parts(indices: IntArray, given: CutInput) -> tuple[IntArray, IntArray]:

@@ -15,10 +15,10 @@ from pydantic import ValidationError
 from fedcli.data.arrays import Inputs, IntArray, check_examples, strata
 from fedcli.data.cuts.held_out import held_out, tasks_in_order
 from fedmodels.data_description import MAX_CLASSES, ProblemFile, first_fault
-from fedmodels.errors import DataError
+from fedmodels.errors import ConfigError, DataError
 
 _FOLLOWING = (
-    "domain_train", "domain_test", "domain_names",
+    "domain_train", "domain_test", "domain_names", "persons",
     "transform", "wholes_train", "wholes_test", "tasks_train", "tasks_test", "moments_given",
     "levels",
 )  # fmt: skip
@@ -101,6 +101,8 @@ class Dataset:
     group_names: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()
     """Device model of each natural client, where the data set has several."""
+    persons: tuple[int, ...] = ()
+    """Person of each natural client, where a person has several devices, which are domains."""
     coarse: IntArray | None = None  # (K,) coarse class of each class
     variant: str = "full"
     """What this copy is, where it is not the whole published set."""
@@ -201,6 +203,23 @@ class Dataset:
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one example."""
         return tuple(self.train_x.shape[1:])
+
+    def by_person(self) -> Dataset:
+        """Return the data set whose natural clients are persons, with all their devices.
+
+        Raises:
+            ConfigError: it does not tell persons from devices.
+        """
+        if not self.persons or self.groups_train is None or self.groups_test is None:
+            raise ConfigError(
+                f"[scenario.domains] {self.name} has no natural clients with several domains each"
+            )
+        person = np.array(self.persons, dtype=np.int64)
+        return replace(
+            self, groups_train=person[self.groups_train], groups_test=person[self.groups_test],
+            group_names=tuple(f"subject {n}" for n in range(max(self.persons) + 1)), devices=(),
+            persons=(),
+        )  # fmt: skip
 
     @property
     def client_names(self) -> list[str]:

@@ -107,6 +107,38 @@ def _table_of_digits() -> NDArray[np.float64]:
     return np.loadtxt(Path(package.origin).with_name("datasets") / DIGITS_FILE, delimiter=",")
 
 
+def digits_of_three(source: Source) -> Dataset:
+    """Load the digits of MNIST, EMNIST and scikit-learn as (1, 28, 28), each a domain.
+
+    Those of scikit-learn are enlarged from 8 x 8 between pixels.
+    """
+    from scipy.ndimage import zoom
+
+    parts: list[list[Examples]] = [[], []]
+    small = digits(source)
+    for made in (mnist(source), emnist_byclass(source)):
+        for part, x, y in zip(parts, (made.train_x, made.test_x), (made.train_y, made.test_y),
+                              strict=True):  # fmt: skip
+            part.append(Examples(x[y < len(DIGITS)], y[y < len(DIGITS)]))
+    for part, x, y in zip(parts, (small.train_x, small.test_x), (small.train_y, small.test_y),
+                          strict=True):  # fmt: skip
+        large = zoom(
+            x * (255 / small.scale), (1, 1, 3.5, 3.5), order=1, grid_mode=True, mode="nearest"
+        )
+        part.append(Examples(np.rint(large).astype(np.uint8), y))
+    domains = [np.repeat(np.arange(3), [len(one.y) for one in part]) for part in parts]
+    train, test = (
+        Examples(np.concatenate([one.x for one in part]), np.concatenate([one.y for one in part]))
+        for part in parts
+    )
+    return Dataset.of(
+        "digits-of-three", train, test, DIGITS, scale=255.0, mean=(0.1307,), std=(0.3081,),
+        domain_train=domains[0], domain_test=domains[1],
+        domain_names=("mnist", "emnist", "scikit-learn"),
+        variant=", ".join(str(len(one.y)) for one in parts[0]) + " train examples",
+    )  # fmt: skip
+
+
 def mnist(source: Source) -> Dataset:
     """Load MNIST (LeCun and Cortes)."""
     return _published(source, "MNIST", DIGITS, (0.1307,), (0.3081,))

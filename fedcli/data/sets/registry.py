@@ -59,6 +59,12 @@ DATASETS: dict[str, KnownDataset] = {
     "digits": KnownDataset(
         f"{_IMAGES}:digits", "1797 digits of 8x8", (), "comes with scikit-learn"
     ),
+    "digits-of-three": KnownDataset(
+        f"{_IMAGES}:digits_of_three",
+        "digits of MNIST, EMNIST and scikit-learn at 28x28: three domains",
+        (),
+        "as mnist, emnist-byclass and digits",
+    ),
     "mnist": KnownDataset(f"{_IMAGES}:mnist", "70 000 digits of 28x28", ("MNIST/raw",), _FETCHED),
     "fashion-mnist": KnownDataset(
         f"{_IMAGES}:fashion_mnist", "70 000 garments of 28x28", ("FashionMNIST/raw",), _FETCHED

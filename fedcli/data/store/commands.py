@@ -160,6 +160,8 @@ def _dealt(
     A line says which natural clients take no part.
     """
     domains = scenario.domains
+    if isinstance(scenario, Natural) and domains is not None and domains.deals_apart:
+        dataset = dataset.by_person()
     made = partition(
         scenario,
         strata(dataset.train_y),
@@ -175,7 +177,7 @@ def _dealt(
         origins=origins(dataset, domains) if domains is not None else None,
     )
     if isinstance(scenario, Natural):
-        names = dataset.client_names
+        names = list(made.names) or dataset.client_names
         _tell_left_out(names, num_clients)
         made = replace(made, names=tuple(names[:num_clients]))
     if scenario.timelines:
@@ -220,8 +222,15 @@ def thinned(dataset: Dataset, data: Data, seed: int) -> Dataset:
 
 
 def _some(dataset: Dataset, labels: IntArray, most: int, seed: int, purpose: str) -> IntArray:
-    """Draw at most ``most`` examples of each class; return their positions, ascending."""
+    """Draw at most ``most`` examples of each class; return their positions, ascending.
+
+    Of each domain, where the data have several that hold the same classes.
+    """
     counts = np.full(dataset.num_classes, most, dtype=np.int64)
+    of_domain = dataset.domain_train if labels is dataset.train_y else dataset.domain_test
+    if of_domain is not None and dataset.groups is None:
+        labels = labels + dataset.num_classes * of_domain
+        counts = np.full(dataset.num_classes * len(dataset.domain_names), most, dtype=np.int64)
     return keep_per_class(labels, counts, rng_of(seed, purpose))
 
 

@@ -100,7 +100,7 @@ class ScenarioTable(StrictTable):
         if self.domains is not None and self.domains.deals_apart and not self.deals_apart:
             raise ConfigError(
                 f"[scenario] {self.name} does not deal the examples of each domain by themselves: "
-                "take kind iid, dirichlet, label_shards, per_class_shards or drawn"
+                "take kind iid, dirichlet, label_shards, per_class_shards, drawn or natural"
             )
         return self
 
@@ -208,6 +208,7 @@ class Natural(ScenarioTable):
     """One client per subject and device of a sensor data set (FedAli)."""
 
     kind: Literal["natural"]
+    deals_apart: ClassVar[bool] = True
     has_long_tail: ClassVar[bool] = False
     split: float = 0.8
     """Training part of each client and class, in tenths; the paper's 0.8, its code's 0.7. Custom

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -99,7 +100,10 @@ def test_a_timeline_that_says_nothing_possible_is_refused(table, words):
     [
         ({"blur": 0.3}, "one task each"),
         ({"kind": "drawn", "tasks": 2, "blur": 0.3}, "tasks share examples"),
-        ({"kind": "natural", "domains": {"show": ["from a", "from b"]}}, "take kind iid"),
+        (
+            {"kind": "dirichlet_pooled", "domains": {"show": ["from a", "from b"]}},
+            "take kind iid",
+        ),
         ({"domains": {"show": ["plain"], "whole": True}}, "whole = true"),
         ({"domains": {"show": ["from a", "plain"]}}, "give it for all"),
         ({"domains": {"show": ["from a", "from b"], "when": "gradual"}}, "blur for mixed"),
@@ -308,3 +312,59 @@ def test_synthetic_streams(name, width):
     z = (made.train_x - made.mean[0]) / made.std[0]
     assert z.mean() == pytest.approx(0, abs=0.02)
     assert z.std() == pytest.approx(1, abs=0.02)
+
+
+def test_persons_go_from_one_device_to_the_next(tmp_path):
+    """Persons 0 and 2 have both devices; 1 has a phone alone, and takes no part."""
+    owners = [(0, 0), (0, 1), (1, 0), (2, 0), (2, 1)]
+    x = np.zeros((100, 128, 6), dtype=np.float32)
+    x[:, 0, 0] = np.arange(100)
+    subject, device = np.repeat(np.array(owners), 20, axis=0).T
+    names = {"label_names": ["walk", "sit"], "device_names": ["phone (A)", "watch (B)"]}
+    arrays = {"X": x, "y": np.arange(100) % 2, "subject": subject, "device": device}
+    np.savez(tmp_path / "wisdm.npz", **arrays, **names)
+    table = {
+        "kind": "natural", "tasks": 2,
+        "domains": {"show": ["from phone", "from watch + turn 90"], "first": "by_client"},
+    }  # fmt: skip
+    data = {"name": "wisdm", "root": str(tmp_path)}
+    first, second = dealt(tmp_path, data, Layout.DIRECTORIES, 2, **table)
+    assert (first.file.name, second.file.name) == ("subject 0", "subject 2")
+
+    def seen(data: ClientData, task: int) -> set[float]:
+        """Which windows: a turned one has its first axis in the second."""
+        found = [data.arrays(task, part)[0][:, 0, :2] for part in ("train", "test")]
+        return {float(row.max()) for row in np.concatenate(found)}
+
+    assert seen(first, 0) == set(range(20))
+    assert seen(first, 1) == set(range(20, 40))
+    assert seen(second, 0) == set(range(80, 100))  # begins with the watch
+    assert seen(second, 1) == set(range(60, 80))
+    assert first.arrays(1, "train")[0][:, 0, 0].max() < 1e-4  # turned
+
+
+def test_digits_of_three_sets_at_one_size(tmp_path, monkeypatch):
+    from fedcli.data.sets import images
+
+    made = load(Data(name="digits")).at(train=np.arange(30), test=np.arange(10))
+
+    def small(source: Any) -> Any:
+        return made
+
+    def enlarged(source: Any) -> Any:
+        zeros = [np.zeros((len(y), 1, 28, 28), np.uint8) for y in (made.train_y, made.test_y)]
+        return replace(made, train_x=zeros[0], test_x=zeros[1])
+
+    for name, load_it in {"digits": small, "mnist": enlarged, "emnist_byclass": enlarged}.items():
+        monkeypatch.setattr(images, name, load_it)
+    show = ["from scikit-learn", "from mnist"]
+    table = {"domains": {"show": show, "when": "never", "first": "by_client"}}
+    first, second = dealt(tmp_path, {"name": "digits-of-three"}, Layout.DIRECTORIES, 2, **table)
+    assert [sum(each.counts(0, "train")) for each in (first, second)] == [30, 30]
+    x = first.arrays(0, "train")[0]
+    assert (x.shape, x.dtype) == ((30, 1, 28, 28), np.uint8)
+    assert x.mean() / 255 == pytest.approx(made.train_x.mean() / 16, rel=0.02)
+    assert second.arrays(0, "train")[0].max() == 0
+    table["domains"]["show"] = ["from usps", "from mnist"]
+    with pytest.raises(ConfigError, match="no domain 'usps': it has mnist, emnist, scikit-learn"):
+        dealt(tmp_path / "again", {"name": "digits-of-three"}, Layout.STORE, 2, **table)
