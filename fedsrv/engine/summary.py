@@ -143,7 +143,60 @@ def run_metrics(
         lost = accuracy_lost(records, view)
         if len(lost) > 1:
             out[name] = forgetting(lost)
+    out |= _change_figures(records, experiment)
     return {key: value for key, value in out.items() if np.isfinite(value)}
+
+
+def _change_figures(records: Sequence[Record], experiment: Experiment) -> dict[str, float]:
+    """Return what changes of a scenario's domains and concepts cost, and how soon they were told.
+
+    Nothing where they do not change in time, or each round goes through all tasks.
+    """
+    scenario = experiment.scenario
+    if not scenario or not scenario.timelines or experiment.schedule.order == "rounds_outer":
+        return {}
+    from fedmodels.numerics import change
+
+    view = "after_downlink" if _is_scored(records, "after_downlink") else "global"
+    scored: dict[str, list[change.Scored]] = {}
+    last: dict[str, int] = {}
+    alarms: dict[str, set[int]] = {}
+    for record in records:
+        for client, row in record["clients"].items():
+            if client.isdecimal():
+                last[client] = max(last.get(client, 0), row.get("task", record["task"]))
+                if _has_tasks(row, view):
+                    at = record["round"], last[client], _by_task(row, view)
+                    scored.setdefault(client, []).append(at)
+        for alarm in record.get("drift", ()):
+            alarms.setdefault(str(alarm["client"]), set()).add(alarm["task"])
+    timelines = {client: scenario.shown(int(client), end + 1) for client, end in last.items()}
+    recovered = [
+        found for client, rows in scored.items()
+        for found in change.recoveries(rows, timelines[client])
+    ]  # fmt: skip
+    out: dict[str, float] = {}
+    if recovered:
+        out["recovery_rounds"] = float(np.mean([rounds for rounds, _ in recovered]))
+        out["recovered"] = float(np.mean([did for _, did in recovered]))
+    if experiment.evaluate.drift:
+        each = [change.detections(alarms.get(c, ()), shown) for c, shown in timelines.items()]
+        delays = [delay for found, *_ in each for delay in found]
+        missed, false, quiet = (sum(found[place] for found in each) for place in (1, 2, 3))
+        out |= {"drift_delay": float(np.mean(delays))} if delays else {}
+        out |= {"drift_missed": missed / (missed + len(delays))} if missed + len(delays) else {}
+        out |= {"drift_false_alarms": false / quiet} if quiet else {}
+    if scenario.domains is not None:
+        by_client = [
+            change.transfer_by_domain(rows, scenario.main_domains(int(client), last[client] + 1))
+            for client, rows in scored.items()
+        ]
+        for name, place in (("forgetting_domains", 0), ("backward_transfer_domains", 1)):
+            means = [
+                float(np.mean([*found[place].values()])) for found in by_client if found[place]
+            ]
+            out |= {name: float(np.mean(means))} if means else {}
+    return out
 
 
 def _last(scored: Sequence[Mapping[str, float]], rounds: int) -> dict[str, float]:

@@ -88,7 +88,7 @@ def page(groups: Sequence[SeedGroup], further: Sequence[Section] = ()) -> str:
         headline=headline.turned() if len(groups) > MAX_COLUMNS else headline,
         sites=sites_table(groups),
         everything=comparison(groups, everything=True),
-        charts=panels.telling(panels.leading(groups))[:MAX_CHARTS],
+        charts=panels.telling(panels.with_moments(panels.leading(groups), groups))[:MAX_CHARTS],
         further=further,
         sections=[section for section in _sections(groups) if section.grids],
         machines={} if len({*machines}) == 1 else dict(zip(labels, machines, strict=True)),
@@ -100,7 +100,7 @@ def page(groups: Sequence[SeedGroup], further: Sequence[Section] = ()) -> str:
 def cell(run: RunRecord) -> str:
     """Return a run as a notebook shows it: its numbers, and the charts as one image."""
     groups = group_runs([run])
-    charts = panels.telling(panels.leading(groups))[:MAX_CHARTS]
+    charts = panels.telling(panels.with_moments(panels.leading(groups), groups))[:MAX_CHARTS]
     data = base64.b64encode(document(charts).encode()).decode() if charts else ""
     return template(Path(__file__).with_name("cell.html.j2")).render(
         title=f"{run.title()}: {run.extent}",
@@ -151,7 +151,8 @@ def _heading(groups: Sequence[SeedGroup]) -> str:
 
 
 def _sections(groups: Sequence[SeedGroup]) -> Iterator[Section]:
-    found = panels.telling(chain(panels.over_rounds(groups), panels.after_tasks(groups)))
+    over_rounds = panels.with_moments(panels.over_rounds(groups), groups)
+    found = panels.telling(chain(over_rounds, panels.after_tasks(groups)))
     intro = "One line per experiment; a band is one standard deviation over its seeds."
     yield Section("Over rounds", intro, [("", found)] if found else [])
     sections: list[tuple[str, str, PanelsOf]] = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from fedmodels.charts import Chart, Spread
@@ -36,6 +37,12 @@ Charts = Iterator[Chart]
 def telling(charts: Charts) -> list[Chart]:
     """Return the charts in which there is something to see."""
     return [chart for chart in charts if chart.is_telling]
+
+
+def with_moments(charts: Charts, groups: Sequence[SeedGroup]) -> Charts:
+    """Yield charts, those over rounds with the moments at which domains or concepts change."""
+    moments = {at: text for g in groups for at, text in q.moments_of_change(g.runs[0]).items()}
+    return (replace(c, moments=moments) if c.x == "round" else c for c in charts)
 
 
 def cells_of(

@@ -14,11 +14,16 @@ from statistics import fmean
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
+from pydantic import TypeAdapter, ValidationError
+
+from fedmodels.config.scenario import Scenario, ScenarioTable
+from fedmodels.errors import ConfigError
 from fedmodels.numerics.metric_names import FIGURES, VIEWS, metric
 from fedmodels.numerics.streams import lost_in_stream
 from fedsrv.state.run_record import RunRecord, interaction_of, number, numbers, table
 
 Cells = dict[tuple[int, int], float]
+_SCENARIO: TypeAdapter[ScenarioTable] = TypeAdapter(Scenario)
 
 
 class OfTasks(Protocol):
@@ -336,6 +341,34 @@ def what_moved(run: RunRecord) -> list[str]:
         and (task := number(alarm.get("task"))) is not None
         and isinstance(line := alarm.get("line"), str)
     ]
+
+
+def moments_of_change(run: RunRecord) -> dict[int, str]:
+    """Return ``{first round of a task that shows other domains or concepts: for how many}``."""
+    if run.setting("schedule.order") in (None, "rounds_outer"):
+        return {}
+    try:
+        scenario = _SCENARIO.validate_python(dict(table(run.setting("scenario"))))
+    except (ValidationError, ConfigError):
+        return {}
+    if not scenario.timelines:
+        return {}
+    present, found = dict[int, int](), dict[int, set[int]]()
+    for index, row in enumerate(run.rows):
+        for client, facts in _clients(row):
+            task = int(number(facts.get("task")) or number(row.get("task")) or 0)
+            before = present.setdefault(client, task)
+            if task > before:
+                present[client] = task
+                shown = scenario.shown(client, task + 1)
+                if shown[before] != shown[task]:
+                    round_ = int(number(row.get("round"), index)) + 1
+                    found.setdefault(round_, set()).add(client)
+    names = " and ".join(line.table for line in scenario.timelines)
+    return {
+        at: f"round {at}: {names} change at {len(c)} client{'s' * (len(c) > 1)}"
+        for at, c in found.items()
+    }
 
 
 def seconds_of_client(run: RunRecord) -> dict[int, float]:

@@ -82,6 +82,8 @@ class Chart:
     y_names: Mapping[Any, str] = field(default_factory=dict)
     is_log: bool = False
     """Whether shades of cells go by the logarithm of their values, which are then positive."""
+    moments: Mapping[int, str] = field(default_factory=dict)
+    """Of lines: places on the x axis at which something happened, and what."""
 
     @property
     def is_telling(self) -> bool:
@@ -275,6 +277,10 @@ class _Axes:
             y = self.y(value)
             yield f'<path class="g" d="M{_n(self.left)} {_n(y)}H{_n(WIDTH - RIGHT)}"/>'
             yield words(self.left - 5, y + 3, text, "end")
+        for at, text in chart.moments.items():
+            if self.x0 <= at <= self.x1 and chart.kind == "lines":
+                line = f'd="M{_n(self.x(at))} {_n(TOP)}V{_n(TOP + HEIGHT)}"'
+                yield f'<path class="g" stroke-dasharray="3 3" {line}>{_title(text)}</path>'
         for value, text in self.x_ticks:
             yield _tick(self.x(value), TOP + HEIGHT + 13, text, slant=self.slant)
         yield words((self.left + WIDTH - RIGHT) / 2, self.height - 4, chart.x, "middle", "t")

@@ -123,6 +123,25 @@ class ScenarioTable(StrictTable):
         """What changes over the tasks of clients beside the classes that they hold."""
         return tuple(one for one in (self.domains, self.concepts) if one is not None)
 
+    def _tasks_of(self, client: int, least: int) -> int:
+        """Return how many tasks a client has; ``least`` where the kind or the data say it."""
+        if isinstance(self.tasks, list):
+            return max(self.tasks[client % len(self.tasks)], least)
+        return max(self.tasks, least)
+
+    def shown(self, client: int, tasks: int) -> list[tuple[float, ...]]:
+        """Return what each of a client's first tasks shows, as far as domains and concepts say."""
+        of_all = self._tasks_of(client, tasks)
+        return [
+            tuple(part for line in self.timelines for part in line.shares(client, task, of_all))
+            for task in range(tasks)
+        ]
+
+    def main_domains(self, client: int, tasks: int) -> list[int]:
+        """Return the domain of most examples of each of a client's first tasks."""
+        of_all, line = self._tasks_of(client, tasks), self.domains
+        return [line.main(client, task, of_all) if line else 0 for task in range(tasks)]
+
     @property
     def name(self) -> str:
         """The kind, as it is written in the config."""

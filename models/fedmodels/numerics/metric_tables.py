@@ -194,6 +194,50 @@ SCORES = (
         population="clients with two tasks or more",
     ),
     Metric(
+        "recovery_rounds", "rounds until models recovered from a change",
+        "in scenarios whose domains or concepts change: from the first round of the new task to "
+        "the one after which a client's model, as received, is at most 0.05 below its last "
+        "accuracy before the change, each on the task of its time; the rounds that there were, "
+        "where it is not. Mean over all changes of clients",
+        better=-1, unit="", range="≥ 1", population=SCORERS,
+    ),
+    Metric(
+        "recovered", "changes from which models recovered",
+        "part of the changes that `recovery_rounds` averages after which models recovered before "
+        "the next change and the end",
+        population=SCORERS,
+    ),
+    Metric(
+        "forgetting_domains", "forgetting of domains",
+        "as `forgetting_received`, of each domain that a client met and its last task does not "
+        "show: the best earlier mean accuracy on the tasks that show it, minus the last one; mean "
+        "over clients of the mean over domains",
+        "Chaudhry et al. 2018", -1, range="−1 … 1", population=SCORERS,
+    ),
+    Metric(
+        "backward_transfer_domains", "backward transfer to domains",
+        "the last accuracy on such a domain minus that at the end of the last task that shows it",
+        "Lopez-Paz and Ranzato 2017", range="−1 … 1", population=SCORERS,
+    ),
+    Metric(
+        "drift_delay", "tasks until drift is told",
+        "with `[evaluate] drift`, of the coordinator's alarms: tasks from a change of a client's "
+        "domains or concepts to the first alarm before its next change; mean over those that "
+        "have one",
+        better=-1, unit="", range="≥ 0",
+    ),
+    Metric(
+        "drift_missed", "changes that no alarm told",
+        "part of the clients' changes without an alarm before the next change and the end",
+        better=-1,
+    ),
+    Metric(
+        "drift_false_alarms", "tasks with a false alarm of drift",
+        "part of the tasks, from the second one of a client, that show what the one before did "
+        "and have an alarm, unless it is the first one since a change",
+        better=-1,
+    ),
+    Metric(
         "personalization", "macro-F1 on own test data",
         "mean over clients of the macro-F1 of the model after local training, on own test data",
         "FedAli",
