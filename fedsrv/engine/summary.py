@@ -162,7 +162,7 @@ def _change_figures(records: Sequence[Record], experiment: Experiment) -> dict[s
     last: dict[str, int] = {}
     alarms: dict[str, set[int]] = {}
     for record in records:
-        for client, row in record["clients"].items():
+        for client, row in record.get("clients", {}).items():
             if client.isdecimal():
                 last[client] = max(last.get(client, 0), row.get("task", record["task"]))
                 if _has_tasks(row, view):
@@ -182,7 +182,8 @@ def _change_figures(records: Sequence[Record], experiment: Experiment) -> dict[s
     if experiment.evaluate.drift:
         each = [change.detections(alarms.get(c, ()), shown) for c, shown in timelines.items()]
         delays = [delay for found, *_ in each for delay in found]
-        missed, false, quiet = (sum(found[place] for found in each) for place in (1, 2, 3))
+        missed = sum(found for _, found, _, _ in each)
+        false, quiet = sum(f for _, _, f, _ in each), sum(q for _, _, _, q in each)
         out |= {"drift_delay": float(np.mean(delays))} if delays else {}
         out |= {"drift_missed": missed / (missed + len(delays))} if missed + len(delays) else {}
         out |= {"drift_false_alarms": false / quiet} if quiet else {}

@@ -93,10 +93,17 @@ class ScenarioTable(StrictTable):
 
     @model_validator(mode="after")
     def _check_shown(self) -> ScenarioTable:
-        may_have_tasks = self.tasks != 1 or self.fixes_tasks or self.name == "natural"
+        may_have_tasks = self.tasks != 1 or not self._says_tasks
         if self.blur is not None and (self.deals_again or not may_have_tasks):
             why = "tasks share examples" if self.deals_again else "clients have one task each"
             raise ConfigError(f"[scenario] blur exchanges examples of tasks, and here {why}")
+        for line in self.timelines:
+            fits = line.when in ("sudden", "gradual") and line.order is None
+            if fits and line.every is None and not self._says_tasks:
+                raise ConfigError(
+                    f"[scenario.{line.table}] every is needed where the kind or the data say how "
+                    "many tasks there are"
+                )
         if self.domains is not None and self.domains.deals_apart and not self.deals_apart:
             raise ConfigError(
                 f"[scenario] {self.name} does not deal the examples of each domain by themselves: "
@@ -123,11 +130,19 @@ class ScenarioTable(StrictTable):
         """What changes over the tasks of clients beside the classes that they hold."""
         return tuple(one for one in (self.domains, self.concepts) if one is not None)
 
+    @property
+    def _says_tasks(self) -> bool:
+        """Whether ``tasks`` is the number of tasks; data may have months, where it is 1."""
+        return not self.fixes_tasks and not (self.name == "natural" and self.tasks == 1)
+
     def _tasks_of(self, client: int, least: int) -> int:
-        """Return how many tasks a client has; ``least`` where the kind or the data say it."""
-        if isinstance(self.tasks, list):
-            return max(self.tasks[client % len(self.tasks)], least)
-        return max(self.tasks, least)
+        """Return how many tasks a client is dealt; ``least`` where the kind or the data say it.
+
+        No timeline depends on the number there.
+        """
+        if not self._says_tasks:
+            return least
+        return self.tasks[client % len(self.tasks)] if isinstance(self.tasks, list) else self.tasks
 
     def shown(self, client: int, tasks: int) -> list[tuple[float, ...]]:
         """Return what each of a client's first tasks shows, as far as domains and concepts say."""

@@ -104,6 +104,7 @@ def test_a_timeline_that_says_nothing_possible_is_refused(table, words):
             {"kind": "dirichlet_pooled", "domains": {"show": ["from a", "from b"]}},
             "take kind iid",
         ),
+        ({"kind": "replay_gradual", "domains": {"show": ["plain", "invert"]}}, "every is needed"),
         ({"domains": {"show": ["plain"], "whole": True}}, "whole = true"),
         ({"domains": {"show": ["from a", "plain"]}}, "give it for all"),
         ({"domains": {"show": ["from a", "from b"], "when": "gradual"}}, "blur for mixed"),
@@ -112,6 +113,13 @@ def test_a_timeline_that_says_nothing_possible_is_refused(table, words):
 def test_pieces_that_do_not_fit_the_kind_are_refused(table, words):
     with pytest.raises((ConfigError, ValidationError), match=words):
         scenario(**table)
+
+
+def test_tasks_that_an_open_run_gets_later_change_no_earlier_one():
+    table = scenario(tasks=4, concepts={"show": ["plain", "swap 0 1"]})
+    assert [show[1] for show in table.shown(0, 9)] == [0, 0, 1, 1, 1, 1, 1, 1, 1]
+    table = scenario(tasks=[4, 2], concepts={"show": ["plain", "swap 0 1"]})
+    assert [show[1] for show in table.shown(1, 2)] == [0, 1]
 
 
 def test_a_scenario_without_them_is_the_partition_that_it_was():
