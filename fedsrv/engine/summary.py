@@ -179,7 +179,7 @@ def _change_figures(records: Sequence[Record], experiment: Experiment) -> dict[s
     if recovered:
         out["recovery_rounds"] = float(np.mean([rounds for rounds, _ in recovered]))
         out["recovered"] = float(np.mean([did for _, did in recovered]))
-    if experiment.evaluate.drift:
+    if any("input_drift_p" in row for r in records for row in r.get("clients", {}).values()):
         each = [change.detections(alarms.get(c, ()), shown) for c, shown in timelines.items()]
         delays = [delay for found, *_ in each for delay in found]
         missed = sum(found for _, found, _, _ in each)
