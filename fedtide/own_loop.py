@@ -26,6 +26,7 @@ from torch.utils.data import TensorDataset
 from fedcli.joining import host_of
 from fedcli.runtime.host import Host
 from fedcli.runtime.worker import Result, Task
+from fedmodels.config.privacy import DETAILS, CountDetail
 from fedmodels.errors import ConfigError, TrainingFailed
 from fedmodels.files import require_utf8
 from fedmodels.methods.fedavg import FedAvg
@@ -118,6 +119,16 @@ def client(
     start_over: bool = False,
     require_privacy: str | None = None,
     ledger: PathLike | None = None,
+    tls_crl: PathLike | None = None,
+    recipe: PathLike | None = None,
+    deploy: bool = False,
+    watch: PathLike | None = None,
+    show_uploads: PathLike | None = None,
+    show_tensors: bool = False,
+    announce: CountDetail = "exact",
+    min_cohort: int = 0,
+    check: bool = True,
+    strict: bool = False,
 ) -> Iterator[LoopTask]:
     """Take part in a run as one client; yield each interaction to train, until the run is over.
 
@@ -141,23 +152,59 @@ def client(
         require_privacy: what this site itself wants of privacy, such as
             ``"level=client,epsilon=4,delta=1e-5"``.
         ledger: the file of what the site has spent in all its runs.
+        tls_crl: certificates that are revoked: no such server is joined.
+        recipe: how the site's files say what the run asks for; by default ``site.toml`` beside
+            them.
+        deploy: keep a model live while the loop trains.
+        watch: a folder in which what is complete becomes a task of an open run.
+        show_uploads: a directory for what is sent, a line for each field, before it is sent; ``-``
+            prints it.
+        show_tensors: write the tensors of the last uploads into that directory as well.
+        announce: how exactly to tell how many examples of each class there are: ``exact``,
+            ``rounded`` or ``none``.
+        min_cohort: take part in secure sums alone, and of so many clients or more.
+        check: warn about data that look like a mistake.
+        strict: treat these warnings as errors.
 
     Raises:
         FedtideError: an argument is no good, the server refuses the client, or the run failed.
     """
-    tls = [None if file is None else _path(file) for file in (tls_ca, tls_cert, tls_key)]
+    if announce not in DETAILS:
+        raise ConfigError(f"announce={announce!r} is none of {', '.join(DETAILS)}")
+    if min_cohort < 0:
+        raise ConfigError(f"min_cohort={min_cohort} is no number of clients")
+    shown = None
+    if show_uploads is not None:
+        from fedcli.runtime.shown import Shown
+
+        place = None if show_uploads == "-" else _path(show_uploads)
+        shown = Shown(place, [client_id], tensors=show_tensors, asks=False)
+    elif show_tensors:
+        raise ConfigError("show_tensors goes with show_uploads")
     host = host_of(
         [client_id], server, _path(data), _path(state_dir), torch.device(device),
-        tls=(tls[0], tls[1], tls[2]), give_up_after=give_up_after, start_over=start_over,
-        code=[*map(_path, code)], weights=[*map(_path, weights)],
-        require_privacy=require_privacy, ledger=None if ledger is None else _path(ledger),
+        tls=(_given(tls_ca), _given(tls_cert), _given(tls_key)), give_up_after=give_up_after,
+        start_over=start_over, code=[*map(_path, code)], weights=[*map(_path, weights)],
+        require_privacy=require_privacy, ledger=_given(ledger), crl=_given(tls_crl),
+        recipe=_given(recipe), deploys=deploy, incoming=_given(watch), show=shown,
+        announce=announce, min_cohort=min_cohort, strict=strict,
     )  # fmt: skip
+    if check or strict:
+        from fedcli.data.sets.registry import is_published
+        from fedcli.data.store.findings import tell_own
+
+        if not is_published(host.data):
+            tell_own(host.data, [client_id], strict=strict)
     return _interactions(host)
 
 
 def _path(given: PathLike) -> Path:
     require_utf8(given)
     return Path(os.fspath(given))
+
+
+def _given(file: PathLike | None) -> Path | None:
+    return None if file is None else _path(file)
 
 
 def _interactions(host: Host) -> Iterator[LoopTask]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import runpy
 import shutil
 import sys
@@ -15,12 +16,14 @@ import torch
 from rich.console import Console
 from torch.nn.functional import cross_entropy
 
+import fedcli.cli
 import fedtide
 from fedcli.data.store.commands import run_partition
-from fedmodels.errors import ConfigError
+from fedmodels.errors import ConfigError, DataError
 from fedmodels.methods import make
 from fedtide.inprocess import run_in_process
 from fedtide.own_loop import _check_leaves_the_loop
+from fedtide.testing.trial import few_in
 from tests.conftest import tiny_experiment
 from tests.fuzz.live import Live
 
@@ -72,7 +75,8 @@ def test_a_loop_that_trains_as_fedavg_does_is_the_same_run(live, digits, tmp_pat
     plain = run_in_process(tiny_experiment(training=TRAINING), digits, tmp_path / "run")
     run, seen = live(digits), list[tuple[int, int]]()
     run.join(1, 2)
-    tasks = client(run)
+    told = {"show_uploads": run.root / "shown", "deploy": True}
+    tasks = client(run, **told)
     for _ in range(2):
         task = next(tasks)
         seen.append((task.round, task.task))
@@ -82,7 +86,7 @@ def test_a_loop_that_trains_as_fedavg_does_is_the_same_run(live, digits, tmp_pat
         task.load(torch.nn.Linear(2, 2))
     with pytest.raises(ConfigError, match="round 1 of client 0 was not sent: end what the loop"):
         next(tasks)
-    for task in client(run):
+    for task in client(run, **told):
         seen.append((task.round, task.task))
         task.send(loss=as_fedavg(task, task.model))
     summary = run.summary()
@@ -90,6 +94,8 @@ def test_a_loop_that_trains_as_fedavg_does_is_the_same_run(live, digits, tmp_pat
     assert summary["state_sha256"] == plain["state_sha256"]
     assert summary["metrics"] == pytest.approx(plain["metrics"], abs=1e-6)
     assert (run.root / "own" / "0" / "personal.safetensors").exists()
+    assert (run.root / "own" / "0" / "model" / "current.safetensors").exists()
+    assert "num_examples" in (run.root / "shown" / "client-0.txt").read_text()
 
 
 @pytest.mark.parametrize("script", ["with_torch.py", "with_lightning.py"])
@@ -110,6 +116,37 @@ def test_the_scripts_take_part_with_ten_changed_lines(script, live, tmp_path, mo
     assert 0 < metrics["loss"] < 2
     changed = [line for line in (SCRIPTS / script).read_text().splitlines() if "# fedtide" in line]
     assert 0 < len(changed) <= 10
+
+
+def test_a_loop_has_the_options_of_a_client():
+    """Left out are asking a person at each message, trying without joining, and what is printed."""
+    of_join = inspect.signature(fedcli.cli.join).parameters
+    of_loop = inspect.signature(fedtide.client).parameters
+    assert set(of_join) - set(of_loop) == {"dry_run", "ask", "quiet", "log_level", "as_json"}
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"announce": "most"}, "announce='most' is none of exact, rounded, none"),
+        ({"show_tensors": True}, "show_tensors goes with show_uploads"),
+        ({"min_cohort": -1}, "min_cohort=-1 is no number"),
+    ],
+)
+def test_options_of_a_loop_that_are_no_good_are_one_line(options, line, digits):
+    with pytest.raises(ConfigError, match=line):
+        fedtide.client("127.0.0.1:1", 0, digits, **options)
+
+
+def test_a_loop_warns_of_data_that_look_like_a_mistake(tmp_path, digits, caplog):
+    few = few_in(tmp_path / "few", digits)
+    fedtide.client("127.0.0.1:1", 1, few)
+    assert "note: client 1: 1 example to train on" in caplog.text
+    caplog.clear()
+    fedtide.client("127.0.0.1:1", 1, few, check=False)
+    assert not caplog.text
+    with pytest.raises(DataError, match="--strict: client 1"):
+        fedtide.client("127.0.0.1:1", 1, few, strict=True)
 
 
 @pytest.mark.parametrize(
