@@ -14,11 +14,16 @@ from fedmodels.numerics.randomness import derive_seed
 from fedmodels.reductions.rule import rule_of
 from fedmodels.tensors.aggregation_rule import Facts
 from fedmodels.tensors.bundle import Bundle, Problem, check_finite
-from fedmodels.training.asked import asked
 from fedmodels.training.contexts import Position, ServerContext
-from fedmodels.training.hooks import as_uploads, broadcast, init_server, reduce, takes_means
+from fedmodels.training.hooks import (
+    as_uploads,
+    broadcast,
+    init_server,
+    learns_at_task_end,
+    reduce,
+    takes_means,
+)
 from fedmodels.training.run import RunFacts
-from fedsrv.parts.stages import AT_TASK_END
 from fedtide.runs import Config, experiment_from
 
 SERVED = ("robust rules", "server optimiser")
@@ -68,9 +73,9 @@ class ServerHalf:
         common, personal = broadcast(self.method, self._context((0, 1)), self._state)
         sent = {*self._spec.required, *self._spec.optional}
         plain = {f"weights/{key}" for key in self._names} | {"scalars/num_examples"}
+        ends = learns_at_task_end(self.method)
         is_plain = {*common.by_key(), *sent} <= plain and sent > {"scalars/num_examples"}
-        at_end = asked(self.method, "learns_at_task_end", AT_TASK_END, False)
-        if personal or not is_plain or not takes_means(self.method) or at_end:
+        if personal or not is_plain or not takes_means(self.method) or ends:
             raise ConfigError(
                 f"method {table.name!r} is more than a mean of the net's weights by numbers of "
                 "examples: it needs fedtide's own clients and coordinator"

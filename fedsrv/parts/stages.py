@@ -23,7 +23,7 @@ from fedmodels.errors import ConfigError, OrderDeclined, PayloadError, RunFailed
 from fedmodels.parts.class_growth import StateGrowth
 from fedmodels.parts.growth_by_method import forgotten
 from fedmodels.run_classes import ClassChange
-from fedmodels.training.asked import asked
+from fedmodels.training.hooks import learns_at_task_end
 from fedmodels.training.method import Method
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
@@ -62,9 +62,6 @@ Ahead = Callable[[Plan, Sequence[int]], float | None]
 AtRest = Literal["wait", "close", "pause"]
 """What a run does that has nothing to learn: wait for news, end, or stop where it is."""
 
-AT_TASK_END = {"target": True, "mfcl": True}
-"""Methods whose server half reads ``ctx.ends_task``: an open run goes on to new tasks after the
-last round of a stage alone. A method of one's own says ``learns_at_task_end = True``."""
 FEWEST_TRIES = 3
 """Uploads of a task that may come to nothing, if a task has no more rounds than this."""
 BY_HAND = "an operator set it aside"
@@ -494,7 +491,7 @@ class Stages(Timetable):
             if left and takes_part(client, interaction, aside)
             and (client, plan.tasks[client] - 1) not in out
         }  # fmt: skip
-        if is_idle or not asked(self.method, "learns_at_task_end", AT_TASK_END, False):
+        if is_idle or not learns_at_task_end(self.method):  # else after a stage's last round alone
             known = {
                 c: p.num_tasks for c, p in self.known.items() if takes_part(c, interaction, aside)
             }

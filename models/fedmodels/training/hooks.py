@@ -43,6 +43,16 @@ WHOLE = dict.fromkeys(
 """Methods that train nets whole: they send or generate what stands for all of a net."""
 
 
+AT_TASK_END = {"target": True, "mfcl": True}
+"""Methods whose server half reads ``ctx.ends_task``. A method of one's own says
+``learns_at_task_end = True``."""
+
+
+def learns_at_task_end(method: Method) -> bool:
+    """Tell whether the last round of a task is another one to the method's server half."""
+    return bool(asked(method, "learns_at_task_end", AT_TASK_END, False))
+
+
 def takes_frozen(method: Method | type[Method]) -> bool:
     """Tell whether parts of the net may be frozen: they are no weights, and stay as they are."""
     return bool(asked(method, "takes_frozen", WHOLE, True))
