@@ -18,7 +18,8 @@ from fedmodels.printable import bytes_text
 MAX_FILES = 100_000
 """Files of an archive."""
 MUCH, TIMES = 1 << 30, 100
-"""Bytes that any archive may unpack to; more only up to so many times its own size."""
+"""Bytes that any archive may unpack to, with all that lie in it; more only up to so many times its
+own size."""
 PIECE = 1 << 20
 MAX_DEPTH = 4
 """Archives that lie within one another."""
@@ -40,13 +41,17 @@ def check_growth(archive: ZipFile, path: Path) -> int:
     most = max(MUCH, TIMES * path.stat().st_size)
     said = sum(info.file_size for info in archive.infolist())
     if len(archive.infolist()) > MAX_FILES:
-        raise DataError(f"{path} holds more than {MAX_FILES} files: unpack it, and give the folder")
+        raise _too_many(path)
     if said > most:
         raise DataError(
             f"{path} unpacks to {bytes_text(said)}, more than {TIMES} times its size: if it is "
             "none that is made to fill a disk, unpack it, and give the folder"
         )
     return most
+
+
+def _too_many(path: Path) -> DataError:
+    return DataError(f"{path} holds more than {MAX_FILES} files: unpack it, and give the folder")
 
 
 def _name_of(info: ZipInfo) -> str:
@@ -65,6 +70,8 @@ class Archives:
         self._place = place
         self._known: dict[Path, Path] = {}
         """By where its files lie for now: an archive."""
+        self._left: dict[Path, tuple[int, int]] = {}
+        """Bytes and files that an archive may still unpack to, with those that lie in it."""
 
     def unpacked(self, archive: Path) -> Path:
         """Unpack an archive; return the directory, or the one directory that it holds.
@@ -72,15 +79,19 @@ class Archives:
         Raises:
             DataError: it is damaged, encrypted, too large, too deep in others, or leads elsewhere.
         """
-        self._check_depth(archive)
+        outer = self._outermost(archive)
         place = self._place / str(len(self._known)) / archive.stem
         self._known[place.parent] = UNPACKED[place.parent] = archive
         try:
             place.mkdir(parents=True)
             with open_regular(archive) as file, ZipFile(file) as content:
-                left = check_growth(content, archive)
+                most = check_growth(content, archive)
+                left, files = self._left.get(outer, (most, MAX_FILES))
+                if (files := files - len(content.infolist())) < 0:
+                    raise _too_many(outer)
                 for info in content.infolist():
-                    left -= self._unpack(content, info, archive, place, left)
+                    left -= self._unpack(content, info, archive, place, min(left, most))
+                self._left[outer] = left, files
         except (OSError, BadZipFile, RuntimeError, NotImplementedError, ValueError) as error:
             raise DataError(f"{archive} cannot be unpacked: {reason_of(error)}") from None
         within = entries(place, place)
@@ -89,13 +100,14 @@ class Archives:
             return only
         return place
 
-    def _check_depth(self, archive: Path) -> None:
-        """Raise DataError if an archive lies in too many others."""
+    def _outermost(self, archive: Path) -> Path:
+        """Return the archive that one lies in, itself if none; DataError if it lies too deep."""
         outer, depth = archive, 0
         while (held := self.holding(outer)) != outer:
             outer, depth = held, depth + 1
         if depth >= MAX_DEPTH:
             raise DataError(f"{outer} holds archives within archives, more than {MAX_DEPTH} deep")
+        return outer
 
     def _unpack(
         self, content: ZipFile, info: ZipInfo, archive: Path, place: Path, left: int
@@ -117,8 +129,8 @@ class Archives:
                 size += len(piece)
                 if size > left or size > shutil.disk_usage(place).free:
                     raise DataError(
-                        f"{archive} unpacks to more than there is room for, or than {TIMES} times "
-                        "its size: unpack it, and give the folder"
+                        f"{self._outermost(archive)} unpacks to more than there is room for, or "
+                        f"than {TIMES} times its size: unpack it, and give the folder"
                     )
                 file.write(piece)
         return size

@@ -57,8 +57,10 @@ def tables_of(
     module = importlib.import_module(f"fedcli.data.own.{place}")
     try:
         with module.opened(path, columns, recipe, since) as parts:
-            chosen = _chosen(path, parts, columns, recipe)
-            return [_rows(path, part, columns, recipe, keep, len(parts) > 1) for part in chosen]
+            return [
+                _rows(path, part, columns, recipe, keep, parts)
+                for part in _chosen(path, parts, columns, recipe)
+            ]
     except FedtideError:
         raise
     except ImportError as error:
@@ -113,16 +115,28 @@ def _rows(
     columns: Columns,
     recipe: Recipe,
     keep: Collection[str],
-    is_one_of_several: bool,
+    several: Sequence[Part],
 ) -> tuple[TableRows, Recipe]:
     recipe = recipe.resolved(part.columns, path)
-    where = f"{path} [{printable(part.name, MAX_LETTERS)}]" if is_one_of_several else path
+    where = f"{path} [{printable(part.name, MAX_LETTERS)}]" if len(several) > 1 else path
     of_file = recipe.in_files(columns)
     left = check_twice(part.columns, of_file, where)
     frame, places = part.read(texts_in(of_file, recipe, keep))
     unnamed = [name for name in frame.columns if not name or name in left]
     rows = TableRows.of_frame(frame.drop(columns=unnamed), where, of_file, recipe)
-    return replace(rows, file=path, part=part.name, places=places), recipe
+    apart = {name: _joined_by(part, other) for other in reversed(several) for name in other.columns}
+    return replace(rows, file=path, part=part.name, places=places, apart=apart), recipe
+
+
+def _joined_by(part: Part, other: Part) -> str:
+    """Return in words how a table gets the columns of another one."""
+    it = printable(other.name, MAX_LETTERS)
+    both = next((name for name in part.columns if name and name in other.columns), None)
+    if both is None:
+        return f"{it!r} has it, and no column that says which rows belong together: add one to both"
+    names = ", ".join(repr(f"{printable(one.name, MAX_LETTERS)}.csv") for one in (part, other))
+    query = f'SELECT * FROM {names.replace(", ", " JOIN ")} USING ("{printable(both)}")'
+    return f"{it!r} has it: save both as CSV, and give a file join.sql beside them: {query}"
 
 
 def frame_of(names: Sequence[str], rows: Sequence[Sequence[Any]], texts: Collection[str]) -> Any:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -43,18 +44,25 @@ FEW = 100
 
 
 def check_columns(
-    known: Sequence[str], columns: Columns, where: object, recipe: Recipe = EMPTY
+    known: Sequence[str],
+    columns: Columns,
+    where: object,
+    recipe: Recipe = EMPTY,
+    apart: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Raise DataError unless every named column is there: with the first one that is not.
 
-    ``known`` are the columns of a file, under their names in the run.
+    ``known`` are the columns of a file, under their names in the run. ``apart`` says of columns of
+    other tables how they come into this one.
     """
     asked = [*columns.named, *(columns.features or columns.categories or ())]
     if columns.features is None:
         asked += [name for name in recipe.columns if name not in asked]
     missing = [name for name in asked if name not in known]
     for name in missing:
-        if (own := recipe.called(name)) != name:
+        if (own := recipe.called(name)) in apart:
+            raise DataError(f"{where} has no column {own!r}. {apart[own]}")
+        if own != name:
             raise with_lines(
                 DataError(
                     f"{where} has no column {own!r}, which is {name!r} by the recipe."

@@ -60,7 +60,7 @@ def image_table(source: Source) -> Dataset:
         raise ConfigError("[data] tasks = 'session' is for tables of numbers; file names images")
     place = _table_in(root)
     table = read_table(place, columns, source.recipe)
-    check_columns(table.names, columns, place, table.recipe)
+    check_columns(table.names, columns, place, table.recipe, table.apart)
     if table.frame.empty:
         raise DataError(f"{place} holds no row below the names of its columns")
     known, aside = _images_below(root), SetAside.of(source.data, "rows")

@@ -53,7 +53,8 @@ def only_new(table: TableRows, mark: str, since: Since) -> TableRows:
         is_new = (column > before).to_numpy()
         places = np.arange(len(column)) if table.places is None else table.places
         frame = table.frame[is_new].reset_index(drop=True)
-        table, column = replace(table, frame=frame, places=places[is_new]), column[is_new]
+        old = len(is_new) - int(is_new.sum())
+        table, column = replace(table, frame=frame, places=places[is_new], old=old), column[is_new]
     return table if not len(column) else replace(table, mark=_plain(column.max()))
 
 

@@ -220,7 +220,7 @@ def read_rows(
     Raises:
         DataError: no row makes an input, or a column is missing; names the file.
     """
-    check_columns(table.names, columns, path, table.recipe)
+    check_columns(table.names, columns, path, table.recipe, table.apart)
     for name in keep:
         if name not in table.frame.columns:
             raise DataError(f"{path} has no column {name!r} to keep")

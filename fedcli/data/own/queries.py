@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
+from threading import Event, Timer
 from typing import Any
 
 from fedcli.data.folders import OF_TEXT, check_inside, ending, files_below
@@ -34,6 +35,8 @@ SQLITE = b"SQLite format 3\0"
 READS = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION,
          sqlite3.SQLITE_RECURSIVE}  # fmt: skip
 """What a query does that writes nothing."""
+MAX_S = 600
+"""Seconds that a query may take."""
 DAY = timedelta(days=1)
 ONE = "it must be one SELECT, which reads and writes nothing"
 
@@ -93,7 +96,7 @@ def _of_sqlite(
 ) -> tuple[list[str], Any]:
     uri = f"{base.resolve().as_uri()}?mode=ro"
     try:
-        with closing(sqlite3.connect(uri, uri=True)) as db:
+        with closing(sqlite3.connect(uri, uri=True)) as db, _in_time(path, db):
             db.set_authorizer(
                 lambda action, *_: sqlite3.SQLITE_OK if action in READS else sqlite3.SQLITE_DENY
             )
@@ -119,7 +122,7 @@ def _of_duckdb(
             raise DataError(f"{path}: {ONE}")
         with closing(duckdb.connect(
             ":memory:" if base is None else str(base), base is not None, kept_small
-        )) as db:  # fmt: skip
+        )) as db, _in_time(path, db):  # fmt: skip
             db.execute(f"SET memory_limit = '{max(free_bytes() // 2, 1 << 27)} B'")
             db.execute(f"SET allowed_directories = [{_text(f'{here}/')}]")
             for name, place in _named_in(query, here).items():
@@ -138,6 +141,31 @@ def _of_duckdb(
             return names, relation.df()
     except duckdb.Error as error:
         raise DataError(f"{path}: {str(error).splitlines()[0]}") from None
+
+
+@contextmanager
+def _in_time(path: Path, db: Any) -> Iterator[None]:
+    """Interrupt a data base that takes too long; raise DataError then."""
+    over = Event()
+
+    def stop() -> None:
+        over.set()
+        db.interrupt()
+
+    timer = Timer(MAX_S, stop)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except Exception:
+        if not over.is_set():
+            raise
+        raise DataError(
+            f"{path} took more than {MAX_S} s, and is stopped: ask for less, or write what it "
+            "gives to a parquet file, and give that"
+        ) from None
+    finally:
+        timer.cancel()
 
 
 def _value(since: Since) -> Any:

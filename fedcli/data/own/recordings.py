@@ -135,7 +135,7 @@ def _read(
     table: TableRows, columns: Columns, tasks: TasksBy | None, bad: NDArray[np.bool_] | None
 ) -> tuple[RecordingRows, Mended]:
     """Return the rows as they stand in the file, and what was done to their times."""
-    check_columns(table.names, columns, table.where, table.recipe)
+    check_columns(table.names, columns, table.where, table.recipe, table.apart)
     drops = columns.missing == "drop"
     others = Counter[tuple[str, str]]()
     x = inputs_of(table, columns, others, bad)

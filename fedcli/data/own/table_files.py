@@ -6,7 +6,7 @@ import importlib
 import logging
 import warnings
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -81,6 +81,10 @@ class TableRows:
     write what is in them."""
     places: NDArray[np.int64] | None = None
     """Which rows of the file these are (n,), where some were set aside."""
+    apart: Mapping[str, str] = field(default_factory=dict)
+    """By the file's name of a column: how it comes here from another table of the file."""
+    old: int = 0
+    """Rows up to the last mark, which are left out."""
 
     @classmethod
     def of_frame(

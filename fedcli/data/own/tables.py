@@ -79,14 +79,17 @@ def _table(source: Source, root: Path, columns: Columns, packed: Archives) -> Da
         if getattr(columns, key) and not any(ending(path) in OF_TEXT for path in files):
             raise ConfigError(f"[data.columns] {key} is for CSV, and {root} has none: leave it out")
     broken = SetAside.of(source.data, "files")
-    marks = list[Any]()
-    read = _readable(source, files, columns, broken, packed, marks)
+    marks, old = list[Any](), list[int]()
+    read = _readable(source, files, columns, broken, packed, marks, old)
     try:
         rows, columns, decimal = read_rows(read, columns, root, source.data)
     except DataError:
         if source.since is None or marks or broken.count:
             raise
         raise NothingNew(f"{root}: nothing is beyond the last mark, {source.since}") from None
+    if old:
+        log.warning("note: %s: %d rows that are not beyond the last mark, %s, are left out", root,
+                    sum(old), source.since)  # fmt: skip
     rows = windowed(rows, columns, root)
     mark = max(marks, default=source.since)
     return made(rows, columns, source, "table", f"{len(files)} files", decimal, mark)
@@ -99,10 +102,11 @@ def _readable(
     broken: SetAside,
     packed: Archives,
     marks: list[Any],
+    old: list[int],
 ) -> Iterator[TableRows]:
     """Yield the tables of these files; those that cannot be read are refused, or set aside.
 
-    The last mark of each goes to ``marks``.
+    The last mark of each goes to ``marks``, and the number of its rows that are not new to ``old``.
     """
     for path in files:
         broken.total += 1
@@ -110,12 +114,13 @@ def _readable(
             tables = read_tables(path, columns, source.recipe, since=source.since)
             for table in tables:
                 if broken.skips and not table.frame.empty:  # a page called .csv lacks the columns
-                    check_columns(table.names, columns, path, table.recipe)
+                    check_columns(table.names, columns, path, table.recipe, table.apart)
         except DataError as error:
             broken.add(str(error), error=error)
             continue
         for table in (table.within(packed) for table in tables):
             marks += [] if table.mark is None else [table.mark]
+            old += [table.old] if table.old else []
             yield table
     broken.settle(source.roots[0])
 
@@ -333,7 +338,7 @@ def read_rows(
         if not len(table.frame):
             empty.append(table.where)
             continue
-        check_columns(table.names, columns, table.where, table.recipe)
+        check_columns(table.names, columns, table.where, table.recipe, table.apart)
         if not columns.features:
             try:
                 features, others = features_of(table, columns, skips=aside.skips)

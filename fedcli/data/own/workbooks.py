@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from itertools import islice
@@ -13,7 +14,7 @@ from zipfile import ZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcli.data.archives import check_growth
+from fedcli.data.archives import PIECE, check_growth
 from fedcli.data.own.books import Part, frame_of, text_of
 from fedcli.data.own.csv_style import LEADING, head_row, units_of
 from fedmodels.config.data import Columns
@@ -24,6 +25,9 @@ from fedmodels.printable import printable
 
 MAX_ROWS, MAX_CELLS = 1 << 20, 1 << 26
 """Rows of a sheet, as office programs have them, and its cells with the empty ones among them."""
+TAG = re.compile(rb"<(?:\w+:)?(?:(?:v|is)\b|row(?P<row>\s[^>]*|(?=[>/])))")
+"""What begins a value, or a row."""
+NUMBER = re.compile(rb"\sr\s*=\s*[\"'](\d+)")
 Row = tuple[int, list[Any]]
 """The place of a row in its sheet, from 0 on, and its cells."""
 
@@ -51,7 +55,8 @@ def opened(path: Path, columns: Columns, recipe: Recipe, since: Any) -> Iterator
 def _part(path: Path, sheet: Any, columns: Columns, recipe: Recipe) -> Part | None:
     """Return a sheet as a table; None where it is empty."""
     sheet.reset_dimensions()  # what a file says of its size may be wrong
-    head = list(islice(_filled(sheet), LEADING))
+    filled = _filled(sheet, _last_row(sheet))
+    head = list(islice(filled, LEADING))
     if not head:
         return None
     texts = [(place, ["" if v is None else text_of(v) for v in cells]) for place, cells in head]
@@ -62,7 +67,7 @@ def _part(path: Path, sheet: Any, columns: Columns, recipe: Recipe) -> Part | No
     place, names = texts[at]
 
     def read(are_texts: set[str]) -> tuple[Any, NDArray[np.int64]]:
-        rows = list(islice(_filled(sheet), at + 1 + units, None))
+        rows = [*head[at + 1 + units :], *filled]
         _check_formulas(path, sheet.title, place, rows, names)
         frame = frame_of(names, [cells for _, cells in rows], are_texts)
         return frame, np.array([place for place, _ in rows], dtype=np.int64)
@@ -70,14 +75,34 @@ def _part(path: Path, sheet: Any, columns: Columns, recipe: Recipe) -> Part | No
     return Part(sheet.title, names, read)
 
 
-def _filled(sheet: Any) -> Iterator[Row]:
-    """Yield the rows of a sheet that hold anything.
+def _last_row(sheet: Any) -> int | None:
+    """Return the number of the last row that holds a value, from 1 on; None if it is not told.
+
+    Rows below it that have a style alone may be a million, and are not looked at.
+    """
+    last, before, rest = None, None, b""
+    with sheet.parent._archive.open(sheet._worksheet_path) as file:
+        while piece := file.read(PIECE):
+            text = rest + piece
+            end = text.rfind(b"<")  # the tag that the piece may have cut
+            text, rest = text[:end], text[end:]
+            for found in TAG.finditer(text):
+                if found["row"] is None:
+                    last = before
+                else:
+                    number = NUMBER.search(found["row"])
+                    before = int(number[1]) if number else None
+    return last
+
+
+def _filled(sheet: Any, last: int | None) -> Iterator[Row]:
+    """Yield the rows of a sheet that hold anything, up to a last one.
 
     Raises:
         DataError: a row or a cell says that it is so far off that the sheet has no end.
     """
     size = 0
-    for place, row in enumerate(sheet.iter_rows(values_only=True)):
+    for place, row in enumerate(sheet.iter_rows(max_row=last, values_only=True)):
         size += len(row)
         if place >= MAX_ROWS or size > MAX_CELLS:
             raise DataError(
@@ -108,7 +133,7 @@ def _check_formulas(
         sheet.reset_dimensions()
         found = [
             cell.coordinate
-            for place, row in enumerate(sheet.iter_rows())
+            for place, row in enumerate(sheet.iter_rows(max_row=rows[-1][0] + 1))
             if place > head
             for at, cell in enumerate(row)
             if (place, at) in empty and cell.data_type == "f"

@@ -22,7 +22,7 @@ from fedcli.data.sets.dataset import Dataset
 from fedcli.data.sets.registry import load
 from fedcli.data.store import growing
 from fedcli.data.store.client_data import PARTS
-from fedcli.data.store.growing import add_task
+from fedcli.data.store.growing import Incoming, add_task
 from fedcli.data.store.opened_data import open_data
 from fedcli.data.store.site import cut
 from fedmodels.config.data import Columns, Data
@@ -111,19 +111,71 @@ def test_nothing_is_computed_and_nothing_grows(tmp_path, monkeypatch):
     refused(tmp_path / "z.xlsx", "z.xlsx cannot be read: ")
 
 
-@pytest.mark.parametrize("row", ['<row r="99999999999"/>', '<row r="22"><c r="ZZZ22"/></row>'])
-def test_a_sheet_has_an_end(tmp_path, row, monkeypatch):
+FAR = '<row r="99999999999">{}</row>', '<row r="22"><c r="ZZZ22"/>{}</row>'
+
+
+@pytest.mark.parametrize("row", FAR)
+def test_a_sheet_has_an_end(tmp_path, row, like, monkeypatch):
+    """A row far off, or a wide one, is refused where it holds anything, and not looked at else."""
     pytest.importorskip("openpyxl")
     workbooks = importlib.import_module("fedcli.data.own.workbooks")
     monkeypatch.setattr(workbooks, "MAX_CELLS", 10_000)
     ROWS.to_excel(tmp_path / "w.xlsx", index=False)
     with zipfile.ZipFile(tmp_path / "w.xlsx") as old:
         held = {name: old.read(name) for name in old.namelist()}
-    sheet = held["xl/worksheets/sheet1.xml"].replace(b"</sheetData>", f"{row}</sheetData>".encode())
-    with zipfile.ZipFile(tmp_path / "w.xlsx", "w") as new:
-        for name, content in {**held, "xl/worksheets/sheet1.xml": sheet}.items():
-            new.writestr(name, content)
+    sheet = "xl/worksheets/sheet1.xml"
+    for value in ("", "<c><v>1</v></c>"):
+        end = f"{row.format(value)}</sheetData>".encode()
+        with zipfile.ZipFile(tmp_path / "w.xlsx", "w") as new:
+            for name, content in held.items():
+                new.writestr(name, content.replace(b"</sheetData>", end))
+        if not value:
+            like(loaded(tmp_path / "w.xlsx"))
+    assert sheet in held
     refused(tmp_path / "w.xlsx", "sheet 'Sheet1' has more than 1048576 rows, or more than 10000")
+
+
+@pytest.mark.parametrize("size", [1 << 20, 7])
+def test_a_value_below_a_thousand_empty_rows_is_read(tmp_path, like, size, monkeypatch):
+    """Rows without a number of their own follow the last one, also where pieces cut a tag."""
+    openpyxl = pytest.importorskip("openpyxl")
+    workbooks = importlib.import_module("fedcli.data.own.workbooks")
+    monkeypatch.setattr(workbooks, "PIECE", size)
+    ROWS[:19].to_excel(tmp_path / "w.xlsx", index=False)
+    book = openpyxl.load_workbook(tmp_path / "w.xlsx")
+    last = ROWS.iloc[19]
+    for at, value in enumerate((20, last.t, last.a, last.b, last.label), 1):
+        book["Sheet1"].cell(1000, at, value)
+    book.save(tmp_path / "w.xlsx")
+    like(loaded(tmp_path / "w.xlsx"))
+    with zipfile.ZipFile(tmp_path / "w.xlsx") as old:
+        held = {name: old.read(name) for name in old.namelist()}
+    with zipfile.ZipFile(tmp_path / "w.xlsx", "w") as new:
+        for name, content in held.items():
+            new.writestr(name, re.sub(rb' (?:r|spans)="[A-Z0-9:]+"', b"", content))
+    like(loaded(tmp_path / "w.xlsx"))
+
+
+def test_columns_of_two_sheets_are_refused_with_the_query_that_joins_them(tmp_path, like):
+    pytest.importorskip("openpyxl")
+    pytest.importorskip("duckdb")
+    sheets = {"Labs": ROWS[["id", "a", "label"]], "Ward 1": ROWS[["id", "b"]]}
+    with pd.ExcelWriter(tmp_path / "b.xlsx") as book:
+        for name, rows in sheets.items():
+            rows.to_excel(book, sheet_name=name, index=False)
+            rows.to_csv(tmp_path / f"{name}.csv", index=False)
+    with pytest.raises(DataError) as caught:
+        loaded(tmp_path / "b.xlsx")
+    line, query = str(caught.value).split("beside them: ")
+    assert line.endswith("b.xlsx [Labs] has no column 'b'. 'Ward 1' has it: save both as CSV, and "
+                         "give a file join.sql ")  # fmt: skip
+    (tmp_path / "join.sql").write_text(query)
+    like(loaded(tmp_path / "join.sql"))
+    refused(tmp_path / "b.xlsx", r"\[Ward 1\] has no column 'label'. 'Labs' has", sheet="Ward 1")
+    with pd.ExcelWriter(tmp_path / "b.xlsx") as book:
+        ROWS[["a", "b"]].to_excel(book, sheet_name="x", index=False)
+        ROWS[["label"]].to_excel(book, sheet_name="y", index=False)
+    refused(tmp_path / "b.xlsx", "'y' has it, and no column that says which rows belong together")
 
 
 # --- archives -------------------------------------------------------------------------------------
@@ -169,6 +221,25 @@ def test_an_archive_may_lie_in_others_but_not_for_ever(tmp_path, like):
             line = rf"{tmp_path}/n.zip/n.zip/n.zip/n.zip/a.csv has no column 'c'"
             refused(tmp_path / "n.zip", line, features=("a", "c"))
     refused(tmp_path / "n.zip", rf"^{tmp_path}/n.zip holds archives within archives")
+
+
+def test_archives_in_others_share_one_bound(tmp_path, monkeypatch):
+    """Three that lie in one may not each unpack to as much as the one, nor to as many files."""
+    content = ROWS.to_csv(index=False)
+    with zipfile.ZipFile(tmp_path / "i.zip", "w", zipfile.ZIP_DEFLATED) as inner:
+        inner.writestr("a.csv", content)
+    with zipfile.ZipFile(tmp_path / "o.zip", "w") as outer:
+        for number in range(3):
+            outer.write(tmp_path / "i.zip", f"{number}.zip")
+    needs = 3 * (tmp_path / "i.zip").stat().st_size + 3 * len(content)
+    monkeypatch.setattr(archives, "TIMES", 1)
+    monkeypatch.setattr(archives, "MUCH", needs - 1)
+    refused(tmp_path / "o.zip", rf"^{tmp_path}/o.zip unpacks to more than there is room for")
+    monkeypatch.setattr(archives, "MUCH", needs)
+    monkeypatch.setattr(archives, "MAX_FILES", 5)
+    refused(tmp_path / "o.zip", rf"^{tmp_path}/o.zip holds more than 5 files")
+    monkeypatch.setattr(archives, "MAX_FILES", 6)
+    loaded(tmp_path / "o.zip")
 
 
 def test_names_in_utf8_are_read_without_the_flag_that_says_so(tmp_path):
@@ -307,6 +378,25 @@ def test_a_query_of_a_data_base(tmp_path, like):
     refused(tmp_path / "n.sql", "is a link out of|is not there", {"database": "no.db"})
 
 
+@pytest.mark.parametrize("base", [None, "lis.db"])
+def test_a_query_without_an_end_is_stopped(tmp_path, base, monkeypatch):
+    pytest.importorskip("duckdb")
+    monkeypatch.setattr(importlib.import_module("fedcli.data.own.queries"), "MAX_S", 0.1)
+    sqlite3.connect(tmp_path / "lis.db").execute("CREATE TABLE lab (a)").close()
+    counted = "WITH RECURSIVE n(a) AS (SELECT 1 UNION ALL SELECT a + 1 FROM n) SELECT max(a) FROM n"
+    (tmp_path / "n.sql").write_text(counted)
+    refused(tmp_path / "n.sql", "n.sql took more than 0.1 s, and is stopped",
+            {"database": base} if base else {})  # fmt: skip
+
+
+def test_rows_that_are_not_new_are_counted(tmp_path, like, caplog):
+    """A file that has grown, and one more whose rows are old."""
+    ROWS.to_csv(tmp_path / "a.csv", index=False)
+    ROWS[:5].to_csv(tmp_path / "b.csv", index=False)
+    like(loaded(tmp_path, {"mark": "id"}, since=8), 12)
+    assert f"{tmp_path}: 13 rows that are not beyond the last mark, 8, are left out" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("name", "kept", "since"),
     [
@@ -355,6 +445,35 @@ def test_each_night_adds_the_rows_that_are_new_once(tmp_path, monkeypatch):
     (place / "site.toml").write_text("")
     with pytest.raises(DataError, match="say in the recipe which column tells what is new"):
         add_task(root, 7, query, data)
+
+
+@pytest.mark.parametrize("dies", ["save_arrays", "write_about", "sync_path", "_move"])
+def test_a_death_beside_a_watched_folder_loses_and_doubles_no_row(tmp_path, monkeypatch, dies):
+    """Each export holds all rows so far; the mark tells which of them are new."""
+    site, watched = tmp_path / "site", tmp_path / "incoming"
+    site.mkdir()
+    watched.mkdir()
+    (site / "site.toml").write_text('mark = "id"')
+    ROWS[:8].to_csv(site / "april.csv", index=False)
+    columns = {"label": "label", "features": ["a", "b"]}
+    tables = {"name": "table", "columns": columns, "classes": ["x", "y"]}
+    root = cut(site / "april.csv", tables, 0, 7, tmp_path / "own")
+    incoming = Incoming(watched, root, 7, lambda: (Data.model_validate(tables), 0))
+    for name, rows in (("05", 14), ("06", 20)):
+        ROWS[:rows].to_csv(watched / f"{name}.csv", index=False)
+
+    def killed(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Incoming if dies == "_move" else growing, dies, killed)
+        with pytest.raises(KeyboardInterrupt):
+            incoming.take()
+    incoming.take()
+    held = open_data(root, 7)
+    first, *later = ([held.arrays(task, part)[0][:, 0] for part in PARTS] for task in range(3))
+    assert sorted(np.concatenate([*first, *later[0], *later[1]])) == [*ROWS.a]
+    assert sorted(path.name for path in watched.glob("*/*")) == ["05.csv", "06.csv"]
 
 
 def test_what_a_query_gives_is_cut_anew_until_its_client_has_joined(tmp_path):
