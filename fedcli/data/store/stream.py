@@ -8,6 +8,7 @@ measure.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ from fedmodels.errors import DataError
 if TYPE_CHECKING:
     from fedmodels.problems.targets import Targets
 
+log = logging.getLogger(__name__)
 Examples = tuple[Tensor, Tensor]
 """Inputs (n, *input_shape) float32, normalised; labels (n,) int64, or targets (n, T) float32."""
 
@@ -38,13 +40,15 @@ class Validation:
     share: float
     by_group: bool
     """Whether examples have groups, which stay whole."""
+    gap: int = 0
+    """Rows between what is trained on and these, as before test rows."""
 
     @classmethod
     def of(cls, data: Data | None) -> Validation | None:
         """Return what ``[data]`` says; None if clients train on all their training examples."""
         if data is None or data.validation_share is None:
             return None
-        return cls(data.validation_share, data.has_groups)
+        return cls(data.validation_share, data.has_groups, data.test_gap or 0)
 
     @property
     def folder(self) -> str:
@@ -68,6 +72,40 @@ class Validation:
                 "earlier version cut it: cut the data anew"
             )
         return last_groups(np.zeros_like(wholes), wholes, self.share)
+
+    def trains(self, data: ClientData, task: int, y: IntArray) -> NDArray[np.bool_]:
+        """Tell of each training example of a task whether it is trained on, (n,).
+
+        That is what is not kept, but for windows that share rows with a window that is: those are
+        no further from one, in the order of their recording, than such windows can be.
+
+        Raises:
+            DataError: examples should have groups, and have none.
+        """
+        from fedcli.data.cuts.held_out import near_tests
+
+        kept = self.chosen(data, task, y)
+        columns = (data.file.transform or {}).get("columns") or {}
+        window = columns.get("window") or 1
+        hop = columns.get("hop") or window
+        reach = window + (columns.get("horizon") or 0) + self.gap
+        if self.by_group or reach <= hop:
+            return ~kept
+        wholes = data.wholes(task)
+        of = np.zeros_like(kept, dtype=np.int64) if wholes is None else wholes
+        if not self.gap:  # windows of two classes share none
+            of = of * (int(strata(y).max(initial=0)) + 1) + strata(y)
+        order = np.argsort(of, kind="stable")
+        places = np.empty_like(of)
+        places[order] = np.arange(len(of)) * hop
+        trains = ~kept & ~near_tests(of, places, kept, reach)
+        if trains.any():
+            return trains
+        log.warning(
+            "note: %s: each window of task %d shares rows with one that is kept for validation: "
+            "they are trained on all the same", data.directory, task,
+        )  # fmt: skip
+        return ~kept
 
 
 class TaskStream:
@@ -167,7 +205,7 @@ class TaskStream:
         found = None if self.accumulates else self.data.wholes(task)
         if found is not None and self.kept is not None:
             _, y = self.data.arrays(task, "train")
-            found = found[~self.kept.chosen(self.data, task, y)]
+            found = found[self.kept.trains(self.data, task, y)]
         return None if found is None else torch.from_numpy(found)
 
     def train_up_to(self, task: int) -> Examples:
@@ -187,7 +225,7 @@ class TaskStream:
             if task not in self._contents:
                 x, y = self.data.arrays(task, "train")
                 if self.kept is not None:
-                    x = x[~self.kept.chosen(self.data, task, y)]
+                    x = x[self.kept.trains(self.data, task, y)]
                 self._contents[task] = content_hashes(x)
             found.append(self._contents[task])
         return np.concatenate(found) if len(found) > 1 else found[0]
@@ -200,7 +238,7 @@ class TaskStream:
         x, y = self.data.arrays(task, "train")
         if self.kept is None:
             return self._tensors(x, y)
-        trains = ~self.kept.chosen(self.data, task, y)
+        trains = self.kept.trains(self.data, task, y)
         return self._tensors(x[trains], y[trains])
 
     def validation(self, task: int) -> Examples | None:

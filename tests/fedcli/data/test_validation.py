@@ -111,5 +111,56 @@ def test_a_cut_without_groups_is_told_of(tmp_path):
         stream.train(0)
 
 
+def numbered(tmp_path: Path, rows: int = 120, **columns: object) -> ClientData:
+    """Return a site's data of rows that hold their number, in two sessions by turns."""
+    labels = "x" * 30 + "y" * 30
+    lines = [f"{i},{i},{labels[i // 2 % 60]},s{i % 2}" for i in range(rows)]
+    (tmp_path / "rows.csv").write_text("\n".join(["a,b,label,trial", *lines]))
+    tables = {"name": "table", "columns": {"features": ["a"], **columns}}
+    return open_data(cut(tmp_path / "rows.csv", tables, 0, 0, tmp_path / "own"), 0)
+
+
+def opened(data: ClientData, gap: int = 0) -> tuple[list[set[int]], list[set[int]]]:
+    """Return the numbers of the rows of each training and of each validation window."""
+    stream = TaskStream(data, validation=Validation(0.25, False, gap))
+    stream.open(0)
+    held = stream.validation(0)
+    assert held is not None
+    mean, std = (float(np.asarray(n).item()) for n in (data.file.mean, data.file.std))
+    return tuple(  # type: ignore[return-value]
+        [{round(v) for v in (x.double().numpy() * std + mean).ravel()} for x in part]
+        for part, _ in (stream.train(0), held)
+    )
+
+
+@pytest.mark.parametrize("session", [None, "trial"])
+def test_no_window_shares_rows_with_one_that_is_kept(tmp_path, session):
+    """Sessions take turns in the file: a step within one is two rows."""
+    role = {} if session is None else {"session": session}
+    data = numbered(tmp_path, label="label", window=4, hop=1, **role)
+    trained, kept = opened(data)
+    assert not set.union(*trained) & set.union(*kept)
+    _, y = data.arrays(0, "train")
+    near = len(y) - len(trained) - len(kept)
+    assert near == 3 + 3  # before the part of each class
+
+
+def test_a_gap_and_a_horizon_count_as_before_test_rows(tmp_path):
+    data = numbered(tmp_path, label="label")
+    trained, kept = opened(data, gap=5)
+    assert min(abs(t - k) for t in set.union(*trained) for k in set.union(*kept)) == 6
+    data = numbered(tmp_path, target="b", target_mean=[60.0], target_std=[30.0],
+                    window=4, horizon=3)  # fmt: skip
+    trained, kept = opened(data)
+    assert min(set.union(*kept)) - max(set.union(*trained)) == 5  # a window of 4 lies between
+
+
+def test_where_no_window_is_left_all_are_trained_on_and_a_line_says_so(tmp_path, caplog):
+    data = numbered(tmp_path, rows=16, label="label", window=6, hop=1)
+    trained, _ = opened(data)
+    assert trained
+    assert "each window of task 0 shares rows with one that is kept" in caplog.text
+
+
 def test_a_partition_does_not_depend_on_the_share(table):
     assert table.model_copy(update={"validation_share": 0.5}).identity() == table.identity()
