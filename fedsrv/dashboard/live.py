@@ -31,7 +31,14 @@ from fedsrv.report import quantities as q
 from fedsrv.report.comparison import one_column
 from fedsrv.report.frame import group_runs
 from fedsrv.report.page import template
-from fedsrv.report.panels import cells_of, of_drift, of_uploads, telling, weights_of
+from fedsrv.report.panels import (
+    cells_of,
+    of_drift,
+    of_uploads,
+    telling,
+    unit_of,
+    weights_of,
+)
 from fedsrv.report.quantities import view_name
 from fedsrv.report.sites import sites_table
 from fedsrv.report.table import Name, Table
@@ -50,8 +57,12 @@ share of it."""
 WATCHED_S = 5.0
 """A page that was asked for within this time is open."""
 Columns = Mapping[str, Mapping[int, float]]
-FORMS = {"training": duration, "down": bytes_text, "up": bytes_text, "stood out": "{:.0f}".format}
-"""How columns of the clients' table are written; the others are percentages."""
+FORMS = {"training": duration, "down": bytes_text, "up": bytes_text, "stood out": "{:.0f}".format,
+         "mae": "{:.4g}".format}  # fmt: skip
+"""How columns of the clients' table are written, by the first word; the others are percentages."""
+OF_TARGETS = {"mae": "mae_of_mean", "r2": "", "pinball": "", "auroc": "",
+              "average_precision": "base_rate"}  # fmt: skip
+"""The figures of targets that have a chart, and that of answers that know nothing."""
 
 
 class LivePage:
@@ -159,6 +170,14 @@ def charts_of(run: RunRecord) -> Iterator[Chart]:
     yield _lines("Accuracy by round", named, "round", "accuracy", "percent")
     views = {view_name(view): whole(q.view_curve(run, view)) for view in q.views_of(run)}
     yield _lines("Accuracy by view", views, "round", "accuracy", "percent")
+    for figure, beside in OF_TARGETS.items():
+        lines = {view_name(v): whole(q.view_curve(run, v, figure)) for v in q.views_of(run)}
+        if beside:
+            known = (whole(q.view_curve(run, v, beside)) for v in q.views_of(run))
+            lines[metric(beside).title] = next(filter(None, known), {})
+        title = metric(figure).title
+        yield _lines(f"{title[0].upper()}{title[1:]} by view", lines, "round", title,
+                     unit_of(figure))  # fmt: skip
     yield _lines("Training loss", {"": whole(q.metric_curve(run, "loss"))}, "round", "loss")
     for view in q.views_of(run):
         if ":" not in view:  # by the usual rule of prediction
@@ -224,11 +243,13 @@ def clients_table(status: RunStatus, run: RunRecord, now: float) -> tuple[Table,
 
 def columns_of(run: RunRecord) -> Columns:
     """Return numbers of clients by the heading of their column; those without any are left out."""
+    views = [view for view in q.views_of(run) if ":" not in view]
     found: Columns = {
+        **{view_name(view): q.client_accuracy(run, view) for view in views},
         **{
-            view_name(view): q.client_accuracy(run, view)
-            for view in q.views_of(run)
-            if ":" not in view
+            f"{figure} {view_name(view)}": q.client_accuracy(run, view, figure)
+            for figure in ("mae", "auroc")
+            for view in views
         },
         "training": q.seconds_of_client(run),
         "down": q.bytes_of_client(run, "down"),
@@ -259,7 +280,8 @@ def _numbers(columns: Columns, name: str) -> list[str]:
 
 
 def _form(head: str, value: float) -> str:
-    return FORMS[head](value) if head in FORMS else text_of(value, "percent")
+    form = FORMS.get(head) or FORMS.get(head.partition(" ")[0])
+    return form(value) if form else text_of(value, "percent")
 
 
 @cache

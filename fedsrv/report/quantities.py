@@ -71,9 +71,9 @@ def training_loss(run: RunRecord) -> dict[int, float]:
     return run.curve(lambda row: _mean(number(client.get("loss")) for _, client in _clients(row)))
 
 
-def view_curve(run: RunRecord, view: str) -> dict[int, float]:
-    """Return ``{round: mean accuracy of the clients' models in this view}``."""
-    return run.curve(lambda row: _mean(_accuracies(row, view).values()))
+def view_curve(run: RunRecord, view: str, name: str = "accuracy") -> dict[int, float]:
+    """Return ``{round: mean accuracy, or figure, of the clients' models in this view}``."""
+    return run.curve(lambda row: _mean(_accuracies(row, view, name).values()))
 
 
 def client_accuracy(run: RunRecord, view: str, name: str = "accuracy") -> dict[int, float]:

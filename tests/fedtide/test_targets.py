@@ -8,13 +8,16 @@ import numpy as np
 import pytest
 from rich.console import Console
 from sklearn.datasets import load_diabetes
-from sklearn.linear_model import Ridge
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.linear_model import LinearRegression, Ridge
 from sklearn.metrics import mean_absolute_error, r2_score, root_mean_squared_error
+from sklearn.neural_network import MLPRegressor
 
 import fedtide
 from fedcli.data.own.new_inputs import NewInputs
 from fedcli.data.store.commands import run_partition
 from fedcli.data.store.opened_data import open_data
+from fedcli.data.store.site import cut
 from fedcli.predicted_targets import TargetPredictions
 from fedmodels.errors import ArchiveError, ConfigError
 from fedmodels.resolution import experiment_of
@@ -139,14 +142,78 @@ def test_one_site_and_all_together_come_to_what_ridge_regression_does(
     x, y, mean, std = learned(data, 0, "train")
     ridge = Ridge(alpha=len(y) * DECAY / 2, fit_intercept=False)
     ridge.fit(np.c_[x, np.ones(len(x))], (y - mean) / std)
-    rows = (tmp_path / "run/rounds.jsonl").read_text("utf-8").splitlines()
-    views = json.loads(rows[-1])["clients"]["0"]["views"]
-    told = views["after_local" if method == "local" else "global"]
+    told = scores(tmp_path / "run", "after_local" if method == "local" else "global")
     x, y, _, _ = learned(data, 0, "test")
     said = ridge.predict(np.c_[x, np.ones(len(x))]).reshape(-1, 1) * std + mean
     assert told["mae"] == pytest.approx(mean_absolute_error(y, said), rel=1e-5)
     assert told["rmse"] == pytest.approx(root_mean_squared_error(y, said), rel=1e-5)
     assert told["r2"] == pytest.approx(r2_score(y, said), rel=1e-5)
+
+
+def scores(place, view):
+    """Return the figures of client 0's model at the end of a run."""
+    [*_, last] = (place / "rounds.jsonl").read_text("utf-8").splitlines()
+    return json.loads(last)["clients"]["0"]["views"][view]
+
+
+def test_all_together_come_to_what_linear_regression_does(table, tmp_path):
+    """Of columns that are not nearly dependent, descent ends where least squares does."""
+    columns = {"features": ["bmi", "bp", "s5"], "target": "progress", "client": "site"}
+    more = {"local_epochs": 80, "lr": 0.2, "batch_size": 1000}
+    experiment = config(
+        table, method={"name": "centralized"}, schedule={"rounds": 1}, training=more,
+        data={"columns": columns},
+    )  # fmt: skip
+    data = dealt(experiment, tmp_path / "data")
+    run_in_process(experiment, data, tmp_path / "run")
+    x, y, _, _ = learned(data, 0, "train")
+    model = LinearRegression().fit(x, y)
+    x, y, _, _ = learned(data, 0, "test")
+    told = scores(tmp_path / "run", "global")
+    assert told["mae"] == pytest.approx(mean_absolute_error(y, model.predict(x)), rel=1e-5)
+    assert told["r2"] == pytest.approx(r2_score(y, model.predict(x)), rel=1e-5)
+
+
+def test_one_site_alone_learns_as_a_net_of_scikit_learn(table, data, tmp_path):
+    """Both begin with the same weights. Its loss is half the mean square: twice the rate."""
+    experiment = config(
+        table, method={"name": "local"}, net={"name": "mlp", "hidden": [6]},
+        schedule={"rounds": 1}, training={"local_epochs": 30, "lr": 0.1},
+    )  # fmt: skip
+    run_in_process(experiment, data, tmp_path / "run")
+    first = RunFacts(experiment, Problem((10,), 1)).initial_weights
+    x, y, mean, std = learned(data, 0, "train")
+    model = MLPRegressor(
+        hidden_layer_sizes=(6,), solver="sgd", alpha=0, momentum=0, batch_size=len(x), max_iter=1,
+        warm_start=True, shuffle=False, n_iter_no_change=1000,
+    )  # fmt: skip
+    with pytest.warns(ConvergenceWarning):
+        model.fit(x, (y - mean).ravel() / std)
+    weights = [first[name].double().numpy().T for name in sorted(first) if "weight" in name]
+    biases = [first[name].double().numpy() for name in sorted(first) if "bias" in name]
+    model.coefs_, model.intercepts_ = weights, biases
+    model.set_params(learning_rate_init=0.2, max_iter=30)
+    with pytest.warns(ConvergenceWarning):
+        model.fit(x, (y - mean).ravel() / std)
+    x, y, _, _ = learned(data, 0, "test")
+    said = model.predict(x)[:, None] * std + mean
+    told = scores(tmp_path / "run", "after_local")
+    assert told["mae"] == pytest.approx(mean_absolute_error(y, said), rel=1e-5)
+    assert told["r2"] == pytest.approx(r2_score(y, said), rel=1e-5)
+
+
+def test_fedbabu_learns_numbers_under_the_head_that_it_began_with(table, data, tmp_path):
+    experiment = config(
+        table, method={"name": "fedbabu"}, net={"name": "mlp", "hidden": [6]},
+        schedule={"rounds": 2},
+    )  # fmt: skip
+    run = run_in_process(experiment, data, tmp_path / "run")
+    first = RunFacts(experiment, Problem((10,), 1)).initial_weights
+    [*_, last] = sorted((tmp_path / "run/server").glob("state-*.safetensors"))
+    found = load_named(last)[0]["common"].weights
+    for name, began in first.items():
+        assert name.startswith("head/") == bool(np.array_equal(found[name], began))
+    assert run["metrics"]["mae_loc"] < run["metrics"]["mae_of_mean_loc"]
 
 
 @pytest.mark.parametrize("target", [True, False])
@@ -265,6 +332,16 @@ def test_a_forecast_sees_no_row_after_its_window(table, more):
     columns = {"target": "progress", "window": 4, "horizon": 2, **more}
     with pytest.raises(ConfigError, match="what is measured after it"):
         config(table, data={"columns": {"features": ["bmi"], **columns}})
+
+
+def test_a_site_proposes_a_unit_by_its_digits_however_small_it_is(tmp_path):
+    rows = "".join(f"{i},{i % 2 * 2e-9 + 1.23456789e-9}\n" for i in range(10))
+    (tmp_path / "a.csv").write_text("a,farad\n" + rows, "utf-8")
+    tables = {"name": "table", "columns": {"features": ["a"], "target": "farad"}}
+    with pytest.raises(
+        ConfigError, match=r"have target_mean = \[2.*e-09\] and target_std = \[1e-09\]"
+    ):
+        cut(tmp_path / "a.csv", tables, 0, 0, tmp_path / "own")
 
 
 def test_small_numbers_stand_in_a_csv_as_they_are():

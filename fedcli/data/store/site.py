@@ -142,7 +142,7 @@ def _check_unit(data: Data, dataset: Dataset, files: Path) -> None:
     if columns is None or columns.target is None or columns.target_mean is not None:
         return
     own = (dataset.transform or {}).get("columns", {})
-    mean, std = ([round(v, 6) for v in own[key]] for key in ("target_mean", "target_std"))
+    mean, std = ([float(f"{v:.6g}") for v in own[key]] for key in ("target_mean", "target_std"))
     raise ConfigError(
         "the run's [data.columns] has target, and no target_mean and target_std, which all sites "
         f"must count in: the coordinator has to give both. The training rows of {files} have "

@@ -8,8 +8,8 @@ from fedmodels.errors import ConfigError
 from fedmodels.training.method import Method
 
 TAKE = (
-    "fedavg", "fedprox", "fedper", "fedrep", "fedbn", "ditto", "apfl", "scaffold", "pfedme",
-    "ifca", "local", "centralized",
+    "fedavg", "fedprox", "fedper", "fedrep", "fedbabu", "fedbn", "ditto", "apfl", "scaffold",
+    "pfedme", "ifca", "local", "centralized",
 )  # fmt: skip
 """Methods none of whose functions asks for a class."""
 DEALS = ("natural", "iid")

@@ -285,6 +285,28 @@ def test_a_round_that_goes_on_is_in_no_curve_by_rounds(tmp_path):
     assert [max(line) for line in chart.values.values()] == [3]
 
 
+def test_figures_of_targets_have_charts_and_columns_beside_who_knows_nothing(tmp_path):
+    rows = [
+        {"round": at, "clients": {"0": {"views": {"global": {
+            "loss": 1.0, "mae": 9.0 - at, "mae_of_mean": 20.0, "r2": 0.1 * at, "rmse": 3.0}}}}}
+        for at in range(2)
+    ]  # fmt: skip
+    (tmp_path / "rounds.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run = read_run(tmp_path)
+    found = {chart.caption: chart for chart in charts_of(run)}
+    lines = found["Mean absolute error by view"].values
+    assert {name: {at: each.mean for at, each in line.items()} for name, line in lines.items()} == {
+        "global model": {1: 9.0, 2: 8.0},
+        "mean absolute error of the mean predictor": {1: 20.0, 2: 20.0},
+    }
+    assert found["R² by view"].values["global model"][2].mean == 0.1
+    assert not found["Area under the ROC curve by view"].values
+    table, _ = clients_table(RunStatus(), run, 0.0)
+    assert dict(zip([c.text for c in table.columns], table.cells[0], strict=True))[
+        "mae global model"
+    ] == "8"  # fmt: skip
+
+
 def test_of_many_clients_those_that_failed_or_spoke_last_have_rows(tmp_path):
     moved = {str(c): {"down": 0, "up": 1000 * c} for c in range(10_000)}
     row = {"interaction": 0, "clients": {}, "bytes": {"per_client": moved}}
