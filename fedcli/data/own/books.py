@@ -133,7 +133,7 @@ def _joined_by(part: Part, other: Part) -> str:
     it = printable(other.name, MAX_LETTERS)
     both = next((name for name in part.columns if name and name in other.columns), None)
     if both is None:
-        return f"{it!r} has it, and no column that says which rows belong together: add one to both"
+        return f"{it!r} has it, and no column that says which rows are of one: add one to both"
     names = ", ".join(repr(f"{printable(one.name, MAX_LETTERS)}.csv") for one in (part, other))
     query = f'SELECT * FROM {names.replace(", ", " JOIN ")} USING ("{printable(both)}")'
     return f"{it!r} has it: save both as CSV, and give a file join.sql beside them: {query}"
