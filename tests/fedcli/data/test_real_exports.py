@@ -175,9 +175,7 @@ def test_columns_of_two_sheets_are_refused_with_the_query_that_joins_them(tmp_pa
     with pd.ExcelWriter(tmp_path / "b.xlsx") as book:
         ROWS[["a", "b"]].to_excel(book, sheet_name="x", index=False)
         ROWS[["label"]].to_excel(book, sheet_name="y", index=False)
-    refused(
-        tmp_path / "b.xlsx", "'y' has it, and no column that says which rows are of one"
-    )
+    refused(tmp_path / "b.xlsx", "'y' has it, and no column that says which rows are of one")
 
 
 # --- archives -------------------------------------------------------------------------------------
