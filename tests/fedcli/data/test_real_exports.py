@@ -458,7 +458,8 @@ def test_a_death_beside_a_watched_folder_loses_and_doubles_no_row(tmp_path, monk
     columns = {"label": "label", "features": ["a", "b"]}
     tables = {"name": "table", "columns": columns, "classes": ["x", "y"]}
     root = cut(site / "april.csv", tables, 0, 7, tmp_path / "own")
-    incoming = Incoming(watched, root, 7, lambda: (Data.model_validate(tables), 0))
+    data = Data.model_validate({**tables, "repeats": "keep"})  # or equal rows would be left out
+    incoming = Incoming(watched, root, 7, lambda: (data, 0))
     for name, rows in (("05", 14), ("06", 20)):
         ROWS[:rows].to_csv(watched / f"{name}.csv", index=False)
 
