@@ -130,6 +130,8 @@ class Service:
         """
         self.run_id, self.experiment = run_id, table_of(experiment)
         self._data: Mapping[str, Any] | None = experiment.get("data")
+        scenario = experiment.get("scenario") or {}
+        self._changed_by = next((k for k in ("domains", "concepts", "blur") if k in scenario), "")
         self._seed = int(experiment.get("seed", 0))
         how = (experiment.get("privacy") or {}).get("announce", "exact")
         self._announce = "" if how == "exact" else how
@@ -213,6 +215,12 @@ class Service:
             raise PayloadError(
                 f"client {client} brings files of its own, and the run's config has no [data] that "
                 "says how to cut them: bring a directory with client.json (docs/data.md)"
+            )
+        if self._changed_by:
+            raise PayloadError(
+                f"client {client} brings files of its own, and [scenario] {self._changed_by} "
+                "changes the examples that fedcli partition deals out: leave it out of the run's "
+                "config"
             )
         return rpc.PrepareResponse(data=table_of(data), seed=self._seed, announce=self._announce)
 

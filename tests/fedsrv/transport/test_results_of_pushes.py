@@ -11,7 +11,7 @@ import torch
 
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.tensors.bundle_spec import BundleSpec
-from fedpb import AGAIN_AFTER
+from fedpb import AGAIN_AFTER, PROTOCOL
 from fedpb.codec import encode
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
@@ -210,3 +210,14 @@ def test_a_pull_that_waits_again_keeps_no_payload(world):
         assert kept() is None
         world.cohort.leave(0, "finished")
         assert next_order.result(30) is None
+
+
+def test_files_of_ones_own_are_not_changed_as_a_scenario_says(world):
+    """A site would cut its files as they are, and the run believe that they change."""
+    tables = {"data": {"name": "table"}, "scenario": {"kind": "natural"}}
+    asked = rpc.PrepareRequest(client_id="0", protocol=PROTOCOL)
+    plain = Service("run", tables, world.cohort, world.events)
+    assert plain.prepare(asked, Context()).data
+    tables["scenario"]["blur"] = 0.2
+    with pytest.raises(Refused, match=r"\[scenario\] blur changes the examples"):
+        Service("run", tables, world.cohort, world.events).prepare(asked, Context())
