@@ -168,7 +168,8 @@ def _change_figures(records: Sequence[Record], experiment: Experiment) -> dict[s
                 if _has_tasks(row, view):
                     at = record["round"], last[client], _by_task(row, view)
                     scored.setdefault(client, []).append(at)
-        for alarm in record.get("drift", ()):
+        told: Any = record.get("drift", ())
+        for alarm in told:
             alarms.setdefault(str(alarm["client"]), set()).add(alarm["task"])
     timelines = {client: scenario.shown(int(client), end + 1) for client, end in last.items()}
     recovered = [
