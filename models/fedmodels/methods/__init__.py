@@ -20,7 +20,8 @@ _NAMES = (
     "fedavg", "fedprox", "local", "centralized", "fedper", "fedrep", "apfl", "ditto", "scaffold",
     "fedbn", "fedbabu", "pfedme", "fedproto", "gldp", "fedali", "moon", "fedpac", "fedntd", "creff",
     "fedic", "fedmlp", "pfedgrp", "fedavg-replay", "pfedgraph", "pfedgraph-replay", "fedem",
-    "fedcil", "af-fcl", "mfcl", "target", "ifca",
+    "fedcil", "af-fcl", "mfcl", "target", "ifca", "feddyn",
+    "lg-fedavg",
 )  # fmt: skip
 _MODULES = {name: name.replace("-", "_") for name in _NAMES} | {"pfedgraph-replay": "pfedgraph"}
 """Registered name -> module; a name is imported only when it is used."""
