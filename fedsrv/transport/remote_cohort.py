@@ -52,7 +52,7 @@ from fedsrv.transport.sessions import (
     through_whom,
 )
 from fedsrv.transport.spool import Spool
-from fedsrv.transport.waiting import LOOK_EVERY_S, Attendance, ClientWait, WaitNotice
+from fedsrv.transport.waiting import LINE_EVERY_S, LOOK_EVERY_S, Attendance, ClientWait, WaitNotice
 
 if TYPE_CHECKING:
     from fedpb.peer_certificates import PeerCertificates
@@ -117,7 +117,10 @@ class RemoteCohort:
         self._trips = OpenTrips()
         self._over: RunOver | RunHasFailed | None = None
         who = self.presence
-        self._patience = ClientWait(self.changed, who.is_there, who.may_come, deadline_s, clock)
+        self._patience = ClientWait(
+            self.changed, who.is_there, who.may_come, deadline_s, clock,
+            lambda client: who.is_silent(client, LINE_EVERY_S),
+        )  # fmt: skip
         self._gathering = WaitNotice("gathering the run's clients", events, clock)
         self.committed = self.watermark = -1
         self.class_names = admission.class_names if admission else ()
@@ -479,7 +482,7 @@ class RemoteCohort:
     def caller(self, clients: Sessions, issues: Mapping[ClientId, int]) -> Caller:
         """Return a Pull for clients with these last issues; it replaces their earlier Pulls."""
         with self._lock:
-            caller = Caller(clients, threading.Condition(self._lock))
+            caller = Caller(clients, threading.Condition(self._lock), worked=self._clock())
             for client, session in clients.items():
                 session.end_pull()
                 session.caller, session.issue = caller, issues[client]
@@ -487,6 +490,12 @@ class RemoteCohort:
             self._said += not self._awaited.isdisjoint(clients)
             self.changed.notify_all()
         return caller
+
+    def works(self, session: ClientSession) -> None:
+        """Note that a client tells of work."""
+        with self._lock:
+            if session.caller is not None:
+                session.caller.worked = self._clock()
 
     def wake(self, caller: Caller | None = None) -> None:
         """Wake one caller, or all callers, to look for orders again."""

@@ -426,6 +426,8 @@ class Service:
         """Record a client's progress as a sign of life."""
         client, session = self.session(request.client_id, request.token, context)
         session.durable = max(session.durable, request.durable)
+        if request.interaction >= 0:
+            self.cohort.works(session)
         if request.epoch >= 0 and session.is_news(time.monotonic()):
             facts = {"epoch": request.epoch, "batch": request.batch}
             self.events.tell("beat", client, interaction=request.interaction, **facts)

@@ -110,6 +110,8 @@ class Caller:
     """Whether another Pull waits for one of the clients, or one has left."""
     seen: float = -math.inf
     """Time at which it last waited, on the monotonic clock."""
+    worked: float = math.inf
+    """Time at which one of its clients last told of work; at first, that of the call."""
     checked: int = -1
     """How often sessions had been replaced when its own were last compared."""
     _left: dict[int, Unanswered] = field(default_factory=dict)
@@ -237,6 +239,15 @@ class Presence:
     def is_there(self, client: ClientId) -> bool:
         """Tell whether a client has joined and is connected."""
         return client in self._sessions and self.is_connected(self._sessions[client])
+
+    def is_silent(self, client: ClientId, seconds: float) -> bool:
+        """Tell whether a client's process waits, and none of its clients has told of work lately.
+
+        Another client of the process may be at work, and this one's order wait for that.
+        """
+        session = self._sessions.get(client)
+        caller = None if session is None else session.caller
+        return caller is not None and self._clock() - caller.worked >= seconds
 
     def may_come(self, client: ClientId) -> bool:
         """Tell whether a missing client still has time to join: a lease from the start."""

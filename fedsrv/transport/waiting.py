@@ -10,6 +10,7 @@ import math
 import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from itertools import filterfalse
 
 from fedmodels.errors import FedtideError
 from fedmodels.tensors.bundle import ClientId
@@ -24,6 +25,7 @@ LINE_EVERY_S = 60.0
 LOOK_EVERY_S = 1.0
 """Interval of checks whether the missing clients are still connected."""
 MAX_NAMES = 10
+SILENT = "connected, and telling of no work: a result may be on its way, or else restart the client"
 
 
 @dataclass
@@ -44,14 +46,23 @@ class WaitNotice:
         """Return the duration of the wait so far."""
         return self.clock() - self.begun
 
-    def look(self, away: Sequence[ClientId], at_work: Sequence[ClientId], rest: str) -> None:
+    def look(
+        self,
+        away: Sequence[ClientId],
+        at_work: Sequence[ClientId],
+        rest: str,
+        is_silent: Callable[[ClientId], bool] = lambda client: False,
+    ) -> None:
         """Name the missing clients in a line, if a line is due."""
         since = self.seconds if self._last_line is None else self.clock() - self._last_line
         if since < (AWAY_AFTER_S if away and self._last_line is None else LINE_EVERY_S):
             return
         self._last_line = self.clock()
         groups = [f"{clients_text(away, MAX_NAMES)} (not connected)"] if away else []
-        groups += [f"{clients_text(at_work, MAX_NAMES)} (at work)"] if at_work else []
+        silent = [*filter(is_silent, at_work)]
+        busy = [*filterfalse(is_silent, at_work)]
+        groups += [f"{clients_text(busy, MAX_NAMES)} (at work)"] if busy else []
+        groups += [f"{clients_text(silent, MAX_NAMES)} ({SILENT})"] if silent else []
         line = f"{self.what}: waiting for {' and '.join(groups)} for {self.seconds:.0f} s; {rest}"
         clients = [str(c) for c in (*away, *at_work)]
         self.events.tell("waiting", line=line, clients=clients, seconds=round(self.seconds))
@@ -67,8 +78,10 @@ class ClientWait:
         may_come: Callable[[ClientId], bool],
         deadline_s: float | None,
         clock: Callable[[], float],
+        is_silent: Callable[[ClientId], bool] = lambda client: False,
     ) -> None:
-        """Store the checks whether a client is connected, and whether it may still connect."""
+        """Store the checks whether a client is connected, may still connect, tells of no work."""
+        self._is_silent = is_silent
         self._changed, self._deadline_s = changed, deadline_s
         self._is_there, self._may_come, self._clock = is_there, may_come, clock
         self._stopped: FedtideError | None = None
@@ -135,7 +148,7 @@ class ClientWait:
                     rest += ", or once they count as gone"
                 if not enough():
                     rest = "min_clients says that it cannot go on with fewer"
-            notice.look(away, at_work, rest)
+            notice.look(away, at_work, rest, self._is_silent)
             self._changed.wait(left)
 
     def wait_to_join(

@@ -406,6 +406,31 @@ def test_clients_at_work_are_named_after_a_minute(world, clock):
     ]
 
 
+def test_who_got_an_order_and_tells_of_no_work_is_named_so(world, clock):
+    """It was said to be at work for ever; a beat of another client of its process counts."""
+    world.join_all()
+    future = world.send_and_receive(trip_to(0, 1, 2, needed=2, interaction=4))
+    for client in (0, 2):
+        world.push(client, world.pull(client))
+    world.pull(1)
+    session = world.cohort.sessions[1]
+    session.seen = math.inf
+    for lines in (1, 2):
+        pass_time(world, clock, 61)
+        until(lambda lines=lines: len(waiting(world)) == lines)
+        assert stays(future)
+        world.cohort.works(session)
+    first, second = (w["line"] for w in waiting(world))
+    assert "waiting for client 1 (connected, and telling of no work: a result may be on" in first
+    assert "waiting for client 1 (connected" in second, "its beat was 61 s ago again"
+    pass_time(world, clock, 30)
+    world.cohort.works(session)
+    pass_time(world, clock, 31)
+    until(lambda: len(waiting(world)) == 3)
+    assert stays(future)
+    assert "waiting for client 1 (at work) for 183 s" in waiting(world)[2]["line"]
+
+
 # --- the config -----------------------------------------------------------------------------------
 
 
