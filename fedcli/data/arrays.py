@@ -56,7 +56,8 @@ def read_array(path: Path, mmap: bool = False) -> NDArray[Any]:
         with open_regular(path) as file, _PARSING:
             if not mmap:
                 return np.lib.format.read_array(file, allow_pickle=False)
-            return np.lib.format.open_memmap(path, mode="r")
+            # numpy resolves a Path, and asks its subclass for leave at each step of a calculation
+            return np.asarray(np.lib.format.open_memmap(str(path), mode="r"))
     except FileNotFoundError:
         raise DataError(f"{path} is missing") from None
     except DAMAGED as error:

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from fedmodels.errors import DataError, reason_of
+from fedmodels.files import lies_below
 from fedmodels.printable import printable
 
 FOREIGN = {
@@ -100,7 +101,7 @@ def note_left_out(
 
 def check_inside(path: Path, root: Path) -> None:
     """Raise DataError unless a file lies below a directory, links followed."""
-    if not path.resolve().is_relative_to(root.resolve()):
+    if not lies_below(path, root):
         raise DataError(f"{path} is a link out of {root}: put the file itself there")
 
 

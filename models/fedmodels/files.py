@@ -12,6 +12,7 @@ import stat
 import sys
 from collections.abc import Iterator
 from io import BufferedReader
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +63,23 @@ def open_regular(path: Path) -> BufferedReader:
         raise
 
 
+def lies_below(path: Path, root: Path) -> bool:
+    """Tell whether a path lies below a directory, links followed.
+
+    Where no step from the directory on is a link, nothing needs to be followed.
+    """
+    place, below = os.fspath(root), os.fspath(path)
+    if os.name == "posix" and below.startswith(place + os.sep):
+        steps = below[len(place) + 1 :].split(os.sep)
+        places = accumulate(steps, os.path.join, initial=place)
+        if ".." not in steps and not any(map(os.path.islink, islice(places, 1, None))):
+            return True
+    return path.resolve().is_relative_to(root.resolve())
+
+
 def read_regular(path: Path, root: Path | None = None) -> bytes:
     """Return the content of a regular file below a root, if there is one; OSError of any other."""
-    if root is not None and not path.resolve().is_relative_to(root.resolve()):
+    if root is not None and not lies_below(path, root):
         raise OSError(errno.EINVAL, f"it lies outside of {root}", str(path))
     with open_regular(path) as file:
         return file.read()

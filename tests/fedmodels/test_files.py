@@ -9,7 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from fedmodels.files import LEFTOVER, replacing, why_file_is_no_good, write_atomically
+from fedmodels.files import (
+    LEFTOVER,
+    lies_below,
+    replacing,
+    why_file_is_no_good,
+    write_atomically,
+)
 
 
 def test_small_files_are_whole(tmp_path):
@@ -120,3 +126,33 @@ def test_text_files_do_not_depend_on_the_locale():
 )
 def test_an_error_of_a_path_or_a_full_disk_has_a_line(number, path, line):
     assert why_file_is_no_good(OSError(number, os.strerror(number), path)) == line
+
+
+@pytest.mark.parametrize(
+    ("path", "root", "lies"),
+    [
+        ("in/a/f", "in", True),
+        ("in/no/such", "in", True),
+        ("in/loop/f", "in", True),
+        ("in/out/f", "in", False),
+        ("in/out", "in", False),
+        ("in/a/../../beside/f", "in", False),
+        ("in/out/../in/f", "in", True),
+        ("inner/f", "in", False),
+        ("led/a/f", "led", True),
+        ("led/out/f", "led", False),
+        ("led/a/f", "in", True),
+        ("in/a", ".", True),
+        ("../f", ".", False),
+        (".", ".", True),
+    ],
+)
+def test_what_lies_below_a_directory(path, root, lies, tmp_path, monkeypatch):
+    """Links may lead anywhere below, also where the directory itself is reached by one."""
+    monkeypatch.chdir(tmp_path)
+    for folder in ("in/a", "beside"):
+        Path(folder).mkdir(parents=True)
+    for link, to in (("in/out", "beside"), ("in/loop", "in/a"), ("led", "in")):
+        Path(link).symlink_to(tmp_path / to)
+    for start in ("", str(tmp_path)):
+        assert lies_below(start / Path(path), start / Path(root)) is lies

@@ -88,7 +88,7 @@ def test_a_partition_reads_back(tmp_path):
             assert np.array_equal(y, dataset.train_y[task.train])
             x, y = data.arrays(m, "test")
             assert np.array_equal(x, dataset.test_x[task.test])
-            assert isinstance(x, np.memmap)
+            assert isinstance(x.base, np.memmap)
             assert list(data.tasks[m].test) == np.bincount(y, minlength=3).tolist()
     found = GlobalTest.find(tmp_path / "data")
     assert found is not None
