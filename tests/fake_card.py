@@ -13,8 +13,9 @@ import sys
 import traceback
 import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -24,7 +25,6 @@ from torch import Tensor
 from torch.optim import optimizer
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 
 aten = torch.ops.aten
 CARD = torch.device("meta")
@@ -133,13 +133,13 @@ class Card(TorchDispatchMode):
         kwargs, packet = dict(kwargs or {}), func.overloadpacket
         if packet in (aten._pin_memory, aten.is_pinned):
             return self._pin(packet, args[0])
-        tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        tensors = [*_tensors_in((args, kwargs))]
         to_card = _is_card(kwargs.get("device"))
         if not to_card and not any(map(_is_on_card, tensors)):
             return func(*args, **kwargs)
         _refuse_loose(func, args)
         self._look(packet, args, kwargs, tensors)
-        plain_args, plain = tree_map(_values, (args, kwargs))
+        plain_args, plain = _mapped(_values, (args, kwargs))
         stays = kwargs.get("device") is None or to_card
         if "device" in plain:
             plain["device"] = torch.device("cpu")
@@ -164,7 +164,7 @@ class Card(TorchDispatchMode):
             if kwargs.get("device") is not None:
                 self._copied(args[0], _is_card(kwargs["device"]), kwargs.get("non_blocking"))
         elif packet in COPIES:
-            for to, source in zip(tree_leaves(args[0]), tree_leaves(args[1]), strict=True):
+            for to, source in zip(*map(_tensors_in, args[:2]), strict=True):
                 self._copied(source, _is_on_card(to), args[2:3] == (True,))
         elif packet in INDEXED:
             self._indexed(packet, args)
@@ -245,16 +245,45 @@ def _values(value: Any) -> Any:
     return value.elem if isinstance(value, CardTensor) else value
 
 
+def _tensors_in(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors among arguments, as torch's own walk does in ten times as long."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for each in value:
+            yield from _tensors_in(each)
+    elif isinstance(value, dict):
+        yield from _tensors_in([*value.values()])
+
+
+def _mapped(function: Callable[[Tensor], Any], value: Any) -> Any:
+    """Return arguments or results with what a function makes of each tensor among them."""
+    if isinstance(value, Tensor):
+        return function(value)
+    if type(value) in (tuple, list):
+        return type(value)([_mapped(function, each) for each in value])
+    if type(value) is dict:
+        return {key: _mapped(function, each) for key, each in value.items()}
+    return value
+
+
+@cache
 def _name(packet: Any) -> str:
     return str(packet).removeprefix("aten.")
 
 
-def _refuse_loose(func: Any, args: Any) -> None:
+@cache
+def _loose(func: Any, weighed: bool) -> frozenset[str]:
+    """Return the names under which an operator has no deterministic form."""
     name = _name(func.overloadpacket)
-    weighed = name == "bincount" and len(args) > 1 and args[1] is not None
     names = {name, f"{name}.{func._overloadname}", f"{name} of weights" if weighed else name}
-    if found := names & REFUSED:
-        raise RuntimeError(f"{found.pop()} does not have a deterministic implementation")
+    return REFUSED & names
+
+
+def _refuse_loose(func: Any, args: Any) -> None:
+    weighed = func.overloadpacket is aten.bincount and len(args) > 1 and args[1] is not None
+    for name in _loose(func, weighed):
+        raise RuntimeError(f"{name} does not have a deterministic implementation")
 
 
 def _refuse_mixed(packet: Any, tensors: list[Any]) -> None:
@@ -264,21 +293,30 @@ def _refuse_mixed(packet: Any, tensors: list[Any]) -> None:
             raise RuntimeError(f"{_name(packet)}: a tensor of the processor {shape} on the card")
 
 
-def _wrapped(func: Any, args: Any, kwargs: Any, found: Any) -> Any:
-    """Return results as tensors of the card; what was written into is the tensor that was given."""
+@cache
+def _places(func: Any) -> tuple[Mapping[str, tuple[int, str]], tuple[str | None, ...]]:
+    """Return which argument each alias of an operator writes into, and each result's alias."""
     schema = func._schema
-    if not schema.returns or not any(isinstance(t, Tensor) for t in tree_leaves(found)):
-        return found
-    written = {}
+    written: dict[str, tuple[int, str]] = {}
     for place, argument in enumerate(schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
-            given = args[place] if place < len(args) else kwargs.get(argument.name)
-            written |= dict.fromkeys(argument.alias_info.before_set, given)
-    outs = [found] if len(schema.returns) == 1 else found
-    given_back = [
-        written[next(iter(result.alias_info.before_set))]
-        if result.alias_info is not None and result.alias_info.is_write
-        else tree_map(lambda t: CardTensor(t) if isinstance(t, Tensor) else t, out)
-        for result, out in zip(schema.returns, outs, strict=True)
-    ]
-    return given_back[0] if len(schema.returns) == 1 else tuple(given_back)
+            written |= dict.fromkeys(argument.alias_info.before_set, (place, argument.name))
+    aliases = [each.alias_info for each in schema.returns]
+    return written, tuple(
+        next(iter(a.before_set)) if a is not None and a.is_write else None for a in aliases
+    )
+
+
+def _wrapped(func: Any, args: Any, kwargs: Any, found: Any) -> Any:
+    """Return results as tensors of the card; what was written into is the tensor that was given."""
+    written, aliases = _places(func)
+    if not aliases or next(_tensors_in(found), None) is None:
+        return found
+    given_back = []
+    for alias, out in zip(aliases, [found] if len(aliases) == 1 else found, strict=True):
+        if alias is None:
+            given_back.append(_mapped(CardTensor, out))
+        else:
+            place, name = written[alias]
+            given_back.append(args[place] if place < len(args) else kwargs.get(name))
+    return given_back[0] if len(aliases) == 1 else tuple(given_back)
