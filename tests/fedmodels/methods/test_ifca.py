@@ -170,3 +170,24 @@ def test_groups_share_what_counts():
     found = uploads.means({**groups, "c": {3: sent[3].weights}})
     assert {key: mean["w"].item() for key, mean in found.items()} == {"a": 0.75, "b": 2.0}
     assert uploads.share_of_each() == {0: 0.125, 1: 0.375, 2: 0.5}
+
+
+def test_a_server_optimizer_takes_no_step_with_a_model_that_nobody_trained():
+    """Its moments stay as well: Adam's would go on moving it."""
+    ray = torch.tensor([[1.0], [-1.0]])
+    weights = {f"model0/{HEAD}": ray, f"model1/{HEAD}": -ray}
+    moments = {f"{kind}/{key}": torch.ones(2, 1) for key in weights for kind in ("m", "v")}
+    experiment = tiny_experiment(
+        method={"name": "ifca"}, server_optimizer={"name": "fedadam", "lr": 0.1}
+    )
+    run = RunFacts(experiment, Problem((1,), 2))
+    run.__dict__.update(forms={HEAD: torch.zeros(2, 1)}, parameters=(HEAD,))
+    upload = Bundle({f"model1/{HEAD}": ray}, scalars={"num_examples": 1.0})
+    method, before = make("ifca"), ServerState(Bundle(weights), optimizer=Bundle(moments))
+    after, _ = reduce(
+        method, ServerContext(run, START, (0,)), before, as_uploads(method, {0: upload})
+    )
+    assert torch.equal(after.common.weights[f"model0/{HEAD}"], ray)
+    assert not torch.equal(after.common.weights[f"model1/{HEAD}"], -ray)
+    for kind in ("m", "v"):
+        assert torch.equal(after.optimizer.weights[f"{kind}/model0/{HEAD}"], torch.ones(2, 1))
