@@ -158,6 +158,9 @@ def test_a_rule_holds_within_each_group():
     assert uploads.was_asked
     krum = rule_of(Reduction(reduce="krum", attackers=1))
     uploads = Uploads(sent, lambda upload: 1.0, "each", rule=krum)
+    many = {c: Bundle({"w": torch.tensor([float(c)])}).weights for c in range(6)}
+    every = Uploads(dict.fromkeys(many, sent[0]), lambda upload: 1.0, "each", rule=krum)
+    assert [*every.means({"a": {c: many[c] for c in range(5)}, "b": {5: many[5]}})] == ["a"]
     with pytest.raises(TooFewClients, match="krum"):
         uploads.means({"a": {0: sent[0].weights}})
 
