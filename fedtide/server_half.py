@@ -10,9 +10,6 @@ from torch import Tensor
 from fedmodels.config.combinations import parts_on
 from fedmodels.errors import ConfigError, PayloadError
 from fedmodels.methods import make
-from fedmodels.numerics.randomness import derive_seed
-from fedmodels.reductions.rule import rule_of
-from fedmodels.tensors.aggregation_rule import Facts
 from fedmodels.tensors.bundle import Bundle, Problem, check_finite
 from fedmodels.training.contexts import Position, ServerContext
 from fedmodels.training.hooks import (
@@ -26,17 +23,17 @@ from fedmodels.training.hooks import (
 from fedmodels.training.run import RunFacts
 from fedtide.runs import Config, experiment_from
 
-SERVED = ("robust rules", "server optimiser")
-"""The parts of a run that are there without a coordinator."""
+SERVED = "server optimiser"
+"""The part of a run that is there without a coordinator."""
 
 
 class ServerHalf:
     """What a method does on the server, without a coordinator: weights out, uploads in.
 
     It is for methods whose clients and server send each other weights of the net and a number of
-    examples, such as ``fedavg``, ``fedprox``, ``fedper`` and ``fedbn``, with any ``[server]
-    reduce`` and ``[server_optimizer]``. Of the config it takes ``seed`` and these tables beside
-    ``[method]`` and ``[net]``; how clients train is their own affair.
+    examples, such as ``fedavg``, ``fedprox``, ``fedper`` and ``fedbn``, with any
+    ``[server_optimizer]``. Of the config it takes ``seed`` and this table beside ``[method]`` and
+    ``[net]``; how clients train is their own affair.
     """
 
     def __init__(
@@ -59,14 +56,14 @@ class ServerHalf:
         """
         experiment = experiment_from(config, overrides)
         for part in parts_on(experiment):
-            if part.keys and part.name not in SERVED:
+            if part.keys and part.name != SERVED:
                 raise ConfigError(f"{part.keys} needs a coordinator: a server half has none of it")
         table = experiment.method
         self.method = make(table.name, **table.hyper_parameters())
         self.run = RunFacts(experiment, Problem(input_shape, num_classes))
         self.rounds = 0
         """How many rounds were reduced."""
-        self._state, self._rule = init_server(self.method, self.run), rule_of(experiment.server)
+        self._state = init_server(self.method, self.run)
         own = self.run.make_net().own_names
         self._names = {key: own.get(key, key.replace("/", ".", 1)) for key in self.run.forms}
         self._spec = self.method.upload_spec(self.run)
@@ -103,10 +100,7 @@ class ServerHalf:
         """
         uploads = {client: self._upload(client, *sent[client]) for client in sorted(sent)}
         ctx = self._context(tuple(uploads))
-        seed = derive_seed(self.run.experiment.seed, "rule", self.rounds, "method")
-        at = Facts(seed, self.rounds, self._state.common)
-        reduced = as_uploads(self.method, uploads, rule=self._rule, facts=at)
-        state, figures = reduce(self.method, ctx, self._state, reduced)
+        state, figures = reduce(self.method, ctx, self._state, as_uploads(self.method, uploads))
         for _, bundle in state.named():
             check_finite(bundle)
         self._state, self.rounds = state, self.rounds + 1

@@ -5,8 +5,7 @@ A ``ServerApp`` of yours::
     half = fedtide.ServerHalf("my.toml", input_shape=(1, 28, 28), num_classes=10)
     ByMethod(half, fraction_evaluate=0.0).start(grid, ByMethod.arrays_of(half), num_rounds=10)
 
-``[method]``, ``[net]``, ``[server] reduce`` and ``[server_optimizer]`` of the config say what the
-server does. Arrays have the names of the net's state dict; what a method keeps private at clients,
+``[method]``, ``[net]`` and ``[server_optimizer]`` of the config say what the server does. Arrays have the names of the net's state dict; what a method keeps private at clients,
 such as the head of ``fedper``, is not among them: load them with ``strict=False``.
 """  # noqa: E501
 

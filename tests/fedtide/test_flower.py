@@ -148,8 +148,9 @@ def test_a_method_is_a_strategy(monkeypatch):
 
         set_run = run = create_message = push_messages = pull_messages = None
 
-    config = {"net": {"name": f"{NET}:Net"}, "method": {"name": "fedavg"}}
-    half = fedtide.ServerHalf(config, (1, 8, 8), 10, {"server.reduce": "median"})
+    median = EXAMPLES / "extend" / "median.py"
+    config = {"net": {"name": f"{NET}:Net"}, "method": {"name": f"{median}:Median"}}
+    half = fedtide.ServerHalf(config, (1, 8, 8), 10)
     strategy = module_of(EXAMPLES / "flower" / "as_strategy.py").ByMethod
     before = half.weights
     module_of(NET).Net().load_state_dict(before)  # the names of the module's own state dict

@@ -42,8 +42,8 @@ def test_a_server_half_remembers_from_round_to_round():
     assert is_moved(before, half.weights, 2.5)
 
 
-def test_a_rule_takes_the_place_of_the_mean():
-    half = half_of(server={"reduce": "median"})
+def test_a_method_may_read_single_uploads():
+    half = half_of(method={"name": f"{EXTEND / 'median.py'}:Median"})
     before = half.weights
     half.reduce({client: (moved(half, by), 1) for client, by in enumerate((0.0, 1.0, 90.0))})
     assert is_moved(before, half.weights, 1.0)
@@ -65,6 +65,8 @@ def test_what_a_method_keeps_private_is_not_among_the_weights():
         ({"method": {"name": "local"}}, "'local' is more than a mean"),
         ({"method": {"name": "scaffold"}}, "'scaffold' is more than a mean"),
         ({"method": {"name": "mfcl"}}, "'mfcl' is more than a mean"),
+        ({"method": {"name": "target"}}, "'target' is more than a mean"),
+        ({"server": {"reduce": "median"}}, "reduce needs a coordinator"),
         ({"compression": {"up": "int8"}}, "up needs a coordinator: a server half has none"),
     ],
 )
