@@ -86,7 +86,7 @@ NAMED: dict[str, tuple[str, str, str]] = {
         """
         fedmodels/config/combinations.py fedmodels/config/open_changes.py
         fedmodels/config/privacy.py fedmodels/tensors/declared_counts.py
-        fedtide/server_half.py
+
         """,
     ),
     "odd uploads, exclusion": (
