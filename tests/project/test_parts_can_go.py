@@ -86,7 +86,6 @@ NAMED: dict[str, tuple[str, str, str]] = {
         """
         fedmodels/config/combinations.py fedmodels/config/open_changes.py
         fedmodels/config/privacy.py fedmodels/tensors/declared_counts.py
-
         """,
     ),
     "odd uploads, exclusion": (
