@@ -160,13 +160,20 @@ def _change_figures(records: Sequence[Record], experiment: Experiment) -> dict[s
     view = "after_downlink" if _is_scored(records, "after_downlink") else "global"
     scored: dict[str, list[change.Scored]] = {}
     last: dict[str, int] = {}
+    own_tasks = experiment.schedule.own_tasks
+    began: dict[str, dict[int, int]] = {}
     alarms: dict[str, set[int]] = {}
     for record in records:
+        began.setdefault("", {}).setdefault(record["task"], record["round"])
         for client, row in record.get("clients", {}).items():
-            if client.isdecimal():
-                last[client] = max(last.get(client, 0), row.get("task", record["task"]))
+            if not client.isdecimal():
+                continue
+            present = row.get("task") if own_tasks else _present_task(record, client, view)
+            if present is not None:
+                last[client] = task = max(last.get(client, 0), present)
+                began.setdefault(client, {}).setdefault(task, record["round"])
                 if _has_tasks(row, view):
-                    at = record["round"], last[client], _by_task(row, view)
+                    at = record["round"], task, _by_task(row, view)
                     scored.setdefault(client, []).append(at)
         told: Any = record.get("drift", ())
         for alarm in told:
@@ -174,7 +181,7 @@ def _change_figures(records: Sequence[Record], experiment: Experiment) -> dict[s
     timelines = {client: scenario.shown(int(client), end + 1) for client, end in last.items()}
     recovered = [
         found for client, rows in scored.items()
-        for found in change.recoveries(rows, timelines[client])
+        for found in change.recoveries(rows, timelines[client], began[client if own_tasks else ""])
     ]  # fmt: skip
     out: dict[str, float] = {}
     if recovered:
@@ -199,6 +206,18 @@ def _change_figures(records: Sequence[Record], experiment: Experiment) -> dict[s
             ]
             out |= {name: float(np.mean(means))} if means else {}
     return out
+
+
+def _present_task(record: Record, client: str, view: str) -> int | None:
+    """Return the task of a client in a record of all clients' task; its last one if it has fewer.
+
+    None where the record does not say it.
+    """
+    if int(client) in record["cohort"]:
+        return record["task"]
+    seen = record["clients"][client].get("views", {}).get(view, {})
+    tasks = seen.get("first_task", 0) + len(seen.get("tasks") or ())
+    return min(record["task"], tasks - 1) if tasks else None
 
 
 def _last(scored: Sequence[Mapping[str, float]], rounds: int) -> dict[str, float]:

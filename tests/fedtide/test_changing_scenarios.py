@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 
 import pytest
 import tomli_w
@@ -10,6 +11,7 @@ from rich.console import Console
 
 from fedcli.data.store.commands import run_partition
 from fedcli.data.store.partition_writer import Layout
+from fedsrv.engine.summary import run_metrics
 from fedsrv.report.frame import group_runs
 from fedsrv.report.panels import over_rounds, with_moments
 from fedsrv.report.quantities import moments_of_change
@@ -63,3 +65,68 @@ def test_a_run_on_change_survives_a_kill_and_says_what_change_costs(tmp_path):
     ends_as(whole, EXPERIMENT, data, tmp_path / "killed")
     store = dealt(tmp_path / "store", Layout.STORE)
     assert_same(run_in_process(EXPERIMENT, store, tmp_path / "stored"), whole)
+
+
+def scored_record(at, task, cohort, tasks, **rows):
+    """Return a record in which each client's model has these accuracies, by task."""
+    clients = {
+        client: {"views": {"global": {"tasks": accuracies}}} if accuracies else {"loss": 1.0}
+        for client, accuracies in tasks.items()
+    }
+    for client, task_of in rows.items():
+        clients[client[1:]]["task"] = task_of
+    return {"round": at, "task": task, "cohort": cohort, "clients": clients, "metrics": {}}
+
+
+def moments_in(tmp_path, experiment, records):
+    (tmp_path / "config.toml").write_text(tomli_w.dumps(experiment.to_dict()))
+    (tmp_path / "rounds.jsonl").write_text("".join(f"{json.dumps(r)}\n" for r in records))
+    return moments_of_change(read_run(tmp_path))
+
+
+def turning(tasks, **schedule):
+    domains = {"show": ["plain", "rotate 180"], "when": "recurring"}
+    return tiny_experiment(
+        scenario={"kind": "iid", "tasks": tasks, "domains": domains},
+        schedule={"order": "tasks_outer", **schedule},
+    )
+
+
+def test_a_client_whose_tasks_end_early_has_no_changes_after_them(tmp_path):
+    """Client 0 has one task, and is scored on it while client 1 goes on; rounds 1, 3, 5 are."""
+    experiment = turning([1, 3, 3], rounds=2)
+    records = [
+        scored_record(0, 0, [0, 1], {"0": [], "1": []}),
+        scored_record(1, 0, [0, 1], {"0": [0.9], "1": [0.9]}),
+        scored_record(2, 1, [1], {"1": []}),
+        scored_record(3, 1, [1], {"0": [0.9], "1": [0.8, 0.9]}),
+        scored_record(4, 2, [1], {"1": []}),
+        scored_record(5, 2, [1], {"0": [0.9], "1": [0.8, 0.7, 0.6]}),
+    ]
+    records[3]["clients"]["1"]["input_drift_p"] = 0.5
+    metrics = run_metrics(records, experiment, "global")
+    # client 1 alone: recovered in the second round of task 1, and not in the two of task 2
+    assert (metrics["recovery_rounds"], metrics["recovered"]) == (2, 0.5)
+    assert metrics["forgetting_domains"] == pytest.approx(0.9 - 0.7)
+    assert metrics["drift_missed"] == 1
+    assert "drift_false_alarms" not in metrics
+    assert moments_in(tmp_path, experiment, records) == {
+        3: "round 3: domains change at 1 client",
+        5: "round 5: domains change at 1 client",
+    }
+
+
+def test_clients_of_an_open_run_change_at_their_own_tasks(tmp_path):
+    """Client 1 came when client 0 was in its last task."""
+    experiment = turning(2, rounds=1, open=True)
+    records = [
+        scored_record(0, 0, [0], {"0": [0.9]}, c0=0),
+        scored_record(1, 1, [0, 1], {"0": [0.9, 0.5], "1": [0.9]}, c0=1, c1=0),
+        scored_record(2, 2, [1], {"1": [0.9, 0.9]}, c1=1),
+    ]
+    assert moments_in(tmp_path, experiment, records) == {
+        2: "round 2: domains change at 1 client",
+        3: "round 3: domains change at 1 client",
+    }
+    metrics = run_metrics(records, experiment, "global")
+    assert (metrics["recovery_rounds"], metrics["recovered"]) == (1, 0.5)

@@ -19,22 +19,30 @@ def changes(shown: Sequence[object]) -> list[int]:
     return [task for task in range(1, len(shown)) if shown[task] != shown[task - 1]]
 
 
-def recoveries(scored: Sequence[Scored], shown: Sequence[object]) -> list[tuple[int, bool]]:
+def recoveries(
+    scored: Sequence[Scored], shown: Sequence[object], began: Mapping[int, int]
+) -> list[tuple[int, bool]]:
     """Return for each change of a client in how many rounds it recovered, and whether it did.
 
     It has once its accuracy on its present task is at most :data:`NEAR` below the last one before
-    the change. Rounds count from the first one of the new task. A client that does not recover
-    before its next change, or the end, has the rounds until then.
+    the change. A client that does not recover has the rounds until its last score before its next
+    change, or the end. Changes with no score before them, or none after them, are left out.
+
+    Args:
+        scored: in the order of rounds.
+        shown: by the client's task.
+        began: the first round of each task, from which rounds count.
     """
     found = list[tuple[int, bool]]()
     level: float | None = None
     begun, rounds, wanted, present = 0, 0, 0.0, -1
     waits, moments = False, set(changes(shown))
     for number, task, accuracies in scored:
-        if any(step in moments for step in range(present + 1, task + 1)) and level is not None:
-            if waits:
+        new = [step for step in range(present + 1, task + 1) if step in moments]
+        if new and level is not None:
+            if waits and rounds:
                 found.append((rounds, False))
-            waits, wanted, begun = True, level - NEAR, number
+            waits, wanted, begun, rounds = True, level - NEAR, began.get(new[-1], number), 0
         present = max(present, task)
         if task not in accuracies:
             continue
@@ -42,7 +50,7 @@ def recoveries(scored: Sequence[Scored], shown: Sequence[object]) -> list[tuple[
         if waits and level >= wanted:
             found.append((rounds, True))
             waits = False
-    return [*found, (rounds, False)] if waits else found
+    return [*found, (rounds, False)] if waits and rounds else found
 
 
 def detections(alarms: Collection[int], shown: Sequence[object]) -> tuple[list[int], int, int, int]:
@@ -91,7 +99,7 @@ def transfer_by_domain(
     last = max(ends)
     forgotten, transfer = dict[int, float](), dict[int, float]()
     for domain, now in ends[last].items():
-        shown = [task for task in ends if domains[task] == domain]
+        shown = [task for task in ends if domains[task] == domain and domain in ends[task]]
         best = [ends[task][domain] for task in ends if task < last and domain in ends[task]]
         if domain == domains[last] or not shown or not best:
             continue

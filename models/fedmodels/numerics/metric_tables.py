@@ -198,7 +198,7 @@ SCORES = (
         "in scenarios whose domains or concepts change: from the first round of the new task to "
         "the one after which a client's model, as received, is at most 0.05 below its last "
         "accuracy before the change, each on the task of its time; the rounds that there were, "
-        "where it is not. Mean over all changes of clients",
+        "where it is not. Mean over the changes of clients with a score before and after",
         better=-1, unit="", range="≥ 1", population=SCORERS,
     ),
     Metric(

@@ -19,11 +19,21 @@ def test_recovery_counts_rounds_from_the_first_of_the_new_task():
         (5, 3, {3: 0.2}),
         (6, 3, {3: 0.5}),
     ]
-    assert recoveries(scored, shown) == [(3, True), (2, False)]
-    assert recoveries(scored[:3], shown) == [(1, False)]
-    assert recoveries(scored[:2], shown) == []
+    began = {0: 0, 1: 1, 2: 2, 3: 5}
+    assert recoveries(scored, shown, began) == [(3, True), (2, False)]
+    assert recoveries(scored[:3], shown, began) == [(1, False)]
+    assert recoveries(scored[:2], shown, began) == []
     # a next change before the client recovered ends the count
-    assert recoveries([*scored[:3], *scored[5:]], shown)[0] == (1, False)
+    assert recoveries([*scored[:3], *scored[5:]], shown, began)[0] == (1, False)
+
+
+def test_rounds_without_a_score_count_from_the_first_of_the_task():
+    """Every second round is scored; and task 1 of the second client has nothing to test on."""
+    scored = [(1, 0, {0: 0.9}), (3, 1, {1: 0.5}), (5, 1, {1: 0.9})]
+    assert recoveries(scored, "ab", {0: 0, 1: 2}) == [(4, True)]
+    untested = [(0, 0, {0: 0.9}), (1, 1, {0: 0.9}), (2, 2, {0: 0.9, 2: 0.3})]
+    assert recoveries(untested[:2], "aba", {1: 1, 2: 2}) == []
+    assert recoveries(untested, "aba", {1: 1, 2: 2}) == [(1, False)]
 
 
 def test_the_first_alarm_since_a_change_detects_it():
@@ -46,3 +56,9 @@ def test_forgetting_and_backward_transfer_by_domain():
     assert transfer == pytest.approx({0: -0.3, 1: -0.3})
     # what the last task shows is not forgotten
     assert transfer_by_domain(scored, [0, 0, 1, 0])[0].keys() == {1}
+
+
+def test_a_domain_without_a_score_at_its_own_tasks_is_left_out():
+    """Its task 1 has nothing to test on, and it was away at task 2."""
+    scored = [(0, 0, {0: 0.8}), (1, 1, {0: 0.7}), (3, 3, {2: 0.6}), (4, 4, {2: 0.5, 4: 0.9})]
+    assert transfer_by_domain(scored, [0, 1, 1, 0, 0]) == ({}, {})
